@@ -1,0 +1,48 @@
+# One word per task; `make` alone lists them. All set-up is done by .ci/setup, which each task runs first.
+# PYTHON=/path/to/python3 chooses the interpreter of .venv.
+
+.PHONY: help demo test setup lint format constraints clean
+.DEFAULT_GOAL := help
+.SILENT:
+export PYTHON
+
+BIN := .venv/bin
+
+help:  ## show this list
+	sed -n 's/^\([a-z]*\):[^#]*##  *\(.*\)/make \1\t\2/p' Makefile | expand -t 20
+
+demo: setup  ## mount a set of real images and look around in it
+	$(BIN)/python docs/demo.py
+
+# The tests run also when lint complains, and their summary comes last.
+test:  ## every check: lint, format, types, tests
+	.ci/setup test
+	status=0; \
+	$(MAKE) --no-print-directory lint || status=1; \
+	echo '==> Tests'; \
+	$(BIN)/pytest || status=1; \
+	exit $$status
+
+setup:  ## what is needed to build, mount and develop; leaves .venv/bin/wdsfs
+	.ci/setup
+
+lint: setup  ## ruff's rules and format, mypy's strict types
+	echo '==> Lint, format, types'
+	status=0; \
+	for check in 'ruff check' 'ruff format --check' mypy; do $(BIN)/$$check || status=1; done; \
+	exit $$status
+
+format: setup  ## let ruff lay the code out and mend what it can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+constraints:  ## choose the newest versions for development anew; the oldest Python decides
+	new=$$(mktemp -d) && trap 'rm -rf "$$new"' EXIT && \
+	$(or $(PYTHON),python3.11) -m venv "$$new" && \
+	"$$new/bin/pip" install --quiet --disable-pip-version-check '.[dev]' && \
+	{ grep '^#' constraints.txt; "$$new/bin/pip" freeze --exclude wdsfs; } >"$$new/constraints.txt" && \
+	cp "$$new/constraints.txt" constraints.txt
+
+clean:  ## remove .venv and everything that the tools left
+	rm -rf .venv build dist wdsfs.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,213 @@
+"""Imports go down only: the table of the layers, and the checks that hold the modules to it.
+
+The source is parsed, nothing is imported, so a broken module does not hide a wrong import. Every import
+counts, wherever it stands: inside a function or under TYPE_CHECKING, upwards is upwards.
+"""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "wdsfs"
+
+# Lowest first: a module may import from rows above its own, and of those from the ones its row names
+# ("*": from all). What the words of the last column stand for is listed below the table.
+TABLE = """
+module     | may import from wdsfs                                  | stays away from
+-----------+--------------------------------------------------------+------------------------------
+__init__   |                                                        | third-party
+errors     |                                                        | third-party disks clock
+inodes     |                                                        | third-party disks clock
+names      | errors                                                 | third-party disks clock
+system     | errors                                                 | third-party
+spec       | errors names                                           | fuse trio lmdb numpy terminal
+pool       | errors spec                                            | third-party
+shard      | errors names                                           | fuse trio lmdb terminal clock
+record     | errors inodes names shard                              | fuse trio lmdb terminal clock
+index      | errors inodes system spec pool record                  | fuse trio terminal
+lower      | errors inodes spec shard record index                  | fuse trio lmdb terminal
+tree       | errors inodes names shard record lower                 | fuse trio lmdb terminal
+merged     | errors inodes names record lower tree                  | fuse trio lmdb terminal
+ops        | errors names lower tree                                | lmdb numpy terminal
+control    | errors system                                          | fuse lmdb numpy terminal
+mount      | errors system spec index lower tree merged ops control | lmdb numpy terminal
+check      | errors names shard record                              | fuse trio lmdb terminal
+statistics | errors record lower                                    | fuse trio lmdb terminal
+doctor     | errors system                                          | trio lmdb numpy terminal
+cli        | *                                                      | fuse trio lmdb numpy
+fstab      | errors system control mount cli                        | third-party
+__main__   | cli                                                    | third-party
+"""
+
+GROUPS = {
+    "fuse": {"pyfuse3"},
+    "terminal": {"click", "rich"},
+    "clock": {"time", "datetime"},
+    "disks": {"os", "io", "pathlib", "shutil", "tempfile"},
+}
+
+# What the command line must not load before it knows that the command needs it: `wdsfs --help` is to be
+# there at once.
+SLOW = {"pyfuse3", "trio", "lmdb", "numpy"}
+
+
+class Room(NamedTuple):
+    may_import: set[str]
+    stays_away: set[str]
+
+
+def parse_table() -> dict[str, Room]:
+    rows = [[cell.strip() for cell in line.split("|")] for line in TABLE.splitlines() if "|" in line]
+    rooms: dict[str, Room] = {}
+    for name, ours, away in rows[1:]:
+        stays_away = set[str]().union(*(GROUPS.get(word, {word}) for word in away.split()))
+        rooms[name] = Room(set(rooms) if ours == "*" else set(ours.split()), stays_away)
+    return rooms
+
+
+ROOMS = parse_table()
+MODULES = sorted(file.stem for file in PACKAGE.glob("*.py"))
+
+
+class Import(NamedTuple):
+    line: int
+    module: str  # "wdsfs.tree", "numpy.typing"
+    at_load: bool  # runs when the importing module is loaded
+
+    @property
+    def ours(self) -> str | None:
+        """The wdsfs module that is imported; None for other packages."""
+        package, _, module = self.module.partition(".")
+        return (module.split(".")[0] or "__init__") if package == "wdsfs" else None
+
+    @property
+    def top(self) -> str:
+        return self.module.split(".")[0]
+
+    @property
+    def third_party(self) -> bool:
+        return self.top != "wdsfs" and self.top not in sys.stdlib_module_names
+
+
+def imports_of(source: str) -> list[Import]:
+    """All imports in a module of the package, in the order of the text."""
+    return list(_walk(ast.parse(source), at_load=True))
+
+
+def _walk(node: ast.AST, *, at_load: bool) -> Iterator[Import]:
+    match node:
+        case ast.Import():
+            for alias in node.names:
+                yield Import(node.lineno, alias.name, at_load)
+        case ast.ImportFrom():
+            package = ".".join(filter(None, ["wdsfs" if node.level else "", node.module]))
+            for alias in node.names:
+                # `from wdsfs import tree` names a module, `from wdsfs import __version__` does not.
+                is_module = package == "wdsfs" and (PACKAGE / f"{alias.name}.py").exists()
+                yield Import(node.lineno, f"wdsfs.{alias.name}" if is_module else package, at_load)
+        case ast.If(test=ast.Name("TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
+            for statement in node.body:
+                yield from _walk(statement, at_load=False)
+            for statement in node.orelse:
+                yield from _walk(statement, at_load=at_load)
+        case _:
+            inside = at_load and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            for child in ast.iter_child_nodes(node):
+                yield from _walk(child, at_load=inside)
+
+
+def imports_of_module(module: str) -> list[Import]:
+    return imports_of((PACKAGE / f"{module}.py").read_text())
+
+
+def test_every_module_has_a_row_and_every_row_a_module() -> None:
+    assert set(MODULES) - set(ROOMS) == set(), "without a row in the table"
+    assert set(ROOMS) - set(MODULES) == set(), "in the table, but not there"
+
+
+def test_the_package_is_flat() -> None:
+    """The table has no place for a package inside the package."""
+    assert [str(path) for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE] == []
+
+
+def test_a_row_only_names_rows_above_it() -> None:
+    above: set[str] = set()
+    for module, room in ROOMS.items():
+        assert room.may_import <= above, f"{module} is to import from its own row or a later one"
+        above.add(module)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_go_down_only(module: str) -> None:
+    wrong = [
+        f"wdsfs/{module}.py:{found.line}: may not import wdsfs.{found.ours}"
+        for found in imports_of_module(module)
+        if found.ours is not None and found.ours not in ROOMS[module].may_import
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_stays_away_from_what_is_not_its_business(module: str) -> None:
+    away = ROOMS[module].stays_away
+    wrong = [
+        f"wdsfs/{module}.py:{found.line}: may not import {found.module}"
+        for found in imports_of_module(module)
+        if found.top in away or ("third-party" in away and found.third_party)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_what_is_imported_is_a_declared_dependency(module: str) -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = {re.split(r"[^\w-]", requirement)[0] for requirement in declared}
+    used = {found.top for found in imports_of_module(module) if found.third_party}
+    assert used <= names
+
+
+@pytest.mark.parametrize("entry", ["cli", "fstab"])
+def test_a_command_starts_without_the_slow_packages(entry: str) -> None:
+    """What `entry` loads before it does anything, followed through our own modules."""
+    wrong, seen, waiting = [], {"__init__", entry}, ["__init__", entry]
+    while waiting:
+        module = waiting.pop()
+        for found in imports_of_module(module):
+            if not found.at_load:
+                continue
+            if found.top in SLOW:
+                wrong.append(f"wdsfs/{module}.py:{found.line}: loads {found.top}")
+            elif found.ours is not None and found.ours not in seen:
+                seen.add(found.ours)
+                waiting.append(found.ours)
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import wdsfs.errors", ("errors", True)),
+        ("from wdsfs import errors", ("errors", True)),
+        ("from wdsfs import __version__", ("__init__", True)),
+        ("from wdsfs.errors import WdsfsError", ("errors", True)),
+        ("from . import errors", ("errors", True)),
+        ("from .errors import WdsfsError", ("errors", True)),
+        ("class A:\n    from wdsfs import errors", ("errors", True)),
+        ("try:\n    import wdsfs.errors\nexcept ImportError:\n    pass", ("errors", True)),
+        ("def f():\n    from wdsfs import errors", ("errors", False)),
+        ("async def f():\n    if x:\n        import wdsfs.errors", ("errors", False)),
+        ("if TYPE_CHECKING:\n    from wdsfs import errors", ("errors", False)),
+        ("if typing.TYPE_CHECKING:\n    pass\nelse:\n    from wdsfs import errors", ("errors", True)),
+        ("import numpy.typing", (None, True)),
+    ],
+)
+def test_the_checks_see_an_import_in_every_form(source: str, expected: tuple[str | None, bool]) -> None:
+    [found] = imports_of(source)
+    assert (found.ours, found.at_load) == expected

@@ -1,0 +1,5 @@
+"""`python -m wdsfs`."""
+
+from wdsfs.cli import main
+
+main()

@@ -1,0 +1,226 @@
+"""The structural lint of `wdsfs check`: what in a shard set readers of the format would trip over.
+
+Reads the headers of the shards afresh, not the index, so it also proves that they can be read now. `lint` is
+a pure function of one shard; `Judge` puts the shards of a set together. docs/semantics.md lists the kinds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from wdsfs import names, shard
+from wdsfs.errors import MissingShard, UnreadableShard
+from wdsfs.record import KINDS
+
+EXAMPLES = 100  # findings of one kind in one shard that are told one by one; further ones are counted
+PATTERNS = 10_000  # different sets of extensions that are told apart in one shard
+NOTES = frozenset(("directory", "meta"))  # kinds that no reader trips over
+
+
+class Finding(NamedTuple):
+    """One line of the report. `offset` is the byte where the member's first header is, -1 for a whole shard."""
+
+    kind: str
+    offset: int
+    member: str
+    text: str
+
+    @property
+    def is_note(self) -> bool:
+        return self.kind in NOTES
+
+
+@dataclass(slots=True)
+class Lint:
+    """What one shard's headers say."""
+
+    findings: list[Finding] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    samples: int = 0
+    members: int = 0
+    # By set of extensions: how many samples have exactly these, and the first of them (offset, key).
+    patterns: dict[frozenset[bytes], int] = field(default_factory=dict)
+    examples: dict[frozenset[bytes], list[tuple[int, str]]] = field(default_factory=dict)
+    # 64-bit digests of the shard's keys and where each is first seen: for keys that several shards have.
+    keys: array[int] = field(default_factory=lambda: array("Q"))
+    offsets: array[int] = field(default_factory=lambda: array("q"))
+
+    def add(self, kind: str, offset: int, member: str, text: str) -> None:
+        self.counts[kind] += 1
+        if self.counts[kind] <= EXAMPLES:
+            self.findings.append(Finding(kind, offset, member, text))
+
+
+def lint(path: bytes) -> Lint:
+    """Look at one shard. Raises MissingShard, UnreadableShard."""
+    found = Lint()
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise MissingShard(f"{os.fsdecode(path)}: there is no such shard") from None
+    except OSError as error:
+        raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
+    try:
+        problems: list[shard.Problem] = []
+        reader = _Reader(found)
+        for chunk in shard.scan(fd, problems):
+            reader.read(chunk)
+        reader.end_sample()
+        for problem in problems:
+            found.add(problem.kind, problem.offset, "", problem.text)
+    except OSError as error:
+        raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
+    finally:
+        os.close(fd)
+    return found
+
+
+class _Reader:
+    """Groups members into samples as a reader of the format does, and notes what is odd on the way."""
+
+    def __init__(self, found: Lint) -> None:
+        self.found = found
+        self.key: bytes | None = None
+        self.offset = 0
+        self.extensions: set[bytes] = set()
+        self.seen: dict[int, int] = {}
+
+    def read(self, chunk: shard.Chunk) -> None:
+        for name, kind, offset in zip(chunk.names, chunk.types.tolist(), chunk.heads.tolist(), strict=True):
+            split = names.split(name) if kind == shard.REGULAR else None
+            if split is None:
+                self._stray(name, kind, offset)
+            else:
+                self._member(name, split.extension, offset)
+        self.found.members += len(chunk.names)
+
+    def _stray(self, name: bytes, kind: int, offset: int) -> None:
+        text = text_of(name)
+        if kind != shard.REGULAR:
+            what = KINDS.get(kind, f"member of unknown type {chr(kind)!r}")
+            label = "directory" if kind == shard.DIRECTORY else "not in a sample"
+            self.found.add(label, offset, text, f"a {what} is in no sample")
+        elif names.is_meta(name):
+            self.found.add("meta", offset, text, "a __name__ member belongs to the set, not to a sample")
+        else:
+            hidden = name.rpartition(b"/")[2].startswith(b".")
+            why = "its name starts with a dot" if hidden else "its name has no extension"
+            self.found.add("not in a sample", offset, text, f"in no sample: {why}")
+
+    def _member(self, name: bytes, extension: bytes, offset: int) -> None:
+        key = name[: len(name) - len(extension) - 1]
+        if key != self.key:
+            self.end_sample()
+            self.key, self.offset = key, offset
+            self._key(key, offset)
+        if extension in self.extensions:
+            text = f"the extension {text_of(extension)!r} occurs twice in the sample; webdataset refuses it"
+            self.found.add("duplicate extension", offset, text_of(name), text)
+        elif any(extension.lower() == other.lower() for other in self.extensions):
+            text = "two extensions of the sample differ in letter case only; webdataset refuses it"
+            self.found.add("duplicate extension", offset, text_of(name), text)
+        self.extensions.add(extension)
+        if not names.are_plain([name]) and any(names.escape(c) != c for c in _shown_components(name)):
+            self.found.add("odd name", offset, text_of(name), "the name cannot be shown as it is; it is escaped")
+
+    def _key(self, key: bytes, offset: int) -> None:
+        digest = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+        first = self.seen.setdefault(digest, offset)
+        if first == offset:
+            self.found.keys.append(digest)
+            self.found.offsets.append(offset)
+        else:
+            text = f"the sample was seen at offset {first} before: its members are not side by side"
+            self.found.add("split sample", offset, text_of(key), text)
+
+    def end_sample(self) -> None:
+        if self.key is None:
+            return
+        self.found.samples += 1
+        pattern = frozenset(self.extensions)
+        if pattern in self.found.patterns or len(self.found.patterns) < PATTERNS:
+            self.found.patterns[pattern] = self.found.patterns.get(pattern, 0) + 1
+            examples = self.found.examples.setdefault(pattern, [])
+            if len(examples) < EXAMPLES:
+                examples.append((self.offset, text_of(self.key)))
+        self.key, self.extensions = None, set()
+
+
+class Judge:
+    """Findings over the shards of a set, for what one shard alone does not show."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.members = 0
+        self.extensions: Counter[bytes] = Counter()
+        self._shards: list[tuple[str, Lint]] = []
+
+    def add(self, path: str, found: Lint) -> Iterator[Finding]:
+        """Take in one shard; yields its findings."""
+        self.samples += found.samples
+        self.members += found.members
+        for pattern, count in found.patterns.items():
+            for extension in pattern:
+                self.extensions[extension] += count
+        yield from found.findings
+        for kind, count in found.counts.items():
+            if count > EXAMPLES:
+                yield Finding(kind, -1, "", f"and {count - EXAMPLES} more of this kind")
+        found.findings.clear()  # told; what is kept of a shard is what the set is judged by
+        self._shards.append((path, found))
+
+    def shared_keys(self) -> Iterator[tuple[str, Finding]]:
+        """For each shard the earlier shards that have some of its keys. Equal digests count as equal keys."""
+        if not self._shards:
+            return
+        keys = np.concatenate([np.frombuffer(found.keys, np.uint64) for _, found in self._shards])
+        offsets = np.concatenate([np.frombuffer(found.offsets, np.int64) for _, found in self._shards])
+        counts = [len(found.keys) for _, found in self._shards]
+        owners = np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
+        order = np.argsort(keys, kind="stable")
+        same = np.flatnonzero(keys[order][1:] == keys[order][:-1])
+        later, earlier = order[same + 1], order[same]
+        pairs: dict[tuple[int, int], tuple[int, int]] = {}
+        for one, other, offset in zip(
+            owners[later].tolist(), owners[earlier].tolist(), offsets[later].tolist(), strict=True
+        ):
+            count, first = pairs.get((one, other), (0, offset))
+            pairs[one, other] = count + 1, min(first, offset)
+        for (one, other), (count, first) in sorted(pairs.items()):
+            text = f"{count} of its keys are also in {self._shards[other][0]}; the first of them is here"
+            yield self._shards[one][0], Finding("shared key", first, "", text)
+
+    def missing(self) -> Iterator[tuple[str, Finding]]:
+        """Samples without an extension that more than half of all samples have, by shard."""
+        usual = {extension for extension, count in self.extensions.items() if 2 * count > self.samples}
+        for path, found in self._shards:
+            for pattern, count in found.patterns.items():
+                absent = usual - pattern
+                if not absent:
+                    continue
+                text = "has no " + ", ".join(sorted(map(text_of, absent)))
+                for offset, key in found.examples[pattern]:
+                    yield path, Finding("missing extension", offset, key, text)
+                rest = count - len(found.examples[pattern])
+                if rest:
+                    more = f"and {rest} more samples of the shard: {text}"
+                    yield path, Finding("missing extension", -1, "", more)
+
+
+def _shown_components(name: bytes) -> list[bytes]:
+    folder, _, base = name.rpartition(b"/")
+    return [*names.folder_components(folder), base]
+
+
+def text_of(name: bytes) -> str:
+    """A name on one line, whatever bytes it has."""
+    text = name.decode("utf-8", "backslashreplace")
+    return text if text.isprintable() else text.encode("unicode_escape").decode()

@@ -1,0 +1,744 @@
+"""The command line: arguments in, tables, lines or JSON out, exit codes.
+
+Imports only what starting takes; each command imports what it works with, so that `wdsfs --help` is there at
+once. What a command does is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from wdsfs import __version__
+from wdsfs.errors import UsageError, WdsfsError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.table import Table
+
+    from wdsfs.index import Index
+    from wdsfs.spec import Shard
+    from wdsfs.tree import Node, Tree, View
+
+log = logging.getLogger("wdsfs")
+
+EPILOG = """\b
+Exit codes: 0 done, 1 `check` has findings (or a bug), 2 wrong arguments, 3 a shard is missing or
+unreadable, 4 no index can be made, 5 the mount cannot be made or ended, 6 no such path, 130 interrupted."""
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class _Log(logging.Handler):
+    """Messages for the person at the terminal."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.exc_info:
+            text += "\n" + logging.Formatter().formatException(record.exc_info)
+        word = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
+        click.echo(f"wdsfs: {word}{text}", err=True)
+
+
+class _Group(click.Group):
+    """Turns our exceptions into a message and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except WdsfsError as error:
+            click.echo(f"wdsfs: {error}", err=True)
+            ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("wdsfs: interrupted; what was indexed is kept", err=True)
+            ctx.exit(130)
+        except BrokenPipeError:  # `wdsfs ls ... | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            ctx.exit(141)
+
+
+@click.group(cls=_Group, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="wdsfs")
+@click.option("-v", "--verbose", is_flag=True, help="Say more of what is done.")
+def main(verbose: bool) -> None:
+    """Mount WebDataset shards as directories: every sample a directory, every column a file.
+
+    SHARDS are brace expressions (quote them: wdsfs expands them itself), paths, globs or directories of tars.
+
+    \b
+    Example:
+      wdsfs mount 'train-{000000..000999}.tar' /mnt/train
+      ls /mnt/train/train-000017
+      wdsfs umount /mnt/train
+    """
+    logging.basicConfig(handlers=[_Log()], level=logging.DEBUG if verbose else logging.INFO, force=True)
+
+
+# --- options that several commands have --------------------------------------------------------------------
+
+
+def shards_argument(command: Command) -> Command:
+    return click.argument("shards", nargs=-1, required=True)(command)
+
+
+def index_options(command: Command) -> Command:
+    for option in (
+        click.option(
+            "--index-dir",
+            type=click.Path(file_okay=False),
+            envvar="WDSFS_INDEX_DIR",
+            help="Where the index is kept.  [default: wdsfs in the user's cache directory; env WDSFS_INDEX_DIR]",
+        ),
+        click.option(
+            "-j",
+            "--jobs",
+            type=click.IntRange(1),
+            help="Processes that index shards.  [default: one per core]",
+        ),
+        click.option("-q", "--quiet", is_flag=True, help="No progress bar."),
+    ):
+        command = option(command)
+    return command
+
+
+def view_options(command: Command) -> Command:
+    for option in (
+        click.option(
+            "--merge",
+            is_flag=True,
+            help="One tree over all shards. A second file of a name is shown as NAME~2.",
+        ),
+        click.option(
+            "--names",
+            type=click.Choice(["ext", "full"]),
+            default="ext",
+            show_default=True,
+            help="Name the files of a sample `left.jpg` (ext) or `image194.left.jpg` (full).",
+        ),
+        click.option(
+            "--layout",
+            type=click.Choice(["samples", "files"]),
+            default="samples",
+            show_default=True,
+            help="A directory for each sample, or the members as `tar x` would write them.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+
+
+def _view(layout: str, names: str) -> View:
+    from wdsfs.tree import View
+
+    if layout == "files" and names == "full":
+        raise UsageError("--names full is for --layout samples; in --layout files the names are always whole")
+    return View(layout, names)
+
+
+def _jobs(jobs: int | None) -> int:
+    from wdsfs.pool import default_jobs
+
+    return jobs or default_jobs()
+
+
+def _path(text: str | None) -> Path | None:
+    from pathlib import Path
+
+    return Path(text) if text else None
+
+
+# --- indexing with progress --------------------------------------------------------------------------------
+
+
+def build_index(index: Index, stale: Sequence[Shard], jobs: int, quiet: bool = False) -> None:
+    """Index these shards, showing a bar when somebody watches; unreadable ones are told."""
+    if not stale:
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from wdsfs.index import Summary
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("indexing"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("shards, {task.fields[rate]} members/s"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
+        task = progress.add_task("indexing", total=len(stale), rate="-")
+        members = 0
+
+        def on_done(one: Shard, summary: Summary | None, error: str | None) -> None:
+            nonlocal members
+            if summary is None:
+                log.warning("%s", error)
+            elif summary.problems:
+                log.warning("%s is damaged; see: wdsfs check %s", os.fsdecode(one.path), os.fsdecode(one.path))
+            members += summary.members if summary else 0
+            elapsed = progress.tasks[task].elapsed or 0
+            progress.update(task, advance=1, rate=f"{members / elapsed:,.0f}" if elapsed > 0.1 else "-")
+
+        index.refresh(stale, jobs, on_done)
+
+
+def _open(
+    shards: Sequence[str], index_dir: str | None, jobs: int | None, quiet: bool
+) -> tuple[Index, list[Shard]]:
+    """The index with all of these shards in it."""
+    from wdsfs.index import open_index
+    from wdsfs.spec import expand
+
+    found = expand(shards)
+    index = open_index(_path(index_dir))
+    for notice in index.notices:
+        log.warning("%s", notice)
+    build_index(index, [one for one, _ in index.stale(found)], _jobs(jobs), quiet)
+    return index, found
+
+
+# --- mounting ----------------------------------------------------------------------------------------------
+
+
+@main.command()
+@shards_argument
+@click.argument("mountpoint")
+@view_options
+@click.option("-f", "--foreground", is_flag=True, help="Stay in front and log to the terminal.")
+@click.option(
+    "-o",
+    "options",
+    multiple=True,
+    metavar="OPT,...",
+    help="Mount options: allow_other, uid=, gid=, umask=, fsname=, auto_unmount, nonempty, ...",
+)
+@click.option("--lazy", is_flag=True, help="Mount at once; index each shard when it is first used.")
+@index_options
+def mount(
+    shards: tuple[str, ...],
+    mountpoint: str,
+    layout: str,
+    names: str,
+    merge: bool,
+    foreground: bool,
+    options: tuple[str, ...],
+    lazy: bool,
+    index_dir: str | None,
+    jobs: int | None,
+    quiet: bool,
+) -> None:
+    """Mount SHARDS at MOUNTPOINT, read-only. Returns when the tree is usable.
+
+    \b
+    Examples:
+      wdsfs mount 'train-{000000..000999}.tar' /mnt/train
+      wdsfs mount --layout files -o allow_other shards/ /mnt/train
+      wdsfs mount --names full --merge 'a-{0..9}.tar' 'b-*.tar' /mnt/all
+    """
+    from wdsfs import mount as mounting
+
+    wanted = mounting.Mount(
+        specs=list(shards),
+        mountpoint=mountpoint,
+        view=_view(layout, names),
+        merge=merge,
+        index_dir=_path(index_dir),
+        jobs=_jobs(jobs),
+        lazy=lazy,
+        options=list(options),
+        foreground=foreground,
+    )
+
+    def indexer(index: Index, stale: Sequence[Shard], jobs: int) -> None:
+        build_index(index, stale, jobs, quiet)
+
+    if foreground:
+        code = mounting.guarded(lambda: mounting.run(wanted, indexer, lambda: mounting.notify_systemd("READY=1")))
+    else:
+        code = mounting.in_background(wanted, indexer)
+    sys.exit(code)
+
+
+@main.command()
+@click.argument("mountpoints", metavar="MOUNTPOINT...", nargs=-1, required=True)
+@click.option("-l", "--lazy", is_flag=True, help="Detach now, end when the last user is gone.")
+def umount(mountpoints: tuple[str, ...], lazy: bool) -> None:
+    """End the mount at MOUNTPOINT, dead ones included. Returns when its daemon is gone.
+
+    \b
+    Example:
+      wdsfs umount /mnt/train
+    """
+    from wdsfs.mount import unmount
+
+    for mountpoint in mountpoints:
+        unmount(mountpoint, lazy)
+
+
+# --- browsing without a mount ------------------------------------------------------------------------------
+
+
+@main.command("index")
+@shards_argument
+@index_options
+@click.option("--prune", is_flag=True, help="Also drop what is kept of shards that are no longer there.")
+@json_option
+def index_command(
+    shards: tuple[str, ...], index_dir: str | None, jobs: int | None, quiet: bool, prune: bool, as_json: bool
+) -> None:
+    """Build or refresh the index of SHARDS without mounting. Only what has changed is read.
+
+    \b
+    Example:
+      wdsfs index --jobs 8 'train-{000000..000999}.tar'
+    """
+    import time
+
+    from wdsfs.index import open_index
+    from wdsfs.spec import expand
+
+    since = time.monotonic()
+    found = expand(shards)
+    index = open_index(_path(index_dir))
+    for notice in index.notices:
+        log.warning("%s", notice)
+    stale = [one for one, _ in index.stale(found)]
+    build_index(index, stale, _jobs(jobs), quiet)
+    pruned = index.prune() if prune else 0
+    summaries = [index.summary(one.path) for one in found]
+    report = {
+        "shards": len(found),
+        "rebuilt": len(stale),
+        "unreadable": summaries.count(None),
+        "damaged": sum(bool(one.problems) for one in summaries if one),
+        "samples": sum(one.samples for one in summaries if one),
+        "members": sum(one.members for one in summaries if one),
+        "pruned": pruned,
+        "seconds": round(time.monotonic() - since, 3),
+        "index": str(index.directory),
+    }
+    index.close()
+    if as_json:
+        click.echo(json.dumps(report))
+    else:
+        click.echo(
+            f"{report['shards']} shards, {report['samples']:,} samples, {report['members']:,} members; "
+            f"{report['rebuilt']} indexed in {report['seconds']} s; kept in {report['index']}"
+        )
+    if report["unreadable"]:
+        sys.exit(3)
+
+
+def _tree(
+    shards: Sequence[str], index_dir: str | None, jobs: int | None, quiet: bool, view: View, merge: bool
+) -> Tree:
+    from wdsfs.lower import Lower
+    from wdsfs.merged import make_tree
+
+    index, found = _open(shards, index_dir, jobs, quiet)
+    return make_tree(Lower(found, index), view, merge)
+
+
+def _output(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+
+
+@main.command()
+@click.argument("arguments", metavar="SHARDS... [PATH]", nargs=-1, required=True)
+@view_options
+@click.option("-l", "--long", is_flag=True, help="Also type, size and time.")
+@click.option("-R", "--recursive", is_flag=True, help="Everything below, as paths.")
+@click.option("-0", "--null", is_flag=True, help="End each name with a NUL byte.")
+@json_option
+@index_options
+def ls(
+    arguments: tuple[str, ...],
+    layout: str,
+    names: str,
+    merge: bool,
+    long: bool,
+    recursive: bool,
+    null: bool,
+    as_json: bool,
+    index_dir: str | None,
+    jobs: int | None,
+    quiet: bool,
+) -> None:
+    """List a directory of the tree without mounting it.
+
+    The last argument is a PATH below the mount when it names no shard.
+
+    \b
+    Examples:
+      wdsfs ls 'train-{000000..000009}.tar'
+      wdsfs ls train-000000.tar train-000000/images17
+      wdsfs ls -R --layout files train-000000.tar
+    """
+    from wdsfs.spec import split_path
+
+    shards, path = split_path(arguments)
+    tree = _tree(shards, index_dir, jobs, quiet, _view(layout, names), merge)
+    start = os.fsencode(path or "").strip(b"/")
+    node = tree.resolve(start)
+    rows = [(start, node)] if not _is_directory(node) else _walk(tree, node, b"", recursive)
+    end = b"\0" if null else b"\n"
+    for name, child in rows:
+        if as_json:
+            _output(json.dumps(_describe(name, child)).encode() + b"\n")
+        elif long:
+            _output(_long_line(child) + b" " + name + end)
+        else:
+            _output(name + (b"/" if _is_directory(child) else b"") + end)
+    tree.lower.close()
+
+
+def _is_directory(node: Node) -> bool:
+    import stat
+
+    return stat.S_ISDIR(node.mode)
+
+
+def _walk(tree: Tree, node: Node, prefix: bytes, recursive: bool) -> Any:
+    """Yield (path, node) of what is in a directory, in the tree's order, everything below if wanted."""
+    cursor = 2  # behind . and ..
+    while True:
+        batch = []
+        for entry in tree.listing(node.inode, cursor):
+            batch.append(entry)
+            if len(batch) == 1000:
+                break
+        for entry in batch:
+            yield prefix + entry.name, entry.node
+            if recursive and _is_directory(entry.node):
+                yield from _walk(tree, entry.node, prefix + entry.name + b"/", recursive)
+        if len(batch) < 1000:
+            return
+        cursor = batch[-1].cursor
+
+
+def _describe(name: bytes, node: Node) -> dict[str, Any]:
+    return {
+        "name": name.decode("utf-8", "surrogateescape"),
+        "directory": _is_directory(node),
+        "size": node.size,
+        "mtime_ns": node.mtime_ns,
+        "inode": node.inode,
+    }
+
+
+def _long_line(node: Node) -> bytes:
+    import stat
+    from datetime import datetime
+
+    try:
+        when = datetime.fromtimestamp(node.mtime_ns // 10**9).strftime("%Y-%m-%d %H:%M")
+    except (OverflowError, ValueError, OSError):
+        when = str(node.mtime_ns // 10**9)
+    return f"{stat.filemode(node.mode)} {node.size:>12} {when}".encode()
+
+
+@main.command()
+@click.argument("arguments", metavar="SHARDS... PATH", nargs=-1, required=True)
+@view_options
+@index_options
+def cat(
+    arguments: tuple[str, ...],
+    layout: str,
+    names: str,
+    merge: bool,
+    index_dir: str | None,
+    jobs: int | None,
+    quiet: bool,
+) -> None:
+    """Write a file of the tree to standard output without mounting it.
+
+    \b
+    Example:
+      wdsfs cat 'train-{000000..000009}.tar' train-000003/images17/image194/json
+    """
+    from wdsfs import lower
+
+    *shards, path = arguments
+    if not shards:
+        raise UsageError("cat needs SHARDS and the PATH of a file")
+    tree = _tree(shards, index_dir, jobs, quiet, _view(layout, names), merge)
+    node = tree.resolve(os.fsencode(path).strip(b"/"))
+    content = tree.content(node.inode)
+    for offset in range(0, content.size, 1 << 20):
+        _output(lower.read(content, offset, 1 << 20))
+    tree.lower.close()
+
+
+@main.command()
+@shards_argument
+@json_option
+@index_options
+def info(shards: tuple[str, ...], as_json: bool, index_dir: str | None, jobs: int | None, quiet: bool) -> None:
+    """Count shards, samples, members and bytes, and the sizes of each extension.
+
+    \b
+    Example:
+      wdsfs info 'train-{000000..000999}.tar'
+    """
+    from wdsfs.lower import Lower
+    from wdsfs.statistics import gather
+
+    index, found = _open(shards, index_dir, jobs, quiet)
+    below = Lower(found, index)
+    report = gather(below)
+    below.close()
+    if as_json:
+        click.echo(json.dumps(report))
+        return
+    click.echo(
+        f"{report['shards']} shards, {report['samples']:,} samples, {report['members']:,} members, "
+        f"{_bytes(report['bytes'])} of content in {_bytes(report['shard_bytes'])} of shards"
+    )
+    if report["damaged"]:
+        click.echo(f"{report['damaged']} shards are damaged; see: wdsfs check")
+    table = _table("extension", "files", "bytes", "smallest", "median", "90 %", "largest")
+    for row in report["extensions"]:
+        sizes = [row[key] for key in ("bytes", "min", "median", "p90", "max")]
+        table.add_row(row["extension"] or "(none)", f"{row['count']:,}", *map(_bytes, sizes))
+    _print(table)
+
+
+@main.command()
+@shards_argument
+@click.option("-j", "--jobs", type=click.IntRange(1), help="Processes that read shards.  [default: one per core]")
+@click.option("--notes", is_flag=True, help="Also what is harmless: directories, __meta__ members.")
+@json_option
+def check(shards: tuple[str, ...], jobs: int | None, notes: bool, as_json: bool) -> None:
+    """Look for what readers of the format trip over: one line per finding.
+
+    Damaged and truncated shards, samples that are split or whose members are not side by side, extensions
+    that occur twice, members in no sample, samples without an extension that the others have, keys in
+    several shards. Exit code 0: nothing found; 1: findings; 3: a shard could not be read.
+
+    \b
+    Example:
+      wdsfs check 'train-{000000..000999}.tar'
+    """
+    from wdsfs import pool
+    from wdsfs.check import Finding, Judge, lint
+    from wdsfs.errors import ShardError
+    from wdsfs.spec import expand
+
+    judge = Judge()
+    counts = {"findings": 0, "notes": 0, "unreadable": 0}
+    found = expand(shards)
+
+    def tell(path: str, finding: Finding) -> None:
+        counts["notes" if finding.is_note else "findings"] += 1
+        if finding.is_note and not notes:
+            return
+        if as_json:
+            click.echo(json.dumps({"shard": path, **finding._asdict()}))
+            return
+        where = f"{path}:{finding.offset}" if finding.offset >= 0 else path
+        click.echo(": ".join(filter(None, (where, finding.member, f"[{finding.kind}] {finding.text}"))))
+
+    for one, result in pool.each(lint, found, _jobs(jobs)):
+        path = os.fsdecode(one.path)
+        if isinstance(result, ShardError):
+            counts["unreadable"] += 1
+            tell(path, Finding("unreadable", -1, "", str(result)))
+            continue
+        for finding in judge.add(path, result):
+            tell(path, finding)
+    for path, finding in [*judge.shared_keys(), *judge.missing()]:
+        tell(path, finding)
+    summary = (
+        f"{len(found)} shards, {judge.samples:,} samples, {judge.members:,} members: "
+        f"{counts['findings']} findings, {counts['notes']} notes" + ("" if notes else " (--notes shows them)")
+    )
+    click.echo(summary, err=True)
+    sys.exit(3 if counts["unreadable"] else 1 if counts["findings"] else 0)
+
+
+# --- about mounts and the machine --------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("mountpoint", required=False)
+@json_option
+def status(mountpoint: str | None, as_json: bool) -> None:
+    """Show every wdsfs mount of this user, or one of them in full.
+
+    \b
+    Example:
+      wdsfs status /mnt/train
+    """
+    from dataclasses import asdict
+
+    from wdsfs import control
+    from wdsfs.errors import MountError
+
+    daemons = control.daemons()
+    if mountpoint is not None:
+        daemons = [one for one in daemons if one.mountpoint == os.path.abspath(mountpoint)]
+        if not daemons:
+            raise MountError(f"{os.path.abspath(mountpoint)}: no mount of yours is there; see: wdsfs status")
+    reports = []
+    for one in daemons:
+        answer = control.ask(one) if one.alive else None
+        state = "running" if answer else "not answering" if one.alive else "dead"
+        reports.append({**asdict(one), "state": state, **(answer or {})})
+    if as_json:
+        click.echo(json.dumps(reports))
+    elif not reports:
+        click.echo("no wdsfs mounts")
+    elif mountpoint is None:
+        _print(_status_table(reports))
+    else:
+        _print(_status_detail(reports[0]))
+    if any(report["state"] == "dead" for report in reports):
+        click.echo("a dead mount is cleared with: wdsfs umount MOUNTPOINT", err=True)
+
+
+def _status_table(reports: list[dict[str, Any]]) -> Table:
+    table = _table(
+        "mountpoint",
+        "state",
+        "shards",
+        "samples",
+        "layout",
+        "uptime",
+        "memory",
+        "requests",
+        "read",
+        "damaged",
+    )
+    for report in reports:
+        table.add_row(
+            report["mountpoint"],
+            report["state"],
+            *(
+                [
+                    f"{report['shards']:,}",
+                    f"{report['samples']:,}",
+                    _layout(report),
+                    _duration(report["uptime_seconds"]),
+                    _bytes(report["memory_bytes"]),
+                    f"{sum(report['requests'].values()):,}",
+                    _bytes(report["bytes_read"]),
+                    str(len(report["damaged"])),
+                ]
+                if report["state"] == "running"
+                else ["-", "-", _layout(report), "-", "-", "-", "-", "-"]
+            ),
+        )
+    return table
+
+
+def _status_detail(report: dict[str, Any]) -> Table:
+    table = _table("", "")
+    table.show_header = False
+    table.add_row("mountpoint", report["mountpoint"])
+    table.add_row("state", f"{report['state']}, process {report['pid']}")
+    table.add_row("shards", " ".join(report["specs"]))
+    table.add_row("layout", _layout(report))
+    table.add_row("log", report["log"] or "the terminal")
+    if report["state"] != "running":
+        return table
+    counted = f"{report['samples']:,} samples, {report['members']:,} members, {_bytes(report['bytes'])}"
+    table.add_row("content", f"{report['shards']:,} shards ({report['indexed']:,} indexed), {counted}")
+    table.add_row("index", report["index"])
+    table.add_row("uptime", _duration(report["uptime_seconds"]))
+    table.add_row("memory", f"{_bytes(report['memory_bytes'])} of its own; {report['open_files']} shards open")
+    requests = sorted(report["requests"].items(), key=lambda item: -item[1])
+    table.add_row("requests", ", ".join(f"{count:,} {name}" for name, count in requests) or "none")
+    table.add_row("read", f"{_bytes(report['bytes_read'])}, {report['failures']:,} requests failed")
+    for damaged in report["damaged"]:
+        table.add_row("damaged", f"{damaged['shard']}: {damaged['problem']}")
+    for text in [*report["notices"], *report["recent_errors"]]:
+        table.add_row("notice", text)
+    return table
+
+
+def _layout(report: dict[str, Any]) -> str:
+    names = ", full names" if report["names"] == "full" else ""
+    return f"{report['layout']}{names}{', merged' if report['merge'] else ''}"
+
+
+@main.command()
+@click.argument("mountpoint", required=False)
+@click.option("--index-dir", type=click.Path(file_okay=False), envvar="WDSFS_INDEX_DIR", help="Look at this one.")
+@json_option
+def doctor(mountpoint: str | None, index_dir: str | None, as_json: bool) -> None:
+    """Tell whether this machine can mount, and what to type if not.
+
+    \b
+    Example:
+      wdsfs doctor /mnt/train
+    """
+    from dataclasses import asdict
+
+    from wdsfs.doctor import diagnose
+
+    findings = diagnose(mountpoint, index_dir)
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in findings]))
+    else:
+        for finding in findings:
+            click.secho(
+                f"{finding.level:<5}",
+                nl=False,
+                fg={"ok": "green", "warn": "yellow", "fail": "red"}[finding.level],
+            )
+            click.echo(f"{finding.name}: {finding.detail}")
+            if finding.remedy:
+                click.echo(f"      -> {finding.remedy}")
+    sys.exit(5 if any(finding.level == "fail" for finding in findings) else 0)
+
+
+# --- showing -----------------------------------------------------------------------------------------------
+
+
+def _table(*columns: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+    return table
+
+
+def _print(table: Table) -> None:
+    from rich.console import Console
+
+    # A pipe gets whole lines: what is cut to a width that nobody chose cannot be searched.
+    console = Console(markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = 500
+        for column in table.columns:
+            column.justify = "left"
+    console.print(table)
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"{days}d {hours:02}:{minutes:02}:{rest:02}" if days else f"{hours}:{minutes:02}:{rest:02}"

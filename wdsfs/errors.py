@@ -1,0 +1,95 @@
+"""The exceptions of wdsfs, each with the errno a tool sees and the exit code a shell sees.
+
+::
+
+    WdsfsError                 EIO        1
+    |-- UsageError             EINVAL     2   a bad option or argument
+    |   '-- SpecError          EINVAL     2   a shard specification that means nothing
+    |-- ShardError             EIO        3
+    |   |-- MissingShard       EIO        3   a shard of the set is not there
+    |   |-- UnreadableShard    EIO        3   it is there, but cannot be opened or read
+    |   |-- CorruptShard       EIO        3   its bytes are no (whole) tar
+    |   '-- StaleShard         ESTALE     3   it changed underneath
+    |-- IndexUnusable          EIO        4   the index directory cannot be used
+    |-- MountError             EIO        5   the mount could not be made, found or ended
+    '-- EntryError             EIO        6   raised while walking the tree
+        |-- NoSuchEntry        ENOENT     6
+        |-- NotADirectory      ENOTDIR    6
+        |-- IsADirectory       EISDIR     6
+        |-- NoSuchAttribute    ENODATA    6
+        '-- ReadOnly           EROFS      6
+
+A message names the thing (shard, offset, member, path) and, where there is one, the way out.
+Exit code 1 is also what `wdsfs check` gives when it has findings, 130 an interrupt.
+"""
+
+import errno
+
+
+class WdsfsError(Exception):
+    """Root of the tree; never raised itself."""
+
+    errno = errno.EIO
+    exit_code = 1
+
+
+class UsageError(WdsfsError):
+    errno = errno.EINVAL
+    exit_code = 2
+
+
+class SpecError(UsageError):
+    pass
+
+
+class ShardError(WdsfsError):
+    exit_code = 3
+
+
+class MissingShard(ShardError):
+    # Not ENOENT: a tool would take that for "no such sample" and go on with a smaller data set.
+    pass
+
+
+class UnreadableShard(ShardError):
+    pass
+
+
+class CorruptShard(ShardError):
+    pass
+
+
+class StaleShard(ShardError):
+    errno = errno.ESTALE
+
+
+class IndexUnusable(WdsfsError):
+    exit_code = 4
+
+
+class MountError(WdsfsError):
+    exit_code = 5
+
+
+class EntryError(WdsfsError):
+    exit_code = 6
+
+
+class NoSuchEntry(EntryError):
+    errno = errno.ENOENT
+
+
+class NotADirectory(EntryError):
+    errno = errno.ENOTDIR
+
+
+class IsADirectory(EntryError):
+    errno = errno.EISDIR
+
+
+class NoSuchAttribute(EntryError):
+    errno = errno.ENODATA
+
+
+class ReadOnly(EntryError):
+    errno = errno.EROFS

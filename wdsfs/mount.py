@@ -1,0 +1,476 @@
+"""A mount from start to end: options, index, session, control socket, readiness, signals.
+
+`run` does everything in the process that calls it; `in_background` forks first, so that the process that the
+user started can tell when the tree is usable. Knows nothing of what a data set looks like.
+
+Order of a start: the shards are indexed (with progress, still in front of the user), the file system is
+mounted, the kernel's INIT is answered, the daemon is registered, and only then is anybody told. Order of an
+end: the mount goes first, then the registration, so that `wdsfs umount` can wait for the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import faulthandler
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import stat
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyfuse3
+import trio
+
+from wdsfs import control, system
+from wdsfs.errors import MountError, UsageError, WdsfsError
+from wdsfs.index import Index, open_index
+from wdsfs.lower import Lower
+from wdsfs.merged import make_tree
+from wdsfs.ops import Operations, Owner
+from wdsfs.spec import Shard, expand
+from wdsfs.tree import Tree, View
+
+log = logging.getLogger(__name__)
+
+LOG_BYTES = 4 << 20  # a mount that finds a longer log starts a new one and keeps the old
+READY = b"+"
+DEAD_MOUNT_ERRNOS = frozenset((errno.ENOTCONN, errno.ECONNABORTED))
+
+# Options of `-o` that libfuse or the kernel understands. Anything else is a typing error and is said to be one.
+_FLAGS = frozenset(
+    (
+        *("ro", "allow_other", "allow_root", "auto_unmount", "default_permissions", "nonempty"),
+        *("dev", "nodev", "suid", "nosuid", "exec", "noexec", "sync", "async", "dirsync"),
+        *("atime", "noatime", "diratime", "nodiratime", "relatime", "norelatime"),
+    )
+)
+_VALUES = frozenset(["fsname", "subtype", "max_read", "context", "fscontext", "defcontext", "rootcontext"])
+
+
+@dataclass(slots=True)
+class FuseOptions:
+    """The options of `-o`, taken apart."""
+
+    fuse: set[str] = field(default_factory=set)
+    owner: Owner = field(default_factory=lambda: Owner(os.getuid(), os.getgid()))
+    nonempty: bool = False
+
+
+@dataclass(slots=True)
+class Mount:
+    """What to mount, where and how."""
+
+    specs: list[str]
+    mountpoint: str
+    view: View = field(default_factory=View)
+    merge: bool = False
+    index_dir: Path | None = None
+    jobs: int = 1
+    lazy: bool = False
+    options: list[str] = field(default_factory=list)
+    foreground: bool = False
+
+    def __post_init__(self) -> None:
+        self.mountpoint = os.path.abspath(self.mountpoint)
+
+
+# What a front end can show while the set is being indexed: called with the shards to do.
+Indexer = Callable[[Index, Sequence[Shard], int], None]
+
+
+def parse_options(options: Sequence[str]) -> FuseOptions:
+    """Take `-o` options apart. Raises UsageError for one that nobody knows."""
+    parsed = FuseOptions()
+    uid, gid, umask = parsed.owner.uid, parsed.owner.gid, 0
+    for option in _split(options):
+        name, equals, value = option.partition("=")
+        if name in ("rw", "remount"):
+            raise UsageError(f"-o {name}: this mount is read-only")
+        if name in ("uid", "gid", "umask") and equals:
+            number = _number(option, value, 8 if name == "umask" else 10)
+            uid, gid, umask = (
+                number if name == "uid" else uid,
+                number if name == "gid" else gid,
+                number if name == "umask" else umask,
+            )
+        elif option == "nonempty":
+            parsed.nonempty = True
+        elif option in _FLAGS or (equals and name in _VALUES):
+            parsed.fuse.add(option)
+        else:
+            known = ", ".join(sorted(_FLAGS | {f"{name}=" for name in _VALUES | {"uid", "gid", "umask"}}))
+            raise UsageError(f"-o {option}: no such option; known are {known}")
+    parsed.owner = Owner(uid, gid, umask)
+    return parsed
+
+
+def _split(options: Sequence[str]) -> list[str]:
+    """Single options; a comma behind a backslash belongs to a value, as for libfuse."""
+    found, current, escaped = [], "", False
+    for character in ",".join(options) + ",":
+        if character == "," and not escaped:
+            if current:
+                found.append(current)
+            current = ""
+        else:
+            current += character
+        escaped = character == "\\" and not escaped
+    return found
+
+
+def _number(option: str, value: str, base: int) -> int:
+    try:
+        number = int(value, base)
+    except ValueError:
+        number = -1
+    if not 0 <= number < 1 << 32:
+        raise UsageError(f"-o {option}: a number is needed" + (" (octal)" if base == 8 else ""))
+    return number
+
+
+# --- checks before anything is done ------------------------------------------------------------------------
+
+
+def check_mountpoint(mountpoint: str, nonempty: bool, busy: Sequence[bytes]) -> None:
+    """Raises MountError when nothing can or should be mounted there.
+
+    `busy` are paths that the daemon itself needs: over one of them it would wait for itself for ever.
+    """
+    try:
+        found = os.stat(mountpoint)
+    except FileNotFoundError:
+        raise MountError(f"{mountpoint}: no such directory; make it with: mkdir -p {mountpoint}") from None
+    except OSError as error:
+        if error.errno in DEAD_MOUNT_ERRNOS:
+            raise MountError(
+                f"{mountpoint}: a dead mount is there; clear it with: wdsfs umount {mountpoint}"
+            ) from None
+        raise MountError(f"{mountpoint}: {error.strerror}") from None
+    if not stat.S_ISDIR(found.st_mode):
+        raise MountError(f"{mountpoint}: is no directory")
+    daemon = control.find(mountpoint)
+    if daemon is not None and daemon.alive:
+        raise MountError(f"{mountpoint}: wdsfs is mounted there already (process {daemon.pid})")
+    inside = os.fsencode(os.path.realpath(mountpoint)).rstrip(b"/") + b"/"
+    for path in busy:
+        if os.path.realpath(path).startswith(inside):
+            raise MountError(f"{mountpoint}: the mount would hide {os.fsdecode(path)}, which it needs itself")
+    if not nonempty and _has_entries(mountpoint):
+        raise MountError(f"{mountpoint}: is not empty; -o nonempty mounts over what is there")
+
+
+def _has_entries(directory: str) -> bool:
+    try:
+        with os.scandir(directory) as entries:
+            return next(entries, None) is not None
+    except OSError:  # not readable: libfuse will say what is wrong with it
+        return False
+
+
+def raise_file_limit() -> int:
+    """Take as many descriptors as this process may have; returns how many shards may be open at a time."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, 65536) if hard != resource.RLIM_INFINITY else 65536
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    return max(16, min(soft if soft != resource.RLIM_INFINITY else 65536, 8192) // 2)
+
+
+# --- running -----------------------------------------------------------------------------------------------
+
+
+def run(mount: Mount, indexer: Indexer, ready: Callable[[], None]) -> None:
+    """Mount and serve until the mount ends; `ready` is called when the tree is usable.
+
+    Raises WdsfsError when it cannot be mounted.
+    """
+    parsed = parse_options(mount.options)
+    shards = expand(mount.specs)
+    index = open_index(mount.index_dir)
+    for notice in index.notices:
+        log.warning("%s", notice)
+    busy = [*(one.path for one in shards), os.fsencode(index.directory), os.fsencode(system.runtime_dir())]
+    check_mountpoint(mount.mountpoint, parsed.nonempty, busy)
+    if not mount.lazy or mount.merge:  # one tree over all shards needs all of them
+        indexer(index, [one for one, _ in index.stale(shards)], mount.jobs)
+    below = Lower(shards, index, raise_file_limit())
+    try:
+        tree = make_tree(below, mount.view, mount.merge)
+        tree.prepare()
+        _serve(mount, parsed, tree, ready)
+    finally:
+        below.close()
+
+
+def _serve(mount: Mount, parsed: FuseOptions, tree: Tree, ready: Callable[[], None]) -> None:
+    started = trio.Event()
+    operations = Operations(tree, parsed.owner, on_init=started.set)
+    options = {"default_permissions", "ro", "subtype=wdsfs", *parsed.fuse}
+    if not any(option.startswith("fsname=") for option in options):
+        options.add(f"fsname={_fsname(mount.specs)}")
+    try:
+        pyfuse3.init(operations, mount.mountpoint, options)
+    except (RuntimeError, UnicodeEncodeError) as error:
+        raise MountError(
+            f"{mount.mountpoint}: libfuse could not mount ({error}); "
+            f"`wdsfs doctor {mount.mountpoint}` may tell why"
+        ) from None
+    session = _Session(mount, tree, operations, started, ready)
+    clean = False
+    try:
+        trio.run(session.run)
+        clean = True
+    finally:
+        # After a failure the directory must not look empty: a copy job would delete its mirror.
+        pyfuse3.close(unmount=clean)
+
+
+def _fsname(specs: Sequence[str]) -> str:
+    """The source that `mount` and `df` show: what was mounted, within what an option can carry."""
+    text = " ".join(specs).encode("ascii", "backslashreplace").decode()
+    text = text if len(text) <= 200 else text[:197] + "..."
+    return "wdsfs#" + text.replace("\\", "\\\\").replace(",", "\\,")
+
+
+class _Session:
+    """The running daemon: pyfuse3's loop, the control socket and the signals side by side."""
+
+    def __init__(
+        self, mount: Mount, tree: Tree, operations: Operations, started: trio.Event, ready: Callable[[], None]
+    ) -> None:
+        self.mount, self.tree, self.operations = mount, tree, operations
+        self.started, self.ready = started, ready
+        self.since = time.time()
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_signals)
+            nursery.start_soon(self._announce, nursery)
+            await pyfuse3.main()
+            nursery.cancel_scope.cancel()
+
+    async def _watch_signals(self) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for number in signals:
+                log.info("ended by %s", signal.Signals(number).name)
+                pyfuse3.terminate()
+                return
+
+    async def _announce(self, nursery: trio.Nursery) -> None:
+        """When the kernel has its INIT answer: open the socket, register, tell whoever waits."""
+        await self.started.wait()
+        path = control.socket_path(self.mount.mountpoint)
+        path.unlink(missing_ok=True)
+        listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        await listener.bind(str(path))
+        os.chmod(path, 0o600)
+        listener.listen()
+        daemon = control.Daemon(
+            os.getpid(),
+            control.start_ticks(os.getpid()) or 0,
+            self.mount.mountpoint,
+            self.mount.specs,
+            self.mount.view.layout,
+            self.mount.view.names,
+            self.mount.merge,
+            self.since,
+            None if self.mount.foreground else str(control.log_path(self.mount.mountpoint)),
+        )
+        with control.registered(daemon), listener:
+            # The first answer about the root proves that the mount works; it must not block this loop.
+            await trio.to_thread.run_sync(os.stat, self.mount.mountpoint, abandon_on_cancel=True)
+            self.ready()
+            log.info("mounted %s shards at %s", len(self.tree.lower), self.mount.mountpoint)
+            await trio.serve_listeners(self._answer, [trio.SocketListener(listener)])
+
+    async def _answer(self, stream: trio.SocketStream) -> None:
+        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            async with stream:
+                await stream.send_all(json.dumps(self.report()).encode())
+
+    def report(self) -> dict[str, Any]:
+        """What `wdsfs status` shows of a running mount."""
+        totals = self.tree.totals()
+        operations = self.operations
+        return {
+            "shards": totals.shards,
+            "indexed": totals.indexed,
+            "samples": totals.samples,
+            "members": totals.members,
+            "bytes": totals.bytes,
+            "damaged": self._damaged(),
+            "uptime_seconds": time.time() - self.since,
+            "memory_bytes": resident_bytes(),
+            "open_files": self.tree.lower.open_files(),
+            "requests": dict(operations.counts),
+            "bytes_read": operations.bytes_read,
+            "failures": operations.failures,
+            "recent_errors": list(operations.recent_errors),
+            "index": str(self.tree.lower.index.directory),
+            "notices": self.tree.lower.index.notices,
+        }
+
+    def _damaged(self) -> list[dict[str, str]]:
+        return [{"shard": path, "problem": text} for path, text in self.tree.lower.damaged()]
+
+
+def resident_bytes() -> int:
+    """Physical memory of this process that belongs to it alone or in part."""
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss_Anon:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+# --- background --------------------------------------------------------------------------------------------
+
+
+def in_background(mount: Mount, indexer: Indexer) -> int:
+    """Fork a daemon that runs this mount; returns 0 when its tree is usable, else the daemon's exit code.
+
+    The daemon stays attached to the terminal until then: it shows progress, says what is wrong, and gets an
+    interrupt. Must be called before any thread is started.
+    """
+    receiver, sender = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(sender)
+        return _wait_for(pid, receiver)
+    os.close(receiver)
+    code = 1
+    try:
+        code = guarded(lambda: run(mount, indexer, lambda: _detach(mount, sender)))
+    finally:
+        os._exit(code)
+
+
+def guarded(action: Callable[[], None]) -> int:
+    """Run to the end; errors become a message and an exit code."""
+    try:
+        action()
+    except WdsfsError as error:
+        log.error("%s", error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        log.error("interrupted; what was indexed is kept")
+        return 130
+    except BaseException:
+        log.exception("wdsfs failed; please report this")
+        return 1
+    return 0
+
+
+def _wait_for(pid: int, receiver: int) -> int:
+    while True:
+        try:
+            with open(receiver, "rb", closefd=False) as pipe:
+                ready = pipe.read(1)
+            break
+        except KeyboardInterrupt:  # the daemon has got it, too, and ends in good order
+            continue
+    os.close(receiver)
+    if ready:
+        return 0
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return code if code > 0 else 1
+
+
+def _detach(mount: Mount, sender: int) -> None:
+    """Leave the terminal and tell the waiting process."""
+    log_to_file(control.log_path(mount.mountpoint))
+    os.setsid()
+    os.chdir("/")
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    os.close(null)
+    os.write(sender, READY)
+    os.close(sender)
+
+
+def log_to_file(path: Path) -> None:
+    """Send the log of this process to a file, with tracebacks of crashes and, on SIGUSR1, of all threads."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and path.stat().st_size > LOG_BYTES:
+        path.replace(path.with_suffix(".log.old"))
+    # Not rotated while the mount runs: the crash handlers below keep writing to this one file.
+    stream = path.open("a", buffering=1)
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    root.addHandler(handler)
+    faulthandler.enable(stream)
+    faulthandler.register(signal.SIGUSR1, stream, all_threads=True)
+
+
+def notify_systemd(message: str) -> None:
+    """Tell a service manager, if one asked to be told (sd_notify(3))."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as client:
+        client.connect(address)
+        client.sendall(message.encode())
+
+
+# --- ending ------------------------------------------------------------------------------------------------
+
+
+def unmount(mountpoint: str, lazy: bool = False, wait_seconds: float = 30.0) -> None:
+    """End the mount at this path, alive or dead; returns when its daemon is gone. Raises MountError."""
+    path = os.path.abspath(mountpoint)
+    daemon = control.find(path)
+    mounted = system.mounted_at(path)
+    if mounted is None:
+        if daemon is not None and not daemon.alive:
+            control.forget(daemon)
+        raise MountError(f"{path}: nothing is mounted there")
+    if not mounted.fstype.startswith("fuse"):
+        raise MountError(f"{path}: that is a mount of type {mounted.fstype}, not one of wdsfs")
+    _detach_mount(path, lazy or daemon is None or not daemon.alive)
+    if daemon is not None:
+        if not lazy:
+            _wait_for_end(daemon, wait_seconds)
+        if not daemon.alive:
+            control.forget(daemon)
+
+
+def _detach_mount(path: str, lazy: bool) -> None:
+    import subprocess
+
+    command = ["umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]
+    if lazy:
+        command.append("-l" if command[0] == "umount" else "-z")
+    try:
+        done = subprocess.run([*command, "--", path], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise MountError(f"{command[0]} is not installed; `wdsfs doctor` tells what to type") from None
+    if done.returncode:
+        text = done.stderr.strip()
+        hint = "; see who uses it with: fuser -vm " + path + ", or use --lazy" if "busy" in text else ""
+        raise MountError(f"{text}{hint}")
+
+
+def _wait_for_end(daemon: control.Daemon, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while daemon.alive:
+        if time.monotonic() > deadline:
+            raise MountError(
+                f"process {daemon.pid} is still there {seconds:.0f} s after the unmount; see {daemon.log}"
+            )
+        time.sleep(0.01)

@@ -1,0 +1,130 @@
+"""Member names: into key and extension, and into names that a file system can show.
+
+The one home of each naming decision; docs/semantics.md tells the same to a user. Pure functions over bytes:
+no disks, no FUSE, no state.
+
+A member name such as `images17/image194.left.jpg` has the key `images17/image194` and the extension
+`left.jpg`. The part of the key behind the last slash is its stem, the part before it its folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import NamedTuple
+
+NAME_MAX = 255  # bytes; what tools assume of a file name, and what statfs reports
+
+# What may need an escape: a percent sign, a NUL, an empty component, and "." or ".." as a whole component.
+# Names joined by newlines can be searched in one go; a name that holds a newline itself is seen, too.
+_ODD = re.compile(rb"[%\0]|(?:^|[/\n])\.{0,2}(?:[/\n]|$)")
+_ESCAPED = re.compile(rb"%(00|25|2E)")
+
+
+class Split(NamedTuple):
+    """A sample member's name: `folder` (raw, without the last slash, empty at the top), stem, extension."""
+
+    folder: bytes
+    stem: bytes
+    extension: bytes
+
+
+def split(name: bytes) -> Split | None:
+    """Split a member name into folder, stem and extension; None when the member is in no sample.
+
+    The rule is the webdataset library's `base_plus_ext` (`^((?:.*/|)[^.]+)[.]([^/]*)$`): the stem ends at the
+    first dot behind the last slash, everything behind that dot is the extension.
+    """
+    folder, _, base = name.rpartition(b"/")
+    stem, dot, extension = base.partition(b".")
+    # Semantics decision: a name without a dot has no extension and is in no sample (as everywhere).
+    # Semantics decision: a base name that starts with a dot is in no sample, as for DALI and Hugging Face;
+    # the webdataset library makes `d/.hidden` a sample with the key `d/`, which no tree can show.
+    if not dot or not stem:
+        return None
+    return None if is_meta(name) else Split(folder, stem, extension)
+
+
+def is_meta(name: bytes) -> bool:
+    """Whether a member belongs to the data set and not to a sample: `__name__` at the top of the shard.
+
+    Semantics decision: exactly the webdataset library's rule, so `__m__/a.json` is meta, but `__m__.json` and
+    `d/__m__/a.json` are sample members.
+    """
+    top, slash, _ = name.partition(b"/")
+    return top.startswith(b"__") and top.endswith(b"__") and (not slash or len(top) >= 4)
+
+
+def folder_components(folder: bytes) -> list[bytes]:
+    """The directories of a raw folder, outermost first.
+
+    Semantics decision: leading `./` mean nothing (`tar c .` writes them) and are dropped, as `tar x` does.
+    All other odd components stay and are escaped by `escape`, so that nothing leads out of the mount:
+    `/abs` is the folder `%/abs`, `a//b` is `a/%/b`, `../up` is `%2E%2E/up`.
+    """
+    components = folder.split(b"/") if folder else []
+    while components and components[0] == b".":
+        del components[0]
+    return components
+
+
+def are_plain(names: list[bytes]) -> bool:
+    """Whether all of these member names can be shown as they are. False may be a false alarm."""
+    return not _ODD.search(b"\n".join(names)) and max(map(len, names), default=0) <= NAME_MAX
+
+
+def escape(component: bytes) -> bytes:
+    """The name under which a component is shown: itself, unless a file system cannot have it.
+
+    Semantics decision: NUL becomes `%00`; the components `.` and `..` become `%2E` and `%2E%2E`; the empty one
+    becomes `%`. A component that already reads like that has its percent sign written as `%25`, so that
+    `unescape` gives back the original. Anything else, invalid UTF-8 included, is shown unchanged. Names over
+    255 bytes are cut and end in `%` and a checksum; they are told apart by it, and the attribute
+    `user.wdsfs.member` has them whole.
+    """
+    if component in (b"", b"%"):
+        return b"%25" if component else b"%"
+    shown = component
+    if b"%" in component:
+        shown = _ESCAPED.sub(rb"%25\1", component)
+    if component in (b".", b".."):
+        shown = component.replace(b".", b"%2E")
+    return shorten(shown.replace(b"\0", b"%00"))
+
+
+def unescape(shown: bytes) -> bytes:
+    """The component that `escape` shows so. Not for cut names, which are looked up as they are."""
+    if shown == b"%":
+        return b""
+    return _ESCAPED.sub(lambda match: bytes([int(match[1], 16)]), shown)
+
+
+def shorten(name: bytes, limit: int = NAME_MAX) -> bytes:
+    """The name itself, or its start and a checksum (16 hexadecimal digits) within `limit` bytes."""
+    if len(name) <= limit:
+        return name
+    mark = b"%" + hashlib.blake2b(name, digest_size=8).hexdigest().encode()
+    kept = name[: limit - len(mark)]
+    return kept.decode("utf-8", "ignore").encode() + mark if _is_utf8(name) else kept + mark
+
+
+def _is_utf8(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def numbered(name: bytes, number: int) -> bytes:
+    """The name of the `number`th thing that wants to be called `name`: `jpg~2`, `key~2`."""
+    suffix = b"~%d" % number
+    return shorten(name, NAME_MAX - len(suffix)) + suffix
+
+
+def number_of(name: bytes) -> tuple[bytes, int] | None:
+    """The inverse of `numbered` for names that were not cut: `key~2` -> (`key`, 2)."""
+    base, tilde, digits = name.rpartition(b"~")
+    if tilde and base and digits.isdigit() and not digits.startswith(b"0") and int(digits) >= 2:
+        return base, int(digits)
+    return None

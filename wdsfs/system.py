@@ -1,0 +1,221 @@
+"""Facts about this machine that other modules ask for: mounts, directories for our files, the kernel.
+
+Standard library only, no FUSE, nothing kept between calls. Each function reads what it reports when it is
+called; none of them changes anything, but for the two that make a private directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from wdsfs.errors import IndexUnusable, MountError, WdsfsError
+
+MOUNTINFO = "/proc/self/mountinfo"
+
+# File systems whose files another machine can change or lock, under the names that /proc gives them. What
+# matters for LMDB: its locks are words in a shared map, and a map is shared within one kernel only. So the
+# shared-disk file systems (gfs2, ocfs2) and those of a virtual machine's host (9p, virtiofs, vboxsf ...) are
+# here, too.
+_KERNEL_TYPES = """
+    9p afs beegfs ceph cifs coda dvs gfs2 glusterfs gpfs lustre ncpfs nfs nfs4 ocfs2 orangefs panfs prl_fs
+    pvfs2 smb3 smbfs vboxsf virtiofs vmhgfs wekafs
+"""
+# A FUSE type that is not here counts as local: most are (fuseblk, fuse.mergerfs, fuse.gocryptfs).
+_FUSE_TYPES = """
+    blobfuse blobfuse2 ceph ceph-fuse davfs dfuse gcsfuse geesefs glusterfs goofys juicefs lizardfs mfs
+    moosefs mount-s3 mountpoint-s3 rclone s3fs saunafs seaweedfs sshfs vmhgfs-fuse
+"""
+NETWORK_TYPES = frozenset(_KERNEL_TYPES.split()) | {f"fuse.{name}" for name in _FUSE_TYPES.split()}
+
+_ESCAPE = re.compile(rb"\\([0-7]{3})")
+
+
+# -- mounts --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MountPoint:
+    """One line of mountinfo.
+
+    `path` and `source` are unescaped bytes, `device` is as `st_dev` of a file in it, `options` are those of
+    this mount and `super_options` those of the file system.
+    """
+
+    path: bytes
+    fstype: str
+    source: bytes
+    options: tuple[str, ...]
+    super_options: tuple[str, ...]
+    device: int
+
+
+def parse_mountinfo(text: bytes) -> list[MountPoint]:
+    """The mounts in the order of the text, which is the order in which they were made."""
+    return [_parse_line(line) for line in text.split(b"\n") if line]
+
+
+def _parse_line(line: bytes) -> MountPoint:
+    # 36 35 98:0 /root /mnt rw,noatime master:1 - ext3 /dev/root rw,errors=continue    (proc(5))
+    # The number of fields before the dash varies; the source can be empty.
+    before, _, after = line.partition(b" - ")
+    _, _, device, _, path, options = before.split(b" ")[:6]
+    fstype, source, super_options = after.split(b" ", 2)
+    major, minor = device.split(b":")
+    return MountPoint(
+        path=_unescape(path),
+        fstype=os.fsdecode(_unescape(fstype)),
+        source=_unescape(source),
+        options=tuple(os.fsdecode(options).split(",")),
+        super_options=tuple(os.fsdecode(_unescape(super_options)).split(",")),
+        device=os.makedev(int(major), int(minor)),
+    )
+
+
+def _unescape(field: bytes) -> bytes:
+    """Undo the kernel's escapes: space, tab, newline, backslash and `#` stand as a backslash and octal."""
+    return _ESCAPE.sub(lambda match: bytes([int(match[1], 8) & 0xFF]), field)
+
+
+def mounts() -> list[MountPoint]:
+    """All mounts that this process sees, oldest first. Raises OSError without /proc."""
+    with open(MOUNTINFO, "rb") as file:
+        return parse_mountinfo(file.read())
+
+
+def mount_of(path: str | bytes | os.PathLike[str]) -> MountPoint | None:
+    """The mount that a path lies in; for a path that does not exist, the one it would be made in.
+
+    The longest matching mount point, and of several at one place the newest, which hides the others.
+    """
+    real = os.path.realpath(os.fsencode(path))
+    holding = [mount for mount in mounts() if _lies_in(real, mount.path)]
+    return max(enumerate(holding), key=lambda item: (len(item[1].path), item[0]))[1] if holding else None
+
+
+def _lies_in(path: bytes, directory: bytes) -> bool:
+    return path == directory or path.startswith(directory.rstrip(b"/") + b"/")
+
+
+def mounted_at(path: str | bytes | os.PathLike[str]) -> MountPoint | None:
+    """The mount whose mount point is just this path, the newest of several; None when there is none.
+
+    Works for a dead mount, too: nothing at the path itself is looked at.
+    """
+    parent, base = os.path.split(os.path.abspath(os.fsencode(path)))
+    place = os.path.join(os.path.realpath(parent), base)
+    here = [mount for mount in mounts() if mount.path == place]
+    return here[-1] if here else None
+
+
+def fuse_mounts(subtype: str = "wdsfs") -> list[MountPoint]:
+    """The FUSE mounts of one subtype, oldest first."""
+    return [mount for mount in mounts() if mount.fstype == f"fuse.{subtype}"]
+
+
+def filesystem_type(path: str | bytes | os.PathLike[str]) -> str:
+    """The type of the file system that a path lies in (`ext4`, `nfs4`, `fuse.sshfs`), "" when unknown."""
+    try:
+        mount = mount_of(path)
+    except OSError:
+        return ""  # no /proc
+    return mount.fstype if mount else ""
+
+
+def is_network(fstype: str) -> bool:
+    """Whether files of this file system type are shared with other machines."""
+    return fstype in NETWORK_TYPES
+
+
+# -- directories ---------------------------------------------------------------------------------------------
+
+
+def cache_dir() -> Path:
+    """Where the index goes by default; not created. Without HOME, the home directory of the user database."""
+    return _xdg("XDG_CACHE_HOME", ".cache") / "wdsfs"
+
+
+def state_dir() -> Path:
+    """Where logs go, for root as for everyone; not created."""
+    return _xdg("XDG_STATE_HOME", ".local/state") / "wdsfs"
+
+
+def _xdg(variable: str, default: str) -> Path:
+    # The XDG specification: a relative path is to be ignored.
+    chosen = os.environ.get(variable, "")
+    return Path(chosen) if os.path.isabs(chosen) else Path(os.path.expanduser("~")) / default
+
+
+def runtime_dir() -> Path:
+    """The directory of control sockets and process ids, created with mode 0700.
+
+    For root always /run/wdsfs, so that `status` finds in a login session what was mounted at boot. For others
+    the session's runtime directory, with or without XDG_RUNTIME_DIR (cron jobs have none), where there is
+    one of theirs (after `su` the variable still names the other user's); else /tmp/wdsfs-UID.
+
+    Raises MountError when that one was prepared by another user, or cannot be made.
+    """
+    for parent in _runtime_parents():
+        try:
+            return private_directory(parent / "wdsfs", MountError)
+        except MountError:
+            continue  # no space, read-only ...: /tmp decides
+    return private_directory(Path(f"/tmp/wdsfs-{os.geteuid()}"), MountError)
+
+
+def _runtime_parents() -> Iterator[Path]:
+    user = os.geteuid()
+    session = os.environ.get("XDG_RUNTIME_DIR", "")
+    places = [Path("/run")] if user == 0 else [Path(session), Path(f"/run/user/{user}")]
+    for place in places:
+        try:
+            if place.is_absolute() and place.stat().st_uid == user:
+                yield place
+        except OSError:
+            continue
+
+
+def node_local_dir() -> Path:
+    """A place for an index that is on this machine and outlives a reboot: /var/tmp/wdsfs-UID, mode 0700.
+
+    Raises IndexUnusable when another user prepared it, or it cannot be made.
+    """
+    return private_directory(Path(f"/var/tmp/wdsfs-{os.geteuid()}"), IndexUnusable)
+
+
+def private_directory(path: Path, error: type[WdsfsError]) -> Path:
+    """Create a directory that only this user can use, or see that it is one.
+
+    In /tmp anyone can make a directory or a link of a known name first, and would then own what is put into
+    it. So it is opened without following a link, and its owner is checked on the descriptor; once it is ours,
+    the sticky bit of its parent keeps others from replacing it. Raises `error`.
+    """
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as problem:
+        raise error(f"cannot use the directory {path}: {problem.strerror}") from problem
+    try:
+        found = os.fstat(fd)
+        if found.st_uid != os.geteuid():
+            raise error(f"the directory {path} belongs to another user (uid {found.st_uid}): have it removed")
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            os.fchmod(fd, 0o700)
+    finally:
+        os.close(fd)
+    return path
+
+
+# -- the kernel ----------------------------------------------------------------------------------------------
+
+
+def kernel_version(release: str | None = None) -> tuple[int, ...]:
+    """The numbers at the start of the kernel's release: `6.9.0-rc1` -> (6, 9, 0), `6.18` -> (6, 18)."""
+    numbers = re.match(r"\d+(?:\.\d+)*", os.uname().release if release is None else release)
+    return tuple(int(number) for number in numbers[0].split(".")) if numbers else ()

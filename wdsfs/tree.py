@@ -1,0 +1,434 @@
+"""The tree: what a mounted shard set looks like, and under which inode.
+
+The one place that decides what exists. It knows nothing of FUSE, and paths, LMDB and tar only through the
+lower. Everything here is plain synchronous code on one thread: a call runs from start to end with the records
+it looked at, so no lock is needed; nothing here waits for anything but a page of the index.
+
+An inode number tells the shard and the place in its record (`inodes.py`), so nothing is remembered between
+calls: no table of inodes, no open directories, and a listing goes on from the number it stopped at.
+
+`Tree` shows each shard as a directory of its own. `MergedTree` shows one tree over all shards.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from wdsfs import inodes, names
+from wdsfs.errors import IsADirectory, NoSuchAttribute, NoSuchEntry, NotADirectory, ShardError, StaleShard
+from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of, position, tag_of
+from wdsfs.lower import Content, Lower, NotIndexed
+from wdsfs.record import BY_EXTENSION, BY_NAME, FILES, HAS_SAMPLES, STRAY, TWIN, Record
+from wdsfs.shard import read_name
+
+SAMPLES_LAYOUT, FILES_LAYOUT = "samples", "files"
+EXTENSION_NAMES, FULL_NAMES = "ext", "full"
+
+# Where a listing stands: 0 before everything, then these two, then the children by position.
+AT_SELF, AT_PARENT = 1, 2
+_FIRST_SHARD = 3
+
+XATTR = b"user.wdsfs."
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How a set is shown: `layout` samples or files, `names` of the files in a sample ext or full."""
+
+    layout: str = SAMPLES_LAYOUT
+    names: str = EXTENSION_NAMES
+
+    @property
+    def domain(self) -> int:
+        if self.layout == FILES_LAYOUT:
+            return FILES
+        return BY_NAME if self.names == FULL_NAMES else BY_EXTENSION
+
+
+class Node(NamedTuple):
+    """What stat says: inode number, type and permission bits, link count, bytes, ns since the epoch."""
+
+    inode: int
+    mode: int
+    links: int
+    size: int
+    mtime_ns: int
+
+
+class Entry(NamedTuple):
+    """One line of a listing; `cursor` is where the listing goes on behind it."""
+
+    name: bytes
+    node: Node
+    cursor: int
+
+
+class Totals(NamedTuple):
+    """The set as a whole, as far as it is indexed."""
+
+    shards: int
+    indexed: int
+    samples: int
+    members: int
+    bytes: int
+    damaged: int
+
+
+DIRECTORY_MODE = stat.S_IFDIR | 0o555
+_FILE_MODE = stat.S_IFREG | 0o444
+_SYMLINK_MODE = stat.S_IFLNK | 0o777
+
+
+class Tree:
+    """One directory per shard."""
+
+    def __init__(self, lower: Lower, view: View) -> None:
+        self.lower = lower
+        self.view = view
+        self.domain = view.domain
+        self.files_layout = view.layout == FILES_LAYOUT
+        self._numbers = {shard.name: number for number, shard in enumerate(lower.shards)}
+        self._totals: tuple[int, Totals] | None = None
+        self._root_mtime = max((_mtime_or_zero(lower, n) for n in (0, len(lower) - 1) if len(lower)), default=0)
+
+    def prepare(self) -> None:
+        """Do once what the first request would otherwise wait for."""
+
+    # --- looking things up
+
+    def lookup(self, parent: int, name: bytes) -> Node:
+        """The child `name` of a directory.
+
+        Raises NoSuchEntry, NotADirectory, and for every method of this class: NotIndexed when a shard has to
+        be indexed first, StaleShard when an inode number is of a shard that has changed, other ShardErrors.
+        """
+        if parent == ROOT:
+            number = self._numbers.get(name)
+            if number is None:
+                raise NoSuchEntry(f"no {text_of(name)!r} at the top of the mount")
+            return self._shard_node(number)
+        number, record, where = self._open(parent)
+        child = self._find(record, where, name)
+        if child is None:
+            raise NoSuchEntry(f"no {text_of(name)!r} in {self.lower.path_text(number)}")
+        return self._node(number, record, child)
+
+    def resolve(self, path: bytes) -> Node:
+        """The node at a path below the top, for callers without a kernel."""
+        node = self.getattr(ROOT)
+        for name in path.split(b"/"):
+            if name not in (b"", b"."):
+                node = self.lookup(node.inode, name)
+        return node
+
+    def _open(self, inode: int) -> tuple[int, Record, int]:
+        tag, number, where = inodes.unpack(inode)
+        if number >= len(self.lower) or where < inodes.position(FOLDER, 0):
+            raise NoSuchEntry(f"no inode {inode}")
+        return number, self.lower.record(number, tag), where
+
+    def _find(self, record: Record, where: int, name: bytes) -> int | None:
+        """The position of the child with this shown name of the directory at `where`."""
+        kind = kind_of(where)
+        if kind == MEMBER:
+            raise NotADirectory(f"{text_of(name)!r}: its parent is a file")
+        aliases = record.aliases[self.domain]
+        if aliases is not None:
+            child = aliases.find(_crc_below(record, where, name), where, name)
+            if child is not None:
+                return child
+        for child in self._find_plain(record, where, name):
+            if aliases is None or aliases.of(child) is None:
+                return child
+        return None
+
+    def _find_plain(self, record: Record, where: int, name: bytes) -> Iterator[int]:
+        """Children whose plain name this is, shown under it or not."""
+        if kind_of(where) == SAMPLE:
+            yield from self._find_in_sample(record, index_of(where), name)
+            return
+        folder = index_of(where)
+        crc = record.crc_below(folder, name)
+        child = record.find_folder(folder, name, crc)
+        if child is not None and self._is_shown(record, child):
+            yield position(FOLDER, child)
+        if self.files_layout:
+            yield from self._find_file(record, folder, name, crc)
+            return
+        for entry in record.find_entries(folder, name, crc):
+            if not record.entry_flags[entry] & (STRAY | TWIN):
+                yield position(SAMPLE, entry)
+        twin = record.twin_sample(folder)
+        if twin is not None:
+            yield from self._find_in_sample(record, twin, name)
+
+    def _is_shown(self, record: Record, folder: int) -> bool:
+        return self.files_layout or bool(record.folder_flags[folder] & HAS_SAMPLES)
+
+    def _find_in_sample(self, record: Record, entry: int, name: bytes) -> Iterator[int]:
+        if self.domain == BY_NAME:
+            stem = record.entry_name[entry] + b"."
+            if not name.startswith(stem):
+                return
+            name = name[len(stem) :]
+        for member in record.find_members(entry, name):
+            yield position(MEMBER, member)
+
+    def _find_file(self, record: Record, folder: int, name: bytes, crc: int) -> Iterator[int]:
+        stem, dot, extension = name.partition(b".")
+        if dot and stem:
+            for entry in record.find_entries(folder, stem, record.crc_below(folder, stem)):
+                if not record.entry_flags[entry] & STRAY:
+                    for member in record.find_members(entry, extension):
+                        yield position(MEMBER, member)
+        for entry in record.find_entries(folder, name, crc):
+            if record.entry_flags[entry] & STRAY:
+                for member in record.entry_members(entry):
+                    if record.link_target(member) is not None:
+                        yield position(MEMBER, member)
+
+    # --- attributes
+
+    def getattr(self, inode: int) -> Node:
+        if inode == ROOT:
+            return Node(ROOT, DIRECTORY_MODE, 2 + len(self.lower), 0, self._root_mtime)
+        _, shard, where = inodes.unpack(inode)
+        if where == position(FOLDER, 0) and shard < len(self.lower):
+            node = self._shard_node(shard)
+            if node.inode != inode:
+                raise StaleShard(f"{self.lower.path_text(shard)} has changed since this was opened")
+            return node
+        number, record, where = self._open(inode)
+        return self._node(number, record, where)
+
+    def _node(self, number: int, record: Record, where: int) -> Node:
+        """The node at a position; a hard link is the node of the member that it stands for."""
+        kind, index = kind_of(where), index_of(where)
+        if kind == MEMBER:
+            if record.has_links:
+                index = record.link_target(index) or 0
+            member = record.member(index)
+            target = record.symlink(index)
+            mode, size = (_FILE_MODE, member.size) if target is None else (_SYMLINK_MODE, len(target))
+            inode = inodes.pack(record.tag, number, position(MEMBER, index))
+            return Node(inode, mode, record.link_count(index), size, member.mtime_ns)
+        mtime = record.fingerprint[1]
+        if kind == SAMPLE:
+            first = record.entry_member[index]
+            mtime, links = record.member(first).mtime_ns, 2
+        else:
+            links = 2 + self._count_directories(record, index)
+            if self.files_layout:
+                own = record.folder_mtime_ns(index)
+                mtime = mtime if own is None else own
+        return Node(inodes.pack(record.tag, number, where), DIRECTORY_MODE, links, 0, mtime)
+
+    def _count_directories(self, record: Record, folder: int) -> int:
+        return len(record.child_folders(folder)) if self.files_layout else record.count_directories(folder)
+
+    def _shard_node(self, number: int) -> Node:
+        """The directory of a shard, without its record: a set may have many shards, and broken ones."""
+        where = position(FOLDER, 0)
+        try:
+            summary = self.lower.summary(number)
+        except NotIndexed:  # one link is what a directory has whose subdirectories nobody has counted
+            fingerprint = self.lower.fingerprint(number)
+            return Node(inodes.pack(tag_of(fingerprint), number, where), DIRECTORY_MODE, 1, 0, fingerprint[1])
+        except ShardError:  # it stays listed, never silently missing; what looks inside gets the error
+            return Node(inodes.pack(0, number, where), DIRECTORY_MODE, 1, 0, 0)
+        links = 2 + (summary.top_folders if self.files_layout else summary.top_directories)
+        return Node(inodes.pack(summary.tag, number, where), DIRECTORY_MODE, links, 0, summary.mtime_ns)
+
+    def readlink(self, inode: int) -> bytes:
+        _, record, where = self._open(inode)
+        target = record.symlink(index_of(where)) if kind_of(where) == MEMBER else None
+        if target is None:
+            raise NoSuchEntry(f"inode {inode} is no symbolic link")
+        return target
+
+    # --- listing
+
+    def open_directory(self, inode: int) -> None:
+        """Raises NotADirectory, or what a listing would raise."""
+        if inode != ROOT:
+            _, _, where = self._open(inode)
+            if kind_of(where) == MEMBER:
+                raise NotADirectory(f"inode {inode} is a file")
+
+    def listing(self, inode: int, after: int = 0) -> Iterator[Entry]:
+        """The children of a directory behind the cursor `after`, in the order of the tar.
+
+        The iterator must be used up or dropped before any other call.
+        """
+        if after < AT_SELF:
+            yield Entry(b".", self.getattr(inode), AT_SELF)
+        if after < AT_PARENT:
+            yield Entry(b"..", self.getattr(self.parent(inode)), AT_PARENT)
+        if inode == ROOT:
+            yield from self._list_shards(max(after - _FIRST_SHARD + 1, 0))
+            return
+        number, record, where = self._open(inode)
+        if kind_of(where) == MEMBER:
+            raise NotADirectory(f"inode {inode} is a file")
+        for child in self._children(record, where, after):
+            yield Entry(self._shown(record, child), self._node(number, record, child), child)
+
+    def _list_shards(self, first: int) -> Iterator[Entry]:
+        for number in range(first, len(self.lower)):
+            yield Entry(self.lower.shards[number].name, self._shard_node(number), number + _FIRST_SHARD)
+
+    def _children(self, record: Record, where: int, after: int) -> Iterator[int]:
+        """Positions of the children of a directory: its sample's files, its folders, its samples or files."""
+        kind, index = kind_of(where), index_of(where)
+        if kind == SAMPLE:
+            yield from _behind(MEMBER, record.entry_members(index), after)
+            return
+        if self.files_layout:
+            yield from _behind(FOLDER, record.child_folders(index), after)
+            entries = record.folder_entries(index)
+            members = range(record.entry_member[entries.start], record.entry_member[entries.stop])
+            for child in _behind(MEMBER, members, after if kind_of(after) == MEMBER else 0):
+                if not record.has_links or record.link_target(index_of(child)) is not None:
+                    yield child
+            return
+        if kind_of(after) in (0, MEMBER):
+            twin = record.twin_sample(index)
+            if twin is not None:
+                yield from _behind(MEMBER, record.entry_members(twin), after)
+            after = 0
+        if kind_of(after) in (0, FOLDER):
+            for child in _behind(FOLDER, record.child_folders(index), after):
+                if record.all_sampled or self._is_shown(record, index_of(child)):
+                    yield child
+            after = 0
+        for child in _behind(SAMPLE, record.folder_entries(index), after):
+            if not record.entry_flags[index_of(child)] & (STRAY | TWIN):
+                yield child
+
+    def _shown(self, record: Record, child: int) -> bytes:
+        """The name under which a child is listed."""
+        aliases = record.aliases[self.domain]
+        if aliases is not None:
+            name = aliases.of(child)
+            if name is not None:
+                return name
+        kind, index = kind_of(child), index_of(child)
+        if kind == FOLDER:
+            return record.folder_name[index]
+        if kind == SAMPLE:
+            return record.entry_name[index]
+        if self.domain == BY_EXTENSION:
+            return record.extension(index)
+        entry = record.entry_of(index)
+        if record.entry_flags[entry] & STRAY:
+            return record.entry_name[entry]
+        return record.entry_name[entry] + b"." + record.extension(index)
+
+    def parent(self, inode: int) -> int:
+        """The inode of the directory that holds this directory."""
+        if inode == ROOT:
+            return ROOT
+        number, record, where = self._open(inode)
+        kind, index = kind_of(where), index_of(where)
+        if kind == FOLDER and index == 0:
+            return ROOT
+        folder = record.folder_parent[index] if kind == FOLDER else record.folder_of(index)
+        return inodes.pack(record.tag, number, position(FOLDER, folder))
+
+    # --- content and provenance
+
+    def content(self, inode: int) -> Content:
+        """Where the bytes of a file are. Raises IsADirectory."""
+        tag, number, where = inodes.unpack(inode)
+        if inode == ROOT or kind_of(where) != MEMBER:
+            raise IsADirectory(f"inode {inode} is a directory")
+        return self.lower.content(number, tag, index_of(where))
+
+    def xattrs(self, inode: int) -> list[bytes]:
+        """Names of the extended attributes of a file or directory."""
+        if inode == ROOT:
+            return []
+        kind = kind_of(inode)
+        keys = {
+            FOLDER: [b"shard"],
+            SAMPLE: [b"shard", b"key"],
+            MEMBER: [b"shard", b"key", b"member", b"offset"],
+        }[kind]
+        return [XATTR + key for key in keys]
+
+    def getxattr(self, inode: int, name: bytes) -> bytes:
+        """Where a file or sample comes from. Raises NoSuchAttribute.
+
+        `shard` is the absolute path of the tar; `key` the sample's key, `member` the whole name as they stand
+        in the tar, escapes undone; `offset` the byte in the shard at which the file's content starts.
+        """
+        if name not in self.xattrs(inode):
+            raise NoSuchAttribute(f"no attribute {text_of(name)}")
+        number, record, where = self._open(inode)
+        what = name.removeprefix(XATTR)
+        if what == b"shard":
+            return self.lower.shards[number].path
+        member = index_of(where) if kind_of(where) == MEMBER else record.entry_member[index_of(where)]
+        place = record.member(member)
+        if what == b"offset":
+            return b"%d" % place.data
+        tag = inodes.unpack(inode)[0]
+        raw = read_name(self.lower.content(number, tag, member).fd, place.head)
+        split = names.split(raw)
+        if what == b"member":
+            return raw
+        if split is None:
+            raise NoSuchAttribute(f"{text_of(raw)} is in no sample")
+        return raw[: len(raw) - len(split.extension) - 1]
+
+    def totals(self) -> Totals:
+        """Sums over the set; for `df` and `status`."""
+        if self._totals is None or self._totals[0] != self.lower.generation:
+            self._totals = self.lower.generation, self._sum()
+        return self._totals[1]
+
+    def _sum(self) -> Totals:
+        indexed = samples = members = size = damaged = 0
+        for number in range(len(self.lower)):
+            try:
+                one = self.lower.summary(number)
+            except ShardError:
+                damaged += 1
+                continue
+            except NotIndexed:
+                continue
+            indexed += 1
+            samples += one.samples
+            members += one.members
+            size += one.member_bytes
+            damaged += bool(one.problems)
+        return Totals(len(self.lower), indexed, samples, members, size, damaged)
+
+
+def _behind(kind: int, indexes: range, after: int) -> Iterator[int]:
+    """Positions of these indexes behind the cursor `after`."""
+    first = max(indexes.start, index_of(after) + 1) if kind_of(after) == kind else indexes.start
+    base = kind << 30
+    return (base | index for index in range(first, indexes.stop))
+
+
+def _crc_below(record: Record, where: int, name: bytes) -> int:
+    if kind_of(where) == FOLDER:
+        return record.crc_below(index_of(where), name)
+    return zlib.crc32(name, zlib.crc32(record.entry_path(index_of(where)) + b"/"))
+
+
+def _mtime_or_zero(lower: Lower, number: int) -> int:
+    try:
+        return lower.fingerprint(number)[1]
+    except ShardError:
+        return 0
+
+
+def text_of(name: bytes) -> str:
+    return os.fsdecode(name)
