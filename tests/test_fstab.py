@@ -1,7 +1,9 @@
 """From what mount(8) passes to what `wdsfs mount` takes. What it passes was seen with util-linux 2.38."""
 
+import re
 import sys
 import types
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -185,3 +187,21 @@ def test_a_fake_mount_checks_its_arguments_only(called: list[list[str]]) -> None
 def test_help(called: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
     assert fstab.main(["--help"]) == 0
     assert capsys.readouterr().out.startswith("usage: mount.wdsfs SHARDS")
+
+
+# -- what the documentation says -----------------------------------------------------------------------------
+
+DEPLOYMENT = (Path(__file__).parent.parent / "docs" / "deployment.md").read_text()
+LINES = re.findall(r"^(\S+)\s+(/\S+)\s+wdsfs\s+(\S+)\s+0\s+0$", DEPLOYMENT, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("spec", "mountpoint", "option"), LINES)
+def test_the_lines_in_the_documentation_are_understood(spec: str, mountpoint: str, option: str) -> None:
+    call = translate([spec.replace("\\040", " "), mountpoint, "-o", option])
+    passed = call.arguments[call.arguments.index("-o") + 1].split(",")
+    assert {name.partition("=")[0] for name in passed} == {"ro", "allow_other", "fsname"}
+
+
+def test_there_are_such_lines() -> None:
+    assert len(LINES) == 3
+    assert all(f"`{name}`" in DEPLOYMENT or f"`{name}=`" in DEPLOYMENT for name in fstab._OWN)

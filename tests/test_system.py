@@ -106,16 +106,12 @@ def test_this_machine() -> None:
     assert root.device == os.stat("/").st_dev
 
 
-@pytest.mark.parametrize(
-    "fstype", ["nfs", "nfs4", "lustre", "beegfs", "gpfs", "9p", "fuse.sshfs", "fuse.juicefs"]
-)
+@pytest.mark.parametrize("fstype", ["nfs", "nfs4", "lustre", "beegfs", "gpfs", "9p", "fuse.sshfs", "fuse.juicefs"])
 def test_network_types(fstype: str) -> None:
     assert system.is_network(fstype)
 
 
-@pytest.mark.parametrize(
-    "fstype", ["ext4", "xfs", "tmpfs", "overlay", "fuseblk", "fuse.mergerfs", "fuse", ""]
-)
+@pytest.mark.parametrize("fstype", ["ext4", "xfs", "tmpfs", "overlay", "fuseblk", "fuse.mergerfs", "fuse", ""])
 def test_local_types(fstype: str) -> None:
     assert not system.is_network(fstype)
 
@@ -153,9 +149,7 @@ def test_a_private_directory_is_made_once(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_private_directory_of_another_user_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_private_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "p").mkdir()
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(MountError, match=r"p belongs to another user \(uid \d+\)"):

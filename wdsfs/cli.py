@@ -718,15 +718,15 @@ def _table(*columns: str) -> Table:
 
 
 def _print(table: Table) -> None:
+    """Show a table: fitted to a terminal; in a pipe with whole lines, for what is cut cannot be searched."""
     from rich.console import Console
 
-    # A pipe gets whole lines: what is cut to a width that nobody chose cannot be searched.
     console = Console(markup=False, highlight=False)
     if not console.is_terminal:
-        console.width = 500
-        for column in table.columns:
-            column.justify = "left"
-    console.print(table)
+        console.width = 1000
+    with console.capture() as capture:
+        console.print(table)
+    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip()))
 
 
 def _bytes(count: float) -> str:

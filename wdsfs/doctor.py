@@ -193,18 +193,21 @@ def check_allow_other(conf: str = "/etc/fuse.conf") -> Finding:
 # -- the machine ---------------------------------------------------------------------------------------------
 
 
+# What newer kernels add to FUSE, as far as it concerns a mount of wdsfs.
+_KERNEL_FEATURES: Mapping[tuple[int, ...], str] = {
+    (4, 18): "mounts in user namespaces (rootless containers)",
+    (6, 9): "requests in flight can be handed on when their server dies",
+}
+
+
 def check_kernel(version: tuple[int, ...] | None = None) -> Finding:
-    """What the kernel's version enables."""
+    """What the kernel's version enables. Nothing here is needed to mount, so nothing is wrong either."""
     version = system.kernel_version() if version is None else version
-    if version < (4, 18):
-        detail = "no mounts inside user namespaces (4.18: rootless containers); "
-    else:
-        detail = "mounts inside user namespaces (rootless containers); "
-    if version < (6, 9):
-        detail += "a request cannot be handed on when the process that serves it dies (6.9)"
-        return Finding("kernel", "warn", f"{_dotted(version)}: {detail}", "a newer kernel, where that matters")
-    detail += "requests survive the process that serves them"
-    return Finding("kernel", "ok", f"{_dotted(version)}: {detail}")
+    features = [
+        what if version >= since else f"not yet ({_dotted(since)}): {what}"
+        for since, what in _KERNEL_FEATURES.items()
+    ]
+    return Finding("kernel", "ok", f"{_dotted(version)}: {'; '.join(features)}")
 
 
 def check_open_files(limits: tuple[int, int] | None = None) -> Finding:
@@ -287,7 +290,7 @@ def check_mountpoint(path: str, version: tuple[int, ...] | None = None) -> Findi
 
 def _unreachable(error: OSError, quoted: str) -> tuple[str, str]:
     """What is wrong with a mount point that cannot even be looked at, and the remedy."""
-    if error.errno == errno.ENOTCONN:
+    if error.errno in (errno.ENOTCONN, errno.ECONNABORTED):
         return "a dead mount: its daemon is gone", f"wdsfs umount {quoted}"
     if error.errno == errno.ENOENT:
         return "does not exist", f"mkdir -p {quoted}"

@@ -21,7 +21,7 @@ from wdsfs.errors import NoSuchEntry, NotADirectory, ShardError
 from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of, position
 from wdsfs.lower import Lower
 from wdsfs.record import STRAY, Record, equal_range
-from wdsfs.tree import AT_PARENT, AT_SELF, DIRECTORY_MODE, Entry, Node, Tree, View, text_of
+from wdsfs.tree import AT_PARENT, AT_SELF, DIRECTORY_MODE, Entry, Node, Tree, View, home_of, text_of
 
 log = logging.getLogger(__name__)
 
@@ -108,16 +108,26 @@ class MergedTree(Tree):
         crc = record.crc_below(folder, name)
         if aliases is not None:
             child = aliases.find(crc, position(FOLDER, folder), name)
-            if child is not None and kind_of(child) == (MEMBER if self.files_layout else SAMPLE):
-                yield child
+            if child is not None:
+                yield from self._claimants(record, child)
         if self.files_layout:
             plain = self._find_file(record, folder, name, crc)
         else:
             entries = record.find_entries(folder, name, crc)
             plain = (position(SAMPLE, entry) for entry in entries if not record.entry_flags[entry] & STRAY)
         for child in plain:
-            if aliases is None or aliases.of(child) is None:
+            if aliases is None or aliases.of(home_of(record, child)) is None:
                 yield child
+
+    def _claimants(self, record: Record, child: int) -> Iterator[int]:
+        """The sample (or file) that is shown under the name of this child: itself, or a folder's twin."""
+        twin = None
+        if kind_of(child) == FOLDER and not self.files_layout:
+            twin = record.twin_sample(index_of(child))
+        if twin is not None:
+            yield position(SAMPLE, twin)
+        elif kind_of(child) == (MEMBER if self.files_layout else SAMPLE):
+            yield child
 
     def _wanting(self, place: Place, name: bytes) -> Iterator[Child]:
         """The samples (or files) of all shards that want this name in this directory, in order."""
@@ -168,14 +178,9 @@ class MergedTree(Tree):
         claims = ([folder] if folder is not None else []) + wanting
         if twin is not None:
             record = self.lower.record(twin.shard)
-            files = self._find(record, position(SAMPLE, index_of(twin.where)), name)
-            if files is None and record.twin_folder(index_of(twin.where)) is not None:
-                # Inside one shard the sample's files have their aliases beside the folder that it shares.
-                shared = position(FOLDER, record.twin_folder(index_of(twin.where)) or 0)
-                found = self._find(record, shared, name)
-                files = found if found is not None and kind_of(found) == MEMBER else None
-            if files is not None and kind_of(files) == MEMBER:
-                claims.append(Child(twin.shard, files))
+            file = self._find(record, twin.where, name)
+            if file is not None:
+                claims.append(Child(twin.shard, file))
         return claims
 
     def _numbered(self, place: Place, twin: Child | None, name: bytes, nth: int) -> bytes:

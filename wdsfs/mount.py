@@ -49,7 +49,7 @@ _FLAGS = frozenset(
     (
         *("ro", "allow_other", "allow_root", "auto_unmount", "default_permissions", "nonempty"),
         *("dev", "nodev", "suid", "nosuid", "exec", "noexec", "sync", "async", "dirsync"),
-        *("atime", "noatime", "diratime", "nodiratime", "relatime", "norelatime"),
+        *("atime", "noatime"),
     )
 )
 _VALUES = frozenset(["fsname", "subtype", "max_read", "context", "fscontext", "defcontext", "rootcontext"])

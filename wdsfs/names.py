@@ -22,7 +22,7 @@ _ESCAPED = re.compile(rb"%(00|25|2E)")
 
 
 class Split(NamedTuple):
-    """A sample member's name: `folder` (raw, without the last slash, empty at the top), stem, extension."""
+    """A sample member's name: `folder` (raw, with its last slash; empty at the top), stem, extension."""
 
     folder: bytes
     stem: bytes
@@ -35,7 +35,8 @@ def split(name: bytes) -> Split | None:
     The rule is the webdataset library's `base_plus_ext` (`^((?:.*/|)[^.]+)[.]([^/]*)$`): the stem ends at the
     first dot behind the last slash, everything behind that dot is the extension.
     """
-    folder, _, base = name.rpartition(b"/")
+    start = name.rfind(b"/") + 1
+    folder, base = name[:start], name[start:]
     stem, dot, extension = base.partition(b".")
     # Semantics decision: a name without a dot has no extension and is in no sample (as everywhere).
     # Semantics decision: a base name that starts with a dot is in no sample, as for DALI and Hugging Face;
@@ -43,6 +44,12 @@ def split(name: bytes) -> Split | None:
     if not dot or not stem:
         return None
     return None if is_meta(name) else Split(folder, stem, extension)
+
+
+def split_folder(name: bytes) -> tuple[bytes, bytes]:
+    """A member name as its folder, with its last slash, and its base name."""
+    start = name.rfind(b"/") + 1
+    return name[:start], name[start:]
 
 
 def is_meta(name: bytes) -> bool:
@@ -56,13 +63,13 @@ def is_meta(name: bytes) -> bool:
 
 
 def folder_components(folder: bytes) -> list[bytes]:
-    """The directories of a raw folder, outermost first.
+    """The directories of a raw folder (with its last slash), outermost first.
 
     Semantics decision: leading `./` mean nothing (`tar c .` writes them) and are dropped, as `tar x` does.
     All other odd components stay and are escaped by `escape`, so that nothing leads out of the mount:
-    `/abs` is the folder `%/abs`, `a//b` is `a/%/b`, `../up` is `%2E%2E/up`.
+    `/abs/` is the folder `%/abs`, `a//b/` is `a/%/b`, `../up/` is `%2E%2E/up`.
     """
-    components = folder.split(b"/") if folder else []
+    components = folder.split(b"/")[:-1]
     while components and components[0] == b".":
         del components[0]
     return components
@@ -125,6 +132,6 @@ def numbered(name: bytes, number: int) -> bytes:
 def number_of(name: bytes) -> tuple[bytes, int] | None:
     """The inverse of `numbered` for names that were not cut: `key~2` -> (`key`, 2)."""
     base, tilde, digits = name.rpartition(b"~")
-    if tilde and base and digits.isdigit() and not digits.startswith(b"0") and int(digits) >= 2:
+    if tilde and base and digits.isdigit() and digits[0] != 48 and len(digits) < 10 and int(digits) >= 2:
         return base, int(digits)
     return None

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import bisect
 import json
+import os
 import zlib
 from array import array
 from collections import deque
@@ -74,22 +75,34 @@ class Alias(NamedTuple):
 
 
 class _Folders:
-    """The folders of a shard in order of appearance; number 0 is the top."""
+    """The folders of a shard in order of appearance; number 0 is the top.
+
+    Of their paths only checksums are kept (`sums`; `prefixes` with the slash behind it): the paths themselves
+    would grow with the square of the depth, and a name may have half a million slashes.
+    """
 
     def __init__(self) -> None:
-        self.names, self.parents, self.paths = [b""], [0], [b""]
+        self.names, self.parents = [b""], [0]
+        self.sums, self.prefixes = [0], [0]
         self.numbers: dict[tuple[int, bytes], int] = {}
         self.by_raw: dict[bytes, int] = {b"": 0}
         self.mtimes: dict[int, int] = {}
 
     def number(self, raw: bytes) -> int:
-        """The folder of this raw name, made with its parents if it is new."""
+        """The folder of this raw name (with its last slash), made with its parents if it is new."""
         found = self.by_raw.get(raw)
         if found is None:
             found = 0
             for component in names.folder_components(raw):
                 found = self._child(found, component)
             self.by_raw[raw] = found
+        return found
+
+    def find(self, raw: bytes) -> int | None:
+        """The folder of this raw name (with its last slash), if there is one."""
+        found: int | None = 0
+        for component in names.folder_components(raw):
+            found = self.numbers.get((found, component)) if found is not None else None
         return found
 
     def _child(self, parent: int, name: bytes) -> int:
@@ -99,7 +112,8 @@ class _Folders:
             self.numbers[parent, name] = found
             self.names.append(name)
             self.parents.append(parent)
-            self.paths.append(self.paths[parent] + b"/" + name if parent else name)
+            self.sums.append(zlib.crc32(name, self.prefixes[parent]))
+            self.prefixes.append(zlib.crc32(b"/", self.sums[found]))
         return found
 
     def breadth_first(self) -> list[int]:
@@ -120,7 +134,6 @@ class _Link(NamedTuple):
 
     row: int
     target: bytes
-    entry: int
 
 
 class _Builder:
@@ -136,7 +149,7 @@ class _Builder:
         self.columns: dict[str, list[NDArray[np.int64]]] = {"head": [], "data": [], "size": [], "mtime": []}
         self.symlinks: dict[int, bytes] = {}
         self.links: list[_Link] = []
-        self.sparse: dict[int, shard.Segments] = {}
+        self.sparse: dict[int, NDArray[np.int64]] = {}  # a row for each segment
         self.unshown: list[shard.Problem] = []
         self.unshown_count = 0
         self.odd_entries: set[int] = set()
@@ -161,20 +174,22 @@ class _Builder:
     def _add_plain(self, member_names: list[bytes]) -> None:
         """The fast path: regular members whose names need no escape."""
         key, entry, extensions = self.key, self.key_entry, self.extensions
+        quick = None  # the key when a name that starts so, and has no more slashes, is surely of its sample
         add_entry, add_extension = self.member_entry.append, self.member_extension.append
         for name in member_names:
             head, dot, extension = name.partition(b".")
-            if head != key or not dot or b"/" in extension:
+            if head != quick or not dot or b"/" in extension:
                 split = names.split(name)
                 if split is None:
                     add_entry(self._stray(name))
                     add_extension(0)
                     continue
                 folder, stem, extension = split
-                head = folder + b"/" + stem if folder else stem
+                head = folder + stem
                 if head != key:
                     key = head
                     entry = self._entry(self.folders.number(folder), stem, 0)
+                quick = None if key.startswith(b"__") else key  # `__a.b` is in a sample, `__a.b__` is not
             add_entry(entry)
             number = extensions.get(extension)
             if number is None:
@@ -189,7 +204,7 @@ class _Builder:
         for row, name in enumerate(chunk.names):
             kind = int(chunk.types[row])
             if kind == shard.DIRECTORY:
-                self.folders.mtimes[self.folders.number(name)] = int(chunk.mtimes[row])
+                self.folders.mtimes[self.folders.number(name + b"/" if name else b"")] = int(chunk.mtimes[row])
                 continue
             if kind in (shard.CHARACTER, shard.BLOCK_DEVICE, shard.FIFO):
                 self._leave_out(int(chunk.heads[row]), name, KINDS[kind])
@@ -199,8 +214,8 @@ class _Builder:
             if split is not None:
                 extension = split.extension
                 # The raw folder tells keys apart: `./a` and `a` are two keys for every reader of the format.
-                key = name[: len(name) - len(extension) - 1]
-                if key != self.key or self.key_entry < 0:
+                key = split.folder + split.stem
+                if key != self.key:
                     self.key = key
                     self.key_entry = self._entry(self.folders.number(split.folder), split.stem, 0)
                 entry = self.key_entry
@@ -217,9 +232,9 @@ class _Builder:
             if kind == shard.SYMLINK:
                 self.symlinks[member] = chunk.links[row]
             elif kind == shard.HARD_LINK:
-                self.links.append(_Link(member, chunk.links[row], entry))
+                self.links.append(_Link(member, chunk.links[row]))
             if row in chunk.sparse:
-                self.sparse[member] = chunk.sparse[row]
+                self.sparse[member] = np.array(chunk.sparse[row], dtype=np.int64).reshape(-1, 2)
         return keep
 
     def _leave_out(self, offset: int, name: bytes, kind: str) -> None:
@@ -228,21 +243,20 @@ class _Builder:
             self.unshown.append(shard.Problem(offset, kind, _text(name)))
 
     def _entry(self, folder: int, stem: bytes, flags: int) -> int:
-        path = self.folders.paths[folder]
-        self.entry_crc.append(zlib.crc32(path + b"/" + stem if folder else stem))
+        self.entry_crc.append(zlib.crc32(stem, self.folders.prefixes[folder]))
         self.entry_folder.append(folder)
         self.entry_names.append(stem)
         self.entry_flags.append(flags)
         return len(self.entry_names) - 1
 
     def _stray(self, name: bytes, flags: int = 0) -> int:
-        folder, _, base = name.rpartition(b"/")
+        folder, base = names.split_folder(name)
         return self._entry(self.folders.number(folder), base, STRAY | flags)
 
 
 def _text(name: bytes) -> str:
-    """Bytes of a name for messages and JSON."""
-    return name.decode("utf-8", "backslashreplace")
+    """Bytes of a name for messages and JSON; a tar may hold names of a mebibyte."""
+    return name[:1000].decode("utf-8", "backslashreplace") + ("..." if len(name) > 1000 else "")
 
 
 def build(fd: int, fingerprint: list[int]) -> bytes:
@@ -272,16 +286,13 @@ def empty(problem: shard.Problem, fingerprint: list[int]) -> bytes:
 
 
 def _ends_checksum(fd: int, last_head: int) -> int:
-    first = shard.read(fd, 0, shard.BLOCK, None, 0, shard.BLOCK) if last_head else b""
-    return zlib.crc32(shard.read(fd, last_head, shard.BLOCK, None, 0, shard.BLOCK), zlib.crc32(first))
+    first = os.pread(fd, shard.BLOCK, 0) if last_head else b""
+    return zlib.crc32(os.pread(fd, shard.BLOCK, last_head), zlib.crc32(first))
 
 
 def ends_match(fd: int, ends: list[int]) -> bool:
-    """Whether the first and the last header of the shard are still those of the record."""
-    try:
-        return _ends_checksum(fd, ends[0]) == ends[1]
-    except CorruptShard:
-        return False
+    """Whether the first and the last header of the shard are still those of the record. Raises OSError."""
+    return _ends_checksum(fd, ends[0]) == ends[1]
 
 
 class _Packer:
@@ -336,7 +347,8 @@ class _Packer:
         order = self.folder_order
         count = len(order)
         self.folder_names = [f.names[number] for number in order]
-        self.folder_paths = [f.paths[number] for number in order]
+        self.folder_sums = np.array([f.sums[number] for number in order], dtype=np.uint32)
+        self.folder_prefixes = [f.prefixes[number] for number in order]
         self.folder_parents = self.new_folder[[f.parents[number] for number in order]]
         self.folder_parents[0] = 0
         # Children are side by side, so where those of a folder start follows from how many others have.
@@ -345,12 +357,9 @@ class _Packer:
         self._put("folder.parent", self.folder_parents, "<u4")
         self._put("folder.child", first_child, "<u4")
         self._put("folder.entry", np.searchsorted(self.entry_folder, np.arange(count + 1)), "<u4")
-        prefixes = [
-            zlib.crc32(path + b"/") if path or number else 0 for number, path in enumerate(self.folder_paths)
-        ]
-        self._put("folder.prefix", prefixes, "<u4")
+        self._put("folder.prefix", self.folder_prefixes, "<u4")
         self._put_names("folder.name", self.folder_names)
-        self._put_hash("folder", np.array([zlib.crc32(path) for path in self.folder_paths], dtype=np.uint32))
+        self._put_hash("folder", self.folder_sums)
         if f.mtimes:
             mtimes = np.full(count, np.iinfo(np.int64).min)
             mtimes[self.new_folder[list(f.mtimes)]] = list(f.mtimes.values())
@@ -389,7 +398,7 @@ class _Packer:
         }
         if not numbers:
             return
-        crcs = np.array([zlib.crc32(self.folder_paths[n]) for n in numbers.values()], dtype=np.uint32)
+        crcs = self.folder_sums[list(numbers.values())]
         for entry in np.flatnonzero(np.isin(self.entry_crc, crcs) & ((self.entry_flags & STRAY) == 0)).tolist():
             folder = numbers.pop((int(self.entry_folder[entry]), self.entry_names[entry]), None)
             if folder is not None:  # only the first sample of a key shares the directory; others get a suffix
@@ -414,21 +423,18 @@ class _Packer:
         self.extensions = list(b.extensions)
         self._put_names("ext.name", self.extensions)
         symlinks = sorted((int(self.new_member[row]), target) for row, target in b.symlinks.items())
-        symlinks += [(row, b.symlinks[old]) for row, old in self.linked_symlinks]
-        symlinks.sort()
         if symlinks:
             self._put("symlink.member", [row for row, _ in symlinks], "<u4")
             self._put_names("symlink.target", [target for _, target in symlinks])
-        sparse = sorted((int(self.new_member[row]), segments) for row, segments in b.sparse.items())
+        sparse = sorted(((int(self.new_member[row]), segments) for row, segments in b.sparse.items()), key=_first)
         if sparse:
             self._put("sparse.member", [row for row, _ in sparse], "<u4")
             self._put("sparse.start", np.cumsum([0] + [len(segments) for _, segments in sparse]), "<u4")
-            self._put("sparse.segment", [pair for _, segments in sparse for pair in segments], "<i8")
+            self._put("sparse.segment", np.concatenate([segments for _, segments in sparse]), "<i8")
 
     def _resolve_links(self, column: dict[str, NDArray[np.int64]]) -> None:
         """Let each hard link stand for the member it names: the last one of that name before the link."""
         b = self.builder
-        self.linked_symlinks: list[tuple[int, int]] = []
         targets: dict[int, int] = {}
         if b.links:
             found = self._last_members(b.links)
@@ -446,6 +452,10 @@ class _Packer:
                 column[name][new] = column[name][source]
             column["head"][new] = column["head"][source]
             column["mtime"][new] = column["mtime"][source]
+            if target in b.symlinks:
+                b.symlinks[row] = b.symlinks[target]
+            if target in b.sparse:
+                b.sparse[row] = b.sparse[target]
         self.targets = {int(self.new_member[row]): int(self.new_member[to]) for row, to in targets.items()}
         if self.targets:
             rows = sorted(self.targets)
@@ -458,24 +468,23 @@ class _Packer:
     def _last_members(self, links: list[_Link]) -> dict[int, int]:
         """For each link (by its row) the row of the last earlier member with the name that it points to."""
         b = self.builder
-        wanted = {_link_path(link.target) for link in links}
-        by_row = {link.row: link for link in links}
-        last: dict[bytes, int] = {}
+        targets: dict[int, tuple[int | None, bytes]] = {}
+        for link in links:
+            folder, base = names.split_folder(link.target)
+            targets[link.row] = b.folders.find(folder), base
+        wanted = set(targets.values())
+        last: dict[tuple[int | None, bytes], int] = {}
         found = {}
         extensions = list(b.extensions)
         for row, (entry, extension) in enumerate(zip(b.member_entry, b.member_extension, strict=True)):
-            link = by_row.get(row)
-            if link is not None:
-                target = last.get(_link_path(link.target))
-                if target is not None:
-                    found[row] = target
-            path = b.folders.paths[b.entry_folder[entry]]
+            if row in targets and targets[row] in last:
+                found[row] = last[targets[row]]
             name = b.entry_names[entry]
             if not b.entry_flags[entry] & STRAY:
                 name += b"." + extensions[extension]
-            path = path + b"/" + name if path else name
-            if path in wanted and (link is None or row in found):
-                last[path] = row
+            place = b.entry_folder[entry], name
+            if place in wanted and (row not in targets or row in found):
+                last[place] = row
         return found
 
     # --- aliases
@@ -503,14 +512,14 @@ class _Packer:
         self._put(name + ".child", [alias.child for alias in aliases], "<u4")
         self._put(name + ".parent", [alias.parent for alias in aliases], "<u4")
         self._put_names(name + ".name", [alias.name for alias in aliases])
-        sums = [zlib.crc32(_join(self._path(alias.parent), alias.name)) for alias in aliases]
+        sums = [zlib.crc32(alias.name, self._prefix(alias.parent)) for alias in aliases]
         self._put_hash(name, np.array(sums, dtype=np.uint32))
 
-    def _path(self, where: int) -> bytes:
+    def _prefix(self, where: int) -> int:
+        """The checksum of the path of a directory with the slash behind it."""
         if kind_of(where) == FOLDER:
-            return self.folder_paths[index_of(where)]
-        entry = index_of(where)
-        return _join(self.folder_paths[int(self.entry_folder[entry])], self.entry_names[entry])
+            return self.folder_prefixes[index_of(where)]
+        return zlib.crc32(b"/", int(self.entry_crc[index_of(where)]))
 
     def _duplicate_keys(self) -> set[int]:
         """Folders in which two samples have the same key."""
@@ -536,14 +545,18 @@ class _Packer:
         dirty |= {int(self.folder_parents[folder]) for folder in odd_folders}
         aliases: list[Alias] = []
         for folder in dirty:
-            children = self._child_folders(folder)
-            children += [
-                (position(SAMPLE, entry), self.entry_names[entry])
-                for entry in self._entries(folder)
-                if not self.entry_flags[entry] & (STRAY | TWIN)
-            ]
-            aliases += _assign(position(FOLDER, folder), children)
+            aliases += _assign(position(FOLDER, folder), self._directories(folder))
         return aliases
+
+    def _directories(self, folder: int) -> list[tuple[int, bytes]]:
+        """What a folder holds in the samples layout: folders with samples below, then samples."""
+        folders = [child for child in self._child_folders(folder) if self.folder_flags[index_of(child[0])]]
+        samples = [
+            (position(SAMPLE, entry), self.entry_names[entry])
+            for entry in self._entries(folder)
+            if not self.entry_flags[entry] & (STRAY | TWIN)
+        ]
+        return folders + samples
 
     def _child_folders(self, folder: int) -> list[tuple[int, bytes]]:
         first = np.searchsorted(self.folder_parents[1:], [folder, folder + 1]) + 1
@@ -559,28 +572,24 @@ class _Packer:
 
     def _sample_files(self, odd_entries: set[int], full: bool) -> list[Alias]:
         """Aliases of the files in sample directories: extensions that repeat, are odd, or meet a sub-key."""
-        odd_extensions = {n for n, text in enumerate(self.extensions) if names.escape(text) != text}
-        too_long = max(map(len, self.extensions), default=0) + max(map(len, self.entry_names), default=0) >= 255
         dirty = set(self.twins) | self._repeating_entries()
-        if odd_extensions or (full and too_long):
-            dirty |= set(range(len(self.entry_names))) if full else self._entries_with(odd_extensions)
-        if full:
+        if full:  # such a name is odd only if the member's whole name is: it has a stem, so is never "." or ".."
             dirty |= odd_entries
+        else:
+            odd_extensions = {n for n, text in enumerate(self.extensions) if names.escape(text) != text}
+            dirty |= self._entries_with(odd_extensions) if odd_extensions else set()
         aliases: list[Alias] = []
         for entry in dirty:
             if self.entry_flags[entry] & STRAY:
                 continue
             twin = self.twins.get(entry)
-            parent = position(SAMPLE, entry) if twin is None else position(FOLDER, twin)
-            children = [] if twin is None else self._shown_below(twin)
-            children += [(position(MEMBER, m), self._file_name(entry, m, full)) for m in self._members(entry)]
-            # The folder's own children have their names already; they are only in the way here.
-            aliases += [a for a in _assign(parent, children) if kind_of(a.child) == MEMBER]
+            parent, taken = position(SAMPLE, entry), set()
+            if twin is not None:  # the folder's own children have their names already
+                parent = position(FOLDER, twin)
+                taken = _shown_names(parent, self._directories(twin))
+            files = [(position(MEMBER, m), self._file_name(entry, m, full)) for m in self._members(entry)]
+            aliases += _assign(parent, files, taken)
         return aliases
-
-    def _shown_below(self, folder: int) -> list[tuple[int, bytes]]:
-        entries = [(position(SAMPLE, entry), self.entry_names[entry]) for entry in self._entries(folder)]
-        return self._child_folders(folder) + entries
 
     def _entries_with(self, extensions: set[int]) -> set[int]:
         return set(self.member_entry[np.isin(self.member_extension, list(extensions))].tolist())
@@ -624,8 +633,7 @@ class _Packer:
         crcs = self.entry_crc[strays]
         repeated, counts = np.unique(crcs, return_counts=True)
         repeated = repeated[counts > 1]
-        folder_crcs = np.array([zlib.crc32(path) for path in self.folder_paths[1:]], dtype=np.uint32)
-        doubtful = np.isin(crcs, repeated) | np.isin(crcs, folder_crcs)
+        doubtful = np.isin(crcs, repeated) | np.isin(crcs, self.folder_sums[1:])
         dotted = np.fromiter((b"." in self.entry_names[n][1:] for n in strays.tolist()), bool, len(strays))
         return set(self.entry_folder[strays[doubtful | dotted]].tolist())
 
@@ -665,14 +673,8 @@ class _Packer:
 _NONE = np.zeros(0, dtype=np.int64)
 
 
-def _join(folder: bytes, name: bytes) -> bytes:
-    return folder + b"/" + name if folder else name
-
-
-def _link_path(target: bytes) -> bytes:
-    """The target of a hard link as a path of folders in the record."""
-    folder, _, base = target.rpartition(b"/")
-    return b"/".join([*names.folder_components(folder), base])
+def _first(pair: tuple[int, Any]) -> int:
+    return pair[0]
 
 
 def _narrow(values: NDArray[Any]) -> str:
@@ -691,15 +693,15 @@ def _pack_times(mtimes: NDArray[np.int64]) -> tuple[NDArray[np.int64], str]:
     return mtimes, "<i8"
 
 
-def _assign(parent: int, children: list[tuple[int, bytes]]) -> list[Alias]:
+def _assign(parent: int, children: list[tuple[int, bytes]], taken: Iterable[bytes] = ()) -> list[Alias]:
     """Give each child of a directory a name of its own; returns the aliases of those that need one.
 
     Semantics decision: the first child (in the order given) that wants a name gets it; a later one gets the
-    lowest free `name~N`, N from 2. Nothing is hidden.
+    lowest free `name~N`, N from 2. Nothing is hidden. Names in `taken` are gone already.
     """
     escaped = [(child, plain, names.escape(plain)) for child, plain in children]
     wanted = {shown for _, _, shown in escaped}
-    taken: set[bytes] = set()
+    taken = set(taken)
     latest: dict[bytes, int] = {}
     aliases = []
     for child, plain, shown in escaped:
@@ -712,6 +714,13 @@ def _assign(parent: int, children: list[tuple[int, bytes]]) -> list[Alias]:
         if name != plain:
             aliases.append(Alias(child, parent, name))
     return aliases
+
+
+def _shown_names(parent: int, children: list[tuple[int, bytes]]) -> set[bytes]:
+    """The names under which the children of a directory are shown."""
+    shown = dict(children)
+    shown.update((alias.child, alias.name) for alias in _assign(parent, children))
+    return set(shown.values())
 
 
 # --- reading -----------------------------------------------------------------------------------------------
@@ -865,7 +874,8 @@ class Record:
         return bisect.bisect_right(self.entry_member, member) - 1
 
     def entry_path(self, entry: int) -> bytes:
-        return _join(self.folder_path(self.folder_of(entry)), self.entry_name[entry])
+        folder = self.folder_of(entry)
+        return self.folder_path(folder) + b"/" + self.entry_name[entry] if folder else self.entry_name[entry]
 
     def crc_below(self, folder: int, name: bytes) -> int:
         """The checksum under which the child `name` of a folder is filed."""

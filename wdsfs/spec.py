@@ -64,8 +64,8 @@ def expand(specs: Sequence[str | bytes]) -> list[Shard]:
     """The shards that `specs` name, in order.
 
     Semantics decision: a spec that names something that exists is taken literally, whatever braces, glob
-    characters or `::` it holds. Otherwise it is split at `::`, then braces are expanded,
-    then `~`, then globs.
+    characters or `::` it holds. Otherwise it is split at `::`, then braces are expanded, then `~`, then
+    globs.
     Semantics decision: the shards of a glob or a directory are sorted bytewise by path, whatever the locale.
     Semantics decision: one path given twice is an error. Keeping it once would silently change the set, and
     twice would make two trees of one shard. Two links to one file are two shards.
@@ -137,9 +137,8 @@ def _brace_words(text: str) -> Iterator[str]:
     if not _BRACE.search(text):
         return iter([text])
     try:
-        count = _expansions(text)
-        if count > MAX_SHARDS:
-            raise SpecError(f"{text!r} names {count:,} shards, more than {MAX_SHARDS:,}: check the range")
+        if _expansions(text) > MAX_SHARDS:
+            raise SpecError(f"{text!r} names more than {MAX_SHARDS:,} shards: check the range")
         return braceexpand(text)
     except RecursionError:
         raise SpecError(f"the braces of {text[:60]!r}... are nested too deeply") from None

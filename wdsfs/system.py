@@ -61,7 +61,7 @@ def parse_mountinfo(text: bytes) -> list[MountPoint]:
 
 
 def _parse_line(line: bytes) -> MountPoint:
-    # 36 35 98:0 /root /mnt rw,noatime master:1 - ext3 /dev/root rw,errors=continue    (proc(5))
+    # 36 35 98:0 /subtree /mnt rw,noatime master:1 - ext3 /dev/root rw,errors=continue    (proc(5))
     # The number of fields before the dash varies; the source can be empty.
     before, _, after = line.partition(b" - ")
     _, _, device, _, path, options = before.split(b" ")[:6]

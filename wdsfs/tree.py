@@ -139,8 +139,8 @@ class Tree:
             raise NotADirectory(f"{text_of(name)!r}: its parent is a file")
         aliases = record.aliases[self.domain]
         if aliases is not None:
-            child = aliases.find(_crc_below(record, where, name), where, name)
-            if child is not None:
+            child = aliases.find(_crc_below(record, where, name), home_of(record, where), name)
+            if child is not None and (kind == FOLDER or kind_of(child) == MEMBER):
                 return child
         for child in self._find_plain(record, where, name):
             if aliases is None or aliases.of(child) is None:
@@ -289,10 +289,11 @@ class Tree:
             yield from _behind(MEMBER, record.entry_members(index), after)
             return
         if self.files_layout:
-            yield from _behind(FOLDER, record.child_folders(index), after)
+            if kind_of(after) in (0, FOLDER):
+                yield from _behind(FOLDER, record.child_folders(index), after)
             entries = record.folder_entries(index)
             members = range(record.entry_member[entries.start], record.entry_member[entries.stop])
-            for child in _behind(MEMBER, members, after if kind_of(after) == MEMBER else 0):
+            for child in _behind(MEMBER, members, after):
                 if not record.has_links or record.link_target(index_of(child)) is not None:
                     yield child
             return
@@ -318,6 +319,8 @@ class Tree:
             if name is not None:
                 return name
         kind, index = kind_of(child), index_of(child)
+        if home_of(record, child) != child:
+            return self._shown(record, home_of(record, child))
         if kind == FOLDER:
             return record.folder_name[index]
         if kind == SAMPLE:
@@ -415,6 +418,12 @@ def _behind(kind: int, indexes: range, after: int) -> Iterator[int]:
     first = max(indexes.start, index_of(after) + 1) if kind_of(after) == kind else indexes.start
     base = kind << 30
     return (base | index for index in range(first, indexes.stop))
+
+
+def home_of(record: Record, where: int) -> int:
+    """The directory that a sample's files are in: its own, or the folder that it shares one with."""
+    twin = record.twin_folder(index_of(where)) if kind_of(where) == SAMPLE else None
+    return where if twin is None else position(FOLDER, twin)
 
 
 def _crc_below(record: Record, where: int, name: bytes) -> int:

@@ -1,0 +1,132 @@
+"""The unit files: systemd understands them, and nothing in them hides the mount from the rest of the machine."""
+
+import configparser
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+UNITS = Path(__file__).parent.parent / "systemd"
+USER, SYSTEM = UNITS / "wdsfs@.service", UNITS / "wdsfs-system@.service"
+PROGRAM = re.compile(r"(?:%h/\.local|/usr/local)/bin/wdsfs")
+
+# Each of these gives a service a mount namespace of its own (systemd.exec(5)).
+NAMESPACED = """
+    BindPaths BindReadOnlyPaths DynamicUser ExecPaths ExtensionDirectories ExtensionImages InaccessiblePaths
+    LogNamespace MountAPIVFS MountFlags MountImages NoExecPaths PrivateDevices PrivateIPC PrivateMounts
+    PrivateTmp ProcSubset ProtectControlGroups ProtectHome ProtectKernelLogs ProtectKernelModules
+    ProtectKernelTunables ProtectProc ProtectSystem ReadOnlyPaths ReadWritePaths RootDirectory RootImage
+    TemporaryFileSystem
+"""
+# Each of these sets no_new_privs where the service manager is a user's, or takes the host's privileges away.
+UNPRIVILEGED = """
+    LockPersonality MemoryDenyWriteExecute NoNewPrivileges PrivateNetwork PrivateUsers ProtectClock
+    ProtectHostname RestrictAddressFamilies RestrictFileSystems RestrictNamespaces RestrictRealtime
+    RestrictSUIDSGID SystemCallArchitectures SystemCallFilter SystemCallLog
+"""
+
+
+def read(unit: Path) -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(strict=False, interpolation=None, delimiters="=", comment_prefixes="#")
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read(unit)
+    return parser
+
+
+def verify(tmp_path: Path, *units: Path, user: bool = False) -> str:
+    """What systemd-analyze says of copies of the units whose program exists on this machine."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd is not installed")
+    copies = []
+    for unit in units:
+        # A template is verified as an instance.
+        copy = tmp_path / unit.name.replace("@.", "@train.")
+        copy.write_text(PROGRAM.sub("/bin/true", unit.read_text()))
+        copies.append(str(copy))
+    runtime = tmp_path / "run"
+    runtime.mkdir(mode=0o700, exist_ok=True)
+    done = subprocess.run(
+        ["systemd-analyze", *(["--user"] if user else []), "verify", "--man=no", *copies],
+        capture_output=True,
+        text=True,
+        check=False,
+        # A user's manager needs a runtime directory, and its own configuration is not ours to judge.
+        env={**os.environ, "XDG_RUNTIME_DIR": str(runtime), "XDG_CONFIG_HOME": str(tmp_path), "LC_ALL": "C"},
+    )
+    said = [line for line in (done.stdout + done.stderr).splitlines() if str(tmp_path) in line or "train" in line]
+    return "\n".join(said) + (f"\nexit status {done.returncode}" if done.returncode else "")
+
+
+@pytest.mark.parametrize("unit", ["wdsfs-system@.service", "mnt-train.mount", "mnt-train.automount"])
+def test_systemd_understands_the_units_of_the_system(tmp_path: Path, unit: str) -> None:
+    companions = [UNITS / "mnt-train.mount"] if unit == "mnt-train.automount" else []
+    assert verify(tmp_path, UNITS / unit, *companions) == ""
+
+
+def test_systemd_understands_the_unit_of_a_user(tmp_path: Path) -> None:
+    assert verify(tmp_path, USER, user=True) == ""
+
+
+def test_a_mistake_would_be_noticed(tmp_path: Path) -> None:
+    broken = tmp_path / "broken" / SYSTEM.name
+    broken.parent.mkdir()
+    broken.write_text(SYSTEM.read_text().replace("RestrictRealtime=", "RestrictRealTime="))
+    assert "RestrictRealTime" in verify(tmp_path, broken)
+
+
+def test_every_unit_is_checked_here() -> None:
+    assert {unit.name for unit in UNITS.iterdir()} == {
+        *(USER.name, SYSTEM.name, "mnt-train.mount", "mnt-train.automount")
+    }
+
+
+@pytest.mark.parametrize("unit", [USER, SYSTEM], ids=lambda unit: unit.name)
+def test_the_mount_is_visible_outside_of_the_service(unit: Path) -> None:
+    assert set(read(unit)["Service"]) & set(NAMESPACED.split()) == set()
+
+
+def test_nothing_in_a_users_unit_disables_fusermount() -> None:
+    assert set(read(USER)["Service"]) & set(UNPRIVILEGED.split()) == set()
+
+
+@pytest.mark.parametrize("unit", [USER, SYSTEM], ids=lambda unit: unit.name)
+def test_the_service_is_ready_when_the_mount_is(unit: Path) -> None:
+    service = read(unit)["Service"]
+    assert service["Type"] == "notify"
+    assert " mount --foreground $OPTIONS -- $SHARDS ${MOUNTPOINT}" in service["ExecStart"]
+    assert PROGRAM.sub("wdsfs", service["ExecStop"]) == "-wdsfs umount ${MOUNTPOINT}"
+    assert service["Restart"] == "on-failure"
+
+
+def test_both_services_differ_only_where_they_have_to() -> None:
+    user, system = read(USER)["Service"], read(SYSTEM)["Service"]
+    for key in user:
+        if key != "Environment":  # given twice for the system, which configparser does not show
+            assert PROGRAM.sub("wdsfs", user[key]) == PROGRAM.sub("wdsfs", system[key]), key
+
+
+@pytest.mark.parametrize("unit", [USER, SYSTEM], ids=lambda unit: unit.name)
+@pytest.mark.parametrize("alive", [True, False])
+def test_only_a_dead_mount_point_is_cleared(tmp_path: Path, unit: Path, alive: bool) -> None:
+    """The command before the start; a path that does not exist fails as a dead one does."""
+    program, place, told = tmp_path / "wdsfs", tmp_path / "a mount", tmp_path / "told"
+    program.write_text(f'#!/bin/sh\necho "$*" > {told}\n')
+    program.chmod(0o755)
+    if alive:
+        place.mkdir()
+    line = read(unit)["Service"]["ExecStartPre"]
+    script, arguments = re.fullmatch(r"-/bin/sh -c '(.*)' (.*)", line).groups()  # type: ignore[union-attr]
+    assert PROGRAM.sub("wdsfs", arguments) == "${MOUNTPOINT} wdsfs"
+    subprocess.run(["/bin/sh", "-c", script.replace("$$", "$"), place, program], check=True)
+    assert told.exists() != alive
+    if not alive:
+        assert told.read_text() == f"umount {place}\n"
+
+
+def test_the_automount_belongs_to_the_mount() -> None:
+    mount, automount = read(UNITS / "mnt-train.mount"), read(UNITS / "mnt-train.automount")
+    assert mount["Mount"]["Where"] == automount["Automount"]["Where"] == "/mnt/train"
+    assert mount["Mount"]["Type"] == "wdsfs"
