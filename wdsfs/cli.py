@@ -646,6 +646,7 @@ def _status_table(reports: list[dict[str, Any]]) -> Table:
 def _status_detail(report: dict[str, Any]) -> Table:
     table = _table("", "")
     table.show_header = False
+    table.columns[1].justify = "left"
     table.add_row("mountpoint", report["mountpoint"])
     table.add_row("state", f"{report['state']}, process {report['pid']}")
     table.add_row("shards", " ".join(report["specs"]))

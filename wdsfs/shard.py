@@ -457,11 +457,14 @@ def _nanoseconds(value: bytes) -> int | None:
     """
     whole, _, fraction = value.partition(b".")
     try:
-        ns = int((fraction + b"000000000")[:9])
-        seconds = int(whole or (b"0" if fraction else b""))
-    except ValueError:
+        if b"e" in value:  # as Python writes what is close to 0
+            ns = int(float(value) * 10**9)
+        else:
+            ns = int((fraction + b"000000000")[:9])
+            seconds = int(whole or (b"0" if fraction else b""))
+            ns = seconds * 10**9 + (-ns if whole.startswith(b"-") else ns)
+    except (ValueError, OverflowError):
         return None
-    ns = seconds * 10**9 + (-ns if whole.startswith(b"-") else ns)
     return max(min(ns, (1 << 63) - 1), -(1 << 63))
 
 

@@ -1,0 +1,228 @@
+"""Names: the split into key and extension against the webdataset library's own, and the escapes."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from webdataset import tariterators
+
+from wdsfs import names
+
+# Few characters, so that odd combinations are frequent.
+tiny = st.text("ab._/%~2E0\0", max_size=8).map(str.encode)
+wild = st.one_of(tiny, st.binary(max_size=12), st.lists(st.sampled_from([b"/", b".", b"__", b"a", b"\xff"])).map(b"".join))
+components = wild.map(lambda name: name.replace(b"/", b""))
+long_components = st.tuples(components, st.integers(240, 300), st.sampled_from([b"x", "é".encode(), b"\xff"])).map(
+    lambda parts: (parts[0] + parts[2] * parts[1])[: parts[1]]
+)
+
+
+def by_webdataset(name: bytes) -> tuple[bytes, bytes] | None:
+    """Key and extension as the webdataset library has them, None for what it leaves out."""
+    text = os.fsdecode(name)
+    prefix, suffix = tariterators.meta_prefix, tariterators.meta_suffix
+    if "/" not in text and text.startswith(prefix) and text.endswith(suffix):
+        return None
+    if re.match(inspect.signature(tariterators.tar_file_iterator).parameters["skip_meta"].default, text):
+        return None
+    key, extension = tariterators.base_plus_ext(text)
+    return None if key is None else (os.fsencode(key), os.fsencode(extension))
+
+
+def by_us(name: bytes) -> tuple[bytes, bytes] | None:
+    split = names.split(name)
+    return None if split is None else (split.folder + split.stem, split.extension)
+
+
+@settings(max_examples=3000, deadline=None)
+@given(wild.filter(lambda name: b"\n" not in name))
+def test_split_as_webdataset_does(name: bytes) -> None:
+    """The key ends at the first dot behind the last slash, the extension is everything behind that dot, as in the
+    webdataset library; but a base name that starts with a dot is in no sample."""
+    if name.rpartition(b"/")[2].startswith(b"."):
+        assert by_us(name) is None
+    else:
+        assert by_us(name) == by_webdataset(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "theirs"),
+    [
+        (b"a.jpg", (b"a", b"jpg"), "same"),
+        (b"a.left.JPG", (b"a", b"left.JPG"), "same"),
+        (b"d/e/a.jpg", (b"d/e/a", b"jpg"), "same"),
+        (b"d.v1/a.jpg", (b"d.v1/a", b"jpg"), "same"),
+        (b"d.v1/foo", None, "same"),
+        (b"README", None, "same"),
+        (b"a.", (b"a", b""), "same"),
+        (b"a..jpg", (b"a", b".jpg"), "same"),
+        (b"./a.jpg", (b"./a", b"jpg"), "same"),
+        (b"/abs/a.jpg", (b"/abs/a", b"jpg"), "same"),
+        (b"/a.jpg", (b"/a", b"jpg"), "same"),
+        (b"../up.jpg", (b"../up", b"jpg"), "same"),
+        (b"", None, "same"),
+        # data about the set
+        (b"__m__", None, "same"),
+        (b"__", None, "same"),
+        (b"___/a.json", (b"___/a", b"json"), "same"),
+        (b"__m__/a.json", None, "same"),
+        (b"__m.x__", None, "same"),
+        (b"__m__.json", (b"__m__", b"json"), "same"),
+        (b"d/__m__/a.json", (b"d/__m__/a", b"json"), "same"),
+        # differences
+        (b".hidden", None, "same"),
+        (b"d/.hidden", None, (b"d/", b"hidden")),
+        (b"/.hidden", None, (b"/", b"hidden")),
+        (b"a.b/.hidden.jpg", None, (b"a.b/", b"hidden.jpg")),
+        (b"d.v1\n/a.jpg", (b"d.v1\n/a", b"jpg"), None),
+        (b"__m.x__\n", (b"__m", b"x__\n"), None),
+    ],
+)
+def test_split(name: bytes, ours: tuple[bytes, bytes] | None, theirs: object) -> None:
+    """Differences from the webdataset library: hidden files are in no sample; a newline is a character like any
+    other, where the library leaves out members below a folder with a dot and a newline in its name."""
+    assert by_us(name) == ours
+    assert by_webdataset(name) == (ours if theirs == "same" else theirs)
+
+
+@given(wild)
+def test_split_loses_nothing(name: bytes) -> None:
+    split = names.split(name)
+    if split is not None:
+        assert split.folder + split.stem + b"." + split.extension == name
+        assert b"." not in split.stem
+        assert b"/" not in split.stem + split.extension
+    folder, base = names.split_folder(name)
+    assert folder + base == name
+    assert folder in (b"", name[: len(folder) - 1] + b"/")
+
+
+@pytest.mark.parametrize(
+    ("folder", "components"),
+    [
+        (b"", []),
+        (b"a/", [b"a"]),
+        (b"a/b/", [b"a", b"b"]),
+        (b"./", []),
+        (b"././a/./", [b"a", b"."]),
+        (b"/", [b""]),
+        (b".//", [b""]),
+        (b"/abs/", [b"", b"abs"]),
+        (b"a//b/", [b"a", b"", b"b"]),
+        (b"../../", [b"..", b".."]),
+    ],
+)
+def test_folder_components(folder: bytes, components: list[bytes]) -> None:
+    """Leading `./` mean nothing; every other component of a name is a directory, also an empty one and `..`."""
+    assert names.folder_components(folder) == components
+
+
+# --- escapes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("component", "shown"),
+    [
+        (b"jpg", b"jpg"),
+        (b"", b"%"),
+        (b"%", b"%25"),
+        (b".", b"%2E"),
+        (b"..", b"%2E%2E"),
+        (b"...", b"..."),
+        (b"a\0b", b"a%00b"),
+        (b"100%", b"100%"),
+        (b"%41", b"%41"),
+        (b"%2E", b"%252E"),
+        (b"%25", b"%2525"),
+        (b"%00\0", b"%2500%00"),
+        (b"\xff \n", b"\xff \n"),
+        (b"x" * 255, b"x" * 255),
+    ],
+)
+def test_escape(component: bytes, shown: bytes) -> None:
+    """A component is shown as it is, but for NUL (`%00`), `.`, `..` and the empty one (`%`), and for names that
+    look like these escapes, whose percent sign becomes `%25`."""
+    assert names.escape(component) == shown
+    assert names.unescape(shown) == component
+
+
+@settings(max_examples=2000, deadline=None)
+@given(components | long_components)
+def test_escape_can_always_be_shown(component: bytes) -> None:
+    """Whatever a tar holds is shown under a name that a file system can have."""
+    shown = names.escape(component)
+    assert shown not in (b"", b".", b"..")
+    assert not {0, ord("/")} & set(shown)
+    assert len(shown) <= names.NAME_MAX
+
+
+@settings(max_examples=2000, deadline=None)
+@given(components, components)
+def test_escape_can_be_undone(one: bytes, other: bytes) -> None:
+    """Two components are never shown under the same name, and the name gives back the component."""
+    assert names.unescape(names.escape(one)) == one
+    assert (names.escape(one) == names.escape(other)) == (one == other)
+
+
+@given(long_components, long_components)
+def test_long_names_are_told_apart(one: bytes, other: bytes) -> None:
+    """Names over 255 bytes are cut and end in a checksum of the whole name, by which they are told apart."""
+    assert (names.escape(one) == names.escape(other)) == (one == other)
+
+
+@given(st.text("aé漢", min_size=1), st.integers(20, 300))
+def test_cut_names_stay_text(name: str, limit: int) -> None:
+    """A cut does not go through a UTF-8 character."""
+    short = names.shorten(name.encode() * 20, limit)
+    assert len(short) <= limit
+    assert short.decode()
+
+
+@settings(max_examples=2000, deadline=None)
+@given(st.lists(wild, max_size=3))
+def test_plain_names_need_no_escape(given_names: list[bytes]) -> None:
+    if names.are_plain(given_names):
+        for name in given_names:
+            folder, base = names.split_folder(name)
+            shown = [names.escape(part) for part in [*names.folder_components(folder), base]]
+            assert b"/".join(shown) == name
+            assert len(name) <= names.NAME_MAX
+            split = names.split(name)
+            assert split is None or names.escape(split.stem) == split.stem
+
+
+def test_ordinary_names_are_plain() -> None:
+    """The fast path is taken for what nearly all shards hold."""
+    ordinary = [b"a.jpg", b"d/a.left.jpg", b"d.v1/b c.x", b"..a/b..c", b"a/.hidden", b"\xff\xc3\xa9.txt", b"~2", b"a/...x"]
+    assert names.are_plain(ordinary)
+    assert names.are_plain([])
+    for odd in (b"", b"a//b", b"/a", b"./a", b"a/..", b"..", b"a/./b", b"%", b"a\0", b"x" * 256, b"a/"):
+        assert not names.are_plain([*ordinary, odd])
+
+
+# --- numbers -----------------------------------------------------------------------------------------------
+
+
+@given(components.filter(bool), st.integers(2, 10**6))
+def test_numbered(name: bytes, number: int) -> None:
+    """The second thing that wants a name gets `name~2`, the third `name~3`."""
+    shown = names.numbered(name, number)
+    assert shown == name + b"~%d" % number
+    assert names.number_of(shown) == (name, number)
+
+
+@given(long_components, st.integers(2, 10**6))
+def test_numbered_fits(name: bytes, number: int) -> None:
+    shown = names.numbered(name, number)
+    assert len(shown) <= names.NAME_MAX
+    assert shown.endswith(b"~%d" % number)
+
+
+@pytest.mark.parametrize("name", [b"", b"a", b"~2", b"a~", b"a~1", b"a~0", b"a~02", b"a~2x", b"a~-2", b"a~" + b"9" * 5000])
+def test_no_number(name: bytes) -> None:
+    assert names.number_of(name) is None
