@@ -8,6 +8,7 @@ of it, so that the tests of the scan, of the record and of the mount can all go 
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import io
 import lzma
@@ -15,12 +16,12 @@ import os
 import subprocess
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import webdataset
+from webdataset import tariterators
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
@@ -55,8 +56,8 @@ def header(
     parts: dict[int, bytes] = {
         0: name[:100],
         100: b"0000644\0" + b"0000000\0" * 2,
-        124: _base_256(size) if base256 else b"%011o\0" % size,
-        136: b"%011o\0" % mtime if mtime >= 0 else _base_256(mtime),
+        124: _base_256(size) if base256 else _number(size),
+        136: _number(mtime),
         148: b" " * 8,
         156: kind,
         157: link[:100],
@@ -68,6 +69,10 @@ def header(
     total = sum(block) - (256 * sum(byte > 127 for byte in block) if signed else 0)
     block[148:156] = b"%06o\0 " % ((total if checksum is None else checksum) & 0o777777)
     return bytes(block)
+
+
+def _number(value: int) -> bytes:
+    return b"%011o\0" % value if 0 <= value < 8**11 else _base_256(value)
 
 
 def _base_256(value: int) -> bytes:
@@ -105,10 +110,10 @@ def gnu_long(value: bytes, kind: bytes = b"L") -> bytes:
 
 def old_sparse(name: bytes, segments: list[tuple[int, bytes]], size: int) -> bytes:
     """A sparse file in GNU's old format: 4 segments in the header, 21 in each block behind it."""
-    table = [b"%011o\0%011o\0" % (offset, len(content)) for offset, content in segments]
+    table = [_number(offset) + _number(len(content)) for offset, content in segments]
     content = b"".join(content for _, content in segments)
     blocks = [table[at : at + 21] for at in range(4, len(table), 21)]
-    fields = {386: b"".join(table[:4]), 482: b"\1" if blocks else b"\0", 483: b"%011o\0" % size}
+    fields = {386: b"".join(table[:4]), 482: b"\1" if blocks else b"\0", 483: _number(size)}
     extra = b""
     for number, block in enumerate(blocks):
         more = b"\1" if number + 1 < len(blocks) else b"\0"
@@ -143,11 +148,22 @@ def with_webdataset(samples: Iterable[Mapping[str, Any]], **options: Any) -> byt
 
 def with_gnu_tar(directory: Path, *options: str, members: Iterable[bytes] = (b".",)) -> bytes:
     """What GNU tar makes of a directory, or of some of its members."""
-    command = ["tar", *options, "--sort=name", "--owner=0", "--group=0", "-C", os.fspath(directory), "-cf", "-", "--"]
+    command = [
+        "tar",
+        *options,
+        "--sort=name",
+        "--owner=0",
+        "--group=0",
+        "-C",
+        os.fspath(directory),
+        "-cf",
+        "-",
+        "--",
+    ]
     return subprocess.run([*map(os.fsencode, command), *members], check=True, capture_output=True).stdout
 
 
-@contextmanager
+@contextlib.contextmanager
 def opened(content: bytes | Path) -> Iterator[int]:
     """A descriptor of a tar, without a file on disk if it is given as bytes."""
     if isinstance(content, bytes):
@@ -173,6 +189,73 @@ def write_large(path: Path, size: int = 9 << 30, by_pax: bool = False) -> None:
         out.write(b"end" + bytes(-size % BLOCK) + tar(member(b"a.txt", b"aaa")))
 
 
+# --- as others see them ------------------------------------------------------------------------------------
+
+
+class Listed(NamedTuple):
+    """A member, in terms that every reader has. Times are whole seconds; what has no content has size 0."""
+
+    name: bytes
+    kind: str
+    head: int
+    data: int
+    size: int
+    mtime: int
+    link: bytes
+
+
+_TESTS = {
+    "file": tarfile.TarInfo.isreg,
+    "link": tarfile.TarInfo.islnk,
+    "symlink": tarfile.TarInfo.issym,
+    "directory": tarfile.TarInfo.isdir,
+    "character": tarfile.TarInfo.ischr,
+    "block": tarfile.TarInfo.isblk,
+    "fifo": tarfile.TarInfo.isfifo,
+}
+
+
+def by_tarfile(tar: bytes) -> list[Listed]:
+    """What tarfile sees, up to where it gives up."""
+    found = []
+    # IndexError: tarfile does not expect the end of the file inside a sparse map.
+    errors = (tarfile.TarError, ValueError, OverflowError, RecursionError, IndexError, KeyError)
+    with (
+        contextlib.suppress(*errors),
+        tarfile.open(fileobj=io.BytesIO(tar), mode="r:", errors="surrogateescape", encoding="utf-8") as archive,
+    ):
+        for one in archive:
+            kind = next((kind for kind, test in _TESTS.items() if test(one)), "unknown")
+            size = one.size if kind in ("file", "unknown") else 0
+            link = one.linkname if kind in ("link", "symlink") else ""
+            found.append(
+                Listed(_raw(one.name), kind, one.offset, one.offset_data, size, int(one.mtime), _raw(link))
+            )
+    return found
+
+
+def _raw(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def by_webdataset(tar: bytes, hidden: bool = False) -> list[dict[str, Any]]:
+    """The samples that the webdataset library reads: `__key__`, and bytes by extension.
+
+    Where a sample has an extension twice the library raises an error; here it goes on behind that. Without
+    `hidden`, members whose base name starts with a dot are left out.
+    """
+
+    def select(name: str) -> bool:
+        return hidden or not name.rpartition("/")[2].startswith(".")
+
+    def go_on(error: Exception) -> bool:
+        return True
+
+    files = tariterators.tar_file_iterator(io.BytesIO(tar), select_files=select)
+    samples = tariterators.group_by_keys(({**file, "__url__": ""} for file in files), handler=go_on)
+    return [{key: value for key, value in sample.items() if key != "__url__"} for sample in samples]
+
+
 # --- odd ones ----------------------------------------------------------------------------------------------
 
 
@@ -180,8 +263,8 @@ def write_large(path: Path, size: int = 9 << 30, by_pax: bool = False) -> None:
 class Case:
     """An odd tar and what is expected of it.
 
-    `files` is the whole `files` layout: shown path -> content; None where every read fails, because the shard
-    ends before it. `problems` are the kinds of what is reported. `write` puts the tar where it is wanted.
+    `files` is the whole `files` layout: shown path -> content; None where it cannot be read whole, because the
+    shard ends before. `problems` are the kinds of what is reported. `write` puts the tar where it is wanted.
     """
 
     expected: str
@@ -189,11 +272,11 @@ class Case:
     files: dict[bytes, bytes | None] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
-    def bytes(self) -> bytes:
+    def tar(self) -> bytes:
         return self.build() if callable(self.build) else self.build
 
     def write(self, path: Path) -> None:
-        path.write_bytes(self.bytes())
+        path.write_bytes(self.tar())
 
 
 ABC = bytes(range(256)) * 3  # content of more than one block
@@ -288,7 +371,9 @@ ODD: dict[str, Case] = {
     ),
     "PAX global": Case("its records hold for all members behind it", tar(pax({b"mtime": b"77"}, b"g"), A, B), _AB),
     "PAX comment": Case("git archive writes a global comment", tar(pax({b"comment": b"x" * 40}, b"g"), A, B), _AB),
-    "PAX Solaris": Case("type X is type x", tar(pax({b"path": b"b.txt"}, b"X"), member(b"a.txt", ABC)), {b"b.txt": ABC}),
+    "PAX Solaris": Case(
+        "type X is type x", tar(pax({b"path": b"b.txt"}, b"X"), member(b"a.txt", ABC)), {b"b.txt": ABC}
+    ),
     "base-256 size": Case("the size", tar(member(b"a.txt", b"aaa", base256=True)), _ONLY_A),
     "signed checksum": Case(
         "accepted, as some old tars wrote it", tar(member(b"\xff.txt", b"aaa", signed=True)), {b"\xff.txt": b"aaa"}
@@ -308,7 +393,10 @@ ODD: dict[str, Case] = {
         {b"a.txt": b"aaa", b"l.txt": b"aaa", b"m.txt": b"aaa"},
     ),
     "dangling hard link": Case(
-        "not shown, but reported", tar(member(b"l.txt", kind=HARD_LINK, link=b"b.txt"), A, B), _AB, ("dangling link",)
+        "not shown, but reported",
+        tar(member(b"l.txt", kind=HARD_LINK, link=b"b.txt"), A, B),
+        _AB,
+        ("dangling link",),
     ),
     "links with a size": Case(
         "a link has no content, whatever its size field says",
@@ -317,29 +405,33 @@ ODD: dict[str, Case] = {
     ),
     "directories with a size": Case("the same", tar(header(b"d/", 4096, DIRECTORY), A, B), _AB),
     "devices": Case(
-        "never created", tar(*(member(b"dev" + kind, kind=kind) for kind in (CHARACTER, BLOCK_DEVICE, FIFO)), A, B), _AB
+        "never created",
+        tar(*(member(b"dev" + kind, kind=kind) for kind in (CHARACTER, BLOCK_DEVICE, FIFO)), A, B),
+        _AB,
     ),
     "contiguous": Case("an ordinary file", tar(member(b"a.txt", b"aaa", CONTIGUOUS)), _ONLY_A),
     "unknown type": Case(
         "a file, but in no sample", tar(A, member(b"z.bin", ABC, b"Z"), B), {**_AB, b"z.bin": ABC}
     ),
-    "sparse GNU": Case("holes are zeros", lambda: tar(old_sparse(b"s.txt", _SEGMENTS, _SIZE), A), {
-        b"s.txt": _sparse_content(), b"a.txt": b"aaa"
-    }),
+    "sparse GNU": Case(
+        "holes are zeros",
+        lambda: tar(old_sparse(b"s.txt", _SEGMENTS, _SIZE), A),
+        {b"s.txt": _sparse_content(), b"a.txt": b"aaa"},
+    ),
     "sparse GNU of 50 segments": Case(
         "the map goes on in blocks behind the header",
         lambda: tar(old_sparse(b"s.txt", _NUMBERED, 100), A),
         {b"s.txt": b"".join(content + b"\0" for _, content in _NUMBERED), b"a.txt": b"aaa"},
     ),
-    "sparse 0.0": Case("holes are zeros", lambda: tar(_sparse_0_0(), A), {
-        b"s.txt": _sparse_content(), b"a.txt": b"aaa"
-    }),
-    "sparse 0.1": Case("holes are zeros", lambda: tar(_sparse_0_1(), A), {
-        b"s.txt": _sparse_content(), b"a.txt": b"aaa"
-    }),
-    "sparse 1.0": Case("holes are zeros", lambda: tar(_sparse_1_0(), A), {
-        b"s.txt": _sparse_content(), b"a.txt": b"aaa"
-    }),
+    "sparse 0.0": Case(
+        "holes are zeros", lambda: tar(_sparse_0_0(), A), {b"s.txt": _sparse_content(), b"a.txt": b"aaa"}
+    ),
+    "sparse 0.1": Case(
+        "holes are zeros", lambda: tar(_sparse_0_1(), A), {b"s.txt": _sparse_content(), b"a.txt": b"aaa"}
+    ),
+    "sparse 1.0": Case(
+        "holes are zeros", lambda: tar(_sparse_1_0(), A), {b"s.txt": _sparse_content(), b"a.txt": b"aaa"}
+    ),
     "0-byte members": Case("empty files", tar(member(b"a.txt"), member(b"b.txt")), {b"a.txt": b"", b"b.txt": b""}),
     # ends
     "no end mark": Case("everything is there", tar(A, B, end=b""), _AB, ("no end mark",)),
@@ -391,7 +483,9 @@ ODD: dict[str, Case] = {
         ("truncated",),
     ),
     "impossible size": Case("damage", tar(A, header(b"b.txt", (1 << 80), base256=True), B), _ONLY_A, ("damaged",)),
-    "size that is no number": Case("damage", tar(A, header(b"b.txt", fields={124: b"1x"}), B), _ONLY_A, ("damaged",)),
+    "size that is no number": Case(
+        "damage", tar(A, header(b"b.txt", fields={124: b"1x"}), B), _ONLY_A, ("damaged",)
+    ),
     "huge extension header": Case("damage", tar(A, header(b"x", 1 << 30, b"x"), B), _ONLY_A, ("damaged",)),
     # names
     "leading ./": Case("means nothing", tar(member(b"./a.txt", b"aaa"), member(b"././b.txt", ABC)), _AB),
@@ -427,6 +521,8 @@ ODD: dict[str, Case] = {
         {**_AB, b"a.txt~2": b"2nd", b"a.txt~3": b"3rd"},
     ),
     "file and directory of one name": Case(
-        "the file gets a number", tar(member(b"a", b"aaa"), member(b"a/b.txt", ABC)), {b"a~2": b"aaa", b"a/b.txt": ABC}
+        "the file gets a number",
+        tar(member(b"a", b"aaa"), member(b"a/b.txt", ABC)),
+        {b"a~2": b"aaa", b"a/b.txt": ABC},
     ),
-}  # fmt: skip
+}

@@ -15,7 +15,9 @@ from wdsfs import names
 
 # Few characters, so that odd combinations are frequent.
 tiny = st.text("ab._/%~2E0\0", max_size=8).map(str.encode)
-wild = st.one_of(tiny, st.binary(max_size=12), st.lists(st.sampled_from([b"/", b".", b"__", b"a", b"\xff"])).map(b"".join))
+wild = st.one_of(
+    tiny, st.binary(max_size=12), st.lists(st.sampled_from([b"/", b".", b"__", b"a", b"\xff"])).map(b"".join)
+)
 components = wild.map(lambda name: name.replace(b"/", b""))
 long_components = st.tuples(components, st.integers(240, 300), st.sampled_from([b"x", "é".encode(), b"\xff"])).map(
     lambda parts: (parts[0] + parts[2] * parts[1])[: parts[1]]
@@ -39,7 +41,7 @@ def by_us(name: bytes) -> tuple[bytes, bytes] | None:
     return None if split is None else (split.folder + split.stem, split.extension)
 
 
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=1500, deadline=None)
 @given(wild.filter(lambda name: b"\n" not in name))
 def test_split_as_webdataset_does(name: bytes) -> None:
     """The key ends at the first dot behind the last slash, the extension is everything behind that dot, as in the
@@ -66,6 +68,8 @@ def test_split_as_webdataset_does(name: bytes) -> None:
         (b"/a.jpg", (b"/a", b"jpg"), "same"),
         (b"../up.jpg", (b"../up", b"jpg"), "same"),
         (b"", None, "same"),
+        (b".hidden", None, "same"),
+        (b"a.b/.hidden.jpg", None, "same"),
         # data about the set
         (b"__m__", None, "same"),
         (b"__", None, "same"),
@@ -75,10 +79,8 @@ def test_split_as_webdataset_does(name: bytes) -> None:
         (b"__m__.json", (b"__m__", b"json"), "same"),
         (b"d/__m__/a.json", (b"d/__m__/a", b"json"), "same"),
         # differences
-        (b".hidden", None, "same"),
         (b"d/.hidden", None, (b"d/", b"hidden")),
         (b"/.hidden", None, (b"/", b"hidden")),
-        (b"a.b/.hidden.jpg", None, (b"a.b/", b"hidden.jpg")),
         (b"d.v1\n/a.jpg", (b"d.v1\n/a", b"jpg"), None),
         (b"__m.x__\n", (b"__m", b"x__\n"), None),
     ],
@@ -151,7 +153,7 @@ def test_escape(component: bytes, shown: bytes) -> None:
     assert names.unescape(shown) == component
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=800, deadline=None)
 @given(components | long_components)
 def test_escape_can_always_be_shown(component: bytes) -> None:
     """Whatever a tar holds is shown under a name that a file system can have."""
@@ -161,7 +163,7 @@ def test_escape_can_always_be_shown(component: bytes) -> None:
     assert len(shown) <= names.NAME_MAX
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=800, deadline=None)
 @given(components, components)
 def test_escape_can_be_undone(one: bytes, other: bytes) -> None:
     """Two components are never shown under the same name, and the name gives back the component."""
@@ -183,7 +185,7 @@ def test_cut_names_stay_text(name: str, limit: int) -> None:
     assert short.decode()
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=800, deadline=None)
 @given(st.lists(wild, max_size=3))
 def test_plain_names_need_no_escape(given_names: list[bytes]) -> None:
     if names.are_plain(given_names):
@@ -198,9 +200,17 @@ def test_plain_names_need_no_escape(given_names: list[bytes]) -> None:
 
 def test_ordinary_names_are_plain() -> None:
     """The fast path is taken for what nearly all shards hold."""
-    ordinary = [b"a.jpg", b"d/a.left.jpg", b"d.v1/b c.x", b"..a/b..c", b"a/.hidden", b"\xff\xc3\xa9.txt", b"~2", b"a/...x"]
+    ordinary = [
+        b"a.jpg",
+        b"d/a.left.jpg",
+        b"d.v1/b c.x",
+        b"..a/b..c",
+        b"a/.hidden",
+        b"\xff\xc3\xa9.txt",
+        b"~2",
+        b"a/...x",
+    ]
     assert names.are_plain(ordinary)
-    assert names.are_plain([])
     for odd in (b"", b"a//b", b"/a", b"./a", b"a/..", b"..", b"a/./b", b"%", b"a\0", b"x" * 256, b"a/"):
         assert not names.are_plain([*ordinary, odd])
 
@@ -223,6 +233,8 @@ def test_numbered_fits(name: bytes, number: int) -> None:
     assert shown.endswith(b"~%d" % number)
 
 
-@pytest.mark.parametrize("name", [b"", b"a", b"~2", b"a~", b"a~1", b"a~0", b"a~02", b"a~2x", b"a~-2", b"a~" + b"9" * 5000])
+@pytest.mark.parametrize(
+    "name", [b"", b"a", b"~2", b"a~", b"a~1", b"a~0", b"a~02", b"a~2x", b"a~-2", b"a~" + b"9" * 5000]
+)
 def test_no_number(name: bytes) -> None:
     assert names.number_of(name) is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 import itertools
 import os
 import tarfile
@@ -17,7 +16,7 @@ import pytest
 import tars
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from tars import ABC, BLOCK, END, LONG, ODD, A, B
+from tars import ABC, BLOCK, END, LONG, ODD, A, B, Listed, by_tarfile
 
 from wdsfs import shard
 from wdsfs.errors import CorruptShard
@@ -61,7 +60,7 @@ def _rows(fd: int, chunk: shard.Chunk) -> Iterator[Found]:
 
 def check(case: str, *files: tuple[bytes, bytes | None]) -> list[Found]:
     """The odd case has exactly these regular files, and the problems that its table says."""
-    found, problems = look(ODD[case].bytes())
+    found, problems = look(ODD[case].tar())
     assert [(one.name, one.content) for one in found if one.kind == shard.REGULAR] == list(files)
     assert [problem.kind for problem in problems] == [k for k in ODD[case].problems if k != "dangling link"]
     return found
@@ -73,7 +72,7 @@ AAA, BBB = (b"a.txt", b"aaa"), (b"b.txt", ABC)
 @pytest.mark.parametrize("case", ODD)
 def test_problems_tell_where(case: str) -> None:
     """Each problem of a shard has a kind, an offset and words."""
-    tar = ODD[case].bytes()
+    tar = ODD[case].tar()
     for problem in look(tar)[1]:
         assert problem.kind in ODD[case].problems
         assert 0 <= problem.offset <= len(tar)
@@ -155,7 +154,9 @@ def test_pax_global() -> None:
     assert [one.mtime for one in found] == [77_000_000_000] * 2
     glob = tars.pax({b"mtime": b"77", b"size": b"5", b"linkpath": b"t"}, b"g")
     link = tars.member(b"l", kind=tars.SYMLINK, link=b"x")
-    found, problems = look(tars.tar(A, glob, tars.pax({b"mtime": b"8"}), B, link, tars.pax({b"mtime": b""}, b"g"), A))
+    found, problems = look(
+        tars.tar(A, glob, tars.pax({b"mtime": b"8"}), B, link, tars.pax({b"mtime": b""}, b"g"), A)
+    )
     assert [one.mtime // 10**9 for one in found] == [1, 8, 77, 1]
     assert (found[2].link, problems) == (b"t", [])
 
@@ -202,7 +203,10 @@ def test_members_over_8_gib(tmp_path: Path, by_pax: bool) -> None:
 def test_links() -> None:
     """Links, directories, devices and fifos have no content, whatever their size field says."""
     found = check("hard links", AAA)
-    assert [(one.kind, one.link) for one in found[1:]] == [(shard.HARD_LINK, b"a.txt"), (shard.HARD_LINK, b"./l.txt")]
+    assert [(one.kind, one.link) for one in found[1:]] == [
+        (shard.HARD_LINK, b"a.txt"),
+        (shard.HARD_LINK, b"./l.txt"),
+    ]
     check("links with a size", AAA, BBB)
     check("directories with a size", AAA, BBB)
     found = check("devices", AAA, BBB)
@@ -229,9 +233,11 @@ def test_sparse(case: str) -> None:
     content = ODD[case].files[b"s.txt"]
     assert content is not None
     check(case, (b"s.txt", content), AAA)
-    with tars.opened(ODD[case].bytes()) as fd:
+    with tars.opened(ODD[case].tar()) as fd:
         (chunk,) = shard.scan(fd, [])
-        for offset, length in itertools.product((0, 1, 999, 1001, len(content) - 1, len(content), 1 << 30), (0, 1, 5000)):
+        for offset, length in itertools.product(
+            (0, 1, 999, 1001, len(content) - 1, len(content), 1 << 30), (0, 1, 5000)
+        ):
             got = shard.read(fd, int(chunk.datas[0]), len(content), chunk.sparse[0], offset, length)
             assert got == content[offset : offset + length]
 
@@ -278,7 +284,7 @@ def test_gnu_tar(tmp_path: Path, format_: str) -> None:
     tar = tars.with_gnu_tar(tmp_path, f"--format={format_}", *excluded)
     found, problems = look(tar)
     assert not problems
-    assert [_comparable(one) for one in found] == by_tarfile(tar)
+    assert [_listed(one) for one in found] == by_tarfile(tar)
     assert len(found) == 7 + (0 if excluded else 2)
     ns = 987_654_321 if format_ == "posix" else 0
     assert {one.mtime for one in found if one.kind == shard.REGULAR} == {1_234_567_890_000_000_000 + ns}
@@ -310,7 +316,7 @@ def test_data_behind_the_end_mark() -> None:
     what lies behind it is reported."""
     check("concatenated", AAA)
     check("zero block in the middle", AAA)
-    _, (problem,) = look(ODD["concatenated"].bytes())
+    _, (problem,) = look(ODD["concatenated"].tar())
     assert problem.offset == 2 * BLOCK + len(END)
 
 
@@ -338,7 +344,7 @@ def test_no_tar() -> None:
     for case in ("no tar", "a few bytes", "gzip", "bzip2", "xz", "zstd", "damaged first header"):
         check(case)
     for case in ("gzip", "bzip2", "xz", "zstd"):
-        assert case in look(ODD[case].bytes())[1][0].text
+        assert case in look(ODD[case].tar())[1][0].text
 
 
 # --- damage ------------------------------------------------------------------------------------------------
@@ -358,7 +364,7 @@ def test_damaged_headers() -> None:
         "huge extension header",
     ):
         check(case, AAA)
-        assert look(ODD[case].bytes())[1][0].offset == len(A)
+        assert look(ODD[case].tar())[1][0].offset == len(A)
 
 
 def test_damage_in_the_middle() -> None:
@@ -378,9 +384,12 @@ def test_cut_off() -> None:
     check("huge size", AAA, (b"b.txt", None))
     found = check("cut in content", AAA, (b"b.txt", None))
     assert found[1].size == len(ABC)
-    with tars.opened(ODD["cut in content"].bytes()) as fd:
-        left = len(ODD["cut in content"].bytes()) - found[1].data
-        for content in (found[1].data, len(ABC), None, 0, left), (found[1].data, len(ABC), [(0, len(ABC))], 0, left):
+    with tars.opened(ODD["cut in content"].tar()) as fd:
+        left = len(ODD["cut in content"].tar()) - found[1].data
+        for content in (
+            (found[1].data, len(ABC), None, 0, left),
+            (found[1].data, len(ABC), [(0, len(ABC))], 0, left),
+        ):
             assert shard.read(fd, *content) == ABC[:left]
             # Never fewer bytes than asked for: the kernel would take that for the end of the file.
             with pytest.raises(CorruptShard):
@@ -390,7 +399,10 @@ def test_cut_off() -> None:
 def test_truncation_at_every_byte() -> None:
     tar = tars.tar(A, tars.pax({b"path": b"p.txt"}), B, tars.member(b"z.txt"))
     whole, _ = look(tar)
-    for end in [*range(0, len(tar), 37), *(at + delta for at in range(0, len(tar), BLOCK) for delta in (0, 1, 511))]:
+    for end in [
+        *range(0, len(tar), 37),
+        *(at + delta for at in range(0, len(tar), BLOCK) for delta in (0, 1, 511)),
+    ]:
         found, problems = look(tar[:end])
         assert [one._replace(content=None) for one in found] == [
             one._replace(content=None) for one in whole[: len(found)]
@@ -424,16 +436,6 @@ def test_read_name() -> None:
 # --- against tarfile ---------------------------------------------------------------------------------------
 
 
-class Comparable(NamedTuple):
-    name: bytes
-    kind: str
-    head: int
-    data: int
-    size: int
-    mtime: int
-    link: bytes
-
-
 KINDS = {
     shard.REGULAR: "file",
     shard.HARD_LINK: "link",
@@ -445,51 +447,18 @@ KINDS = {
 }
 
 
-def _comparable(one: Found) -> Comparable:
+def _listed(one: Found) -> Listed:
     kind = KINDS.get(one.kind, "unknown")
     seconds = one.mtime // 10**9 if one.mtime >= 0 else -(-one.mtime // 10**9)
-    return Comparable(one.name, kind, one.head, one.data, one.size, seconds, one.link or b"")
-
-
-def by_tarfile(tar: bytes) -> list[Comparable]:
-    """What tarfile sees, up to where it gives up."""
-    found = []
-    with io.BytesIO(tar) as file:
-        try:
-            archive = tarfile.open(fileobj=file, mode="r:", errors="surrogateescape", encoding="utf-8")
-            for one in archive:
-                found.append(_from_tarfile(one))
-        except (tarfile.TarError, ValueError, OverflowError, RecursionError, IndexError, KeyError):
-            pass
-    return found
-
-
-_TESTS = {
-    "file": tarfile.TarInfo.isreg,
-    "link": tarfile.TarInfo.islnk,
-    "symlink": tarfile.TarInfo.issym,
-    "directory": tarfile.TarInfo.isdir,
-    "character": tarfile.TarInfo.ischr,
-    "block": tarfile.TarInfo.isblk,
-    "fifo": tarfile.TarInfo.isfifo,
-}
-
-
-def _from_tarfile(one: tarfile.TarInfo) -> Comparable:
-    kind = next((kind for kind, test in _TESTS.items() if test(one)), "unknown")
-    size = one.size if kind in ("file", "unknown") else 0
-    link = one.linkname if kind in ("link", "symlink") else ""
-    return Comparable(_raw(one.name), kind, one.offset, one.offset_data, size, int(one.mtime), _raw(link))
-
-
-def _raw(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
+    return Listed(one.name, kind, one.head, one.data, one.size, seconds, one.link or b"")
 
 
 def name_bytes(length: int) -> st.SearchStrategy[bytes]:
     """Names with everything that a tar may hold: dots, slashes, spaces, newlines, invalid UTF-8; some long."""
     part = st.one_of(
-        st.sampled_from([b"a", b"b.jpg", b".", b"..", b"/", b"//", b"__", b"%2E", b"~2", b" ", b"\n", b"\xff", b"\xc3\xa9"]),
+        st.sampled_from(
+            [b"a", b"b.jpg", b".", b"..", b"/", b"//", b"__", b"%2E", b"~2", b" ", b"\n", b"\xff", b"\xc3\xa9"]
+        ),
         st.binary(min_size=1, max_size=3),
         st.integers(30, 120).map(lambda size: b"n" * size),
     )
@@ -541,7 +510,7 @@ def test_all_that_tarfile_writes(kind: str, data: st.DataObject) -> None:
         wanted = [plan for plan in wanted if _fits_ustar(plan)]
     tar = tars.with_tarfile(((plan.info(), bytes(plan.size)) for plan in wanted), kind)
     found, problems = look(tar)
-    assert [_comparable(one) for one in found] == by_tarfile(tar)
+    assert [_listed(one) for one in found] == by_tarfile(tar)
     assert len(found) == len(wanted)
     assert problems == []
 
@@ -560,7 +529,7 @@ def test_all_that_webdataset_writes(options: dict[str, float]) -> None:
     samples = [{"__key__": f"dir/{n:06}", "jpg": ABC * n, "cls": b"%d" % n, "json": b"{}"} for n in range(20)]
     tar = tars.with_webdataset(samples, **options)
     found, problems = look(tar)
-    assert [_comparable(one) for one in found] == by_tarfile(tar)
+    assert [_listed(one) for one in found] == by_tarfile(tar)
     assert [one.content for one in found] == [sample[key] for sample in samples for key in ("cls", "jpg", "json")]
     assert problems == []
 
@@ -572,11 +541,11 @@ def test_all_that_webdataset_writes(options: dict[str, float]) -> None:
 @pytest.mark.parametrize("case", ODD)
 def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch, case: str, batch: int) -> None:
     """Where a chunk of the scan ends makes no difference."""
-    want = look(ODD[case].bytes())
+    want = look(ODD[case].tar())
     monkeypatch.setattr(shard, "BATCH", batch)
-    assert look(ODD[case].bytes()) == want
+    assert look(ODD[case].tar()) == want
     monkeypatch.setattr(shard, "WEIGHT_MAX", 0)
-    assert look(ODD[case].bytes()) == want
+    assert look(ODD[case].tar()) == want
 
 
 @functools.cache
@@ -596,7 +565,7 @@ def test_windows_do_not_show(monkeypatch: pytest.MonkeyPatch, window: int) -> No
     monkeypatch.setattr(shard, "WINDOW_MAX", window)
     found, problems = look(mixed())
     assert problems == []
-    assert [_comparable(one) for one in found] == by_tarfile(mixed())
+    assert [_listed(one) for one in found] == by_tarfile(mixed())
 
 
 def test_limit_and_start() -> None:
@@ -625,7 +594,7 @@ def victim() -> bytes:
         tars.member(b"g", b"ggg", magic=tars.GNU),
         tars.member(b"d/", kind=tars.DIRECTORY),
         tars.old_sparse(b"s.bin", [(n * 10, b"%d" % (n % 10)) for n in range(30)], 400),
-        ODD["sparse 1.0"].bytes()[: -len(END)],
+        ODD["sparse 1.0"].tar()[: -len(END)],
         tars.pax({b"mtime": b"9"}, b"g"),
         tars.member(b"l", kind=tars.HARD_LINK, link=b"a.txt"),
         B,
@@ -685,7 +654,7 @@ def test_any_damage_is_reported_and_nothing_raised(changes: list[Edit]) -> None:
     for mine, theirs in zip(found, by_tarfile(tar), strict=False):
         if mine.head >= first or not _agreed(tar, mine):
             break
-        assert _comparable(mine)._replace(mtime=0) == theirs._replace(mtime=0)
+        assert _listed(mine)._replace(mtime=0) == theirs._replace(mtime=0)
 
 
 def _agreed(tar: bytes, one: Found) -> bool:
@@ -715,7 +684,9 @@ def _endless_map(start: bytes) -> bytes:
 
 def _empty_segments() -> bytes:
     content = b"200000\n" + b"".join(b"%d\n0\n" % n for n in range(200_000))
-    return tars.tar(tars.pax({b"GNU.sparse.major": b"1", b"GNU.sparse.realsize": b"5"}), tars.member(b"s", content))
+    return tars.tar(
+        tars.pax({b"GNU.sparse.major": b"1", b"GNU.sparse.realsize": b"5"}), tars.member(b"s", content)
+    )
 
 
 def _endless_old_map() -> bytes:

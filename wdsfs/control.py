@@ -21,6 +21,7 @@ from typing import Any
 from wdsfs import system
 
 ANSWER_SECONDS = 5.0  # a daemon that takes longer is shown as not answering
+ADDRESS_MAX = 107  # bytes of a path that fit into the address of a socket (unix(7))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,16 @@ def start_ticks(pid: int) -> int | None:
     return None if fields[0] == b"Z" else int(fields[19])
 
 
+def canonical(mountpoint: str) -> str:
+    """The path under which a mount is known, however it is written: absolute, without links.
+
+    The last component is looked at only when nothing is mounted there: the daemon may be dead or stuck.
+    """
+    parent, base = os.path.split(os.path.abspath(mountpoint))
+    place = os.path.join(os.path.realpath(parent), base)
+    return place if system.mounted_at(place) else os.path.realpath(place)
+
+
 def identity(mountpoint: str) -> str:
     """The name of a mount's files: readable, and different for different mount points."""
     digest = hashlib.blake2b(os.fsencode(mountpoint), digest_size=6).hexdigest()
@@ -63,13 +74,32 @@ def socket_path(mountpoint: str) -> Path:
     return system.runtime_dir() / f"{identity(mountpoint)}.sock"
 
 
+@contextlib.contextmanager
+def socket_address(mountpoint: str) -> Iterator[str]:
+    """What to bind or connect to; shorter than the path where that is too long for an address."""
+    path = socket_path(mountpoint)
+    if len(os.fsencode(path)) <= ADDRESS_MAX:
+        yield str(path)
+        return
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
 def _file(mountpoint: str) -> Path:
     return system.runtime_dir() / f"{identity(mountpoint)}.json"
 
 
 def log_path(mountpoint: str) -> Path:
-    """Where the daemon of a mount logs when it is in the background."""
+    """Where the daemon of a mount logs when it is in the background; see `mount.open_log`."""
     return system.state_dir() / f"{identity(mountpoint)}.log"
+
+
+def spare_log_path(mountpoint: str) -> Path:
+    """Where it logs when that place cannot be written."""
+    return system.runtime_dir() / f"{identity(mountpoint)}.log"
 
 
 @contextlib.contextmanager
@@ -82,39 +112,45 @@ def registered(daemon: Daemon) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            if json.loads(file.read_text())["pid"] == daemon.pid:
-                file.unlink()
-                socket_path(daemon.mountpoint).unlink()
+        forget(daemon)
 
 
 def daemons() -> list[Daemon]:
     """Every daemon of this user that has not ended in good order, alive or not."""
-    found = []
-    for file in sorted(system.runtime_dir().glob("*.json")):
-        with contextlib.suppress(OSError, ValueError, TypeError):  # half written or just gone
-            found.append(Daemon(**json.loads(file.read_text())))
-    return found
+    found = (_read(file) for file in sorted(system.runtime_dir().glob("*.json")))
+    return [daemon for daemon in found if daemon is not None]
+
+
+def _read(file: Path) -> Daemon | None:
+    try:
+        return Daemon(**json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError):  # just gone, or written by another version
+        return None
 
 
 def find(mountpoint: str) -> Daemon | None:
     """The daemon of the mount at this path."""
-    wanted = os.path.abspath(mountpoint)
+    wanted = canonical(mountpoint)
     return next((daemon for daemon in daemons() if daemon.mountpoint == wanted), None)
 
 
 def forget(daemon: Daemon) -> None:
-    """Remove what a dead daemon left behind."""
-    _file(daemon.mountpoint).unlink(missing_ok=True)
-    socket_path(daemon.mountpoint).unlink(missing_ok=True)
+    """Remove what makes a daemon known, unless a later one at the same place has taken it over."""
+    file = _file(daemon.mountpoint)
+    if _read(file) == daemon:
+        file.unlink(missing_ok=True)
+        socket_path(daemon.mountpoint).unlink(missing_ok=True)
 
 
 def ask(daemon: Daemon) -> dict[str, Any] | None:
     """The daemon's own report; None when it does not answer."""
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client,
+            socket_address(daemon.mountpoint) as address,
+        ):
             client.settimeout(ANSWER_SECONDS)
-            client.connect(str(socket_path(daemon.mountpoint)))
+            client.connect(address)
             parts = []
             while part := client.recv(1 << 16):
                 parts.append(part)

@@ -17,11 +17,13 @@ import json
 import logging
 import os
 import resource
+import shlex
 import signal
 import socket
 import stat
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,7 +43,9 @@ from wdsfs.tree import Tree, View
 log = logging.getLogger(__name__)
 
 LOG_BYTES = 4 << 20  # a mount that finds a longer log starts a new one and keeps the old
+END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 READY = b"+"
+ID_MAX = (1 << 32) - 2  # the kernel takes the last number for "nobody at all"
 DEAD_MOUNT_ERRNOS = frozenset((errno.ENOTCONN, errno.ECONNABORTED))
 
 # Options of `-o` that libfuse or the kernel understands. Anything else is a typing error and is said to be one.
@@ -77,9 +81,10 @@ class Mount:
     lazy: bool = False
     options: list[str] = field(default_factory=list)
     foreground: bool = False
+    log: Path | None = None  # of a mount in the background; chosen by `run`
 
     def __post_init__(self) -> None:
-        self.mountpoint = os.path.abspath(self.mountpoint)
+        self.mountpoint = control.canonical(self.mountpoint)
 
 
 # What a front end can show while the set is being indexed: called with the shards to do.
@@ -95,7 +100,7 @@ def parse_options(options: Sequence[str]) -> FuseOptions:
         if name in ("rw", "remount"):
             raise UsageError(f"-o {name}: this mount is read-only")
         if name in ("uid", "gid", "umask") and equals:
-            number = _number(option, value, 8 if name == "umask" else 10)
+            number = _number(option, value, *((8, 0o777) if name == "umask" else (10, ID_MAX)))
             uid, gid, umask = (
                 number if name == "uid" else uid,
                 number if name == "gid" else gid,
@@ -126,13 +131,14 @@ def _split(options: Sequence[str]) -> list[str]:
     return found
 
 
-def _number(option: str, value: str, base: int) -> int:
+def _number(option: str, value: str, base: int, largest: int) -> int:
     try:
         number = int(value, base)
     except ValueError:
         number = -1
-    if not 0 <= number < 1 << 32:
-        raise UsageError(f"-o {option}: a number is needed" + (" (octal)" if base == 8 else ""))
+    if not 0 <= number <= largest:
+        kind = f"an octal number up to {largest:o}" if base == 8 else f"a number up to {largest}"
+        raise UsageError(f"-o {option}: {kind} is needed")
     return number
 
 
@@ -147,24 +153,39 @@ def check_mountpoint(mountpoint: str, nonempty: bool, busy: Sequence[bytes]) -> 
     try:
         found = os.stat(mountpoint)
     except FileNotFoundError:
-        raise MountError(f"{mountpoint}: no such directory; make it with: mkdir -p {mountpoint}") from None
+        raise MountError(
+            f"{mountpoint}: no such directory; make it with: mkdir -p {shlex.quote(mountpoint)}"
+        ) from None
     except OSError as error:
         if error.errno in DEAD_MOUNT_ERRNOS:
             raise MountError(
-                f"{mountpoint}: a dead mount is there; clear it with: wdsfs umount {mountpoint}"
+                f"{mountpoint}: a dead mount is there; clear it with: wdsfs umount {shlex.quote(mountpoint)}"
             ) from None
         raise MountError(f"{mountpoint}: {error.strerror}") from None
     if not stat.S_ISDIR(found.st_mode):
         raise MountError(f"{mountpoint}: is no directory")
-    daemon = control.find(mountpoint)
-    if daemon is not None and daemon.alive:
-        raise MountError(f"{mountpoint}: wdsfs is mounted there already (process {daemon.pid})")
-    inside = os.fsencode(os.path.realpath(mountpoint)).rstrip(b"/") + b"/"
+    if _is_ours(mountpoint):
+        daemon = control.find(mountpoint)
+        who = f" (process {daemon.pid})" if daemon is not None else ""
+        raise MountError(f"{mountpoint}: wdsfs is mounted there already{who}")
+    inside = os.fsencode(mountpoint).rstrip(b"/") + b"/"
     for path in busy:
-        if os.path.realpath(path).startswith(inside):
+        # A link is as needed as what it leads to.
+        parent, base = os.path.split(os.path.abspath(path))
+        if any(way.startswith(inside) for way in (_join(parent, base), os.path.realpath(path))):
             raise MountError(f"{mountpoint}: the mount would hide {os.fsdecode(path)}, which it needs itself")
     if not nonempty and _has_entries(mountpoint):
         raise MountError(f"{mountpoint}: is not empty; -o nonempty mounts over what is there")
+
+
+def _join(parent: bytes, base: bytes) -> bytes:
+    return os.path.join(os.path.realpath(parent), base)
+
+
+def _is_ours(mountpoint: str) -> bool:
+    """Whether what is mounted at this path is wdsfs, also of another user."""
+    mounted = system.mounted_at(mountpoint)
+    return mounted is not None and mounted.fstype == "fuse.wdsfs"
 
 
 def _has_entries(directory: str) -> bool:
@@ -197,13 +218,21 @@ def run(mount: Mount, indexer: Indexer, ready: Callable[[], None]) -> None:
     parsed = parse_options(mount.options)
     shards = expand(mount.specs)
     index = open_index(mount.index_dir)
-    for notice in index.notices:
-        log.warning("%s", notice)
-    busy = [*(one.path for one in shards), os.fsencode(index.directory), os.fsencode(system.runtime_dir())]
-    check_mountpoint(mount.mountpoint, parsed.nonempty, busy)
-    if not mount.lazy or mount.merge:  # one tree over all shards needs all of them
-        indexer(index, [one for one, _ in index.stale(shards)], mount.jobs)
-    below = Lower(shards, index, raise_file_limit())
+    try:
+        for notice in index.notices:
+            log.warning("%s", notice)
+        own = [index.directory.absolute(), system.runtime_dir(), control.log_path(mount.mountpoint)]
+        busy = [*(one.path for one in shards), *map(os.fsencode, own)]
+        check_mountpoint(mount.mountpoint, parsed.nonempty, busy)
+        if not mount.lazy or mount.merge:  # one tree over all shards needs all of them
+            indexer(index, [one for one, _ in index.stale(shards)], mount.jobs)
+            _stop_helpers()
+        if not mount.foreground:
+            mount.log = open_log(mount.mountpoint)
+        below = Lower(shards, index, raise_file_limit())
+    except BaseException:
+        index.close()
+        raise
     try:
         tree = make_tree(below, mount.view, mount.merge)
         tree.prepare()
@@ -212,27 +241,44 @@ def run(mount: Mount, indexer: Indexer, ready: Callable[[], None]) -> None:
         below.close()
 
 
+def _stop_helpers() -> None:
+    """End what a pool of processes leaves behind.
+
+    These two processes of the standard library live as long as their parent and hold its standard output: a
+    pipeline behind `wdsfs mount` would wait until the unmount. There is no public way to end them sooner.
+    """
+    for module, name in (
+        ("multiprocessing.forkserver", "_forkserver"),
+        ("multiprocessing.resource_tracker", "_resource_tracker"),
+    ):
+        if module in sys.modules:
+            getattr(sys.modules[module], name)._stop()
+
+
 def _serve(mount: Mount, parsed: FuseOptions, tree: Tree, ready: Callable[[], None]) -> None:
     started = trio.Event()
     operations = Operations(tree, parsed.owner, on_init=started.set)
-    options = {"default_permissions", "ro", "subtype=wdsfs", *parsed.fuse}
-    if not any(option.startswith("fsname=") for option in options):
-        options.add(f"fsname={_fsname(mount.specs)}")
-    try:
-        pyfuse3.init(operations, mount.mountpoint, options)
-    except (RuntimeError, UnicodeEncodeError) as error:
-        raise MountError(
-            f"{mount.mountpoint}: libfuse could not mount ({error}); "
-            f"`wdsfs doctor {mount.mountpoint}` may tell why"
-        ) from None
+    options = {"default_permissions", "ro", *parsed.fuse}
+    for name, value in (("subtype", "wdsfs"), ("fsname", _fsname(mount.specs))):
+        if not any(option.startswith(f"{name}=") for option in options):
+            options.add(f"{name}={value}")
     session = _Session(mount, tree, operations, started, ready)
-    clean = False
-    try:
-        trio.run(session.run)
-        clean = True
-    finally:
-        # After a failure the directory must not look empty: a copy job would delete its mirror.
-        pyfuse3.close(unmount=clean)
+    with session.signals_kept():
+        try:
+            pyfuse3.init(operations, mount.mountpoint, options)
+        except (RuntimeError, UnicodeEncodeError) as error:
+            raise MountError(
+                f"{mount.mountpoint}: libfuse could not mount ({error}); "
+                f"`wdsfs doctor {shlex.quote(mount.mountpoint)}` may tell why"
+            ) from None
+        clean = False
+        try:
+            trio.run(session.run)
+            clean = True
+        finally:
+            # After a failure the directory must not look empty: a copy job would delete its mirror. But what
+            # nobody was told of yet, nobody copies.
+            pyfuse3.close(unmount=clean or not session.usable)
 
 
 def _fsname(specs: Sequence[str]) -> str:
@@ -250,7 +296,9 @@ class _Session:
     ) -> None:
         self.mount, self.tree, self.operations = mount, tree, operations
         self.started, self.ready = started, ready
+        self.usable = False
         self.since = time.time()
+        self._kept: list[int] = []
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -259,12 +307,26 @@ class _Session:
             await pyfuse3.main()
             nursery.cancel_scope.cancel()
 
+    @contextlib.contextmanager
+    def signals_kept(self) -> Iterator[None]:
+        """Keep signals that come while nobody can act on them: by default they would leave a dead mount."""
+        before = {number: signal.signal(number, lambda got, _: self._kept.append(got)) for number in END_SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
     async def _watch_signals(self) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        with trio.open_signal_receiver(*END_SIGNALS) as signals:
+            for number in self._kept:
+                self._end(number)
             async for number in signals:
-                log.info("ended by %s", signal.Signals(number).name)
-                pyfuse3.terminate()
-                return
+                self._end(number)
+
+    def _end(self, number: int) -> None:
+        log.info("ended by %s", signal.Signals(number).name)
+        pyfuse3.terminate()
 
     async def _announce(self, nursery: trio.Nursery) -> None:
         """When the kernel has its INIT answer: open the socket, register, tell whoever waits."""
@@ -272,7 +334,8 @@ class _Session:
         path = control.socket_path(self.mount.mountpoint)
         path.unlink(missing_ok=True)
         listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        await listener.bind(str(path))
+        with control.socket_address(self.mount.mountpoint) as address:
+            await listener.bind(address)
         os.chmod(path, 0o600)
         listener.listen()
         daemon = control.Daemon(
@@ -284,19 +347,24 @@ class _Session:
             self.mount.view.names,
             self.mount.merge,
             self.since,
-            None if self.mount.foreground else str(control.log_path(self.mount.mountpoint)),
+            None if self.mount.log is None else str(self.mount.log),
         )
         with control.registered(daemon), listener:
             # The first answer about the root proves that the mount works; it must not block this loop.
             await trio.to_thread.run_sync(os.stat, self.mount.mountpoint, abandon_on_cancel=True)
             self.ready()
+            self.usable = True
             log.info("mounted %s shards at %s", len(self.tree.lower), self.mount.mountpoint)
             await trio.serve_listeners(self._answer, [trio.SocketListener(listener)])
 
     async def _answer(self, stream: trio.SocketStream) -> None:
-        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            async with stream:
+        async with stream:
+            try:
                 await stream.send_all(json.dumps(self.report()).encode())
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                pass
+            except Exception:  # whatever it is, it must not end the mount
+                log.exception("the status could not be told")
 
     def report(self) -> dict[str, Any]:
         """What `wdsfs status` shows of a running mount."""
@@ -325,10 +393,11 @@ class _Session:
 
 
 def resident_bytes() -> int:
-    """Physical memory of this process that belongs to it alone or in part."""
-    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss_Anon:"):
-            return int(line.split()[1]) * 1024
+    """Physical memory of this process that belongs to it alone or in part; 0 where the kernel does not tell."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss_Anon:"):
+                return int(line.split()[1]) * 1024
     return 0
 
 
@@ -388,7 +457,7 @@ def _wait_for(pid: int, receiver: int) -> int:
 
 def _detach(mount: Mount, sender: int) -> None:
     """Leave the terminal and tell the waiting process."""
-    log_to_file(control.log_path(mount.mountpoint))
+    log_to_file(mount.log or Path(os.devnull))
     os.setsid()
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)
@@ -399,13 +468,25 @@ def _detach(mount: Mount, sender: int) -> None:
     os.close(sender)
 
 
+def open_log(mountpoint: str) -> Path | None:
+    """The file that a mount in the background logs to, where one can be written; a long old one is put aside."""
+    for path in (control.log_path(mountpoint), control.spare_log_path(mountpoint)):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists() and path.stat().st_size > LOG_BYTES:
+                path.replace(path.with_suffix(".log.old"))
+            path.open("a").close()
+        except OSError as error:
+            log.warning("no log can be kept in %s: %s", path.parent, error.strerror)
+        else:
+            return path
+    return None
+
+
 def log_to_file(path: Path) -> None:
     """Send the log of this process to a file, with tracebacks of crashes and, on SIGUSR1, of all threads."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and path.stat().st_size > LOG_BYTES:
-        path.replace(path.with_suffix(".log.old"))
     # Not rotated while the mount runs: the crash handlers below keep writing to this one file.
-    stream = path.open("a", buffering=1)
+    stream = path.open("a", buffering=1, encoding="utf-8", errors="backslashreplace")
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
@@ -423,9 +504,12 @@ def notify_systemd(message: str) -> None:
         return
     if address.startswith("@"):
         address = "\0" + address[1:]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as client:
-        client.connect(address)
-        client.sendall(message.encode())
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as client:
+            client.connect(address)
+            client.sendall(message.encode())
+    except OSError as error:  # the mount works all the same
+        log.warning("the service manager could not be told (NOTIFY_SOCKET=%s): %s", address, error)
 
 
 # --- ending ------------------------------------------------------------------------------------------------
@@ -433,21 +517,29 @@ def notify_systemd(message: str) -> None:
 
 def unmount(mountpoint: str, lazy: bool = False, wait_seconds: float = 30.0) -> None:
     """End the mount at this path, alive or dead; returns when its daemon is gone. Raises MountError."""
-    path = os.path.abspath(mountpoint)
+    path = control.canonical(mountpoint)
     daemon = control.find(path)
     mounted = system.mounted_at(path)
-    if mounted is None:
-        if daemon is not None and not daemon.alive:
-            control.forget(daemon)
+    if mounted is None and daemon is None:
         raise MountError(f"{path}: nothing is mounted there")
-    if not mounted.fstype.startswith("fuse"):
-        raise MountError(f"{path}: that is a mount of type {mounted.fstype}, not one of wdsfs")
-    _detach_mount(path, lazy or daemon is None or not daemon.alive)
+    if mounted is not None:  # else the mount has ended otherwise; what is left of it is cleared below
+        if daemon is None and mounted.fstype != "fuse.wdsfs":
+            raise MountError(f"{path}: that is a mount of type {mounted.fstype}, not one of wdsfs")
+        dead = not daemon.alive if daemon is not None else _is_dead(path)
+        _detach_mount(path, lazy or dead)
     if daemon is not None:
         if not lazy:
             _wait_for_end(daemon, wait_seconds)
         if not daemon.alive:
             control.forget(daemon)
+
+
+def _is_dead(path: str) -> bool:
+    try:
+        os.stat(path)
+    except OSError as error:
+        return error.errno in DEAD_MOUNT_ERRNOS
+    return False
 
 
 def _detach_mount(path: str, lazy: bool) -> None:
@@ -457,13 +549,19 @@ def _detach_mount(path: str, lazy: bool) -> None:
     if lazy:
         command.append("-l" if command[0] == "umount" else "-z")
     try:
-        done = subprocess.run([*command, "--", path], capture_output=True, text=True, check=False)
+        # In the language of the messages that are looked into below.
+        environment = {**os.environ, "LC_ALL": "C"}
+        done = subprocess.run(
+            [*command, "--", path], capture_output=True, text=True, errors="replace", check=False, env=environment
+        )
     except FileNotFoundError:
         raise MountError(f"{command[0]} is not installed; `wdsfs doctor` tells what to type") from None
     if done.returncode:
         text = done.stderr.strip()
-        hint = "; see who uses it with: fuser -vm " + path + ", or use --lazy" if "busy" in text else ""
-        raise MountError(f"{text}{hint}")
+        if "busy" in text:
+            quoted = shlex.quote(path)
+            text += f"; see who uses it with: fuser -vm {quoted}; or: wdsfs umount --lazy {quoted}"
+        raise MountError(text)
 
 
 def _wait_for_end(daemon: control.Daemon, seconds: float) -> None:

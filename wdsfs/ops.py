@@ -1,8 +1,8 @@
 """The FUSE adapter: translates requests into calls of the tree, and answers.
 
-No policy: what exists and how it looks is decided in `tree.py`. Handlers contain no error handling either; the
-one decorator `replies` maps every exception to an errno, because anything but FUSEError would end pyfuse3's
-main loop and with it the mount.
+No policy: what exists and how it looks is decided in `tree.py`. Handlers leave errors to the one decorator
+`replies`, which maps every exception to an errno, because anything but FUSEError would end pyfuse3's main loop
+and with it the mount.
 
 A handler runs from start to end without an await wherever the tree is concerned, so requests never see each
 other half done. What may take long happens in a thread: indexing a shard that needs it, and reads of bytes
@@ -114,11 +114,10 @@ class Operations(pyfuse3.Operations):
         if isinstance(error, OSError) and error.errno:
             self._say(logging.WARNING, f"{name}: {error}")
             return error.errno
-        self.recent_errors.append(f"{name}: {error!r}")
-        log.error("%s failed; the request gets EIO, the mount goes on", name, exc_info=error)
+        self._say(logging.ERROR, f"{name} failed with {error!r}; the request gets EIO, the mount goes on", error)
         return errno.EIO
 
-    def _say(self, level: int, message: str) -> None:
+    def _say(self, level: int, message: str, error: Exception | None = None) -> None:
         """Log a message, but not again and again: a loader asks a broken shard for every file in it."""
         now = time.monotonic()
         if now - self._said.get(message, -QUIET_SECONDS) < QUIET_SECONDS:
@@ -127,7 +126,7 @@ class Operations(pyfuse3.Operations):
             self._said.clear()
         self._said[message] = now
         self.recent_errors.append(message)
-        log.log(level, "%s", message)
+        log.log(level, "%s", message, exc_info=error)
 
     # --- what must not hold up other requests
 
@@ -232,9 +231,17 @@ class Operations(pyfuse3.Operations):
 
     @replies
     async def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
-        for entry in self.tree.listing(fh, start_id):
-            if not pyfuse3.readdir_reply(token, entry.name, self._attributes(entry.node), entry.cursor):
-                break
+        some = False
+        try:
+            for entry in self.tree.listing(fh, start_id):
+                if not pyfuse3.readdir_reply(token, entry.name, self._attributes(entry.node), entry.cursor):
+                    break
+                some = True
+        except Exception:
+            # What the token holds cannot be taken back, and beginning anew would list it twice. So it is sent;
+            # the kernel goes on behind it, and that call meets the error with empty hands.
+            if not some:
+                raise
 
     async def releasedir(self, fh: int) -> None:
         self.counts["releasedir"] += 1

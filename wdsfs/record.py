@@ -161,18 +161,18 @@ class _Builder:
         plain = names.are_plain(chunk.names)
         self.plain = self.plain and plain
         keep: list[int] = []
-        regular = not (chunk.types != shard.REGULAR).any()
-        if regular and plain:
+        fast = plain and not chunk.sparse and not (chunk.types != shard.REGULAR).any()
+        if fast:
             self._add_plain(chunk.names)
         else:
             keep = self._add_any(chunk, plain)
         for name, column in zip(self.columns, (chunk.heads, chunk.datas, chunk.sizes, chunk.mtimes), strict=True):
-            self.columns[name].append(column if regular and plain else column[keep])
+            self.columns[name].append(column if fast else column[keep])
         if len(chunk.heads):
             self.last_head = int(chunk.heads[-1])
 
     def _add_plain(self, member_names: list[bytes]) -> None:
-        """The fast path: regular members whose names need no escape."""
+        """The fast path: regular members, none of them sparse, whose names need no escape."""
         key, entry, extensions = self.key, self.key_entry, self.extensions
         quick = None  # the key when a name that starts so, and has no more slashes, is surely of its sample
         add_entry, add_extension = self.member_entry.append, self.member_extension.append
