@@ -224,6 +224,17 @@ def _open(
     metavar="OPT,...",
     help="Mount options: allow_other, uid=, gid=, umask=, fsname=, auto_unmount, nonempty, ...",
 )
+@click.option(
+    "--workers", type=click.IntRange(1, 16), help="Processes that serve.  [default: one per core, 2 to 8]"
+)
+@click.option(
+    "--spin",
+    type=click.IntRange(0, 1000),
+    default=50,
+    show_default=True,
+    metavar="MICROSECONDS",
+    help="How long a worker looks for the next request before it sleeps: speed for processor time.",
+)
 @click.option("--lazy", is_flag=True, help="Mount at once; index each shard when it is first used.")
 @index_options
 def mount(
@@ -234,6 +245,8 @@ def mount(
     merge: bool,
     foreground: bool,
     options: tuple[str, ...],
+    workers: int | None,
+    spin: int,
     lazy: bool,
     index_dir: str | None,
     jobs: int | None,
@@ -248,6 +261,7 @@ def mount(
       wdsfs mount --names full --merge 'a-{0..9}.tar' 'b-*.tar' /mnt/all
     """
     from wdsfs import mount as mounting
+    from wdsfs.pool import default_jobs
 
     wanted = mounting.Mount(
         specs=list(shards),
@@ -257,6 +271,8 @@ def mount(
         index_dir=_path(index_dir),
         jobs=_jobs(jobs),
         lazy=lazy,
+        workers=workers or max(2, min(default_jobs(), 8)),
+        spin=spin / 1e6,
         options=list(options),
         foreground=foreground,
     )
@@ -265,7 +281,9 @@ def mount(
         build_index(index, stale, jobs, quiet)
 
     if foreground:
-        code = mounting.guarded(lambda: mounting.run(wanted, indexer, lambda: mounting.notify_systemd("READY=1")))
+        code = mounting.guarded(
+            lambda: mounting.run(wanted, indexer, lambda: None, lambda: mounting.notify_systemd("READY=1"))
+        )
     else:
         code = mounting.in_background(wanted, indexer)
     sys.exit(code)
@@ -658,13 +676,16 @@ def _status_detail(report: dict[str, Any]) -> Table:
     table.add_row("content", f"{report['shards']:,} shards ({report['indexed']:,} indexed), {counted}")
     table.add_row("index", report["index"])
     table.add_row("uptime", _duration(report["uptime_seconds"]))
-    table.add_row("memory", f"{_bytes(report['memory_bytes'])} of its own; {report['open_files']} shards open")
+    processes = f"{len(report['processes'])} processes, {report['restarts']} workers replaced"
+    table.add_row("memory", f"{_bytes(report['memory_bytes'])} of its own in {processes}")
+    table.add_row("shards open", f"{report['open_files']}, counted in each worker")
     requests = sorted(report["requests"].items(), key=lambda item: -item[1])
     table.add_row("requests", ", ".join(f"{count:,} {name}" for name, count in requests) or "none")
-    table.add_row("read", f"{_bytes(report['bytes_read'])}, {report['failures']:,} requests failed")
+    pushed = f"{report['pushed']:,} files whole at their first open"
+    table.add_row("read", f"{_bytes(report['bytes_read'])}, {pushed}; {report['failures']:,} requests failed")
     for damaged in report["damaged"]:
         table.add_row("damaged", f"{damaged['shard']}: {damaged['problem']}")
-    for text in [*report["notices"], *report["recent_errors"]]:
+    for text in report["notices"]:
         table.add_row("notice", text)
     return table
 

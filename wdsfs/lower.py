@@ -75,6 +75,7 @@ class Lower:
         self._files: OrderedDict[int, tuple[int, Fingerprint]] = OrderedDict()
         self._descriptors = descriptors
         self._renewed = time.monotonic()
+        self.on_files: Callable[[int], None] = lambda _: None  # hears how many shards are open
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -138,6 +139,9 @@ class Lower:
         """
         fingerprint = self.fingerprint(number)
         if tag is not None and tag != tag_of(fingerprint):
+            # Another process may have seen a change that this one has not looked for yet.
+            fingerprint = self._look(number, self._states.get(number), time.monotonic())
+        if tag is not None and tag != tag_of(fingerprint):
             raise StaleShard(f"{self.path_text(number)} has changed since this was opened")
         found = self._records.get(number)
         if found is not None:
@@ -181,6 +185,12 @@ class Lower:
         self._renewed = time.monotonic()
         self._states.pop(number, None)
         self._look(number, None, time.monotonic())
+
+    def index_now(self, number: int) -> None:
+        """Index a shard that is NotIndexed, unless another process has done so by now."""
+        if not self.settled(number):
+            log.info("indexing %s", self.path_text(number))
+            self.install(number, self.build(number))
 
     def union(self, records: Callable[[int], Record | None]) -> Union:
         """The union over the set as it is now. Records that were in use are so no more."""
@@ -238,6 +248,7 @@ class Lower:
         if len(self._files) > self._descriptors:
             _, (old, _) = self._files.popitem(last=False)
             os.close(old)
+        self.on_files(len(self._files))
         return file
 
     def _spoil(self, number: int) -> None:
@@ -246,9 +257,6 @@ class Lower:
         self._forget(number)
         self._states.pop(number, None)
         self.index.forget(self.shards[number].path)
-
-    def open_files(self) -> int:
-        return len(self._files)
 
     def close(self) -> None:
         for fd, _ in self._files.values():
