@@ -61,6 +61,7 @@ class _State:
 
     fingerprint: Fingerprint
     looked: float  # monotonic seconds of the last look at its path
+    tag: int
 
 
 class Lower:
@@ -97,17 +98,17 @@ class Lower:
             if state is not None and state.fingerprint != (0, 0, 0):
                 log.error("%s; what was open from it gets ESTALE", error)
                 self._forget(number)
-                self._states[number] = _State((0, 0, 0), now)
+                self._states[number] = _State((0, 0, 0), now, 0)
             raise
         if state is None:
-            self._states[number] = _State(found, now)
+            self._states[number] = _State(found, now, tag_of(found))
         elif state.fingerprint != found:
             log.warning(
                 "%s has changed; it is indexed anew, what was open from it gets ESTALE",
                 self.path_text(number),
             )
             self._forget(number)
-            self._states[number] = _State(found, now)
+            self._states[number] = _State(found, now, tag_of(found))
         else:
             state.looked = now
         return found
@@ -138,10 +139,12 @@ class Lower:
         NotIndexed, MissingShard, UnreadableShard.
         """
         fingerprint = self.fingerprint(number)
-        if tag is not None and tag != tag_of(fingerprint):
+        state = self._states[number]
+        if tag is not None and tag != state.tag:
             # Another process may have seen a change that this one has not looked for yet.
-            fingerprint = self._look(number, self._states.get(number), time.monotonic())
-        if tag is not None and tag != tag_of(fingerprint):
+            fingerprint = self._look(number, state, time.monotonic())
+            state = self._states[number]
+        if tag is not None and tag != state.tag:
             raise StaleShard(f"{self.path_text(number)} has changed since this was opened")
         found = self._records.get(number)
         if found is not None:
@@ -302,5 +305,6 @@ def read_cached(content: Content, offset: int, length: int) -> bytes | None:
 def check_unchanged(content: Content) -> None:
     """Raises StaleShard when the shard is no longer the file that was indexed."""
     stat = os.fstat(content.fd)
-    if index_module.fingerprint_of(stat) != content.fingerprint or stat.st_nlink == 0:
+    size, mtime_ns, inode = content.fingerprint
+    if stat.st_mtime_ns != mtime_ns or stat.st_size != size or stat.st_ino != inode or not stat.st_nlink:
         raise StaleShard(f"{os.fsdecode(content.path)} has changed since this was opened")

@@ -26,7 +26,7 @@ from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestC
 
 from wdsfs import lower
 from wdsfs.board import KINDS, Board, Slot
-from wdsfs.errors import NoSuchAttribute, NoSuchEntry, WdsfsError
+from wdsfs.errors import CorruptShard, NoSuchAttribute, NoSuchEntry, WdsfsError
 from wdsfs.lower import Content, NotIndexed
 from wdsfs.names import NAME_MAX
 from wdsfs.tree import Node, Tree
@@ -172,12 +172,12 @@ class Operations(pyfuse3.Operations):
         Only at the first open since the kernel got to know the file: a store waits for pages that a read in
         flight has locked, and that read may be waiting for this worker.
         """
-        if not 0 < content.size <= PUSH_BYTES or not self.board.claim_push(inode):
-            return
         try:
             data = self._read(content, 0, content.size)
+            if len(data) < content.size:
+                return
             pyfuse3.notify_store(inode, 0, data)
-        except (WdsfsError, OSError) as error:  # the read that follows will say so, to the right reader
+        except (CorruptShard, OSError) as error:  # the read that follows will say so
             log.debug("not pushed: %s", error)
             return
         self.slot.pushed()
@@ -273,8 +273,10 @@ class Operations(pyfuse3.Operations):
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise FUSEError(errno.EROFS)
         content = self.tree.content(inode)
-        lower.check_unchanged(content)
-        self._push(inode, content)
+        if 0 < content.size <= PUSH_BYTES and self.board.claim_push(inode):
+            self._push(inode, content)
+        else:
+            lower.check_unchanged(content)  # the kernel may answer the reads from what it has
         return FileInfo(fh=inode, keep_cache=True)
 
     @replies
