@@ -31,13 +31,17 @@ spec       | errors names                                           | fuse trio 
 pool       | errors spec                                            | third-party
 shard      | errors names                                           | fuse trio lmdb terminal clock
 record     | errors inodes names shard                              | fuse trio lmdb terminal clock
-index      | errors inodes system spec pool record                  | fuse trio terminal
+pages      | errors                                                 | fuse trio lmdb terminal
+index      | errors inodes system spec pool record pages                  | fuse trio terminal
 lower      | errors inodes spec shard record index                  | fuse trio lmdb terminal
 tree       | errors inodes names shard record lower                 | fuse trio lmdb terminal
 merged     | errors inodes names record lower tree                  | fuse trio lmdb terminal
-ops        | errors names lower tree                                | lmdb numpy terminal
+board      |                                                        | third-party disks
+worker     |                                                        | trio lmdb numpy terminal disks
+ops        | errors names board lower tree                          | trio lmdb numpy terminal
+engine     | board worker tree ops                                  | lmdb numpy terminal
 control    | errors system                                          | fuse lmdb numpy terminal
-mount      | errors system spec index lower tree merged ops control | lmdb numpy terminal
+mount      | errors system spec index lower tree merged board worker ops engine control | lmdb numpy terminal
 check      | errors names shard record                              | fuse trio lmdb terminal
 statistics | errors record lower                                    | fuse trio lmdb terminal
 doctor     | errors system                                          | trio lmdb numpy terminal

@@ -6,11 +6,15 @@ once. What a command does is decided elsewhere.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
+import itertools
 import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -24,16 +28,20 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from wdsfs.index import Index
+    from wdsfs.lower import Lower
     from wdsfs.spec import Shard
-    from wdsfs.tree import Node, Tree, View
+    from wdsfs.tree import Entry, Node, Tree, View
 
 log = logging.getLogger("wdsfs")
+
+BATCH = 1000  # entries of a directory that are listed at a time
 
 EPILOG = """\b
 Exit codes: 0 done, 1 `check` has findings (or a bug), 2 wrong arguments, 3 a shard is missing or
 unreadable, 4 no index can be made, 5 the mount cannot be made or ended, 6 no such path, 130 interrupted."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Answer = TypeVar("Answer")
 
 
 class _Log(logging.Handler):
@@ -52,7 +60,10 @@ class _Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where what goes wrong with it has a message
+            return result
         except WdsfsError as error:
             click.echo(f"wdsfs: {error}", err=True)
             ctx.exit(error.exit_code)
@@ -62,6 +73,12 @@ class _Group(click.Group):
         except BrokenPipeError:  # `wdsfs ls ... | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             ctx.exit(141)
+        except OSError as error:
+            if error.filename is not None:
+                raise
+            click.echo(f"wdsfs: the output cannot be written: {error.strerror}", err=True)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            ctx.exit(1)
 
 
 @click.group(cls=_Group, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
@@ -78,7 +95,19 @@ def main(verbose: bool) -> None:
       ls /mnt/train/train-000017
       wdsfs umount /mnt/train
     """
+    _prepare_streams()
     logging.basicConfig(handlers=[_Log()], level=logging.DEBUG if verbose else logging.INFO, force=True)
+
+
+def _prepare_streams() -> None:
+    """See that the standard streams are there and take any path, whatever its bytes."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # closed: a file opened later would get its number, and what is written to it
+            os.open(os.devnull, os.O_RDWR)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")
 
 
 # --- options that several commands have --------------------------------------------------------------------
@@ -224,6 +253,17 @@ def _open(
     metavar="OPT,...",
     help="Mount options: allow_other, uid=, gid=, umask=, fsname=, auto_unmount, nonempty, ...",
 )
+@click.option(
+    "--workers", type=click.IntRange(1, 16), help="Processes that serve.  [default: one per core, 2 to 8]"
+)
+@click.option(
+    "--spin",
+    type=click.IntRange(0, 1000),
+    default=50,
+    show_default=True,
+    metavar="MICROSECONDS",
+    help="How long a worker looks for the next request before it sleeps: speed for processor time.",
+)
 @click.option("--lazy", is_flag=True, help="Mount at once; index each shard when it is first used.")
 @index_options
 def mount(
@@ -234,6 +274,8 @@ def mount(
     merge: bool,
     foreground: bool,
     options: tuple[str, ...],
+    workers: int | None,
+    spin: int,
     lazy: bool,
     index_dir: str | None,
     jobs: int | None,
@@ -248,6 +290,7 @@ def mount(
       wdsfs mount --names full --merge 'a-{0..9}.tar' 'b-*.tar' /mnt/all
     """
     from wdsfs import mount as mounting
+    from wdsfs.pool import default_jobs
 
     wanted = mounting.Mount(
         specs=list(shards),
@@ -257,6 +300,8 @@ def mount(
         index_dir=_path(index_dir),
         jobs=_jobs(jobs),
         lazy=lazy,
+        workers=workers or max(2, min(default_jobs(), 8)),
+        spin=spin / 1e6,
         options=list(options),
         foreground=foreground,
     )
@@ -265,7 +310,9 @@ def mount(
         build_index(index, stale, jobs, quiet)
 
     if foreground:
-        code = mounting.guarded(lambda: mounting.run(wanted, indexer, lambda: mounting.notify_systemd("READY=1")))
+        code = mounting.guarded(
+            lambda: mounting.run(wanted, indexer, lambda: None, lambda: mounting.notify_systemd("READY=1"))
+        )
     else:
         code = mounting.in_background(wanted, indexer)
     sys.exit(code)
@@ -281,10 +328,17 @@ def umount(mountpoints: tuple[str, ...], lazy: bool) -> None:
     Example:
       wdsfs umount /mnt/train
     """
+    from wdsfs.errors import MountError
     from wdsfs.mount import unmount
 
+    code = 0
     for mountpoint in mountpoints:
-        unmount(mountpoint, lazy)
+        try:
+            unmount(mountpoint, lazy)
+        except MountError as error:  # the others are ended all the same
+            log.error("%s", error)
+            code = error.exit_code
+    sys.exit(code)
 
 
 # --- browsing without a mount ------------------------------------------------------------------------------
@@ -341,14 +395,27 @@ def index_command(
         sys.exit(3)
 
 
-def _tree(
-    shards: Sequence[str], index_dir: str | None, jobs: int | None, quiet: bool, view: View, merge: bool
-) -> Tree:
+@contextlib.contextmanager
+def _lower(shards: Sequence[str], index_dir: str | None, jobs: int | None, quiet: bool) -> Iterator[Lower]:
     from wdsfs.lower import Lower
-    from wdsfs.merged import make_tree
 
     index, found = _open(shards, index_dir, jobs, quiet)
-    return make_tree(Lower(found, index), view, merge)
+    below = Lower(found, index)
+    try:
+        yield below
+    finally:
+        below.close()
+
+
+def _settled(below: Lower, question: Callable[[], Answer]) -> Answer:
+    """The answer to a question about the tree. A shard that has just changed is indexed again first."""
+    from wdsfs.lower import NotIndexed
+
+    while True:
+        try:
+            return question()
+        except NotIndexed as wanted:
+            below.install(wanted.number, below.build(wanted.number))
 
 
 def _output(data: bytes) -> None:
@@ -386,22 +453,27 @@ def ls(
       wdsfs ls train-000000.tar train-000000/images17
       wdsfs ls -R --layout files train-000000.tar
     """
+    from wdsfs.merged import make_tree
     from wdsfs.spec import split_path
 
     shards, path = split_path(arguments)
-    tree = _tree(shards, index_dir, jobs, quiet, _view(layout, names), merge)
-    start = os.fsencode(path or "").strip(b"/")
-    node = tree.resolve(start)
-    rows = [(start, node)] if not _is_directory(node) else _walk(tree, node, b"", recursive)
     end = b"\0" if null else b"\n"
-    for name, child in rows:
-        if as_json:
-            _output(json.dumps(_describe(name, child)).encode() + b"\n")
-        elif long:
-            _output(_long_line(child) + b" " + name + end)
-        else:
-            _output(name + (b"/" if _is_directory(child) else b"") + end)
-    tree.lower.close()
+    failed: list[WdsfsError] = []
+    with _lower(shards, index_dir, jobs, quiet) as below:
+        tree = make_tree(below, _view(layout, names), merge)
+        start = os.fsencode(path or "").strip(b"/")
+        node = _settled(below, lambda: tree.resolve(start))
+        rows = _walk(tree, node, b"", recursive, failed) if _is_directory(node) else [(start, node)]
+        for name, child in rows:
+            if as_json:
+                _output(json.dumps(_describe(name, child)).encode() + b"\n")
+            elif long:
+                _output(_long_line(child) + b" " + name + end)
+            else:
+                _output(name + (b"/" if _is_directory(child) else b"") + end)
+    if failed:
+        sys.stdout.flush()
+        sys.exit(failed[0].exit_code)
 
 
 def _is_directory(node: Node) -> bool:
@@ -410,22 +482,33 @@ def _is_directory(node: Node) -> bool:
     return stat.S_ISDIR(node.mode)
 
 
-def _walk(tree: Tree, node: Node, prefix: bytes, recursive: bool) -> Any:
-    """Yield (path, node) of what is in a directory, in the tree's order, everything below if wanted."""
-    cursor = 2  # behind . and ..
+def _walk(
+    tree: Tree, node: Node, prefix: bytes, recursive: bool, failed: list[WdsfsError]
+) -> Iterator[tuple[bytes, Node]]:
+    """Yield (path, node) of what is in a directory, in the tree's order, everything below if wanted.
+
+    What cannot be listed below it is told and appended to `failed`; the others follow.
+    """
+    from wdsfs.tree import AT_PARENT
+
+    cursor = AT_PARENT
     while True:
-        batch = []
-        for entry in tree.listing(node.inode, cursor):
-            batch.append(entry)
-            if len(batch) == 1000:
-                break
+        batch = _settled(tree.lower, functools.partial(_batch, tree, node.inode, cursor))
         for entry in batch:
             yield prefix + entry.name, entry.node
             if recursive and _is_directory(entry.node):
-                yield from _walk(tree, entry.node, prefix + entry.name + b"/", recursive)
-        if len(batch) < 1000:
+                try:
+                    yield from _walk(tree, entry.node, prefix + entry.name + b"/", recursive, failed)
+                except WdsfsError as error:
+                    log.error("%s", error)
+                    failed.append(error)
+        if len(batch) < BATCH:
             return
         cursor = batch[-1].cursor
+
+
+def _batch(tree: Tree, inode: int, cursor: int) -> list[Entry]:
+    return list(itertools.islice(tree.listing(inode, cursor), BATCH))
 
 
 def _describe(name: bytes, node: Node) -> dict[str, Any]:
@@ -468,17 +551,24 @@ def cat(
     Example:
       wdsfs cat 'train-{000000..000009}.tar' train-000003/images17/image194/json
     """
+    import stat
+
     from wdsfs import lower
+    from wdsfs.errors import NoSuchEntry
+    from wdsfs.merged import make_tree
 
     *shards, path = arguments
     if not shards:
         raise UsageError("cat needs SHARDS and the PATH of a file")
-    tree = _tree(shards, index_dir, jobs, quiet, _view(layout, names), merge)
-    node = tree.resolve(os.fsencode(path).strip(b"/"))
-    content = tree.content(node.inode)
-    for offset in range(0, content.size, 1 << 20):
-        _output(lower.read(content, offset, 1 << 20))
-    tree.lower.close()
+    with _lower(shards, index_dir, jobs, quiet) as below:
+        tree = make_tree(below, _view(layout, names), merge)
+        node = _settled(below, lambda: tree.resolve(os.fsencode(path).strip(b"/")))
+        if stat.S_ISLNK(node.mode):
+            target = os.fsdecode(_settled(below, lambda: tree.readlink(node.inode)))
+            raise NoSuchEntry(f"{path} is a symbolic link to {target!r}: name the file itself")
+        content = _settled(below, lambda: tree.content(node.inode))
+        for offset in range(0, content.size, 1 << 20):
+            _output(lower.read(content, offset, 1 << 20))
 
 
 @main.command()
@@ -492,13 +582,10 @@ def info(shards: tuple[str, ...], as_json: bool, index_dir: str | None, jobs: in
     Example:
       wdsfs info 'train-{000000..000999}.tar'
     """
-    from wdsfs.lower import Lower
     from wdsfs.statistics import gather
 
-    index, found = _open(shards, index_dir, jobs, quiet)
-    below = Lower(found, index)
-    report = gather(below)
-    below.close()
+    with _lower(shards, index_dir, jobs, quiet) as below:
+        report = gather(below)
     if as_json:
         click.echo(json.dumps(report))
         return
@@ -588,9 +675,10 @@ def status(mountpoint: str | None, as_json: bool) -> None:
 
     daemons = control.daemons()
     if mountpoint is not None:
-        daemons = [one for one in daemons if one.mountpoint == os.path.abspath(mountpoint)]
+        wanted = control.canonical(mountpoint)
+        daemons = [one for one in daemons if one.mountpoint == wanted]
         if not daemons:
-            raise MountError(f"{os.path.abspath(mountpoint)}: no mount of yours is there; see: wdsfs status")
+            raise MountError(f"{wanted}: no mount of yours is there; see: wdsfs status")
     reports = []
     for one in daemons:
         answer = control.ask(one) if one.alive else None
@@ -658,13 +746,16 @@ def _status_detail(report: dict[str, Any]) -> Table:
     table.add_row("content", f"{report['shards']:,} shards ({report['indexed']:,} indexed), {counted}")
     table.add_row("index", report["index"])
     table.add_row("uptime", _duration(report["uptime_seconds"]))
-    table.add_row("memory", f"{_bytes(report['memory_bytes'])} of its own; {report['open_files']} shards open")
+    processes = f"{len(report['processes'])} processes, {report['restarts']} workers replaced"
+    table.add_row("memory", f"{_bytes(report['memory_bytes'])} of its own in {processes}")
+    table.add_row("shards open", f"{report['open_files']}, counted in each worker")
     requests = sorted(report["requests"].items(), key=lambda item: -item[1])
     table.add_row("requests", ", ".join(f"{count:,} {name}" for name, count in requests) or "none")
-    table.add_row("read", f"{_bytes(report['bytes_read'])}, {report['failures']:,} requests failed")
+    pushed = f"{report['pushed']:,} files whole at their first open"
+    table.add_row("read", f"{_bytes(report['bytes_read'])}, {pushed}; {report['failures']:,} requests failed")
     for damaged in report["damaged"]:
         table.add_row("damaged", f"{damaged['shard']}: {damaged['problem']}")
-    for text in [*report["notices"], *report["recent_errors"]]:
+    for text in report["notices"]:
         table.add_row("notice", text)
     return table
 

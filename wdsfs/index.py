@@ -115,8 +115,15 @@ def build_file(path: bytes) -> bytes:
 class Index:
     """Records by shard. Made by `open_index`; `notices` says in words what is not as it should be."""
 
-    def __init__(self, env: lmdb.Environment, directory: Path, base: lmdb.Environment | None = None) -> None:
+    def __init__(
+        self,
+        env: lmdb.Environment,
+        directory: Path,
+        base: lmdb.Environment | None = None,
+        base_directory: Path | None = None,
+    ) -> None:
         self.directory = directory
+        self._base_directory = base_directory
         self.notices: list[str] = []
         self._env, self._base = env, base
         self._txns: list[lmdb.Transaction] = []
@@ -204,7 +211,7 @@ class Index:
                 txn.put(b"r" + digest, data)
 
     def _move_to_temporary(self, why: str) -> None:
-        self._base = self._env
+        self._base, self._base_directory = self._env, self.directory
         self._env, self.directory, self._temporary = _temporary_env()
         self.notices.append(f"{why}; using a temporary index in {self.directory}, which ends with this process")
 
@@ -280,6 +287,28 @@ class Index:
                 with self._env.begin(write=True) as txn:
                     txn.put(key, data)
         return Union(key, self._get)
+
+    def discard(self) -> None:
+        """Delete a temporary index that was suspended."""
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def suspend(self) -> None:
+        """Close the environments, so that processes forked from here on can `reopen` them.
+
+        LMDB can neither be used over a fork nor be opened twice in one process.
+        """
+        self.renew()
+        self._env.close()
+        if self._base is not None:
+            self._base.close()
+
+    def reopen(self) -> Index:
+        """The same index in this process; a temporary one is not deleted by closing it. Raises lmdb.Error."""
+        base = None if self._base_directory is None else _open_read_only(self._base_directory)
+        index = Index(_open_env(self.directory), self.directory, base, self._base_directory)
+        index.notices = self.notices
+        return index
 
     def close(self) -> None:
         """End the use of the index; a temporary one is deleted. No Record may be used afterwards."""
@@ -390,7 +419,7 @@ def _open_at(home: Path, notices: list[str]) -> Index:
     except lmdb.Error as error:
         why = f"the index in {home} cannot be opened ({error})"
     env, temporary, handle = _temporary_env()
-    index = Index(env, temporary, base=_open_read_only(home))
+    index = Index(env, temporary, _open_read_only(home), home)
     index._temporary = handle
     index.notices.append(f"{why}; using a temporary index in {temporary}, which ends with this process")
     return index

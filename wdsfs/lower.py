@@ -61,6 +61,7 @@ class _State:
 
     fingerprint: Fingerprint
     looked: float  # monotonic seconds of the last look at its path
+    tag: int
 
 
 class Lower:
@@ -75,6 +76,7 @@ class Lower:
         self._files: OrderedDict[int, tuple[int, Fingerprint]] = OrderedDict()
         self._descriptors = descriptors
         self._renewed = time.monotonic()
+        self.on_files: Callable[[int], None] = lambda _: None  # hears how many shards are open
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -96,17 +98,17 @@ class Lower:
             if state is not None and state.fingerprint != (0, 0, 0):
                 log.error("%s; what was open from it gets ESTALE", error)
                 self._forget(number)
-                self._states[number] = _State((0, 0, 0), now)
+                self._states[number] = _State((0, 0, 0), now, 0)
             raise
         if state is None:
-            self._states[number] = _State(found, now)
+            self._states[number] = _State(found, now, tag_of(found))
         elif state.fingerprint != found:
             log.warning(
                 "%s has changed; it is indexed anew, what was open from it gets ESTALE",
                 self.path_text(number),
             )
             self._forget(number)
-            self._states[number] = _State(found, now)
+            self._states[number] = _State(found, now, tag_of(found))
         else:
             state.looked = now
         return found
@@ -137,7 +139,12 @@ class Lower:
         NotIndexed, MissingShard, UnreadableShard.
         """
         fingerprint = self.fingerprint(number)
-        if tag is not None and tag != tag_of(fingerprint):
+        state = self._states[number]
+        if tag is not None and tag != state.tag:
+            # Another process may have seen a change that this one has not looked for yet.
+            fingerprint = self._look(number, state, time.monotonic())
+            state = self._states[number]
+        if tag is not None and tag != state.tag:
             raise StaleShard(f"{self.path_text(number)} has changed since this was opened")
         found = self._records.get(number)
         if found is not None:
@@ -181,6 +188,12 @@ class Lower:
         self._renewed = time.monotonic()
         self._states.pop(number, None)
         self._look(number, None, time.monotonic())
+
+    def index_now(self, number: int) -> None:
+        """Index a shard that is NotIndexed, unless another process has done so by now."""
+        if not self.settled(number):
+            log.info("indexing %s", self.path_text(number))
+            self.install(number, self.build(number))
 
     def union(self, records: Callable[[int], Record | None]) -> Union:
         """The union over the set as it is now. Records that were in use are so no more."""
@@ -238,6 +251,7 @@ class Lower:
         if len(self._files) > self._descriptors:
             _, (old, _) = self._files.popitem(last=False)
             os.close(old)
+        self.on_files(len(self._files))
         return file
 
     def _spoil(self, number: int) -> None:
@@ -246,9 +260,6 @@ class Lower:
         self._forget(number)
         self._states.pop(number, None)
         self.index.forget(self.shards[number].path)
-
-    def open_files(self) -> int:
-        return len(self._files)
 
     def close(self) -> None:
         for fd, _ in self._files.values():
@@ -294,5 +305,6 @@ def read_cached(content: Content, offset: int, length: int) -> bytes | None:
 def check_unchanged(content: Content) -> None:
     """Raises StaleShard when the shard is no longer the file that was indexed."""
     stat = os.fstat(content.fd)
-    if index_module.fingerprint_of(stat) != content.fingerprint or stat.st_nlink == 0:
+    size, mtime_ns, inode = content.fingerprint
+    if stat.st_mtime_ns != mtime_ns or stat.st_size != size or stat.st_ino != inode or not stat.st_nlink:
         raise StaleShard(f"{os.fsdecode(content.path)} has changed since this was opened")

@@ -17,13 +17,14 @@ import json
 import logging
 import os
 import resource
+import select
 import shlex
 import signal
 import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,19 +33,23 @@ import pyfuse3
 import trio
 
 from wdsfs import control, system
+from wdsfs.board import Board
+from wdsfs.engine import Engine
 from wdsfs.errors import MountError, UsageError, WdsfsError
 from wdsfs.index import Index, open_index
-from wdsfs.lower import Lower
+from wdsfs.lower import Lower, NotIndexed
 from wdsfs.merged import make_tree
 from wdsfs.ops import Operations, Owner
 from wdsfs.spec import Shard, expand
 from wdsfs.tree import Tree, View
+from wdsfs.worker import SPIN_SECONDS
 
 log = logging.getLogger(__name__)
 
 LOG_BYTES = 4 << 20  # a mount that finds a longer log starts a new one and keeps the old
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-READY = b"+"
+LEFT, READY, GONE = b"-", b"+", b"."  # what a daemon tells the process that waits for it
+LOOK_SECONDS = 0.2  # how often that one looks whether the daemon is still there
 ID_MAX = (1 << 32) - 2  # the kernel takes the last number for "nobody at all"
 DEAD_MOUNT_ERRNOS = frozenset((errno.ENOTCONN, errno.ECONNABORTED))
 
@@ -79,6 +84,8 @@ class Mount:
     index_dir: Path | None = None
     jobs: int = 1
     lazy: bool = False
+    workers: int = 2
+    spin: float = SPIN_SECONDS  # seconds
     options: list[str] = field(default_factory=list)
     foreground: bool = False
     log: Path | None = None  # of a mount in the background; chosen by `run`
@@ -210,10 +217,11 @@ def raise_file_limit() -> int:
 # --- running -----------------------------------------------------------------------------------------------
 
 
-def run(mount: Mount, indexer: Indexer, ready: Callable[[], None]) -> None:
-    """Mount and serve until the mount ends; `ready` is called when the tree is usable.
+def run(mount: Mount, indexer: Indexer, leave: Callable[[], None], ready: Callable[[], None]) -> None:
+    """Mount and serve until the mount ends.
 
-    Raises WdsfsError when it cannot be mounted.
+    `leave` is called when everything that can go wrong in front of the user has gone right, before the
+    workers are forked; `ready` when the tree is usable. Raises WdsfsError when it cannot be mounted.
     """
     parsed = parse_options(mount.options)
     shards = expand(mount.specs)
@@ -229,16 +237,10 @@ def run(mount: Mount, indexer: Indexer, ready: Callable[[], None]) -> None:
             _stop_helpers()
         if not mount.foreground:
             mount.log = open_log(mount.mountpoint)
-        below = Lower(shards, index, raise_file_limit())
-    except BaseException:
-        index.close()
-        raise
-    try:
-        tree = make_tree(below, mount.view, mount.merge)
-        tree.prepare()
-        _serve(mount, parsed, tree, ready)
+        index.suspend()
+        _serve(mount, parsed, _Set(mount, shards, index, raise_file_limit()), leave, ready)
     finally:
-        below.close()
+        index.discard()
 
 
 def _stop_helpers() -> None:
@@ -255,15 +257,36 @@ def _stop_helpers() -> None:
             getattr(sys.modules[module], name)._stop()
 
 
-def _serve(mount: Mount, parsed: FuseOptions, tree: Tree, ready: Callable[[], None]) -> None:
-    started = trio.Event()
-    operations = Operations(tree, parsed.owner, on_init=started.set)
+@dataclass(frozen=True, slots=True)
+class _Set:
+    """What each worker needs to open the set for itself."""
+
+    mount: Mount
+    shards: Sequence[Shard]
+    index: Index
+    descriptors: int
+
+    def tree(self) -> Tree:
+        below = Lower(self.shards, self.index.reopen(), self.descriptors)
+        tree = make_tree(below, self.mount.view, self.mount.merge)
+        while True:
+            try:
+                tree.prepare()
+                return tree
+            except NotIndexed as wanted:  # changed since the mount began; one tree needs all shards
+                below.index_now(wanted.number)
+
+
+def _serve(
+    mount: Mount, parsed: FuseOptions, wanted: _Set, leave: Callable[[], None], ready: Callable[[], None]
+) -> None:
+    board = Board()
+    operations = Operations(parsed.owner, board)
     options = {"default_permissions", "ro", *parsed.fuse}
     for name, value in (("subtype", "wdsfs"), ("fsname", _fsname(mount.specs))):
         if not any(option.startswith(f"{name}=") for option in options):
             options.add(f"{name}={value}")
-    session = _Session(mount, tree, operations, started, ready)
-    with session.signals_kept():
+    with _Signals() as signals:
         try:
             pyfuse3.init(operations, mount.mountpoint, options)
         except (RuntimeError, UnicodeEncodeError) as error:
@@ -271,14 +294,36 @@ def _serve(mount: Mount, parsed: FuseOptions, tree: Tree, ready: Callable[[], No
                 f"{mount.mountpoint}: libfuse could not mount ({error}); "
                 f"`wdsfs doctor {shlex.quote(mount.mountpoint)}` may tell why"
             ) from None
-        clean = False
+        session, clean = None, False
         try:
+            engine = Engine(operations, board, wanted.tree, mount.workers, mount.spin)
+            engine.answer_init()
+            leave()
+            session = _Session(mount, wanted, engine, signals, ready)
             trio.run(session.run)
             clean = True
         finally:
             # After a failure the directory must not look empty: a copy job would delete its mirror. But what
             # nobody was told of yet, nobody copies.
-            pyfuse3.close(unmount=clean or not session.usable)
+            pyfuse3.close(unmount=clean or session is None or not session.usable)
+
+
+class _Signals:
+    """Keeps signals that come while nobody can act on them: by default they would leave a dead mount."""
+
+    def __init__(self) -> None:
+        self.kept: list[int] = []
+
+    def __enter__(self) -> _Signals:
+        self._before = {number: signal.signal(number, self._keep) for number in END_SIGNALS}
+        return self
+
+    def _keep(self, number: int, frame: object) -> None:
+        self.kept.append(number)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
 
 def _fsname(specs: Sequence[str]) -> str:
@@ -289,48 +334,36 @@ def _fsname(specs: Sequence[str]) -> str:
 
 
 class _Session:
-    """The running daemon: pyfuse3's loop, the control socket and the signals side by side."""
+    """The supervisor's side of a running mount: the engine, the control socket and the signals side by side."""
 
     def __init__(
-        self, mount: Mount, tree: Tree, operations: Operations, started: trio.Event, ready: Callable[[], None]
+        self, mount: Mount, wanted: _Set, engine: Engine, signals: _Signals, ready: Callable[[], None]
     ) -> None:
-        self.mount, self.tree, self.operations = mount, tree, operations
-        self.started, self.ready = started, ready
+        self.mount, self.wanted, self.engine, self.ready = mount, wanted, engine, ready
+        self.signals = signals
         self.usable = False
         self.since = time.time()
-        self._kept: list[int] = []
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_signals)
-            nursery.start_soon(self._announce, nursery)
-            await pyfuse3.main()
+            nursery.start_soon(self._announce)
+            await self.engine.run()
             nursery.cancel_scope.cancel()
-
-    @contextlib.contextmanager
-    def signals_kept(self) -> Iterator[None]:
-        """Keep signals that come while nobody can act on them: by default they would leave a dead mount."""
-        before = {number: signal.signal(number, lambda got, _: self._kept.append(got)) for number in END_SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     async def _watch_signals(self) -> None:
         with trio.open_signal_receiver(*END_SIGNALS) as signals:
-            for number in self._kept:
+            for number in self.signals.kept:
                 self._end(number)
             async for number in signals:
                 self._end(number)
 
     def _end(self, number: int) -> None:
         log.info("ended by %s", signal.Signals(number).name)
-        pyfuse3.terminate()
+        self.engine.stop()
 
-    async def _announce(self, nursery: trio.Nursery) -> None:
-        """When the kernel has its INIT answer: open the socket, register, tell whoever waits."""
-        await self.started.wait()
+    async def _announce(self) -> None:
+        """Open the socket, register, tell whoever waits."""
         path = control.socket_path(self.mount.mountpoint)
         path.unlink(missing_ok=True)
         listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -350,52 +383,86 @@ class _Session:
             None if self.mount.log is None else str(self.mount.log),
         )
         with control.registered(daemon), listener:
-            # The first answer about the root proves that the mount works; it must not block this loop.
-            await trio.to_thread.run_sync(os.stat, self.mount.mountpoint, abandon_on_cancel=True)
+            # An answer about the root proves that the mount works. A worker may die of it; this process must not.
+            await self._in_child(lambda: {"mode": os.stat(self.mount.mountpoint).st_mode})
             self.ready()
             self.usable = True
-            log.info("mounted %s shards at %s", len(self.tree.lower), self.mount.mountpoint)
+            log.info("mounted %s shards at %s", len(self.wanted.shards), self.mount.mountpoint)
             await trio.serve_listeners(self._answer, [trio.SocketListener(listener)])
+
+    async def _in_child(self, function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What `function` returns in a forked process: this one opens no index and touches no mount."""
+        receiver, sender = os.pipe()
+        pid = os.fork()
+        if not pid:
+            try:
+                signal.set_wakeup_fd(-1)
+                os.write(sender, json.dumps(function()).encode())
+            finally:
+                os._exit(0)
+        os.close(sender)
+        parts = []
+        try:
+            while True:
+                await trio.lowlevel.wait_readable(receiver)
+                part = os.read(receiver, 1 << 16)
+                if not part:
+                    break
+                parts.append(part)
+        finally:
+            os.close(receiver)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)  # noqa: ASYNC222  # it has just been killed
+        answer: dict[str, Any] = json.loads(b"".join(parts) or b"{}")
+        return answer
 
     async def _answer(self, stream: trio.SocketStream) -> None:
         async with stream:
             try:
-                await stream.send_all(json.dumps(self.report()).encode())
+                report = {**await self._in_child(self._inspect), **self._report()}
+                await stream.send_all(json.dumps(report).encode())
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 pass
             except Exception:  # whatever it is, it must not end the mount
                 log.exception("the status could not be told")
 
-    def report(self) -> dict[str, Any]:
-        """What `wdsfs status` shows of a running mount."""
-        totals = self.tree.totals()
-        operations = self.operations
+    def _inspect(self) -> dict[str, Any]:
+        """What the index says of the set now."""
+        tree = self.wanted.tree()
+        totals = tree.totals()
         return {
             "shards": totals.shards,
             "indexed": totals.indexed,
             "samples": totals.samples,
             "members": totals.members,
             "bytes": totals.bytes,
-            "damaged": self._damaged(),
-            "uptime_seconds": time.time() - self.since,
-            "memory_bytes": resident_bytes(),
-            "open_files": self.tree.lower.open_files(),
-            "requests": dict(operations.counts),
-            "bytes_read": operations.bytes_read,
-            "failures": operations.failures,
-            "recent_errors": list(operations.recent_errors),
-            "index": str(self.tree.lower.index.directory),
-            "notices": self.tree.lower.index.notices,
+            "damaged": [{"shard": path, "problem": text} for path, text in tree.lower.damaged()],
         }
 
-    def _damaged(self) -> list[dict[str, str]]:
-        return [{"shard": path, "problem": text} for path, text in self.tree.lower.damaged()]
+    def _report(self) -> dict[str, Any]:
+        """What the processes of the mount have counted."""
+        board = self.engine.board
+        processes = [os.getpid(), *self.engine.workers]
+        return {
+            "uptime_seconds": time.time() - self.since,
+            "processes": processes,
+            "restarts": self.engine.restarts,
+            "memory_bytes": sum(map(anonymous_bytes, processes)),
+            "open_files": board.open_files,
+            "requests": board.counts(),
+            "pushed": board.pushed,
+            "bytes_read": board.bytes_read,
+            "failures": board.failures,
+            "index": str(self.wanted.index.directory),
+            "notices": self.wanted.index.notices,
+        }
 
 
-def resident_bytes() -> int:
-    """Physical memory of this process that belongs to it alone or in part; 0 where the kernel does not tell."""
+def anonymous_bytes(pid: int) -> int:
+    """Memory of a process that no file backs, what it shares divided by those who share it. 0 when it is gone."""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss_Anon:"):
                 return int(line.split()[1]) * 1024
     return 0
@@ -414,12 +481,15 @@ def in_background(mount: Mount, indexer: Indexer) -> int:
     pid = os.fork()
     if pid:
         os.close(sender)
-        return _wait_for(pid, receiver)
+        return _wait_for(pid, receiver, control.log_path(mount.mountpoint))
     os.close(receiver)
     code = 1
     try:
-        code = guarded(lambda: run(mount, indexer, lambda: _detach(mount, sender)))
+        code = guarded(
+            lambda: run(mount, indexer, lambda: _leave_terminal(mount, sender), lambda: _tell(sender, READY))
+        )
     finally:
+        _tell(sender, GONE)
         os._exit(code)
 
 
@@ -439,24 +509,37 @@ def guarded(action: Callable[[], None]) -> int:
     return 0
 
 
-def _wait_for(pid: int, receiver: int) -> int:
-    while True:
+def _wait_for(pid: int, receiver: int, log_file: Path) -> int:
+    heard, status = b"", 0
+    while READY not in heard:
         try:
-            with open(receiver, "rb", closefd=False) as pipe:
-                ready = pipe.read(1)
-            break
+            # Not by the end of the pipe: the daemon's workers have it, too, and may outlive it.
+            if select.select([receiver], [], [], LOOK_SECONDS)[0]:
+                heard += os.read(receiver, 16)
+            elif os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                break
         except KeyboardInterrupt:  # the daemon has got it, too, and ends in good order
             continue
-    os.close(receiver)
-    if ready:
+        if heard.endswith(GONE):
+            break
+    if READY in heard:
         return 0
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
+    if LEFT in heard:  # what it said then is not on this terminal
+        log.error("the daemon has ended before its tree was usable; see %s", log_file)
     return code if code > 0 else 1
 
 
-def _detach(mount: Mount, sender: int) -> None:
-    """Leave the terminal and tell the waiting process."""
+def _tell(sender: int, word: bytes) -> None:
+    """Tell the waiting process how far this one is."""
+    with contextlib.suppress(BrokenPipeError):  # nobody waits any more
+        os.write(sender, word)
+
+
+def _leave_terminal(mount: Mount, sender: int) -> None:
+    """Go on in the background, with the log in a file."""
+    _tell(sender, LEFT)
     log_to_file(mount.log or Path(os.devnull))
     os.setsid()
     os.chdir("/")
@@ -464,8 +547,6 @@ def _detach(mount: Mount, sender: int) -> None:
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     os.close(null)
-    os.write(sender, READY)
-    os.close(sender)
 
 
 def open_log(mountpoint: str) -> Path | None:

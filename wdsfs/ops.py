@@ -2,31 +2,31 @@
 
 No policy: what exists and how it looks is decided in `tree.py`. Handlers leave errors to the one decorator
 `replies`, which maps every exception to an errno, because anything but FUSEError would end pyfuse3's main loop
-and with it the mount.
+and with it the worker.
 
-A handler runs from start to end without an await wherever the tree is concerned, so requests never see each
-other half done. What may take long happens in a thread: indexing a shard that needs it, and reads of bytes
-that are not in the page cache.
+The handlers are coroutines because pyfuse3 wants that, but they never wait by `await`: a worker serves one
+request at a time. What may take long (bytes that are not in the page cache, a shard that has to be indexed)
+happens inside `slowly`, which lets the supervisor see to it that others serve meanwhile.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import logging
 import os
 import time
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyfuse3
-import trio
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestContext, StatvfsData
 
 from wdsfs import lower
-from wdsfs.errors import NoSuchAttribute, NoSuchEntry, WdsfsError
+from wdsfs.board import KINDS, Board, Slot
+from wdsfs.errors import CorruptShard, NoSuchAttribute, NoSuchEntry, WdsfsError
 from wdsfs.lower import Content, NotIndexed
 from wdsfs.names import NAME_MAX
 from wdsfs.tree import Node, Tree
@@ -37,9 +37,11 @@ log = logging.getLogger(__name__)
 # answered (ESTALE), which makes the kernel ask for the whole path again, whatever it had kept.
 TIMEOUT_SECONDS = 3600.0
 BLOCK_SIZE = 128 << 10  # what stat recommends for reads: the largest request of the kernel
-SLOW_READERS = 16  # threads that may wait for a disk
+PUSH_BYTES = 128 << 10  # files up to this size are pushed into the page cache at their first open
 QUIET_SECONDS = 30.0  # a message is logged once in this time
 QUIET_MAX = 1000  # different messages remembered
+
+_FORGET, _RELEASE, _RELEASEDIR = map(KINDS.index, ("forget", "release", "releasedir"))
 
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
@@ -58,47 +60,61 @@ def replies(
     handler: Callable[Concatenate[Operations, Arguments], Awaitable[Answer]],
 ) -> Callable[Concatenate[Operations, Arguments], Coroutine[Any, Any, Answer]]:
     """Make a handler raise FUSEError only, index what it finds not indexed, and count it."""
-    name = handler.__name__
+    kind = KINDS.index(handler.__name__) if handler.__name__ in KINDS else KINDS.index("other")
 
     @functools.wraps(handler)
     async def reply(self: Operations, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
-        self.counts[name] += 1
+        self.slot.begin(kind)
+        if self.refusing:
+            raise FUSEError(errno.EIO)
         try:
             while True:
                 self.tree.lower.tidy()
                 try:
                     return await handler(self, *args, **kwargs)
                 except NotIndexed as wanted:
-                    await self.index_shard(wanted.number)
+                    self._index(wanted.number)
         except FUSEError:
             raise
         except Exception as error:  # whatever it is, the mount goes on: see the head of this module
-            raise FUSEError(self.errno_of(name, error)) from error
+            raise FUSEError(self.errno_of(handler.__name__, error)) from error
+        finally:
+            self.slot.end()
 
     return reply
 
 
 class Operations(pyfuse3.Operations):
-    """Answers the requests of a read-only mount of `tree`."""
+    """Answers the requests of a read-only mount.
+
+    Made before the workers are forked; each then calls `attach`. `crowded` is called when this worker is about
+    to wait for a disk.
+    """
 
     supports_dot_lookup = True
     enable_writeback_cache = False
+    tree: Tree
 
-    def __init__(self, tree: Tree, owner: Owner, on_init: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, owner: Owner, board: Board) -> None:
         super().__init__()
-        self.tree = tree
         self.owner = owner
-        self.counts: Counter[str] = Counter()
-        self.bytes_read = 0
-        self.failures = 0
-        self.recent_errors: deque[str] = deque(maxlen=20)
-        self._on_init = on_init
+        self.board = board
+        self.slot: Slot = board.slot(0)
+        self.started = False
+        self.refusing = False
         self._said: dict[str, float] = {}
-        self._indexing: dict[int, trio.Event] = {}
-        self._slow = trio.CapacityLimiter(SLOW_READERS)
+        self._crowded: Callable[[], None] = lambda: None
 
     def init(self) -> None:
-        self._on_init()
+        self.started = True
+
+    def attach(self, tree: Tree, slot: Slot, crowded: Callable[[], None] = lambda: None) -> None:
+        """Serve this tree from now on, and count in this slot."""
+        self.tree, self.slot, self._crowded = tree, slot, crowded
+
+    def refuse(self) -> None:
+        """Answer everything with EIO from now on, and touch nothing."""
+        self.refusing = True
 
     # --- errors
 
@@ -107,17 +123,17 @@ class Operations(pyfuse3.Operations):
         if isinstance(error, (NoSuchEntry, NoSuchAttribute)):
             log.debug("%s: %s", name, error)
             return error.errno
-        self.failures += 1
+        self.slot.failed()
         if isinstance(error, WdsfsError):
-            self._say(logging.WARNING, f"{error}")
+            self._say(f"{error}")
             return error.errno
         if isinstance(error, OSError) and error.errno:
-            self._say(logging.WARNING, f"{name}: {error}")
+            self._say(f"{name}: {error}")
             return error.errno
-        self._say(logging.ERROR, f"{name} failed with {error!r}; the request gets EIO, the mount goes on", error)
+        self._say(f"{name} failed with {error!r}; the request gets EIO, the mount goes on", error)
         return errno.EIO
 
-    def _say(self, level: int, message: str, error: Exception | None = None) -> None:
+    def _say(self, message: str, surprise: Exception | None = None) -> None:
         """Log a message, but not again and again: a loader asks a broken shard for every file in it."""
         now = time.monotonic()
         if now - self._said.get(message, -QUIET_SECONDS) < QUIET_SECONDS:
@@ -125,38 +141,47 @@ class Operations(pyfuse3.Operations):
         if len(self._said) >= QUIET_MAX:
             self._said.clear()
         self._said[message] = now
-        self.recent_errors.append(message)
-        log.log(level, "%s", message, exc_info=error)
+        log.log(logging.ERROR if surprise else logging.WARNING, "%s", message, exc_info=surprise)
 
-    # --- what must not hold up other requests
+    # --- what takes long
 
-    async def index_shard(self, number: int) -> None:
-        """Index a shard in a thread; requests for it wait, all others go on."""
-        running = self._indexing.get(number)
-        if running is not None:
-            await running.wait()
-            return
-        below = self.tree.lower
-        if below.settled(number):
-            return
-        self._indexing[number] = trio.Event()
+    @contextlib.contextmanager
+    def slowly(self) -> Iterator[None]:
+        """Whatever happens in here may take long; others serve meanwhile."""
+        self.slot.wait(True)
+        self._crowded()
         try:
-            log.info("indexing %s", below.path_text(number))
-            data = await trio.to_thread.run_sync(below.build, number)
-            below.install(number, data)
+            yield
         finally:
-            self._indexing.pop(number).set()
+            self.slot.wait(False)
 
-    async def _read(self, content: Content, offset: int, size: int) -> bytes:
+    def _index(self, number: int) -> None:
+        with self.slowly():
+            self.tree.lower.index_now(number)
+
+    def _read(self, content: Content, offset: int, size: int) -> bytes:
         data = lower.read_cached(content, offset, size)
-        if data is not None:
-            return data
-        # The lower may close its descriptor while the thread waits for the disk.
-        content.fd = os.dup(content.fd)
+        if data is None:
+            with self.slowly():
+                data = lower.read(content, offset, size)
+        return data
+
+    def _push(self, inode: int, content: Content) -> None:
+        """Put the whole content of a small file into the kernel's page cache: its reads never come here.
+
+        Only at the first open since the kernel got to know the file: a store waits for pages that a read in
+        flight has locked, and that read may be waiting for this worker.
+        """
         try:
-            return await trio.to_thread.run_sync(lower.read, content, offset, size, limiter=self._slow)
-        finally:
-            os.close(content.fd)
+            data = self._read(content, 0, content.size)
+            if len(data) < content.size:
+                return
+            pyfuse3.notify_store(inode, 0, data)
+        except (CorruptShard, OSError) as error:  # the read that follows will say so
+            log.debug("not pushed: %s", error)
+            return
+        self.slot.pushed()
+        self.slot.read(len(data))
 
     # --- names and attributes
 
@@ -196,7 +221,11 @@ class Operations(pyfuse3.Operations):
         return self._attributes(self.tree.getattr(inode))
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
-        """Nothing is remembered, so nothing is forgotten. Must not raise."""
+        """The kernel has dropped these with all their pages. Must not raise."""
+        self.slot.begin(_FORGET)
+        for inode, _ in inode_list:
+            self.board.forget(inode)
+        self.slot.end()
 
     @replies
     async def readlink(self, inode: int, ctx: RequestContext) -> bytes:
@@ -244,23 +273,29 @@ class Operations(pyfuse3.Operations):
                 raise
 
     async def releasedir(self, fh: int) -> None:
-        self.counts["releasedir"] += 1
+        self.slot.begin(_RELEASEDIR)
+        self.slot.end()
 
     @replies
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise FUSEError(errno.EROFS)
-        lower.check_unchanged(self.tree.content(inode))
+        content = self.tree.content(inode)
+        if 0 < content.size <= PUSH_BYTES and self.board.claim_push(inode):
+            self._push(inode, content)
+        else:
+            lower.check_unchanged(content)  # the kernel may answer the reads from what it has
         return FileInfo(fh=inode, keep_cache=True)
 
     @replies
     async def read(self, fh: int, off: int, size: int) -> bytes:
-        data = await self._read(self.tree.content(fh), off, size)
-        self.bytes_read += len(data)
+        data = self._read(self.tree.content(fh), off, size)
+        self.slot.read(len(data))
         return data
 
     async def release(self, fh: int) -> None:
-        self.counts["release"] += 1
+        self.slot.begin(_RELEASE)
+        self.slot.end()
 
     async def flush(self, fh: int) -> None:
         """Answered once: ENOSYS tells the kernel not to ask at every close."""

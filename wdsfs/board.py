@@ -1,0 +1,143 @@
+"""What the processes of a mount tell each other: counters of each worker, and which files have been pushed.
+
+Plain shared memory, made before the workers are forked, so that nothing is lost with a worker and nobody waits
+for anybody: each word has one writer, and a torn or late one costs a wrong digit in `wdsfs status`, or a push
+that was not needed.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+
+SLOTS = 64  # workers at a time
+KINDS = (
+    *("lookup", "getattr", "readlink", "open", "read", "release", "opendir", "readdir", "releasedir"),
+    *("getxattr", "listxattr", "statfs", "forget", "other"),
+)
+_PUSHED_BITS = 23  # 8 million bits in 1 MiB
+
+# Words of a slot behind the counters of the kinds: totals, then what the worker is doing now.
+_BYTES_READ, _FAILED, _PUSHED, _DONE, _SINCE, _WAITING, _FILES = range(len(KINDS), len(KINDS) + 7)
+_WORDS = _FILES + 1
+_MIX = 0x9E3779B97F4A7C15  # spreads neighbouring inode numbers (the golden ratio in 64 bits)
+
+
+class Board:
+    """The shared memory of a mount."""
+
+    def __init__(self) -> None:
+        self._memory = memoryview(mmap.mmap(-1, SLOTS * _WORDS * 8 + (1 << (_PUSHED_BITS - 3))))
+        self._words = self._memory[: SLOTS * _WORDS * 8].cast("q")
+        self._pushed = self._memory[SLOTS * _WORDS * 8 :]
+
+    def slot(self, number: int) -> Slot:
+        return Slot(self._words[number * _WORDS : (number + 1) * _WORDS])
+
+    def counts(self) -> dict[str, int]:
+        """Requests by kind, over all workers that there have been."""
+        counts = {kind: self._total(at) for at, kind in enumerate(KINDS)}
+        return {kind: count for kind, count in counts.items() if count}
+
+    def _total(self, word: int) -> int:
+        return sum(self._words[word::_WORDS])
+
+    @property
+    def bytes_read(self) -> int:
+        return self._total(_BYTES_READ)
+
+    @property
+    def failures(self) -> int:
+        return self._total(_FAILED)
+
+    @property
+    def pushed(self) -> int:
+        """Files whose content was pushed at their first open."""
+        return self._total(_PUSHED)
+
+    @property
+    def done(self) -> int:
+        """Requests that were answered: what shows that the mount gets on."""
+        return self._total(_DONE)
+
+    @property
+    def waiting(self) -> int:
+        """How many workers wait for a disk."""
+        return self._total(_WAITING)
+
+    @property
+    def open_files(self) -> int:
+        return self._total(_FILES)
+
+    # --- which files were pushed into the page cache
+
+    def claim_push(self, inode: int) -> bool:
+        """Whether nobody has pushed this file since the kernel forgot it; from now on somebody has.
+
+        Different files may share a bit; one of them is then read instead, which is only slower.
+        """
+        at, bit = self._bit(inode)
+        if self._pushed[at] & bit:
+            return False
+        self._pushed[at] |= bit
+        return True
+
+    def forget(self, inode: int) -> None:
+        at, bit = self._bit(inode)
+        self._pushed[at] &= ~bit
+
+    def _bit(self, inode: int) -> tuple[int, int]:
+        number = (inode * _MIX & 0xFFFFFFFFFFFFFFFF) >> (64 - _PUSHED_BITS)
+        return number >> 3, 1 << (number & 7)
+
+
+class Slot:
+    """The words of one worker; the worker writes, everybody reads."""
+
+    __slots__ = ("_words",)
+
+    def __init__(self, words: memoryview) -> None:
+        self._words = words
+
+    def begin(self, kind: int) -> None:
+        """A request of this kind has come in."""
+        words = self._words
+        words[kind] += 1
+        words[_SINCE] = time.monotonic_ns()
+
+    def end(self) -> None:
+        words = self._words
+        words[_SINCE] = 0
+        words[_DONE] += 1
+
+    def failed(self) -> None:
+        self._words[_FAILED] += 1
+
+    def read(self, count: int) -> None:
+        self._words[_BYTES_READ] += count
+
+    def pushed(self) -> None:
+        self._words[_PUSHED] += 1
+
+    def files(self, count: int) -> None:
+        """How many shards the worker has open."""
+        self._words[_FILES] = count
+
+    def wait(self, waiting: bool) -> None:
+        """The worker waits for a disk, or indexes a shard, and is rightly not heard of."""
+        self._words[_WAITING] = waiting
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self._words[_WAITING])
+
+    @property
+    def busy_seconds(self) -> float:
+        """How long the worker has been at one request without a reason to wait."""
+        since = self._words[_SINCE]
+        return 0.0 if not since or self.waiting else (time.monotonic_ns() - since) / 1e9
+
+    def reset(self) -> None:
+        """The worker is gone; its totals stay."""
+        for word in (_SINCE, _WAITING, _FILES):
+            self._words[word] = 0
