@@ -5,13 +5,17 @@ shards, mounts it, and looks around with ordinary programs. Each command is prin
 
     python docs/demo.py            in a temporary directory that is removed afterwards
     python docs/demo.py DIRECTORY  there, and the shards stay for trying things out
+    python docs/demo.py --picture docs/session.svg
+                                   draws the short session of the README into a file
 
 Exit status: 0, or 1 when a command of the session failed.
 """
 
 import argparse
 import errno
+import io
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +23,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from rich.markup import escape
 from sklearn.datasets import load_digits
 from webdataset import ShardWriter
 
@@ -65,6 +70,26 @@ wdsfs umount mnt
 """
 
 
+# The short session of the README's picture.
+PICTURE = """
+wdsfs mount 'shards/digits-{000000..000003}.tar' mnt
+
+ls mnt
+
+ls mnt/digits-000000
+
+ls -l mnt/digits-000000/seven/00007
+
+cat mnt/digits-000000/seven/00007/json; echo
+
+getfattr -d mnt/digits-000000/seven/00007/png
+
+wdsfs check 'shards/digits-{000000..000003}.tar'
+
+wdsfs umount mnt
+"""
+
+
 class Failed(Exception):
     """A command of the session failed."""
 
@@ -72,13 +97,18 @@ class Failed(Exception):
 def main() -> int:
     parser = argparse.ArgumentParser(description="a terminal session with wdsfs on real images")
     parser.add_argument("directory", nargs="?", type=Path, help="work here and keep the shards")
-    given = parser.parse_args().directory
+    parser.add_argument("--picture", type=Path, metavar="SVG", help="draw a short session into this file")
+    arguments = parser.parse_args()
+    given = arguments.directory
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("demo: terminated"))
     home = given or Path(tempfile.mkdtemp(prefix="wdsfs-demo-"))
     try:
         print(f"==> Writing 1797 images into {home}/shards/{SHARDS}", flush=True)
         write_shards(home)
-        play(home)
+        if arguments.picture:
+            draw(home, arguments.picture.absolute())
+        else:
+            play(home)
     except Failed as failure:
         print(f"demo: {failure}; `wdsfs doctor` tells what this machine lacks", file=sys.stderr)
         return 1
@@ -116,6 +146,25 @@ def play(home: Path) -> None:
         status = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=home, env=environment(home))
         if status.returncode != 0:
             raise Failed(f"the last command ended with status {status.returncode}")
+
+
+def draw(home: Path, picture: Path) -> None:
+    """Run the short session and draw it as a terminal, with the fonts of whoever looks at it."""
+    from rich import terminal_theme
+    from rich.console import Console
+
+    home.joinpath("mnt").mkdir(exist_ok=True)
+    console = Console(record=True, width=78, file=io.StringIO(), force_terminal=True, highlight=False)
+    for command in PICTURE.strip().split("\n\n"):
+        console.print(f"[bold green]$[/] [bold]{escape(command)}[/]")
+        run = subprocess.run(
+            ["bash", "-c", command], cwd=home, env=environment(home), capture_output=True, text=True, check=True
+        )
+        console.print(escape((run.stdout + run.stderr).strip()), end="\n" if run.stdout + run.stderr else "")
+    svg = console.export_svg(title="wdsfs", theme=terminal_theme.MONOKAI)
+    # Without the fonts that rich would have every reader load from elsewhere.
+    svg = re.sub(r"@font-face {.*?}", "", svg, flags=re.DOTALL).replace("Fira Code, monospace", "monospace")
+    picture.write_text(svg)
 
 
 def environment(home: Path) -> dict[str, str]:

@@ -649,7 +649,8 @@ def check(shards: tuple[str, ...], jobs: int | None, notes: bool, as_json: bool)
         tell(path, finding)
     summary = (
         f"{len(found)} shards, {judge.samples:,} samples, {judge.members:,} members: "
-        f"{counts['findings']} findings, {counts['notes']} notes" + ("" if notes else " (--notes shows them)")
+        f"{counts['findings']} findings, {counts['notes']} notes"
+        + (" (--notes shows them)" if counts["notes"] and not notes else "")
     )
     click.echo(summary, err=True)
     sys.exit(3 if counts["unreadable"] else 1 if counts["findings"] else 0)

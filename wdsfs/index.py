@@ -6,7 +6,8 @@ shard's absolute path; what makes an entry valid is its fingerprint, not the key
 
 The index is a cache: losing it costs time only. So whatever is wrong with its directory (missing, full,
 read-only, damaged, another format, on a network file system, where LMDB's locks and maps are not safe), the
-answer is a notice in words and an index that works, if need be a temporary one.
+answer is a notice in words and an index that works, if need be a temporary one. Nothing in it is believed:
+`pages.py` looks at LMDB's own structure before LMDB does, and every value has a checksum.
 
 Threads: an `Index` is used by one thread at a time; `build_file` is a pure function for any process.
 """
@@ -14,9 +15,12 @@ Threads: an `Index` is used by one thread at a time; `build_file` is a pure func
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
+import logging
 import os
+import stat
 import struct
 import tempfile
 import time
@@ -29,23 +33,34 @@ from typing import Any, NamedTuple
 import lmdb
 import numpy as np
 
-from wdsfs import pool, record, system
+from wdsfs import pages, pool, record, system
 from wdsfs.errors import IndexUnusable, MissingShard, ShardError, UnreadableShard
 from wdsfs.inodes import tag_of
 from wdsfs.record import Record
 from wdsfs.spec import Shard
 
+log = logging.getLogger(__name__)
+
 FORMAT = b"1"
-MAP_SIZES = (
-    1 << 42,
-    1 << 38,
-    1 << 35,
-    1 << 31,
-)  # bytes of address space; smaller ones for a limited `ulimit -v`
+MAP_SIZES = (1 << 42, 1 << 38, 1 << 35, 1 << 31)  # bytes of address space; the smaller ones for a `ulimit -v`
 READERS = 4096  # processes that may read one index at a time
+LOCK_BYTES = 64 * READERS + 4096  # of LMDB's lock file, a cache line for each reader
 COMMIT_SECONDS, COMMIT_BYTES = 1.0, 64 << 20  # how much work a crash may cost while indexing
+PATIENCE_SECONDS, PAUSE_SECONDS = (
+    10.0,
+    0.2,
+)  # how long to wait for a shard that is being written, looking how often
+TICK_NS = 20_000_000  # no clock of the kernel that gives files their times is coarser
+
+# What says that the file is at fault. Anything else (no space, no memory, no permission ...) is no reason to
+# throw away what is in it.
+_DAMAGE = (
+    *(pages.Damaged, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError),
+    *(lmdb.CursorFullError, lmdb.PageFullError, lmdb.IncompatibleError),
+)
 
 _SUMMARY = struct.Struct("<QqQIIIIIIQII")
+_CRC_BYTES = 4
 
 
 class Summary(NamedTuple):
@@ -73,8 +88,10 @@ class Summary(NamedTuple):
         return tag_of(self.fingerprint)
 
 
-def fingerprint_of(stat: os.stat_result) -> tuple[int, int, int]:
-    return stat.st_size, stat.st_mtime_ns, stat.st_ino
+def fingerprint_of(found: os.stat_result) -> tuple[int, int, int]:
+    # Some file systems have times that 64 bits of nanoseconds do not reach (the year 2262).
+    mtime_ns = max(min(found.st_mtime_ns, (1 << 63) - 1), -(1 << 63))
+    return found.st_size, mtime_ns, found.st_ino
 
 
 def look(path: bytes) -> tuple[int, int, int]:
@@ -87,29 +104,47 @@ def look(path: bytes) -> tuple[int, int, int]:
         raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
 
 
-def build_file(path: bytes) -> bytes:
-    """The record of the shard at `path`.
-
-    Raises MissingShard or UnreadableShard when there is nothing to read; a damaged shard gives a record.
-    """
+def open_shard(path: bytes) -> int:
+    """A descriptor of the shard at `path`. Raises MissingShard, UnreadableShard."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # A pipe in the place of a shard must not be waited for.
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise MissingShard(f"{os.fsdecode(path)}: there is no such shard") from None
     except OSError as error:
         raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
+
+
+def build_file(path: bytes) -> bytes:
+    """The record of the shard at `path`.
+
+    Raises MissingShard or UnreadableShard when there is nothing to read, or when it is being written for longer
+    than one cares to wait; a damaged shard gives a record.
+    """
+    fd = open_shard(path)
     try:
-        while True:
-            before = fingerprint_of(os.fstat(fd))
-            data = record.build(fd, list(before))
-            # A shard that is still being written changes while it is read: what counts is a quiet pass.
-            if fingerprint_of(os.fstat(fd)) == before:
-                return data
-            time.sleep(0.2)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise UnreadableShard(f"{os.fsdecode(path)}: is no regular file")
+        return _build_when_quiet(fd, path)
     except OSError as error:
         raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
     finally:
         os.close(fd)
+
+
+def _build_when_quiet(fd: int, path: bytes) -> bytes:
+    """A shard that is still being written changes while it is read: what counts is a quiet pass."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        before = fingerprint_of(os.fstat(fd))
+        if 0 <= time.time_ns() - before[1] < TICK_NS:
+            time.sleep(TICK_NS / 1e9)  # one more write within this tick would not show in the time
+        data = record.build(fd, list(before))
+        if fingerprint_of(os.fstat(fd)) == before:
+            return data
+        if time.monotonic() > deadline:
+            raise UnreadableShard(f"{os.fsdecode(path)}: is being written; try again when it is finished")
+        time.sleep(PAUSE_SECONDS)
 
 
 class Index:
@@ -126,6 +161,8 @@ class Index:
         self._base_directory = base_directory
         self.notices: list[str] = []
         self._env, self._base = env, base
+        self._retired: lmdb.Environment | None = None  # damaged; kept mapped, in case a Record is still around
+        self._data_inode = _data_inode(directory)
         self._txns: list[lmdb.Transaction] = []
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
@@ -137,23 +174,31 @@ class Index:
             txn.abort()
         self._txns = []
 
+    def _begin(self) -> None:
+        envs = [self._env] if self._base is None else [self._env, self._base]
+        self._txns = [env.begin(buffers=True) for env in envs]
+
     def _get(self, key: bytes) -> memoryview | None:
         if not self._txns:
-            envs = [self._env] if self._base is None else [self._env, self._base]
-            self._txns = [env.begin(buffers=True) for env in envs]
+            try:
+                self._begin()
+            except lmdb.Error as error:  # too many readers; or another process let it grow beyond our map
+                self._leave(error)
+                self._begin()
         for txn in self._txns:
             try:
                 value: Any = txn.get(key)
-            except lmdb.Error:  # a damaged page; the shard is indexed anew
+            except lmdb.Error:  # damaged since it was opened; the shard is indexed anew
                 continue
             if value is not None:
-                return memoryview(value)
+                return memoryview(value) if len(value) else None  # an empty one hides what the base has
         return None
 
     def summary(self, path: bytes) -> Summary | None:
         """The stored summary of the shard at `path`, valid or not."""
         value = self._get(b"s" + _digest(path))
-        return Summary(*_SUMMARY.unpack_from(value)) if value is not None else None
+        found = None if value is None else _unseal(value)
+        return found[0] if found is not None and found[1] == path else None
 
     def record(self, path: bytes, fingerprint: tuple[int, int, int]) -> Record | None:
         """The record of the shard at `path`, in place, valid until `renew`; None when it has to be built."""
@@ -182,38 +227,71 @@ class Index:
 
     def forget(self, path: bytes) -> None:
         """Drop what is stored of a shard, although its fingerprint may fit."""
-        self.renew()
-        with contextlib.suppress(lmdb.Error), self._env.begin(write=True) as txn:
-            txn.delete(b"s" + _digest(path))
-            txn.delete(b"r" + _digest(path))
+        self._write([(b"s" + _digest(path), None), (b"r" + _digest(path), None)])
 
     def store(self, built: Sequence[tuple[bytes, bytes]]) -> None:
         """Keep records, given as (path, record), in one durable step.
 
         When the directory cannot take them, they go on in a temporary index, and a notice says so.
         """
-        self.renew()
+        changes: list[tuple[bytes, bytes | None]] = []
+        for path, data in built:
+            digest = _digest(path)
+            changes.append((b"s" + digest, _seal(summarize(Record(data, verify=False)) + path)))
+            changes.append((b"r" + digest, data))
+        self._write(changes)
+
+    def _write(self, changes: Sequence[tuple[bytes, bytes | None]]) -> None:
+        """Do all of these in one step: keep a value under a key, or with None drop it."""
         try:
-            self._put(built)
-        except lmdb.Error as error:
-            if self._temporary is not None:
-                raise IndexUnusable(
-                    f"the temporary index in {self.directory} cannot be written: {error}"
-                ) from None
-            self._move_to_temporary(f"the index in {self.directory} cannot be written ({error})")
-            self._put(built)
+            self._apply(changes)
+        except (lmdb.Error, pages.Damaged) as error:
+            self._leave(error)
+            try:
+                self._apply(changes)
+            except lmdb.Error as again:
+                raise IndexUnusable(f"the index in {self.directory} cannot be written: {again}") from None
 
-    def _put(self, built: Sequence[tuple[bytes, bytes]]) -> None:
+    def _apply(self, changes: Sequence[tuple[bytes, bytes | None]]) -> None:
+        self.renew()
+        page_size = self._env.stat()["psize"]
+        with self._env.begin(buffers=True) as reader:
+            for key, _ in changes:
+                old: Any = reader.get(key)
+                if old is not None:
+                    pages.check_extent(old, page_size)
+            del old
         with self._env.begin(write=True) as txn:
-            for path, data in built:
-                digest = _digest(path)
-                txn.put(b"s" + digest, summarize(Record(data, verify=False)) + path)
-                txn.put(b"r" + digest, data)
+            for key, value in changes:
+                if value is not None:
+                    txn.put(key, value)
+                elif self._base is not None:
+                    txn.put(key, b"")
+                else:
+                    txn.delete(key)
 
-    def _move_to_temporary(self, why: str) -> None:
-        self._base, self._base_directory = self._env, self.directory
+    def _leave(self, error: Exception) -> None:
+        """Go on without the environment that gave this error: with a new one in its place, or a temporary one."""
+        self._txns = []
+        if self._temporary is not None:
+            raise IndexUnusable(f"the temporary index in {self.directory} cannot be used: {error}") from None
+        if isinstance(error, _DAMAGE):
+            with contextlib.suppress(OSError, lmdb.Error, pages.Damaged), _locked(self.directory):
+                if _data_inode(self.directory) == self._data_inode:  # nobody else has replaced it yet
+                    _remove(self.directory)
+                self._retired, self._env = self._env, _open_env(self.directory)
+                self._data_inode = _data_inode(self.directory)
+                self._say(f"the index in {self.directory} is damaged ({error}); it is rebuilt")
+                return
+        else:
+            self._base, self._base_directory = self._env, self.directory
+        why = f"the index in {self.directory} cannot be used ({error})"
         self._env, self.directory, self._temporary = _temporary_env()
-        self.notices.append(f"{why}; using a temporary index in {self.directory}, which ends with this process")
+        self._say(f"{why}; using a temporary index in {self.directory}, which ends with this process")
+
+    def _say(self, notice: str) -> None:
+        self.notices.append(notice)
+        log.warning("%s", notice)
 
     def refresh(
         self,
@@ -227,7 +305,8 @@ class Index:
         `on_done` hears of each shard when it is built: its summary, or why it could not be read. What is
         finished stays, also when this is interrupted.
         """
-        self._collect(pool.each(build_file, shards, jobs, executor), on_done)
+        with contextlib.closing(pool.each(build_file, shards, jobs, executor)) as results:
+            self._collect(results, on_done)
 
     def _collect(
         self,
@@ -255,37 +334,35 @@ class Index:
         """Drop the records of shards that are no longer there; returns how many."""
         self.renew()
         gone = []
-        with self._env.begin() as txn:
-            for key, value in txn.cursor():
-                if key[:1] == b"s" and not os.path.exists(value[_SUMMARY.size :]):
-                    gone.append(key[1:])
-        with self._env.begin(write=True) as txn:
-            for digest in gone:
-                txn.delete(b"s" + digest)
-                txn.delete(b"r" + digest)
+        with self._env.begin(buffers=True) as txn, txn.cursor() as cursor:
+            for key, value in cursor if cursor.set_range(b"s") else ():
+                if key[:1] != b"s":
+                    break
+                found = _unseal(value)
+                if found is not None and not _is_there(found[1]):
+                    gone.append(bytes(key[1:]))
+            del key, value
+        self._write([(kind + digest, None) for digest in gone for kind in (b"s", b"r")])
         return len(gone)
 
     # --- one tree over many shards
 
-    def union(self, shards: Sequence[Shard], records: Callable[[int], Record | None]) -> Union:
-        """Which shards may hold a path, for the whole set; made once and kept like the records."""
-        state = hashlib.blake2b(digest_size=16)
-        for one in shards:
-            summary = self.summary(one.path)
-            state.update(one.path + b"\0" + struct.pack("<QqQ", *(summary.fingerprint if summary else (0, 0, 0))))
+    def union(
+        self,
+        shards: Sequence[Shard],
+        fingerprints: Sequence[tuple[int, int, int]],
+        records: Callable[[int], Record | None],
+    ) -> Union:
+        """Which shards may hold a path, for the whole set; made once and kept like the records.
+
+        `fingerprints` are those of the shards now, 0 for one without a record.
+        """
         key = b"u" + _digest(b"\0".join(one.path for one in shards))
         value = self._get(key)
-        if value is None or bytes(value[:16]) != state.digest() or zlib.crc32(value[20:]) != _crc_at(value):
-            body = Union.build(len(shards), records)
-            data = state.digest() + zlib.crc32(body).to_bytes(4, "little") + body
-            self.renew()
-            try:
-                with self._env.begin(write=True) as txn:
-                    txn.put(key, data)
-            except lmdb.Error as error:
-                self._move_to_temporary(f"the index in {self.directory} cannot be written ({error})")
-                with self._env.begin(write=True) as txn:
-                    txn.put(key, data)
+        sound = value is not None and zlib.crc32(value[20:]) == int.from_bytes(value[16:20], "little")
+        if value is None or not sound or bytes(value[:16]) != Union.state(fingerprints):
+            state, body = Union.build(len(shards), records)
+            self._write([(key, state + zlib.crc32(body).to_bytes(4, "little") + body)])
         return Union(key, self._get)
 
     def discard(self) -> None:
@@ -299,22 +376,25 @@ class Index:
         LMDB can neither be used over a fork nor be opened twice in one process.
         """
         self.renew()
-        self._env.close()
-        if self._base is not None:
-            self._base.close()
+        for env in (self._env, self._base, self._retired):
+            if env is not None:
+                env.close()
 
     def reopen(self) -> Index:
-        """The same index in this process; a temporary one is not deleted by closing it. Raises lmdb.Error."""
-        base = None if self._base_directory is None else _open_read_only(self._base_directory)
-        index = Index(_open_env(self.directory), self.directory, base, self._base_directory)
-        index.notices = self.notices
+        """The same index in this process; a temporary one is not deleted by closing it."""
+        notices: list[str] = []
+        index = _open_at(self.directory, notices)
+        for notice in (*notices, *index.notices):
+            log.warning("%s", notice)
+        if index._temporary is None and self._base_directory is not None:
+            index._base, index._base_directory = _open_read_only(self._base_directory), self._base_directory
+        index.notices[:0] = [*self.notices, *notices]
         return index
 
     def close(self) -> None:
         """End the use of the index; a temporary one is deleted. No Record may be used afterwards."""
-        self.renew()
-        if self._temporary is not None:
-            self._temporary.cleanup()
+        self.suspend()
+        self.discard()
 
 
 class Union:
@@ -328,11 +408,20 @@ class Union:
         self._key, self._get = key, get
 
     @staticmethod
-    def build(count: int, records: Callable[[int], Record | None]) -> bytes:
+    def state(fingerprints: Sequence[Sequence[int]]) -> bytes:
+        """16 bytes that change with any of the fingerprints."""
+        packed = b"".join(struct.pack("<QqQ", *one) for one in fingerprints)
+        return hashlib.blake2b(packed, digest_size=16).digest()
+
+    @staticmethod
+    def build(count: int, records: Callable[[int], Record | None]) -> tuple[bytes, bytes]:
+        """The state of the records that went into it, and the two columns, twice."""
+        fingerprints: list[Sequence[int]] = []
         sums: dict[str, list[Any]] = {"folder": [], "entry": []}
         owners: dict[str, list[Any]] = {"folder": [], "entry": []}
         for number in range(count):
             one = records(number)
+            fingerprints.append((0, 0, 0) if one is None else one.fingerprint)
             if one is None:
                 continue
             tables = {"folder": ["folder.hash"], "entry": ["entry.hash"]}
@@ -348,7 +437,7 @@ class Union:
             shards = np.concatenate([np.zeros(0, np.uint32), *owners[kind]]).astype("<u4")
             order = np.argsort(hashes, kind="stable")
             parts.append(len(hashes).to_bytes(8, "little") + hashes[order].tobytes() + shards[order].tobytes())
-        return b"".join(parts)
+        return Union.state(fingerprints), b"".join(parts)
 
     def columns(self) -> list[tuple[memoryview, memoryview]]:
         """(sums, shards) of folders and of entries, in place, valid until the index is renewed."""
@@ -362,10 +451,6 @@ class Union:
             found.append((value[at : at + size].cast("I"), value[at + size : at + 2 * size].cast("I")))
             at += 2 * size
         return found
-
-
-def _crc_at(value: memoryview) -> int:
-    return int.from_bytes(value[16:20], "little")
 
 
 def summarize(one: Record) -> bytes:
@@ -383,6 +468,28 @@ def summarize(one: Record) -> bytes:
     )
 
 
+def _seal(data: bytes) -> bytes:
+    return zlib.crc32(data).to_bytes(_CRC_BYTES, "little") + data
+
+
+def _unseal(value: memoryview) -> tuple[Summary, bytes] | None:
+    """The summary and the path in a value, None when it is damaged."""
+    data = value[_CRC_BYTES:]
+    if len(data) < _SUMMARY.size or zlib.crc32(data) != int.from_bytes(value[:_CRC_BYTES], "little"):
+        return None
+    return Summary(*_SUMMARY.unpack_from(data)), bytes(data[_SUMMARY.size :])
+
+
+def _is_there(path: bytes) -> bool:
+    try:
+        look(path)
+    except MissingShard:
+        return False
+    except UnreadableShard:
+        return True  # or not: nobody can tell now
+    return True
+
+
 def _digest(path: bytes) -> bytes:
     return hashlib.blake2b(path, digest_size=16).digest()
 
@@ -397,16 +504,33 @@ def open_index(directory: Path | None = None) -> Index:
     when not even a temporary one can be made.
     """
     chosen = directory or (Path(os.environ["WDSFS_INDEX_DIR"]) if os.environ.get("WDSFS_INDEX_DIR") else None)
-    home = chosen or system.cache_dir()
+    home = Path(os.path.abspath(chosen or system.cache_dir()))
     notices: list[str] = []
-    kind = system.filesystem_type(home)
-    if system.is_network(kind):
-        local = system.node_local_dir()
-        notices.append(f"{home} is on a network file system ({kind}), where LMDB is not safe; using {local}")
-        home = local
-    index = _open_at(home, notices)
+    local = _local_place(home, notices)
+    if local is None:
+        index = _temporary_index(notices.pop(), None)
+    else:
+        index = _open_at(local, notices)
     index.notices[:0] = notices
     return index
+
+
+def _local_place(home: Path, notices: list[str]) -> Path | None:
+    """The directory itself, or for one on a network file system a place on this machine, if there is one."""
+    kind = system.filesystem_type(home)
+    if not system.is_network(kind):
+        return home
+    why = f"{home} is on a network file system ({kind}), where LMDB is not safe"
+    try:
+        local = system.node_local_dir()
+    except IndexUnusable as error:
+        notices.append(f"{why}, and {error}")
+        return None
+    if system.is_network(system.filesystem_type(local)):
+        notices.append(f"{why}, and so is {local}")
+        return None
+    notices.append(f"{why}; using {local}")
+    return local
 
 
 def _open_at(home: Path, notices: list[str]) -> Index:
@@ -416,12 +540,17 @@ def _open_at(home: Path, notices: list[str]) -> Index:
             return Index(_open_or_replace(home, notices), home)
     except OSError as error:
         why = f"the index directory {home} cannot be used ({error.strerror})"
-    except lmdb.Error as error:
+    except (lmdb.Error, pages.Damaged) as error:
         why = f"the index in {home} cannot be opened ({error})"
-    env, temporary, handle = _temporary_env()
-    index = Index(env, temporary, _open_read_only(home), home)
+    return _temporary_index(why, home)
+
+
+def _temporary_index(why: str, base_directory: Path | None) -> Index:
+    env, directory, handle = _temporary_env()
+    base = None if base_directory is None else _open_read_only(base_directory)
+    index = Index(env, directory, base, base_directory)
     index._temporary = handle
-    index.notices.append(f"{why}; using a temporary index in {temporary}, which ends with this process")
+    index.notices.append(f"{why}; using a temporary index in {directory}, which ends with this process")
     return index
 
 
@@ -439,77 +568,142 @@ def _locked(home: Path) -> Iterator[None]:
 def _open_or_replace(home: Path, notices: list[str]) -> lmdb.Environment:
     try:
         env = _open_env(home)
-        found = _format_of(env)
-        if found is None or found == FORMAT:
-            return env
-        notices.append(
-            f"the index in {home} has format {found.decode()}; this is format {FORMAT.decode()}: it is rebuilt"
-        )
-    except (lmdb.DiskError, lmdb.ReadonlyError):
-        raise
-    except lmdb.Error as error:
+    except _DAMAGE as error:
         notices.append(f"the index in {home} is damaged ({error}); it is rebuilt")
-    # Not truncated in place: another process may have the old file mapped.
-    for name in ("data.mdb", "lock.mdb"):
-        (home / name).unlink(missing_ok=True)
+    else:
+        found = _format_of(env)
+        if found == FORMAT:
+            return env
+        env.close()
+        text = found.decode("ascii", "backslashreplace")
+        notices.append(f"the index in {home} has format {text}; this is format {FORMAT.decode()}: it is rebuilt")
+    _remove(home)
     return _open_env(home)
 
 
+def _remove(home: Path) -> None:
+    # Not truncated in place: another process may have the old file mapped.
+    for name in ("data.mdb", "lock.mdb"):
+        (home / name).unlink(missing_ok=True)
+
+
+def _data_inode(home: Path) -> int:
+    return os.stat(home / "data.mdb").st_ino
+
+
 def _open_env(home: Path, read_only: bool = False) -> lmdb.Environment:
-    """Open or create the environment. Raises lmdb.Error, OSError."""
+    """Open or create the environment. Raises lmdb.Error, pages.Damaged, OSError."""
+    data = home / "data.mdb"
+    if data.exists() and data.stat().st_size:
+        with _opened(data) as fd:
+            pages.check_metas(fd)
+    if not read_only:
+        _reserve_locks(home)
+    env = _map(home, read_only)
+    try:
+        with _opened(data) as fd:
+            _check(env, fd)
+        if not read_only:
+            env.reader_check()  # readers that were killed; as long as they count, no page is used again
+            if not env.stat()["entries"]:
+                with env.begin(write=True) as txn:
+                    txn.put(b"format", FORMAT)
+    except BaseException:
+        env.close()
+        raise
+    return env
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _reserve_locks(home: Path) -> None:
+    """Make LMDB's lock file with all of its blocks.
+
+    LMDB would make it of holes and write through a map: on a full disk that ends a process with SIGBUS. One that
+    is there is not opened: to close it again would drop the locks of this process, if it has the index open.
+    """
+    if (home / "lock.mdb").exists():
+        return
+    new = home / "lock.new"
+    try:
+        fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, LOCK_BYTES)
+        finally:
+            os.close(fd)
+        new.rename(home / "lock.mdb")
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+
+
+def _map(home: Path, read_only: bool) -> lmdb.Environment:
     for size in MAP_SIZES:
         try:
-            env = lmdb.open(
+            return lmdb.open(
                 str(home),
                 map_size=size,
                 max_readers=READERS,
                 metasync=False,  # a power cut may cost the last commit, never the file
                 readonly=read_only,
-                lock=not read_only,
+                # Without locks pages could be used again while they are read here: only for an image.
+                lock=not (read_only and _is_image(home)),
                 mode=0o600,
             )
-            break
         except (lmdb.MemoryError, MemoryError):
-            if size == MAP_SIZES[-1]:
-                raise
-    # LMDB trusts the length of its file; reading past a cut would end the process with SIGBUS.
-    pages = env.info()["last_pgno"] + 1
-    if pages > 2 and pages * env.stat()["psize"] > os.stat(home / "data.mdb").st_size:
-        env.close()
-        raise lmdb.CorruptedError("its file is cut off")
-    return env
+            continue
+    raise OSError(errno.ENOMEM, "there is not enough address space: ulimit -v")
 
 
-def _format_of(env: lmdb.Environment) -> bytes | None:
-    """The format of an environment; a new one gets ours."""
+def _check(env: lmdb.Environment, fd: int) -> None:
+    for _ in range(10):  # while others commit
+        with env.begin() as txn:
+            if pages.check(fd, txn.id()):
+                return
+    raise pages.Damaged("its meta pages do not fit together")
+
+
+def _format_of(env: lmdb.Environment) -> bytes:
     with env.begin() as txn:
-        found = txn.get(b"format")
-        if found is None and env.stat()["entries"] == 0:
-            found = None
-        elif found is None:
-            return b"0"
-    if found is None and not env.flags().get("readonly"):
-        with env.begin(write=True) as txn:
-            txn.put(b"format", FORMAT)
-    return found
+        return bytes(txn.get(b"format") or b"?")
 
 
 def _open_read_only(home: Path) -> lmdb.Environment | None:
     """An index that cannot be written may still be read, from a read-only image for example."""
     try:
-        if not os.access(home / "data.mdb", os.R_OK):
+        if not (_is_image(home) or os.access(home / "lock.mdb", os.W_OK)):
             return None
         env = _open_env(home, read_only=True)
-        return env if _format_of(env) == FORMAT else None
-    except (lmdb.Error, OSError):
-        return None
+        if _format_of(env) == FORMAT:
+            return env
+        env.close()
+    except (lmdb.Error, pages.Damaged, OSError):
+        pass
+    return None
+
+
+def _is_image(home: Path) -> bool:
+    """Whether nobody can write to the file system; not just: not here, or not we."""
+    try:
+        mount = system.mount_of(home)
+    except OSError:
+        return False
+    return mount is not None and "ro" in mount.super_options
 
 
 def _temporary_env() -> tuple[lmdb.Environment, Path, tempfile.TemporaryDirectory[str]]:
+    handle = None
     try:
         handle = tempfile.TemporaryDirectory(prefix="wdsfs-index-")
-        env = _open_env(Path(handle.name))
-        _format_of(env)
+        return _open_env(Path(handle.name)), Path(handle.name), handle
     except (OSError, lmdb.Error) as error:
+        if handle is not None:
+            handle.cleanup()
         raise IndexUnusable(f"no index can be made, not even a temporary one: {error}; set --index-dir") from None
-    return env, Path(handle.name), handle

@@ -198,9 +198,17 @@ class Lower:
     def union(self, records: Callable[[int], Record | None]) -> Union:
         """The union over the set as it is now. Records that were in use are so no more."""
         try:
-            return self.index.union(self.shards, records)
+            fingerprints = [self._indexed_fingerprint(number) for number in range(len(self.shards))]
+            return self.index.union(self.shards, fingerprints, records)
         finally:
             self._records.clear()
+
+    def _indexed_fingerprint(self, number: int) -> Fingerprint:
+        """The fingerprint of a shard that has a record; 0 for one that cannot be read."""
+        try:
+            return self.summary(number).fingerprint
+        except ShardError:
+            return GONE
 
     def damaged(self) -> Iterator[tuple[str, str]]:
         """The shards that are not whole: path and what is wrong, as far as they are indexed."""

@@ -1,0 +1,365 @@
+"""What the tests that run the program share: `program` and its `mounted()`.
+
+`Program` runs wdsfs as a real process, with an index, a state and a runtime directory of its own, as the user of
+the tests or as an ordinary one. `Program.mounted()` mounts, and when its block is left sees to it that the mount
+ended well: exit status 0, nothing mounted any more, the directory empty again, no process and no registration
+left over, no descriptor leaked, and no warning in the log that the test has not declared with `expect_log`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import pwd
+import re
+import select
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wdsfs import control, system
+
+ROOT = Path(__file__).parent.parent
+PATIENCE = 60.0  # seconds until a wait for something that must happen is given up; no test measures time
+DESCRIPTORS = 24  # that a process of a mount may have besides those of shards: log, FUSE, epoll, LMDB, pipes ...
+
+_WORTH_A_LOOK = re.compile(r" (WARNING|ERROR|CRITICAL) |^wdsfs: (warning|error|critical): |^Traceback|Exception ignored")
+
+# The program as another user. All is imported before the change, because the other user may not be able to read
+# the interpreter's files; the kernel then takes the process for one with secrets, which prctl(2) undoes.
+_AS_USER = """
+import ctypes, importlib, os, pkgutil, subprocess, sys
+import click._termui_impl, multiprocessing.forkserver, multiprocessing.resource_tracker
+import rich.console, rich.progress, rich.table, rich.box, rich.traceback, concurrent.futures.process
+import wdsfs
+for module in pkgutil.iter_modules(wdsfs.__path__):
+    if module.name != "__main__":
+        importlib.import_module("wdsfs." + module.name)
+uid, gid = int(sys.argv[1]), int(sys.argv[2])
+del sys.argv[1:3]
+os.setgroups([]), os.setgid(gid), os.setuid(uid)
+ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+sys.exit(wdsfs.cli.main(prog_name="wdsfs"))
+"""
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    """Return when the condition holds. It has to become true some time; when, no test cares."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, f"waited in vain for: {what}"
+        time.sleep(0.01)
+
+
+def need_fuse() -> None:
+    """Skip the test where there is no FUSE, or fail where WDSFS_REQUIRE_FUSE says that there has to be."""
+    missing = ""
+    if not os.path.exists("/dev/fuse"):
+        missing = "there is no /dev/fuse"
+    elif os.geteuid() and not shutil.which("fusermount3"):
+        missing = "there is no fusermount3"
+    if missing and os.environ.get("WDSFS_REQUIRE_FUSE"):
+        pytest.fail(f"{missing}, and WDSFS_REQUIRE_FUSE is set")
+    if missing:
+        pytest.skip(missing)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _reap_orphans() -> None:
+    """Become the parent of every daemon, so that its exit status can be had and none is overlooked."""
+    assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
+
+
+@dataclass(frozen=True)
+class User:
+    uid: int
+    gid: int
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    """The program as the user who runs the tests."""
+    return Program(tmp_path)
+
+
+@pytest.fixture
+def user_program() -> Iterator[Program]:
+    """The program as an ordinary user, in a directory that this user can reach."""
+    home = Path(tempfile.mkdtemp(prefix="wdsfs-test-"))
+    user = None
+    if os.geteuid() == 0:
+        entry = pwd.getpwnam("nobody")
+        user = User(entry.pw_uid, entry.pw_gid)
+        os.chown(home, user.uid, user.gid)
+    try:
+        yield Program(home, user)
+    finally:
+        shutil.rmtree(home)
+
+
+class Program:
+    """Runs `wdsfs`. `home` is for everything that a test writes."""
+
+    def __init__(self, home: Path, user: User | None = None) -> None:
+        self.home, self.user = home, user
+        self.uid = user.uid if user else os.geteuid()
+        self.mountpoint = home / "mnt"
+        for directory in (self.mountpoint, home / "run"):
+            directory.mkdir(mode=0o700)
+            if user:
+                os.chown(directory, user.uid, user.gid)
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("WDSFS_", "XDG_"))},
+            "PYTHONPATH": str(ROOT),
+            "HOME": str(home),
+            "WDSFS_INDEX_DIR": str(home / "index"),
+            "XDG_STATE_HOME": str(home / "state"),
+            "XDG_RUNTIME_DIR": str(home / "run"),
+            "LC_ALL": "C.UTF-8",
+        }
+
+    def command(self, *arguments: str | bytes | Path) -> list[str | bytes]:
+        start = ["-m", "wdsfs"]
+        if self.user is not None:
+            start = ["-c", _AS_USER, str(self.user.uid), str(self.user.gid)]
+        return [sys.executable, *start, *(os.fspath(one) for one in arguments)]
+
+    def start(self, *arguments: str | bytes | Path, **options: Any) -> subprocess.Popen[bytes]:
+        environment = {**self.environment, **options.pop("env", {})}
+        return subprocess.Popen(self.command(*arguments), env=environment, **{"cwd": self.home, **options})
+
+    def run(
+        self, *arguments: str | bytes | Path, code: int | None = 0, **options: Any
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run to the end and check the exit code (None: whatever it is)."""
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with self.start(*arguments, **{**streams, **options}) as process:
+            try:
+                out, err = process.communicate(timeout=PATIENCE)
+            except BaseException:
+                process.kill()
+                raise
+        assert code is None or process.returncode == code, (process.returncode, out, err)
+        return subprocess.CompletedProcess(process.args, process.returncode, out or b"", err or b"")
+
+    def json(self, *arguments: str | bytes | Path, code: int = 0, **options: Any) -> Any:
+        return json.loads(self.run(*arguments, "--json", code=code, **options).stdout)
+
+    def refused(self, *arguments: str | bytes | Path, code: int, **options: Any) -> str:
+        """The message of a command that fails with this code; it is one line, and no traceback."""
+        done = self.run(*arguments, code=code, **options)
+        lines = done.stderr.decode(errors="replace").splitlines()
+        assert len(lines) == 1, lines
+        return lines[0]
+
+    def registration(self, mountpoint: Path) -> Path:
+        """The file by which commands find the daemon of a mount."""
+        runtime = Path("/run/wdsfs") if self.uid == 0 else self.home / "run" / "wdsfs"
+        return runtime / f"{control.identity(str(mountpoint))}.json"
+
+    @contextlib.contextmanager
+    def mounted(
+        self,
+        *arguments: str | bytes | Path,
+        at: Path | None = None,
+        foreground: bool = False,
+        ends_itself: bool = False,
+        **options: Any,
+    ) -> Iterator[Mounted]:
+        """Mount, with these arguments of `wdsfs mount` before the mount point.
+
+        `ends_itself` says that the test ends the mount, and how: then only what is left over is checked.
+        """
+        need_fuse()
+        mounted = Mounted(self, at or self.mountpoint)
+        try:
+            mounted.begin(arguments, foreground, **options)
+            yield mounted
+            if not ends_itself:
+                mounted.check_processes()
+                mounted.unmount()
+                mounted.check_exit()
+            mounted.check_leftovers()
+            mounted.check_log()
+        except BaseException:
+            print(f"--- log of {mounted.path}\n{mounted.log()}---")
+            raise
+        finally:
+            mounted.clean_up()
+
+
+@dataclass
+class Mounted:
+    """A mount while it lasts."""
+
+    program: Program
+    path: Path
+    pid: int = 0
+    process: subprocess.Popen[bytes] | None = None  # when it is in the foreground
+    output: str = ""  # of the command that mounted, until it returned
+    expected: list[str] = field(default_factory=list)
+    exit_status: int | None = None
+    _known: set[int] = field(default_factory=set)
+
+    # --- beginning
+
+    def begin(self, arguments: tuple[str | bytes | Path, ...], foreground: bool, **options: Any) -> None:
+        before = descendants(os.getpid())
+        if foreground:
+            self._begin_in_foreground(arguments, **options)
+        else:
+            done = self.program.run("mount", *arguments, self.path, code=None, **options)
+            self.output = (done.stdout + done.stderr).decode(errors="replace")
+            assert done.returncode == 0, self.output
+        self._known = descendants(os.getpid()) - before
+        self.pid = json.loads(self.program.registration(self.path).read_text())["pid"]
+        assert self.pid in self._known
+
+    def _begin_in_foreground(self, arguments: tuple[str | bytes | Path, ...], **options: Any) -> None:
+        """Start, and wait for the READY=1 of sd_notify(3), or for an early exit."""
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices,
+            (self.program.home / "foreground.log").open("wb") as log,
+        ):
+            notices.bind(f"\0wdsfs-test-{os.getpid()}-{id(self)}")
+            self.process = self.program.start(
+                "mount",
+                "--foreground",
+                *arguments,
+                self.path,
+                **{"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT, **options},
+                env={"NOTIFY_SOCKET": "@" + notices.getsockname()[1:].decode(), **options.pop("env", {})},
+            )
+            ended = os.pidfd_open(self.process.pid)
+            try:
+                ready, _, _ = select.select([notices, ended], [], [], PATIENCE)
+                assert notices in ready, f"it has ended, or is never ready:\n{self.log()}"
+                assert notices.recv(1000) == b"READY=1"
+            finally:
+                os.close(ended)
+
+    # --- while it lasts
+
+    def log(self) -> str:
+        """Everything that was said, on the terminal and in the log."""
+        place = self.program.home / "foreground.log"
+        if self.process is None:
+            place = self.program.home / "state" / "wdsfs" / f"{control.identity(str(self.path))}.log"
+        return self.output + (place.read_text(errors="replace") if place.exists() else "")
+
+    def expect_log(self, *patterns: str) -> None:
+        """Declare warnings: each pattern has to be found in at least one line of the log."""
+        self.expected.extend(patterns)
+
+    def wait_for_log(self, pattern: str) -> None:
+        wait_until(lambda: re.search(pattern, self.log()), f"{pattern!r} in the log")
+
+    def status(self) -> dict[str, Any]:
+        (report,) = self.program.json("status", self.path)
+        assert isinstance(report, dict)
+        return report
+
+    def processes(self) -> set[int]:
+        return {self.pid} | descendants(self.pid)
+
+    # --- ending
+
+    def check_processes(self) -> None:
+        """No process of the mount has a descriptor that it should not have."""
+        for pid in self.processes():
+            with contextlib.suppress(FileNotFoundError):  # it has just ended
+                links = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
+                others = sorted(link for link in links if not link.removesuffix(" (deleted)").endswith(".tar"))
+                assert len(others) <= DESCRIPTORS, (pid, others)
+                assert not [link for link in others if link.startswith("pipe:")][16:], (pid, others)
+
+    def unmount(self) -> None:
+        command = ["umount"] if self.program.uid == 0 else ["fusermount3", "-u", "--"]
+        done = subprocess.run([*command, self.path], capture_output=True, text=True, timeout=PATIENCE, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done
+
+    def wait_for_exit(self) -> int:
+        """The exit status of the daemon (negative: the signal that ended it)."""
+        if self.exit_status is None:
+            if self.process is not None:
+                self.exit_status = self.process.wait(PATIENCE)
+            else:
+                wait_until(lambda: os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT), "the end")
+                self.exit_status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.exit_status
+
+    def check_exit(self) -> None:
+        assert self.wait_for_exit() == 0
+
+    def check_leftovers(self) -> None:
+        self.wait_for_exit()
+        assert system.mounted_at(self.path) is None
+        left = self._known & descendants(os.getpid())
+        wait_until(lambda: not {pid for pid in left if control.start_ticks(pid)}, "the end of all processes")
+        registration = self.program.registration(self.path)
+        assert list(registration.parent.glob(f"{registration.stem}*")) == []
+        if self.program.uid:
+            assert list(registration.parent.iterdir()) == []
+        assert stat.S_ISDIR(self.path.lstat().st_mode)
+        assert list(self.path.iterdir()) == []
+
+    def check_log(self) -> None:
+        lines = self.log().splitlines()
+        odd = [line for line in lines if _WORTH_A_LOOK.search(line)]
+        undeclared = [line for line in odd if not any(re.search(one, line) for one in self.expected)]
+        assert undeclared == [], "\n".join(lines)
+        missing = [one for one in self.expected if not any(re.search(one, line) for line in lines)]
+        assert missing == [], "\n".join(lines)
+
+    def clean_up(self) -> None:
+        """Leave nothing behind, whatever has happened."""
+        mounted = system.mounted_at(self.path)
+        while mounted is not None and mounted.fstype.startswith("fuse"):
+            connection = Path(f"/sys/fs/fuse/connections/{os.minor(mounted.device)}/abort")
+            with contextlib.suppress(OSError):
+                connection.write_text("1")
+            subprocess.run(["fusermount3", "-u", "-z", "--", self.path], capture_output=True, check=False)
+            again = system.mounted_at(self.path)
+            if again == mounted:
+                break
+            mounted = again
+        for pid in self._known:
+            with contextlib.suppress(ProcessLookupError):
+                if control.start_ticks(pid) is not None:
+                    os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+            self.process.wait()
+        registration = self.program.registration(self.path)
+        for file in registration.parent.glob(f"{registration.stem}*"):
+            file.unlink()
+
+
+def descendants(pid: int) -> set[int]:
+    """All processes below this one, zombies included."""
+    found: set[int] = set()
+    waiting = [pid]
+    while waiting:
+        one = waiting.pop()
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{one}/task"):
+                children = Path(f"/proc/{one}/task/{task}/children").read_text().split()
+                waiting.extend(int(child) for child in children)
+                found.update(int(child) for child in children)
+    return found
