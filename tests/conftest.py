@@ -33,6 +33,7 @@ import pytest
 from wdsfs import control, system
 
 ROOT = Path(__file__).parent.parent
+REQUIRED = bool(os.environ.get("WDSFS_REQUIRE_FUSE"))
 PATIENCE = 60.0  # seconds until a wait for something that must happen is given up; no test measures time
 DESCRIPTORS = 24  # that a process of a mount may have besides those of shards: log, FUSE, epoll, LMDB, pipes ...
 
@@ -71,10 +72,27 @@ def need_fuse() -> None:
         missing = "there is no /dev/fuse"
     elif os.geteuid() and not shutil.which("fusermount3"):
         missing = "there is no fusermount3"
-    if missing and os.environ.get("WDSFS_REQUIRE_FUSE"):
+    if missing and REQUIRED:
         pytest.fail(f"{missing}, and WDSFS_REQUIRE_FUSE is set")
     if missing:
         pytest.skip(missing)
+
+
+@contextlib.contextmanager
+def device_for_everyone() -> Iterator[None]:
+    """Let ordinary users mount, as udev does on a whole machine. Where nothing may be skipped that is done here."""
+    need_fuse()
+    mode = stat.S_IMODE(os.stat("/dev/fuse").st_mode)
+    if os.geteuid() or mode & 0o006 == 0o006:
+        yield
+        return
+    if not REQUIRED:
+        pytest.skip("ordinary users may not open /dev/fuse; type: chmod 666 /dev/fuse")
+    os.chmod("/dev/fuse", 0o666)
+    try:
+        yield
+    finally:
+        os.chmod("/dev/fuse", mode)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -165,6 +183,26 @@ class Program:
         assert len(lines) == 1, lines
         return lines[0]
 
+    def tool(self, *command: str | bytes | Path, code: int | None = 0, **options: Any) -> bytes:
+        """The output of another program, run by the same user."""
+        who = {"user": self.user.uid, "group": self.user.gid, "extra_groups": []} if self.user else {}
+        done = subprocess.run(
+            command,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": self.home, **who, **options},
+            env={**os.environ, "LC_ALL": "C.UTF-8", "TZ": "UTC"},
+            check=False,
+            timeout=PATIENCE,
+        )
+        assert code is None or done.returncode == code, done
+        return bytes(done.stdout or b"")
+
+    def write(self, name: str | bytes, content: bytes) -> Path:
+        """A shard, or another file, in `home`."""
+        path = self.home / os.fsdecode(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return path
+
     def registration(self, mountpoint: Path) -> Path:
         """The file by which commands find the daemon of a mount."""
         runtime = Path("/run/wdsfs") if self.uid == 0 else self.home / "run" / "wdsfs"
@@ -183,8 +221,14 @@ class Program:
 
         `ends_itself` says that the test ends the mount, and how: then only what is left over is checked.
         """
+        with device_for_everyone() if self.user else contextlib.nullcontext():
+            yield from self._mounted(arguments, at or self.mountpoint, foreground, ends_itself, **options)
+
+    def _mounted(
+        self, arguments: tuple[str | bytes | Path, ...], at: Path, foreground: bool, ends_itself: bool, **options: Any
+    ) -> Iterator[Mounted]:
         need_fuse()
-        mounted = Mounted(self, at or self.mountpoint)
+        mounted = Mounted(self, at)
         try:
             mounted.begin(arguments, foreground, **options)
             yield mounted

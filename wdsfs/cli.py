@@ -683,7 +683,7 @@ def status(mountpoint: str | None, as_json: bool) -> None:
     reports = []
     for one in daemons:
         answer = control.ask(one) if one.alive else None
-        state = "running" if answer else "not answering" if one.alive else "dead"
+        state = "running" if answer else control.state_without_answer(one)
         reports.append({**asdict(one), "state": state, **(answer or {})})
     if as_json:
         click.echo(json.dumps(reports))
@@ -693,7 +693,9 @@ def status(mountpoint: str | None, as_json: bool) -> None:
         _print(_status_table(reports))
     else:
         _print(_status_detail(reports[0]))
-    if any(report["state"] == "dead" for report in reports):
+    if any(report["state"] == control.UNSUPERVISED for report in reports):
+        click.echo("without its supervisor a mount works until its workers die; mount it again soon", err=True)
+    if any(report["state"] == control.DEAD for report in reports):
         click.echo("a dead mount is cleared with: wdsfs umount MOUNTPOINT", err=True)
 
 

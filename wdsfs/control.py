@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import socket
+import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 
 from wdsfs import system
 
+SILENT, DEAD, UNSUPERVISED = "not answering", "dead", "without supervisor"
 ANSWER_SECONDS = 5.0  # a daemon that takes longer is shown as not answering
 ADDRESS_MAX = 107  # bytes of a path that fit into the address of a socket (unix(7))
 
@@ -140,6 +142,22 @@ def forget(daemon: Daemon) -> None:
     if _read(file) == daemon:
         file.unlink(missing_ok=True)
         socket_path(daemon.mountpoint).unlink(missing_ok=True)
+
+
+def state_without_answer(daemon: Daemon) -> str:
+    """In a word, what there is of a mount whose daemon does not answer."""
+    if daemon.alive:
+        return SILENT
+    if system.mounted_at(daemon.mountpoint) is None:
+        return DEAD
+    try:
+        # Not in this process: where the workers hang, this would hang with them.
+        answer = subprocess.run(
+            ["stat", "--", daemon.mountpoint], capture_output=True, timeout=ANSWER_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return SILENT
+    return DEAD if answer.returncode else UNSUPERVISED
 
 
 def ask(daemon: Daemon) -> dict[str, Any] | None:

@@ -40,7 +40,7 @@ WORKERS_MAX = 16  # with those that wait for disks
 HANG_SECONDS = 60.0  # at one request, without waiting for a disk
 LOOK_SECONDS = 1.0  # how often the supervisor looks for hanging workers
 CRASHES_MAX = 5  # deaths in a row without a single answer in between
-QUARANTINE_SECONDS = 2.0  # how long requests get EIO then
+QUARANTINE_SECONDS = 0.3  # how long requests get EIO then: what is in flight is resent at once
 END_SECONDS = 5.0  # how long workers may take to end before they are killed
 
 # struct fuse_out_header: length, error, unique. A notification has its code for the error and no request.

@@ -336,7 +336,7 @@ class Index:
         gone = []
         with self._env.begin(buffers=True) as txn, txn.cursor() as cursor:
             for key, value in cursor if cursor.set_range(b"s") else ():
-                if key[:1] != b"s":
+                if bytes(key[:1]) != b"s":
                     break
                 found = _unseal(value)
                 if found is not None and not _is_there(found[1]):
@@ -507,10 +507,7 @@ def open_index(directory: Path | None = None) -> Index:
     home = Path(os.path.abspath(chosen or system.cache_dir()))
     notices: list[str] = []
     local = _local_place(home, notices)
-    if local is None:
-        index = _temporary_index(notices.pop(), None)
-    else:
-        index = _open_at(local, notices)
+    index = _temporary_index(notices.pop(), None) if local is None else _open_at(local, notices)
     index.notices[:0] = notices
     return index
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from wdsfs import index as index_module
 from wdsfs import record as record_module
 from wdsfs import shard
-from wdsfs.errors import CorruptShard, MissingShard, ShardError, StaleShard, UnreadableShard
+from wdsfs.errors import CorruptShard, ShardError, StaleShard, UnreadableShard
 from wdsfs.index import Index, Summary, Union
 from wdsfs.inodes import tag_of
 from wdsfs.record import Record
@@ -33,6 +33,7 @@ FRESH_SECONDS = 1.0  # how long a look at a shard's path is believed
 RENEW_SECONDS = 60.0  # how long one LMDB snapshot is held; an old one keeps freed pages from being used again
 
 Fingerprint = tuple[int, int, int]
+GONE: Fingerprint = (0, 0, 0)  # of a shard that was there and cannot be read now
 
 
 class NotIndexed(Exception):
@@ -87,7 +88,7 @@ class Lower:
         """The fingerprint of a shard, at most a second old. Raises MissingShard, UnreadableShard."""
         state = self._states.get(number)
         now = time.monotonic()
-        if state is not None and now - state.looked < FRESH_SECONDS:
+        if state is not None and now - state.looked < FRESH_SECONDS and state.fingerprint != GONE:
             return state.fingerprint
         return self._look(number, state, now)
 
@@ -95,10 +96,10 @@ class Lower:
         try:
             found = index_module.look(self.shards[number].path)
         except ShardError as error:
-            if state is not None and state.fingerprint != (0, 0, 0):
+            if state is not None and state.fingerprint != GONE:
                 log.error("%s; what was open from it gets ESTALE", error)
                 self._forget(number)
-                self._states[number] = _State((0, 0, 0), now, 0)
+                self._states[number] = _State(GONE, now, 0)
             raise
         if state is None:
             self._states[number] = _State(found, now, tag_of(found))
@@ -175,6 +176,7 @@ class Lower:
             self.record(number)
         except NotIndexed:
             return False
+        self.generation += 1
         return True
 
     def build(self, number: int) -> bytes:
@@ -182,12 +184,12 @@ class Lower:
         return index_module.build_file(self.shards[number].path)
 
     def install(self, number: int, data: bytes) -> None:
-        """Store a record that `build` made."""
+        """Store a record that `build` made. Raises MissingShard, UnreadableShard."""
         self._records.clear()
         self.index.store([(self.shards[number].path, data)])
         self._renewed = time.monotonic()
-        self._states.pop(number, None)
-        self._look(number, None, time.monotonic())
+        self.generation += 1
+        self._look(number, self._states.get(number), time.monotonic())
 
     def index_now(self, number: int) -> None:
         """Index a shard that is NotIndexed, unless another process has done so by now."""
@@ -236,25 +238,21 @@ class Lower:
         return Content(fd, self.shards[number].path, fingerprint, place.data, place.size, one.segments(member))
 
     def _file(self, number: int, one: Record) -> tuple[int, Fingerprint]:
+        size, mtime_ns, inode = one.fingerprint
+        fingerprint = size, mtime_ns, inode
         file = self._files.get(number)
-        if file is not None:
+        if file is not None and file[1] == fingerprint:
             self._files.move_to_end(number)
             return file
-        path = self.shards[number].path
+        fd = index_module.open_shard(self.shards[number].path)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise MissingShard(f"{self.path_text(number)}: the shard is gone") from None
-        except OSError as error:
-            raise UnreadableShard(f"{self.path_text(number)}: {error.strerror}") from None
-        size, mtime_ns, inode = one.fingerprint
-        file = fd, (size, mtime_ns, inode)
-        # The fingerprint has proved that nothing was written; this catches a file that was given the old
-        # times back, for the price of two reads per opened shard.
-        if not record_module.ends_match(fd, one.ends) and one.members:
+            self._verify(number, one, fd, fingerprint)
+        except BaseException:
             os.close(fd)
-            self._spoil(number)
-            raise StaleShard(f"{self.path_text(number)} has other content than its index, with the same times")
+            raise
+        if file is not None:
+            os.close(self._files.pop(number)[0])
+        file = fd, fingerprint
         self._files[number] = file
         if len(self._files) > self._descriptors:
             _, (old, _) = self._files.popitem(last=False)
@@ -262,10 +260,26 @@ class Lower:
         self.on_files(len(self._files))
         return file
 
+    def _verify(self, number: int, one: Record, fd: int, fingerprint: Fingerprint) -> None:
+        """See that an opened file is the one that was indexed. Raises StaleShard, UnreadableShard."""
+        try:
+            if index_module.fingerprint_of(os.fstat(fd)) != fingerprint:  # replaced since the last look
+                self._look(number, self._states.get(number), time.monotonic())
+                raise StaleShard(f"{self.path_text(number)} has changed since this was opened")
+            # The fingerprint has proved that nothing was written; this catches a file that was given the old
+            # times back, for the price of two reads per opened shard.
+            same = record_module.ends_match(fd, one.ends) or not one.members
+        except OSError as error:
+            raise UnreadableShard(f"{self.path_text(number)}: {error.strerror}") from None
+        if not same:
+            self._spoil(number)
+            raise StaleShard(f"{self.path_text(number)} has other content than its index, with the same times")
+
     def _spoil(self, number: int) -> None:
         """Have a shard indexed again although its fingerprint is that of the index."""
         log.warning("%s has changed without a new time; it is indexed anew", self.path_text(number))
         self._forget(number)
+        self._records.clear()
         self._states.pop(number, None)
         self.index.forget(self.shards[number].path)
 
@@ -314,5 +328,7 @@ def check_unchanged(content: Content) -> None:
     """Raises StaleShard when the shard is no longer the file that was indexed."""
     stat = os.fstat(content.fd)
     size, mtime_ns, inode = content.fingerprint
-    if stat.st_mtime_ns != mtime_ns or stat.st_size != size or stat.st_ino != inode or not stat.st_nlink:
+    if stat.st_mtime_ns == mtime_ns and stat.st_size == size and stat.st_ino == inode and stat.st_nlink:
+        return
+    if index_module.fingerprint_of(stat) != content.fingerprint or not stat.st_nlink:
         raise StaleShard(f"{os.fsdecode(content.path)} has changed since this was opened")
