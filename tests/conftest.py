@@ -37,7 +37,9 @@ REQUIRED = bool(os.environ.get("WDSFS_REQUIRE_FUSE"))
 PATIENCE = 60.0  # seconds until a wait for something that must happen is given up; no test measures time
 DESCRIPTORS = 24  # that a process of a mount may have besides those of shards: log, FUSE, epoll, LMDB, pipes ...
 
-_WORTH_A_LOOK = re.compile(r" (WARNING|ERROR|CRITICAL) |^wdsfs: (warning|error|critical): |^Traceback|Exception ignored")
+_WORTH_A_LOOK = re.compile(
+    r" (WARNING|ERROR|CRITICAL) |^wdsfs: (warning|error|critical): |^Traceback|Exception ignored"
+)
 
 # The program as another user. All is imported before the change, because the other user may not be able to read
 # the interpreter's files; the kernel then takes the process for one with secrets, which prctl(2) undoes.
@@ -134,11 +136,8 @@ class Program:
     def __init__(self, home: Path, user: User | None = None) -> None:
         self.home, self.user = home, user
         self.uid = user.uid if user else os.geteuid()
-        self.mountpoint = home / "mnt"
-        for directory in (self.mountpoint, home / "run"):
-            directory.mkdir(mode=0o700)
-            if user:
-                os.chown(directory, user.uid, user.gid)
+        self.mountpoint = self.directory("mnt")
+        self.directory("run")
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("WDSFS_", "XDG_"))},
             "PYTHONPATH": str(ROOT),
@@ -148,6 +147,14 @@ class Program:
             "XDG_RUNTIME_DIR": str(home / "run"),
             "LC_ALL": "C.UTF-8",
         }
+
+    def directory(self, name: str) -> Path:
+        """An empty directory of this user in `home`."""
+        path = self.home / name
+        path.mkdir(mode=0o700)
+        if self.user:
+            os.chown(path, self.user.uid, self.user.gid)
+        return path
 
     def command(self, *arguments: str | bytes | Path) -> list[str | bytes]:
         start = ["-m", "wdsfs"]
@@ -225,7 +232,12 @@ class Program:
             yield from self._mounted(arguments, at or self.mountpoint, foreground, ends_itself, **options)
 
     def _mounted(
-        self, arguments: tuple[str | bytes | Path, ...], at: Path, foreground: bool, ends_itself: bool, **options: Any
+        self,
+        arguments: tuple[str | bytes | Path, ...],
+        at: Path,
+        foreground: bool,
+        ends_itself: bool,
+        **options: Any,
     ) -> Iterator[Mounted]:
         need_fuse()
         mounted = Mounted(self, at)

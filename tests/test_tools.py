@@ -53,6 +53,11 @@ def plain_files(directory: Path) -> None:
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
+    with (directory / "holes.bin").open("wb") as holes:
+        for at in (0, 100_000, 500_000):
+            holes.seek(at)
+            holes.write(b"needle\n" * 1000)
+        holes.truncate(1_000_000)
     (directory / "empty").mkdir()
     (directory / "dir" / "five.txt").symlink_to("../one.txt")
     (directory / "dangling").symlink_to("/nowhere/at all")
@@ -75,7 +80,7 @@ def write_shards(home: Path) -> list[Path]:
     plain.mkdir()
     plain_files(plain)
     for kind in ("gnu", "posix", "oldgnu"):
-        (shards / f"{kind}.tar").write_bytes(tars.with_gnu_tar(plain, f"--format={kind}"))
+        (shards / f"{kind}.tar").write_bytes(tars.with_gnu_tar(plain, f"--format={kind}", "--sparse"))
     few = [b"one.txt", b"one.jpg", b"two.txt", b"dir/five.txt", b"zwei.txt", b"empty"]
     for kind in ("ustar", "v7"):
         (shards / f"{kind}-few.tar").write_bytes(tars.with_gnu_tar(plain, f"--format={kind}", members=few))
@@ -83,7 +88,11 @@ def write_shards(home: Path) -> list[Path]:
         tars.tar(
             tars.member(b"h/one.txt", b"needle", mtime=-5),
             tars.member(b"h/one.jpg", tars.ABC, mtime=8_000_000_000),
-            tars.old_sparse(b"h/two.bin", [(1000, b"needle"), (1 << 20, b"end")], (1 << 20) + 5000),
+            tars.old_sparse(
+                b"h/two.bin",
+                [(1024, b"needle" + bytes(506)), (1 << 20, b"end"), ((1 << 20) + 5000, b"")],
+                (1 << 20) + 5000,
+            ),
             tars.member(b"h/link.bin", kind=tars.HARD_LINK, link=b"h/two.bin"),
             tars.member(b"h/three.txt", b"3", mtime=0),
         )
@@ -107,6 +116,12 @@ def shards(program: Program) -> list[Path]:
 def mounted(program: Program) -> Iterator[Mounted]:
     with program.mounted("--layout", "files", "shards") as one:
         yield one
+
+
+@pytest.fixture(scope="module")
+def second(program: Program) -> Path:
+    """A mount point beside that of the mount that most tests share."""
+    return program.directory("second")
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +165,7 @@ def test_ls(program: Program, mounted: Mounted, extracted: Path, shard: str) -> 
         ["-newermt", "2017-07-14 02:40:05"],
         ["-links", "+1", "-type", "f"],
         ["-type", "f", "-exec", "sha256sum", "{}", "+"],
-        ["-type", "f", "-exec", "head", "-c", "3", "{}", ";", "-exec", "tail", "-c", "3", "{}", ";"],
+        ["-type", "f", "-exec", "cksum", "{}", ";"],
     ],
     ids=" ".join,
 )
@@ -161,7 +176,7 @@ def test_find(program: Program, mounted: Mounted, extracted: Path, tests: list[s
     def found(top: Path, *options: str) -> list[bytes]:
         end = [] if "-printf" in tests or "-exec" in tests else ["-print0"]
         out = program.tool("find", ".", *options, *no_directories, *tests, *end, cwd=top)
-        return sorted(re.split(rb"[\0\n]" if "sha256sum" in tests else rb"\0", out))
+        return sorted(out.split(b"\n" if "-exec" in tests else b"\0"))
 
     assert found(mounted.path) == found(extracted)
     # Without -noleaf find trusts the link counts of directories.
@@ -219,8 +234,7 @@ def test_tar(program: Program, mounted: Mounted, extracted: Path, shard: str) ->
     def packed(top: Path) -> str:
         out = program.tool("tar", "c", "--sort=name", "--format=gnu", ".", cwd=top / shard)
         with tarfile.open(fileobj=io.BytesIO(out)) as archive:
-            # The time of the top is that of the shard, or of the extraction, unless the tar has it.
-            assert archive.getmember("./one.txt" if shard != "v7" else "one.txt")
+            assert archive.getmember("./one.txt")
         return hashlib.sha256(out).hexdigest()
 
     assert packed(mounted.path) == packed(extracted)
@@ -247,7 +261,9 @@ def test_other_tools(program: Program, mounted: Mounted, extracted: Path) -> Non
     ):
         arguments = [] if command[0] == "dd" else [mounted.path / name]
         shown = program.tool(*command, *arguments)
-        expected = program.tool(*[str(one).replace(str(mounted.path), str(extracted)) for one in command + arguments])
+        expected = program.tool(
+            *[str(one).replace(str(mounted.path), str(extracted)) for one in command + arguments]
+        )
         assert shown.replace(bytes(mounted.path), b"") == expected.replace(bytes(extracted), b"")
 
 
@@ -264,10 +280,9 @@ def test_a_copy_beside_the_mount_keeps_holes_cheap(program: Program, mounted: Mo
 def samples_of(shard: Path) -> dict[str, bytes]:
     """`key.extension` and content of all samples that the webdataset library reads from a shard."""
     found = {}
-    dataset = webdataset.WebDataset(str(shard), shardshuffle=False, handler=webdataset.reraise_exception)
-    for sample in dataset:
+    for sample in tars.by_webdataset(shard.read_bytes()):
         for extension, content in sample.items():
-            if not extension.startswith("__"):
+            if extension != "__key__":
                 path = f"{sample['__key__']}.{extension}"
                 assert path not in found
                 found[path] = content
@@ -290,43 +305,47 @@ def shown_samples(top: Path, names: str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("names", ["ext", "full"])
-def test_the_samples_are_those_of_webdataset(program: Program, shards: list[Path], names: str) -> None:
-    with program.mounted("--names", names, "shards") as mounted:
+def test_the_samples_are_those_of_webdataset(
+    program: Program, second: Path, shards: list[Path], names: str
+) -> None:
+    with program.mounted("--names", names, "shards", at=second) as mounted:
         assert sorted(os.listdir(mounted.path)) == sorted(shard.stem for shard in shards)
         for shard in shards:
             expected = samples_of(shard)
             assert expected
-            # Documented: a hidden file is in no sample, a line feed in a name is a character like any other.
-            expected = {path: content for path, content in expected.items() if not path.startswith(".")}
-            shown = shown_samples(mounted.path / shard.stem, names)
-            if shard.stem in WITH_DIRECTORIES:
-                assert shown.pop("dir/new\nline.txt") == b"n"
-                expected.pop("dir/new\nline.txt", None)
-            assert shown == expected
+            assert shown_samples(mounted.path / shard.stem, names) == {
+                path.removeprefix("./"): content for path, content in expected.items()
+            }
 
 
 @pytest.mark.parametrize("names", ["ext", "full"])
-def test_one_tree_has_the_samples_of_all_shards(program: Program, shards: list[Path], names: str) -> None:
-    chosen = [shard for shard in shards if shard.stem.startswith(("wds-", "ustar", "hand")) and "few" not in shard.stem]
+def test_one_tree_has_the_samples_of_all_shards(
+    program: Program, second: Path, shards: list[Path], names: str
+) -> None:
+    chosen = [
+        shard for shard in shards if shard.stem.startswith(("wds-", "ustar", "hand")) and "few" not in shard.stem
+    ]
     assert len(chosen) == 5
-    with program.mounted("--merge", "--names", names, *chosen) as mounted:
+    with program.mounted("--merge", "--names", names, *chosen, at=second) as mounted:
         expected = {path: content for shard in chosen for path, content in samples_of(shard).items()}
         assert shown_samples(mounted.path, names) == expected
 
 
-def test_one_tree_hides_nothing(program: Program, shards: list[Path]) -> None:
+def test_one_tree_hides_nothing(program: Program, second: Path, shards: list[Path]) -> None:
     """Three shards with the same files: the later ones' samples are `name~2` and `name~3`."""
     chosen = [shard for shard in shards if shard.stem in WITH_DIRECTORIES]
-    with program.mounted("--merge", *chosen) as mounted:
+    with program.mounted("--merge", *chosen, at=second) as mounted:
         for suffix in ("", "~2", "~3"):
-            assert (mounted.path / f"one{suffix}" / "txt").read_bytes() == b"needle in one\n"
-            assert (mounted.path / "dir" / "with space" / f"four{suffix}" / "txt").read_bytes() == b"line\nneedle\n"
-        assert not (mounted.path / "one~4").exists()
+            assert (mounted.path / f"two{suffix}" / "txt").read_bytes() == b""
+            assert (
+                mounted.path / "dir" / "with space" / f"four{suffix}" / "txt"
+            ).read_bytes() == b"line\nneedle\n"
+        assert not (mounted.path / "two~4").exists()
 
 
-def test_one_tree_of_files(program: Program, shards: list[Path]) -> None:
+def test_one_tree_of_files(program: Program, second: Path, shards: list[Path]) -> None:
     chosen = [shard for shard in shards if shard.stem.startswith(("wds-", "ustar-few", "hand"))]
-    with program.mounted("--merge", "--layout", "files", *chosen) as mounted:
+    with program.mounted("--merge", "--layout", "files", *chosen, at=second) as mounted:
         shown = {str(path.relative_to(mounted.path)): path for path in mounted.path.rglob("*") if path.is_file()}
         expected = {path: content for shard in chosen for path, content in samples_of(shard).items()}
         extra = {"zwei.txt", "dir/five.txt", "h/link.bin"}  # links, which the library leaves out
@@ -339,7 +358,9 @@ def test_the_files_layout_has_the_names_of_the_tar(mounted: Mounted, shards: lis
         listed = subprocess.run(
             ["tar", "tf", shard, "--quoting-style=literal", "--null"], capture_output=True, check=True
         ).stdout
-        names = [name.removeprefix(b"./").rstrip(b"/") for name in listed.replace(b"new\nline", b"NL").split(b"\n")]
+        names = [
+            name.removeprefix(b"./").rstrip(b"/") for name in listed.replace(b"new\nline", b"NL").split(b"\n")
+        ]
         top = os.fsencode(mounted.path / shard.stem)
         for name in filter(None, names):
             assert os.path.lexists(os.path.join(top, name.replace(b"NL", b"new\nline")))

@@ -6,6 +6,7 @@ a pure function of one shard; `Judge` puts the shards of a set together. docs/se
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from array import array
@@ -21,6 +22,7 @@ from wdsfs.errors import MissingShard, UnreadableShard
 from wdsfs.record import KINDS
 
 EXAMPLES = 100  # findings of one kind in one shard that are told one by one; further ones are counted
+KEPT = 1000  # samples of a shard that are remembered in case they lack an extension that others have
 PATTERNS = 10_000  # different sets of extensions that are told apart in one shard
 NOTES = frozenset(("directory", "meta"))  # kinds that no reader trips over
 
@@ -63,7 +65,7 @@ def lint(path: bytes) -> Lint:
     """Look at one shard. Raises MissingShard, UnreadableShard."""
     found = Lint()
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not be waited for
     except FileNotFoundError:
         raise MissingShard(f"{os.fsdecode(path)}: there is no such shard") from None
     except OSError as error:
@@ -75,7 +77,8 @@ def lint(path: bytes) -> Lint:
             reader.read(chunk)
         reader.end_sample()
         for problem in problems:
-            found.add(problem.kind, problem.offset, "", problem.text)
+            member = text_of(reader.last[1]) if problem.offset == reader.last[0] else ""
+            found.add(problem.kind, problem.offset, member, problem.text)
     except OSError as error:
         raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
     finally:
@@ -91,7 +94,10 @@ class _Reader:
         self.key: bytes | None = None
         self.offset = 0
         self.extensions: set[bytes] = set()
+        self.lowered: set[bytes] = set()
+        self.last = (-1, b"")  # offset and name of the member read last
         self.seen: dict[int, int] = {}
+        self.kept = 0
 
     def read(self, chunk: shard.Chunk) -> None:
         for name, kind, offset in zip(chunk.names, chunk.types.tolist(), chunk.heads.tolist(), strict=True):
@@ -101,6 +107,7 @@ class _Reader:
             else:
                 self._member(name, split.extension, offset)
         self.found.members += len(chunk.names)
+        self.last = int(chunk.heads[-1]), chunk.names[-1]
 
     def _stray(self, name: bytes, kind: int, offset: int) -> None:
         text = text_of(name)
@@ -124,11 +131,12 @@ class _Reader:
         if extension in self.extensions:
             text = f"the extension {text_of(extension)!r} occurs twice in the sample; webdataset refuses it"
             self.found.add("duplicate extension", offset, text_of(name), text)
-        elif any(extension.lower() == other.lower() for other in self.extensions):
+        elif extension.lower() in self.lowered:
             text = "two extensions of the sample differ in letter case only; webdataset refuses it"
             self.found.add("duplicate extension", offset, text_of(name), text)
         self.extensions.add(extension)
-        if not names.are_plain([name]) and any(names.escape(c) != c for c in _shown_components(name)):
+        self.lowered.add(extension.lower())
+        if _is_odd(extension) or (not names.are_plain([name]) and any(map(_is_odd, _shown_components(name)))):
             self.found.add("odd name", offset, text_of(name), "the name cannot be shown as it is; it is escaped")
 
     def _key(self, key: bytes, offset: int) -> None:
@@ -149,9 +157,10 @@ class _Reader:
         if pattern in self.found.patterns or len(self.found.patterns) < PATTERNS:
             self.found.patterns[pattern] = self.found.patterns.get(pattern, 0) + 1
             examples = self.found.examples.setdefault(pattern, [])
-            if len(examples) < EXAMPLES:
+            if len(examples) < EXAMPLES and self.kept < KEPT:
                 examples.append((self.offset, text_of(self.key)))
-        self.key, self.extensions = None, set()
+                self.kept += 1
+        self.key, self.extensions, self.lowered = None, set(), set()
 
 
 class Judge:
@@ -202,21 +211,29 @@ class Judge:
         """Samples without an extension that more than half of all samples have, by shard."""
         usual = {extension for extension, count in self.extensions.items() if 2 * count > self.samples}
         for path, found in self._shards:
+            told = rest = 0
             for pattern, count in found.patterns.items():
                 absent = usual - pattern
                 if not absent:
                     continue
                 text = "has no " + ", ".join(sorted(map(text_of, absent)))
-                for offset, key in found.examples[pattern]:
+                examples = found.examples[pattern][: EXAMPLES - told]
+                told += len(examples)
+                rest += count - len(examples)
+                for offset, key in examples:
                     yield path, Finding("missing extension", offset, key, text)
-                rest = count - len(found.examples[pattern])
-                if rest:
-                    more = f"and {rest} more samples of the shard: {text}"
-                    yield path, Finding("missing extension", -1, "", more)
+            if rest:
+                text = f"and {rest} more samples that lack an extension of most others"
+                yield path, Finding("missing extension", -1, "", text)
+
+
+@functools.lru_cache(1024)
+def _is_odd(component: bytes) -> bool:
+    return names.escape(component) != component
 
 
 def _shown_components(name: bytes) -> list[bytes]:
-    folder, _, base = name.rpartition(b"/")
+    folder, base = names.split_folder(name)
     return [*names.folder_components(folder), base]
 
 

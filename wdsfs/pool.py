@@ -44,7 +44,8 @@ def each(
 ) -> Results[Result]:
     """Yield each shard with `function(shard.path)`, or with the ShardError that this raised, in any order.
 
-    Other exceptions end the whole, and so does closing the generator. Small sets are worked on in this process.
+    `function` must be importable by its name. Other exceptions end the whole, and so does closing the generator.
+    Small sets are worked on in this process.
     """
     if executor is not None:
         yield from _through(executor, function, shards, jobs)
@@ -123,8 +124,13 @@ class _Processes:
             result, error = pickle.load(process.stdout)
         except (EOFError, BrokenPipeError, pickle.UnpicklingError):
             self._own.process = None  # the next shard gets another
-            how = _how_it_ended(self._bury(process))
-            text = f"{os.fsdecode(path)}: the process that worked on it has died ({how}); is there enough memory?"
+            code = self._bury(process)
+            if code >= 0:
+                raise RuntimeError(f"a process of the pool has ended by itself, with exit code {code}") from None
+            how = signal.Signals(-code).name
+            text = (
+                f"{os.fsdecode(path)}: the process that worked on it was killed ({how}); is there enough memory?"
+            )
             raise UnreadableShard(text) from None
         if error is not None:
             raise error
@@ -168,10 +174,6 @@ class _Processes:
         with self._lock:
             self._all.remove(process)
         return code
-
-
-def _how_it_ended(code: int) -> str:
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def work() -> None:

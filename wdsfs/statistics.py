@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs.errors import ShardError
-from wdsfs.lower import Lower
+from wdsfs.lower import Lower, NotIndexed
 from wdsfs.record import STRAY, Record
 
 SAMPLED_SIZES = 1_000_000  # sizes per extension that quantiles are taken from; more are thinned out evenly
@@ -24,11 +24,12 @@ class _Sizes:
         self.step = 1
 
     def add(self, sizes: NDArray[Any]) -> None:
+        first = -self.count % self.step  # every `step`th of all, not of each shard's
         self.count += len(sizes)
         self.bytes += int(sizes.sum(dtype=np.uint64))
         self.smallest = min(self.smallest, int(sizes.min()))
         self.largest = max(self.largest, int(sizes.max()))
-        self.kept.append(sizes[:: self.step].copy())
+        self.kept.append(sizes[first :: self.step].copy())
         if sum(map(len, self.kept)) > SAMPLED_SIZES:
             self.kept = [np.concatenate(self.kept)[::2]]
             self.step *= 2
@@ -55,8 +56,8 @@ def gather(lower: Lower) -> dict[str, Any]:
     for number in range(len(lower)):
         report["shards"] += 1
         try:
-            record = lower.record(number)
-        except ShardError:
+            record = _record(lower, number)
+        except (ShardError, NotIndexed):  # the latter: it is being written all the time
             report["damaged"] += 1
             continue
         report["samples"] += record.samples
@@ -68,6 +69,14 @@ def gather(lower: Lower) -> dict[str, Any]:
     rows = [sizes.report(extension) for extension, sizes in by_extension.items()]
     report["extensions"] = sorted(rows, key=lambda row: (-row["count"], row["extension"]))
     return report
+
+
+def _record(lower: Lower, number: int) -> Record:
+    try:
+        return lower.record(number)
+    except NotIndexed:  # changed since it was indexed, or its record is damaged
+        lower.index_now(number)
+        return lower.record(number)
 
 
 def _add(record: Record, by_extension: dict[bytes, _Sizes]) -> int:
