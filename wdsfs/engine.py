@@ -208,6 +208,9 @@ class Engine:
         if device is not None:
             os.dup2(device, self.device)
             os.close(device)
+            for other in self.workers.values():  # what they have in flight must not outlive them here
+                if other.device is not None:
+                    os.close(other.device)
         until = self._quarantine_until
         if time.monotonic() < until:
             self.operations.refuse()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import faulthandler
+import functools
 import json
 import logging
 import os
@@ -24,7 +25,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ from wdsfs.worker import SPIN_SECONDS
 log = logging.getLogger(__name__)
 
 LOG_BYTES = 4 << 20  # a mount that finds a longer log starts a new one and keeps the old
+LINKS_MAX = 40  # what the kernel follows on the way to a file
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LEFT, READY, GONE = b"-", b"+", b"."  # what a daemon tells the process that waits for it
 LOOK_SECONDS = 0.2  # how often that one looks whether the daemon is still there
@@ -61,7 +63,7 @@ _FLAGS = frozenset(
         *("atime", "noatime"),
     )
 )
-_VALUES = frozenset(["fsname", "subtype", "max_read", "context", "fscontext", "defcontext", "rootcontext"])
+_VALUES = frozenset(["fsname", "subtype", "context", "fscontext", "defcontext", "rootcontext"])
 
 
 @dataclass(slots=True)
@@ -158,6 +160,7 @@ def check_mountpoint(mountpoint: str, nonempty: bool, busy: Sequence[bytes]) -> 
     `busy` are paths that the daemon itself needs: over one of them it would wait for itself for ever.
     """
     try:
+        os.statvfs(mountpoint)  # stat alone can be answered by the kernel when a mount is dead
         found = os.stat(mountpoint)
     except FileNotFoundError:
         raise MountError(
@@ -171,28 +174,41 @@ def check_mountpoint(mountpoint: str, nonempty: bool, busy: Sequence[bytes]) -> 
         raise MountError(f"{mountpoint}: {error.strerror}") from None
     if not stat.S_ISDIR(found.st_mode):
         raise MountError(f"{mountpoint}: is no directory")
-    if _is_ours(mountpoint):
-        daemon = control.find(mountpoint)
+    mounted, daemon = system.mounted_at(mountpoint), control.find(mountpoint)
+    if mounted is not None and (daemon is not None or mounted.fstype == "fuse.wdsfs"):
         who = f" (process {daemon.pid})" if daemon is not None else ""
         raise MountError(f"{mountpoint}: wdsfs is mounted there already{who}")
-    inside = os.fsencode(mountpoint).rstrip(b"/") + b"/"
+    top = os.fsencode(mountpoint)
     for path in busy:
-        # A link is as needed as what it leads to.
-        parent, base = os.path.split(os.path.abspath(path))
-        if any(way.startswith(inside) for way in (_join(parent, base), os.path.realpath(path))):
-            raise MountError(f"{mountpoint}: the mount would hide {os.fsdecode(path)}, which it needs itself")
+        for place in _way(os.path.abspath(path)):
+            if place == top or place.startswith(top.rstrip(b"/") + b"/"):
+                raise MountError(f"{mountpoint}: the mount would hide {os.fsdecode(path)}, which it needs itself")
     if not nonempty and _has_entries(mountpoint):
         raise MountError(f"{mountpoint}: is not empty; -o nonempty mounts over what is there")
 
 
-def _join(parent: bytes, base: bytes) -> bytes:
-    return os.path.join(os.path.realpath(parent), base)
+def _way(path: bytes) -> Iterator[bytes]:
+    """Every directory and link that is passed on the way to a path: each is as needed as where it leads to."""
+    place, ahead, links = b"/", path.split(b"/")[::-1], 0
+    while ahead and links < LINKS_MAX:
+        name = ahead.pop()
+        if name in (b"", b"."):
+            continue
+        place = os.path.dirname(place) if name == b".." else os.path.join(place, name)
+        yield place
+        target = _link_target(place)
+        if target is not None:
+            links += 1
+            place = b"/" if target.startswith(b"/") else os.path.dirname(place)
+            ahead.extend(target.split(b"/")[::-1])
 
 
-def _is_ours(mountpoint: str) -> bool:
-    """Whether what is mounted at this path is wdsfs, also of another user."""
-    mounted = system.mounted_at(mountpoint)
-    return mounted is not None and mounted.fstype == "fuse.wdsfs"
+@functools.lru_cache(1024)
+def _link_target(path: bytes) -> bytes | None:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None
 
 
 def _has_entries(directory: str) -> bool:
@@ -302,6 +318,8 @@ def _serve(
             session = _Session(mount, wanted, engine, signals, ready)
             trio.run(session.run)
             clean = True
+            if session.failure is not None:
+                raise session.failure
         finally:
             # After a failure the directory must not look empty: a copy job would delete its mirror. But what
             # nobody was told of yet, nobody copies.
@@ -342,6 +360,7 @@ class _Session:
         self.mount, self.wanted, self.engine, self.ready = mount, wanted, engine, ready
         self.signals = signals
         self.usable = False
+        self.failure: MountError | None = None
         self.since = time.time()
 
     async def run(self) -> None:
@@ -384,37 +403,45 @@ class _Session:
         )
         with control.registered(daemon), listener:
             # An answer about the root proves that the mount works. A worker may die of it; this process must not.
-            await self._in_child(lambda: {"mode": os.stat(self.mount.mountpoint).st_mode})
+            if not await self._in_child(lambda: {"files": os.statvfs(self.mount.mountpoint).f_files}):
+                self.failure = MountError(f"{self.mount.mountpoint}: the mount does not answer")
+                self.engine.stop()
+                return
             self.ready()
             self.usable = True
             log.info("mounted %s shards at %s", len(self.wanted.shards), self.mount.mountpoint)
             await trio.serve_listeners(self._answer, [trio.SocketListener(listener)])
 
     async def _in_child(self, function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What `function` returns in a forked process: this one opens no index and touches no mount."""
+        """What `function` returns in a forked process, empty if it fails: this one opens no index and touches no
+        mount."""
         receiver, sender = os.pipe()
         pid = os.fork()
         if not pid:
             try:
                 signal.set_wakeup_fd(-1)
-                os.write(sender, json.dumps(function()).encode())
+                os.write(sender, json.dumps(function()).encode() + b"\n")
+            except Exception:
+                log.exception("a question to the mount has failed")
+                os.write(sender, b"{}\n")
             finally:
                 os._exit(0)
         os.close(sender)
-        parts = []
+        text = b""
         try:
-            while True:
+            # Not until the end of the pipe: a worker that is forked meanwhile has it, too.
+            while not text.endswith(b"\n"):
                 await trio.lowlevel.wait_readable(receiver)
                 part = os.read(receiver, 1 << 16)
                 if not part:
                     break
-                parts.append(part)
+                text += part
         finally:
             os.close(receiver)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)  # noqa: ASYNC222  # it has just been killed
-        answer: dict[str, Any] = json.loads(b"".join(parts) or b"{}")
+        answer: dict[str, Any] = json.loads(text or b"{}")
         return answer
 
     async def _answer(self, stream: trio.SocketStream) -> None:
@@ -422,6 +449,7 @@ class _Session:
             try:
                 report = {**await self._in_child(self._inspect), **self._report()}
                 await stream.send_all(json.dumps(report).encode())
+                await stream.send_eof()  # closing is not enough: a worker forked meanwhile has it, too
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 pass
             except Exception:  # whatever it is, it must not end the mount
@@ -617,7 +645,7 @@ def unmount(mountpoint: str, lazy: bool = False, wait_seconds: float = 30.0) -> 
 
 def _is_dead(path: str) -> bool:
     try:
-        os.stat(path)
+        os.statvfs(path)
     except OSError as error:
         return error.errno in DEAD_MOUNT_ERRNOS
     return False
