@@ -246,7 +246,7 @@ def test_reads_that_wait_for_a_disk_do_not_hold_up_others(patched: Patched, shar
         with _waiting(patched, paths[7]) as waiting:
             for number in (3, 4, 5):
                 assert read(paths[number]) == content(number)
-            assert len(workers_of(mounted)) == 2
+            assert len(workers_of(mounted)) >= 2
         assert waiting.data == content(7)
 
 
