@@ -18,7 +18,7 @@ KINDS = (
 _PUSHED_BITS = 23  # 8 million bits in 1 MiB
 
 # Words of a slot behind the counters of the kinds: totals, then what the worker is doing now.
-_BYTES_READ, _FAILED, _PUSHED, _DONE, _SINCE, _WAITING, _FILES = range(len(KINDS), len(KINDS) + 7)
+_BYTES_READ, _BYTES_PUSHED, _FAILED, _PUSHED, _DONE, _SINCE, _WAITING, _FILES = range(len(KINDS), len(KINDS) + 8)
 _WORDS = _FILES + 1
 _MIX = 0x9E3779B97F4A7C15  # spreads neighbouring inode numbers (the golden ratio in 64 bits)
 
@@ -45,6 +45,10 @@ class Board:
     @property
     def bytes_read(self) -> int:
         return self._total(_BYTES_READ)
+
+    @property
+    def bytes_pushed(self) -> int:
+        return self._total(_BYTES_PUSHED)
 
     @property
     def failures(self) -> int:
@@ -116,8 +120,10 @@ class Slot:
     def read(self, count: int) -> None:
         self._words[_BYTES_READ] += count
 
-    def pushed(self) -> None:
+    def pushed(self, count: int) -> None:
+        """A file of `count` bytes was pushed."""
         self._words[_PUSHED] += 1
+        self._words[_BYTES_PUSHED] += count
 
     def files(self, count: int) -> None:
         """How many shards the worker has open."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import stat
 from array import array
 from collections import Counter
 from collections.abc import Iterator
@@ -71,6 +72,8 @@ def lint(path: bytes) -> Lint:
     except OSError as error:
         raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
     try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise UnreadableShard(f"{os.fsdecode(path)}: is no regular file")
         problems: list[shard.Problem] = []
         reader = _Reader(found)
         for chunk in shard.scan(fd, problems):
@@ -187,9 +190,13 @@ class Judge:
         self._shards.append((path, found))
 
     def shared_keys(self) -> Iterator[tuple[str, Finding]]:
-        """For each shard the earlier shards that have some of its keys. Equal digests count as equal keys."""
+        """For each shard the earlier shards (by path) that have some of its keys.
+
+        Equal digests count as equal keys.
+        """
         if not self._shards:
             return
+        self._shards.sort(key=lambda one: one[0])  # they come in the order in which they were read
         keys = np.concatenate([np.frombuffer(found.keys, np.uint64) for _, found in self._shards])
         offsets = np.concatenate([np.frombuffer(found.offsets, np.int64) for _, found in self._shards])
         counts = [len(found.keys) for _, found in self._shards]
@@ -209,6 +216,7 @@ class Judge:
 
     def missing(self) -> Iterator[tuple[str, Finding]]:
         """Samples without an extension that more than half of all samples have, by shard."""
+        self._shards.sort(key=lambda one: one[0])
         usual = {extension for extension, count in self.extensions.items() if 2 * count > self.samples}
         for path, found in self._shards:
             told = rest = 0

@@ -724,7 +724,7 @@ def _status_table(reports: list[dict[str, Any]]) -> Table:
                     _duration(report["uptime_seconds"]),
                     _bytes(report["memory_bytes"]),
                     f"{sum(report['requests'].values()):,}",
-                    _bytes(report["bytes_read"]),
+                    _bytes(report["bytes_read"] + report["bytes_pushed"]),
                     str(len(report["damaged"])),
                 ]
                 if report["state"] == "running"
@@ -754,8 +754,9 @@ def _status_detail(report: dict[str, Any]) -> Table:
     table.add_row("shards open", f"{report['open_files']}, counted in each worker")
     requests = sorted(report["requests"].items(), key=lambda item: -item[1])
     table.add_row("requests", ", ".join(f"{count:,} {name}" for name, count in requests) or "none")
-    pushed = f"{report['pushed']:,} files whole at their first open"
-    table.add_row("read", f"{_bytes(report['bytes_read'])}, {pushed}; {report['failures']:,} requests failed")
+    pushed = f"{_bytes(report['bytes_pushed'])} of {report['pushed']:,} small files pushed at their first open"
+    table.add_row("bytes", f"{_bytes(report['bytes_read'])} read, {pushed}")
+    table.add_row("failures", f"{report['failures']:,} requests")
     for damaged in report["damaged"]:
         table.add_row("damaged", f"{damaged['shard']}: {damaged['problem']}")
     for text in report["notices"]:

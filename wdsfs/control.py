@@ -151,9 +151,13 @@ def state_without_answer(daemon: Daemon) -> str:
     if system.mounted_at(daemon.mountpoint) is None:
         return DEAD
     try:
-        # Not in this process: where the workers hang, this would hang with them.
+        # Not in this process: where the workers hang, this would hang with them. And of the file system, not of
+        # the directory: what is known of that the kernel tells also when a mount is dead.
         answer = subprocess.run(
-            ["stat", "--", daemon.mountpoint], capture_output=True, timeout=ANSWER_SECONDS, check=False
+            ["stat", "--file-system", "--", daemon.mountpoint],
+            capture_output=True,
+            timeout=ANSWER_SECONDS,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return SILENT

@@ -256,11 +256,13 @@ class Index:
         self.renew()
         page_size = self._env.stat()["psize"]
         with self._env.begin(buffers=True) as reader:
+            small: Any = reader.get(b"format")
+            if small is None:
+                raise pages.Damaged("its format is gone")
             for key, _ in changes:
                 old: Any = reader.get(key)
-                if old is not None:
-                    pages.check_extent(old, page_size)
-            del old
+                if old:
+                    pages.check_extent(old, small, page_size)
         with self._env.begin(write=True) as txn:
             for key, value in changes:
                 if value is not None:
@@ -285,7 +287,9 @@ class Index:
                 return
         else:
             self._base, self._base_directory = self._env, self.directory
-        why = f"the index in {self.directory} cannot be used ({error})"
+        # LMDB calls it an input/output error when a write stops half-way.
+        full = "; its disk is full" if _is_full(self.directory) else ""
+        why = f"the index in {self.directory} cannot be used ({error}{full})"
         self._env, self.directory, self._temporary = _temporary_env()
         self._say(f"{why}; using a temporary index in {self.directory}, which ends with this process")
 
@@ -341,7 +345,6 @@ class Index:
                 found = _unseal(value)
                 if found is not None and not _is_there(found[1]):
                     gone.append(bytes(key[1:]))
-            del key, value
         self._write([(kind + digest, None) for digest in gone for kind in (b"s", b"r")])
         return len(gone)
 
@@ -488,6 +491,14 @@ def _is_there(path: bytes) -> bool:
     except UnreadableShard:
         return True  # or not: nobody can tell now
     return True
+
+
+def _is_full(directory: Path) -> bool:
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return False
+    return found.f_bavail * found.f_frsize < 1 << 20
 
 
 def _digest(path: bytes) -> bytes:

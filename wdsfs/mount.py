@@ -403,7 +403,7 @@ class _Session:
         )
         with control.registered(daemon), listener:
             # An answer about the root proves that the mount works. A worker may die of it; this process must not.
-            if not await self._in_child(lambda: {"files": os.statvfs(self.mount.mountpoint).f_files}):
+            if not await self._in_child(lambda: {"mode": os.stat(self.mount.mountpoint).st_mode}):
                 self.failure = MountError(f"{self.mount.mountpoint}: the mount does not answer")
                 self.engine.stop()
                 return
@@ -481,6 +481,7 @@ class _Session:
             "requests": board.counts(),
             "pushed": board.pushed,
             "bytes_read": board.bytes_read,
+            "bytes_pushed": board.bytes_pushed,
             "failures": board.failures,
             "index": str(self.wanted.index.directory),
             "notices": self.wanted.index.notices,

@@ -180,8 +180,7 @@ class Operations(pyfuse3.Operations):
         except (CorruptShard, OSError) as error:  # the read that follows will say so
             log.debug("not pushed: %s", error)
             return
-        self.slot.pushed()
-        self.slot.read(len(data))
+        self.slot.pushed(len(data))
 
     # --- names and attributes
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -97,22 +98,29 @@ def check(fd: int, transaction: int) -> bool:
     return True
 
 
-def check_extent(value: memoryview, page_size: int) -> None:
+def check_extent(value: memoryview, small: memoryview, page_size: int) -> None:
     """Look at the header in front of a value that LMDB gave out and that is to be replaced. Raises Damaged.
 
-    A large value's header says how many pages LMDB frees with it. `check` leaves it out, because it lies with
-    the value, and reading a page of each value would take long.
+    A large value's header says which pages LMDB frees with it. `check` leaves it out, because it lies with the
+    value, and reading a page of each value would take long. `small` is another value, in a page of a tree; it
+    tells where in memory the file begins.
     """
-    address = np.frombuffer(value, np.uint8).__array_interface__["data"][0]
+    address, known = _address(value), _address(small)
     if address % page_size == _HEADER:
+        tree_page = int.from_bytes(ctypes.string_at(known - known % page_size, 8), sys.byteorder)
+        number = address // page_size - known // page_size + tree_page
         count = (_HEADER - 1 + len(value)) // page_size + 1
-        if not _is_extent(ctypes.string_at(address - _HEADER, _HEADER), None, count):
+        if not _is_extent(ctypes.string_at(address - _HEADER, _HEADER), number, count):
             raise Damaged("the header of a value makes no sense")
 
 
-def _is_extent(header: bytes, number: int | None, count: int) -> bool:
+def _address(value: memoryview) -> int:
+    return int(np.frombuffer(value, np.uint8).__array_interface__["data"][0])
+
+
+def _is_extent(header: bytes, number: int, count: int) -> bool:
     stored, _, flags, pages = struct.unpack("=QHHI", header)
-    return (flags, pages) == (_OVERFLOW, count) and number in (stored, None)
+    return (stored, flags, pages) == (number, _OVERFLOW, count)
 
 
 def _read_meta(fd: int, number: int, page_size: int | None) -> Meta:

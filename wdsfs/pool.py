@@ -80,13 +80,17 @@ def _through(
 ) -> Results[Result]:
     queue = iter(shards)
     running: dict[Future[Result | ShardError], Shard] = {}
-    while True:
-        for one in itertools.islice(queue, AHEAD * jobs - len(running)):
-            running[executor.submit(_try, function, one.path)] = one
-        if not running:
-            return
-        for future in wait(running, return_when=FIRST_COMPLETED).done:
-            yield running.pop(future), future.result()
+    try:
+        while True:
+            for one in itertools.islice(queue, AHEAD * jobs - len(running)):
+                running[executor.submit(_try, function, one.path)] = one
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                yield running.pop(future), future.result()
+    finally:
+        for future in running:
+            future.cancel()
 
 
 def _in_processes(function: Callable[[bytes], Result], shards: Sequence[Shard], jobs: int) -> Results[Result]:
@@ -182,10 +186,11 @@ def work() -> None:
     while True:
         try:
             function, path = pickle.load(requests)
-        except EOFError:
-            return
-        pickle.dump(_outcome(function, path), replies)
-        replies.flush()
+            outcome = _outcome(function, path)
+            pickle.dump(outcome, replies)
+            replies.flush()
+        except (EOFError, BrokenPipeError, pickle.UnpicklingError):
+            os._exit(0)  # with nobody there to take what is not sent yet
 
 
 def _outcome(function: Callable[[bytes], Any], path: bytes) -> tuple[Any, BaseException | None]:

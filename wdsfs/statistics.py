@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ class _Sizes:
         self.smallest = min(self.smallest, int(sizes.min()))
         self.largest = max(self.largest, int(sizes.max()))
         self.kept.append(sizes[first :: self.step].copy())
-        if sum(map(len, self.kept)) > SAMPLED_SIZES:
+        while sum(map(len, self.kept)) > SAMPLED_SIZES:
             self.kept = [np.concatenate(self.kept)[::2]]
             self.step *= 2
 
@@ -84,11 +85,13 @@ def _add(record: Record, by_extension: dict[bytes, _Sizes]) -> int:
     if not record.members:
         return 0
     stray = (record.array("entry.flags") & STRAY).astype(bool)
-    bounds = record.array("entry.member").astype(np.int64)
-    in_sample = ~np.repeat(stray, bounds[1:] - bounds[:-1])
+    firsts = record.array("entry.member").astype(np.int64)
+    in_sample = ~np.repeat(stray, firsts[1:] - firsts[:-1])
     extensions, sizes = record.array("member.ext")[in_sample], record.array("member.size")[in_sample]
     order = np.argsort(extensions, kind="stable")
     numbers, starts = np.unique(extensions[order], return_index=True)
-    for number, part in zip(numbers.tolist(), np.split(sizes[order], starts[1:]), strict=True):
+    bounds = pairwise([*starts.tolist(), len(order)])
+    for number, (first, behind) in zip(numbers.tolist(), bounds, strict=True):
+        part = sizes[order[first:behind]]
         by_extension.setdefault(record.extension_name[number], _Sizes()).add(part)
     return int((~in_sample).sum())

@@ -1,0 +1,101 @@
+"""Shard sets on disk for the tests of the index and what is built on it, and processes that work on them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tars
+
+from wdsfs.index import Index, Summary, build_file, look, summarize
+from wdsfs.record import Record
+from wdsfs.spec import Shard
+
+TESTS = Path(__file__).parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
+PATIENCE = 60.0  # seconds until a process is given up
+
+
+def content(number: int, samples: int = 3, text: bytes = b"") -> bytes:
+    """A tar whose members differ from those of every other number."""
+    members = []
+    for sample in range(samples):
+        key = b"d%d/%d-%d" % (sample % 2, number, sample)
+        members.append(tars.member(key + b".txt", b"%d" % number + text))
+        members.append(tars.member(key + b".cls", b"%d" % sample, mtime=number + 1))
+    return tars.tar(*members)
+
+
+def make(directory: Path, count: int, samples: int = 3) -> list[Shard]:
+    """Shards s0.tar, s1.tar ... in a directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        (directory / f"s{number}.tar").write_bytes(content(number, samples))
+    return [at(directory / f"s{number}.tar") for number in range(count)]
+
+
+def at(path: Path | bytes) -> Shard:
+    name = os.fsencode(path)
+    return Shard(name, os.path.basename(name).removesuffix(b".tar"))
+
+
+def path_of(shard: Shard) -> Path:
+    return Path(os.fsdecode(shard.path))
+
+
+def listing(record: Record) -> list[tuple[bytes, bytes, Any]]:
+    """Everything that a record says of its members."""
+    entries = [record.entry_of(member) for member in range(record.members)]
+    return [
+        (record.entry_path(entry), record.extension(member), record.member(member))
+        for member, entry in enumerate(entries)
+    ]
+
+
+def right_summary(shard: Shard) -> Summary:
+    return Summary(*_unpack(summarize(Record(build_file(shard.path)))))
+
+
+def _unpack(packed: bytes) -> Iterable[int]:
+    from wdsfs import index
+
+    return index._SUMMARY.unpack(packed)
+
+
+def check(index: Index, shards: Sequence[Shard]) -> None:
+    """The index knows exactly what is in these shards now."""
+    assert list(index.stale(shards)) == []
+    for one in shards:
+        fresh = Record(build_file(one.path))
+        kept = index.record(one.path, look(one.path))
+        assert index.summary(one.path) == right_summary(one)
+        assert kept is not None
+        assert listing(kept) == listing(fresh)
+        assert [bytes(view) for view in kept.column.values()] == [bytes(view) for view in fresh.column.values()]
+
+
+def start(code: str, *arguments: str | Path, **options: Any) -> subprocess.Popen[bytes]:
+    """A Python process that runs `code` with these `sys.argv[1:]`."""
+    command = [sys.executable, "-W", "error", "-c", code, *map(os.fspath, arguments)]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=ENVIRONMENT, **{**streams, **options})
+
+
+def run(code: str, *arguments: str | Path, wrapper: Sequence[str] = (), **options: Any) -> str:
+    """What a Python process that runs `code` prints; it has to end well, and to say nothing else."""
+    command = [*wrapper, sys.executable, "-W", "error", "-c", code, *map(os.fspath, arguments)]
+    done = subprocess.run(
+        command, env=ENVIRONMENT, capture_output=True, timeout=PATIENCE, check=False, text=True, **options
+    )
+    assert (done.returncode, done.stderr) == (0, ""), (done.returncode, done.stdout, done.stderr)
+    return done.stdout
+
+
+def in_own_mounts() -> list[str]:
+    """What to put before a command so that it can mount file systems that nobody else sees."""
+    as_root = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    return ["unshare", "--mount", "--propagation", "private", *as_root]
