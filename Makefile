@@ -1,7 +1,7 @@
 # One word per task; `make` alone lists them. All set-up is done by .ci/setup, which each task runs first.
 # PYTHON=/path/to/python3 chooses the interpreter of .venv.
 
-.PHONY: help demo test setup lint format constraints clean
+.PHONY: help demo test bench setup lint format constraints clean
 .DEFAULT_GOAL := help
 .SILENT:
 export PYTHON
@@ -22,6 +22,10 @@ test:  ## every check: lint, format, types, tests
 	echo '==> Tests'; \
 	$(BIN)/pytest || status=1; \
 	exit $$status
+
+bench:  ## wdsfs against its peers, some ten minutes; BENCH='--tiny' and the like are its options
+	.ci/setup bench
+	build/bench-venv/bin/python -m bench $(BENCH)
 
 setup:  ## what is needed to build, mount and develop; leaves .venv/bin/wdsfs
 	.ci/setup

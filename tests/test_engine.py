@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import os
 import random
 import signal
@@ -18,7 +19,8 @@ import pytest
 from conftest import Mounted, Program, wait_until
 
 from wdsfs import board as boards
-from wdsfs.board import Board
+from wdsfs.board import Board, Tags
+from wdsfs.inodes import TAG_MAX
 
 FILES = 200
 SIZE = 3000
@@ -357,6 +359,21 @@ def test_a_push_is_claimed_once_until_the_kernel_forgets() -> None:
     assert not any(board.claim_push(inode) for inode in inodes)
     board.forget(claimed[5])
     assert board.claim_push(claimed[5])
+
+
+def test_a_changed_shard_gets_another_tag_whatever_its_fingerprint() -> None:
+    tags = Tags(2)
+    first = tags.of(0, (1, 2, 3))
+    assert tags.of(0, (1, 2, 3)) == first == Tags(1).of(0, (1, 2, 3))  # after a remount, too
+    seen = [first]
+    for number in range(1000):
+        seen.append(tags.of(0, (1, 2, number + 4)))
+        assert tags.of(0, (1, 2, number + 4)) == seen[-1] <= TAG_MAX
+    assert all(one != other for one, other in itertools.pairwise(seen))
+    assert len(set(seen)) == len(seen)
+    tags.renew(0)
+    assert tags.of(0, (1, 2, 1003)) not in seen
+    assert tags.of(1, (1, 2, 3)) == first
 
 
 def test_the_board_is_shared_with_children() -> None:

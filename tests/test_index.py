@@ -28,7 +28,7 @@ import tars
 from conftest import descendants
 
 from wdsfs import index as index_module
-from wdsfs import record, system
+from wdsfs import pool, record, system
 from wdsfs.errors import IndexUnusable, MissingShard, ShardError, UnreadableShard
 from wdsfs.index import Index, Summary, Union, build_file, look, open_index
 from wdsfs.record import Record
@@ -417,8 +417,8 @@ def test_readers_that_were_killed_do_not_count_any_more(prepared: Prepared) -> N
         process.stdout.readline()
         process.kill()
         process.communicate()
-        assert "no active readers" not in index._env.readers()
-        code = _INDEX + 'assert "no active readers" in index._env.readers(), index._env.readers()'
+        assert str(process.pid) in index._env.readers()
+        code = _INDEX + f'assert "{process.pid}" not in index._env.readers(), index._env.readers()'
         sets.run(code, directory, *paths_of(shards))
 
 
@@ -466,6 +466,26 @@ except KeyboardInterrupt:
     with opened(tmp_path / "index") as index:
         sets.check(index, shards)
         assert [one for one, _ in index.stale(shards + slow)] == slow
+
+
+def test_an_error_while_indexing_keeps_what_is_finished_and_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "ALONE_BYTES", -1)
+    shards = sets.make(tmp_path / "shards", 30)
+    told: list[Shard] = []
+
+    def on_done(one: Shard, summary: Summary | None, error: str | None) -> None:
+        told.append(one)
+        if len(told) == 5:
+            raise RuntimeError("the terminal is gone")
+
+    with opened(tmp_path / "index") as index:
+        with pytest.raises(RuntimeError) as caught:
+            index.refresh(shards, 2, on_done)
+        assert caught.tb is not None  # it holds the frames, and must not hold the processes
+        assert descendants(os.getpid()) == set()
+        sets.check(index, told)
 
 
 def test_a_fork_can_open_again_what_was_suspended(prepared: Prepared) -> None:
@@ -698,6 +718,7 @@ index.refresh(shards[:2])
 index.close()
 mount("-o", "remount,ro", place)
 index = opened("temporary")
+assert not index._base.flags()["lock"]
 assert [one for one, _ in index.stale(shards)] == shards[2:]
 index.refresh(shards[2:])
 sets.check(index, shards)
@@ -806,7 +827,13 @@ assert "disk is full" in notice and "temporary" in notice, notice
 sets.check(index, shards)
 index.forget(shards[0].path)  # it is in the full one
 assert index.summary(shards[0].path) is None
-index.close()
+index.refresh(shards[:1])
+index.suspend()
+again = index.reopen()
+sets.check(again, shards)
+assert again._base.flags()["lock"]  # others may write to it
+again.close()
+index.discard()
 index = opened()  # what went in before is there
 left = [one for one, _ in index.stale(shards)]
 assert 0 < len(left) < len(shards)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,14 +38,3 @@ def test_the_ends_of_the_range() -> None:
     assert number(0, 0, FOLDER, 0) == 1 << 30
     assert inodes.unpack(ROOT) == (0, 0, ROOT)
     assert inodes.kind_of(ROOT) == 0
-
-
-@given(st.integers(0, (1 << 63) - 1), st.integers(-(1 << 63), (1 << 63) - 1), st.integers(0, (1 << 64) - 1))
-def test_tags_fit(size: int, mtime_ns: int, inode: int) -> None:
-    assert 0 <= inodes.tag_of((size, mtime_ns, inode)) <= TAG_MAX
-
-
-@pytest.mark.parametrize("changed", [(2, 5, 9), (1, 6, 9), (1, 5, 10)])
-def test_a_changed_shard_has_other_numbers(changed: tuple[int, int, int]) -> None:
-    """A shard that is replaced gets other inode numbers (but for one time in 1,024)."""
-    assert inodes.tag_of(changed) != inodes.tag_of((1, 5, 9))

@@ -33,10 +33,10 @@ shard      | errors names                                           | fuse trio 
 record     | errors inodes names shard                              | fuse trio lmdb terminal clock
 pages      | errors                                                 | fuse trio lmdb terminal
 index      | errors inodes system spec pool record pages                  | fuse trio terminal
-lower      | errors inodes spec shard record index                  | fuse trio lmdb terminal
+lower      | errors board inodes spec shard record index                  | fuse trio lmdb terminal
 tree       | errors inodes names shard record lower                 | fuse trio lmdb terminal
 merged     | errors inodes names record lower tree                  | fuse trio lmdb terminal
-board      |                                                        | third-party disks
+board      | inodes                                                 | third-party disks
 worker     |                                                        | trio lmdb numpy terminal disks
 ops        | errors names board lower tree                          | trio lmdb numpy terminal
 engine     | board worker tree ops                                  | lmdb numpy terminal

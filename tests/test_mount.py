@@ -8,7 +8,9 @@ from __future__ import annotations
 import concurrent.futures
 import ctypes
 import errno
+import fcntl
 import hashlib
+import itertools
 import mmap
 import multiprocessing
 import os
@@ -24,6 +26,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tars
 from conftest import PATIENCE, USER_HOME, Mounted, Program, device_for_everyone, fails, need_fuse, wait_until
@@ -212,7 +215,7 @@ def test_a_huge_directory_in_small_pieces(program: Program, options: list[str], 
     with program.mounted(*options, "a.tar") as mounted:
         directory = mounted.path if options else mounted.path / "a"
         expected = [b".", b"..", *(b"%05d" % number for number in range(count))]
-        for size in (500, 1 << 20):
+        for size in (3000, 1 << 20):
             assert [name for _, name, _ in getdents(directory, size)] == expected
 
 
@@ -265,6 +268,36 @@ def test_10000_extensions_in_one_sample(program: Program) -> None:
         for number in (0, 1, 4999, 9999):
             assert (sample / str(number)).read_bytes() == b"%d" % number
         assert not (sample / "10000").exists()
+
+
+def test_1000000_samples_in_one_shard(program: Program) -> None:
+    """Ready, and found by name, in memory that does not grow with the shard."""
+    count = 1_000_000
+    write_samples(program.home / "a.tar", count)
+    with program.mounted("a.tar") as mounted:
+        for number in (0, 1, 499_999, 999_999):
+            assert (mounted.path / f"a/{number:07d}/x").stat().st_size == 0
+        assert not (mounted.path / f"a/{count:07d}").exists()
+        with os.scandir(mounted.path / "a") as entries:
+            assert [entry.name for entry in itertools.islice(entries, 5000)] == [f"{n:07d}" for n in range(5000)]
+        report = mounted.status()
+        assert (report["samples"], report["members"]) == (count, count)
+        assert report["memory_bytes"] < 200 << 20
+
+
+def write_samples(path: Path, count: int) -> None:
+    """A shard of this many samples, each an empty member `<7 digits>.x`."""
+    block = np.frombuffer(tars.header(b"0000000.x"), np.uint8)
+    total = int(block.sum()) - int(block[148:156].sum()) + 8 * ord(" ")
+    with path.open("wb") as out:
+        for first in range(0, count, 100_000):
+            numbers = np.arange(first, min(first + 100_000, count))[:, np.newaxis]
+            blocks = np.tile(block, (len(numbers), 1))
+            blocks[:, :7] += (numbers // 10 ** np.arange(6, -1, -1) % 10).astype(np.uint8)
+            sums = total + (blocks[:, :7].astype(np.int64) - ord("0")).sum(1, keepdims=True)
+            blocks[:, 148:154] = sums // 8 ** np.arange(5, -1, -1) % 8 + ord("0")
+            out.write(blocks.tobytes())
+        out.write(tars.END)
 
 
 # --- names -------------------------------------------------------------------------------------------------
@@ -461,6 +494,20 @@ def test_a_member_over_8_gib(program: Program) -> None:
         assert (mounted.path / "a/a/txt").read_bytes() == b"aaa"
 
 
+def test_locks_and_access_checks(program: Program) -> None:
+    program.write("a.tar", SMALL)
+    with program.mounted("a.tar") as mounted:
+        path = mounted.path / "a/a/txt"
+        assert os.access(path, os.R_OK)
+        assert not os.access(path, os.W_OK)
+        with path.open("rb") as one, path.open("rb") as other:
+            fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with fails(errno.EWOULDBLOCK):
+                fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(one, fcntl.LOCK_UN)
+            fcntl.lockf(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
 # --- nothing can be written --------------------------------------------------------------------------------
 
 WRITES: dict[str, Callable[[Path], object]] = {
@@ -652,6 +699,32 @@ def test_allow_other(program: Program, user_program: Program) -> None:
         assert user_program.tool("cat", mounted.path / "a/a/txt") == b"aaa"
     with program.mounted("a.tar", at=open_to_all) as mounted:
         assert user_program.tool("ls", mounted.path, code=2) == b""
+
+
+@needs_root
+def test_under_an_overlay_of_the_kernel(program: Program) -> None:
+    """A way to write on top of a mount, which asks more of a file system than most programs do."""
+    program.write("a.tar", SMALL)
+    lower, upper, work, merged = (program.directory(name) for name in ("lower", "upper", "work", "merged"))
+
+    def overlay(lowest: Path) -> subprocess.CompletedProcess[bytes]:
+        options = f"lowerdir={lowest},upperdir={upper},workdir={work}"
+        return subprocess.run(["mount", "-t", "overlay", "none", "-o", options, merged], check=False)
+
+    if overlay(lower).returncode:
+        pytest.skip("no overlay can be mounted here")
+    subprocess.run(["umount", merged], check=True)
+    with program.mounted("a.tar") as mounted:
+        assert overlay(mounted.path).returncode == 0
+        try:
+            assert (merged / "a/b/txt").read_bytes() == tars.ABC
+            with (merged / "a/b/txt").open("ab") as file:
+                file.write(b"more")
+            (merged / "a/a/txt").unlink()
+            assert read_back(merged) == {b"a/b/txt": tars.ABC + b"more"}
+            assert (mounted.path / "a/b/txt").read_bytes() == tars.ABC
+        finally:
+            subprocess.run(["umount", merged], check=True)
 
 
 def test_the_mount_table_says_what_is_mounted(program: Program) -> None:

@@ -184,8 +184,9 @@ def test_nothing_is_left_behind(tmp_path: Path, way: dict[str, Any]) -> None:
             next(results)
         results.close()
         assert descendants(os.getpid()) == set()
-        assert len(os.listdir("/proc/self/fd")) == descriptors
-        assert threading.active_count() == threads or "executor" in way
+        if "executor" not in way:  # that one is not ours to end
+            assert len(os.listdir("/proc/self/fd")) == descriptors
+            assert threading.active_count() == threads
     assert not os.listdir("/dev/shm") or not [name for name in os.listdir("/dev/shm") if name.startswith("sem.mp")]
 
 

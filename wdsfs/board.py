@@ -8,7 +8,11 @@ that was not needed.
 from __future__ import annotations
 
 import mmap
+import struct
 import time
+import zlib
+
+from wdsfs.inodes import TAG_MAX
 
 SLOTS = 64  # workers at a time
 KINDS = (
@@ -93,6 +97,34 @@ class Board:
     def _bit(self, inode: int) -> tuple[int, int]:
         number = (inode * _MIX & 0xFFFFFFFFFFFFFFFF) >> (64 - _PUSHED_BITS)
         return number >> 3, 1 << (number & 7)
+
+
+class Tags:
+    """The generation of each shard of a set under this mount, which its inode numbers carry.
+
+    It goes up by one with each change that somebody notices, so a number of the content before is never taken
+    for one of the content after it. It starts from the fingerprint, so that numbers are the same after a
+    remount. A shard's word is the sum of its last fingerprint (upper half) and the generation; two processes
+    that notice the same change write the same word.
+    """
+
+    def __init__(self, shards: int) -> None:
+        self._words = memoryview(mmap.mmap(-1, max(8 * shards, 8))).cast("Q")
+
+    def of(self, number: int, fingerprint: tuple[int, int, int]) -> int:
+        """The tag of a shard that has this fingerprint (size in bytes, mtime in ns, inode) now."""
+        sum_ = zlib.crc32(struct.pack("<QqQ", *fingerprint)) | 1
+        word = self._words[number]
+        seen, generation = word >> 32, word & 0xFFFFFFFF
+        if seen != sum_:
+            generation = generation + 1 & 0xFFFFFFFF if seen else sum_ >> 1 & TAG_MAX
+            self._words[number] = sum_ << 32 | generation
+        return generation & TAG_MAX
+
+    def renew(self, number: int) -> None:
+        """The shard has other content under the same fingerprint."""
+        word = self._words[number]
+        self._words[number] = word & ~0xFFFFFFFF | word + 1 & 0xFFFFFFFF
 
 
 class Slot:

@@ -690,13 +690,25 @@ def status(mountpoint: str | None, as_json: bool) -> None:
     elif not reports:
         click.echo("no wdsfs mounts")
     elif mountpoint is None:
-        _print(_status_table(reports))
+        _print(_status_table([{**_UNTOLD, **report} for report in reports]))
     else:
-        _print(_status_detail(reports[0]))
+        _print(_status_detail({**_UNTOLD, **reports[0]}))
     if any(report["state"] == control.UNSUPERVISED for report in reports):
         click.echo("without its supervisor a mount works until its workers die; mount it again soon", err=True)
     if any(report["state"] == control.DEAD for report in reports):
         click.echo("a dead mount is cleared with: wdsfs umount MOUNTPOINT", err=True)
+
+
+# For what the daemon of another version does not tell: it may have been started before an upgrade.
+_UNTOLD: dict[str, Any] = {
+    **dict.fromkeys(("shards", "indexed", "samples", "members", "bytes", "bytes_read", "bytes_pushed"), 0),
+    **dict.fromkeys(("uptime_seconds", "memory_bytes", "restarts", "open_files", "pushed", "failures"), 0),
+    "index": "",
+    "processes": [],
+    "damaged": [],
+    "notices": [],
+    "requests": {},
+}
 
 
 def _status_table(reports: list[dict[str, Any]]) -> Table:

@@ -35,7 +35,6 @@ import numpy as np
 
 from wdsfs import pages, pool, record, system
 from wdsfs.errors import IndexUnusable, MissingShard, ShardError, UnreadableShard
-from wdsfs.inodes import tag_of
 from wdsfs.record import Record
 from wdsfs.spec import Shard
 
@@ -82,10 +81,6 @@ class Summary(NamedTuple):
     @property
     def fingerprint(self) -> tuple[int, int, int]:
         return self.size, self.mtime_ns, self.inode
-
-    @property
-    def tag(self) -> int:
-        return tag_of(self.fingerprint)
 
 
 def fingerprint_of(found: os.stat_result) -> tuple[int, int, int]:

@@ -11,7 +11,7 @@ process can serve every request, and memory does not grow with the data set::
 | part  | bits | meaning |
 |-------|------|---------|
 | up    | 1    | the number space of new files in an overlay; 0 for everything in a shard |
-| tag   | 10   | checksum of the shard's fingerprint: a changed shard gets other numbers |
+| tag   | 10   | the shard's generation (`board.Tags`): a changed shard gets other numbers |
 | shard | 20   | position of the shard in the set |
 | kind  | 2    | 1 folder, 2 sample, 3 member; 0 for the root (number 1) |
 | index | 30   | position in the shard's record |
@@ -20,9 +20,6 @@ The lower 32 bits, kind and index, are the node's `position` in its record.
 """
 
 from __future__ import annotations
-
-import struct
-import zlib
 
 ROOT = 1
 FOLDER, SAMPLE, MEMBER = 1, 2, 3
@@ -47,11 +44,6 @@ def index_of(where: int) -> int:
 
 def pack(tag: int, shard: int, where: int) -> int:
     return tag << 52 | shard << 32 | where
-
-
-def tag_of(fingerprint: tuple[int, int, int]) -> int:
-    """The tag of a shard with this fingerprint (size in bytes, mtime in ns, inode)."""
-    return zlib.crc32(struct.pack("<QqQ", *fingerprint)) & TAG_MAX
 
 
 def unpack(inode: int) -> tuple[int, int, int]:

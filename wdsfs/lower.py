@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from wdsfs import index as index_module
 from wdsfs import record as record_module
 from wdsfs import shard
+from wdsfs.board import Tags
 from wdsfs.errors import CorruptShard, ShardError, StaleShard, UnreadableShard
 from wdsfs.index import Index, Summary, Union
-from wdsfs.inodes import tag_of
 from wdsfs.record import Record
 from wdsfs.spec import Shard
 
@@ -68,10 +68,13 @@ class _State:
 class Lower:
     """`shards` in the order of the set, their records from `index`."""
 
-    def __init__(self, shards: Sequence[Shard], index: Index, descriptors: int = 256) -> None:
+    def __init__(
+        self, shards: Sequence[Shard], index: Index, descriptors: int = 256, tags: Tags | None = None
+    ) -> None:
         self.shards = shards
         self.index = index
         self.generation = 0  # counts changes of the set under the mount
+        self._tags = Tags(len(shards)) if tags is None else tags
         self._states: dict[int, _State] = {}
         self._records: OrderedDict[int, Record] = OrderedDict()
         self._files: OrderedDict[int, tuple[int, Fingerprint]] = OrderedDict()
@@ -102,16 +105,17 @@ class Lower:
                 self._states[number] = _State(GONE, now, 0)
             raise
         if state is None:
-            self._states[number] = _State(found, now, tag_of(found))
+            self._states[number] = _State(found, now, self._tags.of(number, found))
         elif state.fingerprint != found:
             log.warning(
                 "%s has changed; it is indexed anew, what was open from it gets ESTALE",
                 self.path_text(number),
             )
             self._forget(number)
-            self._states[number] = _State(found, now, tag_of(found))
+            self._states[number] = _State(found, now, self._tags.of(number, found))
         else:
             state.looked = now
+            state.tag = self._tags.of(number, found)  # others may have seen it go and come back
         return found
 
     def _forget(self, number: int) -> None:
@@ -122,8 +126,12 @@ class Lower:
             os.close(file[0])
 
     def tag(self, number: int) -> int:
-        """The tag of the shard's inode numbers."""
-        return tag_of(self.fingerprint(number))
+        """The tag of the shard's inode numbers. Raises MissingShard, UnreadableShard."""
+        state = self._states.get(number)
+        if state is None or state.fingerprint == GONE:
+            self.fingerprint(number)
+            state = self._states[number]
+        return state.tag
 
     def summary(self, number: int) -> Summary:
         """The summary of a shard. Raises NotIndexed, MissingShard, UnreadableShard."""
@@ -280,6 +288,7 @@ class Lower:
         log.warning("%s has changed without a new time; it is indexed anew", self.path_text(number))
         self._forget(number)
         self._records.clear()
+        self._tags.renew(number)
         self._states.pop(number, None)
         self.index.forget(self.shards[number].path)
 

@@ -34,7 +34,7 @@ import pyfuse3
 import trio
 
 from wdsfs import control, system
-from wdsfs.board import Board
+from wdsfs.board import Board, Tags
 from wdsfs.engine import Engine
 from wdsfs.errors import MountError, UsageError, WdsfsError
 from wdsfs.index import Index, open_index
@@ -254,7 +254,7 @@ def run(mount: Mount, indexer: Indexer, leave: Callable[[], None], ready: Callab
         if not mount.foreground:
             mount.log = open_log(mount.mountpoint)
         index.suspend()
-        _serve(mount, parsed, _Set(mount, shards, index, raise_file_limit()), leave, ready)
+        _serve(mount, parsed, _Set(mount, shards, index, raise_file_limit(), Tags(len(shards))), leave, ready)
     finally:
         index.discard()
 
@@ -281,9 +281,10 @@ class _Set:
     shards: Sequence[Shard]
     index: Index
     descriptors: int
+    tags: Tags
 
     def tree(self) -> Tree:
-        below = Lower(self.shards, self.index.reopen(), self.descriptors)
+        below = Lower(self.shards, self.index.reopen(), self.descriptors, self.tags)
         tree = make_tree(below, self.mount.view, self.mount.merge)
         while True:
             try:
@@ -447,8 +448,9 @@ class _Session:
     async def _answer(self, stream: trio.SocketStream) -> None:
         async with stream:
             try:
-                report = {**await self._in_child(self._inspect), **self._report()}
-                await stream.send_all(json.dumps(report).encode())
+                seen = await self._in_child(self._inspect)
+                if seen:
+                    await stream.send_all(json.dumps({**seen, **self._report()}).encode())
                 await stream.send_eof()  # closing is not enough: a worker forked meanwhile has it, too
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 pass

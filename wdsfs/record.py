@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from wdsfs import names, shard
 from wdsfs.errors import CorruptShard
-from wdsfs.inodes import FOLDER, INDEX_MAX, MEMBER, SAMPLE, index_of, kind_of, position, tag_of
+from wdsfs.inodes import FOLDER, INDEX_MAX, MEMBER, SAMPLE, index_of, kind_of, position
 
 FORMAT = 1
 MAGIC = b"wdsfs-r\n"
@@ -808,7 +808,6 @@ class Record:
         self.problem_count: int = meta["problem_count"]
         self.unshown = [shard.Problem(*member) for member in meta["unshown"]]
         self.unshown_count: int = meta["unshown_count"]
-        self.tag = tag_of((self.fingerprint[0], self.fingerprint[1], self.fingerprint[2]))
         self.has_links: bool = meta["links"]
         self.folder_parent = column["folder.parent"]
         self.folder_child = column["folder.child"]

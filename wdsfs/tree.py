@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from wdsfs import inodes, names
 from wdsfs.errors import IsADirectory, NoSuchAttribute, NoSuchEntry, NotADirectory, ShardError, StaleShard
-from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of, position, tag_of
+from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of, position
 from wdsfs.lower import Content, Lower, NotIndexed
 from wdsfs.record import BY_EXTENSION, BY_NAME, FILES, HAS_SAMPLES, STRAY, TWIN, Record
 from wdsfs.shard import read_name
@@ -215,7 +215,7 @@ class Tree:
             member = record.member(index)
             target = record.symlink(index)
             mode, size = (_FILE_MODE, member.size) if target is None else (_SYMLINK_MODE, len(target))
-            inode = inodes.pack(record.tag, number, position(MEMBER, index))
+            inode = inodes.pack(self.lower.tag(number), number, position(MEMBER, index))
             return Node(inode, mode, record.link_count(index), size, member.mtime_ns)
         mtime = record.fingerprint[1]
         if kind == SAMPLE:
@@ -226,7 +226,7 @@ class Tree:
             if self.files_layout:
                 own = record.folder_mtime_ns(index)
                 mtime = mtime if own is None else own
-        return Node(inodes.pack(record.tag, number, where), DIRECTORY_MODE, links, 0, mtime)
+        return Node(inodes.pack(self.lower.tag(number), number, where), DIRECTORY_MODE, links, 0, mtime)
 
     def _count_directories(self, record: Record, folder: int) -> int:
         return len(record.child_folders(folder)) if self.files_layout else record.count_directories(folder)
@@ -238,11 +238,13 @@ class Tree:
             summary = self.lower.summary(number)
         except NotIndexed:  # one link is what a directory has whose subdirectories nobody has counted
             fingerprint = self.lower.fingerprint(number)
-            return Node(inodes.pack(tag_of(fingerprint), number, where), DIRECTORY_MODE, 1, 0, fingerprint[1])
+            inode = inodes.pack(self.lower.tag(number), number, where)
+            return Node(inode, DIRECTORY_MODE, 1, 0, fingerprint[1])
         except ShardError:  # it stays listed, never silently missing; what looks inside gets the error
             return Node(inodes.pack(0, number, where), DIRECTORY_MODE, 1, 0, 0)
         links = 2 + (summary.top_folders if self.files_layout else summary.top_directories)
-        return Node(inodes.pack(summary.tag, number, where), DIRECTORY_MODE, links, 0, summary.mtime_ns)
+        inode = inodes.pack(self.lower.tag(number), number, where)
+        return Node(inode, DIRECTORY_MODE, links, 0, summary.mtime_ns)
 
     def readlink(self, inode: int) -> bytes:
         _, record, where = self._open(inode)
@@ -341,7 +343,7 @@ class Tree:
         if kind == FOLDER and index == 0:
             return ROOT
         folder = record.folder_parent[index] if kind == FOLDER else record.folder_of(index)
-        return inodes.pack(record.tag, number, position(FOLDER, folder))
+        return inodes.pack(self.lower.tag(number), number, position(FOLDER, folder))
 
     # --- content and provenance
 

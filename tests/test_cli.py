@@ -1,0 +1,610 @@
+"""The command line: every command and option, what it prints, and with which code it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import tars
+from click.testing import CliRunner
+from conftest import PATIENCE, ROOT, Program, descendants, need_fuse, wait_until
+
+from wdsfs import __version__, cli, control
+
+SAMPLES = tars.tar(
+    tars.member(b"d/b.txt", b"bbb", mtime=1_600_000_000),
+    tars.member(b"d/b.jpg", tars.ABC),
+    tars.member(b"d/a.txt", b"a"),
+    tars.member(b"README", b"read me"),
+    tars.member(b"c.txt", b"c"),
+)
+COMMANDS = sorted(cli.main.commands)
+
+
+class Here(Program):
+    """Runs commands inside this process, which is ten times as fast, where nothing speaks against it."""
+
+    def run(
+        self, *arguments: str | bytes | Path, code: int | None = 0, **options: Any
+    ) -> subprocess.CompletedProcess[bytes]:
+        if arguments[0] == "mount" or options.keys() - {"env"}:
+            return super().run(*arguments, code=code, **options)
+        words = [os.fsdecode(os.fspath(one)) for one in arguments]
+        environment = {**dict.fromkeys(os.environ), **self.environment, **options.get("env", {})}
+        with contextlib.chdir(self.home):
+            done = CliRunner().invoke(cli.main, words, env=environment, prog_name="wdsfs")
+        unexpected = done.exc_info if not isinstance(done.exception, SystemExit | None) else None
+        assert unexpected is None, "".join(traceback.format_exception(*unexpected))
+        assert code is None or done.exit_code == code, (done.exit_code, done.stdout, done.stderr)
+        return subprocess.CompletedProcess(words, done.exit_code, done.stdout_bytes, done.stderr_bytes)
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Program]:
+    """And leaves the logging of this process as it was."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield Here(tmp_path)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.fixture
+def shards(program: Program) -> Program:
+    program.write("s-0.tar", SAMPLES)
+    program.write("s-1.tar", tars.tar(tars.A, tars.B))
+    return program
+
+
+def lines(out: bytes) -> list[bytes]:
+    return out.splitlines()
+
+
+# --- help --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_lists_the_commands(flag: str) -> None:
+    done = CliRunner().invoke(cli.main, [flag])
+    assert done.exit_code == 0
+    assert {"mount", "umount", "index", "ls", "cat", "info", "check", "status", "doctor"} == set(COMMANDS)
+    assert all(re.search(rf"^  {command} +\w", done.output, re.M) for command in COMMANDS)
+    assert "Exit codes:" in done.output
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    """With an example that starts as one types it, and a sentence for every option."""
+    done = CliRunner().invoke(cli.main, [command, "--help"])
+    assert done.exit_code == 0
+    assert re.search(rf"Examples?:\n +wdsfs {command} ", done.output)
+    for parameter in cli.main.commands[command].params:
+        if isinstance(parameter, click.Option) and not parameter.hidden:
+            assert parameter.help, parameter.name
+            assert all(name in done.output for name in parameter.opts)
+    if command in ("index", "ls", "info", "check", "status", "doctor"):
+        assert "--json" in done.output
+
+
+def test_version() -> None:
+    done = CliRunner().invoke(cli.main, ["--version"])
+    assert done.output == f"wdsfs, version {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["nothing"], ["ls"], ["mount", "x"], ["--nothing"], ["cat", "-x"]])
+def test_wrong_arguments(arguments: list[str]) -> None:
+    done = CliRunner().invoke(cli.main, arguments)
+    assert done.exit_code == 2
+    assert "Usage:" in done.output
+
+
+def test_help_loads_nothing_slow(program: Program) -> None:
+    text = "import sys; from wdsfs.cli import main; main(['--help'], standalone_mode=False); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", text], env=program.environment, capture_output=True, check=True, text=True
+    )
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert "click" in loaded
+    assert loaded & {"trio", "pyfuse3", "lmdb", "numpy", "rich", "multiprocessing", "asyncio"} == set()
+
+
+def test_help_is_there_at_once(program: Program) -> None:
+    """Under 0.3 s of imports, as the interpreter itself counts them; the best of several runs, because others
+    use this machine, too.
+    """
+
+    def seconds() -> float:
+        done = subprocess.run(
+            [sys.executable, "-X", "importtime", "-m", "wdsfs", "--help"],
+            env=program.environment,
+            capture_output=True,
+            check=True,
+            text=True,
+        )
+        own = re.findall(r"^import time: +(\d+) \|", done.stderr, re.M)
+        assert len(own) > 50
+        return sum(map(int, own)) / 1e6
+
+    assert min(seconds() for _ in range(5)) < 0.3
+
+
+# --- ls ----------------------------------------------------------------------------------------------------
+
+
+def test_ls(shards: Program) -> None:
+    assert lines(shards.run("ls", "s-{0,1}.tar").stdout) == [b"s-0/", b"s-1/"]
+    assert lines(shards.run("ls", "s-0.tar", "s-0").stdout) == [b"d/", b"c/"]
+    assert lines(shards.run("ls", "s-0.tar", "/s-0/d/").stdout) == [b"b/", b"a/"]
+    assert lines(shards.run("ls", "s-0.tar", "s-0/d/b").stdout) == [b"txt", b"jpg"]
+    assert lines(shards.run("ls", "s-0.tar", "s-0/d/b/txt").stdout) == [b"s-0/d/b/txt"]
+    assert lines(shards.run("ls", "--names", "full", "s-0.tar", "s-0/d/b").stdout) == [b"b.txt", b"b.jpg"]
+    assert lines(shards.run("ls", "--layout", "files", "s-0.tar", "s-0").stdout) == [b"d/", b"README", b"c.txt"]
+    assert lines(shards.run("ls", "--merge", "s-*.tar").stdout) == [b"d/", b"c/", b"a/", b"b/"]
+
+
+def test_ls_recursive(shards: Program) -> None:
+    expected = [b"d/", b"d/b/", b"d/b/txt", b"d/b/jpg", b"d/a/", b"d/a/txt", b"c/", b"c/txt"]
+    assert lines(shards.run("ls", "-R", "s-0.tar", "s-0").stdout) == expected
+    null = shards.run("ls", "-R0", "s-0.tar", "s-0").stdout
+    assert null == b"".join(line + b"\0" for line in expected)
+
+
+def test_ls_long(shards: Program) -> None:
+    out = lines(shards.run("ls", "-l", "s-0.tar", "s-0/d/b", env={"TZ": "UTC"}).stdout)
+    assert out[0] == b"-r--r--r--            3 2020-09-13 12:26 txt"
+    (directory, *_) = lines(shards.run("ls", "--long", "s-0.tar").stdout)
+    assert re.fullmatch(rb"dr-xr-xr-x +0 \d{4}-\d\d-\d\d \d\d:\d\d s-0", directory)
+
+
+def test_ls_json(shards: Program) -> None:
+    """One object a line."""
+    out = shards.run("ls", "-R", "--json", "s-0.tar", "s-0").stdout
+    rows = [json.loads(line) for line in lines(out)]
+    assert [row["name"] for row in rows] == ["d", "d/b", "d/b/txt", "d/b/jpg", "d/a", "d/a/txt", "c", "c/txt"]
+    assert rows[2].items() >= {"directory": False, "size": 3, "mtime_ns": 1_600_000_000 * 10**9}.items()
+    assert rows[0]["directory"] is True
+    assert len({row["inode"] for row in rows}) == len(rows)
+    assert all(set(row) == {"name", "directory", "size", "mtime_ns", "inode"} for row in rows)
+
+
+def test_ls_of_a_directory_in_many_pieces(program: Program) -> None:
+    """More entries than are asked for at a time, and just as many."""
+    for count in (999, 1000, 1001, 3000):
+        program.write("a.tar", tars.tar(*(tars.header(b"%04d.x" % number) for number in range(count))))
+        assert lines(program.run("ls", "a.tar", "a").stdout) == [b"%04d/" % number for number in range(count)]
+
+
+def test_the_last_argument_of_ls(shards: Program) -> None:
+    """It is a path in the tree when it names no shard."""
+    assert lines(shards.run("ls", "s-0.tar", "s-1.tar").stdout) == [b"s-0/", b"s-1/"]
+    shards.write("s-0", b"a file with the name of a directory of the tree")
+    assert "s-0" in shards.refused("ls", "s-0.tar", "s-0/nothing", code=6)
+
+
+def test_ls_says_what_a_mount_shows(program: Program) -> None:
+    for name, case in tars.ODD.items():
+        case.write(program.home / f"{name.replace('/', '|')}.tar")
+    for options in ([], ["--merge", "--layout", "files"], ["--names", "full"]):
+        listed = program.run("ls", "-R0", *options, program.home).stdout
+        with program.mounted(*options, program.home) as mounted:
+            mounted.allow_log("is damaged")
+            found = program.tool("find", ".", "-mindepth", "1", "-printf", r"%P%y\0", cwd=mounted.path)
+        shown = {line[:-1] + (b"/" if line.endswith(b"d") else b"") for line in found.split(b"\0") if line}
+        assert {line for line in listed.split(b"\0") if line} == shown
+
+
+@pytest.mark.parametrize(
+    "path", ["s-2", "s-0/d/b/png", "s-0/d/b/txt/x", "s-0/..", "s-0/d/../d", "S-0", "s-0/d/b/TXT"]
+)
+def test_paths_that_are_not_there(shards: Program, path: str) -> None:
+    for command in ("ls", "cat"):
+        assert path.rpartition("/")[2][:1] in shards.refused(command, "s-0.tar", path, code=6)
+
+
+def test_names_of_any_bytes(program: Program) -> None:
+    name = b"inv\xff\n\x1b[31m \xc3\xbc"
+    shard = program.write(
+        b"sh\xfe.tar", tars.tar(tars.member(name + b".txt", b"x"), tars.header(b"cut.bin", 1000))
+    )
+    damaged = {"code": 1}
+    assert program.run("ls", "-R0", shard).stdout.split(b"\0")[:3] == [
+        b"sh\xfe/",
+        b"sh\xfe/" + name + b"/",
+        b"sh\xfe/" + name + b"/txt",
+    ]
+    assert program.run("cat", shard, b"sh\xfe/" + name + b"/txt").stdout == b"x"
+    assert b"sh\xfe.tar" in program.run("check", shard, **damaged).stdout
+    assert json.loads(lines(program.run("ls", "--json", shard).stdout)[0])["name"] == "sh\udcfe"
+    assert program.run("index", shard).stdout
+    assert program.run("info", shard).stdout
+    found = [json.loads(line) for line in lines(program.run("check", "--json", shard, **damaged).stdout)]
+    assert found
+    assert {one["shard"] for one in found} == {os.fsdecode(bytes(shard))}
+    with program.mounted(shard) as mounted:
+        assert b"sh\xfe.tar" in program.run("status", mounted.path).stdout
+        assert program.run("status").stdout
+
+
+# --- cat ---------------------------------------------------------------------------------------------------
+
+
+def test_cat_is_exact(program: Program) -> None:
+    big = os.urandom((3 << 20) + 17)
+    program.write("a.tar", tars.tar(tars.member(b"big.bin", big), tars.member(b"no.txt"), tars.B))
+    assert program.run("cat", "a.tar", "a/big/bin").stdout == big
+    assert program.run("cat", "a.tar", "a/no/txt").stdout == b""
+    assert program.run("cat", "--names", "full", "a.tar", "a/b/b.txt").stdout == tars.ABC
+    assert program.run("cat", "--merge", "a.tar", "b/txt").stdout == tars.ABC
+    assert program.run("cat", "--layout", "files", "a.tar", "a/b.txt").stdout == tars.ABC
+
+
+@pytest.mark.parametrize("name", [name for name in tars.ODD if name.startswith("sparse")])
+def test_cat_of_sparse_members(program: Program, name: str) -> None:
+    case = tars.ODD[name]
+    case.write(program.home / "a.tar")
+    for path, content in case.files.items():
+        assert program.run("cat", "--layout", "files", "a.tar", b"a/" + path).stdout == content
+
+
+def test_cat_of_links(program: Program) -> None:
+    links = [
+        tars.member(b"h.txt", kind=tars.HARD_LINK, link=b"b.txt"),
+        tars.member(b"s.txt", kind=tars.SYMLINK, link=b"b.txt"),
+    ]
+    program.write("a.tar", tars.tar(tars.B, *links))
+    assert program.run("cat", "--layout", "files", "a.tar", "a/h.txt").stdout == tars.ABC
+    assert "'b.txt'" in program.refused("cat", "--layout", "files", "a.tar", "a/s.txt", code=6)
+
+
+def test_cat_of_what_is_no_file(shards: Program) -> None:
+    for path in ("s-0", "s-0/d/b", ""):
+        assert "directory" in shards.refused("cat", "s-0.tar", path, code=6)
+    assert "PATH" in shards.refused("cat", "s-0.tar", code=2)
+
+
+def test_cat_of_what_is_cut_off(program: Program) -> None:
+    program.write("a.tar", tars.ODD["cut in content"].tar())
+    done = program.run("cat", "-q", "a.tar", "a/b/txt", code=3)
+    assert b"a.tar" in lines(done.stderr)[-1]
+    assert tars.ABC.startswith(done.stdout)
+
+
+# --- info --------------------------------------------------------------------------------------------------
+
+
+def test_info(shards: Program) -> None:
+    report = shards.json("info", "s-{0,1}.tar")
+    expected = {"shards": 2, "samples": 5, "members": 7, "bytes": 3 + 768 + 1 + 7 + 1 + 3 + 768, "damaged": 0}
+    assert report.items() >= expected.items()
+    assert report["shard_bytes"] == sum(path.stat().st_size for path in shards.home.glob("*.tar"))
+    by_extension = {row["extension"]: row for row in report["extensions"]}
+    assert list(by_extension) == ["txt", "jpg"]
+    assert by_extension["txt"] == {
+        "extension": "txt", "count": 5, "bytes": 776, "min": 1, "median": 3, "p90": 768, "max": 768
+    }  # fmt: skip
+    text = shards.run("info", "s-{0,1}.tar").stdout
+    assert b"2 shards, 5 samples, 7 members" in text
+    assert re.search(rb"^ ?txt +5 +776 B", text, re.M)
+
+
+def test_info_of_nothing(program: Program) -> None:
+    program.write("a.tar", tars.END)
+    assert program.json("info", "a.tar").items() >= {"shards": 1, "samples": 0, "extensions": []}.items()
+    assert b"1 shards, 0 samples" in program.run("info", "a.tar").stdout
+
+
+# --- index -------------------------------------------------------------------------------------------------
+
+
+def test_index_builds_what_has_changed(shards: Program) -> None:
+    report = shards.json("index", "s-{0,1}.tar")
+    keys = {"shards", "rebuilt", "unreadable", "damaged", "samples", "members", "pruned", "seconds", "index"}
+    assert set(report) == keys
+    assert report.items() >= {"shards": 2, "rebuilt": 2, "samples": 5, "members": 7, "damaged": 0}.items()
+    assert report["index"] == str(shards.home / "index")
+    assert shards.json("index", "s-{0,1}.tar")["rebuilt"] == 0
+    os.utime(shards.home / "s-1.tar")
+    assert shards.json("index", "s-{0,1}.tar")["rebuilt"] == 1
+    shards.write("s-2.tar", tars.tar(tars.A))
+    assert shards.json("index", "s-*.tar").items() >= {"shards": 3, "rebuilt": 1}.items()
+    assert b"0 indexed" in shards.run("index", "--quiet", "--jobs", "1", "s-*.tar").stdout
+    other = ["--index-dir", shards.home / "other index"]
+    assert shards.json("index", *other, "s-*.tar")["rebuilt"] == 3
+
+
+def test_index_forgets_what_is_gone(shards: Program) -> None:
+    shards.run("index", "s-{0,1}.tar")
+    (shards.home / "s-1.tar").unlink()
+    assert shards.json("index", "--prune", "s-0.tar").items() >= {"rebuilt": 0, "pruned": 1}.items()
+    assert shards.json("index", "--prune", "s-0.tar")["pruned"] == 0
+
+
+def test_index_tells_of_damage(program: Program) -> None:
+    program.write("a.tar", tars.ODD["cut in content"].tar())
+    done = program.run("index", "--json", "a.tar")
+    assert json.loads(done.stdout)["damaged"] == 1
+    assert b"a.tar is damaged; see: wdsfs check" in done.stderr
+
+
+MEMBERS, SHARDS = 10_000, 40
+
+
+def write_many(program: Program) -> str:
+    """Enough to be interrupted in the middle: one shard by many names."""
+    shard = program.write("000.tar", tars.tar(*(tars.header(b"%06d.x" % number) for number in range(MEMBERS))))
+    for number in range(1, SHARDS):
+        os.link(shard, program.home / f"{number:03d}.tar")
+    return f"{{000..{SHARDS - 1:03d}}}.tar"
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_an_interrupt_leaves_a_valid_index(program: Program, jobs: str) -> None:
+    """What was done by then is kept, and the next time goes on from there."""
+    spec = write_many(program)
+    with program.start("index", "--jobs", jobs, spec, stderr=subprocess.PIPE, start_new_session=True) as process:
+        wait_until(lambda: any(number >= 10 for number in open_shards(process.pid)), "it to be under way")
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes
+        _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert b"interrupted" in err
+    assert b"Traceback" not in err
+    report = program.json("index", spec)
+    assert 0 < report["rebuilt"] < SHARDS
+    assert report["members"] == SHARDS * MEMBERS
+    assert program.json("index", spec)["rebuilt"] == 0
+
+
+def open_shards(pid: int) -> list[int]:
+    """Numbers of the shards that a process and those below it have open."""
+    found = []
+    for one in [pid, *descendants(pid)]:
+        with contextlib.suppress(OSError):
+            for name in os.listdir(f"/proc/{one}/fd"):
+                number = re.search(r"/(\d{3})\.tar$", os.readlink(f"/proc/{one}/fd/{name}"))
+                if number:
+                    found.append(int(number[1]))
+    return found
+
+
+def test_an_interrupted_mount(program: Program) -> None:
+    need_fuse()
+    spec = write_many(program)
+    with program.start(
+        "mount", spec, program.mountpoint, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        wait_until(lambda: any(number >= 5 for number in open_shards(process.pid)), "it to be under way")
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert err.count(b"interrupted") == 1
+    assert b"Traceback" not in err
+    assert not program.registration(program.mountpoint).exists()
+    assert os.listdir(program.mountpoint) == []
+
+
+# --- check -------------------------------------------------------------------------------------------------
+
+
+def test_check_of_a_clean_set(program: Program) -> None:
+    program.write("a.tar", tars.tar(tars.A, tars.B))
+    done = program.run("check", "a.tar")
+    assert done.stdout == b""
+    assert b"1 shards, 2 samples, 2 members: 0 findings, 0 notes" in done.stderr
+
+
+def test_check_has_a_line_for_each_finding(program: Program) -> None:
+    shard = program.write(
+        "a.tar", tars.tar(tars.A, tars.B, tars.member(b"a.jpg"), tars.member(b"d/", kind=tars.DIRECTORY))
+    )
+    split = 512 * (2 + 3)
+    done = program.run("check", shard, code=1)
+    assert f"{shard}:{split}: a: [split sample]".encode() in done.stdout
+    assert b"[directory]" not in done.stdout
+    assert b"1 notes (--notes shows them)" in done.stderr
+    assert b"[directory]" in program.run("check", "--notes", "--jobs", "1", shard, code=1).stdout
+    found = [json.loads(line) for line in lines(program.run("check", "--json", shard, code=1).stdout)]
+    assert all(set(one) == {"shard", "kind", "offset", "member", "text"} for one in found)
+    assert (found[0]["kind"], found[0]["offset"], found[0]["member"]) == ("split sample", split, "a")
+
+
+@pytest.mark.parametrize("name", [name for name, case in tars.ODD.items() if case.problems])
+def test_check_finds_what_is_wrong(program: Program, name: str) -> None:
+    shard = program.home / "a.tar"
+    tars.ODD[name].write(shard)
+    assert re.search(rf"^{shard}:\d+: .*\[\w".encode(), program.run("check", shard, code=1).stdout, re.M)
+
+
+# --- shards that cannot be had -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["ls", "info", "check", "index", "mount"])
+def test_a_shard_that_is_not_there(shards: Program, command: str) -> None:
+    more = [shards.mountpoint] if command == "mount" else []
+    assert "s-2.tar" in shards.refused(command, "s-{0..2}.tar", *more, code=3)
+
+
+@pytest.mark.parametrize("spec", ["none-*.tar", "", "http://example.org/a.tar", "-", "s-{0..1.tar"])
+def test_a_spec_that_means_nothing(shards: Program, spec: str) -> None:
+    assert shards.refused("info", "--", spec, code=2)
+
+
+def test_a_shard_that_cannot_be_read(user_program: Program) -> None:
+    """It is named, and the others are not silently fewer."""
+    program = user_program
+    program.write("a.tar", tars.tar(tars.A))
+    os.chmod(program.write("b.tar", tars.tar(tars.B)), 0)
+    program.write("c.tar", tars.tar(tars.B))
+    spec = "{a,b,c}.tar"
+    done = program.run("ls", "-R", spec, code=3)
+    assert lines(done.stdout) == [b"a/", b"a/a/", b"a/a/txt", b"b/", b"c/", b"c/b/", b"c/b/txt"]
+    assert b"b.tar: Permission denied" in done.stderr
+    assert b"Permission denied" in program.run("cat", spec, "b/b/txt", code=3).stderr
+    assert json.loads(program.run("index", "--json", spec, code=3).stdout)["unreadable"] == 1
+    assert b"[unreadable]" in program.run("check", spec, code=3).stdout
+    done = program.run("info", "--json", spec)
+    assert json.loads(done.stdout).items() >= {"shards": 3, "damaged": 1, "samples": 2}.items()
+    assert b"Permission denied" in done.stderr
+    assert lines(program.run("ls", "--merge", spec).stdout) == [b"a/", b"b/"]
+
+
+# --- status and doctor -------------------------------------------------------------------------------------
+
+
+def test_status_without_mounts(user_program: Program) -> None:
+    program = user_program
+    assert program.run("status").stdout == b"no wdsfs mounts\n"
+    assert "no mount of yours" in program.refused("status", "--json", program.mountpoint, code=5)
+
+
+def test_status(shards: Program) -> None:
+    with shards.mounted("--merge", "--names", "full", "s-{0,1}.tar") as mounted:
+        assert (mounted.path / "a/a.txt").read_bytes() == b"aaa"
+        (report,) = shards.json("status", mounted.path)
+        expected = {"state": "running", "shards": 2, "indexed": 2, "samples": 5, "members": 7, "merge": True}
+        expected |= {"layout": "samples", "names": "full", "specs": ["s-{0,1}.tar"], "pid": mounted.pid}
+        assert report.items() >= expected.items()
+        keys = {
+            "log",
+            "uptime_seconds",
+            "memory_bytes",
+            "open_files",
+            "requests",
+            "bytes_read",
+            "damaged",
+            "index",
+        }
+        assert set(report) > keys | {"failures", "notices", "mountpoint", "started", "start_ticks"}
+        assert report["memory_bytes"] > 1 << 20
+        assert report["uptime_seconds"] > 0
+        assert report in [{**one, **_moving(report)} for one in shards.json("status")]
+        table = shards.run("status").stdout.decode()
+        (row,) = [line for line in table.splitlines() if str(mounted.path) in line]
+        assert re.search(r"running +2 +5 +samples, full names, merged ", row)
+        detail = shards.run("status", mounted.path).stdout.decode()
+        assert f"running, process {mounted.pid}" in detail
+        assert report["log"] in detail
+        assert "2 shards (2 indexed), 5 samples, 7 members" in detail
+
+
+def _moving(report: dict[str, object]) -> dict[str, object]:
+    """What differs from one look to the next."""
+    return {key: report[key] for key in ("uptime_seconds", "memory_bytes", "requests", "processes")}
+
+
+def test_status_of_a_daemon_that_does_not_answer(shards: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "ANSWER_SECONDS", 0.05)
+    with shards.mounted("s-0.tar") as mounted:
+        os.kill(mounted.pid, signal.SIGSTOP)
+        try:
+            (report,) = shards.json("status", mounted.path)
+            assert report["state"] == "not answering"
+            assert b"not answering" in shards.run("status").stdout
+            assert b"not answering" in shards.run("status", mounted.path).stdout
+        finally:
+            os.kill(mounted.pid, signal.SIGCONT)
+
+
+def test_status_of_a_daemon_of_another_version(shards: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was started before an upgrade, and tells less or other things."""
+    monkeypatch.setattr(control, "ask", lambda daemon: {"shards": 7, "news": "x"})
+    with shards.mounted("s-0.tar") as mounted:
+        assert shards.json("status", mounted.path)[0]["news"] == "x"
+        assert b"7 shards" in shards.run("status", mounted.path).stdout
+        assert str(mounted.path).encode() in shards.run("status").stdout
+
+
+def test_doctor(program: Program) -> None:
+    done = program.run("doctor", "--json", program.mountpoint, code=None)
+    findings = json.loads(done.stdout)
+    assert all(set(one) == {"name", "level", "detail", "remedy"} for one in findings)
+    assert done.returncode == (5 if any(one["level"] == "fail" for one in findings) else 0)
+    text = program.run("doctor", "--index-dir", program.home / "index", code=None).stdout.decode()
+    assert len(re.findall(r"^(ok|warn|fail) ", text, re.M)) >= len(findings) - 1
+    assert program.run("doctor", program.home / "missing", code=5).stdout
+
+
+# --- output that nobody takes ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 30_000])
+def test_a_pipe_that_is_closed(program: Program, count: int) -> None:
+    """`wdsfs ls ... | head -1`: an end without a word, whether much or little was left to say."""
+    program.write("a.tar", tars.tar(*(tars.header(b"%05d.x" % number) for number in range(count))))
+    program.run("index", "a.tar")
+    for arguments in (
+        ["ls", "-R", "a.tar"],
+        ["cat", "a.tar", "a/00000/x"],
+        ["info", "a.tar"],
+        ["ls", "-l", "a.tar"],
+    ):
+        receiver, sender = os.pipe()
+        os.close(receiver)
+        try:
+            done = program.run(*arguments, code=None, stdout=sender)
+        finally:
+            os.close(sender)
+        assert done.stderr == b""
+        assert done.returncode in (0, 1, 141)
+
+
+def test_a_disk_that_is_full(shards: Program) -> None:
+    with open("/dev/full", "wb") as full:
+        for arguments in (["ls", "s-0.tar"], ["cat", "s-0.tar", "s-0/d/b/jpg"], ["info", "--json", "s-0.tar"]):
+            message = shards.refused(*arguments, code=1, stdout=full)
+            assert os.strerror(errno.ENOSPC) in message
+
+
+def test_a_bar_is_for_terminals(shards: Program) -> None:
+    """What goes into a file or a pipe has no control characters."""
+    done = shards.run("index", "s-{0,1}.tar")
+    assert done.stderr == b""
+    assert b"\x1b" not in done.stdout
+    assert b"\x1b" not in shards.run("info", "s-{0,1}.tar").stdout
+    assert b"\x1b" not in shards.run("doctor", code=None).stdout
+
+
+def test_a_bar_on_a_terminal(shards: Program) -> None:
+    main, terminal = os.openpty()
+    os.set_blocking(main, False)
+
+    def shown() -> str:
+        text = b""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                text += os.read(main, 1 << 16)
+        return text.decode()
+
+    try:
+        on_terminal = {"stderr": terminal, "env": {"TERM": "xterm", "COLUMNS": "100"}}
+        shards.run("index", "s-{0,1}.tar", **on_terminal)
+        assert re.search(r"indexing .*2/2.* shards", shown())
+        os.utime(shards.home / "s-0.tar")
+        shards.run("index", "--quiet", "s-{0,1}.tar", **on_terminal)
+        assert shown() == ""
+    finally:
+        os.close(main)
+        os.close(terminal)
+
+
+def test_verbose(shards: Program) -> None:
+    shards.run("-v", "info", "s-0.tar")
+    shards.run("--verbose", "ls", "s-0.tar")
+
+
+def test_the_package_can_be_run() -> None:
+    assert (ROOT / "wdsfs" / "__main__.py").exists()
+    done = subprocess.run([sys.executable, "-m", "wdsfs", "--version"], cwd=ROOT, capture_output=True, check=True)
+    assert done.stdout.decode().strip().endswith(__version__)
