@@ -141,7 +141,7 @@ def test_a_spec_may_look_like_an_option() -> None:
 def test_wrong_arguments(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError, match=message):
         translate(argv)
-    assert fstab.main(argv) == 2
+    assert fstab.main(argv) == fstab.WRONG_CALL
     assert capsys.readouterr().err.startswith("mount.wdsfs: ")
 
 
@@ -153,10 +153,10 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """A command line in the place of the real one: what it was called with."""
     calls: list[list[str]] = []
 
-    def main(arguments: list[str], prog_name: str) -> int:
+    def main(arguments: list[str], prog_name: str) -> None:
         assert prog_name == "wdsfs"
         calls.append(arguments)
-        return 5
+        sys.exit(5)
 
     cli = types.ModuleType("wdsfs.cli")
     cli.main = main  # type: ignore[attr-defined]
@@ -166,7 +166,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 def test_the_program_calls_the_command_line(called: list[list[str]]) -> None:
-    assert fstab.main([SPEC, "/mnt", "-o", "ro"]) == 5
+    assert fstab.main([SPEC, "/mnt", "-o", "ro"]) == fstab.MOUNT_FAILURE
     assert called == [["mount", "-o", f"ro,fsname={SPEC}", "--", SPEC, "/mnt"]]
 
 
@@ -174,13 +174,13 @@ def test_the_program_takes_the_arguments_of_the_process(
     called: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["mount.wdsfs", SPEC, "/mnt"])
-    assert fstab.main() == 5
+    assert fstab.main() == fstab.MOUNT_FAILURE
 
 
 def test_a_fake_mount_checks_its_arguments_only(called: list[list[str]]) -> None:
     """`mount -f`."""
     assert fstab.main([SPEC, "/mnt", "-f", "-o", "rw"]) == 0
-    assert fstab.main([SPEC, "/mnt", "-fv", "-o", "layout="]) == 2
+    assert fstab.main([SPEC, "/mnt", "-fv", "-o", "layout="]) == fstab.WRONG_CALL
     assert called == []
 
 

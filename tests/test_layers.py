@@ -25,6 +25,7 @@ module     | may import from wdsfs                                  | stays away
 __init__   |                                                        | third-party
 errors     |                                                        | third-party disks clock
 inodes     |                                                        | third-party disks clock
+board      | inodes                                                 | third-party disks
 names      | errors                                                 | third-party disks clock
 system     | errors                                                 | third-party
 spec       | errors names                                           | fuse trio lmdb numpy terminal
@@ -36,9 +37,8 @@ index      | errors inodes system spec pool record pages                  | fuse
 lower      | errors board inodes spec shard record index                  | fuse trio lmdb terminal
 tree       | errors inodes names shard record lower                 | fuse trio lmdb terminal
 merged     | errors inodes names record lower tree                  | fuse trio lmdb terminal
-board      | inodes                                                 | third-party disks
 worker     |                                                        | trio lmdb numpy terminal disks
-ops        | errors names board lower tree                          | trio lmdb numpy terminal
+ops        | errors names board inodes lower tree                   | trio lmdb numpy terminal
 engine     | board worker tree ops                                  | lmdb numpy terminal
 control    | errors system                                          | fuse lmdb numpy terminal
 mount      | errors system spec index lower tree merged board worker ops engine control | lmdb numpy terminal

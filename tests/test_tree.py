@@ -296,7 +296,7 @@ def test_merged_a_sample_and_a_folder_of_other_shards_share_a_directory() -> Non
         }
 
 
-# --- any shards ---------------------------------------------------------------------------------------------------
+# --- any shards ------------------------------------------------------------------------------------------
 
 NAMES = st.text(alphabet="ab./~2%", min_size=1, max_size=7).filter(lambda name: name.strip("/") != "")
 SHARDS = st.lists(st.lists(NAMES, max_size=8), min_size=1, max_size=3)

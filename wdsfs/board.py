@@ -109,7 +109,16 @@ class Tags:
     """
 
     def __init__(self, shards: int) -> None:
-        self._words = memoryview(mmap.mmap(-1, max(8 * shards, 8))).cast("Q")
+        self._words = memoryview(mmap.mmap(-1, 8 * shards + 8)).cast("Q")
+        self._shards = shards
+
+    @property
+    def alarms(self) -> int:
+        """Goes up whenever a process has met a shard that is not what it was."""
+        return self._words[self._shards]
+
+    def alarm(self) -> None:
+        self._words[self._shards] += 1
 
     def of(self, number: int, fingerprint: tuple[int, int, int]) -> int:
         """The tag of a shard that has this fingerprint (size in bytes, mtime in ns, inode) now."""

@@ -13,6 +13,7 @@ import itertools
 import json
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -52,7 +53,9 @@ class _Log(logging.Handler):
         if record.exc_info:
             text += "\n" + logging.Formatter().formatException(record.exc_info)
         word = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
-        click.echo(f"wdsfs: {word}{text}", err=True)
+        # A terminal that is gone, or a pipe that nobody reads, must not end a mount.
+        with contextlib.suppress(OSError, ValueError):
+            click.echo(f"wdsfs: {word}{text}", err=True)
 
 
 class _Group(click.Group):
@@ -189,10 +192,10 @@ def _path(text: str | None) -> Path | None:
 # --- indexing with progress --------------------------------------------------------------------------------
 
 
-def build_index(index: Index, stale: Sequence[Shard], jobs: int, quiet: bool = False) -> None:
-    """Index these shards, showing a bar when somebody watches; unreadable ones are told."""
+def build_index(index: Index, stale: Sequence[Shard], jobs: int, quiet: bool = False) -> int:
+    """Index these shards, showing a bar when somebody watches; returns how many of them cannot be read."""
     if not stale:
-        return
+        return 0
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -208,19 +211,22 @@ def build_index(index: Index, stale: Sequence[Shard], jobs: int, quiet: bool = F
     )
     with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
         task = progress.add_task("indexing", total=len(stale), rate="-")
-        members = 0
+        members = unreadable = 0
 
         def on_done(one: Shard, summary: Summary | None, error: str | None) -> None:
-            nonlocal members
+            nonlocal members, unreadable
             if summary is None:
+                unreadable += 1
                 log.warning("%s", error)
             elif summary.problems:
-                log.warning("%s is damaged; see: wdsfs check %s", os.fsdecode(one.path), os.fsdecode(one.path))
+                path = os.fsdecode(one.path)
+                log.warning("%s: something is wrong with it; see: wdsfs check %s", path, shlex.quote(path))
             members += summary.members if summary else 0
             elapsed = progress.tasks[task].elapsed or 0
             progress.update(task, advance=1, rate=f"{members / elapsed:,.0f}" if elapsed > 0.1 else "-")
 
         index.refresh(stale, jobs, on_done)
+    return unreadable
 
 
 def _open(
@@ -251,7 +257,7 @@ def _open(
     "options",
     multiple=True,
     metavar="OPT,...",
-    help="Mount options: allow_other, uid=, gid=, umask=, fsname=, auto_unmount, nonempty, ...",
+    help="Mount options: ro, allow_other, uid=, gid=, umask=, fsname=, auto_unmount, nonempty, ...",
 )
 @click.option(
     "--workers", type=click.IntRange(1, 16), help="Processes that serve.  [default: one per core, 2 to 8]"
@@ -292,6 +298,8 @@ def mount(
     from wdsfs import mount as mounting
     from wdsfs.pool import default_jobs
 
+    if not mountpoint:
+        raise UsageError("the MOUNTPOINT is empty")
     wanted = mounting.Mount(
         specs=list(shards),
         mountpoint=mountpoint,
@@ -360,6 +368,7 @@ def index_command(
     """
     import time
 
+    from wdsfs.errors import IndexUnusable
     from wdsfs.index import open_index
     from wdsfs.spec import expand
 
@@ -369,13 +378,13 @@ def index_command(
     for notice in index.notices:
         log.warning("%s", notice)
     stale = [one for one, _ in index.stale(found)]
-    build_index(index, stale, _jobs(jobs), quiet)
+    unreadable = build_index(index, stale, _jobs(jobs), quiet)
     pruned = index.prune() if prune else 0
     summaries = [index.summary(one.path) for one in found]
     report = {
         "shards": len(found),
         "rebuilt": len(stale),
-        "unreadable": summaries.count(None),
+        "unreadable": unreadable,
         "damaged": sum(bool(one.problems) for one in summaries if one),
         "samples": sum(one.samples for one in summaries if one),
         "members": sum(one.members for one in summaries if one),
@@ -383,7 +392,10 @@ def index_command(
         "seconds": round(time.monotonic() - since, 3),
         "index": str(index.directory),
     }
+    kept = not index.temporary
     index.close()
+    if not kept:
+        raise IndexUnusable("nothing is kept: the index was a temporary one; see above, or set --index-dir")
     if as_json:
         click.echo(json.dumps(report))
     else:
@@ -419,6 +431,8 @@ def _settled(below: Lower, question: Callable[[], Answer]) -> Answer:
 
 
 def _output(data: bytes) -> None:
+    if sys.stdout is None:
+        raise UsageError("standard output is closed")
     sys.stdout.buffer.write(data)
 
 
@@ -554,7 +568,7 @@ def cat(
     import stat
 
     from wdsfs import lower
-    from wdsfs.errors import NoSuchEntry
+    from wdsfs.errors import IsADirectory, NoSuchEntry
     from wdsfs.merged import make_tree
 
     *shards, path = arguments
@@ -563,6 +577,8 @@ def cat(
     with _lower(shards, index_dir, jobs, quiet) as below:
         tree = make_tree(below, _view(layout, names), merge)
         node = _settled(below, lambda: tree.resolve(os.fsencode(path).strip(b"/")))
+        if _is_directory(node):
+            raise IsADirectory(f"{path} is a directory; see: wdsfs ls")
         if stat.S_ISLNK(node.mode):
             target = os.fsdecode(_settled(below, lambda: tree.readlink(node.inode)))
             raise NoSuchEntry(f"{path} is a symbolic link to {target!r}: name the file itself")

@@ -59,8 +59,11 @@ class Call(NamedTuple):
     fake: bool
 
 
+WRONG_CALL, MOUNT_FAILURE = 1, 32  # exit codes of mount(8)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """The program mount.wdsfs: returns the exit code of `wdsfs mount`, 2 for wrong arguments."""
+    """The program mount.wdsfs: returns an exit code of mount(8): 0, 1 for wrong arguments, 32 for a failure."""
     arguments = sys.argv[1:] if argv is None else argv
     if "-h" in arguments or "--help" in arguments:
         print(USAGE)
@@ -69,13 +72,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         call = translate(arguments)
     except UsageError as error:
         print(f"mount.wdsfs: {error}", file=sys.stderr)
-        return error.exit_code
+        return WRONG_CALL
     if call.fake:
         return 0
     from wdsfs import cli
 
-    code: int | None = cli.main(call.arguments, prog_name="wdsfs")  # click ends the process itself
-    return code or 0
+    try:
+        cli.main(call.arguments, prog_name="wdsfs")
+    except SystemExit as end:  # the way click ends
+        return 0 if not end.code else MOUNT_FAILURE
+    return 0
 
 
 def translate(argv: Sequence[str]) -> Call:

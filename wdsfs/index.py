@@ -60,6 +60,7 @@ _DAMAGE = (
 
 _SUMMARY = struct.Struct("<QqQIIIIIIQII")
 _CRC_BYTES = 4
+_MIX = 0x9E3779B97F4A7C15  # the golden ratio in 64 bits
 
 
 class Summary(NamedTuple):
@@ -67,7 +68,7 @@ class Summary(NamedTuple):
 
     size: int
     mtime_ns: int
-    inode: int
+    identity: int
     folders: int
     entries: int
     top_folders: int
@@ -80,19 +81,27 @@ class Summary(NamedTuple):
 
     @property
     def fingerprint(self) -> tuple[int, int, int]:
-        return self.size, self.mtime_ns, self.inode
+        return self.size, self.mtime_ns, self.identity
 
 
 def fingerprint_of(found: os.stat_result) -> tuple[int, int, int]:
+    """What tells a file from its successors: size in bytes, mtime in ns, and inode number and ctime as one number.
+
+    The ctime is in it because nothing else gives away a file that was rewritten in place and got its old mtime
+    back (`cp -p`, `rsync -t --inplace`). The price: after a chmod or a new hard link a shard is indexed again.
+    """
     # Some file systems have times that 64 bits of nanoseconds do not reach (the year 2262).
     mtime_ns = max(min(found.st_mtime_ns, (1 << 63) - 1), -(1 << 63))
-    return found.st_size, mtime_ns, found.st_ino
+    return found.st_size, mtime_ns, (found.st_ino ^ found.st_ctime_ns * _MIX) & 0xFFFFFFFFFFFFFFFF
 
 
 def look(path: bytes) -> tuple[int, int, int]:
     """The fingerprint of the file at `path` now. Raises MissingShard, UnreadableShard."""
     try:
-        return fingerprint_of(os.stat(path))
+        found = fingerprint_of(os.stat(path))
+        if not os.access(path, os.R_OK):
+            raise UnreadableShard(f"{os.fsdecode(path)}: {os.strerror(errno.EACCES)}")
+        return found
     except FileNotFoundError:
         raise MissingShard(f"{os.fsdecode(path)}: the shard is gone") from None
     except OSError as error:
@@ -131,9 +140,10 @@ def _build_when_quiet(fd: int, path: bytes) -> bytes:
     """A shard that is still being written changes while it is read: what counts is a quiet pass."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
-        before = fingerprint_of(os.fstat(fd))
-        if 0 <= time.time_ns() - before[1] < TICK_NS:
-            time.sleep(TICK_NS / 1e9)  # one more write within this tick would not show in the time
+        found = os.fstat(fd)
+        before = fingerprint_of(found)
+        if 0 <= time.time_ns() - found.st_ctime_ns < TICK_NS:
+            time.sleep(TICK_NS / 1e9)  # one more write within this tick would not show in the times
         data = record.build(fd, list(before))
         if fingerprint_of(os.fstat(fd)) == before:
             return data
@@ -362,6 +372,11 @@ class Index:
             state, body = Union.build(len(shards), records)
             self._write([(key, state + zlib.crc32(body).to_bytes(4, "little") + body)])
         return Union(key, self._get)
+
+    @property
+    def temporary(self) -> bool:
+        """Whether this index ends with the process that made it."""
+        return self._temporary is not None
 
     def discard(self) -> None:
         """Delete a temporary index that was suspended."""

@@ -75,6 +75,7 @@ class Lower:
         self.index = index
         self.generation = 0  # counts changes of the set under the mount
         self._tags = Tags(len(shards)) if tags is None else tags
+        self._alarms, self._believed = 0, 0.0
         self._states: dict[int, _State] = {}
         self._records: OrderedDict[int, Record] = OrderedDict()
         self._files: OrderedDict[int, tuple[int, Fingerprint]] = OrderedDict()
@@ -91,9 +92,11 @@ class Lower:
         """The fingerprint of a shard, at most a second old. Raises MissingShard, UnreadableShard."""
         state = self._states.get(number)
         now = time.monotonic()
-        if state is not None and now - state.looked < FRESH_SECONDS and state.fingerprint != GONE:
-            return state.fingerprint
-        return self._look(number, state, now)
+        if self._tags.alarms != self._alarms:
+            self._alarms, self._believed = self._tags.alarms, now
+        if state is None or state.fingerprint == GONE or state.looked < self._believed:
+            return self._look(number, state, now)
+        return state.fingerprint if now - state.looked < FRESH_SECONDS else self._look(number, state, now)
 
     def _look(self, number: int, state: _State | None, now: float) -> Fingerprint:
         try:
@@ -117,6 +120,13 @@ class Lower:
             state.looked = now
             state.tag = self._tags.of(number, found)  # others may have seen it go and come back
         return found
+
+    def distrust(self) -> None:
+        """Look at every shard again before it is used, here and in all other processes of the mount.
+
+        For when something turned out to be stale: the kernel will ask for its path at once.
+        """
+        self._tags.alarm()
 
     def _forget(self, number: int) -> None:
         self.generation += 1
@@ -307,9 +317,9 @@ def read(content: Content, offset: int, length: int) -> bytes:
     """
     try:
         data = shard.read(content.fd, content.data, content.size, content.segments, offset, length)
-    except CorruptShard:
+    except CorruptShard as error:
         check_unchanged(content)
-        raise
+        raise CorruptShard(f"{os.fsdecode(content.path)}: {error}") from None
     except OSError as error:
         raise UnreadableShard(f"{os.fsdecode(content.path)}: {error.strerror}") from None
     # After the read: a change before it or during it shows in the times, one behind it does not matter.
@@ -336,8 +346,5 @@ def read_cached(content: Content, offset: int, length: int) -> bytes | None:
 def check_unchanged(content: Content) -> None:
     """Raises StaleShard when the shard is no longer the file that was indexed."""
     stat = os.fstat(content.fd)
-    size, mtime_ns, inode = content.fingerprint
-    if stat.st_mtime_ns == mtime_ns and stat.st_size == size and stat.st_ino == inode and stat.st_nlink:
-        return
     if index_module.fingerprint_of(stat) != content.fingerprint or not stat.st_nlink:
         raise StaleShard(f"{os.fsdecode(content.path)} has changed since this was opened")

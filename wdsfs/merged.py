@@ -49,6 +49,8 @@ _TOP = Place(b"", True)
 class MergedTree(Tree):
     """All shards as one tree. Raises what `Tree` raises."""
 
+    merged = True
+
     def __init__(self, lower: Lower, view: View) -> None:
         super().__init__(lower, view)
         self._generation = -1

@@ -311,7 +311,7 @@ def _serve(
                 f"{mount.mountpoint}: libfuse could not mount ({error}); "
                 f"`wdsfs doctor {shlex.quote(mount.mountpoint)}` may tell why"
             ) from None
-        session, clean = None, False
+        session, clean, engine = None, False, None
         try:
             engine = Engine(operations, board, wanted.tree, mount.workers, mount.spin)
             engine.answer_init()
@@ -322,6 +322,8 @@ def _serve(
             if session.failure is not None:
                 raise session.failure
         finally:
+            if engine is not None:
+                engine.stop()  # nobody would look after workers that are left
             # After a failure the directory must not look empty: a copy job would delete its mirror. But what
             # nobody was told of yet, nobody copies.
             pyfuse3.close(unmount=clean or session is None or not session.usable)

@@ -26,7 +26,8 @@ from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestC
 
 from wdsfs import lower
 from wdsfs.board import KINDS, Board, Slot
-from wdsfs.errors import CorruptShard, NoSuchAttribute, NoSuchEntry, WdsfsError
+from wdsfs.errors import CorruptShard, NoSuchAttribute, NoSuchEntry, StaleShard, WdsfsError
+from wdsfs.inodes import ROOT
 from wdsfs.lower import Content, NotIndexed
 from wdsfs.names import NAME_MAX
 from wdsfs.tree import Node, Tree
@@ -34,8 +35,11 @@ from wdsfs.tree import Node, Tree
 log = logging.getLogger(__name__)
 
 # Shards do not change, so the kernel may keep what it knows. When one does, its inode numbers are no longer
-# answered (ESTALE), which makes the kernel ask for the whole path again, whatever it had kept.
+# answered (ESTALE), which makes the kernel ask for the whole path again, whatever it had kept. Only what it
+# answers without asking must not be kept for so long: that a name is not there. So the entry of a shard's
+# directory is asked for again after some seconds, and a changed shard has another inode then.
 TIMEOUT_SECONDS = 3600.0
+CHANGE_SECONDS = 5.0
 BLOCK_SIZE = 128 << 10  # what stat recommends for reads: the largest request of the kernel
 PUSH_BYTES = 128 << 10  # files up to this size are pushed into the page cache at their first open
 QUIET_SECONDS = 30.0  # a message is logged once in this time
@@ -124,6 +128,8 @@ class Operations(pyfuse3.Operations):
             log.debug("%s: %s", name, error)
             return error.errno
         self.slot.failed()
+        if isinstance(error, StaleShard):
+            self.tree.lower.distrust()
         if isinstance(error, WdsfsError):
             self._say(f"{error}")
             return error.errno
@@ -184,11 +190,12 @@ class Operations(pyfuse3.Operations):
 
     # --- names and attributes
 
-    def _attributes(self, node: Node) -> EntryAttributes:
+    def _attributes(self, node: Node, timeout: float = TIMEOUT_SECONDS) -> EntryAttributes:
         entry = EntryAttributes()
         entry.st_ino = node.inode
         entry.generation = 0
-        entry.entry_timeout = entry.attr_timeout = TIMEOUT_SECONDS
+        entry.entry_timeout = timeout
+        entry.attr_timeout = TIMEOUT_SECONDS
         entry.st_mode = node.mode & ~self.owner.umask
         entry.st_nlink = node.links
         entry.st_uid, entry.st_gid = self.owner.uid, self.owner.gid
@@ -197,6 +204,9 @@ class Operations(pyfuse3.Operations):
         entry.st_blocks = (node.size + 511) // 512
         entry.st_atime_ns = entry.st_ctime_ns = entry.st_mtime_ns = node.mtime_ns
         return entry
+
+    def _entry_timeout(self, parent: int) -> float:
+        return CHANGE_SECONDS if parent == ROOT and not self.tree.merged else TIMEOUT_SECONDS
 
     @replies
     async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
@@ -207,12 +217,12 @@ class Operations(pyfuse3.Operations):
         if name == b"..":
             return self._attributes(self.tree.getattr(self.tree.parent(parent_inode)))
         try:
-            return self._attributes(self.tree.lookup(parent_inode, name))
+            return self._attributes(self.tree.lookup(parent_inode, name), self._entry_timeout(parent_inode))
         except NoSuchEntry:
             # Inode 0 says "no such entry, and remember it": loaders probe for files that are not there.
             missing = EntryAttributes()
             missing.st_ino = 0
-            missing.entry_timeout = TIMEOUT_SECONDS
+            missing.entry_timeout = CHANGE_SECONDS if self.tree.merged else self._entry_timeout(parent_inode)
             return missing
 
     @replies
@@ -259,10 +269,11 @@ class Operations(pyfuse3.Operations):
 
     @replies
     async def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
-        some = False
+        some, timeout = False, self._entry_timeout(fh)
         try:
             for entry in self.tree.listing(fh, start_id):
-                if not pyfuse3.readdir_reply(token, entry.name, self._attributes(entry.node), entry.cursor):
+                attributes = self._attributes(entry.node, timeout)
+                if not pyfuse3.readdir_reply(token, entry.name, attributes, entry.cursor):
                     break
                 some = True
         except Exception:

@@ -87,6 +87,8 @@ _SYMLINK_MODE = stat.S_IFLNK | 0o777
 class Tree:
     """One directory per shard."""
 
+    merged = False
+
     def __init__(self, lower: Lower, view: View) -> None:
         self.lower = lower
         self.view = view
