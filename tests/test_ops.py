@@ -17,6 +17,7 @@ from pyfuse3 import FUSEError
 from wdsfs import errors, lower, ops
 from wdsfs.board import Board
 from wdsfs.errors import CorruptShard, NoSuchAttribute, NoSuchEntry, StaleShard, UnreadableShard, WdsfsError
+from wdsfs.inodes import ROOT
 from wdsfs.lower import Content, NotIndexed
 from wdsfs.ops import Operations, Owner
 from wdsfs.tree import Entry, Node, Totals
@@ -30,6 +31,7 @@ TOKEN: Any = object()
 class FakeLower:
     indexed: list[int] = field(default_factory=list)
     tidied: int = 0
+    distrusted: int = 0
     index_now: Callable[[int], None] = lambda number: None
 
     def __post_init__(self) -> None:
@@ -38,9 +40,14 @@ class FakeLower:
     def tidy(self) -> None:
         self.tidied += 1
 
+    def distrust(self) -> None:
+        self.distrusted += 1
+
 
 class FakeTree:
     """Says the same of every inode; `raises` are raised first, one by one, by whatever is asked."""
+
+    merged = False
 
     def __init__(self) -> None:
         self.lower = FakeLower()
@@ -311,8 +318,25 @@ async def test_blocks_are_those_of_the_size(operations: Operations, tree: FakeTr
 
 async def test_a_missing_name_is_remembered_by_the_kernel(operations: Operations, tree: FakeTree) -> None:
     tree.raises = [NoSuchEntry("no")]
-    found = await operations.lookup(1, b"name", CONTEXT)
+    found = await operations.lookup(99, b"name", CONTEXT)
     assert (found.st_ino, found.entry_timeout) == (0, ops.TIMEOUT_SECONDS)
+
+
+async def test_what_a_changed_shard_would_alter_is_asked_for_again(operations: Operations, tree: FakeTree) -> None:
+    """The directory of a shard, below which a change alters everything; in a merged tree only absent names."""
+    assert (await operations.lookup(ROOT, b"name", CONTEXT)).entry_timeout == ops.CHANGE_SECONDS
+    assert (await operations.lookup(99, b"name", CONTEXT)).entry_timeout == ops.TIMEOUT_SECONDS
+    tree.merged = True
+    assert (await operations.lookup(ROOT, b"name", CONTEXT)).entry_timeout == ops.TIMEOUT_SECONDS
+    tree.raises = [NoSuchEntry("no")]
+    assert (await operations.lookup(99, b"name", CONTEXT)).entry_timeout == ops.CHANGE_SECONDS
+
+
+async def test_something_stale_makes_all_look_again(operations: Operations, tree: FakeTree) -> None:
+    tree.raises = [StaleShard("changed")]
+    with pytest.raises(FUSEError, check=lambda error: error.errno == errno.ESTALE):
+        await operations.getattr(99, CONTEXT)
+    assert tree.lower.distrusted == 1
 
 
 async def test_names_that_are_too_long(operations: Operations, tree: FakeTree) -> None:
