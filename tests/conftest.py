@@ -50,7 +50,7 @@ _WORTH_A_LOOK = re.compile(
 # the interpreter's files; the kernel then takes the process for one with secrets, which prctl(2) undoes.
 _AS_USER = """
 import ctypes, difflib, importlib, os, pkgutil, subprocess, sys, tempfile
-import click._termui_impl, multiprocessing.forkserver, multiprocessing.resource_tracker
+import click._termui_impl
 import rich.console, rich.progress, rich.table, rich.box, rich.traceback, concurrent.futures.process
 import wdsfs
 for module in pkgutil.iter_modules(wdsfs.__path__):
@@ -405,16 +405,7 @@ class Mounted:
 
     def clean_up(self) -> None:
         """Leave nothing behind, whatever has happened."""
-        mounted = system.mounted_at(self.path)
-        while mounted is not None and mounted.fstype.startswith("fuse"):
-            connection = Path(f"/sys/fs/fuse/connections/{os.minor(mounted.device)}/abort")
-            with contextlib.suppress(OSError):
-                connection.write_text("1")
-            subprocess.run(["fusermount3", "-u", "-z", "--", self.path], capture_output=True, check=False)
-            again = system.mounted_at(self.path)
-            if again == mounted:
-                break
-            mounted = again
+        force_unmount(self.path)
         for pid in self._known:
             with contextlib.suppress(ProcessLookupError):
                 if control.start_ticks(pid) is not None:
@@ -428,6 +419,15 @@ class Mounted:
         registration = self.program.registration(self.path)
         for file in registration.parent.glob(f"{registration.stem}*"):
             file.unlink()
+
+
+def force_unmount(path: Path) -> None:
+    """Whatever hangs in a FUSE mount gets an error, and the mount is gone."""
+    command = ["fusermount3", "-u", "-z", "--"] if os.geteuid() else ["umount", "--force", "--lazy"]
+    for _ in range(3):  # there may be one on top of another
+        mounted = system.mounted_at(path)
+        if mounted is not None and mounted.fstype.startswith("fuse"):
+            subprocess.run([*command, path], capture_output=True, check=False)
 
 
 def descendants(pid: int) -> set[int]:

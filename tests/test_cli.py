@@ -200,7 +200,7 @@ def test_ls_says_what_a_mount_shows(program: Program) -> None:
     for options in ([], ["--merge", "--layout", "files"], ["--names", "full"]):
         listed = program.run("ls", "-R0", *options, program.home).stdout
         with program.mounted(*options, program.home) as mounted:
-            mounted.allow_log("is damaged")
+            mounted.allow_log("something is wrong")
             found = program.tool("find", ".", "-mindepth", "1", "-printf", r"%P%y\0", cwd=mounted.path)
         shown = {line[:-1] + (b"/" if line.endswith(b"d") else b"") for line in found.split(b"\0") if line}
         assert {line for line in listed.split(b"\0") if line} == shown
@@ -336,7 +336,7 @@ def test_index_tells_of_damage(program: Program) -> None:
     program.write("a.tar", tars.ODD["cut in content"].tar())
     done = program.run("index", "--json", "a.tar")
     assert json.loads(done.stdout)["damaged"] == 1
-    assert b"a.tar is damaged; see: wdsfs check" in done.stderr
+    assert b"a.tar: something is wrong with it; see: wdsfs check" in done.stderr
 
 
 MEMBERS, SHARDS = 10_000, 40

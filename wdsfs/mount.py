@@ -23,7 +23,6 @@ import shlex
 import signal
 import socket
 import stat
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -250,27 +249,12 @@ def run(mount: Mount, indexer: Indexer, leave: Callable[[], None], ready: Callab
         check_mountpoint(mount.mountpoint, parsed.nonempty, busy)
         if not mount.lazy or mount.merge:  # one tree over all shards needs all of them
             indexer(index, [one for one, _ in index.stale(shards)], mount.jobs)
-            _stop_helpers()
         if not mount.foreground:
             mount.log = open_log(mount.mountpoint)
         index.suspend()
         _serve(mount, parsed, _Set(mount, shards, index, raise_file_limit(), Tags(len(shards))), leave, ready)
     finally:
         index.discard()
-
-
-def _stop_helpers() -> None:
-    """End what a pool of processes leaves behind.
-
-    These two processes of the standard library live as long as their parent and hold its standard output: a
-    pipeline behind `wdsfs mount` would wait until the unmount. There is no public way to end them sooner.
-    """
-    for module, name in (
-        ("multiprocessing.forkserver", "_forkserver"),
-        ("multiprocessing.resource_tracker", "_resource_tracker"),
-    ):
-        if module in sys.modules:
-            getattr(sys.modules[module], name)._stop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,6 +407,7 @@ class _Session:
         if not pid:
             try:
                 signal.set_wakeup_fd(-1)
+                os.close(self.engine.device)  # else what nobody answers would keep the mount alive, and itself
                 os.write(sender, json.dumps(function()).encode() + b"\n")
             except Exception:
                 log.exception("a question to the mount has failed")
@@ -439,11 +424,14 @@ class _Session:
                 if not part:
                     break
                 text += part
+            while not os.waitpid(pid, os.WNOHANG)[0]:  # noqa: ASYNC110, ASYNC222  # it does not block
+                await trio.sleep(0.001)
+        except BaseException:
+            # Not waited for: it may be waiting for this mount, which is about to end, and cannot die before.
+            os.kill(pid, signal.SIGKILL)
+            raise
         finally:
             os.close(receiver)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)  # noqa: ASYNC222  # it has just been killed
         answer: dict[str, Any] = json.loads(text or b"{}")
         return answer
 
