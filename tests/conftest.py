@@ -152,7 +152,7 @@ class Program:
         self.directory("run")
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("WDSFS_", "XDG_"))},
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
             "HOME": str(home),
             "WDSFS_INDEX_DIR": str(home / "index"),
             "XDG_STATE_HOME": str(home / "state"),
@@ -428,6 +428,21 @@ def force_unmount(path: Path) -> None:
         mounted = system.mounted_at(path)
         if mounted is not None and mounted.fstype.startswith("fuse"):
             subprocess.run([*command, path], capture_output=True, check=False)
+
+
+_EARLIER: set[int] = set()
+
+
+@pytest.fixture(autouse=True)
+def _note_processes() -> None:
+    """What earlier tests have left for this process to reap is no business of the next one."""
+    _EARLIER.clear()
+    _EARLIER.update(descendants(os.getpid()))
+
+
+def new_processes() -> set[int]:
+    """The processes that this test has started and that are still there."""
+    return descendants(os.getpid()) - _EARLIER
 
 
 def descendants(pid: int) -> set[int]:

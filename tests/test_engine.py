@@ -185,8 +185,10 @@ def test_without_resend_a_killed_worker_fails_its_own_request_only(patched: Patc
         mounted.expect_log("killed by SIGKILL")
         paths = files_of(mounted)
         with _waiting(patched, paths[7]) as waiting:
-            for pid in workers_of(mounted):
+            victims = workers_of(mounted)
+            for pid in victims:
                 kill(pid)
+            wait_until(lambda: mounted.status()["restarts"] >= len(victims), "new workers")
         assert waiting.error == errno.ECONNABORTED
         assert read(paths[8]) == content(8)
 

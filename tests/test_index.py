@@ -25,7 +25,7 @@ import lmdb
 import pytest
 import sets
 import tars
-from conftest import descendants
+from conftest import descendants, new_processes
 
 from wdsfs import index as index_module
 from wdsfs import pool, record, system
@@ -489,7 +489,7 @@ def test_an_error_while_indexing_keeps_what_is_finished_and_leaves_no_process(
         with pytest.raises(RuntimeError) as caught:
             index.refresh(shards, 2, on_done)
         assert caught.tb is not None  # it holds the frames, and must not hold the processes
-        assert descendants(os.getpid()) == set()
+        assert new_processes() == set()
         sets.check(index, told)
 
 

@@ -202,7 +202,7 @@ async def test_what_is_said_to_the_kernel_goes_through(operations: Operations, t
 
 
 async def test_a_worker_in_quarantine_refuses_everything(operations: Operations, tree: FakeTree) -> None:
-    operations.refuse()
+    operations.refuse(operations.slot)
     for handler in HANDLERS.values():
         with pytest.raises(FUSEError, check=lambda error: error.errno == errno.EIO):
             await handler(operations)
@@ -280,7 +280,8 @@ async def test_what_is_not_indexed_is_indexed_first(
     await handler(operations)
     assert tree.lower.indexed == [3, 5, 3]
     assert tree.lower.tidied == 4
-    assert called == [True] * 3, "others must serve meanwhile"
+    assert set(called) == {True}, "others must serve meanwhile"
+    assert len(called) >= 3
     assert not operations.slot.waiting
     assert operations.board.failures == 0
 
@@ -459,7 +460,7 @@ async def test_empty_and_large_files_are_not_pushed(
         (CorruptShard("cut"), None),
         (OSError(errno.ENOENT, "the kernel has forgotten it"), None),
         (StaleShard("changed"), errno.ESTALE),
-        (UnreadableShard("gone"), errno.EIO),
+        (UnreadableShard("gone"), None),
     ],
 )
 async def test_a_push_that_fails(

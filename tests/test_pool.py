@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import sets
-from conftest import descendants, wait_until
+from conftest import descendants, new_processes, wait_until
 
 from wdsfs import pool
 from wdsfs.errors import CorruptShard, MissingShard, ShardError, UnreadableShard
@@ -99,7 +99,7 @@ def test_any_other_error_ends_it(tmp_path: Path, way: dict[str, Any]) -> None:
     shards = shards_of(tmp_path, "a", "bug-1", *(f"b{number}" for number in range(30)))
     with pytest.raises(ValueError, match="bug-1"):
         list(pool.each(length, shards, **way))
-    assert descendants(os.getpid()) == set()
+    assert new_processes() == set()
 
 
 def test_large_results_come_through(tmp_path: Path, way: dict[str, Any]) -> None:
@@ -129,7 +129,7 @@ def test_no_more_processes_than_shards(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(pool, "ALONE_BYTES", -1)
     results = pool.each(process, shards_of(tmp_path, "a", "b"), 50)
     next(results)
-    assert len(descendants(os.getpid())) <= 2
+    assert len(new_processes()) <= 2
     results.close()
 
 
@@ -169,7 +169,7 @@ def test_a_slow_shard_does_not_hold_up_the_others(tmp_path: Path, monkeypatch: p
     others = [next(results)[0] for _ in range(20)]
     assert set(others) == set(shards[1:])
     results.close()  # it is killed in the middle of its work
-    assert descendants(os.getpid()) == set()
+    assert new_processes() == set()
 
 
 # --- the end ----------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def test_nothing_is_left_behind(tmp_path: Path, way: dict[str, Any]) -> None:
         for _ in range(count):
             next(results)
         results.close()
-        assert descendants(os.getpid()) == set()
+        assert new_processes() == set()
         if "executor" not in way:  # that one is not ours to end
             assert len(os.listdir("/proc/self/fd")) == descriptors
             assert threading.active_count() == threads
@@ -212,7 +212,7 @@ def test_a_process_that_ends_by_itself_is_a_bug(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(pool, "ALONE_BYTES", -1)
     with pytest.raises(RuntimeError, match="exit code 3"):
         list(pool.each(length, shards_of(tmp_path, "a", "exit-1", "b"), 2))
-    assert descendants(os.getpid()) == set()
+    assert new_processes() == set()
 
 
 def test_an_interrupt_of_the_terminal_does_not_reach_the_processes(

@@ -1,8 +1,8 @@
 """What the processes of a mount tell each other: counters of each worker, and which files have been pushed.
 
 Plain shared memory, made before the workers are forked, so that nothing is lost with a worker and nobody waits
-for anybody: each word has one writer, and a torn or late one costs a wrong digit in `wdsfs status`, or a push
-that was not needed.
+for anybody. Words are written whole; one that another process sees late costs a wrong digit in `wdsfs status`, a
+push less, or a look at a file more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KINDS = (
     *("lookup", "getattr", "readlink", "open", "read", "release", "opendir", "readdir", "releasedir"),
     *("getxattr", "listxattr", "statfs", "forget", "other"),
 )
-_PUSHED_BITS = 23  # 8 million bits in 1 MiB
+_CELL_BITS = 20  # a million files that may count as pushed at a time, in 8 MiB
 
 # Words of a slot behind the counters of the kinds: totals, then what the worker is doing now.
 _BYTES_READ, _BYTES_PUSHED, _FAILED, _PUSHED, _DONE, _SINCE, _WAITING, _FILES = range(len(KINDS), len(KINDS) + 8)
@@ -31,9 +31,9 @@ class Board:
     """The shared memory of a mount."""
 
     def __init__(self) -> None:
-        self._memory = memoryview(mmap.mmap(-1, SLOTS * _WORDS * 8 + (1 << (_PUSHED_BITS - 3))))
+        self._memory = memoryview(mmap.mmap(-1, SLOTS * _WORDS * 8 + (8 << _CELL_BITS)))
         self._words = self._memory[: SLOTS * _WORDS * 8].cast("q")
-        self._pushed = self._memory[SLOTS * _WORDS * 8 :]
+        self._pushed_files = self._memory[SLOTS * _WORDS * 8 :].cast("Q")
 
     def slot(self, number: int) -> Slot:
         return Slot(self._words[number * _WORDS : (number + 1) * _WORDS])
@@ -82,21 +82,22 @@ class Board:
     def claim_push(self, inode: int) -> bool:
         """Whether nobody has pushed this file since the kernel forgot it; from now on somebody has.
 
-        Different files may share a bit; one of them is then read instead, which is only slower.
+        Each file has one cell, which several may share. Where another file is in it, the file is read instead,
+        which is only slower; a push too many could wait for a read that waits for the pusher.
         """
-        at, bit = self._bit(inode)
-        if self._pushed[at] & bit:
+        cell = self._cell(inode)
+        if self._pushed_files[cell]:
             return False
-        self._pushed[at] |= bit
+        self._pushed_files[cell] = inode
         return True
 
     def forget(self, inode: int) -> None:
-        at, bit = self._bit(inode)
-        self._pushed[at] &= ~bit
+        cell = self._cell(inode)
+        if self._pushed_files[cell] == inode:
+            self._pushed_files[cell] = 0
 
-    def _bit(self, inode: int) -> tuple[int, int]:
-        number = (inode * _MIX & 0xFFFFFFFFFFFFFFFF) >> (64 - _PUSHED_BITS)
-        return number >> 3, 1 << (number & 7)
+    def _cell(self, inode: int) -> int:
+        return (inode * _MIX & 0xFFFFFFFFFFFFFFFF) >> (64 - _CELL_BITS)
 
 
 class Tags:
@@ -173,6 +174,7 @@ class Slot:
     def wait(self, waiting: bool) -> None:
         """The worker waits for a disk, or indexes a shard, and is rightly not heard of."""
         self._words[_WAITING] = waiting
+        self._words[_SINCE] = time.monotonic_ns()  # what comes behind the wait may take its own time
 
     @property
     def waiting(self) -> bool:

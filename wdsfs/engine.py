@@ -41,7 +41,6 @@ HANG_SECONDS = 60.0  # at one request, without waiting for a disk
 LOOK_SECONDS = 1.0  # how often the supervisor looks for hanging workers
 CRASHES_MAX = 5  # deaths in a row without a single answer in between
 QUARANTINE_SECONDS = 0.3  # how long requests get EIO then: what is in flight is resent at once
-END_SECONDS = 5.0  # how long workers may take to end before they are killed
 
 # struct fuse_out_header: length, error, unique. A notification has its code for the error and no request.
 _RESEND = struct.pack("<IiQ", 16, 7, 0)
@@ -77,6 +76,7 @@ class Engine:
         self._crashes, self._done_before = 0, 0
         self._quarantine_until = 0.0
         self._calls, self._call = os.pipe()
+        os.set_blocking(self._call, False)  # without a supervisor nobody reads it
 
     # --- the supervisor
 
@@ -117,8 +117,12 @@ class Engine:
 
     def _fork(self, extra: bool = False) -> None:
         slot = next(number for number in range(SLOTS) if number not in {w.slot for w in self.workers.values()})
-        device = None if self.resends else _clone(self.device)
-        pid = os.fork()
+        try:
+            device = None if self.resends else _clone(self.device)
+            pid = os.fork()
+        except OSError as error:  # no memory, too many processes: the next look tries again
+            log.error("a worker cannot be started: %s", error.strerror)
+            return
         if not pid:
             code = 1
             try:
@@ -148,12 +152,18 @@ class Engine:
         self.restarts += dead
         self._count_crashes(dead)
         await trio.sleep(_BACKOFF[min(self._crashes, len(_BACKOFF) - 1)])
+        self._top_up()
+        if self.resends and not self._ended:
+            self._resend()
+
+    def _top_up(self) -> None:
+        """Fork as many workers as are missing."""
+        if self._ended:
+            return
         # While requests are refused, one worker does that.
         wanted = 1 if time.monotonic() < self._quarantine_until else self.wanted
-        while len(self.workers) < wanted:
+        for _ in range(wanted - len(self.workers)):
             self._fork()
-        if self.resends:
-            self._resend()
 
     def _judge(self, one: _Worker, code: int) -> int:
         """Whether this end was a death."""
@@ -180,6 +190,7 @@ class Engine:
         """Replace workers that hang."""
         while True:
             await trio.sleep(LOOK_SECONDS)
+            self._top_up()
             for one in self.workers.values():
                 seconds = self.board.slot(one.slot).busy_seconds
                 if seconds > HANG_SECONDS:
@@ -213,7 +224,7 @@ class Engine:
                     os.close(other.device)
         until = self._quarantine_until
         if time.monotonic() < until:
-            self.operations.refuse()
+            self.operations.refuse(self.board.slot(slot))
             worker.serve(stop=lambda: time.monotonic() > until, wait=0.1)
             return _AGAIN if time.monotonic() > until else 0
         with _opened(self.make_tree) as tree:
@@ -232,7 +243,8 @@ class Engine:
         return _SURPLUS if left else 0
 
     def _call_for_help(self) -> None:
-        os.write(self._call, b"+")
+        with contextlib.suppress(OSError):  # full: it has been called often enough
+            os.write(self._call, b"+")
 
 
 @contextlib.contextmanager

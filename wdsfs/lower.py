@@ -191,6 +191,7 @@ class Lower:
         """Whether a shard that was NotIndexed is so no more: another process may have done it."""
         self._renew()
         try:
+            self.summary(number)
             self.record(number)
         except NotIndexed:
             return False

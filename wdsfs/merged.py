@@ -11,7 +11,9 @@ key is also a folder shares the directory with it, also when they come from diff
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import time
 import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -24,6 +26,9 @@ from wdsfs.record import STRAY, Record, equal_range
 from wdsfs.tree import AT_PARENT, AT_SELF, DIRECTORY_MODE, Entry, Node, Tree, View, home_of, text_of
 
 log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 5.0  # how often a name that is not there makes all shards be looked at
+KNOWN_MAX = 100_000  # names that are worked out and kept
 
 
 class Place(NamedTuple):
@@ -54,6 +59,9 @@ class MergedTree(Tree):
     def __init__(self, lower: Lower, view: View) -> None:
         super().__init__(lower, view)
         self._generation = -1
+        self._looked = 0.0
+        self._known: dict[tuple[Place, Child | None, bytes, int], list[tuple[Child, bytes]]] = {}
+        self._known_size = 0
 
     def prepare(self) -> None:
         self._load()
@@ -68,6 +76,16 @@ class MergedTree(Tree):
                 self._record_or_none(number)
             self.union = self.lower.union(self._record_or_none)
             self._generation = self.lower.generation
+
+    def _look_around(self) -> bool:
+        """Whether a look at all shards, every few seconds, finds one changed: a new name may be in any of them."""
+        if time.monotonic() - self._looked < LOOK_SECONDS:
+            return False
+        for number in range(len(self.lower)):
+            with contextlib.suppress(ShardError):
+                self.lower.fingerprint(number)
+        self._looked = time.monotonic()
+        return self._generation != self.lower.generation
 
     def _record_or_none(self, number: int) -> Record | None:
         try:
@@ -185,16 +203,28 @@ class MergedTree(Tree):
                 claims.append(Child(twin.shard, file))
         return claims
 
-    def _numbered(self, place: Place, twin: Child | None, name: bytes, nth: int) -> bytes:
-        """The name of the `nth` (from 0) of those that want `name`."""
-        number, shown = 1, name
-        for _ in range(nth):
-            number += 1
-            shown = names.numbered(name, number)
-            while self._claims(place, twin, shown):
-                number += 1
-                shown = names.numbered(name, number)
-        return shown
+    def _named(self, place: Place, twin: Child | None, name: bytes) -> list[tuple[Child, bytes]]:
+        """Those that want `name`, with the names that they get. Kept for a while: listings ask again and again."""
+        key = (place, twin, name, self._generation)
+        found = self._known.get(key)
+        if found is None:
+            found, number = [], 1
+            for nth, child in enumerate(self._claims(place, twin, name)):
+                shown = name
+                while nth and (shown == name or self._claims(place, twin, shown)):
+                    number += 1
+                    shown = names.numbered(name, number)
+                found.append((child, shown))
+            if self._known_size > KNOWN_MAX:
+                self._known.clear()
+                self._known_size = 0
+            self._known[key] = found
+            self._known_size += 1 + len(found)
+        return found
+
+    def _name_of(self, place: Place, twin: Child | None, name: bytes, child: Child) -> bytes | None:
+        """What a child that wants `name` is called; None for the sample that lives in a folder's directory."""
+        return next((shown for one, shown in self._named(place, twin, name) if one == child), None)
 
     # --- the tree
 
@@ -211,9 +241,11 @@ class MergedTree(Tree):
             return self._node_of(claims[0])
         numbered = names.number_of(name)
         if numbered is not None:
-            for nth, child in enumerate(self._claims(place, twin, numbered[0])):
-                if nth and self._numbered(place, twin, numbered[0], nth) == name:
+            for child, shown in self._named(place, twin, numbered[0]):
+                if shown == name:
                     return self._node_of(child)
+        if self._look_around():
+            return self.lookup(parent, name)
         raise NoSuchEntry(f"no {text_of(name)!r} in {text_of(place.path)!r} of the merged tree")
 
     def _place_of(self, inode: int) -> Place:
@@ -274,9 +306,7 @@ class MergedTree(Tree):
         record = self.lower.record(twin.shard)
         for where in self._children(record, position(SAMPLE, index_of(twin.where)), after):
             child, shown = Child(twin.shard, where), self._shown(record, where)
-            claims = self._claims(place, twin, shown)
-            nth = claims.index(child) if child in claims else 0
-            yield Entry(self._numbered(place, twin, shown, nth), self._node_of(child), where)
+            yield Entry(self._name_of(place, twin, shown, child) or shown, self._node_of(child), where)
 
     def _list_shard(
         self, place: Place, twin: Child | None, number: int, record: Record, folder: int, after: int
@@ -290,9 +320,8 @@ class MergedTree(Tree):
             elif twin is None and self._is_alone(place, shown):
                 yield Entry(shown, self._node(number, record, where), base | where)
             else:
-                claims = self._claims(place, twin, shown)
-                if child in claims:  # else it is the sample that lives in a folder's directory
-                    name = self._numbered(place, twin, shown, claims.index(child))
+                name = self._name_of(place, twin, shown, child)
+                if name is not None:
                     yield Entry(name, self._node_of(child), base | where)
 
     def _is_alone(self, place: Place, name: bytes) -> bool:

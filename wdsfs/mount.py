@@ -536,7 +536,8 @@ def _wait_for(pid: int, receiver: int, log_file: Path) -> int:
         try:
             # Not by the end of the pipe: the daemon's workers have it, too, and may outlive it.
             if select.select([receiver], [], [], LOOK_SECONDS)[0]:
-                heard += os.read(receiver, 16)
+                word = os.read(receiver, 16)
+                heard += word or GONE  # killed, and nobody else has the pipe
             elif os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 break
         except KeyboardInterrupt:  # the daemon has got it, too, and ends in good order

@@ -26,7 +26,7 @@ from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestC
 
 from wdsfs import lower
 from wdsfs.board import KINDS, Board, Slot
-from wdsfs.errors import CorruptShard, NoSuchAttribute, NoSuchEntry, StaleShard, WdsfsError
+from wdsfs.errors import CorruptShard, NoSuchAttribute, NoSuchEntry, StaleShard, UnreadableShard, WdsfsError
 from wdsfs.inodes import ROOT
 from wdsfs.lower import Content, NotIndexed
 from wdsfs.names import NAME_MAX
@@ -69,10 +69,10 @@ def replies(
     @functools.wraps(handler)
     async def reply(self: Operations, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
         self.slot.begin(kind)
-        if self.refusing:
-            raise FUSEError(errno.EIO)
         try:
             while True:
+                if self.refusing:
+                    raise FUSEError(errno.EIO)
                 self.tree.lower.tidy()
                 try:
                     return await handler(self, *args, **kwargs)
@@ -116,9 +116,9 @@ class Operations(pyfuse3.Operations):
         """Serve this tree from now on, and count in this slot."""
         self.tree, self.slot, self._crowded = tree, slot, crowded
 
-    def refuse(self) -> None:
+    def refuse(self, slot: Slot) -> None:
         """Answer everything with EIO from now on, and touch nothing."""
-        self.refusing = True
+        self.refusing, self.slot = True, slot
 
     # --- errors
 
@@ -183,7 +183,7 @@ class Operations(pyfuse3.Operations):
             if len(data) < content.size:
                 return
             pyfuse3.notify_store(inode, 0, data)
-        except (CorruptShard, OSError) as error:  # the read that follows will say so
+        except (CorruptShard, UnreadableShard, OSError) as error:  # the read that follows will say so
             log.debug("not pushed: %s", error)
             return
         self.slot.pushed(len(data))
@@ -242,7 +242,8 @@ class Operations(pyfuse3.Operations):
 
     @replies
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
-        totals = self.tree.totals()
+        with self.slowly():  # looks at every shard
+            totals = self.tree.totals()
         data = StatvfsData()
         data.f_bsize = BLOCK_SIZE
         data.f_frsize = 512

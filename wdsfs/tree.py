@@ -22,7 +22,7 @@ from typing import NamedTuple
 from wdsfs import inodes, names
 from wdsfs.errors import IsADirectory, NoSuchAttribute, NoSuchEntry, NotADirectory, ShardError, StaleShard
 from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of, position
-from wdsfs.lower import Content, Lower, NotIndexed
+from wdsfs.lower import Content, Lower, NotIndexed, check_unchanged
 from wdsfs.record import BY_EXTENSION, BY_NAME, FILES, HAS_SAMPLES, STRAY, TWIN, Record
 from wdsfs.shard import read_name
 
@@ -385,7 +385,9 @@ class Tree:
         if what == b"offset":
             return b"%d" % place.data
         tag = inodes.unpack(inode)[0]
-        raw = read_name(self.lower.content(number, tag, member).fd, place.head)
+        content = self.lower.content(number, tag, member)
+        raw = read_name(content.fd, place.head)
+        check_unchanged(content)
         split = names.split(raw)
         if what == b"member":
             return raw
