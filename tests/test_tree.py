@@ -296,6 +296,22 @@ def test_merged_a_sample_and_a_folder_of_other_shards_share_a_directory() -> Non
         }
 
 
+def test_a_merged_listing_is_not_continued_in_a_changed_shard() -> None:
+    shards = [tar([("a.jpg", b"1"), ("b.jpg", b"2")]), tar([("c.jpg", b"3")])]
+    with a_tree(shards, View(), merge=True) as tree:
+        first = list(tree.listing(ROOT))[2]
+        assert [entry.name for entry in tree.listing(ROOT, first.cursor)] == [b"b", b"c"]
+        changed = os.fsdecode(tree.lower.shards[1].path)
+        Path(changed).write_bytes(tar([("d.jpg", b"4"), ("e.jpg", b"5")]))
+        tree.lower.distrust()
+        with pytest.raises(NotIndexed):
+            tree.lower.record(1)
+        tree.lower.index_now(1)
+        with pytest.raises(StaleShard, match="has changed while"):
+            list(tree.listing(ROOT, first.cursor))
+        assert names_in(tree) == [b"a", b"b", b"d", b"e"]
+
+
 # --- any shards ------------------------------------------------------------------------------------------
 
 NAMES = st.text(alphabet="ab./~2%", min_size=1, max_size=7).filter(lambda name: name.strip("/") != "")

@@ -452,6 +452,11 @@ class Union:
             parts.append(len(hashes).to_bytes(8, "little") + hashes[order].tobytes() + shards[order].tobytes())
         return Union.state(fingerprints), b"".join(parts)
 
+    def tag(self) -> int:
+        """A number that changes with the fingerprint of any shard of the set."""
+        value = self._get(self._key)
+        return zlib.crc32(value[:16]) if value is not None else 0
+
     def columns(self) -> list[tuple[memoryview, memoryview]]:
         """(sums, shards) of folders and of entries, in place, valid until the index is renewed."""
         value = self._get(self._key)

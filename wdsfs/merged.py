@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from wdsfs import inodes, names
-from wdsfs.errors import NoSuchEntry, NotADirectory, ShardError
+from wdsfs.errors import NoSuchEntry, NotADirectory, ShardError, StaleShard
 from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of, position
 from wdsfs.lower import Lower
 from wdsfs.record import STRAY, Record, equal_range
@@ -28,6 +28,7 @@ from wdsfs.tree import AT_PARENT, AT_SELF, DIRECTORY_MODE, Entry, Node, Tree, Vi
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0  # how often a name that is not there makes all shards be looked at
+_TAG_SHIFT, _TAG_MAX = 53, (1 << 10) - 1
 KNOWN_MAX = 100_000  # names that are worked out and kept
 
 
@@ -59,6 +60,7 @@ class MergedTree(Tree):
     def __init__(self, lower: Lower, view: View) -> None:
         super().__init__(lower, view)
         self._generation = -1
+        self._tag = 0
         self._looked = 0.0
         self._known: dict[tuple[Place, Child | None, bytes, int], list[tuple[Child, bytes]]] = {}
         self._known_size = 0
@@ -76,6 +78,7 @@ class MergedTree(Tree):
                 self._record_or_none(number)
             self.union = self.lower.union(self._record_or_none)
             self._generation = self.lower.generation
+            self._tag = (self.union.tag() & _TAG_MAX) << _TAG_SHIFT
 
     def _look_around(self) -> bool:
         """Whether a look at all shards, every few seconds, finds one changed: a new name may be in any of them."""
@@ -281,7 +284,9 @@ class MergedTree(Tree):
         return ROOT if first is None else self._node_of(first).inode
 
     def listing(self, inode: int, after: int = 0) -> Iterator[Entry]:
-        """As `Tree.listing`; a cursor is the shard's number and one, shifted, with the position in its record."""
+        """As `Tree.listing`. A cursor has a checksum of the set (10 bits), the shard's number and one (21 bits),
+        and the position in its record: a listing never goes on in other shards than it began with.
+        """
         self._load()
         if inode != ROOT and kind_of(inode) != FOLDER:
             yield from super().listing(inode, after)
@@ -292,6 +297,9 @@ class MergedTree(Tree):
             yield Entry(b"..", self.getattr(self.parent(inode)), AT_PARENT)
         place = self._place_of(inode)
         twin = self._twin(place)
+        if after > AT_PARENT and after >> _TAG_SHIFT != self._tag >> _TAG_SHIFT:
+            raise StaleShard(f"a shard has changed while {text_of(place.path)!r} of the merged tree was listed")
+        after &= (1 << _TAG_SHIFT) - 1
         shard, where = (after >> 32) - 1, after & 0xFFFFFFFF
         if shard < 0:
             yield from self._list_twin(place, twin, where if kind_of(where) == MEMBER else 0)
@@ -306,12 +314,13 @@ class MergedTree(Tree):
         record = self.lower.record(twin.shard)
         for where in self._children(record, position(SAMPLE, index_of(twin.where)), after):
             child, shown = Child(twin.shard, where), self._shown(record, where)
-            yield Entry(self._name_of(place, twin, shown, child) or shown, self._node_of(child), where)
+            name = self._name_of(place, twin, shown, child) or shown
+            yield Entry(name, self._node_of(child), self._tag | where)
 
     def _list_shard(
         self, place: Place, twin: Child | None, number: int, record: Record, folder: int, after: int
     ) -> Iterator[Entry]:
-        base = (number + 1) << 32
+        base = self._tag | (number + 1) << 32
         for where in self._raw_children(record, folder, after):
             child, shown = Child(number, where), self._shown(record, where)
             if kind_of(where) == FOLDER:
