@@ -1,0 +1,216 @@
+"""`make bench`: arguments in, workloads in order, report out.
+
+python -m bench                                              everything, some minutes
+python -m bench --tiny                                       everything with little data, to see that it works
+python -m bench --only first-read --systems wdsfs,squashfuse_ll
+python -m bench --only memory,mount-time --large
+python -m bench --from bench/results/2026-01-31.json --publish
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from rich.console import Console
+
+from bench import data, machine, report, systems
+from bench.workloads import WORKLOADS, Bench
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+DOCUMENT = ROOT / "docs" / "performance.md"
+NOT_BY_DEFAULT = {"wdsfs-nospin"}
+ROOM = 5 << 30  # bytes on the disk; some 3 GB are used by default
+
+
+def main() -> int:
+    arguments = _arguments()
+    console = Console(stderr=True, highlight=False, markup=False)
+    out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    results = report.Results()
+    if arguments.saved:
+        for file in arguments.saved:
+            results.take(json.loads(file.read_text()))
+        complete = True
+    else:
+        complete = _measure(arguments, results, console)
+    report.show(results, out)
+    if complete and not arguments.saved and not (arguments.only or arguments.systems or arguments.tiny):
+        file = report.save(results, RESULTS)
+        console.print(f"saved: {file.relative_to(ROOT)}")
+    elif arguments.out and complete:
+        arguments.out.write_text(json.dumps(results.to_json(), indent=1) + "\n")
+    if arguments.publish and complete:
+        report.publish(results, DOCUMENT)
+        console.print(f"published: {DOCUMENT.relative_to(ROOT)}")
+    if not complete:
+        return 130
+    return 1 if any(system.startswith("wdsfs") for _, system, _ in results.failures) else 0
+
+
+def _measure(arguments: argparse.Namespace, results: report.Results, console: Console) -> bool:
+    """Run the workloads; returns whether all of them came to their turn."""
+    since = time.monotonic()
+
+    def say(text: str) -> None:
+        console.print(f"{time.monotonic() - since:6.1f} s  {text}", soft_wrap=True)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    place = _place(arguments)
+    complete = False
+    try:
+        systems.clear(place)
+        chosen = _systems(arguments, results, say)
+        results.about = machine.describe(chosen, place)
+        for name in ("sizes", "repetitions"):
+            results.about[name] = dataclasses.asdict(arguments.sizes) if name == "sizes" else arguments.repetitions
+        if warning := machine.busy():
+            results.note(warning)
+        sets = data.Sets(place, arguments.sizes, say)
+        bench = Bench(sets, chosen, results, arguments.repetitions, arguments.limit, say)
+        _run(arguments, bench, since + arguments.minutes * 60)
+        _listen(bench)
+        results.about["minutes"] = round((time.monotonic() - since) / 60, 1)
+        complete = True
+    except KeyboardInterrupt:
+        say("interrupted; what was measured so far:")
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # cleaning up is short
+        systems.sweep()
+        systems.clear(place)
+        if not arguments.data:
+            shutil.rmtree(place, ignore_errors=True)
+    return complete
+
+
+def _run(arguments: argparse.Namespace, bench: Bench, end: float) -> None:
+    done = set()
+    for name, (title, function) in WORKLOADS.items():
+        if (arguments.only and name not in arguments.only) or function in done:
+            continue
+        done.add(function)
+        if time.monotonic() > end:
+            bench.results.note(f"{title}: left out, the time was over")
+            continue
+        bench.begin(title)
+        bench.say(title)
+        function(bench)
+        gc.collect()
+
+
+def _listen(bench: Bench) -> None:
+    """Report what the logs of wdsfs complain about; survival kills workers, and says so there."""
+    for system in bench.systems.values():
+        if isinstance(system, systems.Wdsfs):
+            for log in sorted(bench.sets.home.glob(f"*/{system.name}/log")):
+                lines = log.read_text(errors="replace").splitlines()
+                odd = [line for line in lines if systems.is_complaint(line)]
+                for line in sorted(set(odd))[:10]:
+                    bench.results.note(f"log of {system.name}, {odd.count(line)} x: {line}")
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _place(arguments: argparse.Namespace) -> Path:
+    if arguments.data:
+        arguments.data.mkdir(parents=True, exist_ok=True)
+        return Path(arguments.data).resolve()
+    (ROOT / "build").mkdir(exist_ok=True)
+    _remove_leftovers()
+    place = Path(tempfile.mkdtemp(prefix=f"bench-{os.getpid()}-", dir=ROOT / "build"))
+    free = shutil.disk_usage(place).free
+    if free < ROOM and not arguments.tiny:
+        place.rmdir()
+        sys.exit(f"bench: {free >> 30} GiB are free below {place.parent}; name another place: --data DIRECTORY")
+    return place
+
+
+def _remove_leftovers() -> None:
+    """What runs that were killed have left."""
+    for place in (ROOT / "build").glob("bench-*-*"):
+        if not Path("/proc", place.name.split("-")[1]).exists():
+            systems.clear(place)
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _systems(
+    arguments: argparse.Namespace, results: report.Results, say: systems.Say
+) -> dict[str, systems.System]:
+    every = systems.systems(say, arguments.mount_options)
+    names = arguments.systems or [name for name in every if name not in NOT_BY_DEFAULT]
+    chosen = {}
+    for name, system in every.items():
+        if name in names:
+            why = system.absent()
+            if why:
+                results.absent(name, why)
+                say(f"absent: {name}: {why}")
+            else:
+                chosen[name] = system
+    return chosen
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    every = list(systems.systems(print, ""))
+    parser.add_argument("--only", type=_names(list(WORKLOADS)), metavar="WORKLOAD,...", help=", ".join(WORKLOADS))
+    parser.add_argument("--systems", type=_names(every), metavar="NAME,...", help=", ".join(every))
+    parser.add_argument("--repetitions", type=int, default=3, metavar="N", help="of each measurement (3)")
+    parser.add_argument("--minutes", type=float, default=20, metavar="N", help="begin nothing after these (20)")
+    parser.add_argument("--limit", type=float, default=120, metavar="SECONDS", help="for a single step (120)")
+    parser.add_argument("--mount-options", default="", metavar="TEXT", help="for wdsfs, as in '--workers 4'")
+    parser.add_argument("--data", type=Path, metavar="DIRECTORY", help="keep the data here, and use it again")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="save the JSON of a partial run here")
+    parser.add_argument("--publish", action="store_true", help="put tables and plots into docs/performance.md")
+    parser.add_argument(
+        "--from", dest="saved", type=Path, nargs="+", metavar="FILE", help="show saved runs as one"
+    )
+    parser.add_argument("--tiny", action="store_true", help="little data; the numbers mean nothing")
+    parser.add_argument("--large", action="store_true", help="10 million samples for memory and mount time")
+    sizes = parser.add_argument_group("sizes of the data")
+    for field in dataclasses.fields(data.Sizes):
+        option = "--" + field.name.replace("_", "-")
+        sizes.add_argument(option, dest=field.name, type=int, metavar="N", help=f"({field.default})")
+    arguments = parser.parse_args()
+    if arguments.publish and not arguments.saved and (arguments.only or arguments.systems or arguments.tiny):
+        parser.error("a partial run is not published; join it with others: --from FILE ... --publish")
+    base = data.TINY if arguments.tiny else data.Sizes()
+    given = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(base)}
+    changes = {name: value for name, value in given.items() if value is not None}
+    if arguments.large:
+        changes["memory_samples"] = data.LARGE_MEMORY_SAMPLES
+    arguments.sizes = dataclasses.replace(base, **changes)
+    return arguments
+
+
+def _names(known: list[str]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(known)}")
+        return names
+
+    return parse
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,482 @@
+"""The processes that read while the clock runs.
+
+A client is forked before the clock and given jobs. For each it first prepares what would cost time (buffers,
+slices of them), then waits for the word to go, then does nothing but the calls that are measured, and only then
+looks at what it has got. The time of a job is that from the first client's start to the last one's end, by their
+own clocks. The benchmark itself never touches a mount: one that hangs costs a client and a time limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+import random
+import select
+import signal
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+from bench.data import strided_sum
+
+PIECE = 1 << 20  # a large file is read in pieces of this many bytes
+
+
+class File(NamedTuple):
+    """A path with what is to be found there."""
+
+    path: str
+    size: int
+    crc: int
+    total: int = 0
+
+
+@dataclass
+class Outcome:
+    """What a job has read, and what was wrong with it."""
+
+    count: int = 0
+    bytes: int = 0
+    wrong: int = 0
+    errors: list[str] = field(default_factory=list)
+    facts: dict[str, float] = field(default_factory=dict)
+
+
+class Job(Protocol):
+    def prepare(self) -> None:
+        """Everything that must not cost time later."""
+
+    def run(self) -> None:
+        """What is measured."""
+
+    def check(self) -> Outcome:
+        """What it has read."""
+
+
+def _buffer(size: int) -> memoryview:
+    """Memory that is there: each of its pages has been written to."""
+    return memoryview(bytearray(b"\1") * max(size, 1))
+
+
+class ReadFiles:
+    """Open, read and close each file; every byte is kept and compared afterwards."""
+
+    def __init__(self, files: Sequence[File]) -> None:
+        self.files = files
+
+    def prepare(self) -> None:
+        room = _buffer(sum(file.size + 1 for file in self.files))
+        self.work = []
+        at = 0
+        for file in self.files:  # one byte more than there should be: the end of the file is seen in one call
+            self.work.append((file.path, [room[at : at + file.size + 1]]))
+            at += file.size + 1
+        self.got = [0] * len(self.work)
+
+    def run(self) -> None:
+        open_, readv, close, flags = os.open, os.readv, os.close, os.O_RDONLY
+        got = self.got
+        for number, (path, part) in enumerate(self.work):
+            fd = open_(path, flags)
+            got[number] = readv(fd, part)
+            close(fd)
+
+    def check(self) -> Outcome:
+        outcome = Outcome(len(self.files), sum(self.got))
+        for file, got, (_, (part,)) in zip(self.files, self.got, self.work, strict=True):
+            outcome.wrong += got != file.size or zlib.crc32(part[:got]) != file.crc
+        return outcome
+
+
+class ReadDirectories:
+    """List each directory, then read all that is in it."""
+
+    def __init__(self, directories: Sequence[str], files: Sequence[File]) -> None:
+        self.directories, self.files = directories, files
+
+    def prepare(self) -> None:
+        size = max(file.size for file in self.files) + 1
+        room = _buffer(size * len(self.files))
+        self.parts = [[room[number * size : (number + 1) * size]] for number in range(len(self.files))]
+        self.seen: list[tuple[str, int]] = []
+
+    def run(self) -> None:
+        number = 0
+        for directory in self.directories:
+            for name in os.listdir(directory):
+                path = f"{directory}/{name}"
+                fd = os.open(path, os.O_RDONLY)
+                self.seen.append((path, os.readv(fd, self.parts[number])))
+                os.close(fd)
+                number += 1
+
+    def check(self) -> Outcome:
+        expected = {file.path: file for file in self.files}
+        outcome = Outcome(len(self.seen), sum(got for _, got in self.seen))
+        outcome.wrong = len(expected) - len(self.seen)
+        for (path, got), (part,) in zip(self.seen, self.parts, strict=False):
+            file = expected.get(path)
+            outcome.wrong += file is None or got != file.size or zlib.crc32(part[:got]) != file.crc
+        return outcome
+
+
+class StatFiles:
+    def __init__(self, files: Sequence[File]) -> None:
+        self.paths = [file.path for file in files]
+        self.sizes = [file.size for file in files]
+
+    def prepare(self) -> None:
+        self.got: list[os.stat_result] = []
+
+    def run(self) -> None:
+        stat, keep = os.stat, self.got.append
+        for path in self.paths:
+            keep(stat(path))
+
+    def check(self) -> Outcome:
+        wrong = sum(got.st_size != size for got, size in zip(self.got, self.sizes, strict=True))
+        return Outcome(len(self.got), 0, wrong)
+
+
+class ListDirectories:
+    """What a loader does first: list directories, with the kind of each entry."""
+
+    def __init__(self, directories: Sequence[str], expected: int) -> None:
+        self.directories, self.expected = directories, expected
+
+    def prepare(self) -> None:
+        self.count = 0
+
+    def run(self) -> None:
+        for directory in self.directories:
+            with os.scandir(directory) as entries:
+                self.count += sum(entry.is_file() for entry in entries)
+
+    def check(self) -> Outcome:
+        return Outcome(self.count, 0, abs(self.expected - self.count))
+
+
+class StatRoot:
+    """The least that one can ask of a mount: is it there?"""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def prepare(self) -> None:
+        pass
+
+    def run(self) -> None:
+        os.stat(self.path)
+
+    def check(self) -> Outcome:
+        return Outcome(1)
+
+
+class ListTop:
+    """The first look into a mount."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def prepare(self) -> None:
+        self.count = 0
+
+    def run(self) -> None:
+        self.count = len(os.listdir(self.path))
+
+    def check(self) -> Outcome:
+        return Outcome(self.count, 0, int(not self.count))
+
+
+class Stream:
+    """Read files from start to end, in pieces; a few bytes of every page are summed."""
+
+    def __init__(self, files: Sequence[File], piece: int = PIECE) -> None:
+        self.files, self.piece = files, piece
+
+    def prepare(self) -> None:
+        self.room = _buffer(self.piece)
+        self.sums: list[int] = []
+        self.bytes = 0
+
+    def run(self) -> None:
+        for file in self.files:
+            fd = os.open(file.path, os.O_RDONLY)
+            total, got = 0, self.piece
+            while got == self.piece:
+                got = _fill(fd, self.room)
+                total += strided_sum(self.room[:got])
+                self.bytes += got
+            os.close(fd)
+            self.sums.append(total & (1 << 64) - 1)
+
+    def check(self) -> Outcome:
+        wrong = sum(total != file.total for total, file in zip(self.sums, self.files, strict=True))
+        return Outcome(len(self.sums), self.bytes, wrong)
+
+
+def _fill(fd: int, room: memoryview) -> int:
+    """Read until the room is full or the file ends; returns the bytes read."""
+    got = os.readv(fd, [room])
+    while 0 < got < len(room) and (more := os.readv(fd, [room[got:]])):
+        got += more
+    return got
+
+
+class ReadAll:
+    """Read files and compare every byte. Not for measuring."""
+
+    def __init__(self, files: Sequence[File]) -> None:
+        self.files = files
+        self.outcome = Outcome()
+
+    def prepare(self) -> None:
+        self.room = _buffer(PIECE)
+
+    def run(self) -> None:
+        for file in self.files:
+            fd = os.open(file.path, os.O_RDONLY)
+            crc = size = 0
+            while got := os.readv(fd, [self.room]):
+                crc = zlib.crc32(self.room[:got], crc)
+                size += got
+            os.close(fd)
+            self.outcome.count += 1
+            self.outcome.bytes += size
+            self.outcome.wrong += (crc, size) != (file.crc, file.size)
+
+    def check(self) -> Outcome:
+        return self.outcome
+
+
+class Spot(NamedTuple):
+    """A piece of a large file, and where the same bytes are in the shard."""
+
+    file: int
+    offset: int
+    shard: str
+    shard_offset: int
+
+
+class RandomReads:
+    """4 KiB at random places of large files, which are opened before the clock."""
+
+    SIZE = 4096
+
+    def __init__(self, paths: Sequence[str], spots: Sequence[Spot]) -> None:
+        self.paths, self.spots = paths, spots
+
+    def prepare(self) -> None:
+        fds = [os.open(path, os.O_RDONLY) for path in self.paths]
+        room = _buffer(self.SIZE * len(self.spots))
+        self.work = [
+            (fds[spot.file], [room[number * self.SIZE : (number + 1) * self.SIZE]], spot.offset)
+            for number, spot in enumerate(self.spots)
+        ]
+        self.bytes = 0
+
+    def run(self) -> None:
+        preadv = os.preadv
+        self.bytes = sum([preadv(fd, part, offset) for fd, part, offset in self.work])
+
+    def check(self) -> Outcome:
+        outcome = Outcome(len(self.work), self.bytes)
+        shards = {spot.shard: os.open(spot.shard, os.O_RDONLY) for spot in self.spots}
+        for spot, (_, (part,), _) in zip(self.spots, self.work, strict=True):
+            outcome.wrong += os.pread(shards[spot.shard], self.SIZE, spot.shard_offset) != part
+        return outcome
+
+
+class Torment:
+    """Read files at random for some seconds and verify each; errors do not end it.
+
+    Half of the files are dropped from the page cache again, so that reads go on to reach the mount; now and
+    then a directory is listed.
+    """
+
+    def __init__(self, files: Sequence[File], directories: dict[str, int], seconds: float, seed: int) -> None:
+        self.files, self.directories, self.seconds = files, directories, seconds
+        self.random = random.Random(seed)
+        self.outcome = Outcome()
+        self.longest = 0.0
+
+    def prepare(self) -> None:
+        pass
+
+    def run(self) -> None:
+        end = time.monotonic() + self.seconds
+        directories = list(self.directories.items())
+        while (since := time.monotonic()) < end:
+            try:
+                if self.random.random() < 0.002:
+                    path, count = self.random.choice(directories)
+                    self.outcome.wrong += len(os.listdir(path)) != count
+                else:
+                    self._read(self.random.choice(self.files))
+            except OSError as error:
+                self.outcome.errors.append(str(error))
+            self.longest = max(self.longest, time.monotonic() - since)
+
+    def _read(self, file: File) -> None:
+        fd = os.open(file.path, os.O_RDONLY)
+        try:
+            data = os.read(fd, file.size + 1)
+            if self.random.random() < 0.5:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+        self.outcome.count += 1
+        self.outcome.bytes += len(data)
+        self.outcome.wrong += zlib.crc32(data) != file.crc
+
+    def check(self) -> Outcome:
+        self.outcome.facts["longest"] = self.longest
+        return self.outcome
+
+
+# --- the processes -------------------------------------------------------------------------------------------
+
+
+class ClientsFailed(Exception):
+    """A client died, hung, or met an error where it must not."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    seconds: float
+    started: float  # by the monotonic clock
+    ended: float
+    outcomes: list[Outcome]
+
+    @property
+    def count(self) -> int:
+        return sum(outcome.count for outcome in self.outcomes)
+
+    @property
+    def bytes(self) -> int:
+        return sum(outcome.bytes for outcome in self.outcomes)
+
+
+class Clients:
+    """Processes, each with its own list of jobs; `go` runs the next job of all of them at once."""
+
+    def __init__(self, jobs: Sequence[Sequence[Job]], limit: float) -> None:
+        self._jobs, self._limit = jobs, limit
+        self._all: list[tuple[int, int, int]] = []  # process, where to write to it, where to read from it
+
+    def __enter__(self) -> Clients:
+        gc.collect()
+        gc.freeze()
+        for own in self._jobs:
+            to_read, to_write = os.pipe()
+            from_read, from_write = os.pipe()
+            pid = os.fork()
+            if not pid:
+                for _, write, read in self._all:
+                    os.close(write)
+                    os.close(read)
+                os.close(to_write)
+                os.close(from_read)
+                _serve(own, to_read, from_write)
+            os.close(to_read)
+            os.close(from_write)
+            self._all.append((pid, to_write, from_read))
+        gc.unfreeze()
+        return self
+
+    def __exit__(self, *how: object) -> None:
+        for pid, write, read in self._all:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.close(write)
+            os.close(read)
+        for pid, _, _ in self._all:
+            _reap(pid)
+
+    def go(self, tolerant: bool = False) -> Measured:
+        """Run the next job of each client. Raises ClientsFailed when one fails, or, unless `tolerant`, when
+        anything that was read was wrong."""
+        for _, _, read in self._all:
+            self._receive(read)  # each is ready
+        for _, write, _ in self._all:
+            os.write(write, b"!")
+        answers = [self._receive(read) for _, _, read in self._all]
+        started = min(answer[0] for answer in answers) / 1e9
+        ended = max(answer[1] for answer in answers) / 1e9
+        measured = Measured(ended - started, started, ended, [answer[2] for answer in answers])
+        wrong = sum(outcome.wrong for outcome in measured.outcomes)
+        if wrong and not tolerant:
+            raise ClientsFailed(f"{wrong} of {measured.count} results are not what is in the tar")
+        return measured
+
+    def _receive(self, fd: int) -> Any:
+        parts = bytearray()
+        end = time.monotonic() + self._limit
+        wanted = 8
+        while len(parts) < wanted:
+            if not select.select([fd], [], [], max(0.0, end - time.monotonic()))[0]:
+                raise ClientsFailed(f"no answer within {self._limit:.0f} s")
+            piece = os.read(fd, wanted - len(parts))
+            if not piece:
+                raise ClientsFailed("a client died")
+            parts += piece
+            if len(parts) == 8 == wanted:
+                wanted = 8 + int.from_bytes(parts, "little")
+        answer = pickle.loads(parts[8:])
+        if isinstance(answer, str):
+            raise ClientsFailed(answer)
+        return answer
+
+
+def _reap(pid: int, seconds: float = 5.0) -> None:
+    """Wait for a killed client. One that is stuck in a mount ends when that is gone, and is left to init."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(ChildProcessError):
+            if not os.waitpid(pid, os.WNOHANG)[0]:
+                time.sleep(0.005)
+                continue
+        return
+
+
+def _serve(jobs: Sequence[Job], orders: int, answers: int) -> NoReturn:
+    """A client's life; it ends with the pipe from its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    gc.disable()
+    code = 0
+    try:
+        for job in jobs:
+            try:
+                job.prepare()
+                _answer(answers, None)
+                if not os.read(orders, 1):
+                    break
+                start = time.monotonic_ns()
+                job.run()
+                end = time.monotonic_ns()
+                _answer(answers, (start, end, job.check()))
+            except Exception as error:
+                _answer(answers, f"{type(job).__name__}: {error}")
+                break
+    except BaseException:
+        code = 1
+    finally:
+        os._exit(code)
+
+
+def _answer(fd: int, answer: object) -> None:
+    data = pickle.dumps(answer)
+    message = len(data).to_bytes(8, "little") + data
+    while message:
+        message = message[os.write(fd, message) :]
+
+
+def shares(items: Sequence[Any], clients: int) -> Iterator[Sequence[Any]]:
+    """The items in as many pieces as there are clients."""
+    for number in range(clients):
+        yield items[len(items) * number // clients : len(items) * (number + 1) // clients]

@@ -1,0 +1,582 @@
+"""What is measured, one function for each workload.
+
+In every one the systems take turns (A B C A B C ...), each time on a fresh mount, with what lies behind it in the
+page cache or, where a workload says so, dropped from it. Whatever was read is compared with what was written; a
+system that is wrong, fails or hangs is out of the workload, and the table says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from bench import cache, clients
+from bench.clients import Clients, ClientsFailed, File, Job, Measured, Outcome, Spot
+from bench.data import LARGE_MEMORY_SAMPLES, Set, Sets
+from bench.report import Case, Results
+from bench.systems import (
+    Broken,
+    Ratarmount,
+    System,
+    View,
+    Wdsfs,
+    anonymous_bytes,
+    descendants,
+    processor_seconds,
+    run,
+)
+
+MICRO = 1e6
+KILLS, KILL_SECONDS, KILL_CLIENTS = 100, 20.0, 4
+SETTLE_SECONDS = 0.1  # from the first answer until all processes of a mount have started
+RESIDENT_MOST = 0.02  # of what should have left the page cache
+
+
+class Bench:
+    """A run: what takes part, how often, and where the results go."""
+
+    def __init__(
+        self,
+        sets: Sets,
+        systems: dict[str, System],
+        results: Results,
+        repetitions: int,
+        limit: float,
+        say: Callable[[str], None],
+    ) -> None:
+        self.sets, self.systems, self.results = sets, systems, results
+        self.repetitions, self.limit, self.say = repetitions, limit, say
+        self._out: set[str] = set()
+
+    def begin(self, workload: str) -> None:
+        self.workload = workload
+        self._out = set()
+
+    def taking(self, data: Set, layout: str = "files", among: Iterable[str] = ()) -> list[System]:
+        """The systems that can show this set, prepared; those that cannot be prepared are out."""
+        wanted = list(among)
+        able = []
+        for system in self.systems.values():
+            if (wanted and system.name not in wanted) or system.name in self._out or not system.can(data, layout):
+                continue
+            with self.attempt(system):
+                system.prepare(data)
+                able.append(system)
+        return able
+
+    def turns(self, systems: Sequence[System], repetitions: int | None = None) -> Iterator[tuple[int, System]]:
+        """A B C A B C ..., without those that have failed meanwhile."""
+        for repetition in range(repetitions or self.repetitions):
+            for system in systems:
+                if system.name not in self._out:
+                    yield repetition, system
+
+    @contextlib.contextmanager
+    def attempt(self, system: System) -> Iterator[None]:
+        """Whatever fails in here is reported, and puts the system out of the workload."""
+        try:
+            yield
+        except (Broken, ClientsFailed, OSError, subprocess.SubprocessError, ValueError) as error:
+            self._out.add(system.name)
+            self.results.failed(self.workload, system.name, str(error))
+            self.say(f"{system.name} is out of {self.workload}: {error}")
+
+    @contextlib.contextmanager
+    def mounted(self, system: System, data: Set, layout: str = "files", cold: bool = False) -> Iterator[View]:
+        """A fresh mount, with what is behind it in the page cache, or not."""
+        behind = system.behind(data)
+        if not cold:
+            cache.warm(behind)
+        with system.mounted(data, layout) as view:
+            with self.clients([clients.StatRoot(str(view.root))]) as first:
+                first.go()  # now it serves
+            time.sleep(SETTLE_SECONDS)
+            if cold:  # only now: a daemon may read as it starts
+                cache.evict(behind)
+                if (there := cache.resident(behind)) > RESIDENT_MOST:
+                    self.results.note(f"{self.workload}, {system.name}: {there:.0%} stayed in the page cache")
+            yield view
+
+    def clients(self, *jobs: Sequence[Job]) -> Clients:
+        return Clients(jobs, self.limit)
+
+    def add(self, case: str, unit: str, system: str, value: float) -> None:
+        self.results.add(Case(self.workload, case, unit), system, value)
+
+
+def _plural(count: int) -> str:
+    return f"{count} client{'s' if count > 1 else ''}"
+
+
+# --- names ---------------------------------------------------------------------------------------------------
+
+
+def walk(bench: Bench) -> None:
+    """`find` over a fresh mount, again, and then stat of every file."""
+    data = bench.sets.get("tree")
+    for _, system in bench.turns(bench.taking(data)):
+        with bench.attempt(system), bench.mounted(system, data) as view:
+            for number, case in enumerate(("find", "find again")):
+                seconds = _find(bench, view, data, check=not number)
+                bench.results.add(Case("walk", case, "us/file"), system.name, seconds / data.count * MICRO)
+            with bench.clients([clients.StatFiles(view.files(data))]) as readers:
+                each = readers.go().seconds / data.count * MICRO
+                bench.results.add(Case("stat", "1 client, after a listing", "us/file"), system.name, each)
+
+
+def _find(bench: Bench, view: View, data: Set, check: bool = True) -> float:
+    """Seconds of a `find` over the mount. Raises Broken when it does not find what is there."""
+    out = data.directory.parent / "found"
+    with out.open("wb") as file:
+        since = time.perf_counter()
+        process = subprocess.Popen(["find", view.root], stdout=file, stdin=subprocess.DEVNULL)
+        try:
+            code = process.wait(timeout=max(bench.limit, data.count / 2000))
+        finally:
+            process.kill()
+        seconds = time.perf_counter() - since
+    if code:
+        raise Broken(f"find ended with {code}")
+    if check:
+        _check_found(out, view, data)
+    out.unlink()
+    return seconds
+
+
+def _check_found(out: Path, view: View, data: Set) -> None:
+    tops = {str(view.root)} | {f"{view.root}{view.top(shard)}" for shard in data.shards}
+    if data.shards[0].members:
+        found = set(out.read_text().splitlines())
+        expected = {file.path for file in view.files(data)} | set(view.directories(data)) | tops
+        if found != expected:
+            raise Broken(f"find differs in {len(found ^ expected)} paths")
+    else:
+        with out.open("rb") as file:
+            count = sum(1 for _ in file)
+        if count != data.count + len(tops):
+            raise Broken(f"find has found {count} paths, there are {data.count + len(tops)}")
+
+
+# --- small files ---------------------------------------------------------------------------------------------
+
+ENERGON = {"1 client, sequential", "4 clients, shuffled"}  # it takes seconds to start: not every variant
+
+
+def first_read(bench: Bench) -> None:
+    """Open, read and close small files after their directories were listed; then the same again."""
+    data = bench.sets.get("small")
+    for count in (1, 4, 8):
+        for order in ("sequential", "shuffled"):
+            variant = f"{_plural(count)}, {order}"
+            for turn, system in bench.turns(bench.taking(data)):
+                if system.name == "energon" and variant not in ENERGON:
+                    continue
+                with bench.attempt(system), bench.mounted(system, data) as view:
+                    with bench.clients([clients.ListDirectories(view.directories(data), data.count)]) as lister:
+                        lister.go()
+                    _read_twice(bench, system, view, _ordered(view, data, order, turn), count, variant)
+
+
+def _read_twice(bench: Bench, system: System, view: View, files: list[File], count: int, variant: str) -> None:
+    jobs = [[clients.ReadFiles(part), clients.ReadFiles(part)] for part in clients.shares(files, count)]
+    with bench.clients(*jobs) as readers:
+        before = processor_seconds(view.pids)
+        first = readers.go()
+        if view.pid:
+            used = (processor_seconds(view.pids) - before) / len(files) * MICRO
+            bench.results.add(Case("processor time", variant, "us/file"), system.name, used)
+        second = readers.go()
+    for workload, measured in (("first read", first), ("second read", second)):
+        each = measured.seconds / len(files) * MICRO
+        bench.results.add(Case(workload, variant, "us/file"), system.name, each)
+
+
+def _ordered(view: View, data: Set, order: str, seed: int) -> list[File]:
+    files = view.files(data)
+    if order == "shuffled":
+        random.Random(seed).shuffle(files)
+    return files
+
+
+def cold_paths(bench: Bench) -> None:
+    """The first read of small files by paths that were never listed or looked up."""
+    data = bench.sets.get("small")
+    for count, order in ((1, "sequential"), (1, "shuffled"), (4, "shuffled")):
+        variant = f"{_plural(count)}, {order}"
+        for turn, system in bench.turns(bench.taking(data)):
+            if system.name == "energon" and variant not in ENERGON:
+                continue
+            with bench.attempt(system), bench.mounted(system, data) as view:
+                files = _ordered(view, data, order, turn)
+                with bench.clients(*([clients.ReadFiles(part)] for part in clients.shares(files, count))) as all_:
+                    bench.add(variant, "us/file", system.name, all_.go().seconds / len(files) * MICRO)
+
+
+def samples(bench: Bench) -> None:
+    """Whole samples in the samples layout, against the same files in the files layout; nothing listed before."""
+    data = bench.sets.get("small")
+    able = bench.taking(data, "samples")
+    layouts = {
+        "files layout, known paths": "files",
+        "known paths": "samples",
+        "each sample listed first": "samples",
+    }
+    for _ in range(bench.repetitions):
+        for case, layout in layouts.items():
+            for _, system in bench.turns(able, 1):
+                with bench.attempt(system), bench.mounted(system, data, layout) as view:
+                    files = view.files(data)
+                    job: Job = clients.ReadFiles(files)
+                    if "listed" in case:
+                        directories = dict.fromkeys(file.path.rpartition("/")[0] for file in files)
+                        job = clients.ReadDirectories(list(directories), files)
+                    with bench.clients([job]) as readers:
+                        bench.add(case, "us/file", system.name, readers.go().seconds / len(files) * MICRO)
+
+
+# --- large files and whole sets ------------------------------------------------------------------------------
+
+
+def stream(bench: Bench) -> None:
+    """Large files from start to end: shards in the page cache, the same again, and from cold disk."""
+    data = bench.sets.get("large")
+    able = bench.taking(data)
+    for turn, system in bench.turns(able):
+        with bench.attempt(system), bench.mounted(system, data) as view:
+            files = view.files(data)
+            jobs: list[Job] = [clients.Stream(files), clients.Stream(files)]
+            with bench.clients([*jobs, clients.ReadAll(files)] if not turn else jobs) as readers:
+                for case in ("warm", "warm, again"):
+                    bench.add(case, "MB/s", system.name, _megabytes(readers.go()))
+                if not turn:
+                    readers.go()
+    for _, system in bench.turns(able):
+        with bench.attempt(system):
+            bench.add("cold disk", "MB/s", system.name, _megabytes(_cold_stream(bench, system, data)))
+
+
+def _cold_stream(bench: Bench, system: System, data: Set) -> Measured:
+    """All files of a set in the order of the tars, by one client, with nothing in the page cache."""
+    with bench.mounted(system, data, cold=True) as view, bench.clients([clients.Stream(view.files(data))]) as one:
+        return one.go()
+
+
+def _megabytes(measured: Measured) -> float:
+    return measured.bytes / measured.seconds / 1e6
+
+
+def random_reads(bench: Bench) -> None:
+    """4 KiB at random places of large files that are open, shards in the page cache."""
+    data = bench.sets.get("large")
+    for count in (1, 4):
+        for turn, system in bench.turns(bench.taking(data)):
+            with bench.attempt(system), bench.mounted(system, data) as view:
+                paths = [file.path for file in view.files(data)]
+                parts = clients.shares(_spots(data, 2000, turn), count)
+                with bench.clients(*([clients.RandomReads(paths, part)] for part in parts)) as readers:
+                    each = readers.go().seconds / 2000 * MICRO
+                    bench.add(_plural(count), "us/read", system.name, each)
+
+
+def _spots(data: Set, count: int, seed: int) -> list[Spot]:
+    """Places in the files of a set, none of them twice."""
+    chosen = random.Random(seed)
+    every = [
+        (number, offset * clients.RandomReads.SIZE)
+        for number, (_, member) in enumerate(data.members())
+        for offset in range(member.size // clients.RandomReads.SIZE)
+    ]
+    members = data.members()
+    spots = []
+    for number, offset in chosen.sample(every, count):
+        shard, member = members[number]
+        spots.append(Spot(number, offset, str(shard.path), member.offset + offset))
+    return spots
+
+
+def whole_set(bench: Bench) -> None:
+    """Every file of a set in the order of the tars, from cold disk, against `cat` of the tars."""
+    data = bench.sets.get("medium")
+    among = [name for name in bench.systems if name not in {"energon"}]
+    able = bench.taking(data, among=among)
+    for _ in range(bench.repetitions):
+        cache.evict(data.paths)
+        since = time.perf_counter()
+        run("sh", "-c", 'cat "$@" >/dev/null', "cat", *data.paths)
+        seconds = time.perf_counter() - since
+        size = sum(path.stat().st_size for path in data.paths)
+        bench.add("files of 100 kB, cold disk", "MB/s", "cat", size / seconds / 1e6)
+        for _, system in bench.turns(able, 1):
+            with bench.attempt(system):
+                # The bytes of the tars, so that the ratio to `cat` is that of the times.
+                rate = size / _cold_stream(bench, system, data).seconds / 1e6
+                bench.add("files of 100 kB, cold disk", "MB/s", system.name, rate)
+
+
+# --- indexing, mounting, memory ------------------------------------------------------------------------------
+
+
+def index(bench: Bench) -> None:
+    """Reading all headers of a set whose headers are in the page cache; the programs' own start is taken off."""
+    single = bench.sets.get("single")
+    indexers = _indexers(bench)
+    for set_name, size in (("headers3k", "3 kB"), ("headers100k", "100 kB")):
+        data = bench.sets.get(set_name)
+        out: set[str] = set()
+        for repetition in range(-1, bench.repetitions):  # the first of each is for the page cache
+            for name, indexer in indexers.items():
+                if name in out or (name == "ratarmount" and repetition < 0):
+                    continue
+                try:
+                    start = indexer(bench, single)
+                    seconds = indexer(bench, data)
+                except (Broken, OSError, ValueError, sqlite3.Error) as error:
+                    out.add(name)
+                    bench.results.failed(bench.workload, name, str(error))
+                    continue
+                if repetition >= 0:
+                    if seconds > start:  # else there are too few members to tell
+                        each = (seconds - start) / data.count * MICRO
+                        bench.add(f"members of {size}", "us/member", name, each)
+                    bench.results.add(Case("start", "of the indexing program", "ms"), name, start * 1000)
+    if "wdsfs" in bench.systems:
+        data = bench.sets.get("headers3k")
+        directory = _scratch(data)
+        _wdsfs_index(bench, data, 1)
+        used = (directory / "data.mdb").stat().st_blocks * 512
+        bench.results.add(Case("index size", "all", "bytes/member"), "wdsfs", used / data.count)
+        besides = (used - data.name_bytes) / data.count
+        bench.results.add(Case("index size", "besides names", "bytes/member"), "wdsfs", besides)
+        shutil.rmtree(directory)
+
+
+def _scratch(data: Set) -> Path:
+    return data.directory.parent / "index-of-the-benchmark"
+
+
+Indexer = Callable[[Bench, Set], float]
+
+
+def _indexers(bench: Bench) -> dict[str, Indexer]:
+    found: dict[str, Indexer] = {}
+    if "wdsfs" in bench.systems:
+        found["wdsfs"] = lambda bench, data: _wdsfs_index(bench, data, 1)
+        found["wdsfs, 2 processes"] = lambda bench, data: _wdsfs_index(bench, data, 2)
+    found["tar tf"] = _tar_list
+    if "ratarmount" in bench.systems:
+        found["ratarmount"] = _ratarmount_index
+    return found
+
+
+def _wdsfs_index(bench: Bench, data: Set, jobs: int) -> float:
+    directory = _scratch(data)
+    shutil.rmtree(directory, ignore_errors=True)
+    system = bench.systems["wdsfs"]
+    assert isinstance(system, Wdsfs)
+    command = system.command("index", "-q", "--json", "-j", str(jobs), "--index-dir", directory, data.directory)
+    since = time.perf_counter()
+    report = json.loads(run(*command))
+    seconds = time.perf_counter() - since
+    if report["members"] != data.count:
+        raise Broken(f"{report['members']} members indexed, there are {data.count}")
+    return seconds
+
+
+def _tar_list(bench: Bench, data: Set) -> float:
+    since = time.perf_counter()
+    for path in data.paths:
+        run("tar", "-tf", path, keep=False)
+    seconds = time.perf_counter() - since
+    lines = sum(run("tar", "-tf", path).count("\n") for path in data.paths)
+    if lines != data.count:
+        raise Broken(f"{lines} members listed, there are {data.count}")
+    return seconds
+
+
+def _ratarmount_index(bench: Bench, data: Set) -> float:
+    directory = _scratch(data)
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
+    system = bench.systems["ratarmount"]
+    assert isinstance(system, Ratarmount)
+    since = time.perf_counter()
+    run(*system.command(directory, "--no-mount", *data.paths))
+    seconds = time.perf_counter() - since
+    members = 0
+    for file in directory.iterdir():
+        with contextlib.closing(sqlite3.connect(file)) as base:
+            members += base.execute("SELECT count(*) FROM files WHERE mode & 32768 AND name != ''").fetchone()[0]
+    shutil.rmtree(directory)
+    if members != data.count:
+        raise Broken(f"{members} members indexed, there are {data.count}")
+    return seconds
+
+
+def mount_time(bench: Bench) -> None:
+    """From the start of the program to the first listing, of many shards that are indexed."""
+    data = bench.sets.get("shards")
+    cases = {f"{len(data.shards):,} shards, {data.count:,} members": data}
+    if bench.sets.sizes.memory_samples >= LARGE_MEMORY_SAMPLES:
+        many = bench.sets.get("many")
+        cases[f"{len(many.shards):,} shards, {many.count:,} members"] = many
+    for case, one in cases.items():
+        among = ["wdsfs", "ratarmount"] if one is data else ["wdsfs"]
+        for _, system in bench.turns(bench.taking(one, among=among)):
+            with bench.attempt(system):
+                since = time.monotonic()
+                with system.mounted(one) as view, bench.clients([clients.ListTop(str(view.root))]) as lister:
+                    seconds = lister.go().ended - since
+                bench.add(case, "s", system.name, seconds)
+
+
+def memory(bench: Bench) -> None:
+    """Anonymous memory of all processes of a mount after a walk, of a small and of a large set."""
+    few = bench.sets.get("few")
+    many = bench.sets.get("many")
+    large = bench.sets.sizes.memory_samples >= LARGE_MEMORY_SAMPLES
+    among = ["wdsfs"] if large else ["wdsfs", "ratarmount"]
+    for data in (few, many):
+        case = f"walk over {data.count:,} samples"
+        for _, system in bench.turns(bench.taking(data, among=among), 1):
+            with bench.attempt(system), bench.mounted(system, data) as view:
+                _find(bench, view, data)
+                bench.add(case, "MiB", system.name, anonymous_bytes(view.pids) / (1 << 20))
+
+
+# --- training ------------------------------------------------------------------------------------------------
+
+LOADERS = ("wdsfs", "extracted", "ratarmount")
+
+
+def loader(bench: Bench) -> None:
+    """Epochs of a PyTorch DataLoader that decodes JPEGs, 4 workers, in a process of its own."""
+    for module in ("torch", "PIL", "sklearn"):
+        if importlib.util.find_spec(module) is None:
+            bench.results.absent("training loader", f"no Python module {module}")
+            return
+    data = bench.sets.get("images")
+    able = bench.taking(data, among=[name for name in LOADERS if name in bench.systems])
+    library = importlib.util.find_spec("webdataset") is not None
+    if not library:
+        bench.results.absent("webdataset", "no Python module webdataset")
+    totals: set[int] = set()
+    for _ in range(bench.repetitions):
+        for _, system in bench.turns(able, 1):
+            with bench.attempt(system), bench.mounted(system, data) as view:
+                totals.add(_epochs(bench, system.name, data, "files", [str(view.root)]))
+        if library:
+            cache.warm(data.paths)
+            totals.add(_epochs(bench, "webdataset", data, "webdataset", list(map(str, data.paths))))
+    if len(totals) > 1:
+        bench.results.failed(bench.workload, "all", "the sums of all pixels differ between the systems")
+
+
+def _epochs(bench: Bench, name: str, data: Set, kind: str, places: list[str]) -> int:
+    """Two epochs; returns the sum of all pixels. Raises Broken."""
+    here = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    out = run(sys.executable, "-m", "bench.loader", kind, *places, limit=bench.limit, env=here)
+    report = json.loads(out)
+    images = data.count // 2
+    if report["images"] != [images, images]:
+        raise Broken(f"the loader has seen {report['images']} images, there are {images}")
+    for case, seconds in zip(("first epoch", "second epoch"), report["seconds"], strict=True):
+        bench.add(case, "images/s", name, images / seconds)
+    return int(report["total"])
+
+
+# --- survival ------------------------------------------------------------------------------------------------
+
+
+def survival(bench: Bench) -> None:
+    """SIGKILL of random workers while four clients read and verify."""
+    data = bench.sets.get("small")
+    for system in bench.taking(data, among=["wdsfs"]):
+        with bench.attempt(system), bench.mounted(system, data) as view:
+            files, directories = view.files(data), {}
+            for shard in data.shards:
+                directories[f"{view.root}{view.top(shard)}"] = len(shard.members)
+            jobs: list[list[Job]] = [
+                [clients.Torment(files, directories, KILL_SECONDS, seed)] for seed in range(KILL_CLIENTS)
+            ]
+            with bench.clients(*jobs) as readers, _killing(view) as killed:
+                measured = readers.go(tolerant=True)
+            outcomes = measured.outcomes
+            _survived(bench, system, outcomes, len(killed))
+
+
+@contextlib.contextmanager
+def _killing(view: View) -> Iterator[list[int]]:
+    """Kill workers at even intervals, from a process of its own so that waiting for clients goes on."""
+    killed: list[int] = []
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.close(read)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            assert view.pid is not None
+            for _ in range(KILLS):
+                time.sleep(KILL_SECONDS / (KILLS + 1))
+                workers = descendants(view.pid)[1:]
+                if workers:
+                    victim = random.choice(workers)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(victim, signal.SIGKILL)
+                        os.write(write, b"k")
+        finally:
+            os._exit(0)
+    os.close(write)
+    try:
+        yield killed
+        while data := os.read(read, 1 << 10):
+            killed += data
+    finally:
+        os.close(read)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _survived(bench: Bench, system: System, outcomes: Sequence[Outcome], kills: int) -> None:
+    errors = [error for outcome in outcomes for error in outcome.errors]
+    values: list[tuple[str, str, float]] = [
+        ("workers killed", "", kills),
+        ("files read and verified", "", sum(outcome.count for outcome in outcomes)),
+        ("errors", "", len(errors)),
+        ("wrong contents", "", sum(outcome.wrong for outcome in outcomes)),
+        ("longest wait", "s", max(outcome.facts["longest"] for outcome in outcomes)),
+    ]
+    for case, unit, value in values:
+        bench.add(case, unit, system.name, float(value))
+    for error in sorted(set(errors))[:5]:
+        bench.results.note(f"survival: {errors.count(error)} x {error}")
+
+
+WORKLOADS: dict[str, tuple[str, Callable[[Bench], None]]] = {
+    "walk": ("walk", walk),
+    "stat": ("stat", walk),
+    "first-read": ("first read", first_read),
+    "second-read": ("second read", first_read),
+    "cold-paths": ("paths never listed", cold_paths),
+    "samples": ("whole samples", samples),
+    "stream": ("large files", stream),
+    "random": ("random 4 KiB", random_reads),
+    "order": ("whole set in order", whole_set),
+    "index": ("indexing", index),
+    "mount-time": ("mount time", mount_time),
+    "memory": ("memory", memory),
+    "loader": ("training loader", loader),
+    "survival": ("survival", survival),
+}
