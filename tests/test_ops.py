@@ -310,6 +310,12 @@ async def test_attributes(operations: Operations, tree: FakeTree) -> None:
     assert (await operations.getattr(9, CONTEXT)).st_mode == stat.S_IFREG | 0o440
 
 
+async def test_the_mount_point_is_asked_for_again(operations: Operations) -> None:
+    """Else it would be there, to all appearances, when the mount is dead."""
+    assert (await operations.getattr(ROOT, CONTEXT)).attr_timeout <= 1
+    assert (await operations.lookup(ROOT, b".", CONTEXT)).attr_timeout <= 1
+
+
 @pytest.mark.parametrize("size", [0, 1, 511, 512, 513, (1 << 63) - 1])
 async def test_blocks_are_those_of_the_size(operations: Operations, tree: FakeTree, size: int) -> None:
     tree.node = tree.node._replace(size=size)

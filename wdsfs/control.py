@@ -153,15 +153,15 @@ def state_without_answer(daemon: Daemon) -> str:
     try:
         # Not in this process: where the workers hang, this would hang with them. And of the file system, not of
         # the directory: what is known of that the kernel tells also when a mount is dead.
-        answer = subprocess.run(
+        stat = subprocess.Popen(
             ["stat", "--file-system", "--", daemon.mountpoint],
-            capture_output=True,
-            timeout=ANSWER_SECONDS,
-            check=False,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
+        return DEAD if stat.wait(ANSWER_SECONDS) else UNSUPERVISED
     except subprocess.TimeoutExpired:
+        stat.kill()  # and not waited for: a request that a worker has taken cannot be killed
         return SILENT
-    return DEAD if answer.returncode else UNSUPERVISED
 
 
 def ask(daemon: Daemon) -> dict[str, Any] | None:

@@ -40,6 +40,9 @@ log = logging.getLogger(__name__)
 # directory is asked for again after some seconds, and a changed shard has another inode then.
 TIMEOUT_SECONDS = 3600.0
 CHANGE_SECONDS = 5.0
+# What the kernel has kept of the mount point it also tells when the mount is dead. fusermount3 looks there before
+# it unmounts (`-o auto_unmount`), and so do people; one question a second is what that costs.
+ROOT_SECONDS = 1.0
 BLOCK_SIZE = 128 << 10  # what stat recommends for reads: the largest request of the kernel
 PUSH_BYTES = 128 << 10  # files up to this size are pushed into the page cache at their first open
 QUIET_SECONDS = 30.0  # a message is logged once in this time
@@ -195,7 +198,7 @@ class Operations(pyfuse3.Operations):
         entry.st_ino = node.inode
         entry.generation = 0
         entry.entry_timeout = timeout
-        entry.attr_timeout = TIMEOUT_SECONDS
+        entry.attr_timeout = ROOT_SECONDS if node.inode == ROOT else TIMEOUT_SECONDS
         entry.st_mode = node.mode & ~self.owner.umask
         entry.st_nlink = node.links
         entry.st_uid, entry.st_gid = self.owner.uid, self.owner.gid
