@@ -299,7 +299,7 @@ def test_one_tree_after_a_change(program: Program) -> None:
         assert sorted(os.listdir(mounted.path)) == ["1", "big", "d", "small", "small~2"]
         replace(program.home / "a.tar", tars.tar(tars.member(b"d/y.txt", b"y"), tars.member(b"e.txt", b"e")))
         mounted.expect_log(CHANGED)
-        mounted.allow_log(r"a\.tar")
+        mounted.allow_log(r"a\.tar", "was listed")
         wait_until(lambda: sorted(names(mounted.path) or []) == ["d", "e", "small"], "the new content")
         assert names(mounted.path / "d") == ["y", "x"]
         assert (mounted.path / "small/txt").read_bytes() == b"second"

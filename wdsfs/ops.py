@@ -40,8 +40,8 @@ log = logging.getLogger(__name__)
 # directory is asked for again after some seconds, and a changed shard has another inode then.
 TIMEOUT_SECONDS = 3600.0
 CHANGE_SECONDS = 5.0
-# What the kernel has kept of the mount point it also tells when the mount is dead. fusermount3 looks there before
-# it unmounts (`-o auto_unmount`), and so do people; one question a second is what that costs.
+# What the kernel has kept of the mount point it also tells when the mount is dead: a script that looks with stat
+# would find it in order. One question a second is what that costs.
 ROOT_SECONDS = 1.0
 BLOCK_SIZE = 128 << 10  # what stat recommends for reads: the largest request of the kernel
 PUSH_BYTES = 128 << 10  # files up to this size are pushed into the page cache at their first open
