@@ -243,7 +243,7 @@ def _headers(size: int) -> Callable[[Set, Sizes], None]:
     def write(data: Set, sizes: Sizes) -> None:
         """Shards whose headers are read and nothing else: the contents are holes. Two, with four names each."""
         for number in range(2):
-            first = data.directory / f"{data.name}-{number:06d}.tar"
+            first, *links = (data.directory / f"{data.name}-{number:03d}{link:03d}.tar" for link in range(4))
             with _Tar(first, remember=False) as tar:
                 for sample in range(sizes.index_members // 8 // 3):
                     key = f"img{number:03d}{sample:07d}"
@@ -251,7 +251,6 @@ def _headers(size: int) -> Callable[[Set, Sizes], None]:
                         tar.add_hole(f"{key}.{extension}", size)
                     data.count += 4 * 3
                     data.name_bytes += 4 * len(key)
-            links = [data.directory / f"{data.name}-{number:03d}{link:03d}.tar" for link in range(1, 4)]
             for path in links:
                 os.link(first, path)
             data.shards += map(Shard, [first, *links])
