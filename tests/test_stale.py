@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import faulthandler
 import itertools
 import mmap
 import os
@@ -261,6 +262,7 @@ def test_mapped_files(program: Program, mounted: Mounted) -> None:
     replace(program.home / "a.tar", shard(2))
     pid = os.fork()
     if not pid:
+        faulthandler.disable()
         try:
             ok = mapped[0] == 1 and mapped[SIZE - 1] == 1
             os._exit(0 if ok else 1)
