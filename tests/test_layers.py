@@ -31,6 +31,7 @@ system     | errors                                                 | third-part
 spec       | errors names                                           | fuse trio lmdb numpy terminal
 pool       | errors spec                                            | third-party
 shard      | errors names                                           | fuse trio lmdb terminal clock
+header     |                                                        | third-party disks clock
 record     | errors inodes names shard                              | fuse trio lmdb terminal clock
 pages      | errors                                                 | fuse trio lmdb terminal
 index      | errors inodes system spec pool record pages                  | fuse trio terminal
