@@ -12,12 +12,22 @@
     |   '-- StaleShard         ESTALE     3   it changed underneath
     |-- IndexUnusable          EIO        4   the index directory cannot be used
     |-- MountError             EIO        5   the mount could not be made, found or ended
+    |-- OverlayUnusable        EIO        8   the overlay's directory cannot be used
+    |   '-- OverlayBusy        EBUSY      8   another mount or commit uses it
+    |-- CommitError            EIO        7   a commit could not be made, or could not be finished
     '-- EntryError             EIO        6   raised while walking the tree
         |-- NoSuchEntry        ENOENT     6
         |-- NotADirectory      ENOTDIR    6
         |-- IsADirectory       EISDIR     6
         |-- NoSuchAttribute    ENODATA    6
-        '-- ReadOnly           EROFS      6
+        |-- ReadOnly           EROFS      6
+        |-- EntryExists        EEXIST     6
+        |-- NotEmpty           ENOTEMPTY  6
+        |-- CrossDevice        EXDEV      6   a rename that only copying can do
+        |-- NotPermitted       EPERM      6
+        |-- Unsupported        ENOTSUP    6
+        |-- InvalidRequest     EINVAL     6
+        '-- NameTooLong        ENAMETOOLONG 6
 
 A message names the thing (shard, offset, member, path) and, where there is one, the way out.
 Exit code 1 is also what `wdsfs check` gives when it has findings, 130 an interrupt.
@@ -71,6 +81,18 @@ class MountError(WdsfsError):
     exit_code = 5
 
 
+class OverlayUnusable(WdsfsError):
+    exit_code = 8
+
+
+class OverlayBusy(OverlayUnusable):
+    errno = errno.EBUSY
+
+
+class CommitError(WdsfsError):
+    exit_code = 7
+
+
 class EntryError(WdsfsError):
     exit_code = 6
 
@@ -93,3 +115,31 @@ class NoSuchAttribute(EntryError):
 
 class ReadOnly(EntryError):
     errno = errno.EROFS
+
+
+class EntryExists(EntryError):
+    errno = errno.EEXIST
+
+
+class NotEmpty(EntryError):
+    errno = errno.ENOTEMPTY
+
+
+class CrossDevice(EntryError):
+    errno = errno.EXDEV
+
+
+class NotPermitted(EntryError):
+    errno = errno.EPERM
+
+
+class Unsupported(EntryError):
+    errno = errno.ENOTSUP
+
+
+class InvalidRequest(EntryError):
+    errno = errno.EINVAL
+
+
+class NameTooLong(EntryError):
+    errno = errno.ENAMETOOLONG

@@ -22,6 +22,7 @@ The lower 32 bits, kind and index, are the node's `position` in its record.
 from __future__ import annotations
 
 ROOT = 1
+UP = 1 << 62  # the space of new files: this, and the number that the file has in the upper
 FOLDER, SAMPLE, MEMBER = 1, 2, 3
 
 INDEX_MAX = (1 << 30) - 1

@@ -1,0 +1,449 @@
+"""The upper: the directory that takes the changes of a writable mount, in the format of the kernel's overlayfs.
+
+What `--overlay DIR` names looks like this::
+
+    DIR/overlay.json   which set, shown how, it was made over (`Settings`)
+    DIR/lock           held by whoever mounts or commits
+    DIR/upper/         the changes, under the paths of the mount
+    DIR/work/          files on their way into upper/; orphans/<inode>: unlinked while the kernel knows them
+
+In upper/ a file is itself, a *whiteout* says that a name of the lower is gone, and an *opaque* directory shows
+nothing of the lower::
+
+    whiteout   a character device 0:0; or, where none can be made, an empty file with the attribute
+               user.overlay.whiteout in a directory with user.overlay.opaque = "x"
+    opaque     the attribute user.overlay.opaque = "y", or trusted.overlay.opaque (which root's overlayfs writes)
+
+Two attributes are ours: `user.wdsfs.origin` = "<inode>:<sum>" keeps the inode number that a file (or a renamed
+sample) has in the lower, as long as its shard's fingerprint has that sum (hexadecimal); `user.wdsfs.mode` =
+octal permission bits, where the file's own had to stay wider for a daemon that is not root.
+
+`load` reads the names into memory, a tree of `UpperNode`s: what is looked up often is looked up there, and what
+is not in it is as the lower has it. Attributes and content stay on disk.
+
+No FUSE, no shards, no lower: what has to be copied up or hidden is for `writable.py` to say. One thread at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from wdsfs.errors import OverlayBusy, OverlayUnusable
+from wdsfs.inodes import ROOT, UP
+
+VERSION = 1  # of overlay.json and of everything beside it
+
+FILE, DIRECTORY, SYMLINK, WHITEOUT, OTHER = range(5)
+
+# Attributes of the format; those of a user's own are everything else in the namespace "user.".
+RESERVED = (b"user.overlay.", b"trusted.overlay.", b"user.wdsfs.")
+OPAQUE, OPAQUE_OF_ROOT = "user.overlay.opaque", "trusted.overlay.opaque"
+WHITED_OUT, WHITED_OUT_OF_ROOT = "user.overlay.whiteout", "trusted.overlay.whiteout"
+ORIGIN, MODE = "user.wdsfs.origin", "user.wdsfs.mode"
+_UNSUPPORTED = {
+    f"{namespace}.overlay.{feature}": feature
+    for namespace in ("user", "trusted")
+    for feature in ("redirect", "metacopy")
+}
+
+OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Origin(NamedTuple):
+    """The inode number that something had in the lower, and the sum of its shard's fingerprint at that time."""
+
+    inode: int
+    sum: int
+
+
+class UpperNode:
+    """Something in the upper: a file, a directory, a symbolic link, a whiteout, or another thing (fifo ...).
+
+    A file with several names in the upper is one node. `inode` is the number that the mount shows: as loaded it is
+    UP | st_ino, whoever knows the lower sets that of the origin. `lower` is the number of the lower's directory
+    that shows through (0: nothing does); it, too, is set by who knows the lower.
+    """
+
+    __slots__ = (
+        "children",
+        "dirty",
+        "inode",
+        "kind",
+        "known",
+        "lower",
+        "mode",
+        "more",
+        "name",
+        "opaque",
+        "origin",
+        "parent",
+    )
+
+    def __init__(self, kind: int, inode: int, parent: UpperNode | None, name: bytes) -> None:
+        self.kind = kind
+        self.inode = inode
+        self.parent = parent  # of one of its names; None for the top, a whiteout, and what has been removed
+        self.name = name
+        self.more: list[tuple[UpperNode, bytes]] | None = None  # its other names
+        self.children: dict[bytes, UpperNode] = {} if kind == DIRECTORY else _NO_CHILDREN
+        self.opaque = False
+        self.origin: Origin | None = None
+        self.lower = 0
+        self.mode = -1  # permission bits to show; -1: those that the file has
+        self.dirty = True  # not known to be on disk: a directory's names, a file's bytes
+        self.known: int | None = None  # how often the kernel was told of it; None: nobody knows
+
+    def __repr__(self) -> str:
+        kind = ("file", "directory", "symlink", "whiteout", "other")[self.kind]
+        return f"<{kind} {os.fsdecode(self.path())!r} inode {self.inode:#x}>"
+
+    def places(self) -> list[tuple[UpperNode, bytes]]:
+        """All its names: the directory and the name in it."""
+        first = [] if self.parent is None else [(self.parent, self.name)]
+        return first + (self.more or [])
+
+    def chain(self) -> list[UpperNode]:
+        """This node and what it lies in, the top last."""
+        found: list[UpperNode] = []
+        node: UpperNode | None = self
+        while node is not None:
+            found.append(node)
+            node = node.parent
+        return found
+
+    def path(self) -> bytes:
+        """Its path below the upper, without a slash in front; empty for the top."""
+        return b"/".join(node.name for node in reversed(self.chain()[:-1]))
+
+    def walk(self) -> Iterator[tuple[UpperNode, bytes, UpperNode]]:
+        """Everything below as (directory, name, node), a directory before what is in it."""
+        waiting = [self]
+        while waiting:
+            directory = waiting.pop()
+            for name, node in directory.children.items():
+                yield directory, name, node
+                if node.kind == DIRECTORY:
+                    waiting.append(node)
+
+
+_NO_CHILDREN: dict[bytes, UpperNode] = {}  # shared by everything that is no directory; stays empty
+_WHITEOUT = UpperNode(WHITEOUT, 0, None, b"")  # one for all: nothing is known of a whiteout but that it is there
+
+
+# --- reading the upper -------------------------------------------------------------------------------------
+
+
+def load(directory: int) -> UpperNode:
+    """The names in the upper that this descriptor is of; read-only.
+
+    Raises OverlayUnusable for what wdsfs does not understand, and OSErrors.
+    """
+    return _Loader(directory).load()
+
+
+class _Loader:
+    """Walks an upper with two descriptors, however deep it is."""
+
+    def __init__(self, directory: int) -> None:
+        self.top = directory
+        self.device = os.fstat(directory).st_dev
+        self.linked: dict[int, UpperNode] = {}
+
+    def load(self) -> UpperNode:
+        root = UpperNode(DIRECTORY, ROOT, None, b"")
+        here = os.open(".", OPEN_DIRECTORY, dir_fd=self.top)
+        try:
+            self._read_directory(root, here)
+            levels = [self._scan(root, here)]  # for each level, the directories that are still to be visited
+            while levels:
+                step: bytes | str = ".."
+                if levels[-1]:
+                    node = levels[-1].pop()
+                    step = node.name
+                else:
+                    levels.pop()
+                    if not levels:
+                        break
+                inner = os.open(step, OPEN_DIRECTORY, dir_fd=here)
+                if step != "..":
+                    try:
+                        self._read_directory(node, inner)
+                        below = self._scan(node, inner)
+                    except BaseException:
+                        os.close(inner)
+                        raise
+                    if not below:  # nothing to go down to, so nothing to come back from
+                        os.close(inner)
+                        continue
+                    levels.append(below)
+                os.close(here)
+                here = inner
+        finally:
+            os.close(here)
+        return root
+
+    def _scan(self, parent: UpperNode, fd: int) -> list[UpperNode]:
+        """Read the names of a directory; returns the directories among them."""
+        found = []
+        prefix = b"/proc/self/fd/%d/" % fd
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                name = os.fsencode(entry.name)
+                node = self._node(parent, name, entry.stat(follow_symlinks=False), prefix + name)
+                parent.children[name] = node
+                if node.kind == DIRECTORY:
+                    found.append(node)
+        return found
+
+    def _node(self, parent: UpperNode, name: bytes, status: os.stat_result, path: bytes) -> UpperNode:
+        if status.st_dev != self.device:
+            raise OverlayUnusable(f"{os.fsdecode(name)!r} in the overlay is on another file system")
+        kind = _kind_of(status)
+        if kind == WHITEOUT:
+            return _WHITEOUT
+        if status.st_nlink > 1 and kind != DIRECTORY and status.st_ino in self.linked:
+            node = self.linked[status.st_ino]
+            node.more = [*(node.more or []), (parent, name)]
+            return node
+        node = UpperNode(kind, status.st_ino | UP, parent, name)
+        if kind == FILE:
+            attributes = os.listxattr(path, follow_symlinks=False)
+            if attributes and self._read_file(node, path, attributes, not status.st_size):
+                return _WHITEOUT
+        if status.st_nlink > 1 and kind != DIRECTORY:
+            self.linked[status.st_ino] = node
+        return node
+
+    def _read_file(self, node: UpperNode, path: bytes, attributes: list[str], empty: bool) -> bool:
+        """Take over what a file's attributes say. Whether it is a whiteout."""
+        _refuse_unsupported(node, attributes)
+        if empty and (WHITED_OUT in attributes or WHITED_OUT_OF_ROOT in attributes):
+            return True
+        _read_ours(node, path, attributes)
+        return False
+
+    def _read_directory(self, node: UpperNode, fd: int) -> None:
+        attributes = os.listxattr(fd)
+        if attributes:
+            _refuse_unsupported(node, attributes)
+            node.opaque = any(
+                name in attributes and os.getxattr(fd, name) == b"y" for name in (OPAQUE, OPAQUE_OF_ROOT)
+            )
+            _read_ours(node, fd, attributes)
+
+
+def _kind_of(status: os.stat_result) -> int:
+    """What kind of node a file is by its status alone: a whiteout in the other form counts as a file."""
+    form = stat.S_IFMT(status.st_mode)
+    if form == stat.S_IFREG:
+        return FILE
+    if form == stat.S_IFDIR:
+        return DIRECTORY
+    if form == stat.S_IFLNK:
+        return SYMLINK
+    return WHITEOUT if form == stat.S_IFCHR and status.st_rdev == 0 else OTHER
+
+
+def _refuse_unsupported(node: UpperNode, attributes: list[str]) -> None:
+    for name in attributes:
+        feature = _UNSUPPORTED.get(name)
+        if feature is not None:
+            raise OverlayUnusable(
+                f"{os.fsdecode(node.path())!r} in the overlay has the attribute {name}, without which it cannot "
+                f"be understood; mount with -o redirect_dir=off,metacopy=off and make the change again"
+            )
+
+
+def _read_ours(node: UpperNode, where: bytes | int, attributes: list[str]) -> None:
+    if ORIGIN in attributes:
+        node.origin = _parse_origin(os.getxattr(where, ORIGIN))
+    if MODE in attributes:
+        try:
+            node.mode = int(os.getxattr(where, MODE), 8) & 0o7777
+        except ValueError:
+            node.mode = -1
+
+
+def _parse_origin(value: bytes) -> Origin | None:
+    inode, _, checksum = value.partition(b":")
+    try:
+        return Origin(int(inode), int(checksum, 16))
+    except ValueError:
+        return None  # it is only a number; without it the file has another one
+
+
+def open_below(directory: int, node: UpperNode, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of something in the upper that `directory` is a descriptor of. Raises OSErrors."""
+    *way, _ = node.chain()
+    fd = os.open(".", OPEN_DIRECTORY, dir_fd=directory)
+    for step in reversed(way):
+        last = step is node
+        try:
+            inner = os.open(step.name, flags | os.O_NOFOLLOW | os.O_CLOEXEC if last else OPEN_DIRECTORY, dir_fd=fd)
+        finally:
+            os.close(fd)
+        fd = inner
+    return fd
+
+
+# --- DIR ---------------------------------------------------------------------------------------------------
+
+
+class Place(NamedTuple):
+    """Where everything in an overlay's directory is."""
+
+    path: Path
+
+    @property
+    def upper(self) -> Path:
+        """The changes: a directory of its own, or all of an upper that the kernel's overlayfs wrote."""
+        return self.path if self.is_bare else self.path / "upper"
+
+    @property
+    def work(self) -> Path:
+        return self.path / "work"
+
+    @property
+    def settings(self) -> Path:
+        return self.path / "overlay.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it has contents, but not ours: `upperdir=` of a kernel's overlay mount."""
+        if self.settings.exists() or (self.path / "upper").is_dir():
+            return False
+        ours = {"lock", "work"}
+        return self.path.is_dir() and any(entry.name not in ours for entry in os.scandir(self.path))
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSeen:
+    """A shard that an overlay was made over: its name in the mount, path, and fingerprint."""
+
+    name: bytes
+    path: bytes
+    fingerprint: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What overlay.json says: how the set was shown when the overlay was made, and of what shards it was."""
+
+    layout: str
+    names: str
+    merge: bool
+    shards: tuple[ShardSeen, ...]
+
+    def to_json(self) -> bytes:
+        shards = [
+            {
+                "name": os.fsdecode(one.name),
+                "path": os.fsdecode(one.path),
+                "fingerprint": list(one.fingerprint),
+            }
+            for one in self.shards
+        ]
+        about = {"version": VERSION, "layout": self.layout, "names": self.names, "merge": self.merge}
+        return json.dumps({**about, "shards": shards}, indent=1).encode() + b"\n"
+
+    @staticmethod
+    def from_json(data: bytes) -> Settings:
+        """Raises ValueError, KeyError, TypeError for what `to_json` does not write."""
+        about = json.loads(data)
+        if about["version"] != VERSION:
+            raise ValueError(f"version {about['version']}, not {VERSION}")
+        shards = (
+            ShardSeen(os.fsencode(one["name"]), os.fsencode(one["path"]), _three(one["fingerprint"]))
+            for one in about["shards"]
+        )
+        return Settings(str(about["layout"]), str(about["names"]), bool(about["merge"]), tuple(shards))
+
+
+def _three(numbers: list[int]) -> tuple[int, int, int]:
+    size, mtime_ns, inode = map(int, numbers)
+    return size, mtime_ns, inode
+
+
+def read_settings(place: Place) -> Settings | None:
+    """What overlay.json says; None when there is none. Raises OverlayUnusable."""
+    try:
+        return Settings.from_json(place.settings.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise OverlayUnusable(f"{place.settings} cannot be used: {error}") from None
+
+
+def write_settings(place: Place, settings: Settings) -> None:
+    """Write overlay.json; a stop or a power cut leaves the old one or the new one."""
+    temporary = place.path / "overlay.json.tmp"
+    with temporary.open("wb") as out:
+        out.write(settings.to_json())
+        out.flush()
+        os.fsync(out.fileno())
+    temporary.rename(place.settings)
+    sync_directory(place.path)
+
+
+def sync_directory(path: Path) -> None:
+    fd = os.open(path, OPEN_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def hold(place: Place) -> int:
+    """Keep everybody else from mounting or committing this overlay, as long as the descriptor is open.
+
+    A forked process inherits the hold: it ends with the last of them. Raises OverlayBusy, which names the holder.
+    """
+    fd, ours = _open_lock(place)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if ours:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+    except BlockingIOError:
+        holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip() if ours else ""
+        os.close(fd)
+        by = f" by process {holder}" if holder else ""
+        raise OverlayBusy(f"the overlay {place.path} is in use{by}; only one mount or commit may use it") from None
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _open_lock(place: Place) -> tuple[int, bool]:
+    """What to lock, and whether the holder's number may be written there."""
+    if not place.is_bare:  # else nothing of ours belongs in there
+        try:
+            return os.open(place.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), True
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+    return os.open(place.path, OPEN_DIRECTORY), False
+
+
+@contextmanager
+def held(place: Place) -> Iterator[None]:
+    """`hold` for the time of a block."""
+    fd = hold(place)
+    try:
+        yield
+    finally:
+        os.close(fd)
