@@ -38,6 +38,7 @@ index      | errors inodes system spec pool record pages                  | fuse
 lower      | errors board inodes spec shard record index                  | fuse trio lmdb terminal
 tree       | errors inodes names shard record lower                 | fuse trio lmdb terminal
 merged     | errors inodes names record lower tree                  | fuse trio lmdb terminal
+pack       | errors header index record shard                       | fuse trio lmdb terminal clock
 overlay    | errors inodes                                          | third-party clock
 worker     |                                                        | trio lmdb numpy terminal disks
 ops        | errors names board inodes lower tree                   | trio lmdb numpy terminal

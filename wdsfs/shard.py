@@ -96,10 +96,10 @@ class _Extended:
 class _Window:
     """Reads a file through one buffer whose size adapts to the distance between headers."""
 
-    def __init__(self, fd: int, size: int) -> None:
+    def __init__(self, fd: int, size: int, span: int = WINDOW_MAX // 4) -> None:
         self.fd, self.size = fd, size
         self.base, self.data = 0, b""
-        self.span = WINDOW_MAX // 4
+        self.span = span
 
     def seek(self, position: int, need: int = BLOCK) -> int:
         """Make `need` bytes at `position` available; returns their index in `data`.
@@ -697,3 +697,58 @@ def read_name(fd: int, head: int) -> bytes:
     for chunk in scan(fd, problems, head, limit=1):
         return chunk.names[0]
     raise CorruptShard(problems[0].text if problems else f"no member at offset {head}")
+
+
+# --- cutting -----------------------------------------------------------------------------------------------
+
+
+def end_of(fd: int, head: int) -> int:
+    """The byte behind the member whose first header lies at byte `head`, its padding included.
+
+    That may lie behind the end of a file that was written without its last padding. Raises CorruptShard.
+    """
+    try:
+        end = _walk_slowly(_Window(fd, os.fstat(fd).st_size, WINDOW_MIN), head, _Batch(), {})
+    except _Damage as error:
+        raise CorruptShard(error.problem.text) from None
+    if end is None:
+        raise CorruptShard(f"no member at offset {head}")
+    return end
+
+
+def split_gap(fd: int, start: int, end: int) -> Iterator[tuple[int, int, frozenset[bytes]]]:
+    """What lies from byte `start` to the end mark, or to byte `end`: (start, end, keywords) of each part.
+
+    A part is a member with its headers, whose keywords are empty, or a global PAX header, which says something
+    of all members behind it with these keywords. Raises CorruptShard.
+    """
+    while start < end:
+        header = _pread(fd, BLOCK, start)
+        if len(header) < BLOCK or header == _ZERO_BLOCK:
+            return
+        keywords: frozenset[bytes] = frozenset()
+        if header[156] == _PAX_GLOBAL:
+            size = _number(header[124:136]) or 0
+            behind = start + BLOCK + _padded(size)
+            try:
+                keywords = frozenset(key for key, _ in _pax_records(_pread(fd, size, start + BLOCK), behind))
+            except _Damage as error:
+                raise CorruptShard(error.problem.text) from None
+        else:
+            behind = end_of(fd, start)
+        yield start, behind, keywords
+        start = behind
+
+
+def global_headers(fd: int, head: int, data: int) -> list[tuple[int, int]]:
+    """Where global PAX headers lie between the first header of a member and its content: usually nowhere."""
+    found = []
+    while head < data - BLOCK:
+        header = _pread(fd, BLOCK, head)
+        if header[156] not in _EXTENSIONS:  # its own one; a sparse map may follow
+            break
+        behind = head + BLOCK + _padded(_number(header[124:136]) or 0)
+        if header[156] == _PAX_GLOBAL:
+            found.append((head, behind))
+        head = behind
+    return found

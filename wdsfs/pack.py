@@ -1,0 +1,587 @@
+"""Writing one shard from pieces of others and from files, so that it is there whole or not at all.
+
+A shard to be written is a list of pieces in order: `Run`s, which are ranges of raw bytes of a source shard (whole
+members with all their headers and padding, and what lies between them), and `New` members, whose content is a
+file. The kernel copies the runs, so untouched members stay byte-identical and a commit runs at disk speed.
+
+`Layout` tells where in a source shard its members begin and end, and cuts it into pieces around what changes.
+`Writer` writes a shard under a temporary name, syncs it, reads it back and only then gives it its name.
+
+What leads to which pieces is decided in `commit.py`. All that writes goes through `Disk`, whose steps the tests
+record, stop and let fail. Threads: a `Writer` may be used by several threads, each for another shard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsfs import header, shard
+from wdsfs.errors import CommitError, CorruptShard, StaleShard
+from wdsfs.index import fingerprint_of, open_shard
+from wdsfs.record import LINK, Record
+
+CHUNK = 1 << 20  # bytes of a file that are read at a time, and of small pieces that are written together
+COPY_MAX = 1 << 28  # bytes that the kernel is asked to copy at a time: an interrupt waits for no more
+
+# Damage that a shard can be cut in spite of: everything that a reader sees is whole.
+HARMLESS = frozenset(("no end mark", "behind end mark", "dangling link", "empty"))
+
+# What copy_file_range and sendfile say where they do not work: another file system, an old kernel, a strange file.
+_NOT_HERE = frozenset((errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY))
+_NO_FILES = (shard.HARD_LINK, shard.CHARACTER, shard.BLOCK_DEVICE, shard.DIRECTORY, shard.FIFO)
+
+Numbers = NDArray[np.int64]
+
+
+# --- pieces ------------------------------------------------------------------------------------------------
+
+
+class Run(NamedTuple):
+    """The bytes `start` to `end` of a source shard (its number in the set), as they are."""
+
+    shard: int
+    start: int
+    end: int
+
+    @property
+    def length(self) -> int:
+        return self.end - self.start
+
+
+class New(NamedTuple):
+    """A member with the content of a file of the upper directory.
+
+    `size` in bytes and `mtime_ns` are those that the file had when the commit was planned; `common` the keywords
+    of global PAX headers in front of it.
+    """
+
+    name: bytes
+    path: bytes
+    size: int
+    mtime_ns: int
+    common: tuple[bytes, ...] = ()
+
+    @property
+    def header(self) -> bytes:
+        return header.encode(self.name, self.size, self.mtime, self.common)
+
+    @property
+    def mtime(self) -> int:
+        return self.mtime_ns // 10**9
+
+    @property
+    def length(self) -> int:
+        return len(self.header) + self.size + header.padding(self.size)
+
+
+class Zeros(NamedTuple):
+    """Padding that a source shard lacks, or an end mark."""
+
+    length: int
+
+
+Piece = Run | New | Zeros
+
+
+def joined(pieces: Sequence[Piece]) -> list[Piece]:
+    """The same bytes in as few pieces as possible."""
+    found: list[Piece] = []
+    for piece in pieces:
+        last = found[-1] if found else None
+        if not piece.length:
+            continue
+        if isinstance(piece, Run) and isinstance(last, Run) and (last.shard, last.end) == piece[:2]:
+            found[-1] = Run(piece.shard, last.start, piece.end)
+        else:
+            found.append(piece)
+    return found
+
+
+# --- the layout of a source shard --------------------------------------------------------------------------
+
+
+class Cut(NamedTuple):
+    """A change of a shard: the bytes `start` to `end` give way to new members. Cuts are sorted by their place.
+
+    `kept` are global PAX headers between the headers of a member that goes: those behind it depend on them.
+    """
+
+    start: int
+    end: int
+    new: tuple[New, ...] = ()
+    kept: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(slots=True)
+class Layout:
+    """Where the members of a shard lie, in the order of the tar; hard links, directories and devices left out.
+
+    `heads` and `ends` are bytes from a member's first header to behind its padding, `sizes` what a reader gets;
+    `members` and `entries` are numbers in the record. `tail` is where the end mark starts, or would start.
+    `common` are the keywords of all global PAX headers.
+    """
+
+    number: int
+    path: bytes
+    size: int
+    fingerprint: tuple[int, int, int]
+    heads: Numbers
+    ends: Numbers
+    sizes: Numbers
+    members: Numbers
+    entries: Numbers
+    tail: int
+    common: tuple[bytes, ...]
+    _place: Numbers | None = None
+
+    def place(self, member: int) -> int:
+        """The place of a member (its number in the record) in the order of the tar."""
+        if self._place is None:
+            self._place = np.full(int(self.members.max(initial=-1)) + 1, -1, dtype=np.int64)
+            self._place[self.members] = np.arange(len(self.members))
+        return int(self._place[member])
+
+    def member(self, member: int) -> tuple[int, int]:
+        """The first byte of a member, and the one behind its padding."""
+        at = self.place(member)
+        return int(self.heads[at]), int(self.ends[at])
+
+    def cut(self, members: Mapping[int, tuple[New, ...]], behind: Mapping[int, tuple[New, ...]]) -> list[Cut]:
+        """The cuts that put new members in the place of some, and others behind some. Raises CorruptShard."""
+        found = [Cut(self.member(member)[1], self.member(member)[1], new) for member, new in behind.items()]
+        fd = open_shard(self.path)
+        try:
+            for member, new in members.items():
+                start, end = self.member(member)
+                found.append(Cut(start, end, new, tuple(shard.global_headers(fd, start, end))))
+        finally:
+            os.close(fd)
+        return sorted(found)
+
+    def pieces(self, cuts: Sequence[Cut], appended: Sequence[New] = ()) -> list[Piece]:
+        """The whole shard with these cuts, then new members; at least an end mark follows."""
+        return joined([*self.between(0, self.tail, cuts), *appended, *self.end()])
+
+    def between(self, start: int, end: int, cuts: Sequence[Cut]) -> Iterator[Piece]:
+        """A part of the shard in front of the tail, with the cuts that lie in it."""
+        for cut in cuts:
+            yield from self._run(start, cut.start)
+            for kept in cut.kept:
+                yield Run(self.number, *kept)
+            yield from cut.new
+            start = cut.end
+        yield from self._run(start, end)
+
+    def _run(self, start: int, end: int) -> Iterator[Piece]:
+        yield Run(self.number, min(start, self.size), min(end, self.size))
+        yield Zeros(max(end - max(self.size, start), 0))
+
+    def end(self) -> Iterator[Piece]:
+        """The end mark and what lies behind it, as they are. Two zero blocks where there is no mark."""
+        if self.size - self.tail >= header.BLOCK:
+            yield Run(self.number, self.tail, self.size)
+        else:
+            yield Zeros(len(header.END))
+
+
+def layout(number: int, path: bytes, record: Record) -> Layout:
+    """The layout of the shard at `path`. Raises CommitError for a damaged one, StaleShard, ShardErrors."""
+    damage = [problem for problem in record.problems if problem.kind not in HARMLESS]
+    if damage:
+        text = f"{os.fsdecode(path)} is damaged ({damage[0].text}): it can be copied as it is, but not changed"
+        raise CommitError(text)
+    fd = open_shard(path)
+    try:
+        size, mtime_ns, identity = record.fingerprint
+        fingerprint = size, mtime_ns, identity
+        _check_unchanged(fd, path, fingerprint)
+        found = _measure(number, path, record, fd, fingerprint)
+        _check_unchanged(fd, path, fingerprint)
+        return found
+    finally:
+        os.close(fd)
+
+
+def _measure(number: int, path: bytes, record: Record, fd: int, fingerprint: tuple[int, int, int]) -> Layout:
+    heads = record.array("member.head").astype(np.int64) * shard.BLOCK
+    datas = heads + record.array("member.body").astype(np.int64) * shard.BLOCK
+    sizes = record.array("member.size").astype(np.int64)
+    ends = datas + ((sizes + shard.BLOCK - 1) & -shard.BLOCK)
+    first = record.array("entry.member").astype(np.int64)
+    entries = np.repeat(np.arange(record.entries), first[1:] - first[:-1])
+    for member in record.column.get("sparse.member", ()):  # their end does not follow from their size
+        ends[member] = shard.end_of(fd, int(heads[member]))
+    members = np.arange(record.members)
+    if record.has_links:
+        kept = (record.array("entry.flags")[entries] & LINK) == 0
+        members = members[kept]
+    members = members[np.argsort(heads[members], kind="stable")]
+    tail = max((end for _, end, _ in shard.split_gap(fd, record.ends[0], fingerprint[0])), default=0)
+    found = Layout(
+        *(number, path, fingerprint[0], fingerprint, heads[members], ends[members], sizes[members]),
+        *(members, entries[members], tail, ()),
+    )
+    found.common = _common(found, fd)
+    return found
+
+
+def _common(found: Layout, fd: int) -> tuple[bytes, ...]:
+    """The keywords of all global PAX headers, which lie in the gaps between members."""
+    starts = np.concatenate(([0], found.ends))
+    stops = np.concatenate((found.heads, [found.tail]))
+    if (starts > stops).any():
+        raise CommitError(f"{os.fsdecode(found.path)}: its members overlap")
+    keywords: set[bytes] = set()
+    for at in np.flatnonzero(starts < stops).tolist():
+        for _, _, words in shard.split_gap(fd, int(starts[at]), int(stops[at])):
+            keywords |= words
+    return tuple(key for key in header.OVERRIDABLE if key in keywords)
+
+
+def _check_unchanged(fd: int, path: bytes, fingerprint: tuple[int, int, int]) -> None:
+    if fingerprint_of(os.fstat(fd)) != fingerprint:
+        raise StaleShard(f"{os.fsdecode(path)} has changed while it was packed; start again")
+
+
+# --- writing -----------------------------------------------------------------------------------------------
+
+
+class Disk:
+    """The steps by which anything is written. The tests put another one in its place."""
+
+    def open_temporary(self, path: bytes) -> int:
+        """An empty file that nobody else is writing. One that a killed commit left behind is used again."""
+        while True:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Published or removed between the two calls? Then it is somebody's shard.
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False)):
+                        os.ftruncate(fd, 0)
+                        return fd
+            except BlockingIOError:
+                os.close(fd)
+                raise CommitError(f"another commit is writing {os.fsdecode(path)}") from None
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+
+    def write(self, fd: int, data: bytes | bytearray) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+
+    def copy(self, source: int, target: int, start: int, count: int) -> None:
+        """Copy bytes from `start` to where `target` stands, by the kernel if it can. Raises CorruptShard."""
+        for copy in (_copy_file_range, _sendfile):
+            while count:
+                try:
+                    done = copy(source, target, start, min(count, COPY_MAX))
+                except OSError as error:
+                    if error.errno not in _NOT_HERE:
+                        raise
+                    break
+                if not done:
+                    break
+                start, count = start + done, count - done
+        while count:
+            data = os.pread(source, min(count, CHUNK), start)
+            if not data:
+                raise CorruptShard(f"the shard ends at byte {start}, {count} bytes too early")
+            self.write(target, data)
+            start, count = start + len(data), count - len(data)
+
+    def set_owner(self, fd: int, like: os.stat_result) -> None:
+        """Mode and, as far as it is allowed, owner of the shard that is to be replaced."""
+        with contextlib.suppress(PermissionError):
+            os.fchown(fd, like.st_uid, like.st_gid)
+        os.fchmod(fd, stat.S_IMODE(like.st_mode))
+
+    def sync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def rename(self, source: bytes, target: bytes) -> None:
+        os.rename(source, target)
+
+    def link(self, source: bytes, target: bytes) -> None:
+        os.link(source, target)
+
+    def make_directory(self, path: bytes) -> None:
+        os.mkdir(path)
+
+    def remove(self, path: bytes) -> None:
+        os.unlink(path)
+
+    def sync_directory(self, path: bytes) -> None:
+        fd = os.open(path or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _copy_file_range(source: int, target: int, start: int, count: int) -> int:
+    return os.copy_file_range(source, target, count, start)
+
+
+def _sendfile(source: int, target: int, start: int, count: int) -> int:
+    return os.sendfile(target, source, start, count)
+
+
+@dataclass(slots=True)
+class Output:
+    """A shard to be written: where, and of what. `layouts` has those of its runs that are not whole shards."""
+
+    target: bytes
+    pieces: list[Piece]
+    layouts: Mapping[int, Layout] = field(default_factory=dict)
+
+    @property
+    def length(self) -> int:
+        return sum(piece.length for piece in self.pieces)
+
+
+class _Written(NamedTuple):
+    """A new member as it was written: what reading it back has to give."""
+
+    head: int
+    piece: New
+    checksum: int
+
+
+class Source(NamedTuple):
+    path: bytes
+    fingerprint: tuple[int, int, int]
+
+
+class Writer:
+    """Writes shards.
+
+    `sources` tells of each shard of the set its path and what it was when the commit was planned; `open_file`
+    opens a file of the upper directory; `on_bytes` hears how many bytes have been written, in any thread.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[int, Source],
+        open_file: Callable[[bytes], int],
+        disk: Disk | None = None,
+        on_bytes: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.sources, self.open_file, self.on_bytes = sources, open_file, on_bytes
+        self.disk = disk or Disk()
+
+    def publish(
+        self,
+        output: Output,
+        replaces: os.stat_result | None = None,
+        before: Callable[[os.stat_result], None] = lambda _: None,
+    ) -> None:
+        """Write a shard and give it its name. Killed at any instant, the name is of the old file or the new one.
+
+        `replaces` is the file that gives way; without it nothing may have the name yet. `before` is called with
+        the finished file in front of the last step. Raises CommitError, ShardErrors, OSError, and leaves nothing.
+        """
+        temporary = temporary_of(output.target)
+        fd = self.disk.open_temporary(temporary)
+        try:
+            written = self._write(fd, output)
+            if replaces is not None:
+                self.disk.set_owner(fd, replaces)
+            self.disk.sync(fd)
+            _verify(fd, output, written)
+            before(os.fstat(fd))
+            if replaces is None and os.path.lexists(output.target):
+                raise CommitError(f"{os.fsdecode(output.target)} is there already")
+            self.disk.rename(temporary, output.target)
+        except Exception:
+            with contextlib.suppress(OSError):
+                self.disk.remove(temporary)
+            raise
+        finally:
+            os.close(fd)
+        self.disk.sync_directory(os.path.dirname(output.target))
+
+    def _write(self, fd: int, output: Output) -> list[_Written]:
+        """Write the pieces, small ones together. Raises CommitError, StaleShard, CorruptShard, OSError."""
+        written: list[_Written] = []
+        pending, done = bytearray(), 0
+        with contextlib.ExitStack() as stack:
+            opened: dict[int, int] = {}
+            for piece in output.pieces:
+                if isinstance(piece, Run):
+                    self._flush(fd, pending)
+                    if piece.shard not in opened:
+                        opened[piece.shard] = stack.enter_context(self._source(piece.shard))
+                    self.disk.copy(opened[piece.shard], fd, piece.start, piece.length)
+                    self.on_bytes(piece.length)
+                elif isinstance(piece, New):
+                    pending += piece.header
+                    checksum = self._write_file(fd, piece, pending)
+                    written.append(_Written(done, piece, checksum))
+                else:
+                    pending += bytes(piece.length)
+                done += piece.length
+            self._flush(fd, pending)
+        return written
+
+    @contextlib.contextmanager
+    def _source(self, number: int) -> Iterator[int]:
+        """A source shard, opened; that nothing was written to it is certain only behind the copying."""
+        path, fingerprint = self.sources[number]
+        fd = open_shard(path)
+        try:
+            _check_unchanged(fd, path, fingerprint)
+            yield fd
+            _check_unchanged(fd, path, fingerprint)
+        finally:
+            os.close(fd)
+
+    def _write_file(self, fd: int, piece: New, pending: bytearray) -> int:
+        """Append a file and its padding; returns its CRC-32."""
+        checksum = 0
+        for data in self._content(piece):
+            checksum = zlib.crc32(data, checksum)
+            pending += data
+            if len(pending) >= CHUNK:
+                self._flush(fd, pending)
+        pending += bytes(header.padding(piece.size))
+        return checksum
+
+    def _content(self, piece: New) -> Iterator[bytes]:
+        """The content of a file, which must be what it was when the commit was planned."""
+        source = self.open_file(piece.path)
+        try:
+            left = piece.size
+            while left and (data := os.read(source, min(left, CHUNK))):
+                left -= len(data)
+                yield data
+            found = os.fstat(source)
+            if left or (found.st_size, found.st_mtime_ns) != (piece.size, piece.mtime_ns):
+                raise CommitError(f"{os.fsdecode(piece.path)} has changed while it was packed; start again")
+        finally:
+            os.close(source)
+
+    def _flush(self, fd: int, pending: bytearray) -> None:
+        if pending:
+            self.disk.write(fd, pending)
+            self.on_bytes(len(pending))
+            pending.clear()
+
+    # --- what is there already
+
+    def is_there(self, output: Output) -> bool:
+        """Whether the target has exactly these bytes already: what a commit that was killed had finished."""
+        try:
+            fd = os.open(output.target, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return False
+        try:
+            if os.fstat(fd).st_size != output.length:
+                return False
+            return all(os.pread(fd, len(data), at) == data for at, data in self._bytes(output))
+        finally:
+            os.close(fd)
+
+    def _bytes(self, output: Output) -> Iterator[tuple[int, bytes]]:
+        """The bytes of an output with their places, some at a time."""
+        at = 0
+        for piece in output.pieces:
+            for data in self._piece_bytes(piece):
+                yield at, data
+                at += len(data)
+
+    def _piece_bytes(self, piece: Piece) -> Iterator[bytes]:
+        if isinstance(piece, Run):
+            with self._source(piece.shard) as fd:
+                for start in range(piece.start, piece.end, CHUNK):
+                    yield os.pread(fd, min(CHUNK, piece.end - start), start)
+        elif isinstance(piece, New):
+            yield piece.header
+            yield from self._content(piece)
+            yield bytes(header.padding(piece.size))
+        else:
+            yield bytes(piece.length)
+
+
+def temporary_of(target: bytes) -> bytes:
+    """The name under which a shard is written: in the same directory, and hidden, so that no glob takes it."""
+    directory, name = os.path.split(target)
+    return os.path.join(directory, b".wdsfs-" + name + b".tmp")
+
+
+# --- reading back ------------------------------------------------------------------------------------------
+
+
+def _verify(fd: int, output: Output, written: Sequence[_Written]) -> None:
+    """See that a reader finds in the file what was to be in it. Raises CommitError.
+
+    All headers are read: every member has to be where it belongs, with its size, and there must be no other. Of
+    new members name, time and content are compared, too; those of the runs are copies of bytes. A shard that was
+    only copied has its source's damage, too, and only the length is looked at.
+    """
+    if os.fstat(fd).st_size != output.length:
+        raise _wrong(output, "it has another length")
+    if not output.layouts:
+        return
+    problems: list[shard.Problem] = []
+    heads, sizes = _expected(output)
+    new = {one.head: one for one in written}
+    at = 0
+    for chunk in shard.scan(fd, problems):
+        rows = np.flatnonzero(~np.isin(chunk.types, _NO_FILES))
+        stop = at + len(rows)
+        same = np.array_equal(chunk.heads[rows], heads[at:stop])
+        if not same or not np.array_equal(chunk.sizes[rows], sizes[at:stop]):
+            raise _wrong(output, "its members are not where they should be")
+        for row in rows[np.isin(chunk.heads[rows], list(new))].tolist() if new else ():
+            _verify_new(fd, output, chunk, row, new.pop(int(chunk.heads[row])))
+        at = stop
+    damage = [problem for problem in problems if problem.kind not in HARMLESS]
+    if at != len(heads) or new or damage:
+        raise _wrong(output, damage[0].text if damage else "members are missing")
+
+
+def _expected(output: Output) -> tuple[Numbers, Numbers]:
+    """Where the members of an output begin, and their sizes, in order."""
+    heads: list[Any] = [np.zeros(0, np.int64)]
+    sizes: list[Any] = [np.zeros(0, np.int64)]
+    done = 0
+    for piece in output.pieces:
+        if isinstance(piece, Run):
+            source = output.layouts[piece.shard]
+            first, last = np.searchsorted(source.heads, [piece.start, piece.end])
+            heads.append(source.heads[first:last] + (done - piece.start))
+            sizes.append(source.sizes[first:last])
+        elif isinstance(piece, New):
+            heads.append([done])
+            sizes.append([piece.size])
+        done += piece.length
+    return np.concatenate(heads), np.concatenate(sizes)
+
+
+def _verify_new(fd: int, output: Output, chunk: shard.Chunk, row: int, wanted: _Written) -> None:
+    piece, at, checksum = wanted.piece, int(chunk.datas[row]), 0
+    if chunk.names[row] != piece.name or int(chunk.mtimes[row]) != piece.mtime * 10**9:
+        raise _wrong(output, f"{os.fsdecode(piece.name)} has another name or time in it")
+    for offset in range(0, piece.size, CHUNK):
+        checksum = zlib.crc32(shard.read(fd, at, piece.size, None, offset, CHUNK), checksum)
+    if checksum != wanted.checksum:
+        raise _wrong(output, f"{os.fsdecode(piece.name)} has other content in it")
+
+
+def _wrong(output: Output, text: str) -> CommitError:
+    return CommitError(f"{os.fsdecode(output.target)}: what was written cannot be read back: {text}")
