@@ -40,6 +40,7 @@ tree       | errors inodes names shard record lower                 | fuse trio 
 merged     | errors inodes names record lower tree                  | fuse trio lmdb terminal
 pack       | errors header index record shard                       | fuse trio lmdb terminal clock
 overlay    | errors inodes                                          | third-party clock
+changes    | errors inodes names record shard lower tree overlay pack | fuse trio lmdb terminal clock
 worker     |                                                        | trio lmdb numpy terminal disks
 ops        | errors names board inodes lower tree                   | trio lmdb numpy terminal
 engine     | board worker tree ops                                  | lmdb numpy terminal

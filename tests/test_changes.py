@@ -1,0 +1,477 @@
+"""What an overlay changes: uppers made by hand over trees of every kind, and told in samples."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tars
+
+from wdsfs import changes, overlay
+from wdsfs.changes import Changes, Remark, Sample
+from wdsfs.index import open_index
+from wdsfs.lower import Lower
+from wdsfs.merged import make_tree
+from wdsfs.overlay import UpperNode, open_below
+from wdsfs.spec import expand
+from wdsfs.tree import Tree, View
+
+FIRST = tars.tar(
+    tars.member(b"d/", kind=tars.DIRECTORY),
+    tars.member(b"d/a.cls", b"1"),
+    tars.member(b"d/a.jpg", b"A"),
+    tars.member(b"README", b"read me"),
+    tars.member(b"d/b.cls", b"2"),
+    tars.member(b"d/b.jpg", b"B"),
+    tars.member(b"c.txt", b"c"),
+)
+SECOND = tars.tar(tars.member(b"e.txt", b"e"), tars.member(b"d/f.txt", b"f"))
+
+WHITEOUT, OPAQUE = object(), object()  # in a description of an upper: a name that is gone; see `write_upper`
+
+
+def whiteout(path: Path) -> None:
+    """As the kernel makes one, or in its other form where device nodes are not allowed."""
+    try:
+        os.mknod(path, 0o020000)
+    except PermissionError:
+        path.write_bytes(b"")
+        os.setxattr(path, "user.overlay.whiteout", b"y")
+        os.setxattr(path.parent, "user.overlay.opaque", b"x")
+
+
+def write_upper(directory: Path, wanted: Mapping[Any, Any]) -> None:
+    """A dict is a directory, bytes are a file, WHITEOUT a whiteout, OPAQUE: True makes a directory opaque; a
+    string is a symbolic link, a function makes the thing itself."""
+    directory.mkdir(exist_ok=True)
+    for name, what in wanted.items():
+        if name is OPAQUE:
+            os.setxattr(directory, "user.overlay.opaque", b"y")
+            continue
+        path = directory / (os.fsdecode(name))
+        if isinstance(what, Mapping):
+            write_upper(path, what)
+        elif isinstance(what, bytes):
+            path.write_bytes(what)
+            os.utime(path, (7, 7))
+        elif isinstance(what, str):
+            path.symlink_to(what)
+        elif what is WHITEOUT:
+            whiteout(path)
+        else:
+            what(path)
+
+
+@contextmanager
+def a_tree(home: Path, shards: list[bytes], view: View, merge: bool = False) -> Iterator[Tree]:
+    for number, data in enumerate(shards):
+        if not (home / f"s{number}.tar").exists():
+            (home / f"s{number}.tar").write_bytes(data)
+    found = expand([f"{home}/s{{0..{len(shards) - 1}}}.tar"])
+    index = open_index(home / "index")
+    index.refresh([one for one, _ in index.stale(found)])
+    below = Lower(found, index)
+    try:
+        yield make_tree(below, view, merge)
+    finally:
+        below.close()
+
+
+def found(
+    home: Path,
+    upper: Mapping[Any, Any],
+    *shards: bytes,
+    layout: str = "samples",
+    names: str = "ext",
+    merge: bool = False,
+) -> Changes:
+    write_upper(home / "upper", upper)
+    with a_tree(home, list(shards or (FIRST, SECOND)), View(layout, names), merge) as tree:
+        return find(tree, home / "upper")
+
+
+def find(tree: Tree, upper: Path) -> Changes:
+    directory = os.open(upper, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+
+        def open_file(node: UpperNode) -> int:
+            return open_below(directory, node)
+
+        return changes.find(tree, overlay.load(directory), open_file)
+    finally:
+        os.close(directory)
+
+
+def told(result: Changes) -> list[tuple[Any, ...]]:
+    """The samples without the columns that are empty at the end."""
+    rows = []
+    for sample in [*result.samples, *result.others]:
+        row = list(sample)
+        while not row[-1]:
+            row.pop()
+        rows.append(tuple(row))
+    return rows
+
+
+def names_of(result: Changes, number: int) -> list[tuple[int, list[bytes]]]:
+    return [(member, [one.name for one in new]) for member, new in result.shards[number].members.items()]
+
+
+def test_nothing(tmp_path: Path) -> None:
+    assert found(tmp_path, {}) == Changes()
+    assert found(tmp_path, {"s0": {"d": {"a": {}}}}) == Changes()
+
+
+def test_a_changed_an_added_and_a_removed_extension(tmp_path: Path) -> None:
+    result = found(tmp_path, {"s0": {"d": {"a": {"cls": b"9", "txt": b"new", "jpg": WHITEOUT}}}})
+    assert result.samples == [Sample("changed", b"s0/d/a", (b"txt",), (b"cls",), (b"jpg",))]
+    assert list(result.shards) == [0]
+    assert sorted(new.name for news in result.shards[0].members.values() for new in news) == [b"d/a.cls"]
+    assert [new.name for news in result.shards[0].behind.values() for new in news] == [b"d/a.txt"]
+    assert len(result.shards[0].entries) == 1
+
+
+def test_removed_samples(tmp_path: Path) -> None:
+    result = found(tmp_path, {"s0": {"d": WHITEOUT}, "s1": WHITEOUT})
+    assert told(result) == [
+        ("removed", b"s0/d/a", (), (), (b"cls", b"jpg")),
+        ("removed", b"s0/d/b", (), (), (b"cls", b"jpg")),
+        ("removed", b"s1/e", (), (), (b"txt",)),
+        ("removed", b"s1/d/f", (), (), (b"txt",)),
+    ]
+
+
+def test_a_sample_without_files_is_removed(tmp_path: Path) -> None:
+    result = found(tmp_path, {"s0": {"d": {"a": {"cls": WHITEOUT, "jpg": WHITEOUT}}}})
+    assert told(result) == [("removed", b"s0/d/a", (), (), (b"cls", b"jpg"))]
+
+
+def test_new_samples(tmp_path: Path) -> None:
+    upper = {
+        "s0": {"z": {"txt": b"z"}, "d": {"n": {"jpg": b"j", "cls": b"c"}}},
+        "more": {"x": {"y": {"txt": b""}}},
+    }
+    result = found(tmp_path, upper)
+    assert told(result) == [
+        ("added", b"s0/d/n", (b"cls", b"jpg")),
+        ("added", b"s0/z", (b"txt",)),
+        ("added", b"more/x/y", (b"txt",)),
+    ]
+    assert [sample.key for sample in result.shards[0].appended] == [b"d/n", b"z"]
+    assert [new.name for new in result.shards[0].appended[0].members] == [b"d/n.cls", b"d/n.jpg"]
+    assert [(top, [one.key for one in samples]) for top, samples in result.further.items()] == [
+        (b"more", [b"x/y"])
+    ]
+
+
+def test_an_opaque_directory_replaces_the_sample(tmp_path: Path) -> None:
+    """As after `rm -r` and `mkdir`: what has the name of a member takes its place."""
+    result = found(tmp_path, {"s0": {"d": {OPAQUE: True, "a": {OPAQUE: True, "jpg": b"new", "txt": b"t"}}}})
+    assert told(result) == [
+        ("changed", b"s0/d/a", (b"txt",), (b"jpg",), (b"cls",)),
+        ("removed", b"s0/d/b", (), (), (b"cls", b"jpg")),
+    ]
+
+
+def test_a_file_that_is_what_the_shard_has_is_no_change(tmp_path: Path) -> None:
+    """As after a `chmod`, or when an editor saved the same again."""
+    write_upper(tmp_path / "upper", {"s0": {"d": {"a": {OPAQUE: True, "jpg": b"A", "cls": b"1"}}}})
+    for name in ("jpg", "cls"):
+        os.utime(tmp_path / "upper/s0/d/a" / name, ns=(0, 10**9 + 5))
+    assert found(tmp_path, {}) == Changes()
+
+
+def test_a_file_in_place_of_a_directory_and_the_other_way_round(tmp_path: Path) -> None:
+    result = found(tmp_path, {"s0": {"d": {"a": {"jpg": {"left": b"l"}}, "b": b"file"}}})
+    assert told(result) == [
+        ("changed", b"s0/d/a", (), (), (b"jpg",)),
+        ("removed", b"s0/d/b", (), (), (b"cls", b"jpg")),
+        ("added", b"s0/d", (b"b",)),
+        ("added", b"s0/d/a/jpg", (b"left",)),
+    ]
+    assert [sample.key for sample in result.shards[0].appended] == [b"d", b"d/a/jpg"]
+
+
+def test_odd_names(tmp_path: Path) -> None:
+    """Aliases and escapes stand for what the tar has; new names become what is shown under them again."""
+    odd = tars.tar(
+        tars.member(b"./k.jpg", b"1"),
+        tars.member(b"./k.jpg", b"2"),
+        tars.member(b"m.txt", b""),
+        tars.member(b"./k.jpg", b"3"),
+        tars.member(b"../up.", b"x"),
+        tars.member(b"/abs/a.txt", b"y"),
+        tars.gnu_long(b"x" * 300 + b".txt"),
+        tars.member(b"x", b"long"),
+    )
+    write_upper(
+        tmp_path / "upper",
+        {
+            "s0": {
+                "k": {"jpg~2": b"two", "txt": b"new"},
+                "k~2": {"jpg": b"three"},
+                "%2E%2E": {"up": {"%": b"X"}, "100%": {"txt": b""}},
+                "%": {"abs": {"b": {"txt": b"y"}}},
+            }
+        },
+    )
+    with a_tree(tmp_path, [odd], View()) as tree:
+        [long] = [e.name for e in tree.listing(tree.resolve(b"s0").inode) if e.name.startswith(b"xxx")]
+        write_upper(tmp_path / "upper", {"s0": {os.fsdecode(long): {"txt": b"L", "cls": b""}}})
+        result = find(tree, tmp_path / "upper")
+    replaced = {new.name for news in result.shards[0].members.values() for new in news}
+    assert replaced == {b"./k.jpg", b"../up.", b"x" * 300 + b".txt"}
+    assert sum(len(news) for news in result.shards[0].members.values()) == 4
+    behind = [[new.name for new in news] for news in result.shards[0].behind.values()]
+    assert sorted(behind) == [[b"./k.txt"], [b"x" * 300 + b".cls"]]
+    assert [sample.key for sample in result.shards[0].appended] == [b"../100%", b"/abs/b"]
+    assert not result.unpackable
+
+
+@pytest.mark.parametrize(
+    ("upper", "path", "reason"),
+    [
+        ({"file": b""}, b"file", changes.OUTSIDE),
+        ({"s0": {"file": b""}}, b"s0/file", changes.OUTSIDE),
+        ({"new": {"file": b""}}, b"new/file", changes.OUTSIDE),
+        ({"s0": {"d": {"a": {"link": "jpg"}}}}, b"s0/d/a/link", changes.SYMBOLIC),
+        ({"s0": {"d": {"a": {"jpg": "cls"}}}}, b"s0/d/a/jpg", changes.SYMBOLIC),
+        ({"s0": {"d": {"a": {"pipe": os.mkfifo}}}}, b"s0/d/a/pipe", changes.SPECIAL),
+        ({"s0": {"a.b": {"txt": b""}}}, b"s0/a.b/txt", changes.DOTTED_KEY),
+        ({"s0": {".a": {"txt": b""}}}, b"s0/.a/txt", changes.HIDDEN),
+        ({"s0": {"__m__": {"a": {"txt": b""}}}}, b"s0/__m__/a/txt", changes.META),
+        ({"s0": {"%2E": {"a": {"txt": b""}}}}, b"s0/%2E/a/txt", changes.ODD_FOLDER),
+    ],
+)
+def test_what_cannot_be_packed(upper: dict[Any, Any], path: bytes, reason: str, tmp_path: Path) -> None:
+    result = found(tmp_path, upper)
+    assert result.unpackable == [Remark(path, reason)]
+
+
+def test_notes(tmp_path: Path) -> None:
+    result = found(tmp_path, {"s0": {"empty": {}, "nothing": WHITEOUT}, "top": {"sub": {}}})
+    assert not result.unpackable
+    assert result.notes == [
+        Remark(b"s0/empty", changes.EMPTY_DIRECTORY),
+        Remark(b"s0/nothing", changes.DANGLING),
+        Remark(b"top/sub", changes.EMPTY_DIRECTORY),
+    ]
+
+
+# --- full names --------------------------------------------------------------------------------------------
+
+
+def test_full_names(tmp_path: Path) -> None:
+    upper = {"s0": {"d": {"a": {"a.jpg": b"new", "a.x.txt": b""}, "n": {"n.txt": b""}}}}
+    result = found(tmp_path, upper, names="full")
+    assert told(result) == [
+        ("changed", b"s0/d/a", (b"x.txt",), (b"jpg",)),
+        ("added", b"s0/d/n", (b"txt",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("noext", changes.NO_EXTENSION), ("b.jpg", changes.OTHER_STEM), (".hidden", changes.OTHER_STEM)],
+)
+def test_full_names_that_are_not_of_the_sample(name: str, reason: str, tmp_path: Path) -> None:
+    result = found(tmp_path, {"s0": {"d": {"a": {name: b""}}}}, names="full")
+    assert result.unpackable == [Remark(b"s0/d/a/" + name.encode(), reason)]
+
+
+# --- the files layout --------------------------------------------------------------------------------------
+
+
+def test_files(tmp_path: Path) -> None:
+    upper = {
+        "s0": {
+            "d": {"a.jpg": b"new", "a.txt": b"", "b.jpg": WHITEOUT, "n.cls": b"", "n.jpg": b""},
+            "README": b"changed",
+            "top.txt": b"",
+        },
+        "more": {"x.txt": b""},
+    }
+    result = found(tmp_path, upper, layout="files")
+    assert told(result) == [
+        ("changed", b"s0/d/a", (b"txt",), (b"jpg",)),
+        ("changed", b"s0/d/b", (), (), (b"jpg",)),
+        ("added", b"s0/d/n", (b"cls", b"jpg")),
+        ("added", b"s0/top", (b"txt",)),
+        ("added", b"more/x", (b"txt",)),
+        ("changed", b"s0/README"),
+    ]
+    assert not result.unpackable
+
+
+@pytest.mark.parametrize(
+    ("upper", "path", "reason"),
+    [
+        ({"x.txt": b""}, b"x.txt", changes.OUTSIDE),
+        ({"s0": {"LICENSE": b""}}, b"s0/LICENSE", changes.NO_EXTENSION),
+        ({"s0": {"d": {".hidden": b""}}}, b"s0/d/.hidden", changes.HIDDEN),
+        ({"s0": {"__m__": {"a.txt": b""}}}, b"s0/__m__/a.txt", changes.META),
+    ],
+)
+def test_files_that_cannot_be_packed(upper: dict[Any, Any], path: bytes, reason: str, tmp_path: Path) -> None:
+    result = found(tmp_path, upper, layout="files")
+    assert result.unpackable == [Remark(path, reason)]
+
+
+LINKED = tars.tar(
+    tars.member(b"a.txt", b"a"),
+    tars.member(b"l", kind=tars.HARD_LINK, link=b"a.txt"),
+    tars.member(b"s.txt", kind=tars.SYMLINK, link=b"a.txt"),
+    tars.B,
+)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "l"])
+@pytest.mark.parametrize("what", [WHITEOUT, b"new"])
+def test_hard_links_are_not_changed(name: str, what: object, tmp_path: Path) -> None:
+    """To take one name away would take the content from the other."""
+    result = found(tmp_path, {"s0": {name: what}}, LINKED, layout="files")
+    assert Remark(b"s0/" + name.encode(), changes.LINKED) in result.unpackable
+
+
+def test_beside_hard_links(tmp_path: Path) -> None:
+    result = found(tmp_path, {"s0": {"b.txt": b"new", "s.txt": WHITEOUT}}, LINKED, layout="files")
+    assert told(result) == [("changed", b"s0/b", (), (b"txt",)), ("removed", b"s0/s.txt")]
+    assert not result.unpackable
+
+
+def test_a_file_in_place_of_a_symbolic_link(tmp_path: Path) -> None:
+    result = found(tmp_path, {"s0": {"s.txt": b"new"}}, LINKED, layout="files")
+    assert told(result) == [("added", b"s0/s", (b"txt",)), ("removed", b"s0/s.txt")]
+
+
+def test_the_same_symbolic_link_again(tmp_path: Path) -> None:
+    assert found(tmp_path, {"s0": {"s.txt": "a.txt"}}, LINKED, layout="files") == Changes()
+
+
+# --- one tree over all shards ------------------------------------------------------------------------------
+
+
+def test_merged(tmp_path: Path) -> None:
+    upper = {"d": {"a": {"txt": b""}, "f": {"txt": b"new"}, "n": {"cls": b""}}, "e": WHITEOUT, "top": {"x": b""}}
+    result = found(tmp_path, upper, merge=True)
+    assert told(result) == [
+        ("changed", b"d/a", (b"txt",)),
+        ("removed", b"e", (), (), (b"txt",)),
+        ("changed", b"d/f", (), (b"txt",)),
+        ("added", b"d/n", (b"cls",)),
+        ("added", b"top", (b"x",)),
+    ]
+    assert [one.key for one in result.further[b""]] == [b"d/n", b"top"]
+
+
+def test_merged_files(tmp_path: Path) -> None:
+    upper = {"d": {"f.cls": b"", "f.txt": WHITEOUT, "a.txt": b""}, "n.txt": b""}
+    result = found(tmp_path, upper, layout="files", merge=True)
+    assert told(result) == [
+        ("changed", b"d/a", (b"txt",)),
+        ("changed", b"d/f", (b"cls",), (), (b"txt",)),
+        ("added", b"n", (b"txt",)),
+    ]
+
+
+def test_a_folder_of_all_shards_goes(tmp_path: Path) -> None:
+    result = found(tmp_path, {"d": WHITEOUT}, merge=True)
+    assert [one.path for one in result.samples] == [b"d/a", b"d/b", b"d/f"]
+
+
+def test_a_second_sample_of_a_name_in_a_merged_tree(tmp_path: Path) -> None:
+    result = found(tmp_path, {"a~2": {"txt": b"new"}}, tars.tar(tars.A), tars.tar(tars.A), merge=True)
+    assert list(result.shards) == [1]
+    assert told(result) == [("changed", b"a~2", (), (b"txt",))]
+
+
+def test_a_sample_that_shares_its_directory_with_a_folder(tmp_path: Path) -> None:
+    shard = tars.tar(tars.member(b"a.jpg", b"1"), tars.member(b"a/b.jpg", b"2"))
+    for merge in (False, True):
+        home = tmp_path / str(merge)
+        home.mkdir()
+        directory = {"a": {"jpg": b"new", "cls": b"", "b": {"jpg": WHITEOUT}}}
+        result = found(home, directory if merge else {"s0": directory}, shard, merge=merge)
+        prefix = b"" if merge else b"s0/"
+        assert told(result) == [
+            ("changed", prefix + b"a", (b"cls",), (b"jpg",)),
+            ("removed", prefix + b"a/b", (), (), (b"jpg",)),
+        ]
+
+
+# --- renamed samples ---------------------------------------------------------------------------------------
+
+
+def rename(home: Path, view: View, source: bytes, target: Path, files: list[str]) -> None:
+    """What the writable mount leaves of a renamed sample: its files copied up, with their origins."""
+    with a_tree(home, [FIRST, SECOND], view) as tree:
+        for file in files:
+            path = target / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            old = source + (b"." if view.layout == "files" else b"/") + file.rpartition(".")[2].encode()
+            node = tree.resolve(old)
+            path.write_bytes(b"A")
+            os.utime(path, ns=(0, node.mtime_ns))
+            os.setxattr(path, "user.wdsfs.origin", b"%d:0" % node.inode)
+        if view.layout == "samples":
+            os.setxattr(target, "user.wdsfs.origin", b"%d:0" % tree.resolve(source).inode)
+
+
+def test_a_renamed_sample_stays_where_it_was(tmp_path: Path) -> None:
+    write_upper(tmp_path / "upper", {"s0": {"d": {"a": WHITEOUT}}})
+    rename(tmp_path, View(), b"s0/d/a", tmp_path / "upper/s0/d/z", ["jpg", "cls"])
+    (tmp_path / "upper/s0/d/z/txt").write_bytes(b"")
+    result = found(tmp_path, {})
+    assert told(result) == [("renamed", b"s0/d/z", (b"txt",), (b"cls",), (), b"s0/d/a")]
+    assert not result.shards[0].appended
+    news = [new.name for news in result.shards[0].members.values() for new in news]
+    assert news == [b"d/z.cls", b"d/z.jpg"]
+    assert [new.name for news in result.shards[0].behind.values() for new in news] == [b"d/z.txt"]
+
+
+def test_a_sample_renamed_into_another_shard(tmp_path: Path) -> None:
+    write_upper(tmp_path / "upper", {"s0": {"d": {"a": WHITEOUT}}})
+    rename(tmp_path, View(), b"s0/d/a", tmp_path / "upper/s1/z", ["jpg"])
+    result = found(tmp_path, {})
+    assert told(result) == [("renamed", b"s1/z", (), (), (b"cls",), b"s0/d/a")]
+    assert [sample.key for sample in result.shards[1].appended] == [b"z"]
+    assert list(result.shards[0].members.values()) == [(), ()]
+
+
+def test_a_sample_renamed_file_by_file(tmp_path: Path) -> None:
+    write_upper(tmp_path / "upper", {"s0": {"d": {"a.jpg": WHITEOUT, "a.cls": WHITEOUT}}})
+    rename(tmp_path, View("files"), b"s0/d/a", tmp_path / "upper/s0/d", ["z.jpg", "z.cls"])
+    result = found(tmp_path, {}, layout="files")
+    assert told(result) == [("renamed", b"s0/d/z", (), (b"cls",), (), b"s0/d/a")]
+
+
+def test_a_copy_is_not_renamed(tmp_path: Path) -> None:
+    rename(tmp_path, View(), b"s0/d/a", tmp_path / "upper/s0/d/z", ["jpg", "cls"])
+    assert told(found(tmp_path, {})) == [("added", b"s0/d/z", (b"cls", b"jpg"))]
+
+
+@pytest.mark.parametrize("origin", [b"1:0", b"nonsense", b"4611686018427387904:0", b"%d:0" % (99 << 32 | 5 << 30)])
+def test_an_origin_that_means_nothing(origin: bytes, tmp_path: Path) -> None:
+    write_upper(tmp_path / "upper", {"s0": {"d": {"a": WHITEOUT, "z": {"jpg": b""}}}})
+    os.setxattr(tmp_path / "upper/s0/d/z/jpg", "user.wdsfs.origin", origin)
+    os.setxattr(tmp_path / "upper/s0/d/z", "user.wdsfs.origin", origin)
+    assert [one.kind for one in found(tmp_path, {}).samples] == ["removed", "added"]
+
+
+# --- samples that would meet -------------------------------------------------------------------------------
+
+
+def test_two_samples_of_one_key_do_not_become_one(tmp_path: Path) -> None:
+    shard = tars.tar(tars.member(b"k.jpg", b"1"), tars.member(b"m.txt", b""), tars.member(b"k.cls", b"2"))
+    result = found(tmp_path, {"s0": {"m": WHITEOUT}}, shard)
+    assert [one.reason for one in result.unpackable] == [changes.MEETING]
+
+
+def test_samples_of_one_key_apart(tmp_path: Path) -> None:
+    shard = tars.tar(tars.member(b"k.jpg", b"1"), tars.B, tars.A, tars.member(b"k.cls", b"2"))
+    result = found(tmp_path, {"s0": {"a": WHITEOUT, "k": {"txt": b""}}}, shard)
+    assert not result.unpackable
