@@ -41,6 +41,10 @@ merged     | errors inodes names record lower tree                  | fuse trio 
 pack       | errors header index record shard                       | fuse trio lmdb terminal clock
 overlay    | errors inodes                                          | third-party clock
 changes    | errors inodes names record shard lower tree overlay pack | fuse trio lmdb terminal clock
+commit     | errors header index names record lower overlay pack changes | fuse trio lmdb terminal clock
+journal    |                                                        | third-party disks clock
+upper      | errors inodes overlay                                  | third-party clock
+writable   | errors board inodes journal names lower overlay tree upper | fuse trio lmdb numpy terminal clock
 worker     |                                                        | trio lmdb numpy terminal disks
 ops        | errors names board inodes lower tree                   | trio lmdb numpy terminal
 engine     | board worker tree ops                                  | lmdb numpy terminal

@@ -100,6 +100,11 @@ class Board:
         return (inode * _MIX & 0xFFFFFFFFFFFFFFFF) >> (64 - _CELL_BITS)
 
 
+def sum_of(fingerprint: tuple[int, int, int]) -> int:
+    """32 bits that stand for a fingerprint (size in bytes, mtime in ns, inode); never 0."""
+    return zlib.crc32(struct.pack("<QqQ", *fingerprint)) | 1
+
+
 class Tags:
     """The generation of each shard of a set under this mount, which its inode numbers carry.
 
@@ -123,7 +128,7 @@ class Tags:
 
     def of(self, number: int, fingerprint: tuple[int, int, int]) -> int:
         """The tag of a shard that has this fingerprint (size in bytes, mtime in ns, inode) now."""
-        sum_ = zlib.crc32(struct.pack("<QqQ", *fingerprint)) | 1
+        sum_ = sum_of(fingerprint)
         word = self._words[number]
         seen, generation = word >> 32, word & 0xFFFFFFFF
         if seen != sum_:

@@ -23,12 +23,12 @@ from wdsfs.errors import NoSuchEntry, NotADirectory, ShardError, StaleShard
 from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of, position
 from wdsfs.lower import Lower
 from wdsfs.record import STRAY, Record, equal_range
-from wdsfs.tree import AT_PARENT, AT_SELF, DIRECTORY_MODE, Entry, Node, Tree, View, home_of, text_of
+from wdsfs.tree import AT_PARENT, AT_SELF, Entry, Node, Tree, View, home_of, text_of
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0  # how often a name that is not there makes all shards be looked at
-_TAG_SHIFT, _TAG_MAX = 53, (1 << 10) - 1
+_TAG_SHIFT, _TAG_MAX = 53, (1 << 9) - 1  # bit 62 is that of the cursors of an overlay
 KNOWN_MAX = 100_000  # names that are worked out and kept
 
 
@@ -268,7 +268,7 @@ class MergedTree(Tree):
     def getattr(self, inode: int) -> Node:
         self._load()
         if inode == ROOT:
-            return Node(ROOT, DIRECTORY_MODE, 1, 0, self._root_mtime)
+            return Node(ROOT, self.directory_mode, 1, 0, self._root_mtime)
         _, number, where = inodes.unpack(inode)
         self._open(inode)
         return self._node_of(Child(number, where))
@@ -283,8 +283,37 @@ class MergedTree(Tree):
         first = self._first_folder(self._place(record, folder)) if folder else None
         return ROOT if first is None else self._node_of(first).inode
 
+    def places(self, inode: int) -> list[tuple[int, bytes]]:
+        self._load()
+        number, record, where = self._open(inode)
+        return [self._merged_place(number, record, one) for one in self._names_of(record, where)]
+
+    def _merged_place(self, number: int, record: Record, where: int) -> tuple[int, bytes]:
+        shown, holder = self._shown(record, where), self._holder(record, where)
+        if kind_of(holder) == SAMPLE:
+            folder = self._folder_of_twin(number, record, holder)
+            if folder is None:
+                return inodes.pack(self.lower.tag(number), number, holder), shown
+            place = self._place(self.lower.record(folder.shard), index_of(folder.where))
+        else:
+            place = self._place(record, index_of(holder))
+        first = None if place.top else self._first_folder(place)
+        name = None
+        if kind_of(where) != FOLDER:
+            name = self._name_of(place, self._twin(place), shown, Child(number, where))
+        return ROOT if first is None else self._node_of(first).inode, name or shown
+
+    def _folder_of_twin(self, number: int, record: Record, sample: int) -> Child | None:
+        """The folder, of another shard too, whose directory this sample shares."""
+        parent = self._place(record, record.folder_of(index_of(sample)))
+        folder = self._folder_named(parent, self._shown(record, sample))
+        if folder is None:
+            return None
+        place = self._place(self.lower.record(folder.shard), index_of(folder.where))
+        return folder if self._twin(place) == Child(number, sample) else None
+
     def listing(self, inode: int, after: int = 0) -> Iterator[Entry]:
-        """As `Tree.listing`. A cursor has a checksum of the set (10 bits), the shard's number and one (21 bits),
+        """As `Tree.listing`. A cursor has a checksum of the set (9 bits), the shard's number and one (21 bits),
         and the position in its record: a listing never goes on in other shards than it began with.
         """
         self._load()

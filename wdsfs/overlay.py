@@ -136,7 +136,9 @@ class UpperNode:
 
 
 _NO_CHILDREN: dict[bytes, UpperNode] = {}  # shared by everything that is no directory; stays empty
-_WHITEOUT = UpperNode(WHITEOUT, 0, None, b"")  # one for all: nothing is known of a whiteout but that it is there
+THE_WHITEOUT = UpperNode(
+    WHITEOUT, 0, None, b""
+)  # one for all: nothing is known of a whiteout but that it is there
 
 
 # --- reading the upper -------------------------------------------------------------------------------------
@@ -209,7 +211,7 @@ class _Loader:
             raise OverlayUnusable(f"{os.fsdecode(name)!r} in the overlay is on another file system")
         kind = _kind_of(status)
         if kind == WHITEOUT:
-            return _WHITEOUT
+            return THE_WHITEOUT
         if status.st_nlink > 1 and kind != DIRECTORY and status.st_ino in self.linked:
             node = self.linked[status.st_ino]
             node.more = [*(node.more or []), (parent, name)]
@@ -218,7 +220,7 @@ class _Loader:
         if kind == FILE:
             attributes = os.listxattr(path, follow_symlinks=False)
             if attributes and self._read_file(node, path, attributes, not status.st_size):
-                return _WHITEOUT
+                return THE_WHITEOUT
         if status.st_nlink > 1 and kind != DIRECTORY:
             self.linked[status.st_ino] = node
         return node

@@ -51,13 +51,17 @@ class View:
 
 
 class Node(NamedTuple):
-    """What stat says: inode number, type and permission bits, link count, bytes, ns since the epoch."""
+    """What stat says: inode number, type and permission bits, link count, bytes, ns since the epoch.
+
+    `upper` is what the file system says of something in the upper of an overlay: owner, further times and so on.
+    """
 
     inode: int
     mode: int
     links: int
     size: int
     mtime_ns: int
+    upper: os.stat_result | None = None
 
 
 class Entry(NamedTuple):
@@ -94,9 +98,14 @@ class Tree:
         self.view = view
         self.domain = view.domain
         self.files_layout = view.layout == FILES_LAYOUT
+        self.directory_mode, self.file_mode = DIRECTORY_MODE, _FILE_MODE
         self._numbers = {shard.name: number for number, shard in enumerate(lower.shards)}
         self._totals: tuple[int, Totals] | None = None
         self._root_mtime = max((_mtime_or_zero(lower, n) for n in (0, len(lower) - 1) if len(lower)), default=0)
+
+    def make_writable(self) -> None:
+        """Show files and directories as such that their owner may write: on a mount with an overlay that is so."""
+        self.directory_mode, self.file_mode = stat.S_IFDIR | 0o755, stat.S_IFREG | 0o644
 
     def prepare(self) -> None:
         """Do once what the first request would otherwise wait for."""
@@ -198,7 +207,7 @@ class Tree:
 
     def getattr(self, inode: int) -> Node:
         if inode == ROOT:
-            return Node(ROOT, DIRECTORY_MODE, 2 + len(self.lower), 0, self._root_mtime)
+            return Node(ROOT, self.directory_mode, 2 + len(self.lower), 0, self._root_mtime)
         _, shard, where = inodes.unpack(inode)
         if where == position(FOLDER, 0) and shard < len(self.lower):
             node = self._shard_node(shard)
@@ -216,7 +225,7 @@ class Tree:
                 index = record.link_target(index) or 0
             member = record.member(index)
             target = record.symlink(index)
-            mode, size = (_FILE_MODE, member.size) if target is None else (_SYMLINK_MODE, len(target))
+            mode, size = (self.file_mode, member.size) if target is None else (_SYMLINK_MODE, len(target))
             inode = inodes.pack(self.lower.tag(number), number, position(MEMBER, index))
             return Node(inode, mode, record.link_count(index), size, member.mtime_ns)
         mtime = record.fingerprint[1]
@@ -228,7 +237,7 @@ class Tree:
             if self.files_layout:
                 own = record.folder_mtime_ns(index)
                 mtime = mtime if own is None else own
-        return Node(inodes.pack(self.lower.tag(number), number, where), DIRECTORY_MODE, links, 0, mtime)
+        return Node(inodes.pack(self.lower.tag(number), number, where), self.directory_mode, links, 0, mtime)
 
     def _count_directories(self, record: Record, folder: int) -> int:
         return len(record.child_folders(folder)) if self.files_layout else record.count_directories(folder)
@@ -241,12 +250,12 @@ class Tree:
         except NotIndexed:  # one link is what a directory has whose subdirectories nobody has counted
             fingerprint = self.lower.fingerprint(number)
             inode = inodes.pack(self.lower.tag(number), number, where)
-            return Node(inode, DIRECTORY_MODE, 1, 0, fingerprint[1])
+            return Node(inode, self.directory_mode, 1, 0, fingerprint[1])
         except ShardError:  # it stays listed, never silently missing; what looks inside gets the error
-            return Node(inodes.pack(0, number, where), DIRECTORY_MODE, 1, 0, 0)
+            return Node(inodes.pack(0, number, where), self.directory_mode, 1, 0, 0)
         links = 2 + (summary.top_folders if self.files_layout else summary.top_directories)
         inode = inodes.pack(self.lower.tag(number), number, where)
-        return Node(inode, DIRECTORY_MODE, links, 0, summary.mtime_ns)
+        return Node(inode, self.directory_mode, links, 0, summary.mtime_ns)
 
     def readlink(self, inode: int) -> bytes:
         _, record, where = self._open(inode)
@@ -346,6 +355,41 @@ class Tree:
             return ROOT
         folder = record.folder_parent[index] if kind == FOLDER else record.folder_of(index)
         return inodes.pack(self.lower.tag(number), number, position(FOLDER, folder))
+
+    def places(self, inode: int) -> list[tuple[int, bytes]]:
+        """Every name of something but the top: the inode of a directory, and the name in it.
+
+        Hard links within a shard give a file several names.
+        """
+        number, record, where = self._open(inode)
+        if where == position(FOLDER, 0):
+            return [(ROOT, self.lower.shards[number].name)]
+        return [self._place_in(number, record, one) for one in self._names_of(record, where)]
+
+    def _names_of(self, record: Record, where: int) -> list[int]:
+        """The positions that are shown as this one: itself, and in the files layout hard links to it."""
+        column = record.column.get("link.target") if kind_of(where) == MEMBER and self.files_layout else None
+        if column is None or record.link_count(index_of(where)) < 2:
+            return [where]
+        target, links = index_of(where), record.column["link.member"]
+        found = [position(MEMBER, links[at]) for at in range(len(links)) if column[at] == target]
+        return [where, *(one for one in found if one != where)]
+
+    def _place_in(self, number: int, record: Record, where: int) -> tuple[int, bytes]:
+        holder = self._holder(record, where)
+        return inodes.pack(self.lower.tag(number), number, holder), self._shown(record, where)
+
+    def _holder(self, record: Record, where: int) -> int:
+        """The position of the directory in which something is shown."""
+        kind, index = kind_of(where), index_of(where)
+        if kind == FOLDER:
+            return position(FOLDER, record.folder_parent[index])
+        if kind == SAMPLE:
+            return position(FOLDER, record.folder_of(index))
+        entry = record.entry_of(index)
+        if self.files_layout:
+            return position(FOLDER, record.folder_of(entry))
+        return home_of(record, position(SAMPLE, entry))
 
     # --- content and provenance
 
