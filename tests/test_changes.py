@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tars
+from uppers import OPAQUE, WHITEOUT, a_tree, find, write_upper
 
-from wdsfs import changes, overlay
+from wdsfs import changes
+from wdsfs.board import sum_of
 from wdsfs.changes import Changes, Remark, Sample
-from wdsfs.index import open_index
-from wdsfs.lower import Lower
-from wdsfs.merged import make_tree
-from wdsfs.overlay import UpperNode, open_below
-from wdsfs.spec import expand
-from wdsfs.tree import Tree, View
+from wdsfs.tree import View
 
 FIRST = tars.tar(
     tars.member(b"d/", kind=tars.DIRECTORY),
@@ -30,55 +26,6 @@ FIRST = tars.tar(
     tars.member(b"c.txt", b"c"),
 )
 SECOND = tars.tar(tars.member(b"e.txt", b"e"), tars.member(b"d/f.txt", b"f"))
-
-WHITEOUT, OPAQUE = object(), object()  # in a description of an upper: a name that is gone; see `write_upper`
-
-
-def whiteout(path: Path) -> None:
-    """As the kernel makes one, or in its other form where device nodes are not allowed."""
-    try:
-        os.mknod(path, 0o020000)
-    except PermissionError:
-        path.write_bytes(b"")
-        os.setxattr(path, "user.overlay.whiteout", b"y")
-        os.setxattr(path.parent, "user.overlay.opaque", b"x")
-
-
-def write_upper(directory: Path, wanted: Mapping[Any, Any]) -> None:
-    """A dict is a directory, bytes are a file, WHITEOUT a whiteout, OPAQUE: True makes a directory opaque; a
-    string is a symbolic link, a function makes the thing itself."""
-    directory.mkdir(exist_ok=True)
-    for name, what in wanted.items():
-        if name is OPAQUE:
-            os.setxattr(directory, "user.overlay.opaque", b"y")
-            continue
-        path = directory / (os.fsdecode(name))
-        if isinstance(what, Mapping):
-            write_upper(path, what)
-        elif isinstance(what, bytes):
-            path.write_bytes(what)
-            os.utime(path, (7, 7))
-        elif isinstance(what, str):
-            path.symlink_to(what)
-        elif what is WHITEOUT:
-            whiteout(path)
-        else:
-            what(path)
-
-
-@contextmanager
-def a_tree(home: Path, shards: list[bytes], view: View, merge: bool = False) -> Iterator[Tree]:
-    for number, data in enumerate(shards):
-        if not (home / f"s{number}.tar").exists():
-            (home / f"s{number}.tar").write_bytes(data)
-    found = expand([f"{home}/s{{0..{len(shards) - 1}}}.tar"])
-    index = open_index(home / "index")
-    index.refresh([one for one, _ in index.stale(found)])
-    below = Lower(found, index)
-    try:
-        yield make_tree(below, view, merge)
-    finally:
-        below.close()
 
 
 def found(
@@ -92,18 +39,6 @@ def found(
     write_upper(home / "upper", upper)
     with a_tree(home, list(shards or (FIRST, SECOND)), View(layout, names), merge) as tree:
         return find(tree, home / "upper")
-
-
-def find(tree: Tree, upper: Path) -> Changes:
-    directory = os.open(upper, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-
-        def open_file(node: UpperNode) -> int:
-            return open_below(directory, node)
-
-        return changes.find(tree, overlay.load(directory), open_file)
-    finally:
-        os.close(directory)
 
 
 def told(result: Changes) -> list[tuple[Any, ...]]:
@@ -229,7 +164,7 @@ def test_odd_names(tmp_path: Path) -> None:
     behind = [[new.name for new in news] for news in result.shards[0].behind.values()]
     assert sorted(behind) == [[b"./k.txt"], [b"x" * 300 + b".cls"]]
     assert [sample.key for sample in result.shards[0].appended] == [b"../100%", b"/abs/b"]
-    assert not result.unpackable
+    assert not result.unpackable + result.conflicts
 
 
 @pytest.mark.parametrize(
@@ -254,7 +189,7 @@ def test_what_cannot_be_packed(upper: dict[Any, Any], path: bytes, reason: str, 
 
 def test_notes(tmp_path: Path) -> None:
     result = found(tmp_path, {"s0": {"empty": {}, "nothing": WHITEOUT}, "top": {"sub": {}}})
-    assert not result.unpackable
+    assert not result.unpackable + result.conflicts
     assert result.notes == [
         Remark(b"s0/empty", changes.EMPTY_DIRECTORY),
         Remark(b"s0/nothing", changes.DANGLING),
@@ -304,7 +239,7 @@ def test_files(tmp_path: Path) -> None:
         ("added", b"more/x", (b"txt",)),
         ("changed", b"s0/README"),
     ]
-    assert not result.unpackable
+    assert not result.unpackable + result.conflicts
 
 
 @pytest.mark.parametrize(
@@ -334,13 +269,24 @@ LINKED = tars.tar(
 def test_hard_links_are_not_changed(name: str, what: object, tmp_path: Path) -> None:
     """To take one name away would take the content from the other."""
     result = found(tmp_path, {"s0": {name: what}}, LINKED, layout="files")
-    assert Remark(b"s0/" + name.encode(), changes.LINKED) in result.unpackable
+    assert Remark(b"s0/" + name.encode(), changes.LINKED) in result.conflicts
+
+
+@pytest.mark.parametrize("layout", ["files", "samples"])
+def test_a_file_with_hard_links_gets_other_content(layout: str, tmp_path: Path) -> None:
+    """All names of it, as a writable mount copies them up: links in the tar are links of the new member then."""
+    write_upper(tmp_path / "upper", {"s0": {"a.txt": b"new"} if layout == "files" else {"a": {"txt": b"new"}}})
+    if layout == "files":
+        os.link(tmp_path / "upper/s0/a.txt", tmp_path / "upper/s0/l")
+    result = found(tmp_path, {}, LINKED, layout=layout)
+    assert told(result) == [("changed", b"s0/a", (), (b"txt",))]
+    assert not result.unpackable + result.conflicts
 
 
 def test_beside_hard_links(tmp_path: Path) -> None:
     result = found(tmp_path, {"s0": {"b.txt": b"new", "s.txt": WHITEOUT}}, LINKED, layout="files")
     assert told(result) == [("changed", b"s0/b", (), (b"txt",)), ("removed", b"s0/s.txt")]
-    assert not result.unpackable
+    assert not result.unpackable + result.conflicts
 
 
 def test_a_file_in_place_of_a_symbolic_link(tmp_path: Path) -> None:
@@ -416,9 +362,11 @@ def rename(home: Path, view: View, source: bytes, target: Path, files: list[str]
             node = tree.resolve(old)
             path.write_bytes(b"A")
             os.utime(path, ns=(0, node.mtime_ns))
-            os.setxattr(path, "user.wdsfs.origin", b"%d:0" % node.inode)
+            checksum = sum_of(tree.lower.fingerprint(0))
+            os.setxattr(path, "user.wdsfs.origin", b"%d:%x" % (node.inode, checksum))
         if view.layout == "samples":
-            os.setxattr(target, "user.wdsfs.origin", b"%d:0" % tree.resolve(source).inode)
+            inode = tree.resolve(source).inode
+            os.setxattr(target, "user.wdsfs.origin", b"%d:%x" % (inode, checksum))
 
 
 def test_a_renamed_sample_stays_where_it_was(tmp_path: Path) -> None:
@@ -468,10 +416,10 @@ def test_an_origin_that_means_nothing(origin: bytes, tmp_path: Path) -> None:
 def test_two_samples_of_one_key_do_not_become_one(tmp_path: Path) -> None:
     shard = tars.tar(tars.member(b"k.jpg", b"1"), tars.member(b"m.txt", b""), tars.member(b"k.cls", b"2"))
     result = found(tmp_path, {"s0": {"m": WHITEOUT}}, shard)
-    assert [one.reason for one in result.unpackable] == [changes.MEETING]
+    assert [one.reason for one in result.conflicts] == [changes.MEETING]
 
 
 def test_samples_of_one_key_apart(tmp_path: Path) -> None:
     shard = tars.tar(tars.member(b"k.jpg", b"1"), tars.B, tars.A, tars.member(b"k.cls", b"2"))
     result = found(tmp_path, {"s0": {"a": WHITEOUT, "k": {"txt": b""}}}, shard)
-    assert not result.unpackable
+    assert not result.unpackable + result.conflicts

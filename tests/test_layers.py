@@ -40,8 +40,9 @@ tree       | errors inodes names shard record lower                 | fuse trio 
 merged     | errors inodes names record lower tree                  | fuse trio lmdb terminal
 pack       | errors header index record shard                       | fuse trio lmdb terminal clock
 overlay    | errors inodes                                          | third-party clock
-changes    | errors inodes names record shard lower tree overlay pack | fuse trio lmdb terminal clock
+changes    | errors board inodes names record shard lower tree overlay pack | fuse trio lmdb terminal clock
 commit     | errors header index names record lower overlay pack changes | fuse trio lmdb terminal clock
+inplace    | errors index overlay pack commit                       | fuse trio lmdb terminal clock
 journal    |                                                        | third-party disks clock
 upper      | errors inodes overlay                                  | third-party clock
 writable   | errors board inodes journal names lower overlay tree upper | fuse trio lmdb numpy terminal clock

@@ -61,7 +61,7 @@ class Bench:
         return found
 
     def output(self, pieces: list[Piece], layout: Layout | None = None) -> Output:
-        return Output(os.fsencode(self.target), pieces, {} if layout is None else {0: layout})
+        return Output(os.fsencode(self.target), pieces, None if layout is None else {0: layout})
 
     def write(self, changes: Mapping[bytes, tuple[New, ...]], appended: tuple[New, ...] = ()) -> bytes:
         """The shard with new members in the place of some; of none, where one is to go."""

@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wdsfs import inodes, lower, names
+from wdsfs.board import sum_of
 from wdsfs.errors import NoSuchEntry, NotADirectory
 from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of
 from wdsfs.lower import NotIndexed
-from wdsfs.overlay import DIRECTORY, FILE, SYMLINK, WHITEOUT, UpperNode
+from wdsfs.overlay import DIRECTORY, FILE, SYMLINK, WHITEOUT, Origin, UpperNode
 from wdsfs.pack import New
 from wdsfs.record import BY_NAME, STRAY, Record, equal_range
 from wdsfs.shard import read_name
@@ -40,11 +41,12 @@ META = "a name like __this__ at the top belongs to the set, not to a sample"
 DOTTED_KEY = "the name of the sample has a dot: readers would end the key there"
 ODD_FOLDER = "the name of its folder would be read as another one"
 OTHER_STEM = "does not start with the name of its sample and a dot"
+SYMBOLIC = "is a symbolic link"
+SPECIAL = "is no regular file, but a fifo, a socket or a device"
+# What would mix up or lose something else, too.
 TWICE = "would have the same name in the tar as another file"
 MEETING = "would make one sample of two with the same key: rename one of them"
 LINKED = "has hard links in the shard, which cannot be changed"
-SYMBOLIC = "is a symbolic link"
-SPECIAL = "is no regular file, but a fifo, a socket or a device"
 # Notes: nothing is left out.
 EMPTY_DIRECTORY = "is an empty directory, and a tar of samples has none"
 DANGLING = "hides nothing: there is nothing of this name below"
@@ -99,7 +101,7 @@ class Changes:
     `shards` by number, those that change only; `further` the samples of each new shard directory, by its path
     (all in one for a merged tree). `samples` and `others` (members of no sample) are what `diff` shows, in the
     order of the shards and their tars, then of the paths. A commit that is to lose nothing needs `unpackable`
-    empty; `notes` are harmless.
+    empty; `conflicts` are what no commit can do at all; `notes` are harmless.
     """
 
     shards: dict[int, ShardChanges] = field(default_factory=dict)
@@ -107,6 +109,7 @@ class Changes:
     samples: list[Sample] = field(default_factory=list)
     others: list[Sample] = field(default_factory=list)
     unpackable: list[Remark] = field(default_factory=list)
+    conflicts: list[Remark] = field(default_factory=list)
     notes: list[Remark] = field(default_factory=list)
 
 
@@ -177,10 +180,10 @@ class _Walk:
         self.files: dict[int, dict[int, _File]] = {}  # by shard and member: what replaces it
         self.kept: dict[int, set[int]] = {}  # by shard: members that a copy of themselves covers
         self.fresh: dict[_Home, dict[bytes, _File]] = {}  # by sample and extension: files that come
-        self.origins: dict[_Home, int] = {}  # the sample (its inode number) that a new one was before
+        self.origins: dict[_Home, Origin] = {}  # the sample that a new one was before
         self.paths: dict[tuple[int, int], bytes] = {}  # by shard and entry: where the sample is shown
-        self.links: list[Remark] = []
         self.unpackable: list[Remark] = []
+        self.conflicts: list[Remark] = []
         self.notes: list[Remark] = []
         self._entries: dict[tuple[tuple[bytes, ...], bytes], tuple[int, int] | None] = {}
 
@@ -254,7 +257,7 @@ class _Walk:
             inner = _Spot(path, found or 0, spot.shard, spot.top, components)
         origin = child.origin
         if found is None and origin is not None and not self.tree.files_layout and inner.components:
-            self.origins[self._home(inner)] = origin.inode
+            self.origins[self._home(inner)] = origin
         return inner
 
     def _plain(self, name: bytes, found: int | None) -> bytes:
@@ -288,13 +291,13 @@ class _Walk:
         if kind_of(inode) != MEMBER:
             self.hide(inode, path)
         elif self._is_link(inode, cursor):
-            self.links.append(Remark(path, LINKED))
+            self.conflicts.append(Remark(path, LINKED))
         else:
             self._hide_member(inode, path)
 
     def _hide_child(self, spot: _Spot, name: bytes, inode: int, path: bytes) -> None:
         if kind_of(inode) == MEMBER and self._is_linked(inode):
-            self.links.append(Remark(path, LINKED))
+            self.conflicts.append(Remark(path, LINKED))
         elif kind_of(inode) == MEMBER:
             self._hide_member(inode, path)
         else:
@@ -336,11 +339,15 @@ class _Walk:
             self._add(spot, name, child, path)
         elif self.is_same(number, member, file):
             self.kept.setdefault(number, set()).add(member)
-        elif self._is_linked(inode):
-            self.links.append(Remark(path, LINKED))
+        elif self._is_linked(inode) and not self._has_all_names(number, member, child):
+            self.conflicts.append(Remark(path, LINKED))
         else:
             self._tell_path(number, member, path)
             self.files.setdefault(number, {})[member] = file
+
+    def _has_all_names(self, number: int, member: int, child: UpperNode) -> bool:
+        """Whether a file replaces all names of a member with hard links, which then are links of the new one."""
+        return not self.tree.files_layout or len(child.places()) >= self.record(number).link_count(member)
 
     def _file(self, node: UpperNode, path: bytes) -> _File:
         fd = self.open_file(node)
@@ -396,7 +403,7 @@ class _Walk:
             home, extension = found
             files = self.fresh.setdefault(home, {})
             if extension in files:
-                self.unpackable.append(Remark(path, TWICE))
+                self.conflicts.append(Remark(path, TWICE))
             files[extension] = self._file(child, path)
 
     def _in_sample(self, spot: _Spot, name: bytes) -> tuple[_Home, bytes] | str | None:
@@ -502,7 +509,7 @@ class _Summary:
 
     def __init__(self, walk: _Walk) -> None:
         self.walk, self.lower = walk, walk.lower
-        self.found = Changes(unpackable=[*walk.unpackable, *walk.links], notes=walk.notes)
+        self.found = Changes(unpackable=walk.unpackable, conflicts=walk.conflicts, notes=walk.notes)
         self.added: dict[tuple[int, int], dict[bytes, _File]] = {}  # by shard and entry
         self.new: dict[_Home, dict[bytes, _File]] = {}
         for home, files in walk.fresh.items():
@@ -526,6 +533,7 @@ class _Summary:
                 self.found.shards[number] = changes
         self._tell_added()
         self.found.unpackable.sort()
+        self.found.conflicts.sort()
         self.found.notes.sort()
         return self.found
 
@@ -539,19 +547,17 @@ class _Summary:
                 self.renamed[was] = home
 
     def _origin(self, home: _Home) -> tuple[int, int] | None:
-        inode = self.walk.origins.get(home)
-        if inode is not None and kind_of(inode) == SAMPLE:
-            return self._entry_of(inode)
-        found = set()
-        for file in self.new[home].values():
-            origin = file.node.origin
-            found.add(None if origin is None or kind_of(origin.inode) != MEMBER else self._entry_of(origin.inode))
+        origin = self.walk.origins.get(home)
+        if origin is not None and kind_of(origin.inode) == SAMPLE:
+            return self._entry_of(origin)
+        origins = [file.node.origin for file in self.new[home].values()]
+        found = {None if one is None or kind_of(one.inode) != MEMBER else self._entry_of(one) for one in origins}
         return found.pop() if len(found) == 1 else None
 
-    def _entry_of(self, inode: int) -> tuple[int, int] | None:
-        """The shard and the sample that an inode number of the lower is, or is in; None if the shard changed."""
-        tag, number, where = inodes.unpack(inode)
-        if number >= len(self.lower) or self.lower.tag(number) != tag:
+    def _entry_of(self, origin: Origin) -> tuple[int, int] | None:
+        """The shard and the sample that an origin is, or is in; None if the shard is not what it was."""
+        _, number, where = inodes.unpack(origin.inode)
+        if number >= len(self.lower) or sum_of(self.lower.fingerprint(number)) != origin.sum:
             return None
         record = self.walk.record(number)
         if index_of(where) >= (record.entries if kind_of(where) == SAMPLE else record.members):
@@ -593,7 +599,7 @@ class _Summary:
         for member in gone:
             changes.members[member] = ()
             if record.has_links and record.link_count(member) > 1:
-                self.found.unpackable.append(Remark(path, LINKED))
+                self.found.conflicts.append(Remark(path, LINKED))
         for member, file in replaced.items():
             changes.members[member] = (file.new(walk.member_name(number, member)),)
         added = self.added.get((number, entry), {})
@@ -654,7 +660,7 @@ class _Summary:
         for place, entry, key in _in_order(record, changes):
             if last is not None and key == last[1] and place > last[0] + 1:
                 path = self.walk.paths.get((number, entry)) or self.lower.shards[number].name + b"/" + key
-                self.found.unpackable.append(Remark(path, MEETING))
+                self.found.conflicts.append(Remark(path, MEETING))
             last = place, key
 
     # --- new samples

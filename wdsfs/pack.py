@@ -21,7 +21,7 @@ import os
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -290,7 +290,7 @@ class Disk:
         for copy in (_copy_file_range, _sendfile):
             while count:
                 try:
-                    done = copy(source, target, start, min(count, COPY_MAX))
+                    done = copy(source, target, start, count)
                 except OSError as error:
                     if error.errno not in _NOT_HERE:
                         raise
@@ -361,11 +361,14 @@ def _sendfile(source: int, target: int, start: int, count: int) -> int:
 
 @dataclass(slots=True)
 class Output:
-    """A shard to be written: where, and of what. `layouts` has those of its runs that are not whole shards."""
+    """A shard to be written: where, and of what. `layouts` are those of the shards of its runs, to verify it with.
+
+    None for a copy of a whole shard, of whose inside nobody has to know anything.
+    """
 
     target: bytes
     pieces: list[Piece]
-    layouts: Mapping[int, Layout] = field(default_factory=dict)
+    layouts: Mapping[int, Layout] | None = None
 
     @property
     def length(self) -> int:
@@ -389,7 +392,8 @@ class Writer:
     """Writes shards.
 
     `sources` tells of each shard of the set its path and what it was when the commit was planned; `open_file`
-    opens a file of the upper directory; `on_bytes` hears how many bytes have been written, in any thread.
+    opens a file of the upper directory; `on_bytes` hears how many bytes have been written, in any thread, and may
+    raise an exception to stop.
     """
 
     def __init__(
@@ -444,8 +448,7 @@ class Writer:
                     self._flush(fd, pending)
                     if piece.shard not in opened:
                         opened[piece.shard] = stack.enter_context(self._source(piece.shard))
-                    self.disk.copy(opened[piece.shard], fd, piece.start, piece.length)
-                    self.on_bytes(piece.length)
+                    self._copy(opened[piece.shard], fd, piece)
                 elif isinstance(piece, New):
                     pending += piece.header
                     checksum = self._write_file(fd, piece, pending)
@@ -455,6 +458,12 @@ class Writer:
                 done += piece.length
             self._flush(fd, pending)
         return written
+
+    def _copy(self, source: int, fd: int, run: Run) -> None:
+        for start in range(run.start, run.end, COPY_MAX):
+            count = min(COPY_MAX, run.end - start)
+            self.disk.copy(source, fd, start, count)
+            self.on_bytes(count)
 
     @contextlib.contextmanager
     def _source(self, number: int) -> Iterator[int]:
@@ -553,10 +562,10 @@ def _verify(fd: int, output: Output, written: Sequence[_Written]) -> None:
     """
     if os.fstat(fd).st_size != output.length:
         raise _wrong(output, "it has another length")
-    if not output.layouts:
+    if output.layouts is None:
         return
     problems: list[shard.Problem] = []
-    heads, sizes = _expected(output)
+    heads, sizes = _expected(output, output.layouts)
     new = {one.head: one for one in written}
     at = 0
     for chunk in shard.scan(fd, problems):
@@ -573,14 +582,14 @@ def _verify(fd: int, output: Output, written: Sequence[_Written]) -> None:
         raise _wrong(output, damage[0].text if damage else "members are missing")
 
 
-def _expected(output: Output) -> tuple[Numbers, Numbers]:
+def _expected(output: Output, layouts: Mapping[int, Layout]) -> tuple[Numbers, Numbers]:
     """Where the members of an output begin, and their sizes, in order."""
     heads: list[Any] = [np.zeros(0, np.int64)]
     sizes: list[Any] = [np.zeros(0, np.int64)]
     done = 0
     for piece in output.pieces:
         if isinstance(piece, Run):
-            source = output.layouts[piece.shard]
+            source = layouts[piece.shard]
             first, last = np.searchsorted(source.heads, [piece.start, piece.end])
             heads.append(source.heads[first:last] + (done - piece.start))
             sizes.append(source.sizes[first:last])

@@ -1,0 +1,79 @@
+"""Uppers made by hand, and the trees that they lie over."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from wdsfs import changes, overlay
+from wdsfs.changes import Changes
+from wdsfs.index import open_index
+from wdsfs.lower import Lower
+from wdsfs.merged import make_tree
+from wdsfs.overlay import UpperNode, open_below
+from wdsfs.spec import expand
+from wdsfs.tree import Tree, View
+
+WHITEOUT, OPAQUE = object(), object()  # in a description of an upper: a name that is gone; see `write_upper`
+
+
+def whiteout(path: Path) -> None:
+    """As the kernel makes one, or in its other form where device nodes are not allowed."""
+    try:
+        os.mknod(path, 0o020000)
+    except PermissionError:
+        path.write_bytes(b"")
+        os.setxattr(path, "user.overlay.whiteout", b"y")
+        os.setxattr(path.parent, "user.overlay.opaque", b"x")
+
+
+def write_upper(directory: Path, wanted: Mapping[Any, Any]) -> None:
+    """A dict is a directory, bytes are a file, WHITEOUT a whiteout, OPAQUE: True makes a directory opaque; a
+    string is a symbolic link, a function makes the thing itself."""
+    directory.mkdir(exist_ok=True)
+    for name, what in wanted.items():
+        if name is OPAQUE:
+            os.setxattr(directory, "user.overlay.opaque", b"y")
+            continue
+        path = directory / (os.fsdecode(name))
+        if isinstance(what, Mapping):
+            write_upper(path, what)
+        elif isinstance(what, bytes):
+            path.write_bytes(what)
+            os.utime(path, (7, 7))
+        elif isinstance(what, str):
+            path.symlink_to(what)
+        elif what is WHITEOUT:
+            whiteout(path)
+        else:
+            what(path)
+
+
+@contextmanager
+def a_tree(home: Path, shards: Sequence[bytes], view: View, merge: bool = False) -> Iterator[Tree]:
+    for number, data in enumerate(shards):
+        if not (home / f"s{number}.tar").exists():
+            (home / f"s{number}.tar").write_bytes(data)
+    found = expand([f"{home}/s{{0..{len(shards) - 1}}}.tar"])
+    index = open_index(home / "index")
+    index.refresh([one for one, _ in index.stale(found)])
+    below = Lower(found, index)
+    try:
+        yield make_tree(below, view, merge)
+    finally:
+        below.close()
+
+
+def find(tree: Tree, upper: Path) -> Changes:
+    directory = os.open(upper, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+
+        def open_file(node: UpperNode) -> int:
+            return open_below(directory, node)
+
+        return changes.find(tree, overlay.load(directory), open_file)
+    finally:
+        os.close(directory)

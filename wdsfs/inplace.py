@@ -1,0 +1,285 @@
+"""Commit in place: new shards take the place of the old ones, and the overlay is emptied.
+
+To whoever comes behind it, also behind a kill at any instant, that is one step: a journal makes it so.
+
+The journal, in the directory `state_of(place)`::
+
+    commit.json   the plan, whole, written and synced before the first shard is replaced
+    commit.log    a line for each shard, synced before it gets its name: which file that is (inode, size, mtime);
+                  a last line when all are there
+    committed/    the old upper on its way out
+
+While commit.json is there, the overlay means nothing to anybody but the commit that finishes it: some of its
+changes are in the shards already, and names in the tree depend on them. So it is not planned anew, either: a
+second look would see other names.
+
+Writes shards by way of `commit.Runner`, and DIR; no FUSE. The caller holds the overlay (`overlay.held`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from wdsfs.commit import NEW, REWRITE, Plan, Runner, Step
+from wdsfs.errors import CommitError
+from wdsfs.index import look
+from wdsfs.overlay import Place, Settings, ShardSeen, read_settings, write_settings
+from wdsfs.pack import New, Output, Piece, Run, Source, Zeros
+
+VERSION = 1  # of the journal
+
+
+def state_of(place: Place) -> Path:
+    """Where the journal of an in-place commit is: for an upper of the kernel's beside it, not in it."""
+    beside = place.path.with_name(place.path.name + ".wdsfs-commit")
+    # A commit that was killed while it emptied such an upper has left nothing that tells that it was one.
+    return beside if place.is_bare or (beside / "commit.json").exists() else place.work
+
+
+def unfinished(place: Place) -> bool:
+    """Whether an in-place commit of this overlay was stopped half-way: then only `replace` may use it."""
+    return (state_of(place) / "commit.json").exists()
+
+
+class Replacement:
+    """An in-place commit of the overlay at `place`, which the caller holds."""
+
+    def __init__(self, place: Place, runner: Runner) -> None:
+        self.place, self.runner, self.disk = place, runner, runner.disk
+        self.directory = state_of(place)
+        self.journal, self.log = self.directory / "commit.json", self.directory / "commit.log"
+        # Ties the log to the journal: a power cut may bring the log of an earlier commit back.
+        self.sum = hashlib.blake2b(plan_to_json(runner.plan), digest_size=16).hexdigest()
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Write the plan down. From here on the commit has to be finished."""
+        if self.place.is_bare:
+            self.runner.plan.upper = dict(_stamps(os.fsencode(self.place.path), b""))
+        data = plan_to_json(self.runner.plan)
+        self.sum = hashlib.blake2b(data, digest_size=16).hexdigest()
+        self.directory.mkdir(exist_ok=True)
+        shutil.rmtree(
+            self.directory / "committed", ignore_errors=True
+        )  # of an earlier one, killed at its very end
+        self.log.unlink(missing_ok=True)
+        temporary = os.fsencode(self.directory / "commit.json.tmp")
+        fd = self.disk.open_temporary(temporary)
+        try:
+            self.disk.write(fd, data)
+            self.disk.sync(fd)
+        finally:
+            os.close(fd)
+        self.disk.rename(temporary, os.fsencode(self.journal))
+        self.disk.sync_directory(os.fsencode(self.directory))
+        self.disk.sync_directory(os.fsencode(self.directory.parent))
+
+    def finish(self) -> list[Step]:
+        """Replace what is not replaced yet, then empty the overlay; returns the steps that were done now.
+
+        Raises CommitError when somebody else has changed a shard meanwhile.
+        """
+        lines = self._read_log()
+        left = [step for step in self.runner.plan.steps if not self._is_done(step, lines)]
+        try:
+            self.runner.each(left, self._replace)
+        except BaseException:
+            if not self._read_log():  # nothing has been replaced: as if it had not been begun
+                self.disk.remove(os.fsencode(self.journal))
+            raise
+        self._log({"published": True})
+        self._empty()
+        return left
+
+    # --- the shards
+
+    def _replace(self, step: Step) -> None:
+        target = step.output.target
+        replaces = os.stat(target) if step.action == REWRITE else None
+
+        def tell(found: os.stat_result) -> None:
+            if step.number is not None and look(target) != self.runner.plan.sources[step.number].fingerprint:
+                raise CommitError(f"{os.fsdecode(target)} was changed by somebody else meanwhile")
+            self._log({"target": os.fsdecode(target), "file": [found.st_ino, found.st_size, found.st_mtime_ns]})
+
+        self.runner.writer.publish(step.output, replaces, tell)
+
+    def _is_done(self, step: Step, lines: list[dict[str, Any]]) -> bool:
+        """Whether a shard is the one that was to be written; if not, it must be what it was before."""
+        target = step.output.target
+        try:
+            found = os.stat(target)
+        except FileNotFoundError:
+            if step.action == NEW:
+                return False
+            raise CommitError(f"{os.fsdecode(target)} is gone; {self._advice()}") from None
+        file = [found.st_ino, found.st_size, found.st_mtime_ns]
+        if any(line.get("target") == os.fsdecode(target) and line["file"] == file for line in lines):
+            return True
+        if step.number is None or look(target) != self.runner.plan.sources[step.number].fingerprint:
+            raise CommitError(f"{os.fsdecode(target)} was changed by somebody else; {self._advice()}")
+        return False
+
+    def _advice(self) -> str:
+        return f"the commit cannot be finished; what it was about to do is in {self.journal}"
+
+    # --- the log
+
+    def _log(self, line: dict[str, Any]) -> None:
+        with self._lock:
+            fd = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                self.disk.write(fd, json.dumps({**line, "commit": self.sum}).encode() + b"\n")
+                self.disk.sync(fd)
+            finally:
+                os.close(fd)
+
+    def _read_log(self) -> list[dict[str, Any]]:
+        """The lines of this commit; one that a kill cut short says nothing, for nothing was done behind it."""
+        lines = []
+        with contextlib.suppress(FileNotFoundError):
+            for text in self.log.read_bytes().split(b"\n"):
+                with contextlib.suppress(ValueError):
+                    line = json.loads(text)
+                    if line["commit"] == self.sum:
+                        lines.append(line)
+        return lines
+
+    # --- the overlay
+
+    def _empty(self) -> None:
+        """Take away what is in the shards now. Can be repeated from any point."""
+        if self.directory == self.place.work:
+            self._exchange_upper()
+        else:
+            self._remove_planned(os.fsencode(self.place.path), b"")
+        self.disk.remove(os.fsencode(self.journal))  # this ends the commit; the rest is only in the way
+        self.disk.sync_directory(os.fsencode(self.directory))
+        self.disk.remove(os.fsencode(self.log))
+        if self.directory == self.place.work:
+            self._remove_tree(self.directory / "committed")
+        else:
+            self._remove_tree(self.directory)
+
+    def _exchange_upper(self) -> None:
+        old, upper = self.directory / "committed", self.place.path / "upper"
+        if not old.exists():
+            self.disk.rename(os.fsencode(upper), os.fsencode(old))
+        if not upper.exists():
+            like = old.stat()
+            self.disk.make_directory(os.fsencode(upper))
+            upper.chmod(stat.S_IMODE(like.st_mode))
+            with contextlib.suppress(PermissionError):
+                os.chown(upper, like.st_uid, like.st_gid)
+        self.disk.sync_directory(os.fsencode(self.place.path))
+        settings = read_settings(self.place)
+        if settings is not None:
+            write_settings(self.place, renewed(settings))
+
+    def _remove_planned(self, directory: bytes, path: bytes) -> None:
+        """Remove from an upper of the kernel's what was there when the commit began; what came since stays."""
+        with os.scandir(directory) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                inner = path + b"/" + entry.name if path else entry.name
+                found = entry.stat(follow_symlinks=False)
+                if entry.is_dir(follow_symlinks=False):
+                    self._remove_planned(entry.path, inner)
+                    with contextlib.suppress(OSError):  # not empty
+                        os.rmdir(entry.path)
+                elif self.runner.plan.upper.get(inner) == (found.st_ino, found.st_ctime_ns):
+                    self.disk.remove(entry.path)
+
+    def _remove_tree(self, path: Path) -> None:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _stamps(directory: bytes, path: bytes) -> Iterator[tuple[bytes, tuple[int, int]]]:
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            inner = path + b"/" + entry.name if path else entry.name
+            if entry.is_dir(follow_symlinks=False):
+                yield from _stamps(entry.path, inner)
+            else:
+                found = entry.stat(follow_symlinks=False)
+                yield inner, (found.st_ino, found.st_ctime_ns)
+
+
+def renewed(settings: Settings) -> Settings:
+    """The settings with the shards as they are now."""
+    shards = tuple(ShardSeen(one.name, one.path, look(one.path)) for one in settings.shards)
+    return Settings(settings.layout, settings.names, settings.merge, shards)
+
+
+# --- the plan as JSON --------------------------------------------------------------------------------------
+
+
+def read_plan(place: Place) -> Plan:
+    """The plan of an unfinished commit. Raises CommitError."""
+    path = state_of(place) / "commit.json"
+    try:
+        return plan_from_json(path.read_bytes())
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CommitError(f"{path} cannot be used: {error}") from None
+
+
+def plan_to_json(plan: Plan) -> bytes:
+    steps = [
+        {
+            "target": os.fsdecode(step.output.target),
+            "action": step.action,
+            "number": step.number,
+            "samples": step.samples,
+            "pieces": [_piece_to_json(piece) for piece in step.output.pieces],
+        }
+        for step in plan.steps
+    ]
+    sources = {number: [os.fsdecode(one.path), list(one.fingerprint)] for number, one in plan.sources.items()}
+    upper = {os.fsdecode(path): list(stamp) for path, stamp in plan.upper.items()}
+    about = {"version": VERSION, "sources": sources, "steps": steps, "upper": upper}
+    return json.dumps(about, indent=1).encode() + b"\n"
+
+
+def plan_from_json(data: bytes) -> Plan:
+    """Raises ValueError, KeyError, TypeError for what `plan_to_json` does not write."""
+    about = json.loads(data)
+    if about["version"] != VERSION:
+        raise ValueError(f"version {about['version']}, not {VERSION}")
+    plan = Plan()
+    for number, (path, (size, mtime_ns, identity)) in about["sources"].items():
+        plan.sources[int(number)] = Source(os.fsencode(path), (size, mtime_ns, identity))
+    plan.upper = {os.fsencode(path): (inode, ctime) for path, (inode, ctime) in about["upper"].items()}
+    for one in about["steps"]:
+        output = Output(os.fsencode(one["target"]), [_piece_from_json(piece) for piece in one["pieces"]])
+        plan.steps.append(Step(output, one["action"], one["number"], one["samples"]))
+    return plan
+
+
+def _piece_to_json(piece: Piece) -> list[Any]:
+    if isinstance(piece, Run):
+        return ["run", *piece]
+    if isinstance(piece, Zeros):
+        return ["zeros", *piece]
+    common = [key.decode() for key in piece.common]
+    return ["new", os.fsdecode(piece.name), os.fsdecode(piece.path), piece.size, piece.mtime_ns, common]
+
+
+def _piece_from_json(piece: list[Any]) -> Piece:
+    kind, *rest = piece
+    if kind == "run":
+        return Run(*rest)
+    if kind == "zeros":
+        return Zeros(*rest)
+    name, path, size, mtime_ns, common = rest
+    return New(os.fsencode(name), os.fsencode(path), size, mtime_ns, tuple(key.encode() for key in common))
