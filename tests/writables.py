@@ -93,12 +93,12 @@ class Mount:
         self.upper.close()
         self.start(calls, inherited=True)
 
-    def remount(self) -> None:
+    def remount(self, calls: Calls | None = None) -> None:
         """A clean end, and a new start."""
         self.upper.close(clean=True)
         self.memory[:] = bytes(SIZE)
         self.told.clear()
-        self.start()
+        self.start(calls)
 
     def close(self) -> None:
         self.upper.close()
@@ -159,10 +159,7 @@ class Mount:
 
     def link(self, path: bytes, new: bytes) -> None:
         node = self.look(path)
-        parent, name = self.at(new)
-        if stat.S_ISDIR(node.mode):
-            raise OSError(errno.EPERM, "a directory")
-        self._tell(self._call(self.tree.link, node.inode, parent, name))
+        self._tell(self._call(self.tree.link, node.inode, *self.at(new)))
         self.tree.journal.clear()
 
     def unlink(self, path: bytes) -> None:

@@ -802,6 +802,7 @@ class WritableTree:
         # Now that it holds everything itself, this changes nothing that can be seen.
         self.upper.make_opaque(directory, self._origin(there.inode))
         directory.lower = 0
+        self._orders.pop(directory, None)  # its names are all its own now
         return directory
 
     def _move(
