@@ -54,6 +54,7 @@ mount      | errors system spec index lower tree merged board worker ops engine 
 check      | errors names shard record                              | fuse trio lmdb terminal
 statistics | errors record lower                                    | fuse trio lmdb terminal
 doctor     | errors system                                          | trio lmdb numpy terminal
+console    | errors index lower pool spec tree                      | fuse trio lmdb numpy
 cli        | *                                                      | fuse trio lmdb numpy
 fstab      | errors system control mount cli                        | third-party
 __main__   | cli                                                    | third-party

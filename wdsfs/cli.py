@@ -13,25 +13,36 @@ import itertools
 import json
 import logging
 import os
-import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from wdsfs import __version__
+from wdsfs.console import (
+    build_index,
+    bytes_text,
+    index_options,
+    jobs_of,
+    json_option,
+    opened,
+    path_of,
+    print_table,
+    settled,
+    shards_argument,
+    table_of,
+    view_of,
+    view_options,
+)
 from wdsfs.errors import UsageError, WdsfsError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.table import Table
 
     from wdsfs.index import Index
-    from wdsfs.lower import Lower
     from wdsfs.spec import Shard
-    from wdsfs.tree import Entry, Node, Tree, View
+    from wdsfs.tree import Entry, Node, Tree
 
 log = logging.getLogger("wdsfs")
 
@@ -40,9 +51,6 @@ BATCH = 1000  # entries of a directory that are listed at a time
 EPILOG = """\b
 Exit codes: 0 done, 1 `check` has findings (or a bug), 2 wrong arguments, 3 a shard is missing or
 unreadable, 4 no index can be made, 5 the mount cannot be made or ended, 6 no such path, 130 interrupted."""
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-Answer = TypeVar("Answer")
 
 
 class _Log(logging.Handler):
@@ -113,137 +121,6 @@ def _prepare_streams() -> None:
         sys.stdout.reconfigure(errors="surrogateescape")
 
 
-# --- options that several commands have --------------------------------------------------------------------
-
-
-def shards_argument(command: Command) -> Command:
-    return click.argument("shards", nargs=-1, required=True)(command)
-
-
-def index_options(command: Command) -> Command:
-    for option in (
-        click.option(
-            "--index-dir",
-            type=click.Path(file_okay=False),
-            envvar="WDSFS_INDEX_DIR",
-            help="Where the index is kept.  [default: wdsfs in the user's cache directory; env WDSFS_INDEX_DIR]",
-        ),
-        click.option(
-            "-j",
-            "--jobs",
-            type=click.IntRange(1),
-            help="Processes that index shards.  [default: one per core]",
-        ),
-        click.option("-q", "--quiet", is_flag=True, help="No progress bar."),
-    ):
-        command = option(command)
-    return command
-
-
-def view_options(command: Command) -> Command:
-    for option in (
-        click.option(
-            "--merge",
-            is_flag=True,
-            help="One tree over all shards. A second file of a name is shown as NAME~2.",
-        ),
-        click.option(
-            "--names",
-            type=click.Choice(["ext", "full"]),
-            default="ext",
-            show_default=True,
-            help="Name the files of a sample `left.jpg` (ext) or `image194.left.jpg` (full).",
-        ),
-        click.option(
-            "--layout",
-            type=click.Choice(["samples", "files"]),
-            default="samples",
-            show_default=True,
-            help="A directory for each sample, or the members as `tar x` would write them.",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
-
-
-def _view(layout: str, names: str) -> View:
-    from wdsfs.tree import View
-
-    if layout == "files" and names == "full":
-        raise UsageError("--names full is for --layout samples; in --layout files the names are always whole")
-    return View(layout, names)
-
-
-def _jobs(jobs: int | None) -> int:
-    from wdsfs.pool import default_jobs
-
-    return jobs or default_jobs()
-
-
-def _path(text: str | None) -> Path | None:
-    from pathlib import Path
-
-    return Path(text) if text else None
-
-
-# --- indexing with progress --------------------------------------------------------------------------------
-
-
-def build_index(index: Index, stale: Sequence[Shard], jobs: int, quiet: bool = False) -> int:
-    """Index these shards, showing a bar when somebody watches; returns how many of them cannot be read."""
-    if not stale:
-        return 0
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from wdsfs.index import Summary
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("indexing"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("shards, {task.fields[rate]} members/s"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
-        task = progress.add_task("indexing", total=len(stale), rate="-")
-        members = unreadable = 0
-
-        def on_done(one: Shard, summary: Summary | None, error: str | None) -> None:
-            nonlocal members, unreadable
-            if summary is None:
-                unreadable += 1
-                log.warning("%s", error)
-            elif summary.problems:
-                path = os.fsdecode(one.path)
-                log.warning("%s: something is wrong with it; see: wdsfs check %s", path, shlex.quote(path))
-            members += summary.members if summary else 0
-            elapsed = progress.tasks[task].elapsed or 0
-            progress.update(task, advance=1, rate=f"{members / elapsed:,.0f}" if elapsed > 0.1 else "-")
-
-        index.refresh(stale, jobs, on_done)
-    return unreadable
-
-
-def _open(
-    shards: Sequence[str], index_dir: str | None, jobs: int | None, quiet: bool
-) -> tuple[Index, list[Shard]]:
-    """The index with all of these shards in it."""
-    from wdsfs.index import open_index
-    from wdsfs.spec import expand
-
-    found = expand(shards)
-    index = open_index(_path(index_dir))
-    for notice in index.notices:
-        log.warning("%s", notice)
-    build_index(index, [one for one, _ in index.stale(found)], _jobs(jobs), quiet)
-    return index, found
-
-
 # --- mounting ----------------------------------------------------------------------------------------------
 
 
@@ -303,10 +180,10 @@ def mount(
     wanted = mounting.Mount(
         specs=list(shards),
         mountpoint=mountpoint,
-        view=_view(layout, names),
+        view=view_of(layout, names),
         merge=merge,
-        index_dir=_path(index_dir),
-        jobs=_jobs(jobs),
+        index_dir=path_of(index_dir),
+        jobs=jobs_of(jobs),
         lazy=lazy,
         workers=workers or max(2, min(default_jobs(), 8)),
         spin=spin / 1e6,
@@ -374,11 +251,11 @@ def index_command(
 
     since = time.monotonic()
     found = expand(shards)
-    index = open_index(_path(index_dir))
+    index = open_index(path_of(index_dir))
     for notice in index.notices:
         log.warning("%s", notice)
     stale = [one for one, _ in index.stale(found)]
-    unreadable = build_index(index, stale, _jobs(jobs), quiet)
+    unreadable = build_index(index, stale, jobs_of(jobs), quiet)
     pruned = index.prune() if prune else 0
     summaries = [index.summary(one.path) for one in found]
     report = {
@@ -405,29 +282,6 @@ def index_command(
         )
     if report["unreadable"]:
         sys.exit(3)
-
-
-@contextlib.contextmanager
-def _lower(shards: Sequence[str], index_dir: str | None, jobs: int | None, quiet: bool) -> Iterator[Lower]:
-    from wdsfs.lower import Lower
-
-    index, found = _open(shards, index_dir, jobs, quiet)
-    below = Lower(found, index)
-    try:
-        yield below
-    finally:
-        below.close()
-
-
-def _settled(below: Lower, question: Callable[[], Answer]) -> Answer:
-    """The answer to a question about the tree. A shard that has just changed is indexed again first."""
-    from wdsfs.lower import NotIndexed
-
-    while True:
-        try:
-            return question()
-        except NotIndexed as wanted:
-            below.install(wanted.number, below.build(wanted.number))
 
 
 def _output(data: bytes) -> None:
@@ -473,10 +327,10 @@ def ls(
     shards, path = split_path(arguments)
     end = b"\0" if null else b"\n"
     failed: list[WdsfsError] = []
-    with _lower(shards, index_dir, jobs, quiet) as below:
-        tree = make_tree(below, _view(layout, names), merge)
+    with opened(shards, index_dir, jobs, quiet) as below:
+        tree = make_tree(below, view_of(layout, names), merge)
         start = os.fsencode(path or "").strip(b"/")
-        node = _settled(below, lambda: tree.resolve(start))
+        node = settled(below, lambda: tree.resolve(start))
         rows = _walk(tree, node, b"", recursive, failed) if _is_directory(node) else [(start, node)]
         for name, child in rows:
             if as_json:
@@ -507,7 +361,7 @@ def _walk(
 
     cursor = AT_PARENT
     while True:
-        batch = _settled(tree.lower, functools.partial(_batch, tree, node.inode, cursor))
+        batch = settled(tree.lower, functools.partial(_batch, tree, node.inode, cursor))
         for entry in batch:
             yield prefix + entry.name, entry.node
             if recursive and _is_directory(entry.node):
@@ -574,15 +428,15 @@ def cat(
     *shards, path = arguments
     if not shards:
         raise UsageError("cat needs SHARDS and the PATH of a file")
-    with _lower(shards, index_dir, jobs, quiet) as below:
-        tree = make_tree(below, _view(layout, names), merge)
-        node = _settled(below, lambda: tree.resolve(os.fsencode(path).strip(b"/")))
+    with opened(shards, index_dir, jobs, quiet) as below:
+        tree = make_tree(below, view_of(layout, names), merge)
+        node = settled(below, lambda: tree.resolve(os.fsencode(path).strip(b"/")))
         if _is_directory(node):
             raise IsADirectory(f"{path} is a directory; see: wdsfs ls")
         if stat.S_ISLNK(node.mode):
-            target = os.fsdecode(_settled(below, lambda: tree.readlink(node.inode)))
+            target = os.fsdecode(settled(below, lambda: tree.readlink(node.inode)))
             raise NoSuchEntry(f"{path} is a symbolic link to {target!r}: name the file itself")
-        content = _settled(below, lambda: tree.content(node.inode))
+        content = settled(below, lambda: tree.content(node.inode))
         for offset in range(0, content.size, 1 << 20):
             _output(lower.read(content, offset, 1 << 20))
 
@@ -600,22 +454,22 @@ def info(shards: tuple[str, ...], as_json: bool, index_dir: str | None, jobs: in
     """
     from wdsfs.statistics import gather
 
-    with _lower(shards, index_dir, jobs, quiet) as below:
+    with opened(shards, index_dir, jobs, quiet) as below:
         report = gather(below)
     if as_json:
         click.echo(json.dumps(report))
         return
     click.echo(
         f"{report['shards']} shards, {report['samples']:,} samples, {report['members']:,} members, "
-        f"{_bytes(report['bytes'])} of content in {_bytes(report['shard_bytes'])} of shards"
+        f"{bytes_text(report['bytes'])} of content in {bytes_text(report['shard_bytes'])} of shards"
     )
     if report["damaged"]:
         click.echo(f"{report['damaged']} shards are damaged; see: wdsfs check")
-    table = _table("extension", "files", "bytes", "smallest", "median", "90 %", "largest")
+    table = table_of("extension", "files", "bytes", "smallest", "median", "90 %", "largest")
     for row in report["extensions"]:
         sizes = [row[key] for key in ("bytes", "min", "median", "p90", "max")]
-        table.add_row(row["extension"] or "(none)", f"{row['count']:,}", *map(_bytes, sizes))
-    _print(table)
+        table.add_row(row["extension"] or "(none)", f"{row['count']:,}", *map(bytes_text, sizes))
+    print_table(table)
 
 
 @main.command()
@@ -653,7 +507,7 @@ def check(shards: tuple[str, ...], jobs: int | None, notes: bool, as_json: bool)
         where = f"{path}:{finding.offset}" if finding.offset >= 0 else path
         click.echo(": ".join(filter(None, (where, finding.member, f"[{finding.kind}] {finding.text}"))))
 
-    for one, result in pool.each(lint, found, _jobs(jobs)):
+    for one, result in pool.each(lint, found, jobs_of(jobs)):
         path = os.fsdecode(one.path)
         if isinstance(result, ShardError):
             counts["unreadable"] += 1
@@ -706,9 +560,9 @@ def status(mountpoint: str | None, as_json: bool) -> None:
     elif not reports:
         click.echo("no wdsfs mounts")
     elif mountpoint is None:
-        _print(_status_table([{**_UNTOLD, **report} for report in reports]))
+        print_table(_status_table([{**_UNTOLD, **report} for report in reports]))
     else:
-        _print(_status_detail({**_UNTOLD, **reports[0]}))
+        print_table(_status_detail({**_UNTOLD, **reports[0]}))
     if any(report["state"] == control.UNSUPERVISED for report in reports):
         click.echo("without its supervisor a mount works until its workers die; mount it again soon", err=True)
     if any(report["state"] == control.DEAD for report in reports):
@@ -728,7 +582,7 @@ _UNTOLD: dict[str, Any] = {
 
 
 def _status_table(reports: list[dict[str, Any]]) -> Table:
-    table = _table(
+    table = table_of(
         "mountpoint",
         "state",
         "shards",
@@ -750,9 +604,9 @@ def _status_table(reports: list[dict[str, Any]]) -> Table:
                     f"{report['samples']:,}",
                     _layout(report),
                     _duration(report["uptime_seconds"]),
-                    _bytes(report["memory_bytes"]),
+                    bytes_text(report["memory_bytes"]),
                     f"{sum(report['requests'].values()):,}",
-                    _bytes(report["bytes_read"] + report["bytes_pushed"]),
+                    bytes_text(report["bytes_read"] + report["bytes_pushed"]),
                     str(len(report["damaged"])),
                 ]
                 if report["state"] == "running"
@@ -763,7 +617,7 @@ def _status_table(reports: list[dict[str, Any]]) -> Table:
 
 
 def _status_detail(report: dict[str, Any]) -> Table:
-    table = _table("", "")
+    table = table_of("", "")
     table.show_header = False
     table.columns[1].justify = "left"
     table.add_row("mountpoint", report["mountpoint"])
@@ -773,17 +627,17 @@ def _status_detail(report: dict[str, Any]) -> Table:
     table.add_row("log", report["log"] or "the terminal")
     if report["state"] != "running":
         return table
-    counted = f"{report['samples']:,} samples, {report['members']:,} members, {_bytes(report['bytes'])}"
+    counted = f"{report['samples']:,} samples, {report['members']:,} members, {bytes_text(report['bytes'])}"
     table.add_row("content", f"{report['shards']:,} shards ({report['indexed']:,} indexed), {counted}")
     table.add_row("index", report["index"])
     table.add_row("uptime", _duration(report["uptime_seconds"]))
     processes = f"{len(report['processes'])} processes, {report['restarts']} workers replaced"
-    table.add_row("memory", f"{_bytes(report['memory_bytes'])} of its own in {processes}")
+    table.add_row("memory", f"{bytes_text(report['memory_bytes'])} of its own in {processes}")
     table.add_row("shards open", f"{report['open_files']}, counted in each worker")
     requests = sorted(report["requests"].items(), key=lambda item: -item[1])
     table.add_row("requests", ", ".join(f"{count:,} {name}" for name, count in requests) or "none")
-    pushed = f"{_bytes(report['bytes_pushed'])} of {report['pushed']:,} small files pushed at their first open"
-    table.add_row("bytes", f"{_bytes(report['bytes_read'])} read, {pushed}")
+    pushed = f"{bytes_text(report['bytes_pushed'])} of {report['pushed']:,} small files pushed at their first open"
+    table.add_row("bytes", f"{bytes_text(report['bytes_read'])} read, {pushed}")
     table.add_row("failures", f"{report['failures']:,} requests")
     for damaged in report["damaged"]:
         table.add_row("damaged", f"{damaged['shard']}: {damaged['problem']}")
@@ -829,36 +683,6 @@ def doctor(mountpoint: str | None, index_dir: str | None, as_json: bool) -> None
 
 
 # --- showing -----------------------------------------------------------------------------------------------
-
-
-def _table(*columns: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
-    return table
-
-
-def _print(table: Table) -> None:
-    """Show a table: fitted to a terminal; in a pipe with whole lines, for what is cut cannot be searched."""
-    from rich.console import Console
-
-    console = Console(markup=False, highlight=False)
-    if not console.is_terminal:
-        console.width = 1000
-    with console.capture() as capture:
-        console.print(table)
-    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip()))
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
 
 
 def _duration(seconds: float) -> str:

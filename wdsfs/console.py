@@ -1,0 +1,222 @@
+"""What several commands share: options, opening a set with its index, and how results look on a terminal.
+
+Imports only what starting takes, as `cli.py` does. What a command does is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from wdsfs.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.table import Table
+
+    from wdsfs.index import Index
+    from wdsfs.lower import Lower
+    from wdsfs.spec import Shard
+    from wdsfs.tree import View
+
+log = logging.getLogger("wdsfs")
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Answer = TypeVar("Answer")
+
+
+# --- options that several commands have --------------------------------------------------------------------
+
+
+def shards_argument(command: Command) -> Command:
+    return click.argument("shards", nargs=-1, required=True)(command)
+
+
+def index_options(command: Command) -> Command:
+    for option in (
+        click.option(
+            "--index-dir",
+            type=click.Path(file_okay=False),
+            envvar="WDSFS_INDEX_DIR",
+            help="Where the index is kept.  [default: wdsfs in the user's cache directory; env WDSFS_INDEX_DIR]",
+        ),
+        click.option(
+            "-j",
+            "--jobs",
+            type=click.IntRange(1),
+            help="Processes that index shards.  [default: one per core]",
+        ),
+        click.option("-q", "--quiet", is_flag=True, help="No progress bar."),
+    ):
+        command = option(command)
+    return command
+
+
+def view_options(command: Command) -> Command:
+    for option in (
+        click.option(
+            "--merge",
+            is_flag=True,
+            help="One tree over all shards. A second file of a name is shown as NAME~2.",
+        ),
+        click.option(
+            "--names",
+            type=click.Choice(["ext", "full"]),
+            default="ext",
+            show_default=True,
+            help="Name the files of a sample `left.jpg` (ext) or `image194.left.jpg` (full).",
+        ),
+        click.option(
+            "--layout",
+            type=click.Choice(["samples", "files"]),
+            default="samples",
+            show_default=True,
+            help="A directory for each sample, or the members as `tar x` would write them.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+
+
+def view_of(layout: str, names: str) -> View:
+    from wdsfs.tree import View
+
+    if layout == "files" and names == "full":
+        raise UsageError("--names full is for --layout samples; in --layout files the names are always whole")
+    return View(layout, names)
+
+
+def jobs_of(jobs: int | None) -> int:
+    from wdsfs.pool import default_jobs
+
+    return jobs or default_jobs()
+
+
+def path_of(text: str | None) -> Path | None:
+    from pathlib import Path
+
+    return Path(text) if text else None
+
+
+# --- indexing with progress --------------------------------------------------------------------------------
+
+
+def build_index(index: Index, stale: Sequence[Shard], jobs: int, quiet: bool = False) -> int:
+    """Index these shards, showing a bar when somebody watches; returns how many of them cannot be read."""
+    if not stale:
+        return 0
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from wdsfs.index import Summary
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("indexing"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("shards, {task.fields[rate]} members/s"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
+        task = progress.add_task("indexing", total=len(stale), rate="-")
+        members = unreadable = 0
+
+        def on_done(one: Shard, summary: Summary | None, error: str | None) -> None:
+            nonlocal members, unreadable
+            if summary is None:
+                unreadable += 1
+                log.warning("%s", error)
+            elif summary.problems:
+                path = os.fsdecode(one.path)
+                log.warning("%s: something is wrong with it; see: wdsfs check %s", path, shlex.quote(path))
+            members += summary.members if summary else 0
+            elapsed = progress.tasks[task].elapsed or 0
+            progress.update(task, advance=1, rate=f"{members / elapsed:,.0f}" if elapsed > 0.1 else "-")
+
+        index.refresh(stale, jobs, on_done)
+    return unreadable
+
+
+def _open_index(
+    shards: Sequence[str], index_dir: str | None, jobs: int | None, quiet: bool
+) -> tuple[Index, list[Shard]]:
+    """The index with all of these shards in it."""
+    from wdsfs.index import open_index
+    from wdsfs.spec import expand
+
+    found = expand(shards)
+    index = open_index(path_of(index_dir))
+    for notice in index.notices:
+        log.warning("%s", notice)
+    build_index(index, [one for one, _ in index.stale(found)], jobs_of(jobs), quiet)
+    return index, found
+
+
+# --- the set -----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def opened(shards: Sequence[str], index_dir: str | None, jobs: int | None, quiet: bool) -> Iterator[Lower]:
+    from wdsfs.lower import Lower
+
+    index, found = _open_index(shards, index_dir, jobs, quiet)
+    below = Lower(found, index)
+    try:
+        yield below
+    finally:
+        below.close()
+
+
+def settled(below: Lower, question: Callable[[], Answer]) -> Answer:
+    """The answer to a question about the tree. A shard that has just changed is indexed again first."""
+    from wdsfs.lower import NotIndexed
+
+    while True:
+        try:
+            return question()
+        except NotIndexed as wanted:
+            below.install(wanted.number, below.build(wanted.number))
+
+
+# --- showing -----------------------------------------------------------------------------------------------
+
+
+def table_of(*columns: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+    return table
+
+
+def print_table(table: Table) -> None:
+    """Show a table: fitted to a terminal; in a pipe with whole lines, for what is cut cannot be searched."""
+    from rich.console import Console
+
+    console = Console(markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = 1000
+    with console.capture() as capture:
+        console.print(table)
+    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip()))
+
+
+def bytes_text(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
