@@ -80,7 +80,8 @@ def lines(out: bytes) -> list[bytes]:
 def test_help_lists_the_commands(flag: str) -> None:
     done = CliRunner().invoke(cli.main, [flag])
     assert done.exit_code == 0
-    assert {"mount", "umount", "index", "ls", "cat", "info", "check", "status", "doctor"} == set(COMMANDS)
+    browsing = {"index", "ls", "cat", "info", "check"}
+    assert {"mount", "umount", "status", "doctor", "diff", "commit"} | browsing == set(COMMANDS)
     assert all(re.search(rf"^  {command} +\w", done.output, re.M) for command in COMMANDS)
     assert "Exit codes:" in done.output
 
@@ -95,7 +96,7 @@ def test_every_command_explains_itself(command: str) -> None:
         if isinstance(parameter, click.Option) and not parameter.hidden:
             assert parameter.help, parameter.name
             assert all(name in done.output for name in parameter.opts)
-    if command in ("index", "ls", "info", "check", "status", "doctor"):
+    if command in ("index", "ls", "info", "check", "status", "doctor", "diff", "commit"):
         assert "--json" in done.output
 
 

@@ -78,7 +78,7 @@ class Set:
                 if fresh:
                     plan = Planner(tree.lower, find(tree, upper), Options(**options)).make()
                 else:
-                    plan = read_plan(self.place)
+                    plan = read_plan(self.place, tree.lower)
                 runner = Runner(tree.lower, plan, Files(directory), jobs, disk)
                 if options.get("in_place"):
                     replacement = Replacement(self.place, runner)

@@ -42,7 +42,7 @@ pack       | errors header index record shard                       | fuse trio 
 overlay    | errors inodes                                          | third-party clock
 changes    | errors board inodes names record shard lower tree overlay pack | fuse trio lmdb terminal clock
 commit     | errors header index names record lower overlay pack changes | fuse trio lmdb terminal clock
-inplace    | errors index overlay pack commit                       | fuse trio lmdb terminal clock
+inplace    | errors index lower overlay pack commit                 | fuse trio lmdb terminal clock
 journal    |                                                        | third-party disks clock
 upper      | errors inodes overlay                                  | third-party clock
 writable   | errors board inodes journal names lower overlay tree upper | fuse trio lmdb numpy terminal clock
@@ -55,6 +55,7 @@ check      | errors names shard record                              | fuse trio 
 statistics | errors record lower                                    | fuse trio lmdb terminal
 doctor     | errors system                                          | trio lmdb numpy terminal
 console    | errors index lower pool spec tree                      | fuse trio lmdb numpy
+cli_overlay | errors changes commit console index inplace merged overlay tree | fuse trio lmdb numpy
 cli        | *                                                      | fuse trio lmdb numpy
 fstab      | errors system control mount cli                        | third-party
 __main__   | cli                                                    | third-party

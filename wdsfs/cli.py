@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsfs import __version__
+from wdsfs import __version__, cli_overlay
 from wdsfs.console import (
     build_index,
     bytes_text,
@@ -49,8 +49,9 @@ log = logging.getLogger("wdsfs")
 BATCH = 1000  # entries of a directory that are listed at a time
 
 EPILOG = """\b
-Exit codes: 0 done, 1 `check` has findings (or a bug), 2 wrong arguments, 3 a shard is missing or
-unreadable, 4 no index can be made, 5 the mount cannot be made or ended, 6 no such path, 130 interrupted."""
+Exit codes: 0 done, 1 `check` or `diff` has findings (or a bug), 2 wrong arguments, 3 a shard is missing
+or unreadable, 4 no index can be made, 5 the mount cannot be made or ended, 6 no such path, 7 the commit
+cannot be made or finished, 8 the overlay cannot be used, 130 interrupted."""
 
 
 class _Log(logging.Handler):
@@ -524,6 +525,10 @@ def check(shards: tuple[str, ...], jobs: int | None, notes: bool, as_json: bool)
     )
     click.echo(summary, err=True)
     sys.exit(3 if counts["unreadable"] else 1 if counts["findings"] else 0)
+
+
+main.add_command(cli_overlay.diff)
+main.add_command(cli_overlay.commit)
 
 
 # --- about mounts and the machine --------------------------------------------------------------------------

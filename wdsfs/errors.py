@@ -30,7 +30,7 @@
         '-- NameTooLong        ENAMETOOLONG 6
 
 A message names the thing (shard, offset, member, path) and, where there is one, the way out.
-Exit code 1 is also what `wdsfs check` gives when it has findings, 130 an interrupt.
+Exit code 1 is also what `wdsfs check` and `diff` give when they have findings, 130 an interrupt.
 """
 
 import errno

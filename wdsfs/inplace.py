@@ -32,6 +32,7 @@ from typing import Any
 from wdsfs.commit import NEW, REWRITE, Plan, Runner, Step
 from wdsfs.errors import CommitError
 from wdsfs.index import look
+from wdsfs.lower import Lower
 from wdsfs.overlay import Place, Settings, ShardSeen, read_settings, write_settings
 from wdsfs.pack import New, Output, Piece, Run, Source, Zeros
 
@@ -225,13 +226,18 @@ def renewed(settings: Settings) -> Settings:
 # --- the plan as JSON --------------------------------------------------------------------------------------
 
 
-def read_plan(place: Place) -> Plan:
-    """The plan of an unfinished commit. Raises CommitError."""
+def read_plan(place: Place, lower: Lower) -> Plan:
+    """The plan of an unfinished commit of this set. Raises CommitError."""
     path = state_of(place) / "commit.json"
     try:
-        return plan_from_json(path.read_bytes())
+        plan = plan_from_json(path.read_bytes())
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CommitError(f"{path} cannot be used: {error}") from None
+    for number, source in plan.sources.items():
+        if number >= len(lower) or lower.shards[number].path != source.path:
+            text = f"shard {number + 1} of the set was {os.fsdecode(source.path)} when the commit was begun"
+            raise CommitError(f"{text}: name the same SHARDS in the same order")
+    return plan
 
 
 def plan_to_json(plan: Plan) -> bytes:

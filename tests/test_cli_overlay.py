@@ -1,0 +1,230 @@
+"""`wdsfs diff` and `wdsfs commit`: what they print, and with which code they end."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tars
+from conftest import PATIENCE, Program
+from test_cli import program  # noqa: F401  # a fixture
+from test_commit import EDITS, FIRST, SECOND, Set, keys
+from test_pack import Killed
+from uppers import WHITEOUT, write_upper
+
+from wdsfs.pack import Disk
+from wdsfs.tree import View
+
+
+@pytest.fixture
+def here(program: Program) -> Set:  # noqa: F811
+    return Set(program.home, FIRST, SECOND).edit(EDITS)
+
+
+SHARDS = "s{0..1}.tar"
+
+
+def lines(out: bytes) -> list[str]:
+    return os.fsdecode(out).splitlines()
+
+
+# --- diff --------------------------------------------------------------------------------------------------
+
+
+def test_diff(program: Program, here: Set) -> None:  # noqa: F811
+    done = program.run("diff", "--overlay", "o", SHARDS)
+    assert lines(done.stdout) == ["changed  s0/d/a +txt ~jpg", "removed  s0/d/b", "added    s0/d/n"]
+    assert b"samples: 1 added, 1 changed, 0 renamed, 1 removed; 0 cannot be packed\n" in done.stderr
+
+
+def test_diff_of_what_cannot_be_packed(program: Program, here: Set) -> None:  # noqa: F811
+    here.edit({"s1": {"stray": b"", "nothing": WHITEOUT}})
+    done = program.run("diff", "--overlay", "o", SHARDS, code=1)
+    assert any(line.startswith("cannot be packed: s1/stray: is outside") for line in lines(done.stdout))
+    assert any(line.startswith("note: s1/nothing: hides nothing") for line in lines(done.stdout))
+
+
+def test_diff_as_json(program: Program, here: Set) -> None:  # noqa: F811
+    here.edit({"s1": {b"\xff": {"txt": b""}}, "loose": b""})
+    report = json.loads(program.run("diff", "--json", "--overlay", "o", SHARDS, code=1).stdout)
+    assert report["samples"][0] == {
+        "kind": "changed",
+        "path": "s0/d/a",
+        "was": None,
+        "added": ["txt"],
+        "changed": ["jpg"],
+        "removed": [],
+    }
+    assert report["samples"][-1]["path"] == "s1/\udcff"
+    assert [one["path"] for one in report["unpackable"]] == ["loose"]
+    assert report["conflicts"] == report["notes"] == report["others"] == []
+
+
+def test_an_overlay_without_changes(program: Program) -> None:  # noqa: F811
+    Set(program.home, FIRST, SECOND)
+    assert program.run("diff", "--overlay", "o", SHARDS).stdout == b""
+    done = program.run("commit", "--overlay", "o", "--in-place", SHARDS)
+    assert done.stdout == b"the overlay changes no shard\n"
+
+
+# --- commit ------------------------------------------------------------------------------------------------
+
+
+def test_commit(program: Program, here: Set) -> None:  # noqa: F811
+    command = ("commit", "--overlay", "o", "--output", "out/t-%02d.tar", SHARDS)
+    done = program.run(*command)
+    assert b"shards: 1 rewritten, 1 copied; 5 samples" in done.stdout
+    assert sorted(os.listdir(program.home / "out")) == ["t-00.tar", "t-01.tar"]
+    assert keys(*here.out()) == [["d/a", "c", "d/n"], ["e", "d/f"]]
+    assert b"2 of them there already" in program.run(*command).stdout
+
+
+def test_commit_in_place(program: Program, here: Set) -> None:  # noqa: F811
+    here.edit({"more": {"x": {"txt": b""}}})
+    done = program.run("commit", "--overlay", "o", "--in-place", "--jobs", "2", SHARDS)
+    assert lines(done.stdout)[1:] == [f"new: {program.home}/s2.tar"]
+    assert keys(*here.set()) == [["d/a", "c", "d/n"], ["e", "d/f"], ["x"]]
+    assert program.run("diff", "--overlay", "o", SHARDS).stdout == b""
+
+
+def test_dry_run(program: Program, here: Set) -> None:  # noqa: F811
+    command = ("commit", "--overlay", "o", "--output", "out/t-%02d.tar", "--dry-run", SHARDS)
+    done = program.run(*command)
+    assert [line.split()[1:3] for line in lines(done.stdout)[2:]] == [["rewrite", "3"], ["copy", "2"]]
+    [one, _] = json.loads(program.run(*command, "--json").stdout)
+    assert (one["action"], one["samples"]) == ("rewrite", 3)
+    assert not (program.home / "out").exists()
+    assert one["bytes"] == len(here.commit()[0])
+
+
+def test_commit_as_json(program: Program, here: Set) -> None:  # noqa: F811
+    done = program.run("commit", "--overlay", "o", "-o", "d.tar", "--changed-only", "--json", SHARDS)
+    report = json.loads(done.stdout)
+    assert report["written"] == 1
+    assert report["shards"][0]["shard"] == f"{program.home}/d.tar"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ([], b"--output"),
+        (["--link", "--copy", "-o", "%d"], b"exclude each other"),
+        (["--in-place", "--changed-only"], b"exclude each other"),
+        (["--in-place", "--link"], b"there is no --link"),
+        (["--in-place", "--leave-out"], b"nothing can be left out"),
+        (["--changed-only", "--link", "-o", "%d"], b"--link"),
+        (["--link", "--sort", "-o", "%d"], b"stay as they are"),
+        (["--link", "--maxcount", "3", "-o", "%d"], b"stay as they are"),
+        (["--output", "x-%d-%d"], b"like %06d"),
+        (["--names", "full", "-o", "%d"], b"made with --layout samples --names ext"),
+        (["--maxcount", "0"], b"maxcount"),
+        (["--maxsize", "0"], b"maxsize"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    program: Program,  # noqa: F811
+    here: Set,
+    options: list[str],
+    text: bytes,
+) -> None:
+    done = program.run("commit", "--overlay", "o", *options, SHARDS, code=2)
+    assert text in done.stderr
+
+
+def test_what_cannot_be_packed(program: Program, here: Set) -> None:  # noqa: F811
+    here.edit({"s1": {"stray": b""}})
+    command = ("commit", "--overlay", "o", "--output", "out/%d.tar", SHARDS)
+    assert b"s1/stray: is outside of a sample" in program.run(*command, code=7).stderr
+    program.run(*command, "--leave-out")
+
+
+# --- the overlay and its set -------------------------------------------------------------------------------
+
+
+def test_the_view_is_that_of_the_overlay(program: Program) -> None:  # noqa: F811
+    Set(program.home, FIRST, SECOND, view=View("files"), merge=True).edit({"d": {"a.jpg": b"new"}})
+    done = program.run("diff", "--overlay", "o", SHARDS)
+    assert lines(done.stdout) == ["changed  d/a ~jpg"]
+    done = program.run("diff", "--overlay", "o", "--layout", "samples", SHARDS, code=2)
+    assert b"made with --layout files --names ext --merge" in done.stderr
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_bare_upper_is_read_as_told(program: Program) -> None:  # noqa: F811
+    Set(program.home, FIRST, SECOND)
+    write_upper(program.home / "bare", {"s0": {"d": {"a.jpg": b"new"}}})
+    done = program.run("diff", "--overlay", "bare", "--layout", "files", SHARDS)
+    assert lines(done.stdout) == ["changed  s0/d/a ~jpg"]
+
+
+def test_a_set_with_a_shard_less(program: Program, here: Set) -> None:  # noqa: F811
+    done = program.run("diff", "--overlay", "o", "s1.tar", code=8)
+    assert b"made over a set with s0" in done.stderr
+
+
+def test_a_set_that_has_changed(program: Program, here: Set) -> None:  # noqa: F811
+    here.shards[1].write_bytes(FIRST)
+    done = program.run("diff", "--overlay", "o", SHARDS)
+    assert b"s1.tar: changed since the overlay was made" in done.stderr
+
+
+def test_an_overlay_in_use(program: Program, here: Set) -> None:  # noqa: F811
+    with (program.home / "o/lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for command in (["diff"], ["commit", "--in-place"]):
+            assert b"in use" in program.run(*command, "--overlay", "o", SHARDS, code=8).stderr
+
+
+def test_an_unfinished_commit(program: Program, here: Set) -> None:  # noqa: F811
+    """Everything but the command that finishes it is refused, and told that command."""
+
+    class Killer(Disk):
+        def rename(self, source: bytes, target: bytes) -> None:
+            super().rename(source, target)
+            if target.endswith(b".tar"):
+                raise Killed
+
+    here.edit({"s1": {"e": WHITEOUT}})
+    with pytest.raises(Killed):
+        here.commit(Killer(), in_place=True)
+    finish = b"wdsfs commit --in-place --overlay o 's{0..1}.tar'"
+    assert finish in program.run("diff", "--overlay", "o", SHARDS, code=7).stderr
+    assert finish in program.run("commit", "--overlay", "o", "--output", "%d", SHARDS, code=7).stderr
+    done = program.run("commit", "--in-place", "--overlay", "o", "s1.tar", "s0.tar", code=7)
+    assert b"in the same order" in done.stderr
+    done = program.run("commit", "--in-place", "--overlay", "o", SHARDS)
+    assert b"1 of them there already" in done.stdout
+    assert keys(*here.set()) == [["d/a", "c", "d/n"], ["d/f"]]
+
+
+# --- interrupted -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_stopped_while_writing(number: int, program: Program) -> None:  # noqa: F811
+    """At some instant or other; nothing half-written has a name, and the next run finishes."""
+    big = tars.tar(*(tars.member(b"%d.bin" % n, bytes(1 << 22)) for n in range(16)))
+    here = Set(program.home, big, big, big).edit({f"s{n}": {"0": {"cls": b""}} for n in range(3)})
+    command = [sys.executable, "-m", "wdsfs", "commit", "--overlay", "o", "-o", "out/%d.tar", "s{0..2}.tar"]
+    options: dict[str, Any] = {"cwd": program.home, "env": {**os.environ, **program.environment}}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+    out = Path(program.home, "out")
+    deadline = time.monotonic() + PATIENCE
+    while not (out.exists() and os.listdir(out)) and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    process.send_signal(number)
+    process.communicate(timeout=PATIENCE)
+    assert all(name.endswith((".tar", ".tmp")) for name in os.listdir(out))
+    assert all(len(keys(path.read_bytes())[0]) == 16 for path in out.glob("?.tar"))
+    done = program.run("commit", "--overlay", "o", "-o", "out/%d.tar", "s{0..2}.tar")
+    assert b"3 rewritten" in done.stdout
+    assert len(here.out()) == 3

@@ -1,0 +1,406 @@
+"""The commands that turn an overlay into shards: `diff` and `commit`.
+
+As in `cli.py`, each imports what it works with when it is called. What an overlay changes is `changes.py`, what is
+written `commit.py` and `inplace.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shlex
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from wdsfs.console import (
+    bytes_text,
+    index_options,
+    jobs_of,
+    json_option,
+    opened,
+    print_table,
+    shards_argument,
+    table_of,
+    view_of,
+    view_options,
+)
+from wdsfs.errors import CommitError, OverlayUnusable, UsageError
+
+if TYPE_CHECKING:
+    from wdsfs.changes import Changes, Sample
+    from wdsfs.commit import Files, Plan, Runner, Step
+    from wdsfs.overlay import Place, Settings, UpperNode
+    from wdsfs.tree import Tree
+
+log = logging.getLogger("wdsfs")
+
+overlay_option = click.option(
+    "--overlay",
+    required=True,
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False),
+    help="The directory with the changes: of a writable mount, or the upperdir of the kernel's overlayfs.",
+)
+
+
+@dataclass(slots=True)
+class Session:
+    """An overlay, held, over its set. `directory` is a descriptor of its upper, None if it has none."""
+
+    place: Place
+    tree: Tree
+    directory: int | None
+
+    def changes(self) -> Changes:
+        from wdsfs import changes, overlay
+
+        if self.directory is None:
+            return changes.Changes()
+        directory = self.directory
+
+        def open_file(node: UpperNode) -> int:
+            return overlay.open_below(directory, node)
+
+        return changes.find(self.tree, overlay.load(directory), open_file)
+
+    def files(self) -> Files:
+        from wdsfs.commit import Files
+
+        return Files(-1 if self.directory is None else self.directory)
+
+
+@contextlib.contextmanager
+def _session(
+    overlay: str, shards: Sequence[str], view: dict[str, Any], index: dict[str, Any]
+) -> Iterator[Session]:
+    """Hold the overlay and open the set below it, shown as it was when the overlay was made."""
+    from pathlib import Path
+
+    from wdsfs.merged import make_tree
+    from wdsfs.overlay import OPEN_DIRECTORY, Place, held, read_settings
+
+    place = Place(Path(os.path.abspath(overlay)))
+    settings = read_settings(place)
+    if settings is not None:
+        _agree(settings, view)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(held(place))
+        below = stack.enter_context(opened(shards, **index))
+        if settings is not None:
+            _compare(settings, {shard.name: shard.path for shard in below.shards})
+        tree = make_tree(below, view_of(view["layout"], view["names"]), view["merge"])
+        directory = None
+        if place.upper.is_dir():
+            directory = os.open(place.upper, OPEN_DIRECTORY)
+            stack.callback(os.close, directory)
+        yield Session(place, tree, directory)
+
+
+def _agree(settings: Settings, view: dict[str, Any]) -> None:
+    """Take the options of the view from the overlay where the user gave none. Raises UsageError for others."""
+    context = click.get_current_context()
+    made = {"layout": settings.layout, "names": settings.names, "merge": settings.merge}
+    for name, value in made.items():
+        given = context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)
+        if given and view[name] != value:
+            options = [f"--layout {settings.layout}", f"--names {settings.names}"] + ["--merge"] * settings.merge
+            raise UsageError(f"the overlay was made with {' '.join(options)}: use these options, or none")
+    view.update(made)
+
+
+def _compare(settings: Settings, shards: dict[bytes, bytes]) -> None:
+    """See that the set is the one below the overlay. Raises OverlayUnusable."""
+    from wdsfs.errors import ShardError
+    from wdsfs.index import look
+
+    missing = [os.fsdecode(one.name) for one in settings.shards if one.name not in shards]
+    if missing:
+        names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise OverlayUnusable(f"the overlay was made over a set with {names}: name the same SHARDS")
+    changed = []
+    for one in settings.shards:
+        with contextlib.suppress(ShardError):  # whoever needs it will hear of it
+            if look(shards[one.name]) != one.fingerprint:
+                changed.append(os.fsdecode(shards[one.name]))
+    if changed:
+        names = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+        log.warning("%s: changed since the overlay was made; the changes are those to what is there now", names)
+
+
+def _unfinished_advice(overlay: str, shards: Sequence[str]) -> CommitError:
+    command = shlex.join(["wdsfs", "commit", "--in-place", "--overlay", overlay, *shards])
+    return CommitError(f"a commit of this overlay was stopped half-way; finish it with: {command}")
+
+
+# --- diff --------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@shards_argument
+@overlay_option
+@view_options
+@json_option
+@index_options
+def diff(
+    shards: tuple[str, ...],
+    overlay: str,
+    layout: str,
+    names: str,
+    merge: bool,
+    as_json: bool,
+    index_dir: str | None,
+    jobs: int | None,
+    quiet: bool,
+) -> None:
+    """Show what an overlay changes in SHARDS: samples added, changed, removed and renamed.
+
+    Behind a changed sample stand its extensions: +added ~changed -removed. What cannot be packed is told with the
+    reason, and the exit code is 1.
+
+    \b
+    Example:
+      wdsfs diff --overlay edits 'train-{000000..000999}.tar'
+    """
+    from wdsfs.inplace import unfinished
+
+    view = {"layout": layout, "names": names, "merge": merge}
+    with _session(overlay, shards, view, {"index_dir": index_dir, "jobs": jobs, "quiet": quiet}) as session:
+        if unfinished(session.place):
+            raise _unfinished_advice(overlay, shards)
+        found = session.changes()
+    refused = found.conflicts + found.unpackable
+    if as_json:
+        click.echo(json.dumps(_report(found)))
+    else:
+        for sample in [*found.samples, *found.others]:
+            click.echo(_line(sample))
+        for one in refused:
+            click.echo(f"cannot be packed: {os.fsdecode(one.path)}: {one.reason}")
+        for one in found.notes:
+            click.echo(f"note: {os.fsdecode(one.path)}: {one.reason}")
+    counts = Counter(sample.kind for sample in found.samples)
+    told = [f"{counts[kind]:,} {kind}" for kind in ("added", "changed", "renamed", "removed")]
+    click.echo(f"samples: {', '.join(told)}; {len(refused)} cannot be packed", err=True)
+    sys.exit(1 if refused else 0)
+
+
+def _line(sample: Sample) -> str:
+    path = os.fsdecode(sample.path)
+    if sample.was:
+        path = f"{os.fsdecode(sample.was)} -> {path}"
+    columns = [("+", sample.added), ("~", sample.changed), ("-", sample.removed)]
+    shown = [mark + os.fsdecode(one) for mark, some in columns for one in some]
+    # Of a sample that comes or goes as a whole its extensions say nothing new.
+    return " ".join([f"{sample.kind:<8}", path, *(shown if sample.kind in ("changed", "renamed") else ())])
+
+
+def _report(found: Changes) -> dict[str, Any]:
+    def row(sample: Sample) -> dict[str, Any]:
+        columns = {name: _texts(getattr(sample, name)) for name in ("added", "changed", "removed")}
+        return {"kind": sample.kind, "path": _text(sample.path), "was": _text(sample.was) or None, **columns}
+
+    remarks = {"conflicts": found.conflicts, "unpackable": found.unpackable, "notes": found.notes}
+    return {
+        "samples": [row(sample) for sample in found.samples],
+        "others": [row(sample) for sample in found.others],
+        **{
+            key: [{"path": _text(one.path), "reason": one.reason} for one in rows] for key, rows in remarks.items()
+        },
+    }
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")
+
+
+def _texts(names: Sequence[bytes]) -> list[str]:
+    return [_text(name) for name in names]
+
+
+# --- commit ------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@shards_argument
+@overlay_option
+@view_options
+@click.option("-o", "--output", metavar="PATTERN", help="Names of the new shards: 'out/train-%06d.tar' or braces.")
+@click.option("--maxcount", type=click.IntRange(1), help="Samples in a new shard; samples are split up anew.")
+@click.option(
+    "--maxsize", type=click.FloatRange(1), metavar="BYTES", help="The same for bytes of content, for example 3e9."
+)
+@click.option(
+    "--changed-only", is_flag=True, help="Only new and changed samples, whole, into shards of their own."
+)
+@click.option("--in-place", is_flag=True, help="Replace the shards that change, and empty the overlay.")
+@click.option("--link", is_flag=True, help="Hard-link shards without changes. (That changes their ctime.)")
+@click.option("--copy", is_flag=True, help="Copy shards without changes.  [default]")
+@click.option("--sort", is_flag=True, help="Sort the samples of each shard by key.")
+@click.option("--leave-out", is_flag=True, help="Go ahead without the files that cannot be packed.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only show which shards would be written.")
+@json_option
+@index_options
+def commit(
+    shards: tuple[str, ...],
+    overlay: str,
+    layout: str,
+    names: str,
+    merge: bool,
+    output: str | None,
+    maxcount: int | None,
+    maxsize: float | None,
+    changed_only: bool,
+    in_place: bool,
+    link: bool,
+    copy: bool,
+    sort: bool,
+    leave_out: bool,
+    dry_run: bool,
+    as_json: bool,
+    index_dir: str | None,
+    jobs: int | None,
+    quiet: bool,
+) -> None:
+    """Pack SHARDS with the changes of an overlay into new shards.
+
+    The sources stay as they are, unless --in-place is given. A commit that was stopped goes on when it is
+    repeated.
+
+    \b
+    Examples:
+      wdsfs commit --overlay edits -o 'new/train-%06d.tar' 'train-{000000..000999}.tar'
+      wdsfs commit --overlay edits --in-place 'train-{000000..000999}.tar'
+      wdsfs commit --overlay edits --changed-only -o 'delta-%06d.tar' 'train-*.tar'
+    """
+    from wdsfs.commit import Options, Planner, Runner
+    from wdsfs.inplace import Replacement, read_plan, unfinished
+
+    since = time.monotonic()
+    options = Options(output, maxcount, maxsize, changed_only, in_place, link, sort, leave_out)
+    _check(options, copy)
+    view = {"layout": layout, "names": names, "merge": merge}
+    with _session(overlay, shards, view, {"index_dir": index_dir, "jobs": jobs, "quiet": quiet}) as session:
+        below = session.tree.lower
+        begun = unfinished(session.place)
+        if begun and not in_place:
+            raise _unfinished_advice(overlay, shards)
+        plan = read_plan(session.place, below) if begun else Planner(below, session.changes(), options).make()
+        if dry_run:
+            _show_plan(plan, as_json)
+            return
+        with _bar(plan, quiet) as on_bytes:
+            runner = Runner(below, plan, session.files(), jobs_of(jobs), on_bytes=on_bytes)
+            done = _run(runner, Replacement(session.place, runner) if in_place else None, begun)
+    _show_done(plan, done, time.monotonic() - since, as_json)
+
+
+def _check(options: Any, copy: bool) -> None:
+    """Refuse options that do not go together. Raises UsageError."""
+    clashes = [
+        (options.link and copy, "--link and --copy exclude each other"),
+        (options.in_place and options.changed_only, "--in-place and --changed-only exclude each other"),
+        (options.in_place and options.link, "--in-place leaves shards without changes alone; there is no --link"),
+        (options.in_place and options.leave_out, "--in-place empties the overlay, so nothing can be left out"),
+        (options.changed_only and options.link, "--changed-only writes no shard without changes to --link"),
+        (options.link and (options.sort or options.resplits), "--link is for shards that stay as they are"),
+        (not options.in_place and options.output is None, "name the new shards with --output, or use --in-place"),
+    ]
+    for wrong, text in clashes:
+        if wrong:
+            raise UsageError(text)
+
+
+def _run(runner: Runner, replacement: Any, begun: bool) -> list[Step]:
+    """Do what is planned. Raises what the runner raises, and CommitError for what a disk says."""
+    try:
+        if replacement is None:
+            return runner.write()
+        if not runner.plan.steps:
+            return []
+        if not begun:
+            replacement.begin()
+        done: list[Step] = replacement.finish()
+        return done
+    except OSError as error:
+        where = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
+        raise CommitError(f"{where}{error.strerror}; repeat the command when there is a remedy") from None
+
+
+@contextlib.contextmanager
+def _bar(plan: Plan, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A progress bar over the bytes of a plan, when somebody watches."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("packing"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
+        task = progress.add_task("packing", total=plan.length)
+        yield lambda count: progress.advance(task, count)
+
+
+def _rows(steps: Sequence[Step]) -> list[dict[str, Any]]:
+    return [
+        {
+            "shard": _text(step.output.target),
+            "action": step.action,
+            "samples": step.samples,
+            "bytes": step.output.length,
+        }
+        for step in steps
+    ]
+
+
+def _show_plan(plan: Plan, as_json: bool) -> None:
+    rows = _rows(plan.steps)
+    if as_json:
+        click.echo(json.dumps(rows))
+        return
+    table = table_of("shard", "action", "samples", "bytes")
+    for row in rows:
+        table.add_row(row["shard"], row["action"], f"{row['samples']:,}", bytes_text(row["bytes"]))
+    print_table(table)
+
+
+def _show_done(plan: Plan, done: Sequence[Step], seconds: float, as_json: bool) -> None:
+    if as_json:
+        report = {"shards": _rows(plan.steps), "written": len(done), "seconds": round(seconds, 3)}
+        click.echo(json.dumps(report))
+        return
+    if not plan.steps:
+        click.echo("the overlay changes no shard")
+        return
+    counts = Counter(step.action for step in plan.steps)
+    told = [f"{counts[action]:,} {word}" for action, word in _WORDS.items() if counts[action]]
+    kept = f", {len(plan.steps) - len(done)} of them there already" if len(done) < len(plan.steps) else ""
+    samples = sum(step.samples for step in plan.steps)
+    size = bytes_text(sum(step.output.length for step in plan.steps))
+    click.echo(f"shards: {', '.join(told)}{kept}; {samples:,} samples, {size}, in {seconds:.1f} s")
+    for step in plan.steps:
+        if step.action == "new":
+            click.echo(f"new: {os.fsdecode(step.output.target)}")
+
+
+_WORDS = {"rewrite": "rewritten", "new": "new", "copy": "copied", "link": "linked"}
