@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from writables import EXT, FILES, FULL, Members, Mount, a_set, copy_out, fast_directory, walk_directory
@@ -340,7 +340,7 @@ class Model(RuleBasedStateMachine):
 
 
 _SETTINGS = settings(
-    max_examples=25,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking takes minutes
     stateful_step_count=25,
     deadline=None,
     derandomize=bool(os.environ.get("CI")),

@@ -106,10 +106,17 @@ class Mount:
     # --- as the kernel
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        if function.__name__ not in ("lookup", "getattr", "read"):
+            self.last = function.__name__, arguments
         try:
             return function(*arguments)
         except WdsfsError as error:
             raise OSError(error.errno, str(error)) from error
+
+    def resend(self) -> None:
+        """Ask the worker that there is now what the last one was asked last."""
+        name, arguments = self.last
+        self._call(getattr(self.tree, name), *arguments)
 
     def _tell(self, node: Node) -> Node:
         self.told[node.inode] = self.told.get(node.inode, 0) + 1

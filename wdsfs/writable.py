@@ -244,7 +244,13 @@ class WritableTree:
         if node is not None:
             return self._status(node)
         found = self.tree.getattr(inode)
-        return found._replace(links=0) if inode in self._gone else self._with_links(found)
+        if inode in self._gone or self._known is None and not self._has_a_name(inode):
+            return found._replace(links=0)
+        return self._with_links(found)
+
+    def _has_a_name(self, inode: int) -> bool:
+        """Whether something of the lower is still to be seen: what a worker that took over does not remember."""
+        return any(self._is_shown(parent, name) for parent, name in self.tree.places(inode))
 
     def _over(self, found: Node) -> Node:
         """What the lower has, unless it is shown from the upper: another name of it was copied up."""
