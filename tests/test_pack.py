@@ -351,18 +351,31 @@ def _rename(data: bytearray) -> None:
 CONTENT_AT = len(SAMPLES) - 1024 + 512
 
 
-@pytest.mark.parametrize(
-    ("spoil", "text"),
-    [
-        (_cut, "another length"),
-        (_flip(10), "wrong checksum"),  # in the header of a run
-        (_shift, "not where they should be"),
-        (_flip(len(SAMPLES) - 1024), "wrong checksum"),  # in the new header
-        (_flip(CONTENT_AT), "other content"),
-        (_rename, "another name"),
-    ],
-)
-def test_what_is_wrong_is_never_published(spoil: Callable[[bytearray], None], text: str, tmp_path: Path) -> None:
+WRONG = [
+    (_cut, "another length", "another length"),
+    (_flip(10), "wrong checksum", "no header at byte 0"),  # in the header of a run
+    (_flip(522), "wrong checksum", "are others"),  # in a later one
+    (_shift, "not where they should be", "are others"),
+    (_flip(len(SAMPLES) - 1024), "wrong checksum", "no header at"),  # in the new header
+    (_flip(CONTENT_AT), "other content", "are others"),
+    (_rename, "another name", "are others"),
+    (_flip(len(SAMPLES) + 40), "damage|truncated|behind|read back", "are others|no header"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "scan", "compare"), WRONG)
+@pytest.mark.parametrize("dense", [False, True])
+def test_what_is_wrong_is_never_published(
+    dense: bool,
+    spoil: Callable[[bytearray], None],
+    scan: str,
+    compare: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Read back in either way: all headers, or all bytes where that is quicker."""
+    monkeypatch.setattr(pack, "DENSE", 1 << 30 if dense else 0)
+    text = compare if dense else scan
     bench = Bench(tmp_path, SAMPLES, Wrong(spoil))
     with pytest.raises(CommitError, match=text):
         bench.write({}, (bench.new(b"new.txt", b"new"),))

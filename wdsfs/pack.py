@@ -34,6 +34,7 @@ from wdsfs.record import LINK, Record
 
 CHUNK = 1 << 20  # bytes of a file that are read at a time, and of small pieces that are written together
 COPY_MAX = 1 << 25  # bytes that the kernel is asked to copy at a time, and that may wait to be written to the disk
+DENSE = 8192  # bytes per member; with less, comparing all bytes is quicker than reading the headers
 
 # Damage that a shard can be cut in spite of: everything that a reader sees is whole.
 HARMLESS = frozenset(("no end mark", "behind end mark", "dangling link", "empty"))
@@ -298,8 +299,6 @@ class Disk:
                 if not done:
                     break
                 start, count = start + done, count - done
-                if done > CHUNK:
-                    _start_writing(target)
         while count:
             data = os.pread(source, min(count, CHUNK), start)
             if not data:
@@ -312,6 +311,14 @@ class Disk:
         with contextlib.suppress(PermissionError):
             os.fchown(fd, like.st_uid, like.st_gid)
         os.fchmod(fd, stat.S_IMODE(like.st_mode))
+
+    def start_writing(self, fd: int) -> None:
+        """Have the disk write what is there so far, instead of all at the end: a third of the time of a commit.
+
+        A hint: what has to be on disk is for `sync` to see to.
+        """
+        if _sync_file_range is not None:
+            _sync_file_range(fd, 0, 0, _SYNC_FILE_RANGE_WRITE)
 
     def sync(self, fd: int) -> None:
         os.fsync(fd)
@@ -334,15 +341,6 @@ class Disk:
             os.fsync(fd)
         finally:
             os.close(fd)
-
-
-def _start_writing(fd: int) -> None:
-    """Have the disk write what is there so far, instead of all of it at the end: a third of the time of a commit.
-
-    A hint: what has to be on disk is for `sync` to see to.
-    """
-    if _sync_file_range is not None:
-        _sync_file_range(fd, 0, 0, _SYNC_FILE_RANGE_WRITE)
 
 
 _SYNC_FILE_RANGE_WRITE = 2
@@ -424,7 +422,7 @@ class Writer:
             if replaces is not None:
                 self.disk.set_owner(fd, replaces)
             self.disk.sync(fd)
-            _verify(fd, output, written)
+            self._verify(fd, output, written)
             before(os.fstat(fd))
             if replaces is None and os.path.lexists(output.target):
                 raise CommitError(f"{os.fsdecode(output.target)} is there already")
@@ -440,7 +438,7 @@ class Writer:
     def _write(self, fd: int, output: Output) -> list[_Written]:
         """Write the pieces, small ones together. Raises CommitError, StaleShard, CorruptShard, OSError."""
         written: list[_Written] = []
-        pending, done = bytearray(), 0
+        pending, done, sent = bytearray(), 0, 0
         with contextlib.ExitStack() as stack:
             opened: dict[int, int] = {}
             for piece in output.pieces:
@@ -456,6 +454,9 @@ class Writer:
                 else:
                     pending += bytes(piece.length)
                 done += piece.length
+                if done - sent >= COPY_MAX:
+                    self.disk.start_writing(fd)
+                    sent = done
             self._flush(fd, pending)
         return written
 
@@ -464,6 +465,8 @@ class Writer:
             count = min(COPY_MAX, run.end - start)
             self.disk.copy(source, fd, start, count)
             self.on_bytes(count)
+            if count == COPY_MAX:
+                self.disk.start_writing(fd)
 
     @contextlib.contextmanager
     def _source(self, number: int) -> Iterator[int]:
@@ -507,6 +510,44 @@ class Writer:
             self.disk.write(fd, pending)
             self.on_bytes(len(pending))
             pending.clear()
+
+    def _verify(self, fd: int, output: Output, written: Sequence[_Written]) -> None:
+        """See that what is in the file is what was to be in it. Raises CommitError.
+
+        The whole of a copied shard may have its source's damage; there only the length is looked at.
+        """
+        if os.fstat(fd).st_size != output.length:
+            raise _wrong(output, "it has another length")
+        if output.layouts is None:
+            return
+        members = sum(len(one.heads) for one in output.layouts.values())
+        if output.length < DENSE * members:
+            self._compare(fd, output, written)
+        else:
+            _scan_back(fd, output, written)
+
+    def _compare(self, fd: int, output: Output, written: Sequence[_Written]) -> None:
+        """Compare everything with what it was made of. Each piece must start with a header, or at the end mark."""
+        checksums = {one.head: one.checksum for one in written}
+        at = 0
+        with contextlib.ExitStack() as stack:
+            opened: dict[int, int] = {}
+            for piece in output.pieces:
+                if not isinstance(piece, Zeros) and not _may_start(os.pread(fd, header.BLOCK, at)):
+                    raise _wrong(output, f"there is no header at byte {at}")
+                if isinstance(piece, Run):
+                    if piece.shard not in opened:
+                        opened[piece.shard] = stack.enter_context(self._source(piece.shard))
+                    same = _is_same(opened[piece.shard], piece.start, fd, at, piece.length)
+                elif isinstance(piece, New):
+                    head = piece.header
+                    same = os.pread(fd, len(head), at) == head
+                    same = same and _checksum(fd, at + len(head), piece.size) == checksums[at]
+                else:
+                    same = not any(os.pread(fd, piece.length, at))
+                if not same:
+                    raise _wrong(output, f"the {piece.length} bytes from byte {at} on are others")
+                at += piece.length
 
     # --- what is there already
 
@@ -553,19 +594,34 @@ def temporary_of(target: bytes) -> bytes:
 # --- reading back ------------------------------------------------------------------------------------------
 
 
-def _verify(fd: int, output: Output, written: Sequence[_Written]) -> None:
-    """See that a reader finds in the file what was to be in it. Raises CommitError.
+def _is_same(one: int, start: int, other: int, at: int, length: int) -> bool:
+    """Whether two files have the same bytes from these places on."""
+    for done in range(0, length, CHUNK):
+        count = min(CHUNK, length - done)
+        if os.pread(one, count, start + done) != os.pread(other, count, at + done):
+            return False
+    return True
 
-    All headers are read: every member has to be where it belongs, with its size, and there must be no other. Of
-    new members name, time and content are compared, too; those of the runs are copies of bytes. A shard that was
-    only copied has its source's damage, too, and only the length is looked at.
+
+def _checksum(fd: int, start: int, size: int) -> int:
+    checksum = 0
+    for done in range(0, size, CHUNK):
+        checksum = zlib.crc32(os.pread(fd, min(CHUNK, size - done), start + done), checksum)
+    return checksum
+
+
+def _may_start(block: bytes) -> bool:
+    return shard.is_header(block) or not any(block)
+
+
+def _scan_back(fd: int, output: Output, written: Sequence[_Written]) -> None:
+    """Read all headers: every member has to be where it belongs, with its size, and there must be no other.
+
+    Of new members name, time and content are compared, too; those of the runs are the kernel's copies.
     """
-    if os.fstat(fd).st_size != output.length:
-        raise _wrong(output, "it has another length")
-    if output.layouts is None:
-        return
+    layouts = output.layouts or {}
     problems: list[shard.Problem] = []
-    heads, sizes = _expected(output, output.layouts)
+    heads, sizes = _expected(output, layouts)
     new = {one.head: one for one in written}
     at = 0
     for chunk in shard.scan(fd, problems):
@@ -601,12 +657,10 @@ def _expected(output: Output, layouts: Mapping[int, Layout]) -> tuple[Numbers, N
 
 
 def _verify_new(fd: int, output: Output, chunk: shard.Chunk, row: int, wanted: _Written) -> None:
-    piece, at, checksum = wanted.piece, int(chunk.datas[row]), 0
+    piece, at = wanted.piece, int(chunk.datas[row])
     if chunk.names[row] != piece.name or int(chunk.mtimes[row]) != piece.mtime * 10**9:
         raise _wrong(output, f"{os.fsdecode(piece.name)} has another name or time in it")
-    for offset in range(0, piece.size, CHUNK):
-        checksum = zlib.crc32(shard.read(fd, at, piece.size, None, offset, CHUNK), checksum)
-    if checksum != wanted.checksum:
+    if _checksum(fd, at, piece.size) != wanted.checksum:
         raise _wrong(output, f"{os.fsdecode(piece.name)} has other content in it")
 
 

@@ -693,10 +693,23 @@ def _read_sparse(fd: int, data: int, segments: Segments, offset: int, length: in
 
 def read_name(fd: int, head: int) -> bytes:
     """The raw name of the member whose first header lies at byte `head`. Raises CorruptShard."""
-    problems: list[Problem] = []
-    for chunk in scan(fd, problems, head, limit=1):
-        return chunk.names[0]
-    raise CorruptShard(problems[0].text if problems else f"no member at offset {head}")
+    batch = _Batch()
+    try:
+        _walk_slowly(_Window(fd, os.fstat(fd).st_size, WINDOW_MIN), head, batch, {})
+    except _Damage as error:
+        raise CorruptShard(error.problem.text) from None
+    if not batch.headers or not all(map(is_header, [*batch.extras, *batch.headers])):
+        raise CorruptShard(f"no member at offset {head}")
+    header, extended = batch.headers[0], batch.extended.get(0)
+    name = _own_name(header, extended)
+    if (extended is None or extended.name is None) and header[257:263] == b"ustar\0" and header[345]:
+        return header[345:500].split(b"\0", 1)[0] + b"/" + name
+    return name
+
+
+def is_header(block: bytes) -> bool:
+    """Whether a block is a header, by its checksum."""
+    return len(block) == BLOCK and _number(block[148:156]) in _checksums(block)
 
 
 # --- cutting -----------------------------------------------------------------------------------------------
