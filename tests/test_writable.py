@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import random
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -459,3 +461,155 @@ def test_an_error_at_any_call_leaves_a_whole_tree(samples: Tree, name: str, numb
             assert mount.walk() == after
 
     do_at_every_call(samples, name, check, Calls, lambda: OSError(number, os.strerror(number)), once=True)
+
+
+# --- power cuts
+
+
+class Disk(Calls):
+    """Knows what is on disk: a file's bytes and a directory's names as they were at their last fsync.
+
+    That is worse than any file system in use: those keep the names of one moment.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[int, bytes] = {}
+        self.directories: dict[int, list[tuple[str, os.stat_result, dict[str, bytes], str]]] = {}
+
+    def fsync(self, fd: int) -> None:
+        status = os.fstat(fd)
+        path = f"/proc/self/fd/{fd}"
+        if stat.S_ISDIR(status.st_mode):
+            self.directories[status.st_ino] = [_about(entry) for entry in os.scandir(path)]
+        else:
+            self.files[status.st_ino] = os.pread(fd, status.st_size, 0)
+
+    fdatasync = fsync
+
+    def cut(self, top: Path, new: Path) -> None:
+        """Make the directory `new` as `top` is after a power cut."""
+        new.mkdir()
+        made: dict[int, Path] = {}
+        waiting = [(os.stat(top).st_ino, new)]
+        while waiting:
+            number, where = waiting.pop()
+            for name, status, attributes, target in self.directories.get(number, []):
+                path, form = where / name, stat.S_IFMT(status.st_mode)
+                if form == stat.S_IFLNK:
+                    path.symlink_to(target)
+                elif form == stat.S_IFDIR:
+                    path.mkdir()
+                    waiting.append((status.st_ino, path))
+                elif form != stat.S_IFREG:
+                    os.mknod(path, status.st_mode, status.st_rdev)
+                elif status.st_ino in made:
+                    os.link(made[status.st_ino], path)
+                else:
+                    made[status.st_ino] = path
+                    path.write_bytes(self.files.get(status.st_ino, b""))
+                for key, value in attributes.items():
+                    os.setxattr(path, key, value, follow_symlinks=False)
+
+
+def _about(entry: os.DirEntry[str]) -> tuple[str, os.stat_result, dict[str, bytes], str]:
+    attributes = {key: os.getxattr(entry.path, key, follow_symlinks=False) for key in _keys(entry.path)}
+    target = os.readlink(entry.path) if entry.is_symlink() else ""
+    return entry.name, entry.stat(follow_symlinks=False), attributes, target
+
+
+def _keys(path: str) -> list[str]:
+    return os.listxattr(path, follow_symlinks=False)
+
+
+class Cutting:
+    """Does what users do, by chance, and pulls the plug after each step."""
+
+    def __init__(self, tree: Tree, home: Path, seed: int) -> None:
+        self.tree, self.home, self.chance = tree, home, random.Random(seed)
+        self.disk = Disk()
+        self.mount = Mount(tree, home / "overlay", self.disk)
+        self.lower = [path for path, about in self.mount.walk().items() if about[0] == "file"]
+        self.versions: dict[bytes, set[bytes]] = {path: {self.mount.read(path)} for path in self.lower}
+        self.taken: set[bytes] = set()  # names of the shards that have been removed or moved at some time
+        self.saved: set[bytes] = set()
+        self.promised: dict[bytes, bytes] = {}
+        self.cuts = 0
+
+    def run(self) -> None:
+        steps = [self.write, self.save, self.truncate, self.unlink, self.create, self.fsync, self.fsync, self.move]
+        for _ in range(12):
+            self.chance.choice(steps)()
+            for path in self.versions:
+                with contextlib.suppress(OSError):
+                    self.versions[path].add(self.mount.read(path))
+            self.pull_the_plug()
+        self.mount.close()
+
+    def pull_the_plug(self) -> None:
+        after = self.home / f"after{self.cuts}"
+        self.cuts += 1
+        after.mkdir()
+        self.disk.cut(self.home / "overlay/upper", after / "upper")
+        mount = Mount(self.tree, after)
+        for path in self.lower:
+            try:
+                assert mount.read(path) in self.versions[path], path
+            except FileNotFoundError:
+                assert path in self.taken
+        for path, content in self.promised.items():
+            assert mount.read(path) == content, path
+        mount.close()
+
+    def one(self) -> bytes:
+        return self.chance.choice([path for path, about in self.mount.walk().items() if about[0] == "file"])
+
+    def write(self) -> None:
+        path = self.one()
+        self.promised.pop(path, None)
+        self.mount.write(path, self.chance.randbytes(3), self.chance.randrange(4))
+
+    def save(self) -> None:
+        """As editors do, without fsync."""
+        path = self.one()
+        if path in self.saved or path not in self.lower or path in self.taken:
+            return
+        self.saved.add(path)
+        self.promised.pop(path, None)
+        self.mount.put(b"s0/save", b"saved" + path)
+        self.mount.rename(b"s0/save", path)
+
+    def truncate(self) -> None:
+        path = self.one()
+        self.promised.pop(path, None)
+        self.mount.change(path, size=self.chance.randrange(3))
+
+    def unlink(self) -> None:
+        path = self.one()
+        self.promised.pop(path, None)
+        self.taken.add(path)
+        self.mount.unlink(path)
+
+    def create(self) -> None:
+        path = self.chance.choice(self.lower)
+        name = path if path in self.taken else path + b"%d" % self.cuts
+        with contextlib.suppress(FileExistsError):
+            self.mount.create(name)
+            self.versions.setdefault(name, set()).add(b"")
+            self.mount.write(name, b"created")
+
+    def move(self) -> None:
+        path, new = self.one(), b"s1/moved%d" % self.cuts
+        self.promised.pop(path, None)
+        self.taken.add(path)
+        self.mount.rename(path, new)
+
+    def fsync(self) -> None:
+        path = self.one()
+        self.mount.fsync(path)
+        self.promised[path] = self.mount.read(path)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_power_cut_takes_nothing_that_was_synced_nor_the_bytes_of_a_shard(samples: Tree, seed: int) -> None:
+    with fast_directory() as home:
+        Cutting(samples, home, seed).run()

@@ -244,7 +244,7 @@ class WritableTree:
         if node is not None:
             return self._status(node)
         found = self.tree.getattr(inode)
-        if inode in self._gone or self._known is None and not self._has_a_name(inode):
+        if inode in self._gone or (self._known is None and not self._has_a_name(inode)):
             return found._replace(links=0)
         return self._with_links(found)
 
