@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import tars
+import writables
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_pack import Faulty, Killed
@@ -556,6 +557,39 @@ def test_a_plan_as_json(tmp_path: Path) -> None:
     again = plan_from_json(plan_to_json(plan))
     assert plan == again
     assert {type(piece).__name__ for piece in again.steps[0].output.pieces} == {"Run", "New", "Zeros"}
+
+
+# --- uppers of our own mounts ------------------------------------------------------------------------------
+
+
+def test_an_upper_that_a_writable_tree_wrote(tmp_path: Path) -> None:
+    """The bytes and names are what the tree showed; a renamed sample stays where it was."""
+    here = Set(tmp_path, FIRST, SECOND)
+    with a_tree(tmp_path, [b"", b""], View()) as tree:
+        mount = writables.Mount(tree, tmp_path / "o")
+        mount.rename(b"s0/d/a", b"s0/d/z")
+        mount.put(b"s0/d/z/jpg", b"changed")
+        mount.rename(b"s0/d/b/jpg", b"s0/d/b/png")
+        mount.mkdir(b"s1/n")
+        mount.put(b"s1/n/txt", b"new")
+        mount.unlink(b"s1/e/txt")
+        mount.rmdir(b"s1/e")
+        mount.put(b"s1/d/f/txt", b"")
+        mount.unlink(b"s0/c/txt")
+        mount.put(b"s0/c/txt", b"written again")
+        mount.close()
+        told = [(one.kind, one.path) for one in find(tree, here.place.upper).samples]
+    first, second = here.commit()
+    assert told == [
+        *(("renamed", b"s0/d/z"), ("changed", b"s0/d/b"), ("changed", b"s0/c")),
+        *(("removed", b"s1/e"), ("changed", b"s1/d/f"), ("added", b"s1/n")),
+    ]
+    assert tars.by_webdataset(first) == [
+        {"__key__": "d/z", "cls": b"1", "jpg": b"changed"},
+        {"__key__": "d/b", "cls": b"2", "png": b"B"},
+        {"__key__": "c", "txt": b"written again"},
+    ]
+    assert tars.by_webdataset(second) == [{"__key__": "d/f", "txt": b""}, {"__key__": "n", "txt": b"new"}]
 
 
 # --- uppers of the kernel ----------------------------------------------------------------------------------

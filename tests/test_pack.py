@@ -390,7 +390,7 @@ class Killed(BaseException):
 
 
 class Faulty(Disk):
-    """Stops, or fails, in front of its `step`th step, counted from 0; and counts them."""
+    """Fails in front of its `step`th step, counted from 0, and counts them. Behind a kill there are no more."""
 
     def __init__(self, step: int, error: BaseException) -> None:
         self.step, self.error, self.steps = step, error, 0
@@ -398,7 +398,7 @@ class Faulty(Disk):
     def __getattribute__(self, name: str) -> Any:
         if not name.startswith("_") and name not in ("step", "error", "steps"):
             self.steps += 1
-            if self.steps == self.step + 1:
+            if self.steps == self.step + 1 or (self.steps > self.step and isinstance(self.error, Killed)):
                 raise self.error
         return super().__getattribute__(name)
 

@@ -709,7 +709,9 @@ def read_name(fd: int, head: int) -> bytes:
 
 def is_header(block: bytes) -> bool:
     """Whether a block is a header, by its checksum."""
-    return len(block) == BLOCK and _number(block[148:156]) in _checksums(block)
+    stored = _number(block[148:156]) if len(block) == BLOCK else None
+    # The unsigned sum first: it is that of nearly all headers, and 50 times as quick.
+    return stored is not None and (stored == sum(block) - sum(block[148:156]) + 256 or stored in _checksums(block))
 
 
 # --- cutting -----------------------------------------------------------------------------------------------
