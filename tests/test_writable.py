@@ -50,6 +50,21 @@ def in_the_upper(mount: Mount, path: bytes) -> Path:
 # --- what is seen
 
 
+@pytest.mark.parametrize("name", SETS)
+def test_places_are_where_things_are(name: str) -> None:
+    """What a copy-up goes by: from an inode number back to every name."""
+    with a_set(*SETS[name]) as tree:
+        found: dict[int, set[tuple[int, bytes]]] = {}
+        waiting = [ROOT]
+        while waiting:
+            inode = waiting.pop()
+            for entry in list(tree.listing(inode))[2:]:
+                found.setdefault(entry.node.inode, set()).add((inode, entry.name))
+                if stat.S_ISDIR(entry.node.mode):
+                    waiting.append(entry.node.inode)
+        assert found == {inode: set(tree.places(inode)) for inode in found}
+
+
 def test_a_copy_keeps_number_time_and_mode(mount: Mount) -> None:
     before = mount.look(b"s0/a/x")
     mount.setxattr(b"s0/a/x", b"user.note", b"1")

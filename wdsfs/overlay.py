@@ -328,7 +328,7 @@ class Place(NamedTuple):
         if self.settings.exists() or (self.path / "upper").is_dir():
             return False
         ours = {"lock", "work"}
-        return self.path.is_dir() and any(entry.name not in ours for entry in os.scandir(self.path))
+        return self.path.is_dir() and not ours.issuperset(os.listdir(self.path))
 
 
 @dataclass(frozen=True, slots=True)

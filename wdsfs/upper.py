@@ -52,7 +52,11 @@ NOREPLACE, EXCHANGE, WITH_WHITEOUT = 1, 2, 4  # flags of renameat2(2)
 DESCRIPTORS = 128  # open directories, and as many open files
 _LEAST = 16  # so many stay open at least: one call works with a few at a time
 _PROTOTYPE = b"whiteout"  # in work/; all whiteouts are hard links to it
-_FULL = {errno.ENOSPC, errno.EDQUOT}  # whoever wants to write gets these; that is no reason not to start
+_FULL = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+}  # whoever wants to write gets these; that is no reason not to start
 _NO_SUCH_RENAME = {errno.EINVAL, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 _FILE_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -194,7 +198,7 @@ class Upper:
             if error.errno == errno.EROFS and place.upper.is_dir():
                 return True
             raise OverlayUnusable(f"{place.path} cannot be used as an overlay: {error.strerror}") from error
-        return False
+        return bool(os.statvfs(place.upper).f_flag & os.ST_RDONLY)
 
     def _open(self, inherited: bool) -> None:
         top = os.open(self.place.upper, OPEN_DIRECTORY)
