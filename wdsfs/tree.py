@@ -368,12 +368,10 @@ class Tree:
 
     def _names_of(self, record: Record, where: int) -> list[int]:
         """The positions that are shown as this one: itself, and in the files layout hard links to it."""
-        column = record.column.get("link.target") if kind_of(where) == MEMBER and self.files_layout else None
-        if column is None or record.link_count(index_of(where)) < 2:
+        if kind_of(where) != MEMBER or not self.files_layout or record.link_count(index_of(where)) < 2:
             return [where]
-        target, links = index_of(where), record.column["link.member"]
-        found = [position(MEMBER, links[at]) for at in range(len(links)) if column[at] == target]
-        return [where, *(one for one in found if one != where)]
+        links = record.array("link.member")[record.array("link.target") == index_of(where)]
+        return [where, *(position(MEMBER, one) for one in links.tolist() if one != index_of(where))]
 
     def _place_in(self, number: int, record: Record, where: int) -> tuple[int, bytes]:
         holder = self._holder(record, where)

@@ -250,7 +250,14 @@ class WritableTree:
 
     def _has_a_name(self, inode: int) -> bool:
         """Whether something of the lower is still to be seen: what a worker that took over does not remember."""
+        if not self._is_touched(inode):
+            return True
         return any(self._is_shown(parent, name) for parent, name in self.tree.places(inode))
+
+    def _is_touched(self, inode: int) -> bool:
+        """Whether there are changes in the shard that something is in (in any, if they are merged)."""
+        changed = self.upper.top.children
+        return bool(changed) and (self.merged or self.lower.shards[inodes.unpack(inode)[1]].name in changed)
 
     def _over(self, found: Node) -> Node:
         """What the lower has, unless it is shown from the upper: another name of it was copied up."""
@@ -259,7 +266,7 @@ class WritableTree:
 
     def _with_links(self, found: Node) -> Node:
         """A file of the lower with several names may have lost some."""
-        if found.links == 1 or stat.S_ISDIR(found.mode):
+        if found.links == 1 or stat.S_ISDIR(found.mode) or not self._is_touched(found.inode):
             return found
         shown = sum(self._is_shown(parent, name) for parent, name in self.tree.places(found.inode))
         return found._replace(links=shown)
