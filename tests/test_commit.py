@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import itertools
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 from test_pack import Faulty, Killed
 from uppers import OPAQUE, WHITEOUT, a_tree, find, write_upper
 
-from wdsfs import overlay
+from wdsfs import index, overlay, pack
 from wdsfs.commit import Files, Options, Plan, Planner, Runner, continued, namer
 from wdsfs.errors import CommitError, StaleShard, UsageError
 from wdsfs.index import look
@@ -507,6 +508,90 @@ def test_in_place_killed_at_every_step(merge: bool, tmp_path: Path) -> None:
                 raise AssertionError(step) from None
             assert os.listdir(tmp_path / "set/o/upper") == []
             assert not unfinished(here.place)
+        else:
+            break
+    assert step > 20
+
+
+class PowerCut(Faulty):
+    """Remembers what is not on disk yet, so that `lose` can take it away as a power cut might.
+
+    What was written and not synced is gone, and so are new names and renames in directories that were not synced.
+    """
+
+    def __init__(self, step: int, attic: Path) -> None:
+        self._attic = attic
+        self._dirty: set[str] = set()
+        self._synced: dict[str, int] = {}
+        self._renamed: list[tuple[bytes, bytes, Path | None]] = []
+        super().__init__(step, Killed())
+
+    def write(self, fd: int, data: bytes | bytearray) -> None:
+        self._dirty.add(os.readlink(f"/proc/self/fd/{fd}"))
+        super().write(fd, data)
+
+    def copy(self, source: int, target: int, start: int, count: int) -> None:
+        self._dirty.add(os.readlink(f"/proc/self/fd/{target}"))
+        super().copy(source, target, start, count)
+
+    def sync(self, fd: int) -> None:
+        super().sync(fd)
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        self._dirty.discard(path)
+        self._synced[path] = os.fstat(fd).st_size
+
+    def rename(self, source: bytes, target: bytes) -> None:
+        kept = None
+        if os.path.isfile(target):
+            kept = self._attic / str(len(self._renamed))
+            kept.unlink(missing_ok=True)
+            os.link(target, kept)
+        assert os.fsdecode(source) not in self._dirty, "renamed before it was synced"
+        super().rename(source, target)
+        self._renamed.append((source, target, kept))
+
+    def sync_directory(self, path: bytes) -> None:
+        super().sync_directory(path)
+        self._renamed = [one for one in self._renamed if os.path.dirname(one[1]) != path]
+
+    def _lose(self) -> None:
+        for path in self._dirty:
+            with contextlib.suppress(FileNotFoundError):
+                os.truncate(path, self._synced.get(path, 0))
+        for source, target, kept in reversed(self._renamed):
+            os.rename(target, source)
+            if kept is not None:
+                # Not a rename back: the link is the same file, and its name would stay.
+                os.rename(kept, target)
+
+
+def test_in_place_and_the_power_fails_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a kill, but what was not synced is gone, too."""
+
+    def without_ctime(found: os.stat_result) -> tuple[int, int, int]:
+        # Only a real power cut gives a file its old ctime back.
+        return found.st_size, found.st_mtime_ns, found.st_ino
+
+    monkeypatch.setattr(index, "fingerprint_of", without_ctime)
+    monkeypatch.setattr(pack, "fingerprint_of", without_ctime)
+    (tmp_path / "set").mkdir()
+    (tmp_path / "attic").mkdir()
+    here = (
+        Set(tmp_path / "set", FIRST, SECOND)
+        .edit(EDITS)
+        .edit({"s1": {"e": {"txt": b"new"}}, "t": {"x": {"y": b""}}})
+    )
+    before = Everything(here)
+    whole = here.commit(in_place=True)
+    for step in itertools.count():
+        before.put_back()
+        disk = PowerCut(step, tmp_path / "attic")
+        try:
+            here.commit(disk, in_place=True)
+        except Killed:
+            disk._lose()
+            assert here.commit(in_place=True) == whole
+            assert os.listdir(tmp_path / "set/o/upper") == []
         else:
             break
     assert step > 20

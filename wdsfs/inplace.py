@@ -72,7 +72,7 @@ class Replacement:
         shutil.rmtree(
             self.directory / "committed", ignore_errors=True
         )  # of an earlier one, killed at its very end
-        self.log.unlink(missing_ok=True)
+        self._create_log()
         temporary = os.fsencode(self.directory / "commit.json.tmp")
         fd = self.disk.open_temporary(temporary)
         try:
@@ -83,6 +83,15 @@ class Replacement:
         self.disk.rename(temporary, os.fsencode(self.journal))
         self.disk.sync_directory(os.fsencode(self.directory))
         self.disk.sync_directory(os.fsencode(self.directory.parent))
+
+    def _create_log(self) -> None:
+        """An empty log, on disk: a line that is synced later must not be lost with the name of its file."""
+        fd = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            self.disk.sync(fd)
+        finally:
+            os.close(fd)
+        self.disk.sync_directory(os.fsencode(self.directory))
 
     def finish(self) -> list[Step]:
         """Replace what is not replaced yet, then empty the overlay; returns the steps that were done now.
@@ -163,6 +172,7 @@ class Replacement:
             self._exchange_upper()
         else:
             self._remove_planned(os.fsencode(self.place.path), b"")
+            self.disk.sync_directory(os.fsencode(self.place.path))
         self.disk.remove(os.fsencode(self.journal))  # this ends the commit; the rest is only in the way
         self.disk.sync_directory(os.fsencode(self.directory))
         self.disk.remove(os.fsencode(self.log))
@@ -181,7 +191,9 @@ class Replacement:
             upper.chmod(stat.S_IMODE(like.st_mode))
             with contextlib.suppress(PermissionError):
                 os.chown(upper, like.st_uid, like.st_gid)
+        # Both, before the journal goes: with the old upper back and no journal all would be done a second time.
         self.disk.sync_directory(os.fsencode(self.place.path))
+        self.disk.sync_directory(os.fsencode(self.directory))
         settings = read_settings(self.place)
         if settings is not None:
             write_settings(self.place, renewed(settings))
@@ -194,8 +206,10 @@ class Replacement:
                 found = entry.stat(follow_symlinks=False)
                 if entry.is_dir(follow_symlinks=False):
                     self._remove_planned(entry.path, inner)
-                    with contextlib.suppress(OSError):  # not empty
+                    try:
                         os.rmdir(entry.path)
+                    except OSError:  # not empty: something came since; what went must not come back
+                        self.disk.sync_directory(entry.path)
                 elif self.runner.plan.upper.get(inner) == (found.st_ino, found.st_ctime_ns):
                     self.disk.remove(entry.path)
 

@@ -152,7 +152,10 @@ class Layout:
         if self._place is None:
             self._place = np.full(int(self.members.max(initial=-1)) + 1, -1, dtype=np.int64)
             self._place[self.members] = np.arange(len(self.members))
-        return int(self._place[member])
+        place = int(self._place[member]) if member < len(self._place) else -1
+        if place < 0:  # never a place from the end of the list
+            raise ValueError(f"member {member} is a hard link, or there is none")
+        return place
 
     def member(self, member: int) -> tuple[int, int]:
         """The first byte of a member, and the one behind its padding."""
