@@ -422,6 +422,22 @@ def test_a_shard_that_changes_between_planning_and_writing(tmp_path: Path) -> No
     assert here.out() == []
 
 
+def test_a_shard_that_changes_before_the_planning(tmp_path: Path) -> None:
+    """The changes are told in numbers that mean nothing in another shard."""
+    here = Set(tmp_path, FIRST).edit(EDITS)
+    with a_tree(tmp_path, [b""], View()) as tree:
+        changes = find(tree, here.place.upper)
+        here.shards[0].write_bytes(SECOND)
+        tree.lower.distrust()
+        with pytest.raises(StaleShard, match="start again"):
+            Planner(tree.lower, changes, Options(output="%d")).make()
+
+
+def test_what_lies_behind_the_end_mark_is_not_split_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert keys(*Set(tmp_path, SECOND + FIRST).commit(maxcount=1)) == [["e"], ["d/f"]]
+    assert "behind its end mark" in caplog.text
+
+
 # --- in place ----------------------------------------------------------------------------------------------
 
 

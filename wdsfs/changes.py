@@ -82,13 +82,15 @@ class ShardChanges:
     """What becomes of a shard. Members and entries are numbers in its record.
 
     `members` have these new ones in their place, none where one goes; new ones come `behind` others; `appended`
-    are whole samples. `entries` are the samples of which something stays and something changes.
+    are whole samples. `entries` are the samples of which something stays and something changes. `fingerprint` is
+    that of the record with these numbers.
     """
 
     members: dict[int, tuple[New, ...]] = field(default_factory=dict)
     behind: dict[int, tuple[New, ...]] = field(default_factory=dict)
     appended: list[NewSample] = field(default_factory=list)
     entries: set[int] = field(default_factory=set)
+    fingerprint: tuple[int, int, int] = (0, 0, 0)
 
     def __bool__(self) -> bool:
         return bool(self.members or self.behind or self.appended)
@@ -573,7 +575,8 @@ class _Summary:
 
     def _shard(self, number: int) -> ShardChanges:
         record, walk = self.walk.record(number), self.walk
-        changes = ShardChanges()
+        size, mtime_ns, identity = record.fingerprint
+        changes = ShardChanges(fingerprint=(size, mtime_ns, identity))
         gone, files = walk.gone.get(number, set()), walk.files.get(number, {})
         touched = {record.entry_of(member) for member in (*gone, *files)}
         touched |= {entry for shard, entry in self.added if shard == number}

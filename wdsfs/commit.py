@@ -13,6 +13,7 @@ Reads shards and the upper, writes shards and DIR; no FUSE. One thread plans and
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import re
 import threading
@@ -39,6 +40,9 @@ MAXCOUNT, MAXSIZE = 100_000, 3e9  # ShardWriter's defaults: samples, bytes of co
 AHEAD = 2  # shards per thread that are made ready before one is free
 
 COPY, LINK, REWRITE, NEW = "copy", "link", "rewrite", "new"
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +155,10 @@ class Planner:
 
     def _layout(self, number: int) -> tuple[Record, Layout]:
         record = self._source(number)
+        found = self.changes.shards.get(number)
+        if found is not None and found.fingerprint != self.plan.sources[number].fingerprint:
+            # The changes are told in numbers of the record that they were found with.
+            raise StaleShard(f"{self.lower.path_text(number)} has changed since it was looked at; start again")
         return record, layout(number, self.lower.shards[number].path, record)
 
     def _refuse_clashes(self) -> None:
@@ -207,6 +215,8 @@ class Planner:
 
     def _units_of(self, number: int) -> Iterator[Unit]:
         record, source = self._layout(number)
+        if any(problem.kind == "behind end mark" for problem in record.problems):
+            log.warning("%s: what lies behind its end mark is not in the new shards", self.lower.path_text(number))
         yield from self._units(number, record, source, self.changes.shards.get(number, ShardChanges()))
 
     def _delta(self) -> Iterator[Step]:
