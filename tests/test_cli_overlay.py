@@ -187,9 +187,17 @@ def test_an_unfinished_commit(program: Program, here: Set) -> None:  # noqa: F81
     """Everything but the command that finishes it is refused, and told that command."""
 
     class Killer(Disk):
+        dead = False
+
+        def open_temporary(self, path: bytes) -> int:
+            if self.dead:
+                raise Killed
+            return super().open_temporary(path)
+
         def rename(self, source: bytes, target: bytes) -> None:
             super().rename(source, target)
-            if target.endswith(b".tar"):
+            self.dead = target.endswith(b".tar")
+            if self.dead:
                 raise Killed
 
     here.edit({"s1": {"e": WHITEOUT}})
@@ -202,6 +210,7 @@ def test_an_unfinished_commit(program: Program, here: Set) -> None:  # noqa: F81
     assert b"in the same order" in done.stderr
     done = program.run("commit", "--in-place", "--overlay", "o", SHARDS)
     assert b"1 of them there already" in done.stdout
+    assert b"changed since" not in done.stderr
     assert keys(*here.set()) == [["d/a", "c", "d/n"], ["d/f"]]
 
 

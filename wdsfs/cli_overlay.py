@@ -85,6 +85,7 @@ def _session(
     """Hold the overlay and open the set below it, shown as it was when the overlay was made."""
     from pathlib import Path
 
+    from wdsfs.inplace import unfinished
     from wdsfs.merged import make_tree
     from wdsfs.overlay import OPEN_DIRECTORY, Place, held, read_settings
 
@@ -96,7 +97,12 @@ def _session(
         stack.enter_context(held(place))
         below = stack.enter_context(opened(shards, **index))
         if settings is not None:
-            _compare(settings, {shard.name: shard.path for shard in below.shards})
+            changed = _compare(settings, {shard.name: shard.path for shard in below.shards})
+            if changed and not unfinished(place):  # else it is the commit that has changed them
+                names = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+                log.warning(
+                    "%s: changed since the overlay was made; what is told is told of them as they are", names
+                )
         tree = make_tree(below, view_of(view["layout"], view["names"]), view["merge"])
         directory = None
         if place.upper.is_dir():
@@ -117,8 +123,8 @@ def _agree(settings: Settings, view: dict[str, Any]) -> None:
     view.update(made)
 
 
-def _compare(settings: Settings, shards: dict[bytes, bytes]) -> None:
-    """See that the set is the one below the overlay. Raises OverlayUnusable."""
+def _compare(settings: Settings, shards: dict[bytes, bytes]) -> list[str]:
+    """See that the set is the one below the overlay; returns what has changed. Raises OverlayUnusable."""
     from wdsfs.errors import ShardError
     from wdsfs.index import look
 
@@ -131,9 +137,7 @@ def _compare(settings: Settings, shards: dict[bytes, bytes]) -> None:
         with contextlib.suppress(ShardError):  # whoever needs it will hear of it
             if look(shards[one.name]) != one.fingerprint:
                 changed.append(os.fsdecode(shards[one.name]))
-    if changed:
-        names = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
-        log.warning("%s: changed since the overlay was made; the changes are those to what is there now", names)
+    return changed
 
 
 def _unfinished_advice(overlay: str, shards: Sequence[str]) -> CommitError:
