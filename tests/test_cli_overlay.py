@@ -157,7 +157,6 @@ def test_the_view_is_that_of_the_overlay(program: Program) -> None:  # noqa: F81
     assert b"made with --layout files --names ext --merge" in done.stderr
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_bare_upper_is_read_as_told(program: Program) -> None:  # noqa: F811
     Set(program.home, FIRST, SECOND)
     write_upper(program.home / "bare", {"s0": {"d": {"a.jpg": b"new"}}})

@@ -702,7 +702,6 @@ def bare(here: Set, upper: Mapping[Any, Any]) -> None:
     write_upper(here.home / "o", upper)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_bare_upper(tmp_path: Path) -> None:
     here = Set(tmp_path, FIRST, SECOND).edit(EDITS)
     whole = here.commit()
@@ -714,7 +713,6 @@ def test_a_bare_upper(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "o") == []
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_bare_upper_killed_at_every_step(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     here = Set(tmp_path / "set", FIRST, SECOND)
@@ -762,7 +760,6 @@ cp -a u "$1/o"
 """
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.skipif(not can_mount(), reason="no overlayfs can be mounted here")
 def test_an_upper_that_the_kernel_wrote(tmp_path: Path) -> None:
     """Over a plain directory that mirrors the mount."""
