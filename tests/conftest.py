@@ -40,6 +40,7 @@ ROOT = Path(__file__).parent.parent
 REQUIRED = bool(os.environ.get("WDSFS_REQUIRE_FUSE"))
 USER_HOME = f"wdsfs-test-{os.getpid()}-"
 PATIENCE = 60.0  # seconds until a wait for something that must happen is given up; no test measures time
+DESCRIPTORS_OF_CHANGES = 264  # of files and directories of an overlay
 DESCRIPTORS = 24  # that a process of a mount may have besides those of shards: log, FUSE, epoll, LMDB, pipes ...
 
 _WORTH_A_LOOK = re.compile(
@@ -282,6 +283,7 @@ class Mounted:
     allowed: list[str] = field(default_factory=list)
     exit_status: int | None = None
     _known: set[int] = field(default_factory=set)
+    _overlay: str | None = None
 
     # --- beginning
 
@@ -294,7 +296,8 @@ class Mounted:
             self.output = (done.stdout + done.stderr).decode(errors="replace")
             assert done.returncode == 0, self.output
         self._known = descendants(os.getpid()) - before
-        self.pid = json.loads(self.program.registration(self.path).read_text())["pid"]
+        told = json.loads(self.program.registration(self.path).read_text())
+        self.pid, self._overlay = told["pid"], told["overlay"]
         assert self.pid in self._known
 
     def _begin_in_foreground(self, arguments: tuple[str | bytes | Path, ...], **options: Any) -> None:
@@ -360,7 +363,8 @@ class Mounted:
             with contextlib.suppress(FileNotFoundError):  # it has just ended
                 links = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
                 others = [link for link in links if not link.removesuffix(" (deleted)").endswith(".tar")]
-                if len(others) > DESCRIPTORS:
+                changed = [link for link in others if self._overlay and link.startswith(self._overlay)]
+                if len(others) - len(changed) > DESCRIPTORS or len(changed) > DESCRIPTORS_OF_CHANGES:
                     found[pid] = others
         return found
 

@@ -117,7 +117,52 @@ def test_a_file_that_is_what_the_shard_has_is_no_change(tmp_path: Path) -> None:
     write_upper(tmp_path / "upper", {"s0": {"d": {"a": {OPAQUE: True, "jpg": b"A", "cls": b"1"}}}})
     for name in ("jpg", "cls"):
         os.utime(tmp_path / "upper/s0/d/a" / name, ns=(0, 10**9 + 5))
-    assert found(tmp_path, {}) == Changes()
+    paths = (b"s0/d/a/cls", b"s0/d/a/jpg")
+    assert found(tmp_path, {}) == Changes(notes=[Remark(path, changes.SAME) for path in paths])
+
+
+# --- extensions that readers take for one ------------------------------------------------------------------
+
+
+def test_an_extension_beside_another_that_differs_in_case(tmp_path: Path) -> None:
+    result = found(tmp_path, {"s0": {"d": {"a": {"JPG": b"", "Cls": b"", "cls": WHITEOUT}, "b": {"CLS": b""}}}})
+    assert result.unpackable == [
+        Remark(b"s0/d/a/JPG", changes.ONLY_CASE),
+        Remark(b"s0/d/b/CLS", changes.ONLY_CASE),
+    ]
+    assert told(result) == [("changed", b"s0/d/a", (b"Cls",), (), (b"cls",))]
+
+
+def test_extensions_of_a_new_sample_that_differ_in_case(tmp_path: Path) -> None:
+    result = found(tmp_path, {"s0": {"n": {"txt": b"", "TXT": b"", "seg.Png": b"", "seg.png": b""}}})
+    assert [one.path for one in result.unpackable] == [b"s0/n/seg.png", b"s0/n/txt"]
+    assert told(result) == [("added", b"s0/n", (b"TXT", b"seg.Png"))]
+
+
+def test_extensions_in_the_files_layout_that_differ_in_case(tmp_path: Path) -> None:
+    result = found(tmp_path, {"s0": {"d": {"a.JPG": b""}}}, layout="files")
+    assert result.unpackable == [Remark(b"s0/d/a.JPG", changes.ONLY_CASE)]
+    assert not result.samples
+
+
+def test_extensions_of_the_shard_that_differ_in_case(tmp_path: Path) -> None:
+    """They stay as they are; what is new must differ from all of them."""
+    shard = tars.tar(*(tars.member(b"k." + one, b"A") for one in (b"jpg", b"JPG", b"cls")))
+    assert not found(tmp_path, {"s0": {"k": {"jpg": b"new"}}}, shard).unpackable
+    write_upper(tmp_path / "upper", {"s0": {"k": {"cls": WHITEOUT, "Jpg": b""}}})
+    assert [one.path for one in found(tmp_path, {}, shard).unpackable] == [b"s0/k/Jpg"]
+
+
+def test_a_renamed_sample_keeps_extensions_that_differ_in_case(tmp_path: Path) -> None:
+    shard = tars.tar(*(tars.member(b"k." + one, b"A") for one in (b"jpg", b"JPG", b"cls")))
+    upper = {"s0": {"k": WHITEOUT, "z": {OPAQUE: True, "jpg": b"A", "JPG": b"A", "Cls": b"", "cls": b""}}}
+    write_upper(tmp_path / "upper", upper)
+    with a_tree(tmp_path, [shard], View()) as tree:
+        inode, checksum = tree.resolve(b"s0/k").inode, sum_of(tree.lower.fingerprint(0))
+    os.setxattr(tmp_path / "upper/s0/z", "user.wdsfs.origin", b"%d:%x" % (inode, checksum))
+    result = found(tmp_path, {}, shard)
+    assert [sample.kind for sample in result.samples] == ["renamed"]
+    assert result.unpackable == [Remark(b"s0/z/Cls", changes.ONLY_CASE)]
 
 
 def test_a_file_in_place_of_a_directory_and_the_other_way_round(tmp_path: Path) -> None:
@@ -218,6 +263,21 @@ def test_full_names_that_are_not_of_the_sample(name: str, reason: str, tmp_path:
     assert result.unpackable == [Remark(b"s0/d/a/" + name.encode(), reason)]
 
 
+@pytest.mark.parametrize(
+    "upper",
+    [
+        {"a": WHITEOUT, "z": {OPAQUE: True, "a.jpg": b"A", "a.cls": b"1"}},
+        {"a": WHITEOUT, "b": {OPAQUE: True, "a.jpg": b"A", "a.cls": b"1"}},
+        {"z": {"a.jpg": b"A", "a.cls": b"1"}},
+    ],
+    ids=["mv a z", "rm -r b; mv a b", "cp -r a z"],
+)
+def test_a_sample_renamed_without_its_files_is_never_left_out(upper: dict[Any, Any], tmp_path: Path) -> None:
+    result = found(tmp_path, {"s0": {"d": upper}}, names="full")
+    assert [one.reason for one in result.conflicts] == [changes.OLD_STEM] * 2
+    assert not result.unpackable
+
+
 # --- the files layout --------------------------------------------------------------------------------------
 
 
@@ -245,7 +305,7 @@ def test_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("upper", "path", "reason"),
     [
-        ({"x.txt": b""}, b"x.txt", changes.OUTSIDE),
+        ({"x.txt": b""}, b"x.txt", changes.OUTSIDE_FILES),
         ({"s0": {"LICENSE": b""}}, b"s0/LICENSE", changes.NO_EXTENSION),
         ({"s0": {"d": {".hidden": b""}}}, b"s0/d/.hidden", changes.HIDDEN),
         ({"s0": {"__m__": {"a.txt": b""}}}, b"s0/__m__/a.txt", changes.META),
@@ -312,6 +372,10 @@ def test_merged(tmp_path: Path) -> None:
         ("added", b"top", (b"x",)),
     ]
     assert [one.key for one in result.further[b""]] == [b"d/n", b"top"]
+
+
+def test_outside_in_a_merged_tree(tmp_path: Path) -> None:
+    assert found(tmp_path, {"x": b""}, merge=True).unpackable == [Remark(b"x", changes.OUTSIDE_MERGED)]
 
 
 def test_merged_files(tmp_path: Path) -> None:

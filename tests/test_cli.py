@@ -493,11 +493,23 @@ def test_status(shards: Program) -> None:
         assert report in [{**one, **_moving(report)} for one in shards.json("status")]
         table = shards.run("status").stdout.decode()
         (row,) = [line for line in table.splitlines() if str(mounted.path) in line]
-        assert re.search(r"running +2 +5 +samples, full names, merged ", row)
+        assert re.search(r"running +2 +5 +samples, full names, merged +ro ", row)
         detail = shards.run("status", mounted.path).stdout.decode()
         assert f"running, process {mounted.pid}" in detail
         assert report["log"] in detail
         assert "2 shards (2 indexed), 5 samples, 7 members" in detail
+        assert re.search(r"mode +ro\n", detail)
+        assert "overlay" not in detail
+
+
+@pytest.mark.parametrize(("option", "mode"), [("rw", "rw"), ("ro", "ro")])
+def test_status_of_a_mount_with_an_overlay(shards: Program, option: str, mode: str) -> None:
+    with shards.mounted("--overlay", "edits", "-o", option, "s-{0,1}.tar") as mounted:
+        overlay = f"{shards.home}/edits"
+        assert mounted.status()["overlay"] == overlay
+        assert re.search(rf" {mode} .* {overlay}\n", shards.run("status").stdout.decode())
+        detail = shards.run("status", mounted.path).stdout.decode()
+        assert re.search(rf" mode +{mode}\n overlay +{overlay}\n", detail)
 
 
 def _moving(report: dict[str, object]) -> dict[str, object]:

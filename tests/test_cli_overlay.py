@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from conftest import PATIENCE, Program
 from test_cli import program  # noqa: F401  # a fixture
 from test_commit import EDITS, FIRST, SECOND, Set, keys
 from test_pack import Killed
-from uppers import WHITEOUT, write_upper
+from uppers import OPAQUE, WHITEOUT, write_upper
 
 from wdsfs.pack import Disk
 from wdsfs.tree import View
@@ -50,6 +51,18 @@ def test_diff_of_what_cannot_be_packed(program: Program, here: Set) -> None:  # 
     done = program.run("diff", "--overlay", "o", SHARDS, code=1)
     assert any(line.startswith("cannot be packed: s1/stray: is outside") for line in lines(done.stdout))
     assert any(line.startswith("note: s1/nothing: hides nothing") for line in lines(done.stdout))
+
+
+def test_diff_tells_conflicts_apart(program: Program) -> None:  # noqa: F811
+    """They stand in the way with --leave-out, too."""
+    upper = {"s0": {"d": {"a": WHITEOUT, "z": {OPAQUE: True, "a.jpg": b"A"}}}, "loose": b""}
+    Set(program.home, FIRST, SECOND, view=View(names="full")).edit(upper)
+    done = program.run("diff", "--overlay", "o", SHARDS, code=1)
+    words = [line.partition(":")[0] for line in lines(done.stdout)]
+    assert words == ["removed  s0/d/a", "conflict", "cannot be packed"]
+    assert b"1 removed; 1 cannot be packed, 1 conflict\n" in done.stderr
+    report = json.loads(program.run("diff", "--json", "--overlay", "o", SHARDS, code=1).stdout)
+    assert [one["path"] for one in report["conflicts"] + report["unpackable"]] == ["s0/d/z/a.jpg", "loose"]
 
 
 def test_diff_as_json(program: Program, here: Set) -> None:  # noqa: F811
@@ -90,7 +103,10 @@ def test_commit(program: Program, here: Set) -> None:  # noqa: F811
 def test_commit_in_place(program: Program, here: Set) -> None:  # noqa: F811
     here.edit({"more": {"x": {"txt": b""}}})
     done = program.run("commit", "--overlay", "o", "--in-place", "--jobs", "2", SHARDS)
-    assert lines(done.stdout)[1:] == [f"new: {program.home}/s2.tar"]
+    assert lines(done.stdout)[1:] == [
+        f"new: {program.home}/s2.tar",
+        "SHARDS of the next mount must include this shard, too: s2.tar",
+    ]
     assert keys(*here.set()) == [["d/a", "c", "d/n"], ["e", "d/f"], ["x"]]
     assert program.run("diff", "--overlay", "o", SHARDS).stdout == b""
 
@@ -110,6 +126,17 @@ def test_commit_as_json(program: Program, here: Set) -> None:  # noqa: F811
     report = json.loads(done.stdout)
     assert report["written"] == 1
     assert report["shards"][0]["shard"] == f"{program.home}/d.tar"
+
+
+def test_a_delta_tells_what_it_does_not_tell(program: Program, here: Set) -> None:  # noqa: F811
+    command = ("commit", "--overlay", "o", "-o", "d.tar", "--changed-only", SHARDS)
+    said = b"these shards do not tell which samples are gone under their old names: 1 removed\n"
+    assert program.run(*command, "--dry-run").stdout.endswith(said)
+    assert program.run(*command).stdout.endswith(said)
+    assert json.loads(program.run(*command, "--json").stdout)["not_told"] == {"removed": 1, "renamed": 0}
+    shutil.rmtree(program.home / "o/upper/s0")
+    here.edit({"s1": {"e": WHITEOUT}})
+    assert program.run(*command).stdout == b"the overlay adds and changes no sample\n" + said
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,7 @@ def answer_with(server: socket.socket, *parts: bytes) -> threading.Thread:
     def answer() -> None:
         connection, _ = server.accept()
         with connection:
+            assert json.loads(connection.recv(100)) == {"do": "status"}
             for part in parts:
                 connection.sendall(part)
 

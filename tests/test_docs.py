@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import os
 import re
+import shlex
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
 import click
 import pytest
+from conftest import PATIENCE, Program, need_fuse
+from test_layers import MODULES, imports_of_module
 
-from wdsfs import check, index, record
+from wdsfs import builder, changes, check, header, index, overlay, record
 from wdsfs.cli import main
 
 ROOT = Path(__file__).parent.parent
@@ -26,7 +32,7 @@ def test_the_example_in_format_md_is_what_is_stored(tmp_path: Path) -> None:
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
     fd = os.open(path, os.O_RDONLY)
-    built = record.Record(record.build(fd, [1, 2, 3]))
+    built = record.Record(builder.build(fd, [1, 2, 3]))
     os.close(fd)
     text = (ROOT / "docs/format.md").read_text()
     rows = re.findall(r"^\| `([a-z]+\.[a-z.]+)` \| `([0-9a-f ]+)`", text, re.MULTILINE)
@@ -37,7 +43,7 @@ def test_the_example_in_format_md_is_what_is_stored(tmp_path: Path) -> None:
 
 def test_format_md_names_every_section_and_the_format(tmp_path: Path) -> None:
     text = (ROOT / "docs/format.md").read_text()
-    source = (ROOT / "wdsfs/record.py").read_text()
+    source = (ROOT / "wdsfs/builder.py").read_text()
     for section in re.findall(r"_put(?:_names|_hash)?\(\s*\"([a-z.]+)\"", source):
         assert f"`{section}" in text, section
     assert f"`{index.FORMAT.decode()}`, the format of the environment" in text
@@ -80,3 +86,104 @@ def test_semantics_md_lists_every_kind_of_finding() -> None:
     assert len(kinds) > 8
     for kind in kinds:
         assert f"`{kind}`" in text, kind
+
+
+def test_format_md_has_a_header_as_a_commit_writes_it() -> None:
+    text = (ROOT / "docs/format.md").read_text()
+    rows = re.findall(r"^\| ([0-9]+) \| [^|]+ \| `([0-9a-f ]+)`", text, re.MULTILINE)
+    assert len(rows) > 10
+    written = bytearray(header.BLOCK)
+    for offset, digits in rows:
+        data = bytes.fromhex(digits)
+        written[int(offset) : int(offset) + len(data)] = data
+    assert bytes(written) == header.encode(b"images/image007.cls", 1, 1_700_000_000)
+    long = b"d/" + b"n" * 120 + b".jpg"
+    length = re.search(r"takes ([\d,]+) bytes of headers", text)
+    assert length is not None
+    assert int(length[1].replace(",", "")) == len(header.encode(long, 1, 1_700_000_000))
+    assert b"136 path=" + long + b"\n" in header.encode(long, 1, 1_700_000_000)
+    assert "`136 path=" in text
+
+
+def test_overlay_md_has_every_reason_and_every_attribute() -> None:
+    text = (ROOT / "docs/overlay.md").read_text().replace("\\_", "_")
+    reasons = [
+        str(node.value.value)
+        for node in ast.parse((ROOT / "wdsfs/changes.py").read_text()).body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and " " in str(node.value.value)
+    ]
+    assert changes.OUTSIDE in reasons
+    assert len(reasons) > 10
+    for reason in reasons:
+        assert f"| {reason} |" in text, reason
+    for name in (overlay.OPAQUE, overlay.WHITED_OUT, overlay.ORIGIN, overlay.MODE, overlay.OPAQUE_OF_ROOT):
+        assert f"`{name}`" in text, name
+
+
+def test_the_tutorial_in_overlay_md_is_what_happens(program: Program) -> None:
+    """Every command is typed, in one shell; answers are compared word by word, times and places apart."""
+    need_fuse()
+    data = program.directory("data")
+    _write_set(data)
+    text = (ROOT / "docs/overlay.md").read_text()
+    tutorial = text[text.index("## Tutorial") : text.index("## What becomes")]
+    blocks = re.findall(r"^```\n(.*?)^```$", tutorial, re.MULTILINE | re.DOTALL)
+    steps = [step.partition("\n") for block in blocks for step in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]]
+    mark = "-- next --"
+    places = {"/mnt/train": str(program.mountpoint), "/data": str(data)}
+    script = [f'wdsfs() {{ {shlex.quote(sys.executable)} -m wdsfs "$@"; }}']
+    for command, _, _ in steps:
+        script += [re.sub("/mnt/train|/data", lambda found: places[found[0]], command), f"echo '{mark}'"]
+    try:
+        done = subprocess.run(
+            ["bash", "-c", "\n".join(script)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=program.environment,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+    finally:
+        if os.path.ismount(program.mountpoint):
+            program.run("umount", "--lazy", program.mountpoint, code=None)
+    answers = done.stdout.replace(str(data), "/data").split(mark)
+    assert len(answers) == len(steps) + 1
+    for (command, _, expected), answer in zip(steps, answers, strict=False):
+        assert _words(answer) == _words(expected), command
+
+
+def _words(text: str) -> list[str]:
+    return re.sub(r"in [\d.]+ s$", "in 0.1 s", text, flags=re.MULTILINE).replace("\u2500", "").split()
+
+
+def _write_set(directory: Path) -> None:
+    """The two shards of the tutorial."""
+    for number, keys in enumerate((("cat1", "cat2", "dog1"), ("dog2", "cat3", "cat4"))):
+        with tarfile.open(directory / f"train-{number:06d}.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
+            for key in keys:
+                for extension, content in (("jpg", bytes(3000)), ("cls", b"1\n"), ("json", b'{"is": "tabby"}\n')):
+                    info = tarfile.TarInfo(f"images/{key}.{extension}")
+                    info.size, info.mtime = len(content), 1_700_000_000
+                    tar.addfile(info, io.BytesIO(content))
+
+
+def test_design_md_has_every_module_and_draws_every_import_downwards() -> None:
+    text = (ROOT / "docs/design.md").read_text()
+    table = text[text.index("| module | what it is |") : text.index("## Decisions")]
+    named = [
+        name for cell in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall("`(.*?)`", cell)
+    ]
+    modules = [module for module in MODULES if not module.startswith("__")]
+    assert sorted(named) == sorted(modules)
+    drawing = text[text.index("```\n", text.index("## The modules")) + 4 :]
+    drawing = drawing[: drawing.index("```")]
+    storeys = {
+        word: at for at, line in enumerate(drawing.splitlines()) for word in re.findall("[a-z_]+", line[16:])
+    }
+    assert sorted(storeys) == sorted(modules)
+    for module in modules:
+        for found in imports_of_module(module):
+            if found.ours not in (None, "__init__"):
+                assert storeys[module] < storeys[str(found.ours)], f"{module} -> {found.ours}"

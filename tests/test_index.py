@@ -27,8 +27,8 @@ import sets
 import tars
 from conftest import descendants, new_processes
 
+from wdsfs import builder, pool, record, system
 from wdsfs import index as index_module
-from wdsfs import pool, record, system
 from wdsfs.errors import IndexUnusable, MissingShard, ShardError, UnreadableShard
 from wdsfs.index import Index, Summary, Union, build_file, look, open_index
 from wdsfs.record import Record
@@ -246,7 +246,7 @@ def test_thousands_of_shards(tmp_path: Path) -> None:
 
 
 def _writing(path: Path, times: int) -> Callable[[int, list[int]], bytes]:
-    """`record.build`, while somebody appends a member to the shard during the first so many scans."""
+    """`builder.build`, while somebody appends a member to the shard during the first so many scans."""
     scans = 0
 
     def build(fd: int, fingerprint: list[int]) -> bytes:
@@ -258,7 +258,7 @@ def _writing(path: Path, times: int) -> Callable[[int, list[int]], bytes]:
             path.write_bytes(whole + tars.tar(tars.member(b"late%d.txt" % scans)))
         return data
 
-    original = record.build
+    original = builder.build
     return build
 
 
@@ -267,7 +267,7 @@ def test_a_shard_that_is_written_meanwhile_is_read_until_it_is_quiet(
 ) -> None:
     [shard] = sets.make(tmp_path, 1)
     monkeypatch.setattr(index_module, "PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(record, "build", _writing(sets.path_of(shard), 3))
+    monkeypatch.setattr(builder, "build", _writing(sets.path_of(shard), 3))
     built = Record(build_file(shard.path))
     assert tuple(built.fingerprint) == look(shard.path)
     assert {b"late1", b"late2", b"late3"} < {key for key, _, _ in sets.listing(built)}
@@ -277,7 +277,7 @@ def test_a_shard_that_is_written_all_the_time_is_given_up(tmp_path: Path, monkey
     shards = sets.make(tmp_path / "shards", 2)
     monkeypatch.setattr(index_module, "PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr(index_module, "PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(record, "build", _writing(sets.path_of(shards[0]), 1000))
+    monkeypatch.setattr(builder, "build", _writing(sets.path_of(shards[0]), 1000))
     with pytest.raises(UnreadableShard, match=r"s0\.tar: is being written"):
         build_file(shards[0].path)
     monkeypatch.undo()
@@ -993,6 +993,7 @@ def test_a_record_of_another_format_is_built_again(prepared: Prepared, monkeypat
     directory, shards = prepared
     with opened(directory) as index, monkeypatch.context() as patch:
         patch.setattr(record, "FORMAT", record.FORMAT + 1)
+        patch.setattr(builder, "FORMAT", record.FORMAT)
         assert index.record(shards[0].path, look(shards[0].path)) is None
 
 

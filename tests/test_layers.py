@@ -32,9 +32,10 @@ spec       | errors names                                           | fuse trio 
 pool       | errors spec                                            | third-party
 shard      | errors names                                           | fuse trio lmdb terminal clock
 header     |                                                        | third-party disks clock
-record     | errors inodes names shard                              | fuse trio lmdb terminal clock
+record     | inodes shard                                           | fuse trio lmdb terminal clock
+builder    | errors inodes names record shard                       | fuse trio lmdb terminal clock
 pages      | errors                                                 | fuse trio lmdb terminal
-index      | errors inodes system spec pool record pages                  | fuse trio terminal
+index      | errors inodes system spec pool record builder pages          | fuse trio terminal
 lower      | errors board inodes spec shard record index                  | fuse trio lmdb terminal
 tree       | errors inodes names shard record lower                 | fuse trio lmdb terminal
 merged     | errors inodes names record lower tree                  | fuse trio lmdb terminal
@@ -46,16 +47,20 @@ inplace    | errors index lower overlay pack commit                 | fuse trio 
 journal    |                                                        | third-party disks clock
 upper      | errors inodes overlay                                  | third-party clock
 writable   | errors board inodes journal names lower overlay tree upper | fuse trio lmdb numpy terminal clock
-worker     |                                                        | trio lmdb numpy terminal disks
-ops        | errors names board inodes lower tree                   | trio lmdb numpy terminal
-engine     | board worker tree ops                                  | lmdb numpy terminal
+protocol   |                                                        | fuse trio lmdb terminal disks clock
+watch      | board inodes protocol spec                             | fuse trio lmdb numpy terminal
+worker     | protocol                                               | fuse trio lmdb numpy terminal
+ops        | errors names board inodes lower protocol tree writable | fuse trio lmdb numpy terminal disks
+writes     | board inodes ops protocol tree writable                 | fuse trio lmdb numpy terminal
+stack      | errors spec index inplace tree overlay journal upper writable | fuse trio lmdb numpy terminal
+engine     | errors board protocol worker tree writable ops         | fuse lmdb numpy terminal
 control    | errors system                                          | fuse lmdb numpy terminal
-mount      | errors system spec index lower tree merged board worker ops engine control | lmdb numpy terminal
+mount      | *                                                      | lmdb numpy terminal
 check      | errors names shard record                              | fuse trio lmdb terminal
 statistics | errors record lower                                    | fuse trio lmdb terminal
 doctor     | errors system                                          | trio lmdb numpy terminal
 console    | errors index lower pool spec tree                      | fuse trio lmdb numpy
-cli_overlay | errors changes commit console index inplace merged overlay tree | fuse trio lmdb numpy
+cli_overlay | *                                                     | fuse trio lmdb numpy
 cli        | *                                                      | fuse trio lmdb numpy
 fstab      | errors system control mount cli                        | third-party
 __main__   | cli                                                    | third-party

@@ -18,7 +18,7 @@ import pytest
 import sets
 import tars
 
-from wdsfs import lower, record, system
+from wdsfs import builder, lower, system
 from wdsfs.board import Tags
 from wdsfs.errors import CorruptShard, MissingShard, StaleShard, UnreadableShard
 from wdsfs.index import look, open_index
@@ -414,7 +414,7 @@ def test_a_file_that_is_not_what_its_record_says(
     """Where not even the ctime tells, the first and last header do, when the shard is opened."""
     other = below.record(1)
     with open(shards[1].path, "rb") as file:
-        wrong = record.build(file.fileno(), list(look(shards[0].path)))
+        wrong = builder.build(file.fileno(), list(look(shards[0].path)))
     below.index.store([(shards[0].path, wrong)])
     below._renew()
     assert below.settled(0)

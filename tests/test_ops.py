@@ -1,4 +1,7 @@
-"""The FUSE adapter with a fake tree and no kernel: what it answers, counts and logs."""
+"""The FUSE adapter with a fake tree and no kernel: what it answers, counts and logs.
+
+Requests are put together and answers taken apart by `wire`, which knows nothing of `wdsfs.protocol`.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,31 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import pyfuse3
 import pytest
-from pyfuse3 import FUSEError
+import wire
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from wdsfs import board as boards
 from wdsfs import errors, lower, ops
-from wdsfs.board import Board
-from wdsfs.errors import CorruptShard, NoSuchAttribute, NoSuchEntry, StaleShard, UnreadableShard, WdsfsError
+from wdsfs.board import DEADLY, DEADLY_NS, Board
+from wdsfs.errors import (
+    CorruptShard,
+    EntryError,
+    NoSuchAttribute,
+    NoSuchEntry,
+    StaleShard,
+    UnreadableShard,
+    WdsfsError,
+)
 from wdsfs.inodes import ROOT
 from wdsfs.lower import Content, NotIndexed
 from wdsfs.ops import Operations, Owner
 from wdsfs.tree import Entry, Node, Totals
 
-FILE, DIRECTORY = stat.S_IFREG | 0o444, stat.S_IFDIR | 0o555
-CONTEXT: Any = None  # the handlers do not look at it
-TOKEN: Any = object()
+FILE, DIRECTORY, LINK = stat.S_IFREG | 0o444, stat.S_IFDIR | 0o555, stat.S_IFLNK | 0o777
+TIME_NS = 1_500_000_000_000_000_001
+FILE_OF: Any = None  # no handler looks at it
 
 
 @dataclass
@@ -52,13 +65,15 @@ class FakeTree:
     def __init__(self) -> None:
         self.lower = FakeLower()
         self.raises: list[Exception] = []
-        self.node = Node(7, FILE, 1, 1000, 1_500_000_000_000_000_001)
+        self.node = Node(7, FILE, 1, 1000, TIME_NS)
         self.entries: list[Entry | Exception] = []
         self.asked: list[tuple[Any, ...]] = []
         self.size = 1000
+        self.on_asked: Callable[[], None] = lambda: None
 
     def _say(self, *question: Any) -> None:
         self.asked.append(question)
+        self.on_asked()
         if self.raises:
             raise self.raises.pop(0)
 
@@ -80,14 +95,11 @@ class FakeTree:
 
     def xattrs(self, inode: int) -> list[bytes]:
         self._say("xattrs", inode)
-        return [b"user.x"]
+        return [b"user.x", b"user.yy"]
 
     def getxattr(self, inode: int, name: bytes) -> bytes:
         self._say("getxattr", inode, name)
         return b"value"
-
-    def open_directory(self, inode: int) -> None:
-        self._say("open_directory", inode)
 
     def listing(self, inode: int, after: int) -> Iterator[Entry]:
         self._say("listing", inode, after)
@@ -97,9 +109,12 @@ class FakeTree:
             if entry.cursor > after:
                 yield entry
 
+    def run(self, inode: int, after: int, most: int) -> None:
+        """Nothing is alike here."""
+
     def content(self, inode: int) -> Content:
         self._say("content", inode)
-        return Content(-1, b"/a.tar", (1, 2, 3), 512, self.size, None)
+        return Content(FILE_OF, 512, self.size, None)
 
     def totals(self) -> Totals:
         self._say("totals")
@@ -113,33 +128,56 @@ def tree() -> FakeTree:
 
 @pytest.fixture
 def operations(tree: FakeTree, monkeypatch: pytest.MonkeyPatch) -> Operations:
-    """Contents can be read, all of them from the page cache, and nothing is pushed anywhere."""
-    monkeypatch.setattr(
-        lower, "read_cached", lambda content, offset, size: bytes(min(size, content.size - offset))
-    )
-    monkeypatch.setattr(lower, "check_unchanged", lambda content: None)
-    monkeypatch.setattr(pyfuse3, "notify_store", lambda inode, offset, data: None)
+    """Contents can be read, all of them from the page cache."""
+
+    def read_cached(content: Content, offset: int, size: int) -> memoryview:
+        return memoryview(bytes(max(min(size, content.size - offset), 0)))
+
+    monkeypatch.setattr(lower, "read_cached", read_cached)
     board = Board()
     made = Operations(Owner(12, 34), board)
     made.attach(tree, board.slot(1))  # type: ignore[arg-type]
     return made
 
 
-HANDLERS: dict[str, Callable[[Operations], Any]] = {
-    "lookup": lambda o: o.lookup(1, b"name", CONTEXT),
-    "lookup of .": lambda o: o.lookup(1, b".", CONTEXT),
-    "lookup of ..": lambda o: o.lookup(1, b"..", CONTEXT),
-    "getattr": lambda o: o.getattr(1, CONTEXT),
-    "readlink": lambda o: o.readlink(1, CONTEXT),
-    "statfs": lambda o: o.statfs(CONTEXT),
-    "getxattr": lambda o: o.getxattr(1, b"user.x", CONTEXT),
-    "listxattr": lambda o: o.listxattr(1, CONTEXT),
-    "opendir": lambda o: o.opendir(1, CONTEXT),
-    "readdir": lambda o: o.readdir(1, 0, TOKEN),
-    "open": lambda o: o.open(1, os.O_RDONLY, CONTEXT),
-    "read": lambda o: o.read(1, 0, 4096),
+REQUESTS: dict[str, bytes] = {
+    "lookup": wire.lookup(2, b"name"),
+    "lookup of .": wire.lookup(2, b"."),
+    "lookup of ..": wire.lookup(2, b".."),
+    "getattr": wire.getattr(2),
+    "readlink": wire.message("READLINK", 2),
+    "statfs": wire.message("STATFS", 1),
+    "getxattr": wire.getxattr(2, b"user.x", 100),
+    "listxattr": wire.listxattr(2, 100),
+    "readdir": wire.read(2, 0, 4096, "READDIR"),
+    "readdirplus": wire.read(2, 0, 4096, "READDIRPLUS"),
+    "read": wire.read(2, 0, 4096),
 }
-every_handler = pytest.mark.parametrize("handler", HANDLERS.values(), ids=HANDLERS)
+every_request = pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
+FORGETS: dict[str, bytes] = {
+    "forget": wire.message("FORGET", 7, wire.FORGET_IN.pack(3)),
+    "batch_forget": wire.message(
+        "BATCH_FORGET", 0, wire.BATCH_FORGET_IN.pack(2, 0) + 2 * wire.FORGET_ONE.pack((1 << 64) - 1, 1 << 63)
+    ),
+    "batch_forget of nothing": wire.message("BATCH_FORGET", 0, wire.BATCH_FORGET_IN.pack(0, 0)),
+    "interrupt": wire.message("INTERRUPT", 0, wire.INTERRUPT_IN.pack(4)),
+}
+every_forget = pytest.mark.parametrize("request_", FORGETS.values(), ids=FORGETS)
+
+
+def bytes_of(operations: Operations, request: bytes) -> bytes:
+    """An answer that has to be neither an error nor missing."""
+    answer = operations.answer(request)
+    assert isinstance(answer, bytes | memoryview), answer
+    return bytes(answer)
+
+
+def entry_of(operations: Operations, parent: int, name: bytes) -> Any:
+    return wire.ENTRY_OUT.whole(bytes_of(operations, wire.lookup(parent, name)))
+
+
+def attributes_of(operations: Operations, inode: int) -> Any:
+    return wire.ATTR_OUT.whole(bytes_of(operations, wire.getattr(inode)))
 
 
 def all_errors(top: type[WdsfsError] = WdsfsError) -> Iterator[type[WdsfsError]]:
@@ -151,43 +189,64 @@ def all_errors(top: type[WdsfsError] = WdsfsError) -> Iterator[type[WdsfsError]]
 # --- errors ------------------------------------------------------------------------------------------------
 
 
-@every_handler
-async def test_whatever_goes_wrong_becomes_an_errno(
-    operations: Operations, tree: FakeTree, handler: Callable[[Operations], Any]
-) -> None:
-    """Anything but FUSEError would end the worker."""
+@every_request
+def test_whatever_goes_wrong_becomes_an_errno(operations: Operations, tree: FakeTree, request_: bytes) -> None:
+    """Anything that came out of `answer` would end the worker."""
     surprises = [RuntimeError("boo"), KeyError("k"), MemoryError(), AssertionError(), RecursionError(), EOFError()]
     for surprise in surprises:
         tree.raises = [surprise]
-        with pytest.raises(FUSEError, check=lambda error: error.errno == errno.EIO):
-            await handler(operations)
+        assert operations.answer(request_) == errno.EIO
     assert operations.board.failures == len(surprises)
-    await handler(operations)  # and the next request is answered
+    assert operations.slot.busy_seconds == 0
+    bytes_of(operations, request_)  # and the next request is answered
+
+
+ERRNOS = {
+    "CommitError": errno.EIO,
+    "CorruptShard": errno.EIO,
+    "CrossDevice": errno.EXDEV,
+    "EntryError": errno.EIO,
+    "EntryExists": errno.EEXIST,
+    "IndexUnusable": errno.EIO,
+    "InvalidRequest": errno.EINVAL,
+    "IsADirectory": errno.EISDIR,
+    "MissingShard": errno.EIO,
+    "MountError": errno.EIO,
+    "NameTooLong": errno.ENAMETOOLONG,
+    "NoSuchAttribute": errno.ENODATA,
+    "NoSuchEntry": errno.ENOENT,
+    "NotADirectory": errno.ENOTDIR,
+    "NotEmpty": errno.ENOTEMPTY,
+    "NotPermitted": errno.EPERM,
+    "OverlayBusy": errno.EBUSY,
+    "OverlayUnusable": errno.EIO,
+    "ReadOnly": errno.EROFS,
+    "ShardError": errno.EIO,
+    "SpecError": errno.EINVAL,
+    "StaleShard": errno.ESTALE,
+    "UnreadableShard": errno.EIO,
+    "Unsupported": errno.ENOTSUP,
+    "UsageError": errno.EINVAL,
+}
 
 
 @pytest.mark.parametrize("kind", sorted(set(all_errors()), key=lambda kind: kind.__name__))
-async def test_each_of_our_errors_has_its_errno(
-    operations: Operations, tree: FakeTree, kind: type[WdsfsError]
-) -> None:
+def test_each_of_our_errors_has_its_errno(operations: Operations, tree: FakeTree, kind: type[WdsfsError]) -> None:
     tree.raises = [kind("message")]
-    with pytest.raises(FUSEError, check=lambda error: error.errno == kind.errno):
-        await operations.getattr(1, CONTEXT)
-    assert operations.board.failures == (0 if kind in (NoSuchEntry, NoSuchAttribute) else 1)
+    assert operations.answer(wire.getattr(1)) == ERRNOS[kind.__name__]
+    assert operations.board.failures == (0 if issubclass(kind, EntryError) else 1), "a refusal is none"
 
 
-@pytest.mark.parametrize(("given", "expected"), [(errno.ENOSPC, errno.ENOSPC), (errno.EMFILE, errno.EMFILE)])
-async def test_the_errno_of_the_system_is_passed_on(
-    operations: Operations, tree: FakeTree, given: int, expected: int
-) -> None:
-    tree.raises = [OSError(given, os.strerror(given))]
-    with pytest.raises(FUSEError, check=lambda error: error.errno == expected):
-        await operations.read(1, 0, 10)
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.EACCES])
+def test_the_errno_of_the_system_is_passed_on(operations: Operations, tree: FakeTree, number: int) -> None:
+    tree.raises = [OSError(number, os.strerror(number))]
+    assert operations.answer(wire.read(1, 0, 10)) == number
+    assert operations.board.failures == 1
 
 
-async def test_an_error_of_the_system_without_number_is_eio(operations: Operations, tree: FakeTree) -> None:
+def test_an_error_of_the_system_without_number_is_eio(operations: Operations, tree: FakeTree) -> None:
     tree.raises = [OSError("no number")]
-    with pytest.raises(FUSEError, check=lambda error: error.errno == errno.EIO):
-        await operations.read(1, 0, 10)
+    assert operations.answer(wire.read(1, 0, 10)) == errno.EIO
 
 
 def test_a_shard_is_never_missing_as_an_entry_is() -> None:
@@ -195,339 +254,590 @@ def test_a_shard_is_never_missing_as_an_entry_is() -> None:
     assert {kind.errno for kind in all_errors(errors.ShardError)} == {errno.EIO, errno.ESTALE}
 
 
-async def test_what_is_said_to_the_kernel_goes_through(operations: Operations, tree: FakeTree) -> None:
-    tree.raises = [FUSEError(errno.EBUSY)]
-    with pytest.raises(FUSEError, check=lambda error: error.errno == errno.EBUSY):
-        await operations.getattr(1, CONTEXT)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    opcode=st.sampled_from(sorted(wire.OPCODES.values())) | st.integers(0, (1 << 32) - 1),
+    node=st.integers(0, (1 << 64) - 1),
+    body=st.binary(max_size=100) | st.builds(wire.READ_IN.pack, *[st.integers(0, 1 << 20)] * 7),
+)
+def test_any_request_is_answered(operations: Operations, opcode: int, node: int, body: bytes) -> None:
+    """Cut, too long or made of nothing: it costs itself, nothing else."""
+    answer = operations.answer(wire.message(opcode, node, body))
+    if isinstance(answer, int):
+        assert answer in errno.errorcode
+    elif answer is None:
+        assert opcode in (wire.OPCODES["FORGET"], wire.OPCODES["BATCH_FORGET"], wire.OPCODES["INTERRUPT"])
+    else:
+        assert isinstance(answer, bytes | memoryview)
+    assert operations.slot.request is None
 
 
-async def test_a_worker_in_quarantine_refuses_everything(operations: Operations, tree: FakeTree) -> None:
-    operations.refuse(operations.slot)
-    for handler in HANDLERS.values():
-        with pytest.raises(FUSEError, check=lambda error: error.errno == errno.EIO):
-            await handler(operations)
-    await operations.forget([(7, 1)])
+# --- opcodes that are not handled, or hardly ----------------------------------------------------------------
+
+HANDLED = {
+    *(
+        "LOOKUP",
+        "FORGET",
+        "GETATTR",
+        "READLINK",
+        "READ",
+        "STATFS",
+        "GETXATTR",
+        "LISTXATTR",
+        "READDIR",
+        "RELEASEDIR",
+    ),
+    *("INTERRUPT", "BATCH_FORGET", "READDIRPLUS"),
+}
+
+
+@pytest.mark.parametrize("opcode", [*sorted(wire.OPCODES.keys() - HANDLED), 0, 7, 19, 53, 4096, (1 << 32) - 1])
+def test_what_is_not_known_is_enosys(operations: Operations, tree: FakeTree, opcode: str | int) -> None:
+    """Which OPEN, OPENDIR, FLUSH and ACCESS take for: it goes well, and need not be asked again."""
+    assert operations.answer(wire.message(opcode, 2, bytes(48))) == errno.ENOSYS
     assert tree.asked == []
+    assert operations.board.failures == 0
+    assert operations.board.counts() == {"other": 1}
+
+
+def test_in_one_tree_the_kernel_keeps_no_listings(operations: Operations, tree: FakeTree) -> None:
+    """There a directory keeps its inode number when a shard changes. It is opened, with no flag."""
+    tree.merged = True
+    opened = wire.OPEN_OUT.whole(bytes_of(operations, wire.message("OPENDIR", 2, bytes(8))))
+    assert opened == (0, 0, 0)
+    assert bytes_of(operations, wire.message("RELEASEDIR", 2, bytes(24))) == b""
+    assert operations.answer(wire.message("OPEN", 2, bytes(8))) == errno.ENOSYS
+
+
+@every_forget
+def test_what_wants_no_answer_gets_none(operations: Operations, tree: FakeTree, request_: bytes) -> None:
+    assert operations.answer(request_) is None
+    assert tree.asked == []
+    assert operations.board.failures == 0
+    assert operations.slot.busy_seconds == 0
+
+
+def test_a_worker_in_quarantine_refuses_everything(operations: Operations, tree: FakeTree) -> None:
+    operations.refuse(operations.board.slot(9))
+    for request in (*REQUESTS.values(), wire.message("OPEN", 2, bytes(8)), wire.message("DESTROY", 0)):
+        assert operations.answer(request) == errno.EIO
+    for request in FORGETS.values():
+        assert operations.answer(request) is None
+    assert tree.asked == []
+    assert tree.lower.tidied == 0
+    assert sum(operations.board.counts().values()) == len(REQUESTS) + 2 + len(FORGETS)
+
+
+# --- requests that workers have died of ---------------------------------------------------------------------
+
+
+def number_of(operations: Operations, tree: FakeTree, request: bytes) -> int:
+    """What the board knows a request by, as the supervisor would find it there after a death."""
+    seen: list[int | None] = []
+    tree.on_asked = lambda: seen.append(operations.slot.request)
+    operations.answer(request)
+    tree.on_asked = lambda: None
+    assert operations.slot.request is None
+    (number,) = set(seen)
+    assert number is not None
+    return number
+
+
+def blame(operations: Operations, number: int, times: int = DEADLY) -> None:
+    for death in range(times):
+        assert operations.board.blame(number) == death + 1
+
+
+@every_request
+def test_a_deadly_request_is_refused_and_no_other(operations: Operations, tree: FakeTree, request_: bytes) -> None:
+    blame(operations, number_of(operations, tree, request_))
+    tree.asked.clear()
+    for _ in range(3):
+        assert operations.answer(request_) == errno.EIO
+    assert tree.asked == []
+    for other in REQUESTS.values():
+        if other != request_:
+            bytes_of(operations, other)
+
+
+def test_a_deadly_request_is_known_under_any_number(operations: Operations, tree: FakeTree) -> None:
+    """The kernel hands it out again as it was, but the next who asks the same has another unique number."""
+    blame(operations, number_of(operations, tree, wire.message("GETATTR", 9, bytes(16), unique=2)))
+    assert operations.answer(wire.message("GETATTR", 9, bytes(16), unique=1 << 40)) == errno.EIO
+    bytes_of(operations, wire.getattr(10))
+
+
+DIFFERENT = {
+    "offset": (wire.read(2, 0, 4096), wire.read(2, 4096, 4096)),
+    "size": (wire.read(2, 0, 4096), wire.read(2, 0, 8192)),
+    "inode": (wire.read(2, 0, 4096), wire.read(3, 0, 4096)),
+    "opcode": (wire.read(2, 0, 4096, "READDIR"), wire.read(2, 0, 4096, "READDIRPLUS")),
+    "name": (wire.lookup(2, b"a"), wire.lookup(2, b"b")),
+    "end of a long name": (wire.lookup(2, b"x" * 254 + b"a"), wire.lookup(2, b"x" * 254 + b"b")),
+}
+
+
+@pytest.mark.parametrize(("deadly", "other"), DIFFERENT.values(), ids=DIFFERENT)
+def test_what_differs_anywhere_is_another_request(
+    operations: Operations, tree: FakeTree, deadly: bytes, other: bytes
+) -> None:
+    blame(operations, number_of(operations, tree, deadly))
+    assert operations.answer(deadly) == errno.EIO
+    bytes_of(operations, other)
+
+
+def test_two_deaths_are_no_proof(operations: Operations, tree: FakeTree) -> None:
+    """Somebody may have killed the worker. The answer clears the request."""
+    request = wire.getattr(9)
+    number = number_of(operations, tree, request)
+    for _ in range(5):
+        blame(operations, number, DEADLY - 1)
+        assert operations.board.watching
+        bytes_of(operations, request)
+        assert not operations.board.watching
+
+
+def test_the_answer_to_another_request_clears_nothing(operations: Operations, tree: FakeTree) -> None:
+    request = wire.getattr(9)
+    number = number_of(operations, tree, request)
+    for death in range(DEADLY):
+        assert operations.board.blame(number) == death + 1
+        bytes_of(operations, wire.getattr(10))
+    assert operations.answer(request) == errno.EIO
+
+
+def test_a_deadly_request_is_tried_again_after_a_while(
+    operations: Operations, tree: FakeTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [10**15]
+    monkeypatch.setattr(boards.time, "monotonic_ns", lambda: clock[0])
+    request = wire.getattr(9)
+    number = number_of(operations, tree, request)
+    blame(operations, number)
+    clock[0] += DEADLY_NS - 1
+    assert operations.answer(request) == errno.EIO, "a refusal must not clear it"
+    clock[0] += 1
+    bytes_of(operations, request)
+    assert not operations.board.watching
+    assert operations.board.blame(number) == 1
+
+
+def test_an_error_is_an_answer_too(operations: Operations, tree: FakeTree) -> None:
+    request = wire.getattr(9)
+    blame(operations, number_of(operations, tree, request), DEADLY - 1)
+    tree.raises = [CorruptShard("cut")]
+    assert operations.answer(request) == errno.EIO
+    assert not operations.board.watching
 
 
 # --- the log -----------------------------------------------------------------------------------------------
 
 
-async def fail(operations: Operations, tree: FakeTree, error: Exception) -> None:
+def fail(operations: Operations, tree: FakeTree, error: Exception) -> None:
     tree.raises = [error]
-    with pytest.raises(FUSEError):
-        await operations.getattr(1, CONTEXT)
+    assert isinstance(operations.answer(wire.getattr(1)), int)
 
 
-async def test_the_log_is_not_flooded(
+def test_the_log_is_not_flooded(
     operations: Operations, tree: FakeTree, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same message comes once, and again after a while; a different one at once."""
     clock = [1000.0]
     monkeypatch.setattr(ops.time, "monotonic", lambda: clock[0])
     for _ in range(100):
-        await fail(operations, tree, CorruptShard("a.tar is cut"))
-    await fail(operations, tree, CorruptShard("b.tar is cut"))
+        fail(operations, tree, CorruptShard("a.tar is cut"))
+    fail(operations, tree, CorruptShard("b.tar is cut"))
     assert caplog.messages == ["a.tar is cut", "b.tar is cut"]
     assert operations.board.failures == 101
     clock[0] += ops.QUIET_SECONDS
-    await fail(operations, tree, CorruptShard("a.tar is cut"))
+    fail(operations, tree, CorruptShard("a.tar is cut"))
     assert caplog.messages[2:] == ["a.tar is cut"]
 
 
-async def test_a_surprise_is_told_once_with_its_traceback(
+def test_a_surprise_is_told_once_with_its_traceback(
     operations: Operations, tree: FakeTree, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(100):
-        await fail(operations, tree, ZeroDivisionError("surprise"))
+        fail(operations, tree, ZeroDivisionError("surprise"))
     (record,) = caplog.records
     assert (record.levelno, bool(record.exc_info)) == (logging.ERROR, True)
     assert "getattr" in record.message
     assert "surprise" in record.message
 
 
-async def test_what_is_remembered_of_messages_is_bounded(
+def test_what_is_remembered_of_messages_is_bounded(
     operations: Operations, tree: FakeTree, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(3 * ops.QUIET_MAX):
-        await fail(operations, tree, CorruptShard(f"{number}.tar is cut"))
+        fail(operations, tree, CorruptShard(f"{number}.tar is cut"))
     assert len(operations._said) <= ops.QUIET_MAX
     assert len(caplog.messages) == 3 * ops.QUIET_MAX
 
 
-async def test_what_is_normal_is_not_logged(
+def test_what_is_normal_is_not_logged(
     operations: Operations, tree: FakeTree, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     tree.raises = [NoSuchEntry("no"), NoSuchAttribute("no")]
-    await operations.lookup(1, b"name", CONTEXT)
-    with pytest.raises(FUSEError, check=lambda error: error.errno == errno.ENODATA):
-        await operations.getxattr(1, b"user.y", CONTEXT)
+    assert entry_of(operations, 1, b"name").nodeid == 0
+    assert operations.answer(wire.getxattr(1, b"user.y", 100)) == errno.ENODATA
+    operations.answer(wire.message("SYNCFS", 1))
     assert caplog.messages == []
 
 
 # --- shards that are not indexed ---------------------------------------------------------------------------
 
 
-@every_handler
-async def test_what_is_not_indexed_is_indexed_first(
-    operations: Operations, tree: FakeTree, handler: Callable[[Operations], Any]
-) -> None:
+@every_request
+def test_what_is_not_indexed_is_indexed_first(operations: Operations, tree: FakeTree, request_: bytes) -> None:
     """Again and again, if need be; then the question is asked anew, with an index that was tidied."""
     called: list[bool] = []
     operations._crowded = lambda: called.append(operations.slot.waiting)
     tree.raises = [NotIndexed(3), NotIndexed(5), NotIndexed(3)]
-    await handler(operations)
+    bytes_of(operations, request_)
     assert tree.lower.indexed == [3, 5, 3]
     assert tree.lower.tidied == 4
     assert set(called) == {True}, "others must serve meanwhile"
     assert len(called) >= 3
     assert not operations.slot.waiting
     assert operations.board.failures == 0
+    assert sum(operations.board.counts().values()) == 1
 
 
-async def test_a_shard_that_cannot_be_indexed_is_eio(operations: Operations, tree: FakeTree) -> None:
+def test_a_shard_that_cannot_be_indexed_is_eio(operations: Operations, tree: FakeTree) -> None:
     def index_now(number: int) -> None:
         raise UnreadableShard(f"{number}: Permission denied")
 
     tree.lower.index_now = index_now
     tree.raises = [NotIndexed(3)]
-    with pytest.raises(FUSEError, check=lambda error: error.errno == errno.EIO):
-        await operations.getattr(1, CONTEXT)
+    assert operations.answer(wire.getattr(1)) == errno.EIO
     assert not operations.slot.waiting
 
 
 # --- attributes and names ----------------------------------------------------------------------------------
 
 
-async def test_attributes(operations: Operations, tree: FakeTree) -> None:
-    found = await operations.getattr(9, CONTEXT)
-    assert (found.st_ino, found.st_mode, found.st_nlink, found.st_size, found.st_blocks) == (9, FILE, 1, 1000, 2)
-    assert (found.st_uid, found.st_gid, found.st_blksize) == (12, 34, 128 << 10)
-    assert found.st_mtime_ns == found.st_atime_ns == found.st_ctime_ns == 1_500_000_000_000_000_001
-    assert found.attr_timeout == found.entry_timeout == ops.TIMEOUT_SECONDS
+def test_attributes(operations: Operations) -> None:
+    found = attributes_of(operations, 9)
+    assert (found.ino, found.mode, found.nlink, found.size, found.blocks) == (9, FILE, 1, 1000, 2)
+    assert (found.uid, found.gid, found.blksize, found.rdev, found.flags) == (12, 34, 128 << 10, 0, 0)
+    assert found.mtime == found.atime == found.ctime == 1_500_000_000
+    assert found.mtimensec == found.atimensec == found.ctimensec == 1
+    assert (found.attr_valid, found.attr_valid_nsec) == (ops.TIMEOUT_SECONDS, 0)
     operations.owner = Owner(1, 2, 0o027)
-    assert (await operations.getattr(9, CONTEXT)).st_mode == stat.S_IFREG | 0o440
+    assert attributes_of(operations, 9).mode == stat.S_IFREG | 0o440
 
 
-async def test_the_mount_point_is_asked_for_again(operations: Operations) -> None:
+def test_a_name_that_is_found(operations: Operations, tree: FakeTree) -> None:
+    found = entry_of(operations, 99, b"name")
+    assert tree.asked == [("lookup", 99, b"name")]
+    assert (found.nodeid, found.generation, found.ino, found.mode, found.size) == (7, 0, 7, FILE, 1000)
+    assert (found.entry_valid, found.attr_valid) == (ops.TIMEOUT_SECONDS, ops.TIMEOUT_SECONDS)
+    assert (found.entry_valid_nsec, found.attr_valid_nsec) == (0, 0)
+    assert (found.mtime, found.mtimensec) == (1_500_000_000, 1)
+
+
+@pytest.mark.parametrize(
+    ("mtime_ns", "seconds", "ns"), [(0, 0, 0), (-1, -1, 999_999_999), (-(1 << 31) * 10**9, -(1 << 31), 0)]
+)
+def test_times_before_1970(operations: Operations, tree: FakeTree, mtime_ns: int, seconds: int, ns: int) -> None:
+    tree.node = tree.node._replace(mtime_ns=mtime_ns)
+    found = attributes_of(operations, 9)
+    assert found.mtime == found.ctime == seconds % (1 << 64)  # the kernel takes them for signed
+    assert found.mtimensec == ns
+
+
+@pytest.mark.parametrize("name", [b"\xff\xfe", "Ä".encode(), b"a b\n", b"..."])
+def test_names_are_bytes(operations: Operations, tree: FakeTree, name: bytes) -> None:
+    entry_of(operations, 5, name)
+    assert tree.asked == [("lookup", 5, name)]
+
+
+def test_the_mount_point_is_asked_for_again(operations: Operations) -> None:
     """Else it would be there, to all appearances, when the mount is dead."""
-    assert (await operations.getattr(ROOT, CONTEXT)).attr_timeout <= 1
-    assert (await operations.lookup(ROOT, b".", CONTEXT)).attr_timeout <= 1
+    assert attributes_of(operations, ROOT).attr_valid <= 1
+    assert entry_of(operations, ROOT, b".").attr_valid <= 1
 
 
 @pytest.mark.parametrize("size", [0, 1, 511, 512, 513, (1 << 63) - 1])
-async def test_blocks_are_those_of_the_size(operations: Operations, tree: FakeTree, size: int) -> None:
+def test_blocks_are_those_of_the_size(operations: Operations, tree: FakeTree, size: int) -> None:
     tree.node = tree.node._replace(size=size)
-    found = await operations.getattr(9, CONTEXT)
-    assert (found.st_size, found.st_blocks) == (size, -(-size // 512))
+    found = attributes_of(operations, 9)
+    assert (found.size, found.blocks) == (size, -(-size // 512))
 
 
-async def test_a_missing_name_is_remembered_by_the_kernel(operations: Operations, tree: FakeTree) -> None:
+def test_a_missing_name_is_remembered_by_the_kernel(operations: Operations, tree: FakeTree) -> None:
     tree.raises = [NoSuchEntry("no")]
-    found = await operations.lookup(99, b"name", CONTEXT)
-    assert (found.st_ino, found.entry_timeout) == (0, ops.TIMEOUT_SECONDS)
+    found = entry_of(operations, 99, b"name")
+    assert (found.nodeid, found.entry_valid) == (0, ops.TIMEOUT_SECONDS)
+    assert set(found[:2] + found[3:]) == {0}
+    assert operations.board.failures == 0
 
 
-async def test_what_a_changed_shard_would_alter_is_asked_for_again(operations: Operations, tree: FakeTree) -> None:
-    """The directory of a shard, below which a change alters everything; in a merged tree only absent names."""
-    assert (await operations.lookup(ROOT, b"name", CONTEXT)).entry_timeout == ops.CHANGE_SECONDS
-    assert (await operations.lookup(99, b"name", CONTEXT)).entry_timeout == ops.TIMEOUT_SECONDS
-    tree.merged = True
-    assert (await operations.lookup(ROOT, b"name", CONTEXT)).entry_timeout == ops.TIMEOUT_SECONDS
+@pytest.mark.parametrize("merged", [False, True])
+def test_what_a_changed_shard_would_alter_is_asked_for_again(
+    operations: Operations, tree: FakeTree, merged: bool
+) -> None:
+    """Whatever lies at the top; in one tree over all shards absent names, too, wherever."""
+    tree.merged = merged
+    operations.change_seconds = 2
+    assert entry_of(operations, ROOT, b"name").entry_valid == 2
+    assert entry_of(operations, 99, b"name").entry_valid == ops.TIMEOUT_SECONDS
     tree.raises = [NoSuchEntry("no")]
-    assert (await operations.lookup(99, b"name", CONTEXT)).entry_timeout == ops.CHANGE_SECONDS
+    assert entry_of(operations, ROOT, b"name").entry_valid == 2
+    tree.raises = [NoSuchEntry("no")]
+    assert entry_of(operations, 99, b"name").entry_valid == (2 if merged else ops.TIMEOUT_SECONDS)
 
 
-async def test_something_stale_makes_all_look_again(operations: Operations, tree: FakeTree) -> None:
+def test_a_change_is_looked_for_within_a_second(operations: Operations) -> None:
+    """Where nothing is known of events."""
+    assert operations.change_seconds == ops.CHANGE_SECONDS <= 1
+
+
+def test_something_stale_makes_all_look_again(operations: Operations, tree: FakeTree) -> None:
     tree.raises = [StaleShard("changed")]
-    with pytest.raises(FUSEError, check=lambda error: error.errno == errno.ESTALE):
-        await operations.getattr(99, CONTEXT)
+    assert operations.answer(wire.getattr(99)) == errno.ESTALE
     assert tree.lower.distrusted == 1
 
 
-async def test_names_that_are_too_long(operations: Operations, tree: FakeTree) -> None:
-    await operations.lookup(1, b"x" * 255, CONTEXT)
-    with pytest.raises(FUSEError, check=lambda error: error.errno == errno.ENAMETOOLONG):
-        await operations.lookup(1, b"x" * 256, CONTEXT)
+def test_names_that_are_too_long(operations: Operations, tree: FakeTree) -> None:
+    """The kernel passes on up to 1,024 bytes."""
+    entry_of(operations, 1, b"x" * 255)
+    tree.asked.clear()
+    for length in (256, 1024):
+        assert operations.answer(wire.lookup(1, b"x" * length)) == errno.ENAMETOOLONG
+    assert tree.asked == []
+    assert operations.board.failures == 0
 
 
-async def test_dot_and_dot_dot(operations: Operations, tree: FakeTree) -> None:
-    assert (await operations.lookup(5, b".", CONTEXT)).st_ino == 5
-    assert (await operations.lookup(5, b"..", CONTEXT)).st_ino == 4
+def test_dot_and_dot_dot(operations: Operations) -> None:
+    """Asked by a server of NFS."""
+    assert entry_of(operations, 5, b".").nodeid == 5
+    assert entry_of(operations, 5, b"..").nodeid == 4
 
 
-async def test_statfs(operations: Operations) -> None:
-    found = await operations.statfs(CONTEXT)
-    assert (found.f_blocks * found.f_frsize, found.f_files, found.f_namemax) == (5120, 20, 255)
-    assert found.f_bfree == found.f_bavail == found.f_ffree == found.f_favail == 0
+def test_the_target_of_a_link(operations: Operations, tree: FakeTree) -> None:
+    assert bytes_of(operations, wire.message("READLINK", 5)) == b"target"
+    assert tree.asked == [("readlink", 5)]
+
+
+def test_statfs(operations: Operations) -> None:
+    found = wire.KSTATFS.whole(bytes_of(operations, wire.message("STATFS", 1)))
+    assert (found.blocks * found.frsize, found.files, found.namelen) == (5120, 20, 255)
+    assert (found.bfree, found.bavail, found.ffree, found.padding) == (0, 0, 0, 0)
+    assert found.bsize == 128 << 10
+    assert set(found[-6:]) == {0}
+
+
+# --- extended attributes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ask", "value"),
+    [
+        pytest.param(lambda room: wire.getxattr(2, b"user.x", room), b"value", id="getxattr"),
+        pytest.param(lambda room: wire.listxattr(2, room), b"user.x\0user.yy\0", id="listxattr"),
+    ],
+)
+def test_room_for_an_attribute(operations: Operations, ask: Callable[[int], bytes], value: bytes) -> None:
+    """None is the question how much is needed."""
+    assert wire.GETXATTR_OUT.whole(bytes_of(operations, ask(0))) == (len(value), 0)
+    assert operations.answer(ask(1)) == errno.ERANGE
+    assert operations.answer(ask(len(value) - 1)) == errno.ERANGE
+    assert bytes_of(operations, ask(len(value))) == value
+    assert bytes_of(operations, ask(65536)) == value
+    assert operations.board.failures == 0
+
+
+def test_an_attribute_without_value(operations: Operations, tree: FakeTree) -> None:
+    tree.getxattr = lambda inode, name: b""  # type: ignore[method-assign]
+    assert wire.GETXATTR_OUT.whole(bytes_of(operations, wire.getxattr(2, b"user.x", 0))) == (0, 0)
+    assert bytes_of(operations, wire.getxattr(2, b"user.x", 1)) == b""
+
+
+def test_the_name_of_an_attribute(operations: Operations, tree: FakeTree) -> None:
+    operations.answer(wire.getxattr(2, b"user.\xff", 10))
+    assert tree.asked == [("getxattr", 2, b"user.\xff")]
 
 
 # --- listings ----------------------------------------------------------------------------------------------
 
-
-@pytest.fixture
-def replies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, int, int]]:
-    """What readdir has put into the kernel's buffer; each takes four."""
-    given: list[tuple[bytes, int, int]] = []
-
-    def readdir_reply(token: object, name: bytes, entry: pyfuse3.EntryAttributes, cursor: int) -> bool:
-        assert token is TOKEN
-        if len(given) == 4:
-            return False
-        given.append((name, entry.st_ino, cursor))
-        return True
-
-    monkeypatch.setattr(pyfuse3, "readdir_reply", readdir_reply)
-    return given
+LISTINGS = ["READDIR", "READDIRPLUS"]
+ROOM_MIN = 152 + 256  # for the longest line of all
 
 
 def entries(count: int) -> list[Entry | Exception]:
-    return [Entry(b"%d" % n, Node(100 + n, DIRECTORY, 2, 0, 0), 10 * n + 1) for n in range(count)]
+    """With names of all lengths up to 255 bytes."""
+    return [
+        Entry(
+            b"%d" % n + b"x" * (n * 7 % 250),
+            Node(100 + n, (FILE, DIRECTORY, LINK)[n % 3], 1, n, TIME_NS),
+            10 * n + 1,
+        )
+        for n in range(count)
+    ]
 
 
-async def test_a_listing_goes_on_where_the_buffer_was_full(
-    operations: Operations, tree: FakeTree, replies: list[tuple[bytes, int, int]]
-) -> None:
-    tree.entries = entries(10)
+def pages(operations: Operations, opcode: str, room: int) -> list[list[wire.Line]]:
+    """A directory as the kernel lists it; an answer without a line is the end."""
     found, after = [], 0
     while True:
-        await operations.readdir(1, after, TOKEN)
-        if not replies:
-            break
-        found += replies
-        after = replies[-1][2]
-        replies.clear()
-    assert found == [(b"%d" % n, 100 + n, 10 * n + 1) for n in range(10)]
+        listing = bytes_of(operations, wire.read(2, after, room, opcode))
+        assert len(listing) <= room
+        page = wire.lines(listing, plus=opcode == "READDIRPLUS")
+        if not page:
+            return found
+        found.append(page)
+        after = page[-1].cursor
 
 
-@pytest.mark.parametrize("error", [NotIndexed(3), StaleShard("changed"), RuntimeError("surprise")])
-async def test_an_error_inside_a_listing(
-    operations: Operations, tree: FakeTree, replies: list[tuple[bytes, int, int]], error: Exception
+@pytest.mark.parametrize("opcode", LISTINGS)
+@pytest.mark.parametrize("room", [ROOM_MIN, 1000, 4096, 1 << 20])
+def test_a_listing_goes_on_where_the_room_ended(
+    operations: Operations, tree: FakeTree, opcode: str, room: int
 ) -> None:
-    """What is in the buffer is sent, once; the call behind it meets the error."""
+    tree.entries = entries(100)
+    found = pages(operations, opcode, room)
+    assert [(line.name, line.inode, line.cursor, line.type << 12) for page in found for line in page] == [
+        (entry.name, entry.node.inode, entry.cursor, stat.S_IFMT(entry.node.mode))
+        for entry in tree.entries
+        if isinstance(entry, Entry)
+    ]
+    size = 24 + (128 if opcode == "READDIRPLUS" else 0) + 256
+    assert all(sum(_length(line) for line in page) > room - size for page in found[:-1]), "room was left"
+
+
+def _length(line: wire.Line) -> int:
+    return 24 + (len(line.name) + 7) // 8 * 8 + (128 if line.entry else 0)
+
+
+@pytest.mark.parametrize("opcode", LISTINGS)
+def test_an_empty_directory(operations: Operations, opcode: str) -> None:
+    assert pages(operations, opcode, 4096) == []
+
+
+def test_a_listing_with_attributes_is_a_lookup_of_each(operations: Operations, tree: FakeTree) -> None:
+    tree.entries = entries(6)
+    operations.change_seconds = 2
+    listing = bytes_of(operations, wire.read(2, 0, 4096, "READDIRPLUS"))
+    for line, entry in zip(wire.lines(listing, plus=True), tree.entries, strict=True):
+        assert isinstance(entry, Entry)
+        tree.node = entry.node
+        assert line.entry == entry_of(operations, 99, entry.name)
+    (first, *_) = wire.lines(bytes_of(operations, wire.read(ROOT, 0, 4096, "READDIRPLUS")), plus=True)
+    assert (first.entry.entry_valid, first.entry.attr_valid) == (2, ops.TIMEOUT_SECONDS)
+
+
+def test_dot_and_dot_dot_are_not_counted(operations: Operations, tree: FakeTree) -> None:
+    """The kernel takes a number for them, but not for a lookup that it would have to forget."""
+    node = Node(50, DIRECTORY, 2, 0, TIME_NS)
+    tree.entries = [Entry(b".", node, 1), Entry(b"..", node, 2), Entry(b"...", node, 3)]
+    listing = bytes_of(operations, wire.read(2, 0, 4096, "READDIRPLUS"))
+    found = wire.lines(listing, plus=True)
+    assert [(line.name, line.entry.nodeid, line.inode, line.entry.ino) for line in found] == [
+        (b".", 0, 50, 50),
+        (b"..", 0, 50, 50),
+        (b"...", 50, 50, 50),
+    ]
+
+
+@pytest.mark.parametrize("opcode", LISTINGS)
+@pytest.mark.parametrize("error", [NotIndexed(3), StaleShard("changed"), RuntimeError("surprise")])
+def test_an_error_inside_a_listing(operations: Operations, tree: FakeTree, opcode: str, error: Exception) -> None:
+    """What is listed already is sent, once; the request behind it meets the error."""
+    plus = opcode == "READDIRPLUS"
     tree.entries = [*entries(2), error]
-    await operations.readdir(1, 0, TOKEN)
-    assert [name for name, _, _ in replies] == [b"0", b"1"]
+    found = wire.lines(bytes_of(operations, wire.read(2, 0, 4096, opcode)), plus)
+    assert [(line.name, line.cursor) for line in found] == [(b"0", 1), (b"1" + b"x" * 7, 11)]
     assert operations.board.failures == 0
-    replies.clear()
+    rest = wire.read(2, 11, 4096, opcode)
     if isinstance(error, NotIndexed):
         tree.lower.index_now = lambda number: tree.entries.__setitem__(slice(None), entries(3))
-        await operations.readdir(1, 11, TOKEN)
-        assert [name for name, _, _ in replies] == [b"2"]
+        (line,) = wire.lines(bytes_of(operations, rest), plus)
+        assert line.cursor == 21
     else:
-        with pytest.raises(FUSEError):
-            await operations.readdir(1, 11, TOKEN)
-        assert replies == []
+        assert operations.answer(rest) == (errno.ESTALE if isinstance(error, StaleShard) else errno.EIO)
 
 
 # --- files -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_APPEND, os.O_RDWR | os.O_CREAT])
-async def test_a_file_cannot_be_opened_to_write(operations: Operations, tree: FakeTree, flags: int) -> None:
-    with pytest.raises(FUSEError, check=lambda error: error.errno == errno.EROFS):
-        await operations.open(7, flags, CONTEXT)
-    assert tree.asked == []
-
-
-@pytest.fixture
-def pushed(monkeypatch: pytest.MonkeyPatch, operations: Operations) -> list[tuple[int, bytes]]:
-    stored: list[tuple[int, bytes]] = []
-    monkeypatch.setattr(pyfuse3, "notify_store", lambda inode, offset, data: stored.append((inode, data)))
-    return stored
-
-
-async def test_a_small_file_is_pushed_once(operations: Operations, pushed: list[tuple[int, bytes]]) -> None:
-    """Until the kernel has forgotten it; what it then reads again may have left the page cache."""
-    opened = await operations.open(7, os.O_RDONLY, CONTEXT)
-    assert opened.fh == 7
-    assert opened.keep_cache
-    await operations.open(7, os.O_RDONLY, CONTEXT)
-    assert pushed == [(7, bytes(1000))]
-    await operations.forget([(8, 1), (7, 3)])
-    await operations.open(7, os.O_RDONLY | os.O_NOATIME, CONTEXT)
-    assert len(pushed) == 2
-    assert (operations.board.pushed, operations.board.bytes_pushed) == (2, 2000)
-
-
-@pytest.mark.parametrize("size", [0, ops.PUSH_BYTES + 1])
-async def test_empty_and_large_files_are_not_pushed(
-    operations: Operations, tree: FakeTree, pushed: list[tuple[int, bytes]], size: int
+@pytest.mark.parametrize(("offset", "size", "expected"), [(0, 4096, 1000), (100, 50, 50), (990, 50, 10)])
+def test_a_read_from_the_page_cache(
+    operations: Operations, tree: FakeTree, offset: int, size: int, expected: int
 ) -> None:
-    tree.size = size
-    await operations.open(7, os.O_RDONLY, CONTEXT)
-    assert pushed == []
+    operations._crowded = lambda: pytest.fail("nobody has to wait for this")
+    assert bytes_of(operations, wire.read(7, offset, size)) == bytes(expected)
+    assert tree.asked == [("content", 7)]
+    assert operations.board.bytes_read == expected
+
+
+def test_a_read_from_a_disk_lets_others_serve(operations: Operations, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[tuple[bool, int, int]] = []
+
+    def read(content: Content, offset: int, length: int) -> bytes:
+        waited.append((operations.slot.waiting, offset, length))
+        return b"x" * length
+
+    monkeypatch.setattr(lower, "read_cached", lambda *_: None)
+    monkeypatch.setattr(lower, "read", read)
+    called: list[bool] = []
+    operations._crowded = lambda: called.append(operations.slot.waiting)
+    assert bytes_of(operations, wire.read(7, 20, 10)) == b"x" * 10
+    assert waited == [(True, 20, 10)]
+    assert called == [True]
+    assert not operations.slot.waiting
+    assert operations.board.bytes_read == 10
 
 
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (CorruptShard("cut"), None),
-        (OSError(errno.ENOENT, "the kernel has forgotten it"), None),
         (StaleShard("changed"), errno.ESTALE),
-        (UnreadableShard("gone"), None),
+        (CorruptShard("cut"), errno.EIO),
+        (OSError(errno.EMFILE, "Too many open files"), errno.EMFILE),
     ],
 )
-async def test_a_push_that_fails(
-    operations: Operations, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: int | None
+def test_a_read_that_fails(
+    operations: Operations, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: int
 ) -> None:
-    """What is cut can be opened, and read as far as it goes; what has changed cannot."""
-
-    def read_cached(*_: object) -> bytes:
+    def fails(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(lower, "read_cached", read_cached)
-    if expected is None:
-        assert (await operations.open(7, os.O_RDONLY, CONTEXT)).fh == 7
-    else:
-        with pytest.raises(FUSEError, check=lambda found: found.errno == expected):
-            await operations.open(7, os.O_RDONLY, CONTEXT)
-    assert operations.board.pushed == 0
-
-
-async def test_a_file_that_is_not_pushed_is_checked(
-    operations: Operations, tree: FakeTree, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The kernel may answer all its reads from the page cache: this is the last time to notice a change."""
-
-    def check_unchanged(content: Content) -> None:
-        raise StaleShard("changed")
-
-    monkeypatch.setattr(lower, "check_unchanged", check_unchanged)
-    tree.size = 1 << 30
-    with pytest.raises(FUSEError, check=lambda error: error.errno == errno.ESTALE):
-        await operations.open(7, os.O_RDONLY, CONTEXT)
-
-
-async def test_a_read_from_a_disk_lets_others_serve(
-    operations: Operations, tree: FakeTree, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waited: list[bool] = []
-
-    def read(content: Content, offset: int, length: int) -> bytes:
-        waited.append(operations.slot.waiting)
-        return b"x" * length
-
-    assert await operations.read(7, 100, 50) == bytes(50)
     monkeypatch.setattr(lower, "read_cached", lambda *_: None)
-    monkeypatch.setattr(lower, "read", read)
-    assert await operations.read(7, 0, 10) == b"x" * 10
-    assert waited == [True]
+    monkeypatch.setattr(lower, "read", fails)
+    assert operations.answer(wire.read(7, 0, 10)) == expected
     assert not operations.slot.waiting
-    assert operations.board.bytes_read == 60
+    assert (operations.board.failures, operations.board.bytes_read) == (1, 0)
 
 
-async def test_forget_never_raises(operations: Operations) -> None:
-    await operations.forget([])
-    await operations.forget([(0, 0), (1, 1), ((1 << 64) - 1, (1 << 64) - 1)])
+# --- counters ----------------------------------------------------------------------------------------------
 
 
-async def test_requests_are_counted(operations: Operations) -> None:
+@every_request
+def test_each_kind_of_request_is_counted(operations: Operations, request_: bytes) -> None:
+    (name,) = (name for name, one in REQUESTS.items() if one is request_)
     for _ in range(3):
-        await operations.getattr(1, CONTEXT)
-    await operations.release(7)
-    await operations.releasedir(7)
-    await operations.forget([(7, 1)])
-    assert operations.board.counts() == {"getattr": 3, "release": 1, "releasedir": 1, "forget": 1}
+        operations.answer(request_)
+    assert operations.board.counts() == {name.split()[0].removesuffix("plus"): 3}
+    assert (operations.board.done, operations.board.failures) == (3, 0)
     assert operations.slot.busy_seconds == 0
+    assert operations.board.waiting == 0
+
+
+def test_what_has_no_counter_of_its_own(operations: Operations, tree: FakeTree) -> None:
+    for request in FORGETS.values():
+        operations.answer(request)
+    tree.merged = True
+    operations.answer(wire.message("OPENDIR", 2, bytes(8)))
+    operations.answer(wire.message("RELEASEDIR", 2, bytes(24)))
+    operations.answer(wire.message("SYNCFS", 1))
+    assert operations.board.counts() == {"forget": 3, "other": 4}
+
+
+def test_a_worker_counts_for_itself(operations: Operations, tree: FakeTree) -> None:
+    operations.answer(wire.getattr(2))
+    operations.attach(tree, operations.board.slot(2))  # type: ignore[arg-type]
+    operations.answer(wire.getattr(2))
+    operations.board.slot(1).reset()
+    assert operations.board.counts() == {"getattr": 2}

@@ -139,6 +139,25 @@ def test_an_overlay_is_held_once(tmp_path: Path) -> None:
     os.close(hold(place))
 
 
+@pytest.mark.parametrize(
+    ("holder", "text"),
+    [
+        # A number over the maximum.
+        ("4194305", r"daemon \(process 4194305\) has died.*`wdsfs umount MOUNTPOINT` ends them"),
+        ("1", "by process 1; only one mount"),
+        ("9" * 20, "in use by process 9+; only"),
+        ("", "in use; only one mount"),
+    ],
+)
+def test_who_holds_an_overlay(holder: str, text: str, tmp_path: Path) -> None:
+    """The daemon may be gone, and a worker that it has left behind holds it still."""
+    fd = hold(Place(tmp_path))
+    (tmp_path / "lock").write_text(holder)
+    with pytest.raises(OverlayBusy, match=text):
+        hold(Place(tmp_path))
+    os.close(fd)
+
+
 def test_what_others_wrote_is_told_from_our_own(tmp_path: Path) -> None:
     assert not Place(tmp_path).is_bare
     Upper(Place(tmp_path)).close()

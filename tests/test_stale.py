@@ -9,7 +9,6 @@ import mmap
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -197,6 +196,62 @@ def test_a_shard_that_becomes_unreadable(user_program: Program) -> None:
         )
 
 
+# --- what the kernel has kept ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("merge", [False, True], ids=["shards", "merge"])
+@with_new_content
+def test_what_is_wholly_in_the_page_cache_is_not_served_for_ever(
+    program: Program, change: Callable[[Path, bytes], None], merge: bool
+) -> None:
+    """Nobody asks the mount for the path, the listing or the content any more, and yet the next open is of the new
+    content: the kernel is told of the change.
+    """
+    path = program.write("a.tar", shard(1))
+    with program.mounted(*["--merge"] * merge, "a.tar") as mounted:
+        top = mounted.path if merge else mounted.path / "a"
+        small = top / "small/txt"
+        for _ in range(2):
+            os.listdir(top)
+            assert small.read_bytes() == b"\1" * 100
+        before = asked(mounted)
+        assert small.read_bytes() == b"\1" * 100
+        assert asked(mounted) == before or not merge, "it is not kept: this test would show nothing"
+        change(path, shard(2))
+        mounted.expect_log(CHANGED)
+        mounted.allow_log(r"a\.tar", "has changed while")
+        wait_until(lambda: read_all(small) == b"\2" * 100, "the new content")
+        # A listing of one tree may meet the change in the middle, and says so.
+        wait_until(lambda: sorted(names(top) or []) == ["2", "big", "small"], "the new listing")
+        assert (top / "2/txt").read_bytes() == b"only here"
+        with fails(errno.ENOENT):
+            (top / "1/txt").stat()
+
+
+def asked(mounted: Mounted) -> dict[str, int]:
+    """What the kernel has asked for, but for what has nothing to do with names and contents."""
+    requests = mounted.status()["requests"]
+    return {kind: requests.get(kind, 0) for kind in ("lookup", "read", "readdir")}
+
+
+@pytest.mark.parametrize("merge", [False, True], ids=["shards", "merge"])
+def test_a_name_that_was_missing_turns_up(program: Program, merge: bool) -> None:
+    """The kernel remembers that it is not there; also where whole samples come with the change."""
+    path = program.write("a.tar", shard(1))
+    with program.mounted("--workers", "1", *["--merge"] * merge, "a.tar") as mounted:
+        top = mounted.path if merge else mounted.path / "a"
+        for _ in range(2):
+            assert not (top / "2").exists()
+            assert not (top / "small/jpg").exists()
+        new = tars.tar(tars.member(b"2.txt", b"new"), tars.member(b"small.jpg", b"new"))
+        replace(path, new)
+        mounted.expect_log(CHANGED)
+        mounted.allow_log(r"a\.tar")
+        wait_until(lambda: read_all(top / "2/txt") == b"new", "the new sample")
+        wait_until(lambda: read_all(top / "small/jpg") == b"new", "the new file")
+        assert read_all(top / "small/txt") is None
+
+
 def test_a_new_time_alone_is_a_change(program: Program, mounted: Mounted) -> None:
     """As `touch` does: who has it open gets ESTALE, who opens it again the same bytes."""
     path = mounted.path / "a/big/bin"
@@ -285,8 +340,7 @@ def test_a_listing_that_is_under_way(program: Program) -> None:
     with program.mounted("a.tar") as mounted, os.scandir(mounted.path / "a") as entries:
         first = next(entries).name
         replace(path, many(2))
-        os.stat(mounted.path / "a" / "1-00000")
-        time.sleep(1.1)  # until the mount looks again: what it knows is believed for a second
+        wait_until(lambda: not (mounted.path / "a" / "1-00000").exists(), "the end of the old content")
         found = [first]
         unless_gone(lambda: found.extend(entry.name for entry in entries))
         assert found == [f"1-{number:05d}" for number in range(len(found))]

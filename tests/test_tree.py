@@ -23,7 +23,7 @@ from wdsfs.lower import Lower, NotIndexed
 from wdsfs.merged import make_tree
 from wdsfs.names import NAME_MAX
 from wdsfs.spec import expand
-from wdsfs.tree import Entry, Tree, View
+from wdsfs.tree import Entry, Node, Tree, View
 
 VIEWS = [View(), View(names="full"), View("files")]
 
@@ -358,3 +358,30 @@ def test_odd_bytes_in_the_path_of_a_shard(tmp_path: Path) -> None:
     tree = make_tree(Lower(shards, index), View(), merge=False)
     assert names_in(tree) == [b"\xffx"]
     tree.lower.close()
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=str)
+def test_a_run_is_the_rest_of_a_listing(view: View) -> None:
+    """From every place in a directory: the same names, numbers, sizes and times; none where something is odd."""
+    plain = tar([(f"d/{n:03d}.{e}", b"x" * n) for n in range(30) for e in ("jpg", "json")] + [("d/README", b"r")])
+    odd = tar([("d/a.jpg", b""), ("d/a.jpg", b"")])
+    with a_tree([plain, odd], view) as tree:
+        folder = tree.resolve(b"s0/d").inode
+        listed = list(tree.listing(folder))
+        runs = 0
+        for at, entry in enumerate(listed):
+            run = tree.run(folder, entry.cursor, 1000)
+            if run is None:
+                continue
+            runs += 1
+            told = [
+                Entry(name, Node(run.inode + n, run.mode, run.links, size, mtime_ns), run.cursor + n)
+                for n, (name, size, mtime_ns) in enumerate(
+                    zip(run.names, run.sizes.tolist(), run.mtimes_ns.tolist(), strict=True)
+                )
+            ]
+            assert told == listed[at + 1 :]
+            assert len(tree.run(folder, entry.cursor, 7).names) == min(7, len(told))  # type: ignore[union-attr]
+        assert runs == (0 if view.layout == "samples" else 61)
+        odd_folder = tree.resolve(b"s1/d").inode
+        assert all(tree.run(odd_folder, entry.cursor, 9) is None for entry in tree.listing(odd_folder))

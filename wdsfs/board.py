@@ -1,8 +1,9 @@
-"""What the processes of a mount tell each other: counters of each worker, and which files have been pushed.
+"""What the processes of a mount tell each other: counters of each worker, which requests workers have died of, and
+which generation each shard is in.
 
 Plain shared memory, made before the workers are forked, so that nothing is lost with a worker and nobody waits
-for anybody. Words are written whole; one that another process sees late costs a wrong digit in `wdsfs status`, a
-push less, or a look at a file more.
+for anybody. Words are written whole; one that another process sees late costs a wrong digit in `wdsfs status` or a
+look at a file more.
 """
 
 from __future__ import annotations
@@ -16,24 +17,40 @@ from wdsfs.inodes import TAG_MAX
 
 SLOTS = 64  # workers at a time
 KINDS = (
-    *("lookup", "getattr", "readlink", "open", "read", "release", "opendir", "readdir", "releasedir"),
-    *("getxattr", "listxattr", "statfs", "forget", "other"),
+    "lookup",
+    "getattr",
+    "readlink",
+    "read",
+    "readdir",
+    "getxattr",
+    "listxattr",
+    "statfs",
+    "forget",
+    "write",
+    "change",
+    "other",
 )
-_CELL_BITS = 20  # a million files that may count as pushed at a time, in 8 MiB
 
 # Words of a slot behind the counters of the kinds: totals, then what the worker is doing now.
-_BYTES_READ, _BYTES_PUSHED, _FAILED, _PUSHED, _DONE, _SINCE, _WAITING, _FILES = range(len(KINDS), len(KINDS) + 8)
+_BYTES_READ, _FAILED, _DONE, _SINCE, _REQUEST, _WAITING, _FILES = range(len(KINDS), len(KINDS) + 7)
 _WORDS = _FILES + 1
-_MIX = 0x9E3779B97F4A7C15  # spreads neighbouring inode numbers (the golden ratio in 64 bits)
+
+# Requests that are watched because a worker has died at them: for each the request, the deaths in a row and the
+# time (ns) until which it counts. The first word says how many there are.
+_SUSPECTS = 16
+_SUSPECT_WORDS = 3
+DEADLY = 3  # deaths in a row after which a request gets EIO
+DEADLY_NS = 60 * 10**9  # for how long; then it is tried again
 
 
 class Board:
     """The shared memory of a mount."""
 
     def __init__(self) -> None:
-        self._memory = memoryview(mmap.mmap(-1, SLOTS * _WORDS * 8 + (8 << _CELL_BITS)))
-        self._words = self._memory[: SLOTS * _WORDS * 8].cast("q")
-        self._pushed_files = self._memory[SLOTS * _WORDS * 8 :].cast("Q")
+        slots, suspects = SLOTS * _WORDS * 8, (1 + _SUSPECTS * _SUSPECT_WORDS) * 8
+        self._memory = memoryview(mmap.mmap(-1, slots + suspects))
+        self._words = self._memory[:slots].cast("q")
+        self._suspects = self._memory[slots:].cast("q")
 
     def slot(self, number: int) -> Slot:
         return Slot(self._words[number * _WORDS : (number + 1) * _WORDS])
@@ -51,22 +68,18 @@ class Board:
         return self._total(_BYTES_READ)
 
     @property
-    def bytes_pushed(self) -> int:
-        return self._total(_BYTES_PUSHED)
-
-    @property
     def failures(self) -> int:
         return self._total(_FAILED)
-
-    @property
-    def pushed(self) -> int:
-        """Files whose content was pushed at their first open."""
-        return self._total(_PUSHED)
 
     @property
     def done(self) -> int:
         """Requests that were answered: what shows that the mount gets on."""
         return self._total(_DONE)
+
+    @property
+    def busy(self) -> bool:
+        """Whether any worker is at a request."""
+        return any(self._words[_SINCE::_WORDS])
 
     @property
     def waiting(self) -> int:
@@ -77,27 +90,53 @@ class Board:
     def open_files(self) -> int:
         return self._total(_FILES)
 
-    # --- which files were pushed into the page cache
+    # --- requests that workers have died of
 
-    def claim_push(self, inode: int) -> bool:
-        """Whether nobody has pushed this file since the kernel forgot it; from now on somebody has.
+    @property
+    def watching(self) -> bool:
+        """Whether any request is watched: what a worker asks before it asks about its own."""
+        return self._suspects[0] != 0
 
-        Each file has one cell, which several may share. Where another file is in it, the file is read instead,
-        which is only slower; a push too many could wait for a read that waits for the pusher.
-        """
-        cell = self._cell(inode)
-        if self._pushed_files[cell]:
+    def blame(self, request: int) -> int:
+        """A worker has died at this request; returns how many have done so without an answer in between."""
+        now = time.monotonic_ns()
+        at = self._suspect(request)
+        if at is None:  # the one that is forgotten first makes room
+            at = min(range(1, len(self._suspects), _SUSPECT_WORDS), key=lambda at: self._suspects[at + 2])
+            self._suspects[at], self._suspects[at + 1] = request, 0
+        self._suspects[at + 1] += 1
+        self._suspects[at + 2] = now + DEADLY_NS
+        self._count_suspects()
+        return self._suspects[at + 1]
+
+    def is_deadly(self, request: int) -> bool:
+        """Whether this request must not be tried for now."""
+        at = self._suspect(request)
+        if at is None or self._suspects[at + 1] < DEADLY:
             return False
-        self._pushed_files[cell] = inode
-        return True
+        if time.monotonic_ns() < self._suspects[at + 2]:
+            return True
+        self._acquit(at)
+        return False
 
-    def forget(self, inode: int) -> None:
-        cell = self._cell(inode)
-        if self._pushed_files[cell] == inode:
-            self._pushed_files[cell] = 0
+    def absolve(self, request: int) -> None:
+        """This request was answered. One that is deadly stays so for its time: the answer was a refusal."""
+        at = self._suspect(request)
+        if at is not None and self._suspects[at + 1] < DEADLY:
+            self._acquit(at)
 
-    def _cell(self, inode: int) -> int:
-        return (inode * _MIX & 0xFFFFFFFFFFFFFFFF) >> (64 - _CELL_BITS)
+    def _acquit(self, at: int) -> None:
+        self._suspects[at + 1] = self._suspects[at + 2] = 0
+        self._count_suspects()
+
+    def _suspect(self, request: int) -> int | None:
+        for at in range(1, len(self._suspects), _SUSPECT_WORDS):
+            if self._suspects[at] == request and self._suspects[at + 1]:
+                return at
+        return None
+
+    def _count_suspects(self) -> None:
+        self._suspects[0] = sum(deaths > 0 for deaths in self._suspects[2::_SUSPECT_WORDS])
 
 
 def sum_of(fingerprint: tuple[int, int, int]) -> int:
@@ -115,16 +154,23 @@ class Tags:
     """
 
     def __init__(self, shards: int) -> None:
-        self._words = memoryview(mmap.mmap(-1, 8 * shards + 8)).cast("Q")
+        self._words = memoryview(mmap.mmap(-1, 8 * (shards + 2))).cast("Q")
         self._shards = shards
 
     @property
     def alarms(self) -> int:
-        """Goes up whenever a process has met a shard that is not what it was."""
-        return self._words[self._shards]
+        """Goes up whenever a process has met a shard that is not what it was, or heard of one."""
+        return self._words[self._shards] + self._words[self._shards + 1]
 
-    def alarm(self) -> None:
-        self._words[self._shards] += 1
+    def alarm(self, heard: bool = False) -> None:
+        """A worker has met a changed shard; or the one process that hears of changes has `heard` of one."""
+        self._words[self._shards + heard] += 1  # two words, so that a worker cannot undo what was heard
+
+    def extended(self, shards: int) -> Tags:
+        """The tags of a set to which shards were added behind these."""
+        longer = Tags(shards)
+        longer._words[: self._shards] = self._words[: self._shards]
+        return longer
 
     def of(self, number: int, fingerprint: tuple[int, int, int]) -> int:
         """The tag of a shard that has this fingerprint (size in bytes, mtime in ns, inode) now."""
@@ -150,10 +196,11 @@ class Slot:
     def __init__(self, words: memoryview) -> None:
         self._words = words
 
-    def begin(self, kind: int) -> None:
-        """A request of this kind has come in."""
+    def begin(self, kind: int, request: int = 0) -> None:
+        """A request of this kind has come in. `request` is a number that an equal one would have, too."""
         words = self._words
         words[kind] += 1
+        words[_REQUEST] = request
         words[_SINCE] = time.monotonic_ns()
 
     def end(self) -> None:
@@ -166,11 +213,6 @@ class Slot:
 
     def read(self, count: int) -> None:
         self._words[_BYTES_READ] += count
-
-    def pushed(self, count: int) -> None:
-        """A file of `count` bytes was pushed."""
-        self._words[_PUSHED] += 1
-        self._words[_BYTES_PUSHED] += count
 
     def files(self, count: int) -> None:
         """How many shards the worker has open."""
@@ -190,6 +232,11 @@ class Slot:
         """How long the worker has been at one request without a reason to wait."""
         since = self._words[_SINCE]
         return 0.0 if not since or self.waiting else (time.monotonic_ns() - since) / 1e9
+
+    @property
+    def request(self) -> int | None:
+        """The request that the worker is at."""
+        return self._words[_REQUEST] if self._words[_SINCE] else None
 
     def reset(self) -> None:
         """The worker is gone; its totals stay."""

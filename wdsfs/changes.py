@@ -35,21 +35,28 @@ ADDED, CHANGED, REMOVED, RENAMED = "added", "changed", "removed", "renamed"
 
 # Why something cannot be packed.
 OUTSIDE = "is outside of a sample: a sample's files are in a directory of its own, below that of a shard"
+OUTSIDE_MERGED = "is outside of a sample: a sample's files are in a directory of its own"
+OUTSIDE_FILES = "is outside of the shards: files of samples are below the directory of a shard, or below a new one"
 NO_EXTENSION = "has no extension, so it would be in no sample"
 HIDDEN = "its name would start with a dot, which readers skip"
 META = "a name like __this__ at the top belongs to the set, not to a sample"
 DOTTED_KEY = "the name of the sample has a dot: readers would end the key there"
 ODD_FOLDER = "the name of its folder would be read as another one"
 OTHER_STEM = "does not start with the name of its sample and a dot"
+ONLY_CASE = "differs from another file of its sample only in letter case: readers take the two for one"
 SYMBOLIC = "is a symbolic link"
 SPECIAL = "is no regular file, but a fifo, a socket or a device"
 # What would mix up or lose something else, too.
 TWICE = "would have the same name in the tar as another file"
+OLD_STEM = (
+    "does not start with the name of its directory and a dot: whoever renames a sample renames its files, too"
+)
 MEETING = "would make one sample of two with the same key: rename one of them"
 LINKED = "has hard links in the shard, which cannot be changed"
 # Notes: nothing is left out.
 EMPTY_DIRECTORY = "is an empty directory, and a tar of samples has none"
 DANGLING = "hides nothing: there is nothing of this name below"
+SAME = "has what the shard has; another mode, owner or attribute has no place in a tar of samples"
 
 
 class Sample(NamedTuple):
@@ -234,7 +241,8 @@ class _Walk:
         elif found is not None:
             self._replace(spot, name, found, child, path)
         else:
-            self._add(spot, name, child, path)
+            # What does not show the lower is all that is left of a sample that was renamed to it.
+            self._add(spot, name, child, path, parent.opaque or not spot.lower)
         return None
 
     def _lookup(self, spot: _Spot, name: bytes) -> int | None:
@@ -338,9 +346,10 @@ class _Walk:
         member, file = index_of(where), self._file(child, path)
         if self.record(number).symlink(member) is not None:
             self._hide_child(spot, name, inode, path)
-            self._add(spot, name, child, path)
+            self._add(spot, name, child, path, False)
         elif self.is_same(number, member, file):
             self.kept.setdefault(number, set()).add(member)
+            self.notes.append(Remark(path, SAME))
         elif self._is_linked(inode) and not self._has_all_names(number, member, child):
             self.conflicts.append(Remark(path, LINKED))
         else:
@@ -387,8 +396,11 @@ class _Walk:
         finally:
             os.close(directory)
 
-    def _add(self, spot: _Spot, name: bytes, child: UpperNode, path: bytes) -> None:
-        """A file where the lower has none: of a sample that is there, of a new one, or of none at all."""
+    def _add(self, spot: _Spot, name: bytes, child: UpperNode, path: bytes, alone: bool) -> None:
+        """A file where the lower has none: of a sample that is there, of a new one, or of none at all.
+
+        `alone`: the lower has nothing to do with its directory.
+        """
         at_top = spot.shard is None and not spot.top and not self.tree.merged
         found = (
             None
@@ -398,7 +410,9 @@ class _Walk:
             else self._in_sample(spot, name)
         )
         if at_top or found is None:
-            self.unpackable.append(Remark(path, OUTSIDE))
+            self.unpackable.append(Remark(path, self._outside()))
+        elif found == OTHER_STEM and alone and not name.startswith(b"."):
+            self.conflicts.append(Remark(path, OLD_STEM))  # to leave it out would be to lose the sample
         elif isinstance(found, str):
             self.unpackable.append(Remark(path, found))
         else:
@@ -407,6 +421,11 @@ class _Walk:
             if extension in files:
                 self.conflicts.append(Remark(path, TWICE))
             files[extension] = self._file(child, path)
+
+    def _outside(self) -> str:
+        if self.tree.files_layout:
+            return OUTSIDE_FILES
+        return OUTSIDE_MERGED if self.tree.merged else OUTSIDE
 
     def _in_sample(self, spot: _Spot, name: bytes) -> tuple[_Home, bytes] | str | None:
         """The sample and the extension of a new file in a sample's directory, or why it has none."""
@@ -451,7 +470,7 @@ class _Walk:
     def member_name(self, number: int, member: int) -> bytes:
         """The name of a member as it stands in the tar."""
         content = self.lower.content(number, self.lower.tag(number), member)
-        return read_name(content.fd, self.record(number).member(member).head)
+        return read_name(content.file.fd, self.record(number).member(member).head)
 
     def _in_files(self, spot: _Spot, name: bytes) -> tuple[_Home, bytes] | str | None:
         """The sample and the extension of a new file in the files layout, or why it has none."""
@@ -527,6 +546,7 @@ class _Summary:
         for number, members in walk.gone.items():
             members.difference_update(walk.files.get(number, ()), walk.kept.get(number, ()))
         self._find_renamed()
+        self._drop_twins()
         numbers = {*walk.gone, *walk.files, *(number for number, _ in self.added)}
         numbers |= {home.shard for home in self.new if home.shard is not None}
         for number in sorted(numbers):
@@ -570,6 +590,35 @@ class _Summary:
         gone = self.walk.gone.get(number, set())
         members = self.walk.record(number).entry_members(entry)
         return (number, entry) not in self.added and all(member in gone for member in members)
+
+    # --- extensions that readers take for one
+
+    def _drop_twins(self) -> None:
+        """Leave out new files whose extensions differ only in letter case from others of the sample.
+
+        What the lower has already stays as it is, also under another key.
+        """
+        for place, files in list(self.added.items()):
+            gone = self.walk.gone.get(place[0], set())
+            self._drop_twins_of(files, [m for m in self._extensions(*place) if m[0] not in gone])
+            if not files:
+                del self.added[place]
+        were = {home: was for was, home in self.renamed.items()}
+        for home, files in self.new.items():
+            was = were.get(home)
+            before = [] if was is None else [one for one in self._extensions(*was) if one[1] in files]
+            self._drop_twins_of(files, before)
+
+    def _extensions(self, number: int, entry: int) -> list[tuple[int, bytes]]:
+        record = self.walk.record(number)
+        return [(member, record.extension(member)) for member in record.entry_members(entry)]
+
+    def _drop_twins_of(self, files: dict[bytes, _File], there: list[tuple[int, bytes]]) -> None:
+        first = {_lower_case(extension): extension for _, extension in there}
+        old = {extension for _, extension in there}
+        for extension in sorted(files.keys() - old):
+            if first.setdefault(_lower_case(extension), extension) != extension:
+                self.found.unpackable.append(Remark(files.pop(extension).path, ONLY_CASE))
 
     # --- one shard
 
@@ -676,6 +725,11 @@ class _Summary:
                 self.found.further.setdefault(home.top, []).append(sample)
             if home not in renamed:
                 self.found.samples.append(Sample(ADDED, self._path(home), tuple(sorted(self.new[home]))))
+
+
+def _lower_case(extension: bytes) -> str:
+    """An extension as the webdataset library has it in a sample."""
+    return extension.decode("utf-8", "surrogateescape").lower()
 
 
 def _order(home: _Home) -> tuple[bool, int, bytes, bytes]:

@@ -23,6 +23,7 @@ from wdsfs import __version__, cli_overlay
 from wdsfs.console import (
     build_index,
     bytes_text,
+    counted,
     index_options,
     jobs_of,
     json_option,
@@ -138,7 +139,9 @@ def _prepare_streams() -> None:
     help="Mount options: ro, allow_other, uid=, gid=, umask=, fsname=, auto_unmount, nonempty, ...",
 )
 @click.option(
-    "--workers", type=click.IntRange(1, 16), help="Processes that serve.  [default: one per core, 2 to 8]"
+    "--workers",
+    type=click.IntRange(1, 16),
+    help="Processes that serve; no effect with --overlay, where it is one.  [default: one per core, 2 to 8]",
 )
 @click.option(
     "--spin",
@@ -147,6 +150,20 @@ def _prepare_streams() -> None:
     show_default=True,
     metavar="MICROSECONDS",
     help="How long a worker looks for the next request before it sleeps: speed for processor time.",
+)
+@click.option(
+    "--readahead",
+    type=click.IntRange(4, 16384),
+    default=256,
+    show_default=True,
+    metavar="KIB",
+    help="How much of a large file the kernel asks for at a time; only root can change its 128 KiB.",
+)
+@click.option(
+    "--overlay",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="Make the tree writable; all changes go to DIR. See also `wdsfs diff` and `wdsfs commit`.",
 )
 @click.option("--lazy", is_flag=True, help="Mount at once; index each shard when it is first used.")
 @index_options
@@ -160,12 +177,14 @@ def mount(
     options: tuple[str, ...],
     workers: int | None,
     spin: int,
+    readahead: int,
+    overlay: str | None,
     lazy: bool,
     index_dir: str | None,
     jobs: int | None,
     quiet: bool,
 ) -> None:
-    """Mount SHARDS at MOUNTPOINT, read-only. Returns when the tree is usable.
+    """Mount SHARDS at MOUNTPOINT, read-only unless with --overlay. Returns when the tree is usable.
 
     \b
     Examples:
@@ -186,8 +205,10 @@ def mount(
         index_dir=path_of(index_dir),
         jobs=jobs_of(jobs),
         lazy=lazy,
+        overlay=path_of(overlay),
         workers=workers or max(2, min(default_jobs(), 8)),
         spin=spin / 1e6,
+        readahead=readahead << 10,
         options=list(options),
         foreground=foreground,
     )
@@ -465,7 +486,8 @@ def info(shards: tuple[str, ...], as_json: bool, index_dir: str | None, jobs: in
         f"{bytes_text(report['bytes'])} of content in {bytes_text(report['shard_bytes'])} of shards"
     )
     if report["damaged"]:
-        click.echo(f"{report['damaged']} shards are damaged; see: wdsfs check")
+        verb = "is" if report["damaged"] == 1 else "are"
+        click.echo(f"{counted(report['damaged'], 'shard')} {verb} damaged; see: wdsfs check")
     table = table_of("extension", "files", "bytes", "smallest", "median", "90 %", "largest")
     for row in report["extensions"]:
         sizes = [row[key] for key in ("bytes", "min", "median", "p90", "max")]
@@ -576,8 +598,8 @@ def status(mountpoint: str | None, as_json: bool) -> None:
 
 # For what the daemon of another version does not tell: it may have been started before an upgrade.
 _UNTOLD: dict[str, Any] = {
-    **dict.fromkeys(("shards", "indexed", "samples", "members", "bytes", "bytes_read", "bytes_pushed"), 0),
-    **dict.fromkeys(("uptime_seconds", "memory_bytes", "restarts", "open_files", "pushed", "failures"), 0),
+    **dict.fromkeys(("shards", "indexed", "samples", "members", "bytes", "bytes_read"), 0),
+    **dict.fromkeys(("uptime_seconds", "memory_bytes", "restarts", "open_files", "failures"), 0),
     "index": "",
     "processes": [],
     "damaged": [],
@@ -593,11 +615,13 @@ def _status_table(reports: list[dict[str, Any]]) -> Table:
         "shards",
         "samples",
         "layout",
+        "mode",
         "uptime",
         "memory",
         "requests",
         "read",
         "damaged",
+        "overlay",
     )
     for report in reports:
         table.add_row(
@@ -608,15 +632,17 @@ def _status_table(reports: list[dict[str, Any]]) -> Table:
                     f"{report['shards']:,}",
                     f"{report['samples']:,}",
                     _layout(report),
+                    _mode(report),
                     _duration(report["uptime_seconds"]),
                     bytes_text(report["memory_bytes"]),
                     f"{sum(report['requests'].values()):,}",
-                    bytes_text(report["bytes_read"] + report["bytes_pushed"]),
+                    bytes_text(report["bytes_read"]),
                     str(len(report["damaged"])),
                 ]
                 if report["state"] == "running"
-                else ["-", "-", _layout(report), "-", "-", "-", "-", "-"]
+                else ["-", "-", _layout(report), _mode(report), "-", "-", "-", "-", "-"]
             ),
+            report["overlay"] or "-",
         )
     return table
 
@@ -629,11 +655,14 @@ def _status_detail(report: dict[str, Any]) -> Table:
     table.add_row("state", f"{report['state']}, process {report['pid']}")
     table.add_row("shards", " ".join(report["specs"]))
     table.add_row("layout", _layout(report))
+    table.add_row("mode", _mode(report))
+    if report["overlay"]:
+        table.add_row("overlay", report["overlay"])
     table.add_row("log", report["log"] or "the terminal")
     if report["state"] != "running":
         return table
-    counted = f"{report['samples']:,} samples, {report['members']:,} members, {bytes_text(report['bytes'])}"
-    table.add_row("content", f"{report['shards']:,} shards ({report['indexed']:,} indexed), {counted}")
+    content = f"{report['samples']:,} samples, {report['members']:,} members, {bytes_text(report['bytes'])}"
+    table.add_row("content", f"{report['shards']:,} shards ({report['indexed']:,} indexed), {content}")
     table.add_row("index", report["index"])
     table.add_row("uptime", _duration(report["uptime_seconds"]))
     processes = f"{len(report['processes'])} processes, {report['restarts']} workers replaced"
@@ -641,8 +670,7 @@ def _status_detail(report: dict[str, Any]) -> Table:
     table.add_row("shards open", f"{report['open_files']}, counted in each worker")
     requests = sorted(report["requests"].items(), key=lambda item: -item[1])
     table.add_row("requests", ", ".join(f"{count:,} {name}" for name, count in requests) or "none")
-    pushed = f"{bytes_text(report['bytes_pushed'])} of {report['pushed']:,} small files pushed at their first open"
-    table.add_row("bytes", f"{bytes_text(report['bytes_read'])} read, {pushed}")
+    table.add_row("bytes", f"{bytes_text(report['bytes_read'])} read")
     table.add_row("failures", f"{report['failures']:,} requests")
     for damaged in report["damaged"]:
         table.add_row("damaged", f"{damaged['shard']}: {damaged['problem']}")
@@ -654,6 +682,14 @@ def _status_detail(report: dict[str, Any]) -> Table:
 def _layout(report: dict[str, Any]) -> str:
     names = ", full names" if report["names"] == "full" else ""
     return f"{report['layout']}{names}{', merged' if report['merge'] else ''}"
+
+
+def _mode(report: dict[str, Any]) -> str:
+    """Whether it can be written: with an overlay, if the kernel was not told otherwise (`-o ro`)."""
+    from wdsfs import system
+
+    mounted = system.mounted_at(report["mountpoint"])
+    return "ro" if not report["overlay"] or (mounted is not None and "ro" in mounted.options) else "rw"
 
 
 @main.command()

@@ -1,7 +1,8 @@
 """The commands that turn an overlay into shards: `diff` and `commit`.
 
-As in `cli.py`, each imports what it works with when it is called. What an overlay changes is `changes.py`, what is
-written `commit.py` and `inplace.py`.
+Both take a mount point, or a directory with an overlay and the shards that it is over. As in `cli.py`, each
+imports what it works with when it is called. What an overlay changes is `changes.py`, what is written
+`commit.py` and `inplace.py`.
 """
 
 from __future__ import annotations
@@ -23,29 +24,34 @@ from click.core import ParameterSource
 
 from wdsfs.console import (
     bytes_text,
+    counted,
     index_options,
+    index_options_with,
     jobs_of,
     json_option,
     opened,
+    opened_set,
     print_table,
-    shards_argument,
     table_of,
     view_of,
     view_options,
 )
-from wdsfs.errors import CommitError, OverlayUnusable, UsageError
+from wdsfs.errors import CommitError, MountError, OverlayBusy, OverlayUnusable, UsageError
 
 if TYPE_CHECKING:
     from wdsfs.changes import Changes, Sample
     from wdsfs.commit import Files, Plan, Runner, Step
+    from wdsfs.control import Talk
     from wdsfs.overlay import Place, Settings, UpperNode
     from wdsfs.tree import Tree
 
 log = logging.getLogger("wdsfs")
 
+FREEZE_SECONDS, RENEW_SECONDS = 60.0, 60.0  # how long a daemon may take to do what it is asked for
+
+sources_argument = click.argument("sources", metavar="MOUNTPOINT|SHARDS...", nargs=-1, required=True)
 overlay_option = click.option(
     "--overlay",
-    required=True,
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False),
     help="The directory with the changes: of a writable mount, or the upperdir of the kernel's overlayfs.",
@@ -54,11 +60,13 @@ overlay_option = click.option(
 
 @dataclass(slots=True)
 class Session:
-    """An overlay, held, over its set. `directory` is a descriptor of its upper, None if it has none."""
+    """An overlay over its set, which nobody else changes. `directory` is a descriptor of its upper, None if it has
+    none; `talk` is with the daemon of the mount, if it is mounted."""
 
     place: Place
     tree: Tree
     directory: int | None
+    talk: Talk | None = None
 
     def changes(self) -> Changes:
         from wdsfs import changes, overlay
@@ -77,17 +85,38 @@ class Session:
 
         return Files(-1 if self.directory is None else self.directory)
 
+    def tell(self, new: Sequence[bytes]) -> None:
+        """Have the mount, if it is one, show what is there now, with these further shards."""
+        if self.talk is not None:
+            try:
+                self.talk.ask({"new": [os.fsdecode(path) for path in new]}, RENEW_SECONDS)
+            except (OSError, ValueError) as error:  # nobody is there to be told; the shards are as they are
+                log.warning("the daemon of the mount has not answered (%s); mount it again", error)
+
 
 @contextlib.contextmanager
 def _session(
-    overlay: str, shards: Sequence[str], view: dict[str, Any], index: dict[str, Any]
+    overlay: str | None, sources: Sequence[str], view: dict[str, Any], index: dict[str, Any], freeze: bool
 ) -> Iterator[Session]:
+    """The overlay of a mount, or one that is not mounted."""
+    if overlay is None and len(sources) != 1:
+        raise UsageError("name one MOUNTPOINT, or --overlay DIR and the SHARDS below it")
+    with (
+        _mounted(sources[0], view, index, freeze)
+        if overlay is None
+        else _held(overlay, sources, view, index) as one
+    ):
+        yield one
+
+
+@contextlib.contextmanager
+def _held(overlay: str, shards: Sequence[str], view: dict[str, Any], index: dict[str, Any]) -> Iterator[Session]:
     """Hold the overlay and open the set below it, shown as it was when the overlay was made."""
     from pathlib import Path
 
     from wdsfs.inplace import unfinished
     from wdsfs.merged import make_tree
-    from wdsfs.overlay import OPEN_DIRECTORY, Place, held, read_settings
+    from wdsfs.overlay import Place, held, read_settings
 
     place = Place(Path(os.path.abspath(overlay)))
     settings = read_settings(place)
@@ -104,11 +133,63 @@ def _session(
                     "%s: changed since the overlay was made; what is told is told of them as they are", names
                 )
         tree = make_tree(below, view_of(view["layout"], view["names"]), view["merge"])
-        directory = None
-        if place.upper.is_dir():
-            directory = os.open(place.upper, OPEN_DIRECTORY)
-            stack.callback(os.close, directory)
-        yield Session(place, tree, directory)
+        yield Session(place, tree, stack.enter_context(_upper(place)))
+
+
+@contextlib.contextmanager
+def _mounted(mountpoint: str, view: dict[str, Any], index: dict[str, Any], freeze: bool) -> Iterator[Session]:
+    """The overlay of a mount; with `freeze` nobody changes anything in it for the time."""
+    from pathlib import Path
+
+    from wdsfs import control
+    from wdsfs.merged import make_tree
+    from wdsfs.overlay import Place
+    from wdsfs.spec import Shard
+    from wdsfs.upper import sync_filesystem
+
+    daemon = control.find(mountpoint)
+    if daemon is None:
+        raise MountError(
+            f"{mountpoint}: no mount of wdsfs is there; for one that is not mounted name --overlay DIR"
+        )
+    if daemon.overlay is None:
+        raise MountError(f"{mountpoint}: that mount has no overlay, so nothing in it was changed")
+    view.update(layout=daemon.layout, names=daemon.names, merge=daemon.merge)
+    index["index_dir"] = index["index_dir"] or daemon.index
+    with contextlib.ExitStack() as stack:
+        try:
+            if freeze:
+                sync_filesystem(mountpoint)
+            talk = stack.enter_context(control.Talk(daemon))
+            answer = talk.ask({"do": "freeze" if freeze else "shards"}, FREEZE_SECONDS)
+        except (OSError, ValueError) as error:
+            again = f"end it with `wdsfs umount {shlex.quote(mountpoint)}`, and mount it again"
+            raise MountError(f"{mountpoint}: its daemon does not answer ({error}); {again}") from None
+        if "error" in answer:
+            raise OverlayBusy(answer["error"])
+        shards = [Shard(os.fsencode(path), os.fsencode(name)) for name, path in answer["shards"]]
+        tree = make_tree(
+            stack.enter_context(opened_set(shards, **index)),
+            view_of(view["layout"], view["names"]),
+            view["merge"],
+        )
+        place = Place(Path(daemon.overlay))
+        yield Session(place, tree, stack.enter_context(_upper(place)), talk if freeze else None)
+
+
+@contextlib.contextmanager
+def _upper(place: Place) -> Iterator[int | None]:
+    """A descriptor of the upper, None if there is none yet."""
+    from wdsfs.overlay import OPEN_DIRECTORY
+
+    if not place.upper.is_dir():
+        yield None
+        return
+    directory = os.open(place.upper, OPEN_DIRECTORY)
+    try:
+        yield directory
+    finally:
+        os.close(directory)
 
 
 def _agree(settings: Settings, view: dict[str, Any]) -> None:
@@ -140,8 +221,9 @@ def _compare(settings: Settings, shards: dict[bytes, bytes]) -> list[str]:
     return changed
 
 
-def _unfinished_advice(overlay: str, shards: Sequence[str]) -> CommitError:
-    command = shlex.join(["wdsfs", "commit", "--in-place", "--overlay", overlay, *shards])
+def _unfinished_advice(overlay: str | None, sources: Sequence[str]) -> CommitError:
+    which = ["--overlay", overlay] if overlay is not None else []
+    command = shlex.join(["wdsfs", "commit", "--in-place", *which, *sources])
     return CommitError(f"a commit of this overlay was stopped half-way; finish it with: {command}")
 
 
@@ -149,14 +231,14 @@ def _unfinished_advice(overlay: str, shards: Sequence[str]) -> CommitError:
 
 
 @click.command()
-@shards_argument
+@sources_argument
 @overlay_option
 @view_options
 @json_option
 @index_options
 def diff(
-    shards: tuple[str, ...],
-    overlay: str,
+    sources: tuple[str, ...],
+    overlay: str | None,
     layout: str,
     names: str,
     merge: bool,
@@ -165,36 +247,40 @@ def diff(
     jobs: int | None,
     quiet: bool,
 ) -> None:
-    """Show what an overlay changes in SHARDS: samples added, changed, removed and renamed.
+    """Show what was changed in a writable mount, or with --overlay DIR in SHARDS: samples added, changed, removed
+    and renamed.
 
     Behind a changed sample stand its extensions: +added ~changed -removed. What cannot be packed is told with the
-    reason, and the exit code is 1.
+    reason, and so are conflicts, which stand in the way of every commit, with --leave-out, too. The exit code is
+    1 then.
 
     \b
-    Example:
+    Examples:
+      wdsfs diff /mnt/train
       wdsfs diff --overlay edits 'train-{000000..000999}.tar'
     """
     from wdsfs.inplace import unfinished
 
     view = {"layout": layout, "names": names, "merge": merge}
-    with _session(overlay, shards, view, {"index_dir": index_dir, "jobs": jobs, "quiet": quiet}) as session:
+    index = {"index_dir": index_dir, "jobs": jobs, "quiet": quiet}
+    with _session(overlay, sources, view, index, freeze=False) as session:
         if unfinished(session.place):
-            raise _unfinished_advice(overlay, shards)
+            raise _unfinished_advice(overlay, sources)
         found = session.changes()
-    refused = found.conflicts + found.unpackable
     if as_json:
         click.echo(json.dumps(_report(found)))
     else:
         for sample in [*found.samples, *found.others]:
             click.echo(_line(sample))
-        for one in refused:
-            click.echo(f"cannot be packed: {os.fsdecode(one.path)}: {one.reason}")
-        for one in found.notes:
-            click.echo(f"note: {os.fsdecode(one.path)}: {one.reason}")
+        remarks = {"conflict": found.conflicts, "cannot be packed": found.unpackable, "note": found.notes}
+        for word, some in remarks.items():
+            for one in some:
+                click.echo(f"{word}: {os.fsdecode(one.path)}: {one.reason}")
     counts = Counter(sample.kind for sample in found.samples)
     told = [f"{counts[kind]:,} {kind}" for kind in ("added", "changed", "renamed", "removed")]
-    click.echo(f"samples: {', '.join(told)}; {len(refused)} cannot be packed", err=True)
-    sys.exit(1 if refused else 0)
+    conflicts = f", {counted(len(found.conflicts), 'conflict')}" if found.conflicts else ""
+    click.echo(f"samples: {', '.join(told)}; {len(found.unpackable):,} cannot be packed{conflicts}", err=True)
+    sys.exit(1 if found.unpackable or found.conflicts else 0)
 
 
 def _line(sample: Sample) -> str:
@@ -234,7 +320,7 @@ def _texts(names: Sequence[bytes]) -> list[str]:
 
 
 @click.command()
-@shards_argument
+@sources_argument
 @overlay_option
 @view_options
 @click.option("-o", "--output", metavar="PATTERN", help="Names of the new shards: 'out/train-%06d.tar' or braces.")
@@ -252,10 +338,10 @@ def _texts(names: Sequence[bytes]) -> list[str]:
 @click.option("--leave-out", is_flag=True, help="Go ahead without the files that cannot be packed.")
 @click.option("-n", "--dry-run", is_flag=True, help="Only show which shards would be written.")
 @json_option
-@index_options
+@index_options_with("Processes that index shards, and shards that are written at a time.")
 def commit(
-    shards: tuple[str, ...],
-    overlay: str,
+    sources: tuple[str, ...],
+    overlay: str | None,
     layout: str,
     names: str,
     merge: bool,
@@ -274,13 +360,16 @@ def commit(
     jobs: int | None,
     quiet: bool,
 ) -> None:
-    """Pack SHARDS with the changes of an overlay into new shards.
+    """Pack the changes of a writable mount, or with --overlay DIR those to SHARDS, into new shards.
 
     The sources stay as they are, unless --in-place is given. A commit that was stopped goes on when it is
-    repeated.
+    repeated. While a mount is committed who writes to it gets EBUSY, and who reads goes on; after --in-place it
+    shows the new shards, and what is still open from a shard that was replaced gets ESTALE.
 
     \b
     Examples:
+      wdsfs commit /mnt/train -o 'new/train-%06d.tar'
+      wdsfs commit /mnt/train --in-place
       wdsfs commit --overlay edits -o 'new/train-%06d.tar' 'train-{000000..000999}.tar'
       wdsfs commit --overlay edits --in-place 'train-{000000..000999}.tar'
       wdsfs commit --overlay edits --changed-only -o 'delta-%06d.tar' 'train-*.tar'
@@ -292,19 +381,26 @@ def commit(
     options = Options(output, maxcount, maxsize, changed_only, in_place, link, sort, leave_out)
     _check(options, copy)
     view = {"layout": layout, "names": names, "merge": merge}
-    with _session(overlay, shards, view, {"index_dir": index_dir, "jobs": jobs, "quiet": quiet}) as session:
+    index = {"index_dir": index_dir, "jobs": jobs, "quiet": quiet}
+    with _session(overlay, sources, view, index, freeze=not dry_run) as session:
         below = session.tree.lower
         begun = unfinished(session.place)
         if begun and not in_place:
-            raise _unfinished_advice(overlay, shards)
-        plan = read_plan(session.place, below) if begun else Planner(below, session.changes(), options).make()
+            raise _unfinished_advice(overlay, sources)
+        found = None if begun else session.changes()
+        plan = read_plan(session.place, below) if found is None else Planner(below, found, options).make()
+        untold = _untold(found) if found is not None and changed_only else None
         if dry_run:
-            _show_plan(plan, as_json)
+            _show_plan(plan, untold, as_json)
             return
+        new = [step.output.target for step in plan.steps if step.action == "new"]
         with _bar(plan, quiet) as on_bytes:
             runner = Runner(below, plan, session.files(), jobs_of(jobs), on_bytes=on_bytes)
-            done = _run(runner, Replacement(session.place, runner) if in_place else None, begun)
-    _show_done(plan, done, time.monotonic() - since, as_json)
+            replacement = Replacement(session.place, runner, lambda: session.tell(new)) if in_place else None
+            done = _run(runner, replacement, begun)
+    _show_done(plan, done, untold, time.monotonic() - since, as_json)
+    if in_place and not as_json:
+        _show_further(plan)
 
 
 def _check(options: Any, copy: bool) -> None:
@@ -377,7 +473,19 @@ def _rows(steps: Sequence[Step]) -> list[dict[str, Any]]:
     ]
 
 
-def _show_plan(plan: Plan, as_json: bool) -> None:
+def _untold(found: Changes) -> dict[str, int]:
+    """How many samples of the set are gone, without a trace in shards that only have what is new or changed."""
+    kinds = Counter(sample.kind for sample in found.samples)
+    return {kind: kinds[kind] for kind in ("removed", "renamed")}
+
+
+def _show_untold(untold: dict[str, int] | None) -> None:
+    told = [f"{count:,} {kind}" for kind, count in (untold or {}).items() if count]
+    if told:
+        click.echo(f"these shards do not tell which samples are gone under their old names: {', '.join(told)}")
+
+
+def _show_plan(plan: Plan, untold: dict[str, int] | None, as_json: bool) -> None:
     rows = _rows(plan.steps)
     if as_json:
         click.echo(json.dumps(rows))
@@ -386,15 +494,19 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
     for row in rows:
         table.add_row(row["shard"], row["action"], f"{row['samples']:,}", bytes_text(row["bytes"]))
     print_table(table)
+    _show_untold(untold)
 
 
-def _show_done(plan: Plan, done: Sequence[Step], seconds: float, as_json: bool) -> None:
+def _show_done(
+    plan: Plan, done: Sequence[Step], untold: dict[str, int] | None, seconds: float, as_json: bool
+) -> None:
     if as_json:
         report = {"shards": _rows(plan.steps), "written": len(done), "seconds": round(seconds, 3)}
-        click.echo(json.dumps(report))
+        click.echo(json.dumps(report if untold is None else {**report, "not_told": untold}))
         return
     if not plan.steps:
-        click.echo("the overlay changes no shard")
+        click.echo("the overlay changes no shard" if untold is None else "the overlay adds and changes no sample")
+        _show_untold(untold)
         return
     counts = Counter(step.action for step in plan.steps)
     told = [f"{counts[action]:,} {word}" for action, word in _WORDS.items() if counts[action]]
@@ -405,6 +517,16 @@ def _show_done(plan: Plan, done: Sequence[Step], seconds: float, as_json: bool) 
     for step in plan.steps:
         if step.action == "new":
             click.echo(f"new: {os.fsdecode(step.output.target)}")
+    _show_untold(untold)
+
+
+def _show_further(plan: Plan) -> None:
+    """The new shards are in the set of whoever names them."""
+    new = [os.path.basename(os.fsdecode(step.output.target)) for step in plan.steps if step.action == "new"]
+    if new:
+        shards = "this shard" if len(new) == 1 else "these shards"
+        names = ", ".join(new) if len(new) <= 3 else f"{new[0]} ... {new[-1]}"
+        click.echo(f"SHARDS of the next mount must include {shards}, too: {names}")
 
 
 _WORDS = {"rewrite": "rewritten", "new": "new", "copy": "copied", "link": "linked"}

@@ -133,13 +133,14 @@ class Planner:
 
     def _refuse_losses(self) -> None:
         changes, options = self.changes, self.options
-        refused = list(changes.conflicts)
+        refused = [("conflict: ", one) for one in changes.conflicts]
         if options.in_place or not options.leave_out:
-            refused += changes.unpackable
+            refused += [("", one) for one in changes.unpackable]
         if refused:
-            told = "".join(f"\n  {os.fsdecode(one.path)}: {one.reason}" for one in refused[:10])
+            told = "".join(f"\n  {word}{os.fsdecode(one.path)}: {one.reason}" for word, one in refused[:10])
             more = f"\n  and {len(refused) - 10} more; see: wdsfs diff" if len(refused) > 10 else ""
-            raise CommitError(f"this cannot be packed:{told}{more}")
+            advice = "" if options.in_place or changes.conflicts else "\n--leave-out goes ahead without it"
+            raise CommitError(f"this cannot be packed:{told}{more}{advice}")
 
     def _source(self, number: int) -> Record:
         """The record of a shard that goes into the plan."""
@@ -398,7 +399,8 @@ def namer(pattern: str | None) -> Callable[[int], bytes]:
 def _listed(pattern: str, names: list[str]) -> Callable[[int], bytes]:
     def name(number: int) -> bytes:
         if number >= len(names):
-            raise UsageError(f"--output {pattern} names {len(names)} shards, and there are more to be written")
+            many = "1 shard" if len(names) == 1 else f"{len(names)} shards"
+            raise UsageError(f"--output {pattern} names {many}, and there are more to be written")
         return os.fsencode(os.path.abspath(names[number]))
 
     return name
@@ -482,7 +484,9 @@ class Runner:
         if taken:
             names = ", ".join(os.fsdecode(step.output.target) for step in taken[:3])
             more = f" and {len(taken) - 3} more" if len(taken) > 3 else ""
-            raise CommitError(f"{names}{more} exist already and are something else: choose another --output")
+            verbs = ("exists", "is") if len(taken) == 1 else ("exist", "are")
+            text = f"{names}{more} {verbs[0]} already and {verbs[1]} something else: choose another --output"
+            raise CommitError(text)
         for directory in sorted({os.path.dirname(step.output.target) for step in left}):
             self._make_directory(directory)
         self.each(left, self._publish)

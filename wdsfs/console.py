@@ -40,7 +40,12 @@ def shards_argument(command: Command) -> Command:
 
 
 def index_options(command: Command) -> Command:
-    for option in (
+    return index_options_with("Processes that index shards.")(command)
+
+
+def index_options_with(jobs: str) -> Callable[[Command], Command]:
+    """The options of whoever needs an index, where `--jobs` has this help."""
+    options = (
         click.option(
             "--index-dir",
             type=click.Path(file_okay=False),
@@ -51,12 +56,17 @@ def index_options(command: Command) -> Command:
             "-j",
             "--jobs",
             type=click.IntRange(1),
-            help="Processes that index shards.  [default: one per core]",
+            help=f"{jobs}  [default: one per core]",
         ),
         click.option("-q", "--quiet", is_flag=True, help="No progress bar."),
-    ):
-        command = option(command)
-    return command
+    )
+
+    def with_options(command: Command) -> Command:
+        for option in options:
+            command = option(command)
+        return command
+
+    return with_options
 
 
 def view_options(command: Command) -> Command:
@@ -148,19 +158,14 @@ def build_index(index: Index, stale: Sequence[Shard], jobs: int, quiet: bool = F
     return unreadable
 
 
-def _open_index(
-    shards: Sequence[str], index_dir: str | None, jobs: int | None, quiet: bool
-) -> tuple[Index, list[Shard]]:
-    """The index with all of these shards in it."""
+def _index_of(found: Sequence[Shard], index_dir: str | None, jobs: int | None, quiet: bool) -> Index:
     from wdsfs.index import open_index
-    from wdsfs.spec import expand
 
-    found = expand(shards)
     index = open_index(path_of(index_dir))
     for notice in index.notices:
         log.warning("%s", notice)
     build_index(index, [one for one, _ in index.stale(found)], jobs_of(jobs), quiet)
-    return index, found
+    return index
 
 
 # --- the set -----------------------------------------------------------------------------------------------
@@ -168,10 +173,19 @@ def _open_index(
 
 @contextlib.contextmanager
 def opened(shards: Sequence[str], index_dir: str | None, jobs: int | None, quiet: bool) -> Iterator[Lower]:
+    """The lower of a set, all of it indexed."""
+    from wdsfs.spec import expand
+
+    with opened_set(expand(shards), index_dir, jobs, quiet) as below:
+        yield below
+
+
+@contextlib.contextmanager
+def opened_set(shards: Sequence[Shard], index_dir: str | None, jobs: int | None, quiet: bool) -> Iterator[Lower]:
+    """As `opened`, of shards that are known."""
     from wdsfs.lower import Lower
 
-    index, found = _open_index(shards, index_dir, jobs, quiet)
-    below = Lower(found, index)
+    below = Lower(shards, _index_of(shards, index_dir, jobs, quiet))
     try:
         yield below
     finally:
@@ -212,6 +226,11 @@ def print_table(table: Table) -> None:
     with console.capture() as capture:
         console.print(table)
     click.echo("\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip()))
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 shard`, `2 shards`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def bytes_text(count: float) -> str:

@@ -1,9 +1,17 @@
 """How commands find and question running mounts: a small file and a socket for each in the runtime directory.
 
-A daemon writes `<id>.json` (who it is) when its mount is usable and answers on `<id>.sock`: a client connects,
-sends nothing, reads one JSON object until the end. Both disappear with the daemon; what a killed one leaves
-behind is recognised by its process being gone. This module has the client side and the files; the daemon's
-side is in `mount.py`.
+A daemon writes `<id>.json` (who it is) when its mount is usable and answers on `<id>.sock`, where either side
+sends JSON objects, a line each. Both disappear with the daemon; what a killed one leaves behind is recognised by
+its process being gone. This module has the client side and the files; the daemon's side is in `mount.py`.
+
+| the client sends | the daemon answers |
+|---|---|
+| `{"do": "status"}` | its report |
+| `{"do": "shards"}` | `{"shards": [[name, path], ...]}` |
+| `{"do": "freeze"}` | the same once nobody changes anything any more, or `{"error": text}` |
+| then `{"new": [path, ...]}` | `{}`: the mount shows what is there now, with these further shards |
+
+When the client goes away the mount thaws, unless it has left a commit half-way.
 """
 
 from __future__ import annotations
@@ -40,6 +48,8 @@ class Daemon:
     merge: bool
     started: float
     log: str | None
+    overlay: str | None = None
+    index: str | None = None
 
     @property
     def alive(self) -> bool:
@@ -164,19 +174,38 @@ def state_without_answer(daemon: Daemon) -> str:
         return SILENT
 
 
+class Talk:
+    """A conversation with a daemon. Raises OSError, ValueError when it does not answer in time or in JSON."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.settimeout(ANSWER_SECONDS)
+            with socket_address(daemon.mountpoint) as address:
+                self._socket.connect(address)
+            self._lines = self._socket.makefile("rb")
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def ask(self, question: dict[str, Any], seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
+        self._socket.settimeout(seconds)
+        self._socket.sendall(json.dumps(question).encode() + b"\n")
+        answer: dict[str, Any] = json.loads(self._lines.readline())
+        return answer
+
+    def __enter__(self) -> Talk:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lines.close()
+        self._socket.close()
+
+
 def ask(daemon: Daemon) -> dict[str, Any] | None:
     """The daemon's own report; None when it does not answer."""
     try:
-        with (
-            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client,
-            socket_address(daemon.mountpoint) as address,
-        ):
-            client.settimeout(ANSWER_SECONDS)
-            client.connect(address)
-            parts = []
-            while part := client.recv(1 << 16):
-                parts.append(part)
-        answer: dict[str, Any] = json.loads(b"".join(parts))
+        with Talk(daemon) as talk:
+            return talk.ask({"do": "status"})
     except (OSError, ValueError):
         return None
-    return answer

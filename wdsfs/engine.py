@@ -9,8 +9,8 @@ This holds because a worker has no state that another cannot work out, and becau
 
 A worker that waits for a disk says so on the board; when nobody else is left to serve, the supervisor forks
 more, which leave again when they are not needed. One that is long at a request without such a reason hangs and
-is replaced. Workers that die without ever answering, again and again, are not replaced by more of the same:
-for a while requests get EIO from a worker that touches nothing, so that the request that kills is answered.
+is replaced. A request at which one worker after another dies gets EIO for a while (`board`). Where workers die
+before they come to any request, all requests do, from a worker that touches nothing.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ import os
 import signal
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
 
-from wdsfs import worker
-from wdsfs.board import SLOTS, Board
-from wdsfs.ops import Operations
+from wdsfs import protocol, worker
+from wdsfs.board import DEADLY, DEADLY_NS, SLOTS, Board
+from wdsfs.errors import MountError
+from wdsfs.ops import BACKGROUND, Operations
 from wdsfs.tree import Tree
+from wdsfs.writable import WritableTree
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +44,6 @@ LOOK_SECONDS = 1.0  # how often the supervisor looks for hanging workers
 CRASHES_MAX = 5  # deaths in a row without a single answer in between
 QUARANTINE_SECONDS = 0.3  # how long requests get EIO then: what is in flight is resent at once
 
-# struct fuse_out_header: length, error, unique. A notification has its code for the error and no request.
-_RESEND = struct.pack("<IiQ", 16, 7, 0)
 _CLONE = 0x8004E500  # FUSE_DEV_IOC_CLONE: _IOR(229, 0, uint32_t)
 _SURPLUS, _AGAIN = 10, 11  # exit codes of a worker that is not needed any more, and of one to be replaced
 _BACKOFF = (0.0, 0.0, 0.05, 0.2, 0.5, 1.0)  # seconds before a replacement, by crashes in a row
@@ -57,40 +57,62 @@ class _Worker:
 
 
 class Engine:
-    """Serves pyfuse3's session, which must have been initialised, with several processes.
+    """Serves pyfuse3's session, which must have been mounted, with several processes.
 
     `make_tree` is called in each worker: it opens everything anew, since neither LMDB nor descriptors with a
-    position may be shared over a fork.
+    position may be shared over a fork. `follow` is called in a process of its own with what `epochs` says, and
+    returns when the file system is gone.
     """
 
     def __init__(
-        self, operations: Operations, board: Board, make_tree: Callable[[], Tree], workers: int, spin: float
+        self,
+        operations: Operations,
+        board: Board,
+        make_tree: Callable[[], Tree | WritableTree],
+        workers: int,
+        spin: float,
+        follow: Callable[[Engine], None] | None = None,
     ) -> None:
         self.operations, self.board, self.make_tree = operations, board, make_tree
-        self.wanted, self.spin = workers, spin
+        self.wanted, self.spin, self.follow = workers, spin, follow
         self.device = _session_descriptor()
         self.workers: dict[int, _Worker] = {}
-        self.resends = False
+        self.resends = False  # the kernel hands out again what was not answered
+        self.epochs = False  # it can be told to ask again for everything
+        self._follower = 0
+        self._dismissed: set[int] = set()  # workers that are killed on purpose
         self.restarts = 0
         self._ended = False
         self._crashes, self._done_before = 0, 0
         self._quarantine_until = 0.0
+        # What follows changes must not keep a mount up that nobody serves: it ends with the last writer of this.
+        self.life, self._living = os.pipe()
         self._calls, self._call = os.pipe()
         os.set_blocking(self._call, False)  # without a supervisor nobody reads it
 
     # --- the supervisor
 
     def answer_init(self) -> None:
-        """Answer the kernel's first request, so that workers can be forked. Raises OSError."""
-        worker.serve(stop=lambda: self.operations.started, spin=0.0)
-        self.resends = self._resend()
-
-    def _resend(self) -> bool:
+        """Answer the kernel's first request, so that workers can be forked. Raises MountError, OSError."""
+        message = os.read(self.device, protocol.REQUEST_MIN)
+        _, unique, _, body = protocol.take_apart(message)
         try:
-            os.write(self.device, _RESEND)
+            kernel = protocol.kernel_of(body)
+        except ValueError as error:
+            os.write(self.device, protocol.header(unique, 0, errno.EPROTO))
+            raise MountError(f"{error}") from None
+        answer = protocol.start(kernel, self.operations.flags, BACKGROUND, self.operations.write_max)
+        os.write(self.device, protocol.header(unique, len(answer)) + answer)
+        self.resends = self._notify(protocol.resend())
+        self.epochs = self._notify(protocol.forget_all())
+
+    def _notify(self, note: bytes) -> bool:
+        """Whether the kernel has taken this."""
+        try:
+            os.write(self.device, note)
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.ENOSYS):
-                log.debug("resend: %s", error)
+                log.debug("a notification was refused: %s", error)
             return False
         return True
 
@@ -99,8 +121,7 @@ class Engine:
         gc.freeze()  # what exists now stays shared with the workers, untouched by their collectors
         async with trio.open_nursery() as nursery:
             with trio.open_signal_receiver(signal.SIGCHLD) as deaths:
-                for _ in range(self.wanted):
-                    self._fork()
+                self._top_up()
                 nursery.start_soon(self._watch)
                 nursery.start_soon(self._hear_calls)
                 while not (self._ended and not self.workers):
@@ -108,12 +129,29 @@ class Engine:
                     await self._replace(self._reap())
             nursery.cancel_scope.cancel()
 
+    @property
+    def helpers(self) -> list[int]:
+        """Processes of the mount that serve nothing, besides this one."""
+        return [self._follower] if self._follower else []
+
     def stop(self) -> None:
         """Kill all workers; `run` then returns. For when the mount is gone or must go."""
         self._ended = True
-        for one in list(self.workers.values()):
+        for pid in (*self.workers, self._follower):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(one.pid, signal.SIGKILL)
+                if pid:
+                    os.kill(pid, signal.SIGKILL)
+
+    def renew(self, make_tree: Callable[[], Tree | WritableTree], follow: Callable[[Engine], None] | None) -> None:
+        """Go on with workers that open something else, and have the kernel ask again for whatever it knows."""
+        self.make_tree, self.follow = make_tree, follow
+        self._dismissed.update(self.workers)
+        for pid in (*self.workers, self._follower):
+            with contextlib.suppress(ProcessLookupError):
+                if pid:
+                    os.kill(pid, signal.SIGKILL)
+        if self.epochs:
+            self._notify(protocol.forget_all())
 
     def _fork(self, extra: bool = False) -> None:
         slot = next(number for number in range(SLOTS) if number not in {w.slot for w in self.workers.values()})
@@ -133,15 +171,37 @@ class Engine:
                 os._exit(code)
         self.workers[pid] = _Worker(pid, slot, device)
 
+    def _fork_follower(self) -> None:
+        try:
+            self._follower = os.fork()
+        except OSError as error:
+            log.error("changes of shards are noticed late: %s", error.strerror)
+            return
+        if not self._follower:
+            code = 1
+            try:
+                _be_a_child()
+                os.close(self._living)
+                self._close_devices()
+                if self.follow is not None:
+                    self.follow(self)
+                code = 0
+            except BaseException:
+                log.exception("the process that hears of changes failed")
+            finally:
+                os._exit(code)
+
     def _reap(self) -> int:
         """Take note of every worker that has ended; returns how many of them died."""
         dead = 0
+        if self._follower and os.waitpid(self._follower, os.WNOHANG)[0]:
+            self._follower = 0
         for one in list(self.workers.values()):
             pid, status = os.waitpid(one.pid, os.WNOHANG)
             if pid:
                 del self.workers[pid]
-                self.board.slot(one.slot).reset()
                 dead += self._judge(one, os.waitstatus_to_exitcode(status))
+                self.board.slot(one.slot).reset()
                 if one.device is not None:
                     os.close(one.device)  # the kernel now fails what the worker had in flight
         return dead
@@ -151,10 +211,10 @@ class Engine:
             return
         self.restarts += dead
         self._count_crashes(dead)
+        if self.resends:  # what was in flight comes before whatever has been asked since
+            self._notify(protocol.resend())
         await trio.sleep(_BACKOFF[min(self._crashes, len(_BACKOFF) - 1)])
         self._top_up()
-        if self.resends and not self._ended:
-            self._resend()
 
     def _top_up(self) -> None:
         """Fork as many workers as are missing."""
@@ -164,9 +224,14 @@ class Engine:
         wanted = 1 if time.monotonic() < self._quarantine_until else self.wanted
         for _ in range(wanted - len(self.workers)):
             self._fork()
+        if self.follow is not None and not self._follower:
+            self._fork_follower()
 
     def _judge(self, one: _Worker, code: int) -> int:
         """Whether this end was a death."""
+        if one.pid in self._dismissed:
+            self._dismissed.remove(one.pid)
+            return 1
         if code == 0:  # the session is over
             self._ended = True
         elif code == _AGAIN:
@@ -174,8 +239,14 @@ class Engine:
         elif code != _SURPLUS and not self._ended:
             how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             log.warning("worker %s ended (%s); it is replaced", one.pid, how)
+            self._blame(self.board.slot(one.slot).request)
             return 1
         return 0
+
+    def _blame(self, request: int | None) -> None:
+        """Have workers refuse a request that keeps killing them."""
+        if request is not None and self.board.blame(request) == DEADLY:
+            log.error("%s workers have died at one request; it gets EIO for %g s", DEADLY, DEADLY_NS / 1e9)
 
     def _count_crashes(self, dead: int) -> None:
         done = self.board.done
@@ -211,58 +282,64 @@ class Engine:
     # --- a worker
 
     def _work(self, slot: int, device: int | None, extra: bool) -> int:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        for number in (signal.SIGINT, signal.SIGHUP):  # these end the supervisor, which ends the mount
-            signal.signal(number, signal.SIG_IGN)
+        _be_a_child()
         if device is not None:
             os.dup2(device, self.device)
             os.close(device)
-            for other in self.workers.values():  # what they have in flight must not outlive them here
-                if other.device is not None:
-                    os.close(other.device)
+            self._close_devices()
         until = self._quarantine_until
         if time.monotonic() < until:
             self.operations.refuse(self.board.slot(slot))
-            worker.serve(stop=lambda: time.monotonic() > until, wait=0.1)
+            worker.serve(self.device, self.operations.answer, stop=lambda: time.monotonic() > until, wait=0.1)
             return _AGAIN if time.monotonic() > until else 0
-        with _opened(self.make_tree) as tree:
+        tree, clean, left = self.make_tree(), False, False
+        try:
             own = self.board.slot(slot)
             self.operations.attach(tree, own, self._call_for_help)
-            logging.getLogger("pyfuse3").addFilter(_is_news)
             tree.lower.on_files = own.files
-            left = False
 
             def surplus() -> bool:
                 nonlocal left
+                self.operations.answered()
                 left = extra and not self.board.waiting
                 return left
 
-            worker.serve(stop=surplus, spin=self.spin)
+            worker.serve(
+                self.device, self.operations.answer, stop=surplus, spin=self.spin, room=self.operations.room
+            )
+            clean = not left
+        finally:
+            self._close(tree, clean)
         return _SURPLUS if left else 0
 
+    @staticmethod
+    def _close(tree: Tree | WritableTree, clean: bool) -> None:
+        try:
+            tree.close(clean)
+        except OSError as error:  # the mount is gone, and who wrote has been told of what fsync said
+            log.error("what was written last may not be on disk: %s", error)
+
+    def _close_devices(self) -> None:
+        """In a child: let go of other workers' descriptors, so that what they have in flight ends with them."""
+        for other in self.workers.values():
+            if other.device is not None:
+                os.close(other.device)
+
     def _call_for_help(self) -> None:
+        # Somebody is left to serve, or nobody else may.
+        if self.board.waiting < self.wanted or self.operations.alone:
+            return
         with contextlib.suppress(OSError):  # full: it has been called often enough
             os.write(self._call, b"+")
 
 
-@contextlib.contextmanager
-def _opened(make_tree: Callable[[], Tree]) -> Iterator[Tree]:
-    tree = make_tree()
-    try:
-        yield tree
-    finally:
-        tree.lower.close()
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a message of pyfuse3 is worth telling: an answer that nobody waits for any more is not.
-
-    After a resend the kernel knows a request under another number, and the answer to the old one, by a worker
-    that was at it, is refused. An interrupted client does the same.
-    """
-    return not record.getMessage().endswith(f"failed with {os.strerror(errno.ENOENT)}")
+def _be_a_child() -> None:
+    """Leave to the supervisor what is meant for it."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGHUP):  # these end the supervisor, which ends the mount
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _session_descriptor() -> int:

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import lmdb
 import numpy as np
 
-from wdsfs import pages, pool, record, system
+from wdsfs import builder, pages, pool, system
 from wdsfs.errors import IndexUnusable, MissingShard, ShardError, UnreadableShard
 from wdsfs.record import Record
 from wdsfs.spec import Shard
@@ -144,7 +144,7 @@ def _build_when_quiet(fd: int, path: bytes) -> bytes:
         before = fingerprint_of(found)
         if 0 <= time.time_ns() - found.st_ctime_ns < TICK_NS:
             time.sleep(TICK_NS / 1e9)  # one more write within this tick would not show in the times
-        data = record.build(fd, list(before))
+        data = builder.build(fd, list(before))
         if fingerprint_of(os.fstat(fd)) == before:
             return data
         if time.monotonic() > deadline:

@@ -25,7 +25,7 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +52,15 @@ def unfinished(place: Place) -> bool:
 
 
 class Replacement:
-    """An in-place commit of the overlay at `place`, which the caller holds."""
+    """An in-place commit of the overlay at `place`, which the caller holds.
 
-    def __init__(self, place: Place, runner: Runner) -> None:
+    `emptied` is called when the overlay is new and the old one still there: whoever shows it has to change over
+    before the commit is over, since behind that nobody would tell them.
+    """
+
+    def __init__(self, place: Place, runner: Runner, emptied: Callable[[], None] = lambda: None) -> None:
         self.place, self.runner, self.disk = place, runner, runner.disk
+        self.emptied = emptied
         self.directory = state_of(place)
         self.journal, self.log = self.directory / "commit.json", self.directory / "commit.log"
         # Ties the log to the journal: a power cut may bring the log of an earlier commit back.
@@ -173,6 +178,7 @@ class Replacement:
         else:
             self._remove_planned(os.fsencode(self.place.path), b"")
             self.disk.sync_directory(os.fsencode(self.place.path))
+        self.emptied()
         self.disk.remove(os.fsencode(self.journal))  # this ends the commit; the rest is only in the way
         self.disk.sync_directory(os.fsencode(self.directory))
         self.disk.remove(os.fsencode(self.log))
@@ -210,7 +216,7 @@ class Replacement:
                         os.rmdir(entry.path)
                     except OSError:  # not empty: something came since; what went must not come back
                         self.disk.sync_directory(entry.path)
-                elif self.runner.plan.upper.get(inner) == (found.st_ino, found.st_ctime_ns):
+                elif self.runner.plan.upper.get(inner) in _stamps_of(found):
                     self.disk.remove(entry.path)
 
     def _remove_tree(self, path: Path) -> None:
@@ -228,7 +234,13 @@ def _stamps(directory: bytes, path: bytes) -> Iterator[tuple[bytes, tuple[int, i
                 yield from _stamps(entry.path, inner)
             else:
                 found = entry.stat(follow_symlinks=False)
-                yield inner, (found.st_ino, found.st_ctime_ns)
+                yield inner, _stamps_of(found)[found.st_nlink > 1]
+
+
+def _stamps_of(found: os.stat_result) -> tuple[tuple[int, int], tuple[int, int]]:
+    """What tells a file from a later one. That of ctime is surer; but for whoever has several names, such as the
+    kernel's whiteouts, which are all one file, it is another when one of them goes."""
+    return (found.st_ino, found.st_ctime_ns), (found.st_ino, found.st_mtime_ns)
 
 
 def renewed(settings: Settings) -> Settings:

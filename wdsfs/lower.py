@@ -16,6 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from wdsfs import index as index_module
 from wdsfs import record as record_module
@@ -30,6 +31,10 @@ log = logging.getLogger(__name__)
 
 RECORDS_MAX = 1024  # opened records; each is a few KiB of views
 FRESH_SECONDS = 1.0  # how long a look at a shard's path is believed
+# Readahead over a shard: bytes that a read may be away from the last one to be of the same pass, reads that make a
+# pass, and how much is read ahead of it (bytes), in steps of the least that a disk's readahead is set to.
+NEAR, PASS, AHEAD, STEP = 4 << 20, 8, 8 << 20, 128 << 10
+READ_MAX = 1 << 20  # bytes; the most that the kernel asks for at once
 RENEW_SECONDS = 60.0  # how long one LMDB snapshot is held; an old one keeps freed pages from being used again
 
 Fingerprint = tuple[int, int, int]
@@ -45,15 +50,55 @@ class NotIndexed(Exception):
 
 
 @dataclass(slots=True)
-class Content:
-    """Everything needed to read a member without the lower: for a thread."""
+class File:
+    """An open shard. Whatever is done to it, or to its last name, changes its ctime."""
 
     fd: int
     path: bytes
     fingerprint: Fingerprint
+    ctime_ns: int
+    run: int = 0  # reads of a pass in order so far
+    front: int = 0  # how far it has come (bytes)
+    ahead: int = 0  # how far the disk was asked to read ahead of it (bytes)
+
+    def look_ahead(self, begin: int, end: int) -> None:
+        """A read of these bytes: where it goes on in order, have the disk read what comes next.
+
+        The kernel does so by itself only for a descriptor that is read without gaps by one reader. Several
+        processes share a pass here, headers are left out, and a loader's processes are some samples apart.
+        """
+        if not -NEAR <= begin - self.front <= NEAR:
+            self.run, self.front, self.ahead = 0, end, end
+            return
+        self.run += 1
+        if end > self.front:
+            self.front = end
+        if self.run < PASS or self.front + AHEAD // 2 < self.ahead:
+            return
+        start = max(self.ahead, self.front)
+        self.ahead = start + AHEAD // 2
+        # The kernel cuts each of these to what it would read ahead by itself, so in small steps.
+        for step in range(start, self.ahead, STEP):
+            os.posix_fadvise(self.fd, step, STEP, os.POSIX_FADV_WILLNEED)
+
+
+@dataclass(slots=True)
+class Content:
+    """Everything needed to read a member without the lower: where it lies (bytes) in which file."""
+
+    file: File
     data: int
     size: int
     segments: shard.Segments | None
+
+
+class _Hot(NamedTuple):
+    """What `content` found for a shard a moment ago, and until when (monotonic seconds) it is believed."""
+
+    tag: int
+    until: float
+    record: Record
+    file: File
 
 
 @dataclass(slots=True)
@@ -78,7 +123,8 @@ class Lower:
         self._alarms, self._believed = 0, 0.0
         self._states: dict[int, _State] = {}
         self._records: OrderedDict[int, Record] = OrderedDict()
-        self._files: OrderedDict[int, tuple[int, Fingerprint]] = OrderedDict()
+        self._files: OrderedDict[int, File] = OrderedDict()
+        self._hot: dict[int, _Hot] = {}  # never without the record and the file being in the two above
         self._descriptors = descriptors
         self._renewed = time.monotonic()
         self.on_files: Callable[[int], None] = lambda _: None  # hears how many shards are open
@@ -128,12 +174,18 @@ class Lower:
         """
         self._tags.alarm()
 
+    @property
+    def alarms(self) -> int:
+        """Goes up whenever any process of the mount has heard of a change, or met one."""
+        return self._tags.alarms
+
     def _forget(self, number: int) -> None:
         self.generation += 1
+        self._hot.pop(number, None)
         self._records.pop(number, None)
         file = self._files.pop(number, None)
         if file is not None:
-            os.close(file[0])
+            os.close(file.fd)
 
     def tag(self, number: int) -> int:
         """The tag of the shard's inode numbers. Raises MissingShard, UnreadableShard."""
@@ -174,7 +226,7 @@ class Lower:
             raise NotIndexed(number)
         self._records[number] = found
         if len(self._records) > RECORDS_MAX:
-            self._records.popitem(last=False)
+            self._hot.pop(self._records.popitem(last=False)[0], None)
         return found
 
     def tidy(self) -> None:
@@ -183,9 +235,13 @@ class Lower:
             self._renew()
 
     def _renew(self) -> None:
-        self._records.clear()
+        self._drop_records()
         self.index.renew()
         self._renewed = time.monotonic()
+
+    def _drop_records(self) -> None:
+        self._hot.clear()
+        self._records.clear()
 
     def settled(self, number: int) -> bool:
         """Whether a shard that was NotIndexed is so no more: another process may have done it."""
@@ -204,7 +260,7 @@ class Lower:
 
     def install(self, number: int, data: bytes) -> None:
         """Store a record that `build` made. Raises MissingShard, UnreadableShard."""
-        self._records.clear()
+        self._drop_records()
         self.index.store([(self.shards[number].path, data)])
         self._renewed = time.monotonic()
         self.generation += 1
@@ -222,7 +278,7 @@ class Lower:
             fingerprints = [self._indexed_fingerprint(number) for number in range(len(self.shards))]
             return self.index.union(self.shards, fingerprints, records)
         finally:
-            self._records.clear()
+            self._drop_records()
 
     def _indexed_fingerprint(self, number: int) -> Fingerprint:
         """The fingerprint of a shard that has a record; 0 for one that cannot be read."""
@@ -251,38 +307,55 @@ class Lower:
 
     def content(self, number: int, tag: int, member: int) -> Content:
         """Where to read a member. Raises what `record` raises."""
-        one = self.record(number, tag)
-        place = one.member(member)
-        fd, fingerprint = self._file(number, one)
-        return Content(fd, self.shards[number].path, fingerprint, place.data, place.size, one.segments(member))
+        hot = self._hot.get(number)
+        if (
+            hot is None
+            or hot.tag != tag
+            or hot.until < time.monotonic()
+            or self._tags.alarms != self._alarms  # somebody has met a change: the next look sees to that
+        ):
+            hot = self._warm(number, tag)
+        data, size = hot.record.extent(member)
+        return Content(hot.file, data, size, hot.record.segments(member))
 
-    def _file(self, number: int, one: Record) -> tuple[int, Fingerprint]:
+    def _warm(self, number: int, tag: int) -> _Hot:
+        one = self.record(number, tag)
+        file = self._file(number, one)
+        hot = self._hot[number] = _Hot(tag, self._states[number].looked + FRESH_SECONDS, one, file)
+        return hot
+
+    def _file(self, number: int, one: Record) -> File:
         size, mtime_ns, inode = one.fingerprint
         fingerprint = size, mtime_ns, inode
         file = self._files.get(number)
-        if file is not None and file[1] == fingerprint:
+        if file is not None and file.fingerprint == fingerprint:
             self._files.move_to_end(number)
             return file
-        fd = index_module.open_shard(self.shards[number].path)
+        path = self.shards[number].path
+        fd = index_module.open_shard(path)
         try:
-            self._verify(number, one, fd, fingerprint)
+            ctime_ns = self._verify(number, one, fd, fingerprint)
         except BaseException:
             os.close(fd)
             raise
         if file is not None:
-            os.close(self._files.pop(number)[0])
-        file = fd, fingerprint
-        self._files[number] = file
+            os.close(self._files.pop(number).fd)
+        file = self._files[number] = File(fd, path, fingerprint, ctime_ns)
         if len(self._files) > self._descriptors:
-            _, (old, _) = self._files.popitem(last=False)
-            os.close(old)
+            old_number, old = self._files.popitem(last=False)
+            self._hot.pop(old_number, None)
+            os.close(old.fd)
         self.on_files(len(self._files))
         return file
 
-    def _verify(self, number: int, one: Record, fd: int, fingerprint: Fingerprint) -> None:
-        """See that an opened file is the one that was indexed. Raises StaleShard, UnreadableShard."""
+    def _verify(self, number: int, one: Record, fd: int, fingerprint: Fingerprint) -> int:
+        """See that an opened file is the one that was indexed; returns its ctime (ns).
+
+        Raises StaleShard, UnreadableShard.
+        """
         try:
-            if index_module.fingerprint_of(os.fstat(fd)) != fingerprint:  # replaced since the last look
+            found = os.fstat(fd)
+            if index_module.fingerprint_of(found) != fingerprint:  # replaced since the last look
                 self._look(number, self._states.get(number), time.monotonic())
                 raise StaleShard(f"{self.path_text(number)} has changed since this was opened")
             # The fingerprint has proved that nothing was written; this catches a file that was given the old
@@ -293,22 +366,26 @@ class Lower:
         if not same:
             self._spoil(number)
             raise StaleShard(f"{self.path_text(number)} has other content than its index, with the same times")
+        return found.st_ctime_ns
 
     def _spoil(self, number: int) -> None:
         """Have a shard indexed again although its fingerprint is that of the index."""
         log.warning("%s has changed without a new time; it is indexed anew", self.path_text(number))
         self._forget(number)
-        self._records.clear()
+        self._drop_records()
         self._tags.renew(number)
         self._states.pop(number, None)
         self.index.forget(self.shards[number].path)
 
     def close(self) -> None:
-        for fd, _ in self._files.values():
-            os.close(fd)
+        for file in self._files.values():
+            os.close(file.fd)
         self._files.clear()
-        self._records.clear()
+        self._drop_records()
         self.index.close()
+
+
+_scratch = memoryview(bytearray(READ_MAX))
 
 
 def read(content: Content, offset: int, length: int) -> bytes:
@@ -316,36 +393,40 @@ def read(content: Content, offset: int, length: int) -> bytes:
 
     Raises StaleShard when the shard has changed, CorruptShard when it ends too early, UnreadableShard.
     """
+    file = content.file
     try:
-        data = shard.read(content.fd, content.data, content.size, content.segments, offset, length)
+        data = shard.read(file.fd, content.data, content.size, content.segments, offset, length)
     except CorruptShard as error:
         check_unchanged(content)
-        raise CorruptShard(f"{os.fsdecode(content.path)}: {error}") from None
+        raise CorruptShard(f"{os.fsdecode(file.path)}: {error}") from None
     except OSError as error:
-        raise UnreadableShard(f"{os.fsdecode(content.path)}: {error.strerror}") from None
+        raise UnreadableShard(f"{os.fsdecode(file.path)}: {error.strerror}") from None
     # After the read: a change before it or during it shows in the times, one behind it does not matter.
     check_unchanged(content)
     return data
 
 
-def read_cached(content: Content, offset: int, length: int) -> bytes | None:
-    """As `read`, but None when it would have to wait for a disk, or is not worth the trouble here."""
-    length = max(min(length, content.size - offset), 0)
-    if content.segments is not None:
+def read_cached(content: Content, offset: int, length: int) -> memoryview | None:
+    """As `read`, but None when it would have to wait for a disk, or is not worth the trouble here.
+
+    The bytes are there until the next call: no memory is taken for each read.
+    """
+    length = min(length, content.size - offset)
+    if content.segments is not None or not 0 < length <= READ_MAX:
         return None
-    data = bytearray(length)
+    data, begin = _scratch[:length], content.data + offset
+    content.file.look_ahead(begin, begin + length)
     try:
-        got = os.preadv(content.fd, [data], content.data + offset, os.RWF_NOWAIT) if length else 0
+        got = os.preadv(content.file.fd, (data,), begin, os.RWF_NOWAIT)
     except OSError:  # EAGAIN: not in the page cache; EOPNOTSUPP: this file system cannot say
         return None
     if got < length:
         return None
     check_unchanged(content)
-    return bytes(data)
+    return data
 
 
 def check_unchanged(content: Content) -> None:
     """Raises StaleShard when the shard is no longer the file that was indexed."""
-    stat = os.fstat(content.fd)
-    if index_module.fingerprint_of(stat) != content.fingerprint or not stat.st_nlink:
-        raise StaleShard(f"{os.fsdecode(content.path)} has changed since this was opened")
+    if os.fstat(content.file.fd).st_ctime_ns != content.file.ctime_ns:
+        raise StaleShard(f"{os.fsdecode(content.file.path)} has changed since this was opened")

@@ -23,7 +23,7 @@ from wdsfs.errors import NoSuchEntry, NotADirectory, ShardError, StaleShard
 from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of, position
 from wdsfs.lower import Lower
 from wdsfs.record import STRAY, Record, equal_range
-from wdsfs.tree import AT_PARENT, AT_SELF, Entry, Node, Tree, View, home_of, text_of
+from wdsfs.tree import AT_PARENT, AT_SELF, Entry, Node, Run, Tree, View, home_of, text_of
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class MergedTree(Tree):
         super().__init__(lower, view)
         self._generation = -1
         self._tag = 0
-        self._looked = 0.0
+        self._looked, self._heard = 0.0, 0
         self._known: dict[tuple[Place, Child | None, bytes, int], list[tuple[Child, bytes]]] = {}
         self._known_size = 0
 
@@ -81,9 +81,14 @@ class MergedTree(Tree):
             self._tag = (self.union.tag() & _TAG_MAX) << _TAG_SHIFT
 
     def _look_around(self) -> bool:
-        """Whether a look at all shards, every few seconds, finds one changed: a new name may be in any of them."""
-        if time.monotonic() - self._looked < LOOK_SECONDS:
+        """Whether a look at all shards finds one changed: a new name may be in any of them.
+
+        Only every few seconds, or when a change was heard of.
+        """
+        alarms = self.lower.alarms
+        if time.monotonic() - self._looked < LOOK_SECONDS and alarms == self._heard:
             return False
+        self._heard = alarms
         for number in range(len(self.lower)):
             with contextlib.suppress(ShardError):
                 self.lower.fingerprint(number)
@@ -336,6 +341,9 @@ class MergedTree(Tree):
         for number, record, folder in self._folders_at(place):
             if number >= shard:
                 yield from self._list_shard(place, twin, number, record, folder, where if number == shard else 0)
+
+    def run(self, inode: int, after: int, most: int) -> Run | None:
+        return None
 
     def _list_twin(self, place: Place, twin: Child | None, after: int) -> Iterator[Entry]:
         if twin is None:

@@ -25,24 +25,28 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyfuse3
 import trio
 
-from wdsfs import control, system
+from wdsfs import control, system, watch
 from wdsfs.board import Board, Tags
 from wdsfs.engine import Engine
 from wdsfs.errors import MountError, UsageError, WdsfsError
 from wdsfs.index import Index, open_index
 from wdsfs.lower import Lower, NotIndexed
 from wdsfs.merged import make_tree
-from wdsfs.ops import Operations, Owner
-from wdsfs.spec import Shard, expand
+from wdsfs.ops import TIMEOUT_SECONDS, Operations, Owner
+from wdsfs.spec import Shard, expand, extended
+from wdsfs.stack import Stack
 from wdsfs.tree import Tree, View
+from wdsfs.upper import sync_filesystem
 from wdsfs.worker import SPIN_SECONDS
+from wdsfs.writable import WritableTree
+from wdsfs.writes import WritableOperations
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +56,7 @@ END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LEFT, READY, GONE = b"-", b"+", b"."  # what a daemon tells the process that waits for it
 LOOK_SECONDS = 0.2  # how often that one looks whether the daemon is still there
 ID_MAX = (1 << 32) - 2  # the kernel takes the last number for "nobody at all"
+SYNC_SECONDS = 10.0  # how long the end of a mount by a signal waits for what is in the kernel's memory
 DEAD_MOUNT_ERRNOS = frozenset((errno.ENOTCONN, errno.ECONNABORTED))
 
 # Options of `-o` that libfuse or the kernel understands. Anything else is a typing error and is said to be one.
@@ -85,8 +90,10 @@ class Mount:
     index_dir: Path | None = None
     jobs: int = 1
     lazy: bool = False
+    overlay: Path | None = None
     workers: int = 2
     spin: float = SPIN_SECONDS  # seconds
+    readahead: int = 256 << 10  # bytes
     options: list[str] = field(default_factory=list)
     foreground: bool = False
     log: Path | None = None  # of a mount in the background; chosen by `run`
@@ -99,14 +106,16 @@ class Mount:
 Indexer = Callable[[Index, Sequence[Shard], int], None]
 
 
-def parse_options(options: Sequence[str]) -> FuseOptions:
+def parse_options(options: Sequence[str], writable: bool = False) -> FuseOptions:
     """Take `-o` options apart. Raises UsageError for one that nobody knows."""
     parsed = FuseOptions()
     uid, gid, umask = parsed.owner.uid, parsed.owner.gid, 0
     for option in _split(options):
         name, equals, value = option.partition("=")
-        if name in ("rw", "remount"):
-            raise UsageError(f"-o {name}: this mount is read-only")
+        if name == "remount" or (name == "rw" and not writable):
+            raise UsageError(f"-o {name}: this mount is read-only; --overlay DIR makes one that can be written")
+        if name == "rw":
+            continue
         if name in ("uid", "gid", "umask") and equals:
             number = _number(option, value, *((8, 0o777) if name == "umask" else (10, ID_MAX)))
             uid, gid, umask = (
@@ -238,13 +247,19 @@ def run(mount: Mount, indexer: Indexer, leave: Callable[[], None], ready: Callab
     `leave` is called when everything that can go wrong in front of the user has gone right, before the
     workers are forked; `ready` when the tree is usable. Raises WdsfsError when it cannot be mounted.
     """
-    parsed = parse_options(mount.options)
+    parsed = parse_options(mount.options, mount.overlay is not None)
     shards = expand(mount.specs)
     index = open_index(mount.index_dir)
     try:
         for notice in index.notices:
             log.warning("%s", notice)
         own = [index.directory.absolute(), system.runtime_dir(), control.log_path(mount.mountpoint)]
+        if mount.overlay is not None:
+            own.append(mount.overlay.absolute())
+            if mount.overlay.resolve() in Path(mount.mountpoint).parents:
+                raise MountError(
+                    f"{mount.mountpoint}: lies in the overlay {mount.overlay}; take another directory"
+                )
         busy = [*(one.path for one in shards), *map(os.fsencode, own)]
         check_mountpoint(mount.mountpoint, parsed.nonempty, busy)
         if not mount.lazy or mount.merge:  # one tree over all shards needs all of them
@@ -252,7 +267,11 @@ def run(mount: Mount, indexer: Indexer, leave: Callable[[], None], ready: Callab
         if not mount.foreground:
             mount.log = open_log(mount.mountpoint)
         index.suspend()
-        _serve(mount, parsed, _Set(mount, shards, index, raise_file_limit(), Tags(len(shards))), leave, ready)
+        descriptors, stack = raise_file_limit(), None
+        if mount.overlay is not None:
+            owner = parsed.owner.uid, parsed.owner.gid
+            stack = Stack(mount.overlay, shards, mount.view, mount.merge, owner, parsed.owner.umask)
+        _serve(mount, parsed, _Set(mount, shards, index, descriptors, Tags(len(shards)), stack), leave, ready)
     finally:
         index.discard()
 
@@ -266,30 +285,48 @@ class _Set:
     index: Index
     descriptors: int
     tags: Tags
+    stack: Stack | None
 
-    def tree(self) -> Tree:
+    def tree(self) -> Tree | WritableTree:
+        """What is mounted, as a worker serves it."""
+        below = self.lower_tree()
+        return below if self.stack is None else _prepared(self.stack.tree(below))
+
+    def lower_tree(self) -> Tree:
+        """What the shards hold."""
         below = Lower(self.shards, self.index.reopen(), self.descriptors, self.tags)
-        tree = make_tree(below, self.mount.view, self.mount.merge)
-        while True:
-            try:
-                tree.prepare()
-                return tree
-            except NotIndexed as wanted:  # changed since the mount began; one tree needs all shards
-                below.index_now(wanted.number)
+        return _prepared(make_tree(below, self.mount.view, self.mount.merge))
+
+
+TreeKind = TypeVar("TreeKind", Tree, WritableTree)
+
+
+def _prepared(tree: TreeKind) -> TreeKind:
+    while True:
+        try:
+            tree.prepare()
+            return tree
+        except NotIndexed as wanted:  # changed since the mount began
+            tree.lower.index_now(wanted.number)
 
 
 def _serve(
     mount: Mount, parsed: FuseOptions, wanted: _Set, leave: Callable[[], None], ready: Callable[[], None]
 ) -> None:
     board = Board()
-    operations = Operations(parsed.owner, board)
-    options = {"default_permissions", "ro", *parsed.fuse}
+    stack = wanted.stack
+    operations = (
+        Operations(parsed.owner, board)
+        if stack is None
+        else WritableOperations(parsed.owner, board, lambda: stack.frozen)
+    )
+    options = {"default_permissions", *parsed.fuse} | ({"ro"} if stack is None else set())
     for name, value in (("subtype", "wdsfs"), ("fsname", _fsname(mount.specs))):
         if not any(option.startswith(f"{name}=") for option in options):
             options.add(f"{name}={value}")
     with _Signals() as signals:
         try:
-            pyfuse3.init(operations, mount.mountpoint, options)
+            pyfuse3.init(pyfuse3.Operations(), mount.mountpoint, options)  # it mounts; we serve
         except (RuntimeError, UnicodeEncodeError) as error:
             raise MountError(
                 f"{mount.mountpoint}: libfuse could not mount ({error}); "
@@ -297,8 +334,14 @@ def _serve(
             ) from None
         session, clean, engine = None, False, None
         try:
-            engine = Engine(operations, board, wanted.tree, mount.workers, mount.spin)
+            follow = _follower(wanted)
+            workers = 1 if operations.alone else mount.workers
+            engine = Engine(operations, board, wanted.tree, workers, mount.spin, follow)
             engine.answer_init()
+            if mount.merge and follow is not None and engine.epochs:
+                # Names of the top are the names of samples there: not to be asked for again every second.
+                operations.change_seconds = TIMEOUT_SECONDS
+            _set_readahead(mount)
             leave()
             session = _Session(mount, wanted, engine, signals, ready)
             trio.run(session.run)
@@ -308,9 +351,31 @@ def _serve(
         finally:
             if engine is not None:
                 engine.stop()  # nobody would look after workers that are left
+            if stack is not None:
+                stack.finish()
             # After a failure the directory must not look empty: a copy job would delete its mirror. But what
             # nobody was told of yet, nobody copies.
             pyfuse3.close(unmount=clean or session is None or not session.usable)
+
+
+def _follower(wanted: _Set) -> Callable[[Engine], None] | None:
+    """What follows the changes of the shards, in a process of its own; None where the kernel tells of none."""
+    try:
+        seen = watch.Watch(wanted.shards, look=wanted.mount.merge)
+    except OSError as error:
+        log.warning("a change of a shard is noticed a second late: inotify: %s", error.strerror)
+        return None
+    return lambda engine: watch.follow(seen, engine.device, engine.life, wanted.tags, engine.epochs)
+
+
+def _set_readahead(mount: Mount) -> None:
+    """Where this is allowed: to root, and with /sys writable."""
+    mounted = system.mounted_at(mount.mountpoint)
+    try:
+        if mounted is not None:
+            system.set_readahead(mounted.device, mount.readahead)
+    except OSError as error:
+        log.debug("the kernel's readahead stays as it is: %s", error)
 
 
 class _Signals:
@@ -338,6 +403,33 @@ def _fsname(specs: Sequence[str]) -> str:
     return "wdsfs#" + text.replace("\\", "\\\\").replace(",", "\\,")
 
 
+class _Lines:
+    """A line of JSON at a time over a stream."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._received = b""
+
+    async def receive(self) -> dict[str, Any]:
+        """Raises EOFError when the other side is gone, or talks of something else."""
+        while b"\n" not in self._received:
+            part = await self._stream.receive_some(1 << 16)
+            if not part:
+                raise EOFError
+            self._received += part
+        line, _, self._received = self._received.partition(b"\n")
+        try:
+            message = json.loads(line)
+        except ValueError:
+            message = None
+        if not isinstance(message, dict):
+            raise EOFError  # nobody who speaks this language
+        return message
+
+    async def send(self, message: dict[str, Any]) -> None:
+        await self._stream.send_all(json.dumps(message).encode() + b"\n")
+
+
 class _Session:
     """The supervisor's side of a running mount: the engine, the control socket and the signals side by side."""
 
@@ -347,6 +439,7 @@ class _Session:
         self.mount, self.wanted, self.engine, self.ready = mount, wanted, engine, ready
         self.signals = signals
         self.usable = False
+        self.committing = False  # a client that commits is there
         self.failure: MountError | None = None
         self.since = time.time()
 
@@ -360,13 +453,20 @@ class _Session:
     async def _watch_signals(self) -> None:
         with trio.open_signal_receiver(*END_SIGNALS) as signals:
             for number in self.signals.kept:
-                self._end(number)
+                await self._end(number)
             async for number in signals:
-                self._end(number)
+                await self._end(number)
 
-    def _end(self, number: int) -> None:
+    async def _end(self, number: int) -> None:
         log.info("ended by %s", signal.Signals(number).name)
+        if self.wanted.stack is not None:
+            with trio.move_on_after(SYNC_SECONDS):  # what programs have changed in mapped files
+                await self._in_child(self._sync)
         self.engine.stop()
+
+    def _sync(self) -> dict[str, Any]:
+        sync_filesystem(self.mount.mountpoint)
+        return {}
 
     async def _announce(self) -> None:
         """Open the socket, register, tell whoever waits."""
@@ -387,6 +487,8 @@ class _Session:
             self.mount.merge,
             self.since,
             None if self.mount.log is None else str(self.mount.log),
+            None if self.wanted.stack is None else str(self.wanted.stack.place.path),
+            str(self.wanted.index.directory.absolute()),
         )
         with control.registered(daemon), listener:
             # An answer about the root proves that the mount works. A worker may die of it; this process must not.
@@ -438,18 +540,70 @@ class _Session:
     async def _answer(self, stream: trio.SocketStream) -> None:
         async with stream:
             try:
-                seen = await self._in_child(self._inspect)
-                if seen:
-                    await stream.send_all(json.dumps({**seen, **self._report()}).encode())
+                lines = _Lines(stream)
+                question = await lines.receive()
+                if question.get("do") == "freeze":
+                    await self._freeze(lines)
+                elif question.get("do") == "shards":
+                    await lines.send(self._shards())
+                elif question.get("do") == "status":
+                    seen = await self._in_child(self._inspect)
+                    if seen:
+                        await lines.send({**seen, **self._report()})
                 await stream.send_eof()  # closing is not enough: a worker forked meanwhile has it, too
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
+            except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
                 pass
             except Exception:  # whatever it is, it must not end the mount
-                log.exception("the status could not be told")
+                log.exception("a client of the control socket was not served")
+
+    async def _freeze(self, lines: _Lines) -> None:
+        """Let nobody change anything until the client has committed, or is gone."""
+        stack = self.wanted.stack
+        if stack is None or self.committing:
+            reason = "has no overlay" if stack is None else "is being committed already"
+            await lines.send({"error": f"{self.mount.mountpoint} {reason}"})
+            return
+        stack.freeze(True)  # it is still, if the last client was stopped half-way
+        self.committing = True
+        try:
+            await self._let_finish()
+            await lines.send(self._shards())
+            with contextlib.suppress(EOFError):
+                answer = await lines.receive()
+                self._renew([os.fsencode(path) for path in answer["new"]])
+                await lines.send({})
+                await lines.receive()  # nothing: the commit is over when the client is gone
+        finally:
+            self.committing = False
+            if stack.is_half_committed:
+                log.error(
+                    "a commit in place was stopped half-way; nothing can be changed until it is finished: wdsfs "
+                    "commit --in-place %s",
+                    shlex.quote(self.mount.mountpoint),
+                )
+            else:
+                stack.freeze(False)
+
+    def _shards(self) -> dict[str, Any]:
+        shards = self.wanted.shards
+        return {"shards": [[os.fsdecode(shard.name), os.fsdecode(shard.path)] for shard in shards]}
+
+    async def _let_finish(self) -> None:
+        """Wait for what a worker is at: it may have begun before the freeze."""
+        board, done = self.engine.board, self.engine.board.done
+        while board.busy and board.done == done:  # noqa: ASYNC110  # shared memory tells nobody
+            await trio.sleep(0.001)
+
+    def _renew(self, further: Sequence[bytes]) -> None:
+        """Show the shards as they are now, and these behind them."""
+        shards = extended(self.wanted.shards, further)
+        tags = self.wanted.tags.extended(len(shards))
+        self.wanted = replace(self.wanted, shards=shards, tags=tags)
+        self.engine.renew(self.wanted.tree, _follower(self.wanted))
 
     def _inspect(self) -> dict[str, Any]:
         """What the index says of the set now."""
-        tree = self.wanted.tree()
+        tree = self.wanted.lower_tree()
         totals = tree.totals()
         return {
             "shards": totals.shards,
@@ -468,12 +622,10 @@ class _Session:
             "uptime_seconds": time.time() - self.since,
             "processes": processes,
             "restarts": self.engine.restarts,
-            "memory_bytes": sum(map(anonymous_bytes, processes)),
+            "memory_bytes": sum(map(anonymous_bytes, [*processes, *self.engine.helpers])),
             "open_files": board.open_files,
             "requests": board.counts(),
-            "pushed": board.pushed,
             "bytes_read": board.bytes_read,
-            "bytes_pushed": board.bytes_pushed,
             "failures": board.failures,
             "index": str(self.wanted.index.directory),
             "notices": self.wanted.index.notices,

@@ -1,57 +1,62 @@
 """The FUSE adapter: translates requests into calls of the tree, and answers.
 
-No policy: what exists and how it looks is decided in `tree.py`. Handlers leave errors to the one decorator
-`replies`, which maps every exception to an errno, because anything but FUSEError would end pyfuse3's main loop
-and with it the worker.
+No policy: what exists and how it looks is decided in `tree.py`. Handlers leave errors to `Operations.answer`,
+which maps every exception to an errno: whatever happens at a request, the worker goes on.
 
-The handlers are coroutines because pyfuse3 wants that, but they never wait by `await`: a worker serves one
-request at a time. What may take long (bytes that are not in the page cache, a shard that has to be indexed)
-happens inside `slowly`, which lets the supervisor see to it that others serve meanwhile.
+Files and directories are never opened, as far as this end is concerned: OPEN and OPENDIR are answered once, with
+ENOSYS, and from then on the kernel opens by itself, keeps what it has read of a file or directory for the next
+opener, and names the inode in each READ. A worker serves one request at a time. What may take long (bytes that are
+not in the page cache, a shard that has to be indexed) happens inside `slowly`, which lets the supervisor see to it
+that others serve meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import logging
-import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec, TypeVar
 
-import pyfuse3
-from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestContext, StatvfsData
-
-from wdsfs import lower
+from wdsfs import lower, protocol
 from wdsfs.board import KINDS, Board, Slot
-from wdsfs.errors import CorruptShard, NoSuchAttribute, NoSuchEntry, StaleShard, UnreadableShard, WdsfsError
-from wdsfs.inodes import ROOT
+from wdsfs.errors import EntryError, NoSuchEntry, StaleShard, WdsfsError
+from wdsfs.inodes import FOLDER, ROOT, kind_of
 from wdsfs.lower import Content, NotIndexed
 from wdsfs.names import NAME_MAX
-from wdsfs.tree import Node, Tree
+from wdsfs.protocol import Attributes
+from wdsfs.tree import Entry, Node, Tree
+from wdsfs.writable import WritableTree
 
 log = logging.getLogger(__name__)
 
 # Shards do not change, so the kernel may keep what it knows. When one does, its inode numbers are no longer
-# answered (ESTALE), which makes the kernel ask for the whole path again, whatever it had kept. Only what it
-# answers without asking must not be kept for so long: that a name is not there. So the entry of a shard's
-# directory is asked for again after some seconds, and a changed shard has another inode then.
-TIMEOUT_SECONDS = 3600.0
-CHANGE_SECONDS = 5.0
+# answered (ESTALE), and the entries of the top, which lead to them, are asked for again: within a millisecond
+# where the change is heard of (`watch`), and in any case after this time.
+TIMEOUT_SECONDS = 3600
+CHANGE_SECONDS = 1
 # What the kernel has kept of the mount point it also tells when the mount is dead: a script that looks with stat
 # would find it in order. One question a second is what that costs.
-ROOT_SECONDS = 1.0
-BLOCK_SIZE = 128 << 10  # what stat recommends for reads: the largest request of the kernel
-PUSH_BYTES = 128 << 10  # files up to this size are pushed into the page cache at their first open
+ROOT_SECONDS = 1
+BLOCK_SIZE = 128 << 10  # what stat recommends for reads
+FRAGMENT = 512  # bytes; the unit of `df` and of stat's blocks
 QUIET_SECONDS = 30.0  # a message is logged once in this time
 QUIET_MAX = 1000  # different messages remembered
 
-_FORGET, _RELEASE, _RELEASEDIR = map(KINDS.index, ("forget", "release", "releasedir"))
+# What the kernel may do with a read-only mount: the flags of INIT, and how many requests of readahead at a time.
+FLAGS = (
+    (protocol.ASYNC_READ | protocol.EXPORT_SUPPORT | protocol.BIG_WRITES | protocol.DO_READDIRPLUS)
+    | (protocol.PARALLEL_DIROPS | protocol.MAX_PAGES | protocol.CACHE_SYMLINKS | protocol.EXPLICIT_INVAL_DATA)
+    | protocol.INIT_EXT
+)
+BACKGROUND = 64
 
-Arguments = ParamSpec("Arguments")
-Answer = TypeVar("Answer")
+_OTHER = KINDS.index("other")
+_TELLING = 1200  # bytes of a request behind its header that tell it from others: all of it, but for a WRITE
+
+Reply = bytes | memoryview | int | None
+Handler = Callable[[int, bytes], Reply]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,71 +68,91 @@ class Owner:
     umask: int = 0
 
 
-def replies(
-    handler: Callable[Concatenate[Operations, Arguments], Awaitable[Answer]],
-) -> Callable[Concatenate[Operations, Arguments], Coroutine[Any, Any, Answer]]:
-    """Make a handler raise FUSEError only, index what it finds not indexed, and count it."""
-    kind = KINDS.index(handler.__name__) if handler.__name__ in KINDS else KINDS.index("other")
-
-    @functools.wraps(handler)
-    async def reply(self: Operations, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
-        self.slot.begin(kind)
-        try:
-            while True:
-                if self.refusing:
-                    raise FUSEError(errno.EIO)
-                self.tree.lower.tidy()
-                try:
-                    return await handler(self, *args, **kwargs)
-                except NotIndexed as wanted:
-                    self._index(wanted.number)
-        except FUSEError:
-            raise
-        except Exception as error:  # whatever it is, the mount goes on: see the head of this module
-            raise FUSEError(self.errno_of(handler.__name__, error)) from error
-        finally:
-            self.slot.end()
-
-    return reply
-
-
-class Operations(pyfuse3.Operations):
+class Operations:
     """Answers the requests of a read-only mount.
 
     Made before the workers are forked; each then calls `attach`. `crowded` is called when this worker is about
-    to wait for a disk.
+    to wait for a disk. `change_seconds` is how long the kernel may keep what leads to a shard that may change.
     """
 
-    supports_dot_lookup = True
-    enable_writeback_cache = False
     tree: Tree
+    alone = False  # whether one worker serves, and never more
+    flags, write_max, room = (
+        FLAGS,
+        protocol.PAGE,
+        protocol.REQUEST_MIN,
+    )  # what the kernel is told, and its requests
 
     def __init__(self, owner: Owner, board: Board) -> None:
-        super().__init__()
         self.owner = owner
         self.board = board
         self.slot: Slot = board.slot(0)
-        self.started = False
+        self.change_seconds = CHANGE_SECONDS
         self.refusing = False
         self._said: dict[str, float] = {}
+        self._told: Callable[[int], None] | None = None  # hears which inodes a listing lets the kernel know
         self._crowded: Callable[[], None] = lambda: None
+        self._handlers: dict[int, tuple[int, Handler]] = {
+            opcode: (KINDS.index(kind), handler)
+            for opcode, kind, handler in (
+                (protocol.LOOKUP, "lookup", self.lookup),
+                (protocol.GETATTR, "getattr", self.getattr),
+                (protocol.READLINK, "readlink", self.readlink),
+                (protocol.READ, "read", self.read),
+                (protocol.OPENDIR, "other", self.opendir),
+                (protocol.READDIR, "readdir", self.readdir),
+                (protocol.READDIRPLUS, "readdir", self.readdirplus),
+                (protocol.STATFS, "statfs", self.statfs),
+                (protocol.GETXATTR, "getxattr", self.getxattr),
+                (protocol.LISTXATTR, "listxattr", self.listxattr),
+                (protocol.FORGET, "forget", _nothing),
+                (protocol.BATCH_FORGET, "forget", _nothing),
+                (protocol.INTERRUPT, "other", _nothing),
+                (protocol.RELEASEDIR, "other", _done),
+            )
+        }
 
-    def init(self) -> None:
-        self.started = True
-
-    def attach(self, tree: Tree, slot: Slot, crowded: Callable[[], None] = lambda: None) -> None:
+    def attach(self, tree: Tree | WritableTree, slot: Slot, crowded: Callable[[], None] = lambda: None) -> None:
         """Serve this tree from now on, and count in this slot."""
-        self.tree, self.slot, self._crowded = tree, slot, crowded
+        self.tree = tree  # type: ignore[assignment]  # of the kind that the class serves
+        self.slot, self._crowded = slot, crowded
 
     def refuse(self, slot: Slot) -> None:
         """Answer everything with EIO from now on, and touch nothing."""
         self.refusing, self.slot = True, slot
 
+    def answer(self, message: bytes) -> Reply:
+        """The answer to a request: bytes, an errno, or None if it wants none. Raises nothing."""
+        opcode, _, node, body = protocol.take_apart(message)
+        kind, handler = self._handlers.get(opcode, (_OTHER, _unknown))
+        request = hash((opcode, node, body[:_TELLING]))
+        slot = self.slot
+        slot.begin(kind, request)
+        watching = self.board.watching
+        try:
+            if self.refusing or (watching and self.board.is_deadly(request)):
+                return None if handler is _nothing else errno.EIO
+            while True:
+                self.tree.lower.tidy()
+                try:
+                    return handler(node, body)
+                except NotIndexed as wanted:
+                    self._index(wanted.number)
+        except Exception as error:  # whatever it is, the mount goes on: see the head of this module
+            return self.errno_of(KINDS[kind], error)
+        finally:
+            slot.end()
+            if watching:
+                self.board.absolve(request)
+
+    def answered(self) -> None:
+        """The last answer has been sent."""
+
     # --- errors
 
     def errno_of(self, name: str, error: Exception) -> int:
         """The errno for an exception; logs what a person should know of."""
-        if isinstance(error, (NoSuchEntry, NoSuchAttribute)):
+        if isinstance(error, EntryError):  # of what was asked, nothing is wrong here
             log.debug("%s: %s", name, error)
             return error.errno
         self.slot.failed()
@@ -168,153 +193,162 @@ class Operations(pyfuse3.Operations):
         with self.slowly():
             self.tree.lower.index_now(number)
 
-    def _read(self, content: Content, offset: int, size: int) -> bytes:
-        data = lower.read_cached(content, offset, size)
+    # --- names and attributes
+
+    def _attributes(self, node: Node) -> Attributes:
+        inode, mode, links, size, mtime_ns = node[:5]
+        seconds, ns = divmod(mtime_ns, 1_000_000_000)
+        owner = self.owner
+        return (
+            *(inode, size, (size + FRAGMENT - 1) // FRAGMENT, seconds, seconds, seconds, ns, ns, ns),
+            *(mode & ~owner.umask, links, owner.uid, owner.gid, 0, BLOCK_SIZE, 0),
+        )
+
+    def _entry(self, node: Node, timeout: int) -> bytes:
+        return protocol.entry(timeout, attributes_timeout(node.inode), self._attributes(node))
+
+    def _entry_timeout(self, parent: int) -> int:
+        return self.change_seconds if parent == ROOT else TIMEOUT_SECONDS
+
+    def lookup(self, parent: int, body: bytes) -> Reply:
+        name = protocol.name_of(body)
+        if len(name) > NAME_MAX:  # the kernel passes on up to 1,024 bytes
+            return errno.ENAMETOOLONG
+        if name == b".":
+            return self._entry(self.tree.getattr(parent), TIMEOUT_SECONDS)
+        if name == b"..":
+            return self._entry(self.tree.getattr(self.tree.parent(parent)), TIMEOUT_SECONDS)
+        timeout = self._entry_timeout(parent)
+        try:
+            return self._entry(self.tree.lookup(parent, name), timeout)
+        except NoSuchEntry:
+            # Remembered, too: loaders probe for files that are not there. In one tree over all shards the name may
+            # turn up in any of them.
+            return protocol.no_entry(self.change_seconds if self.tree.merged else timeout)
+
+    def getattr(self, inode: int, body: bytes) -> Reply:
+        return protocol.attributes(attributes_timeout(inode), self._attributes(self.tree.getattr(inode)))
+
+    def readlink(self, inode: int, body: bytes) -> Reply:
+        return self.tree.readlink(inode)
+
+    def statfs(self, inode: int, body: bytes) -> Reply:
+        with self.slowly():  # looks at every shard
+            totals = self.tree.totals()
+        blocks = (totals.bytes + FRAGMENT - 1) // FRAGMENT
+        return protocol.statfs(blocks, totals.members, BLOCK_SIZE, FRAGMENT, NAME_MAX)
+
+    def getxattr(self, inode: int, body: bytes) -> Reply:
+        room, name = protocol.xattr_of(body)
+        return _fitting(self.tree.getxattr(inode, name), room)
+
+    def listxattr(self, inode: int, body: bytes) -> Reply:
+        room, _ = protocol.xattr_of(body)
+        return _fitting(b"".join(name + b"\0" for name in self.tree.xattrs(inode)), room)
+
+    # --- directories and files
+
+    def opendir(self, inode: int, body: bytes) -> Reply:
+        """The kernel keeps listings; not in one tree over all shards: its directories change and stay the same."""
+        return protocol.opened() if self.tree.merged else errno.ENOSYS
+
+    def _run(self, inode: int, after: int, room: int) -> bytes | None:
+        """Lines of the answer to READDIRPLUS, where what comes behind the cursor `after` is all alike."""
+        run = self.tree.run(inode, after, room // protocol.LINE_MIN)
+        if run is None:
+            return None
+        return protocol.lines_plus(
+            *(run.names, run.sizes, run.mtimes_ns, run.inode, run.cursor),
+            self._attributes(Node(run.inode, run.mode, run.links, 0, 0)),
+            *(TIMEOUT_SECONDS, TIMEOUT_SECONDS, room),
+        )
+
+    def readdirplus(self, inode: int, body: bytes) -> Reply:
+        timeout, pack, attributes = self._entry_timeout(inode), protocol.line_plus, self._attributes
+        return self._list(
+            inode,
+            body,
+            lambda entry: pack(entry.name, entry.cursor, timeout, TIMEOUT_SECONDS, attributes(entry.node)),
+            self._told,
+            self._run,
+        )
+
+    def readdir(self, inode: int, body: bytes) -> Reply:
+        return self._list(
+            inode, body, lambda entry: protocol.line(entry.name, entry.cursor, entry.node.inode, entry.node.mode)
+        )
+
+    def _list(
+        self,
+        inode: int,
+        body: bytes,
+        pack: Callable[[Entry], bytes],
+        told: Callable[[int], None] | None = None,
+        rest: Callable[[int, int, int], bytes | None] = lambda inode, after, room: None,
+    ) -> bytes:
+        """The lines that there is room for. `rest` makes those behind a cursor in one go, if it can."""
+        after, room = protocol.read_of(body)
+        lines: list[bytes] = []
+        tried = False
+        try:
+            found = rest(inode, after, room)
+            if found is not None:
+                return found
+            for entry in self.tree.listing(inode, after):
+                line = pack(entry)
+                room -= len(line)
+                if room < 0:
+                    break
+                lines.append(line)
+                if told is not None and entry.name not in (b".", b".."):
+                    told(entry.node.inode)
+                if not tried and kind_of(entry.cursor) > FOLDER:  # the first behind those that are not alike
+                    tried, found = True, rest(inode, entry.cursor, room)
+                    if found is not None:
+                        lines.append(found)
+                        break
+        except Exception:
+            # What is listed already is sent, since the kernel goes on behind it; that call meets the error with
+            # empty hands.
+            if not lines:
+                raise
+        return b"".join(lines)
+
+    def read(self, inode: int, body: bytes) -> Reply:
+        offset, size = protocol.read_of(body)
+        return self._read(self.tree.content(inode), offset, size)
+
+    def _read(self, content: Content, offset: int, size: int) -> bytes | memoryview:
+        data: bytes | memoryview | None = lower.read_cached(content, offset, size)
         if data is None:
             with self.slowly():
                 data = lower.read(content, offset, size)
-        return data
-
-    def _push(self, inode: int, content: Content) -> None:
-        """Put the whole content of a small file into the kernel's page cache: its reads never come here.
-
-        Only at the first open since the kernel got to know the file: a store waits for pages that a read in
-        flight has locked, and that read may be waiting for this worker.
-        """
-        try:
-            data = self._read(content, 0, content.size)
-            if len(data) < content.size:
-                return
-            pyfuse3.notify_store(inode, 0, data)
-        except (CorruptShard, UnreadableShard, OSError) as error:  # the read that follows will say so
-            log.debug("not pushed: %s", error)
-            return
-        self.slot.pushed(len(data))
-
-    # --- names and attributes
-
-    def _attributes(self, node: Node, timeout: float = TIMEOUT_SECONDS) -> EntryAttributes:
-        entry = EntryAttributes()
-        entry.st_ino = node.inode
-        entry.generation = 0
-        entry.entry_timeout = timeout
-        entry.attr_timeout = ROOT_SECONDS if node.inode == ROOT else TIMEOUT_SECONDS
-        entry.st_mode = node.mode & ~self.owner.umask
-        entry.st_nlink = node.links
-        entry.st_uid, entry.st_gid = self.owner.uid, self.owner.gid
-        entry.st_size = node.size
-        entry.st_blksize = BLOCK_SIZE
-        entry.st_blocks = (node.size + 511) // 512
-        entry.st_atime_ns = entry.st_ctime_ns = entry.st_mtime_ns = node.mtime_ns
-        return entry
-
-    def _entry_timeout(self, parent: int) -> float:
-        return CHANGE_SECONDS if parent == ROOT and not self.tree.merged else TIMEOUT_SECONDS
-
-    @replies
-    async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
-        if len(name) > NAME_MAX:  # the kernel passes on up to 1,024 bytes
-            raise FUSEError(errno.ENAMETOOLONG)
-        if name == b".":
-            return self._attributes(self.tree.getattr(parent_inode))
-        if name == b"..":
-            return self._attributes(self.tree.getattr(self.tree.parent(parent_inode)))
-        try:
-            return self._attributes(self.tree.lookup(parent_inode, name), self._entry_timeout(parent_inode))
-        except NoSuchEntry:
-            # Inode 0 says "no such entry, and remember it": loaders probe for files that are not there.
-            missing = EntryAttributes()
-            missing.st_ino = 0
-            missing.entry_timeout = CHANGE_SECONDS if self.tree.merged else self._entry_timeout(parent_inode)
-            return missing
-
-    @replies
-    async def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
-        return self._attributes(self.tree.getattr(inode))
-
-    async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
-        """The kernel has dropped these with all their pages. Must not raise."""
-        self.slot.begin(_FORGET)
-        for inode, _ in inode_list:
-            self.board.forget(inode)
-        self.slot.end()
-
-    @replies
-    async def readlink(self, inode: int, ctx: RequestContext) -> bytes:
-        return self.tree.readlink(inode)
-
-    @replies
-    async def statfs(self, ctx: RequestContext) -> StatvfsData:
-        with self.slowly():  # looks at every shard
-            totals = self.tree.totals()
-        data = StatvfsData()
-        data.f_bsize = BLOCK_SIZE
-        data.f_frsize = 512
-        data.f_blocks = (totals.bytes + 511) // 512
-        data.f_bfree = data.f_bavail = data.f_ffree = data.f_favail = 0
-        data.f_files = totals.members
-        data.f_namemax = NAME_MAX
-        return data
-
-    @replies
-    async def getxattr(self, inode: int, name: bytes, ctx: RequestContext) -> bytes:
-        return self.tree.getxattr(inode, name)
-
-    @replies
-    async def listxattr(self, inode: int, ctx: RequestContext) -> list[bytes]:
-        return self.tree.xattrs(inode)
-
-    # --- directories and files; a handle is the inode number, so any process can serve it
-
-    @replies
-    async def opendir(self, inode: int, ctx: RequestContext) -> int:
-        self.tree.open_directory(inode)
-        return inode
-
-    @replies
-    async def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
-        some, timeout = False, self._entry_timeout(fh)
-        try:
-            for entry in self.tree.listing(fh, start_id):
-                attributes = self._attributes(entry.node, timeout)
-                if not pyfuse3.readdir_reply(token, entry.name, attributes, entry.cursor):
-                    break
-                some = True
-        except Exception:
-            # What the token holds cannot be taken back, and beginning anew would list it twice. So it is sent;
-            # the kernel goes on behind it, and that call meets the error with empty hands.
-            if not some:
-                raise
-
-    async def releasedir(self, fh: int) -> None:
-        self.slot.begin(_RELEASEDIR)
-        self.slot.end()
-
-    @replies
-    async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
-        if flags & os.O_ACCMODE != os.O_RDONLY:
-            raise FUSEError(errno.EROFS)
-        content = self.tree.content(inode)
-        if 0 < content.size <= PUSH_BYTES and self.board.claim_push(inode):
-            self._push(inode, content)
-        else:
-            lower.check_unchanged(content)  # the kernel may answer the reads from what it has
-        return FileInfo(fh=inode, keep_cache=True)
-
-    @replies
-    async def read(self, fh: int, off: int, size: int) -> bytes:
-        data = self._read(self.tree.content(fh), off, size)
         self.slot.read(len(data))
         return data
 
-    async def release(self, fh: int) -> None:
-        self.slot.begin(_RELEASE)
-        self.slot.end()
 
-    async def flush(self, fh: int) -> None:
-        """Answered once: ENOSYS tells the kernel not to ask at every close."""
-        raise FUSEError(errno.ENOSYS)
+def attributes_timeout(inode: int) -> int:
+    """How long (s) the kernel may keep what stat says of an inode."""
+    return ROOT_SECONDS if inode == ROOT else TIMEOUT_SECONDS
 
-    async def access(self, inode: int, mode: int, ctx: RequestContext) -> bool:
-        """Not asked under `default_permissions`; where it is, the kernel's own check is enough."""
-        raise FUSEError(errno.ENOSYS)
+
+def _fitting(value: bytes, room: int) -> bytes | int:
+    """The answer to a question for extended attributes: how much room is needed, or the value if it fits."""
+    if not room:
+        return protocol.xattr_size(len(value))
+    return value if len(value) <= room else errno.ERANGE
+
+
+def _nothing(node: int, body: bytes) -> None:
+    """For what wants no answer. Nothing is remembered of an inode, so there is nothing to forget."""
+
+
+def _done(node: int, body: bytes) -> bytes:
+    """Done, and nothing to say of it."""
+    return b""
+
+
+def _unknown(node: int, body: bytes) -> int:
+    """Says once and for all that there is no such operation. For OPEN, OPENDIR, FLUSH and ACCESS that means: do it
+    yourself."""
+    return errno.ENOSYS

@@ -26,13 +26,13 @@ No FUSE, no shards, no lower: what has to be copied up or hidden is for `writabl
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -422,12 +422,26 @@ def hold(place: Place) -> int:
     except BlockingIOError:
         holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip() if ours else ""
         os.close(fd)
-        by = f" by process {holder}" if holder else ""
-        raise OverlayBusy(f"the overlay {place.path} is in use{by}; only one mount or commit may use it") from None
+        raise OverlayBusy(f"the overlay {place.path} is in use{_holder_text(holder)}") from None
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def _holder_text(holder: str) -> str:
+    """Who holds an overlay, and what to do. `holder` is the number in its lock, empty if there is none."""
+    with contextlib.suppress(PermissionError, OverflowError):  # the first is somebody else's process
+        try:
+            if holder.isdecimal():
+                os.kill(int(holder), 0)
+        except ProcessLookupError:
+            return (
+                f" by workers of a mount whose daemon (process {holder}) has died: `wdsfs status` tells where it "
+                "is, and `wdsfs umount MOUNTPOINT` ends them"
+            )
+    by = f" by process {holder}" if holder else ""
+    return f"{by}; only one mount or commit may use it"
 
 
 def _open_lock(place: Place) -> tuple[int, bool]:
@@ -441,7 +455,7 @@ def _open_lock(place: Place) -> tuple[int, bool]:
     return os.open(place.path, OPEN_DIRECTORY), False
 
 
-@contextmanager
+@contextlib.contextmanager
 def held(place: Place) -> Iterator[None]:
     """`hold` for the time of a block."""
     fd = hold(place)

@@ -20,6 +20,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import Any, TypeVar
 
 from wdsfs.errors import ShardError, UnreadableShard
@@ -29,6 +30,9 @@ ALONE_BYTES = 64 << 20  # less work than this is done sooner in this process tha
 AHEAD = 4  # results per process that may wait to be taken
 
 _START = "import sys, pickle; sys.path[:] = pickle.load(sys.stdin.buffer); from wdsfs import pool; pool.work()"
+
+# What is imported from where: as here, but without the start of `site`, which an editable installation needs.
+_IMPORT_PATH = [str(Path(__file__).parent.parent), *sys.path]
 
 Result = TypeVar("Result")
 Results = Generator[tuple[Shard, Result | ShardError], None, None]
@@ -146,14 +150,14 @@ class _Processes:
                 raise RuntimeError("the pool has ended")
             process = subprocess.Popen(
                 # Isolated, so that nothing is imported from the working directory; then with our own path.
-                [sys.executable, "-I", "-c", _START],
+                [sys.executable, "-I", "-S", "-c", _START],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 process_group=0,  # an interrupt is for the process that the user talks to; it ends the others
             )
             self._all.append(process)
         assert process.stdin is not None
-        pickle.dump(sys.path, process.stdin)
+        pickle.dump(_IMPORT_PATH, process.stdin)
         self._own.process = process
         return process
 

@@ -83,6 +83,19 @@ def expand(specs: Sequence[str | bytes]) -> list[Shard]:
     return [Shard(path, name) for path, name in zip(paths, _names(paths), strict=True)]
 
 
+def extended(shards: Sequence[Shard], paths: Sequence[bytes]) -> list[Shard]:
+    """The set with these further shards behind it; no name changes."""
+    known = {shard.path for shard in shards}
+    taken = {shard.name for shard in shards}
+    found = list(shards)
+    for path in paths:
+        if path not in known:
+            name = _free_name(_stems([path])[0].rpartition(b"/")[2], taken)
+            taken.add(name)
+            found.append(Shard(path, name))
+    return found
+
+
 def split_path(arguments: Sequence[str]) -> tuple[list[str], str | None]:
     """Split the `SHARDS... [PATH]` of `wdsfs ls` into the specs and the path inside the tree, if any.
 

@@ -132,6 +132,12 @@ def is_network(fstype: str) -> bool:
     return fstype in NETWORK_TYPES
 
 
+def set_readahead(device: int, size: int) -> None:
+    """Have the kernel ask the file system with this `st_dev` for up to so many bytes at a time. Raises OSError."""
+    name = f"{os.major(device)}:{os.minor(device)}"
+    Path(f"/sys/class/bdi/{name}/read_ahead_kb").write_text(f"{size >> 10}\n")
+
+
 # -- directories ---------------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,10 @@ import stat
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from wdsfs import inodes, names
 from wdsfs.errors import IsADirectory, NoSuchAttribute, NoSuchEntry, NotADirectory, ShardError, StaleShard
@@ -72,6 +75,21 @@ class Entry(NamedTuple):
     cursor: int
 
 
+class Run(NamedTuple):
+    """Neighbours in a listing that are alike.
+
+    Inode numbers and cursors follow those of the first one by one; sizes (bytes) and mtimes (ns) are columns.
+    """
+
+    names: list[bytes]
+    inode: int
+    cursor: int
+    mode: int
+    links: int
+    sizes: NDArray[Any]
+    mtimes_ns: NDArray[np.int64]
+
+
 class Totals(NamedTuple):
     """The set as a whole, as far as it is indexed."""
 
@@ -103,12 +121,19 @@ class Tree:
         self._totals: tuple[int, Totals] | None = None
         self._root_mtime = max((_mtime_or_zero(lower, n) for n in (0, len(lower) - 1) if len(lower)), default=0)
 
-    def make_writable(self) -> None:
-        """Show files and directories as such that their owner may write: on a mount with an overlay that is so."""
-        self.directory_mode, self.file_mode = stat.S_IFDIR | 0o755, stat.S_IFREG | 0o644
+    def make_writable(self, umask: int = 0) -> None:
+        """Show files and directories as such that their owner may write: on a mount with an overlay that is so.
+
+        `umask` is taken off here already, so that it is off what is copied up.
+        """
+        self.directory_mode, self.file_mode = stat.S_IFDIR | 0o755 & ~umask, stat.S_IFREG | 0o644 & ~umask
 
     def prepare(self) -> None:
         """Do once what the first request would otherwise wait for."""
+
+    def close(self, clean: bool) -> None:
+        """Let go of everything; `clean` says that the mount has ended."""
+        self.lower.close()
 
     # --- looking things up
 
@@ -288,8 +313,55 @@ class Tree:
         number, record, where = self._open(inode)
         if kind_of(where) == MEMBER:
             raise NotADirectory(f"inode {inode} is a file")
-        for child in self._children(record, where, after):
+        children = self._children(record, where, after)
+        if record.is_plain and record.aliases[self.domain] is None:
+            yield from self._list_plain(number, record, children)
+            return
+        for child in children:
             yield Entry(self._shown(record, child), self._node(number, record, child), child)
+
+    def run(self, inode: int, after: int, most: int) -> Run | None:
+        """What `listing` says of up to `most` children, in columns, where they are all alike; else None.
+
+        A directory may have a million children, and what is not done for each of them in Python is done at once.
+        """
+        if inode == ROOT or kind_of(after) not in (SAMPLE, MEMBER):
+            return None
+        number, record, where = self._open(inode)
+        if kind_of(where) != FOLDER or not record.is_plain or record.aliases[self.domain] is not None:
+            return None
+        first, entries = index_of(after) + 1, record.folder_entries(index_of(where))
+        base = inodes.pack(self.lower.tag(number), number, 0)
+        if self.files_layout and kind_of(after) == MEMBER:
+            members = range(first, min(first + most, record.entry_member[entries.stop]))
+            child = position(MEMBER, first)
+            names, sizes, times = record.file_names(members), record.sizes(members), record.mtimes_ns(members)
+            return Run(names, base | child, child, self.file_mode, 1, sizes, times)
+        if not self.files_layout and kind_of(after) == SAMPLE and record.all_listed:
+            chosen = range(first, min(first + most, entries.stop))
+            child = position(SAMPLE, first)
+            names = [record.entry_name[entry] for entry in chosen]
+            times = record.mtimes_ns(record.first_members(chosen))
+            return Run(names, base | child, child, self.directory_mode, 2, np.zeros(len(chosen), np.int64), times)
+        return None
+
+    def _list_plain(self, number: int, record: Record, children: Iterator[int]) -> Iterator[Entry]:
+        """As the loop above, in half the time, where nothing is odd: no links, no other names."""
+        base = inodes.pack(self.lower.tag(number), number, 0)
+        stem, stray, stop = b"", False, -1
+        for child in children:
+            if kind_of(child) != MEMBER:
+                yield Entry(self._shown(record, child), self._node(number, record, child), child)
+                continue
+            member = index_of(child)
+            if member >= stop and self.domain != BY_EXTENSION:
+                entry = record.entry_of(member)
+                stop = record.entry_member[entry + 1]
+                stray = bool(record.entry_flags[entry] & STRAY)
+                stem = record.entry_name[entry] + (b"" if stray else b".")
+            name = stem if stray else stem + record.extension(member)
+            size, mtime_ns = record.size_and_time(member)
+            yield Entry(name, Node(base | child, self.file_mode, 1, size, mtime_ns), child)
 
     def _list_shards(self, first: int) -> Iterator[Entry]:
         for number in range(first, len(self.lower)):
@@ -428,7 +500,7 @@ class Tree:
             return b"%d" % place.data
         tag = inodes.unpack(inode)[0]
         content = self.lower.content(number, tag, member)
-        raw = read_name(content.fd, place.head)
+        raw = read_name(content.file.fd, place.head)
         check_unchanged(content)
         split = names.split(raw)
         if what == b"member":

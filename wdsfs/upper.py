@@ -132,6 +132,18 @@ class Calls:
             raise OSError(number, os.strerror(number))
 
 
+def sync_filesystem(path: str) -> None:
+    """Have the kernel write what it holds of the file system that `path` is in. Raises OSError.
+
+    Of a mount of ours: what programs have changed in mapped files comes to the worker.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        Calls().syncfs(fd)
+    finally:
+        os.close(fd)
+
+
 class Attributes(NamedTuple):
     """What something new is to have. `owner`: uid and gid, or None for those of this process; times in ns."""
 
@@ -190,6 +202,7 @@ class Upper:
             for path, mode in ((place.upper, 0o755), (place.work, 0o700), (place.work / "orphans", 0o700)):
                 if not path.is_dir():
                     path.mkdir(mode, parents=True)
+                    path.chmod(mode)  # whatever the umask of whoever mounts
             if new and owner is not None and self.as_root:
                 os.chown(place.upper, *owner)
             if new:
@@ -929,12 +942,12 @@ class Upper:
 
     # --- changing what is there
 
-    def write(self, node: UpperNode, offset: int, data: bytes) -> int:
+    def write(self, node: UpperNode, offset: int, data: bytes | memoryview) -> int:
         """All of the data is written, or an OSError tells why not."""
         node.dirty = True
         return self._write(self.file(node, write=True), data, offset)
 
-    def _write(self, fd: int, data: bytes, offset: int) -> int:
+    def _write(self, fd: int, data: bytes | memoryview, offset: int) -> int:
         size = len(data)
         done = self.calls.write(fd, data, offset)
         while done < size:  # a disk that fills up; the next call says so

@@ -1,108 +1,121 @@
-"""A worker: receives requests and answers them, one at a time, without an event loop.
+"""A worker's loop: receives requests from the FUSE descriptor and answers them, one at a time.
 
-pyfuse3 waits for its descriptor through trio, one round of the scheduler for each request. A worker has
-nothing else to do, so it drives pyfuse3's own loop with the least that this loop needs of trio, and waits in
-the receive itself: a short look whether the next request is there already (a client that reads file after file
-is back within microseconds), then asleep in the kernel. Replacing the module's `trio` is what `pyfuse3.asyncio`
-does, too.
-
-Several workers share one descriptor and the kernel wakes one of them for each request. A worker remembers
-nothing that another could not work out: it may be killed at any time.
+A short look whether the next request is there already (a client that reads file after file is back within
+microseconds), as long as looking helps, then asleep in the kernel. Several workers share one descriptor and
+the kernel wakes one of them for each request. Nothing is remembered between two requests: a worker may be
+killed at any time.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 import select
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
 
-import pyfuse3
+from wdsfs import protocol
+
+log = logging.getLogger(__name__)
 
 SPIN_SECONDS = 50e-6
+VAIN = 16  # looks in vain after which only every so many requests are looked for
+
+# What answering may meet: the client was interrupted, or the request was handed out again under another number and
+# somebody else has answered it.
+_NOBODY_WAITS = (errno.ENOENT,)
+# What receiving may meet: a request that was interrupted before it was received, a signal.
+_TRY_AGAIN = (errno.ENOENT, errno.EINTR, errno.EAGAIN)
+
+# A request as the kernel has written it; the answer behind its header, an errno, or None where none is wanted.
+Answer = bytes | bytearray | memoryview | int | None
+Handler = Callable[[bytes], Answer]
 
 
-class _Closed(Exception):
-    """What pyfuse3 takes for the end of its descriptor."""
-
-
-class _Lock:
-    async def __aenter__(self) -> None: ...
-
-    async def __aexit__(self, *_: object) -> None: ...
-
-
-class _Task:
-    name = "worker"
-
-
-class _Nursery:
-    """Runs the one task that pyfuse3 starts."""
-
-    def __init__(self) -> None:
-        self._start: Callable[[], Awaitable[None]] | None = None
-
-    def start_soon(self, function: Callable[..., Awaitable[None]], *arguments: Any, name: object = None) -> None:
-        self._start = lambda: function(*arguments)
-
-    async def __aenter__(self) -> _Nursery:
-        return self
-
-    async def __aexit__(self, kind: object, *_: object) -> None:
-        if kind is None and self._start is not None:
-            await self._start()
-
-
-class _Direct:
-    """Stands in for trio in pyfuse3. `stop` is asked before each request."""
-
-    Lock = _Lock
-    ClosedResourceError = _Closed
-    open_nursery = _Nursery
-
-    def __init__(self, stop: Callable[[], bool], spin: float, wait: float | None) -> None:
-        self.lowlevel = self
-        self._stop, self._wait = stop, wait
-        self._spin_ns = int(spin * 1e9)
-        self._poll: select.poll | None = None
-
-    @staticmethod
-    def current_trio_token() -> None:
-        return None
-
-    @staticmethod
-    def current_task() -> _Task:
-        return _Task()
-
-    async def wait_readable(self, fd: int) -> None:
-        if self._stop():
-            raise _Closed
-        if self._poll is None:
-            self._poll = select.poll()
-            self._poll.register(fd, select.POLLIN)
-        if self._wait is not None:
-            while not self._poll.poll(self._wait * 1000):
-                if self._stop():
-                    raise _Closed
-            return
-        look, now = self._poll.poll, time.perf_counter_ns
-        end = now() + self._spin_ns
-        while not look(0) and now() < end:
-            pass
-
-
-def serve(stop: Callable[[], bool], spin: float = SPIN_SECONDS, wait: float | None = None) -> None:
-    """Answer requests of pyfuse3's session until the file system is unmounted or `stop` returns True.
+def serve(
+    device: int,
+    handler: Handler,
+    stop: Callable[[], bool],
+    spin: float = SPIN_SECONDS,
+    wait: float | None = None,
+    room: int = protocol.REQUEST_MIN,
+) -> None:
+    """Answer requests until the file system is unmounted or `stop` returns True.
 
     `stop` is called before each request, and, when `wait` is given, after that many seconds without one.
-    `spin` is how long (s) to look for the next request before sleeping. Handlers must not wait for anything
-    by `await`.
+    `spin` is how long (s) to look for the next request before sleeping; `room` what a request may take (bytes).
+    Raises OSError when the descriptor cannot be used.
     """
-    pyfuse3.trio = _Direct(stop, spin, wait)  # type: ignore[attr-defined]  # the module has it, its stub not
-    loop = pyfuse3.main(1, 1)
+    poll = select.poll()
+    poll.register(device, select.POLLIN)
+    wait_for = _patient(poll, stop, wait) if wait is not None else _eager(poll, spin)
+    # Memory that is there already: where the kernel has to find some for a process that is being killed, it gives
+    # up and fails the request, which then is not handed out again.
+    buffer = bytearray(b"-" * room)
+    received = memoryview(buffer)
+    while not stop():
+        if not wait_for():
+            return
+        try:
+            message = bytes(received[: os.readv(device, [buffer])])
+        except OSError as error:
+            if error.errno in _TRY_AGAIN:
+                continue
+            if error.errno == errno.ENODEV:  # unmounted
+                return
+            raise
+        answer = handler(message)
+        if answer is not None:
+            _send(device, protocol.unique_of(message), answer)
+
+
+def _eager(poll: select.poll, spin: float) -> Callable[[], bool]:
+    """Returns a function that looks for a request for `spin` seconds; the receive itself waits for longer."""
+    give_way = os.sched_yield  # the client that was just answered may be waiting for this very processor
+    look, now, spin_ns = poll.poll, time.perf_counter_ns, int(spin * 1e9)
+    missed = 0  # looks in a row that were in vain
+
+    def wait() -> bool:
+        nonlocal missed
+        if look(0) or not spin_ns:
+            return True
+        # Clients that think for longer, or that need this processor to think: only a try from time to time.
+        if missed >= VAIN and missed % VAIN:
+            missed += 1
+            return True
+        end = now() + spin_ns
+        while now() < end:
+            give_way()
+            if look(0):
+                missed = 0
+                return True
+        missed += 1
+        return True
+
+    return wait
+
+
+def _patient(poll: select.poll, stop: Callable[[], bool], seconds: float) -> Callable[[], bool]:
+    """Returns a function that waits for a request and asks `stop` from time to time; False if that said so."""
+
+    def wait() -> bool:
+        while not poll.poll(seconds * 1000):
+            if stop():
+                return False
+        return True
+
+    return wait
+
+
+def _send(device: int, unique: int, answer: bytes | bytearray | memoryview | int) -> None:
     try:
-        loop.send(None)
-    except StopIteration:
-        return
-    loop.close()
-    raise RuntimeError("a handler has waited for an event loop, and there is none")
+        if isinstance(answer, int):
+            os.write(device, protocol.header(unique, 0, answer))
+        else:
+            os.writev(device, (protocol.header(unique, len(answer)), answer))
+    except OSError as error:
+        if error.errno in _NOBODY_WAITS or error.errno == errno.ENODEV:
+            return
+        log.error("an answer was refused: %s", error.strerror)
+        raise

@@ -87,8 +87,9 @@ class WritableTree:
         owner: tuple[int, int] | None = None,
         journal: Journal | None = None,
         inherited: bool = False,
+        umask: int = 0,
     ) -> None:
-        tree.make_writable()
+        tree.make_writable(umask)
         self.tree = tree
         self.upper = upper
         self.lower = tree.lower
@@ -106,6 +107,13 @@ class WritableTree:
         """Do once what the first request would otherwise wait for. Raises NotIndexed."""
         self.tree.prepare()
         self._follow()
+
+    def close(self, clean: bool) -> None:
+        """Let go of everything; at a `clean` end, when the mount is gone, what was written is on disk then."""
+        try:
+            self.upper.close(clean)
+        finally:
+            self.lower.close()
 
     # --- which directories of the lower show through which of the upper
 
@@ -424,7 +432,7 @@ class WritableTree:
         self._check_file(node)
         return self.upper.read(node, offset, size)
 
-    def write(self, inode: int, offset: int, data: bytes) -> int:
+    def write(self, inode: int, offset: int, data: bytes | memoryview) -> int:
         """Write into a file; returns how many bytes, which are all. Raises IsADirectory, OSErrors (ENOSPC ...)."""
         self._follow()
         node = self._nodes.get(inode)

@@ -1,0 +1,140 @@
+"""A set of shards with an overlay on it: who may use the overlay, whether the two fit, and what its workers share.
+
+Made once, before the workers are forked; the lock and the shared memory pass on to them.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from wdsfs import journal
+from wdsfs.errors import OverlayUnusable, ShardError
+from wdsfs.index import look
+from wdsfs.inplace import unfinished
+from wdsfs.journal import Journal
+from wdsfs.overlay import Place, Settings, ShardSeen, hold, read_settings, write_settings
+from wdsfs.spec import Shard
+from wdsfs.tree import Tree, View
+from wdsfs.upper import Upper
+from wdsfs.writable import WritableTree
+
+log = logging.getLogger(__name__)
+
+NAMED_MAX = 5  # changed shards that a warning names
+
+_BEGUN, _FROZEN = journal.SIZE, journal.SIZE + 1  # behind the journal
+
+
+class Stack:
+    """The overlay in `directory` over these shards, shown so. Raises OverlayUnusable, OverlayBusy.
+
+    `owner` (uid, gid) is whom the files of the shards belong to, `umask` what is taken off their modes.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        shards: Sequence[Shard],
+        view: View,
+        merge: bool,
+        owner: tuple[int, int],
+        umask: int = 0,
+    ) -> None:
+        self.place = Place(directory.absolute())
+        self.owner, self.umask = owner, umask
+        self._memory = mmap.mmap(-1, journal.SIZE + 2)
+        wanted = Settings(view.layout, view.names, merge, tuple(_seen(shard) for shard in shards))
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._lock = hold(self.place)  # open as long as this process or a worker is there
+            if self.is_half_committed:
+                raise OverlayUnusable(
+                    f"a commit in place of {directory} was stopped half-way; finish it first: wdsfs commit "
+                    f"--in-place --overlay {shlex.quote(str(directory))} SHARDS..."
+                )
+            Upper(self.place, owner).close()  # what does not work is said now, and what is missing made
+            found = read_settings(self.place)
+            if found is None:
+                write_settings(self.place, wanted)
+            else:
+                check_view(self.place, found, view, merge)
+                _compare(self.place, found, wanted)
+        except OSError as error:
+            raise OverlayUnusable(f"{directory} cannot be used as an overlay: {error.strerror}") from error
+
+    def tree(self, below: Tree) -> WritableTree:
+        """The tree of a worker; a second one goes on where the first was stopped."""
+        inherited = bool(self._memory[_BEGUN])
+        upper = Upper(self.place, self.owner, inherited)
+        self._memory[_BEGUN] = 1
+        return WritableTree(below, upper, self.owner, Journal(self._memory), inherited, self.umask)
+
+    def finish(self) -> None:
+        """Have everything on disk at the end, also when no worker was left to see to it."""
+        try:
+            Upper(self.place, self.owner).close(clean=True)
+        except (OSError, OverlayUnusable) as error:
+            log.error("what was written last may not be on disk: %s", error)
+
+    @property
+    def is_half_committed(self) -> bool:
+        """Whether a commit in place was stopped half-way: until it is finished, the overlay means nothing."""
+        return unfinished(self.place)
+
+    @property
+    def frozen(self) -> bool:
+        """Whether nobody may change anything now."""
+        return bool(self._memory[_FROZEN])
+
+    def freeze(self, frozen: bool) -> None:
+        """Let nobody change anything, or let them again."""
+        self._memory[_FROZEN] = frozen
+
+
+def _seen(shard: Shard) -> ShardSeen:
+    try:
+        return ShardSeen(shard.name, shard.path, look(shard.path))
+    except ShardError:
+        return ShardSeen(shard.name, shard.path, (0, 0, 0))
+
+
+def check_view(place: Place, found: Settings, view: View, merge: bool) -> None:
+    """Raises OverlayUnusable when the overlay was made over another view: its paths mean nothing in this one."""
+    if (found.layout, found.names, found.merge) == (view.layout, view.names, merge):
+        return
+    options = f"--layout {found.layout}" + (f" --names {found.names}" if found.layout == "samples" else "")
+    options += " --merge" if found.merge else ""
+    raise OverlayUnusable(
+        f"the overlay {place.path} was made with {options}, and its paths are of that tree; use it with the same "
+        f"options{'' if found.merge else ' and without --merge'}, or commit it first"
+    )
+
+
+def _compare(place: Place, found: Settings, now: Settings) -> None:
+    """Warn of shards that are not what they were: changes are by path, so all of them still stand.
+
+    Raises OverlayUnusable when a shard is not in the set: what was changed in it would pass for something new.
+    """
+    before = {one.name: one.fingerprint for one in found.shards}
+    after = {one.name: one.fingerprint for one in now.shards}
+    missing = [os.fsdecode(name) for name in before if name not in after]
+    if missing:
+        raise OverlayUnusable(
+            f"{place.path} is an overlay of a set that has {_some(missing)}, too: name the same SHARDS"
+        )
+    changed = [os.fsdecode(name) for name in before if after[name] != before[name]]
+    if changed:
+        log.warning(
+            "changed since the overlay %s was made: %s; its changes are by path and all stand: see what they mean "
+            "now with `wdsfs diff`",
+            *(place.path, _some(changed)),
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED_MAX]) + (f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else "")
