@@ -23,7 +23,7 @@ test:  ## every check: lint, format, types, tests
 	$(BIN)/pytest || status=1; \
 	exit $$status
 
-bench:  ## wdsfs against its peers, some ten minutes; BENCH='--tiny' and the like are its options
+bench:  ## wdsfs against its peers, a quarter of an hour; BENCH='--tiny' and the like are its options
 	.ci/setup bench
 	build/bench-venv/bin/python -m bench $(BENCH)
 

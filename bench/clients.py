@@ -1,4 +1,4 @@
-"""The processes that read while the clock runs.
+"""The processes that read and write while the clock runs.
 
 A client is forked before the clock and given jobs. For each it first prepares what would cost time (buffers,
 slices of them), then waits for the word to go, then does nothing but the calls that are measured, and only then
@@ -122,6 +122,62 @@ class ReadDirectories:
             file = expected.get(path)
             outcome.wrong += file is None or got != file.size or zlib.crc32(part[:got]) != file.crc
         return outcome
+
+
+class WriteFiles:
+    """Open, write and close each file: new ones in a directory that is made before the clock runs or, without
+    one, files that are there, which are emptied as they are opened."""
+
+    def __init__(self, files: Sequence[tuple[str, bytes]], directory: str = "") -> None:
+        self.files, self.directory = files, directory
+
+    def prepare(self) -> None:
+        if self.directory:
+            os.mkdir(self.directory)
+        self.written = [0] * len(self.files)
+
+    def run(self) -> None:
+        open_, write, close, written = os.open, os.write, os.close, self.written
+        flags = os.O_WRONLY | (os.O_CREAT | os.O_EXCL if self.directory else os.O_TRUNC)
+        for number, (path, content) in enumerate(self.files):
+            fd = open_(path, flags, 0o644)
+            written[number] = write(fd, content)
+            close(fd)
+
+    def check(self) -> Outcome:
+        outcome = Outcome(len(self.files), sum(self.written))
+        outcome.wrong = sum(
+            got != len(content) for got, (_, content) in zip(self.written, self.files, strict=True)
+        )
+        return outcome
+
+
+class WriteStream:
+    """Write one new file from start to end, in pieces of which no two are equal; `crc` is among the facts."""
+
+    def __init__(self, path: str, size: int) -> None:
+        self.path, self.size = path, size
+
+    def prepare(self) -> None:
+        self.room = memoryview(bytearray(random.Random(0).randbytes(PIECE)))
+        self.bytes = 0
+
+    def _pieces(self) -> Iterator[memoryview]:
+        for at in range(0, self.size, PIECE):
+            self.room[:8] = at.to_bytes(8, "little")
+            yield self.room[: self.size - at]
+
+    def run(self) -> None:
+        fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        for piece in self._pieces():
+            self.bytes += os.write(fd, piece)
+        os.close(fd)
+
+    def check(self) -> Outcome:
+        crc = 0
+        for piece in self._pieces():
+            crc = zlib.crc32(piece, crc)
+        return Outcome(1, self.bytes, int(self.bytes != self.size), facts={"crc": crc})
 
 
 class StatFiles:
@@ -399,7 +455,7 @@ class Clients:
 
     def go(self, tolerant: bool = False) -> Measured:
         """Run the next job of each client. Raises ClientsFailed when one fails, or, unless `tolerant`, when
-        anything that was read was wrong."""
+        anything that was read or written was wrong."""
         for _, _, read in self._all:
             self._receive(read)  # each is ready
         for _, write, _ in self._all:
@@ -410,7 +466,7 @@ class Clients:
         measured = Measured(ended - started, started, ended, [answer[2] for answer in answers])
         wrong = sum(outcome.wrong for outcome in measured.outcomes)
         if wrong and not tolerant:
-            raise ClientsFailed(f"{wrong} of {measured.count} results are not what is in the tar")
+            raise ClientsFailed(f"{wrong} of {measured.count} results are not what they should be")
         return measured
 
     def _receive(self, fd: int) -> Any:

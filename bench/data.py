@@ -38,6 +38,10 @@ class Sizes:
     index_members: int = 360_000
     mount_shards: int = 1000
     memory_samples: int = 200_000
+    create_files: int = 5000
+    rewrite_files: int = 1000
+    stream_mb: int = 500
+    commit_mib: int = 1024
 
 
 TINY = Sizes(
@@ -49,6 +53,10 @@ TINY = Sizes(
     index_members=48_000,
     mount_shards=20,
     memory_samples=40_000,
+    create_files=200,
+    rewrite_files=60,
+    stream_mb=10,
+    commit_mib=32,
 )
 LARGE_MEMORY_SAMPLES = 10_000_000
 MEMORY_SHARD = 10_000  # samples in a shard of the set that memory is measured on
@@ -239,6 +247,20 @@ def _images(data: Set, sizes: Sizes) -> None:
         data.shards.append(tar.shard)
 
 
+def _commit(data: Set, sizes: Sizes) -> None:
+    """Samples of a file of 100 kB, one of 1 kB and one of some bytes."""
+    random = np.random.default_rng(5)
+    for number in range(8):
+        with _Tar(data.directory / f"commit-{number:06d}.tar") as tar:
+            for sample in range(max(1, (sizes.commit_mib << 20) // 8 // 104_000)):
+                key = f"img{number:03d}{sample:05d}"
+                tar.add(f"{key}.jpg", random.bytes(int(random.integers(80_000, 120_001))))
+                text = base64.b85encode(random.bytes(int(random.integers(400, 1201)))).decode()
+                tar.add(f"{key}.json", json.dumps({"text": text}).encode())
+                tar.add(f"{key}.cls", b"%d" % (sample % 1000))
+        data.shards.append(tar.shard)
+
+
 def _headers(size: int) -> Callable[[Set, Sizes], None]:
     def write(data: Set, sizes: Sizes) -> None:
         """Shards whose headers are read and nothing else: the contents are holes. Two, with four names each."""
@@ -298,6 +320,7 @@ WRITERS: dict[str, Callable[[Set, Sizes], None]] = {
     "medium": _medium,
     "large": _large,
     "images": _images,
+    "commit": _commit,
     "headers3k": _headers(3000),
     "headers100k": _headers(100_000),
     "single": _single,

@@ -40,7 +40,7 @@ class Files:
 
     def __getitem__(self, number: int) -> tuple[Any, int, int]:
         path, label = self.items[number]
-        with open(path, "rb") as file:
+        with open(path, "rb") as file:  # as data sets do, though it asks the mount whether this is a terminal
             picture = image.open(file).convert("RGB")
         return tensor(picture), label, total(picture)
 

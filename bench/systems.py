@@ -212,6 +212,8 @@ class System:
 
     name = ""
     title = ""
+    writes = False  # whether it can be mounted writable
+    stream_part = 1  # of the bytes that are streamed into a file, one in this many is enough for it
 
     def __init__(self, say: Say) -> None:
         self.say = say
@@ -250,6 +252,11 @@ class System:
 
     def mounted(self, data: Set, layout: str = "files") -> contextlib.AbstractContextManager[View]:
         """A mount of its own while the context is open."""
+        raise NotImplementedError
+
+    def writable(self, data: Set, overlay: Path) -> contextlib.AbstractContextManager[View]:
+        """The same in the files layout, and writable. What is changed goes to a directory, empty at first; another
+        mount with the same directory shows it again."""
         raise NotImplementedError
 
     @contextlib.contextmanager
@@ -297,6 +304,7 @@ class System:
 
 class Wdsfs(System):
     title = "wdsfs"
+    writes = True
 
     def __init__(self, say: Say, name: str = "wdsfs", options: Sequence[str] = ()) -> None:
         super().__init__(say)
@@ -324,12 +332,26 @@ class Wdsfs(System):
     def make(self, data: Set, home: Path) -> None:
         run(*self.command("index", "-q", "--index-dir", home / "index", data.directory))
 
+    def mounted(self, data: Set, layout: str = "files") -> contextlib.AbstractContextManager[View]:
+        return self._mount(data, layout)
+
+    def writable(self, data: Set, overlay: Path) -> contextlib.AbstractContextManager[View]:
+        return self._mount(data, "files", "--overlay", overlay)
+
     @contextlib.contextmanager
-    def mounted(self, data: Set, layout: str = "files") -> Iterator[View]:
-        options = ["-f", "-q", "--layout", layout, "--index-dir", str(self.home(data) / "index"), *self.options]
-        command = self.command("mount", *options, data.directory, self.mountpoint(data))
+    def _mount(self, data: Set, layout: str, *options: str | Path) -> Iterator[View]:
+        options = (*self._options(data, layout), *self.options, *options)
+        command = self.command("mount", "-f", *options, data.directory, self.mountpoint(data))
         with self._daemon(data, command, self.environment(data)) as pid:
             yield View(self.mountpoint(data), layout, lambda shard: f"/{shard.stem}", pid)
+
+    def commit(self, data: Set, overlay: Path, output: Path, limit: float) -> None:
+        """Pack the changes of an overlay into new shards."""
+        options = [*self._options(data, "files"), "--overlay", overlay, "-o", output]
+        run(*self.command("commit", *options, data.directory), limit=limit, env=self.environment(data))
+
+    def _options(self, data: Set, layout: str) -> list[str | Path]:
+        return ["-q", "--layout", layout, "--index-dir", self.home(data) / "index"]
 
 
 def is_complaint(line: str) -> bool:
@@ -337,9 +359,46 @@ def is_complaint(line: str) -> bool:
     return bool(re.search(r"warning|error|Traceback", line)) and not line.endswith("it is replaced")
 
 
+class FuseOverlayfs(System):
+    """fuse-overlayfs over a read-only mount of wdsfs: what one would do if that could not be mounted writable."""
+
+    name = "fuse-overlayfs"
+    title = "fuse-overlayfs over a read-only mount of wdsfs"
+    writes = True
+
+    def __init__(self, say: Say, wdsfs: Wdsfs) -> None:
+        super().__init__(say)
+        self.wdsfs = wdsfs
+
+    def absent(self) -> str:
+        return self.wdsfs.absent() if program("fuse-overlayfs") else "no program fuse-overlayfs"
+
+    def version(self) -> str:
+        said = run(program("fuse-overlayfs") or "", "--version")
+        return next(iter(re.findall(r"fuse-overlayfs: version ([\d.]+)", said)), "")
+
+    def can(self, data: Set, layout: str = "files") -> bool:
+        return False  # it has nothing to read from by itself
+
+    def make(self, data: Set, home: Path) -> None:
+        self.wdsfs.prepare(data)
+
+    @contextlib.contextmanager
+    def writable(self, data: Set, overlay: Path) -> Iterator[View]:
+        upper, work = overlay / "upper", overlay / "work"
+        for directory in (upper, work):
+            directory.mkdir(exist_ok=True)
+        with self.wdsfs.mounted(data) as lower:
+            places = f"lowerdir={lower.root},upperdir={upper},workdir={work}"
+            command = [program("fuse-overlayfs") or "", "-f", "-o", places, str(self.mountpoint(data))]
+            with self._daemon(data, command) as pid:
+                yield View(self.mountpoint(data), "files", lower.top, pid)
+
+
 class Extracted(System):
     name = "extracted"
     title = "extracted files on the local disk"
+    writes = True
 
     def make(self, data: Set, home: Path) -> None:
         for shard in data.shards:
@@ -356,10 +415,19 @@ class Extracted(System):
     def mounted(self, data: Set, layout: str = "files") -> Iterator[View]:
         yield View(self.home(data) / "files", layout, lambda shard: f"/{shard.stem}")
 
+    @contextlib.contextmanager
+    def writable(self, data: Set, overlay: Path) -> Iterator[View]:
+        files = overlay / "files"
+        if not files.exists():
+            run("cp", "-a", self.home(data) / "files", files)
+        yield View(files, "files", lambda shard: f"/{shard.stem}")
+
 
 class Ratarmount(System):
     name = "ratarmount"
     title = "ratarmount"
+    writes = True
+    stream_part = 5  # 31 MB/s in a trial
 
     def absent(self) -> str:
         return "" if program("ratarmount") else "no program ratarmount"
@@ -367,9 +435,9 @@ class Ratarmount(System):
     def version(self) -> str:
         return next(iter(re.findall(r"ratarmount ([\d.]+)", run(program("ratarmount") or "", "--version"))), "")
 
-    def command(self, index: Path, *arguments: str | Path) -> list[str | Path]:
-        options = ["--disable-union-mount", "--index-minimum-file-count", "0", "--index-folders", str(index)]
-        return [program("ratarmount") or "ratarmount", *options, *arguments]
+    def command(self, index: Path, *arguments: str | Path, union: bool = False) -> list[str | Path]:
+        options = [*([] if union else ["--disable-union-mount"]), "--index-minimum-file-count", "0"]
+        return [program("ratarmount") or "ratarmount", *options, "--index-folders", index, *arguments]
 
     def make(self, data: Set, home: Path) -> None:
         (home / "index").mkdir()
@@ -381,6 +449,14 @@ class Ratarmount(System):
         several = len(data.shards) > 1  # a single archive is shown without a directory of its own
         with self._daemon(data, command) as pid:
             yield View(self.mountpoint(data), layout, lambda shard: f"/{shard.path.name}" if several else "", pid)
+
+    @contextlib.contextmanager
+    def writable(self, data: Set, overlay: Path) -> Iterator[View]:
+        """All shards in one directory: it refuses an overlay over several that are kept apart."""
+        places = [overlay, *data.paths, self.mountpoint(data)]
+        command = self.command(self.home(data) / "index", "-f", "--write-overlay", *places, union=True)
+        with self._daemon(data, command) as pid:
+            yield View(self.mountpoint(data), "files", lambda shard: "", pid)
 
 
 class Squashfuse(System):
@@ -505,14 +581,16 @@ def systems(say: Say, mount_options: str) -> dict[str, System]:
     """Everything that can be compared, by name; wdsfs first."""
     extracted = Extracted(say)
     own = shlex.split(mount_options)
+    wdsfs = Wdsfs(say, options=own)
     every: list[System] = [
-        Wdsfs(say, options=own),
+        wdsfs,
         Wdsfs(say, "wdsfs-nospin", [*own, "--spin", "0"]),
         Squashfuse(say, extracted, compressed=True),
         Squashfuse(say, extracted, compressed=False),
         Ratarmount(say),
         Energon(say),
         Erofs(say),
+        FuseOverlayfs(say, wdsfs),
         extracted,
     ]
     return {system.name: system for system in every}

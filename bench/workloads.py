@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import json
 import os
 import random
@@ -17,13 +18,15 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tarfile
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from bench import cache, clients
 from bench.clients import Clients, ClientsFailed, File, Job, Measured, Outcome, Spot
-from bench.data import LARGE_MEMORY_SAMPLES, Set, Sets
+from bench.data import BLOCK, LARGE_MEMORY_SAMPLES, Member, Set, Sets, Shard
 from bench.report import Case, Results
 from bench.systems import (
     Broken,
@@ -63,12 +66,16 @@ class Bench:
         self.workload = workload
         self._out = set()
 
-    def taking(self, data: Set, layout: str = "files", among: Iterable[str] = ()) -> list[System]:
-        """The systems that can show this set, prepared; those that cannot be prepared are out."""
+    def taking(
+        self, data: Set, layout: str = "files", among: Iterable[str] = (), writing: bool = False
+    ) -> list[System]:
+        """The systems that can show this set, or mount it writable, prepared; those that fail at that are out."""
         wanted = list(among)
         able = []
         for system in self.systems.values():
-            if (wanted and system.name not in wanted) or system.name in self._out or not system.can(data, layout):
+            if (wanted and system.name not in wanted) or system.name in self._out:
+                continue
+            if not (system.writes if writing else system.can(data, layout)):
                 continue
             with self.attempt(system):
                 system.prepare(data)
@@ -108,11 +115,40 @@ class Bench:
                     self.results.note(f"{self.workload}, {system.name}: {there:.0%} stayed in the page cache")
             yield view
 
+    @contextlib.contextmanager
+    def overlay(self, system: System, data: Set) -> Iterator[Path]:
+        """An empty directory for changes."""
+        directory = system.home(data) / "overlay"
+        with _empty(directory):
+            yield directory
+
+    @contextlib.contextmanager
+    def writable(self, system: System, data: Set, overlay: Path) -> Iterator[View]:
+        """A fresh writable mount, with what is behind it in the page cache, and nothing left to be written."""
+        cache.warm(system.behind(data))
+        with system.writable(data, overlay) as view:
+            with self.clients([clients.StatRoot(str(view.root))]) as first:
+                first.go()
+            run("sync", "-f", overlay)
+            time.sleep(SETTLE_SECONDS)
+            yield view
+
     def clients(self, *jobs: Sequence[Job]) -> Clients:
         return Clients(jobs, self.limit)
 
     def add(self, case: str, unit: str, system: str, value: float) -> None:
         self.results.add(Case(self.workload, case, unit), system, value)
+
+
+@contextlib.contextmanager
+def _empty(directory: Path) -> Iterator[None]:
+    """A directory that is there, and empty, while the context is open."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
+    try:
+        yield
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _plural(count: int) -> str:
@@ -454,6 +490,149 @@ def memory(bench: Bench) -> None:
                 bench.add(case, "MiB", system.name, anonymous_bytes(view.pids) / (1 << 20))
 
 
+# --- writing -------------------------------------------------------------------------------------------------
+
+NEW_SIZE = 3000  # bytes of a new file
+
+
+def write(bench: Bench) -> None:
+    """Many new files in one directory, small files of the shards written anew, and one large file."""
+    data = bench.sets.get("small")
+    for turn, system in bench.turns(bench.taking(data, writing=True)):
+        with bench.attempt(system), bench.overlay(system, data) as overlay:
+            with bench.writable(system, data, overlay) as view:
+                expected = _write(bench, system, view, data, turn)
+                _verify(bench, expected)
+            with bench.writable(system, data, overlay) as view:  # and what has reached the overlay
+                _verify(bench, expected)
+
+
+def _write(bench: Bench, system: System, view: View, data: Set, seed: int) -> list[File]:
+    """Returns what is to be found now: all that was written, and the other files of the shards."""
+    sizes, chosen = bench.sets.sizes, random.Random(seed)
+    directory = f"{view.root}{view.top(data.shards[0])}/new"
+    new = [(f"{directory}/{number:08d}.json", chosen.randbytes(NEW_SIZE)) for number in range(sizes.create_files)]
+    old = {file.path: file for file in view.files(data)}
+    again = chosen.sample(list(old), min(sizes.rewrite_files, len(old)))
+    rewritten = [(path, chosen.randbytes(chosen.randrange(2000, 4000))) for path in again]
+    film, size = f"{directory}/film.mp4", sizes.stream_mb * 1_000_000 // system.stream_part
+    if system.stream_part > 1:
+        bench.results.note(f"{bench.workload}, {system.name}: the stream has {size / 1e6:,.0f} MB")
+
+    jobs: list[Job] = [
+        clients.ListDirectories(view.directories(data), data.count),
+        clients.WriteFiles(new, directory),
+        clients.WriteFiles(rewritten),
+        clients.WriteStream(film, size),
+    ]
+    with bench.clients(jobs) as writers:
+        writers.go()
+        for case, count in (("new files", len(new)), ("files of the shards", len(rewritten))):
+            with _step(case):
+                bench.add(case, "us/file", system.name, writers.go().seconds / count * MICRO)
+        with _step("stream"):
+            measured = writers.go()
+            bench.add("stream", "MB/s", system.name, _megabytes(measured))
+    for path, content in (*new, *rewritten):
+        old[path] = File(path, len(content), zlib.crc32(content))
+    return [*old.values(), File(film, size, int(measured.outcomes[0].facts["crc"]))]
+
+
+@contextlib.contextmanager
+def _step(case: str) -> Iterator[None]:
+    """Says which step of a workload it was that failed."""
+    try:
+        yield
+    except ClientsFailed as error:
+        raise ClientsFailed(f"{case}: {error}") from None
+
+
+def _verify(bench: Bench, files: Sequence[File]) -> None:
+    directories = list(dict.fromkeys(file.path.rpartition("/")[0] for file in files))
+    jobs: list[Job] = [clients.ListDirectories(directories, len(files)), clients.ReadAll(files)]
+    with bench.clients(jobs) as readers, _step("reading it back"):
+        for _ in jobs:
+            readers.go()
+
+
+CHANGED = "1 % of the samples changed"
+
+
+def commit(bench: Bench) -> None:
+    """Packing an overlay, in which one sample in 100 has a new label, against `cp` of the shards."""
+    data = bench.sets.get("commit")
+    copies = data.directory.parent / "copies"
+    for system in bench.taking(data, among=["wdsfs"]):
+        assert isinstance(system, Wdsfs)
+        with bench.attempt(system), bench.overlay(system, data) as overlay:
+            labels = [one for one in data.members() if one[1].name.endswith(".json")]
+            changes = _relabel(bench, system, data, overlay, labels[50::100] or labels[:1])
+            for _ in range(bench.repetitions):
+                with _at_rest(data, copies):
+                    _copy(bench, data, copies)
+                with _at_rest(data, copies):
+                    since = time.perf_counter()
+                    system.commit(data, overlay, copies / "commit-%06d.tar", bench.limit)
+                    bench.add(CHANGED, "s", system.name, time.perf_counter() - since)
+                    _check_committed(data, copies, changes)
+
+
+def _relabel(
+    bench: Bench, system: System, data: Set, overlay: Path, chosen: Sequence[tuple[Shard, Member]]
+) -> dict[str, bytes]:
+    """Write these files anew, through a mount; returns their contents by the names of the members."""
+    contents = {
+        member.name: json.dumps({"text": "new " * (20 + at % 50)}).encode()
+        for at, (_, member) in enumerate(chosen)
+    }
+    with bench.writable(system, data, overlay) as view:
+        files = [(view.path(shard, member), contents[member.name]) for shard, member in chosen]
+        with bench.clients([clients.WriteFiles(files)]) as writer:
+            writer.go()
+    return contents
+
+
+@contextlib.contextmanager
+def _at_rest(data: Set, copies: Path) -> Iterator[None]:
+    """Shards in the page cache, an empty directory for copies of them, and nothing left to be written."""
+    with _empty(copies):
+        run("sync", "-f", copies)
+        cache.warm(data.paths)
+        yield
+
+
+def _copy(bench: Bench, data: Set, copies: Path) -> None:
+    """`cp` ends before anything is on the disk; a commit does not. So the time until it is there, too."""
+    since = time.perf_counter()
+    run("cp", *data.paths, copies)
+    bench.add(CHANGED, "s", "cp", time.perf_counter() - since)
+    run("sync", *(copies / path.name for path in data.paths), copies)
+    bench.add(CHANGED, "s", "cp and sync", time.perf_counter() - since)
+
+
+def _check_committed(data: Set, copies: Path, changes: dict[str, bytes]) -> None:
+    """Every member is in its place, and is what it was, its header included, or what it was changed to."""
+    if sorted(path.name for path in copies.iterdir()) != sorted(path.name for path in data.paths):
+        raise Broken("the committed shards are not those that there were")
+    for shard in data.shards:
+        copy = copies / shard.path.name
+        with shard.path.open("rb") as source, copy.open("rb") as target, tarfile.open(copy, "r:") as tar:
+            for found, member in itertools.zip_longest(tar, shard.members):
+                if not found or not member or found.name != member.name:
+                    raise Broken(f"{copy.name} has {found} where {member} should be")
+                got = os.pread(target.fileno(), found.size, found.offset_data)
+                if member.name in changes:
+                    good = got == changes[member.name]
+                else:
+                    headers = [
+                        os.pread(file.fileno(), BLOCK, offset - BLOCK)
+                        for file, offset in ((source, member.offset), (target, found.offset_data))
+                    ]
+                    good = zlib.crc32(got) == member.crc and headers[0] == headers[1]
+                if not good:
+                    raise Broken(f"{copy.name}: {member.name} is not what it should be")
+
+
 # --- training ------------------------------------------------------------------------------------------------
 
 LOADERS = ("wdsfs", "extracted", "ratarmount")
@@ -577,6 +756,8 @@ WORKLOADS: dict[str, tuple[str, Callable[[Bench], None]]] = {
     "index": ("indexing", index),
     "mount-time": ("mount time", mount_time),
     "memory": ("memory", memory),
+    "write": ("writing", write),
+    "commit": ("commit", commit),
     "loader": ("training loader", loader),
     "survival": ("survival", survival),
 }
