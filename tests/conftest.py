@@ -361,7 +361,8 @@ class Mounted:
         found = {}
         for pid in self.processes():
             with contextlib.suppress(FileNotFoundError):  # it has just ended
-                links = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
+                opened = f"/proc/{pid}/fd"
+                links = [os.readlink(f"{opened}/{fd}") for fd in os.listdir(opened)]
                 others = [link for link in links if not link.removesuffix(" (deleted)").endswith(".tar")]
                 changed = [link for link in others if self._overlay and link.startswith(self._overlay)]
                 if len(others) - len(changed) > DESCRIPTORS or len(changed) > DESCRIPTORS_OF_CHANGES:

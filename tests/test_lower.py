@@ -416,7 +416,7 @@ def test_a_file_that_is_not_what_its_record_says(
     with open(shards[1].path, "rb") as file:
         wrong = builder.build(file.fileno(), list(look(shards[0].path)))
     below.index.store([(shards[0].path, wrong)])
-    below._renew()
+    below.renew()
     assert below.settled(0)
     with pytest.raises(StaleShard, match="same times"):
         content(below, 0)

@@ -135,7 +135,8 @@ def test_readdir_tells_the_inodes_of_stat(program: Program) -> None:
     program.write("a.tar", SMALL)
     with program.mounted("a.tar") as mounted:
         for directory in (mounted.path, mounted.path / "a", mounted.path / "a/a"):
-            entries = list(os.scandir(directory))
+            with os.scandir(directory) as listing:
+                entries = list(listing)
             assert entries
             assert all(entry.inode() == os.lstat(entry.path).st_ino for entry in entries)
             listed = {name: inode for inode, name, _ in getdents(directory)}

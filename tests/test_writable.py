@@ -495,7 +495,8 @@ class Disk(Calls):
         status = os.fstat(fd)
         path = f"/proc/self/fd/{fd}"
         if stat.S_ISDIR(status.st_mode):
-            self.directories[status.st_ino] = [_about(entry) for entry in os.scandir(path)]
+            with os.scandir(path) as entries:
+                self.directories[status.st_ino] = [_about(entry) for entry in entries]
         else:
             self.files[status.st_ino] = os.pread(fd, status.st_size, 0)
 

@@ -232,9 +232,10 @@ class Lower:
     def tidy(self) -> None:
         """Let go of an old snapshot of the index. To be called between requests, when no Record is in use."""
         if time.monotonic() - self._renewed > RENEW_SECONDS:
-            self._renew()
+            self.renew()
 
-    def _renew(self) -> None:
+    def renew(self) -> None:
+        """See what other processes have indexed since. Records that were in use are so no more."""
         self._drop_records()
         self.index.renew()
         self._renewed = time.monotonic()
@@ -245,7 +246,7 @@ class Lower:
 
     def settled(self, number: int) -> bool:
         """Whether a shard that was NotIndexed is so no more: another process may have done it."""
-        self._renew()
+        self.renew()
         try:
             self.summary(number)
             self.record(number)

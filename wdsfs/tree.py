@@ -510,13 +510,19 @@ class Tree:
         return raw[: len(raw) - len(split.extension) - 1]
 
     def totals(self) -> Totals:
-        """Sums over the set; for `df` and `status`."""
+        """Sums over the set; for `df` and `status`. Records that were in use are so no more."""
         if self._totals is None or self._totals[0] != self.lower.generation:
-            self._totals = self.lower.generation, self._sum()
+            self.lower.renew()  # other processes may have indexed shards since
+            found, complete = self._sum()
+            # What is left to index may be so by now, and nobody tells.
+            self._totals = (self.lower.generation, found) if complete else None
+            return found
         return self._totals[1]
 
-    def _sum(self) -> Totals:
+    def _sum(self) -> tuple[Totals, bool]:
+        """The sums, and whether no shard is left to be indexed."""
         indexed = samples = members = size = damaged = 0
+        complete = True
         for number in range(len(self.lower)):
             try:
                 one = self.lower.summary(number)
@@ -524,13 +530,14 @@ class Tree:
                 damaged += 1
                 continue
             except NotIndexed:
+                complete = False
                 continue
             indexed += 1
             samples += one.samples
             members += one.members
             size += one.member_bytes
             damaged += bool(one.problems)
-        return Totals(len(self.lower), indexed, samples, members, size, damaged)
+        return Totals(len(self.lower), indexed, samples, members, size, damaged), complete
 
 
 def _behind(kind: int, indexes: range, after: int) -> Iterator[int]:
