@@ -73,6 +73,18 @@ def lines(out: bytes) -> list[bytes]:
     return out.splitlines()
 
 
+@pytest.fixture
+def prepared(shards: Program) -> Program:
+    """An Energon dataset of the two, with a number of samples that is wrong and a sample that is excluded."""
+    meta = shards.home / ".nv-meta"
+    meta.mkdir()
+    (meta / ".info.json").write_text(json.dumps({"shard_counts": {"s-1.tar": 5, "s-0.tar": 3}}))
+    (meta / "split.yaml").write_text(
+        "split_parts: {train: ['s-{0..1}.tar'], val: [s-1.tar]}\nexclude: [s-0.tar/d/b]"
+    )
+    return shards
+
+
 # --- help --------------------------------------------------------------------------------------------------
 
 
@@ -179,6 +191,85 @@ def test_ls_json(shards: Program) -> None:
     assert rows[0]["directory"] is True
     assert len({row["inode"] for row in rows}) == len(rows)
     assert all(set(row) == {"name", "directory", "size", "mtime_ns", "inode"} for row in rows)
+
+
+def test_ls_of_every_kind_of_spec(prepared: Program) -> None:
+    (prepared.home / "list.txt").write_text("s-1.tar\ns-0.tar\n")
+    (prepared.home / "x.json").write_text(
+        json.dumps({"wids_version": 1, "shardlist": [{"url": "s-0.tar", "nsamples": 3}]})
+    )
+    (prepared.home / "x.yaml").write_text("datasets: [{shards: 's-{1,0}.tar'}]")
+    both = b"s-1/\ns-0/\n"
+    for specs in (["@list.txt"], ["x.yaml"], ["."], [".nv-meta"], ["${TWO}"]):
+        assert prepared.run("ls", *specs, env={"WDS_TWO": "s-{1,0}.tar"}).stdout == both
+    assert prepared.run("ls", "--split", "val", ".").stdout == b"s-1/\n"
+    assert prepared.run("ls", "--shard-id=1", "--num-shards=2", "@list.txt").stdout == b"s-0/\n"
+    assert (
+        prepared.run("ls", "x.json", "s-0/c").stdout == prepared.run("ls", "@list.txt", "s-0/c").stdout == b"txt\n"
+    )
+    assert (
+        prepared.run("cat", "--split", "val", ".", "s-1/a/txt").stdout
+        == prepared.run("cat", "s-1.tar", "s-1/a/txt").stdout
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--shard-id=1"], b"--shard-id and --num-shards belong together"),
+        (["--num-shards=1"], b"--shard-id and --num-shards belong together"),
+        (["--shard-id=2", "--num-shards=2"], b"the last of 2 is 1"),
+        (["--shard-id=0", "--num-shards=3"], b"has 2 shards and cannot be cut into 3 parts"),
+        (["--shard-id=-1", "--num-shards=3"], b"-1 is not in the range"),
+        (["--split=test"], b"no split is called 'test'; there are: 'train', 'val'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["mount", "index", "ls", "cat", "info", "check", "diff", "commit"])
+def test_which_part_of_the_shards(prepared: Program, command: str, options: list[str], message: bytes) -> None:
+    """Every command that takes SHARDS takes these, and refuses them for the same reasons."""
+    further = {"mount": [".", "mnt"], "cat": [".", "x"], "diff": ["."], "commit": ["-o", "out/%d.tar", "."]}
+    over = ["--overlay", "."] if command in ("diff", "commit") else []
+    arguments = [command, *options, *over, *further.get(command, ["."])]
+    done = Here.run(prepared, *arguments, code=2) if command != "mount" else _mount_here(prepared, arguments)
+    assert message in done.stderr
+
+
+def _mount_here(program: Program, arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
+    with contextlib.chdir(program.home):
+        done = CliRunner().invoke(
+            cli.main, ["mount", "--foreground", *arguments[1:]], env=dict(program.environment)
+        )
+    assert done.exit_code == 2, done.stderr
+    return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout_bytes, done.stderr_bytes)
+
+
+def test_a_mount_has_no_parts(prepared: Program) -> None:
+    for command in (["diff"], ["commit", "--in-place"]):
+        done = prepared.run(*command, "--split", "val", "mnt", code=2)
+        assert b"--split is for SHARDS; a mount knows which it shows" in done.stderr
+
+
+def test_an_overlay_is_of_whole_shards(prepared: Program) -> None:
+    (prepared.home / "edits").mkdir()
+    for arguments in (["diff", "--overlay", "edits"], ["commit", "--in-place", "--overlay", "edits"]):
+        done = prepared.run(*arguments, ".", code=2)
+        assert b"s-0.tar' are excluded by the split file" in done.stderr
+    assert (
+        b"--overlay is for whole shards"
+        in _mount_here(prepared, ["mount", "--overlay", "edits", ".", "mnt"]).stderr
+    )
+    assert prepared.run("diff", "--overlay", "edits", "--split", "val", ".").stdout == b""
+
+
+def test_other_numbers_of_samples_than_the_index_says(prepared: Program) -> None:
+    text = b"s-1.tar: has 2 samples; the file that names it says 5"
+    assert text in prepared.run("index", ".").stderr
+    assert text not in prepared.run("index", "s-1.tar").stderr
+    done = prepared.run("check", ".", code=1)
+    assert b"s-1.tar: [sample count] has 2 samples; the file that names it says 5" in done.stdout
+    assert b"1 sample excluded by a split file are counted here, too" in done.stderr
+    assert b"1 sample excluded" in prepared.run("info", ".").stderr
+    assert b"excluded" not in prepared.run("info", "s-0.tar").stderr
 
 
 def test_ls_of_a_directory_in_many_pieces(program: Program) -> None:
@@ -500,6 +591,18 @@ def test_status(shards: Program) -> None:
         assert "2 shards (2 indexed), 5 samples, 7 members" in detail
         assert re.search(r"mode +ro\n", detail)
         assert "overlay" not in detail
+
+
+def test_a_mount_of_a_part_of_a_dataset(prepared: Program) -> None:
+    (prepared.home / "list.txt").write_text(".\n")
+    options = ["--split", "train", "--shard-id", "1", "--num-shards", "2"]
+    with prepared.mounted(*options, "@list.txt") as mounted:
+        mounted.expect_log(r"s-1\.tar: has 2 samples; the file that names it says 5")
+        assert os.listdir(mounted.path) == ["s-1"]
+        (report,) = prepared.json("status", mounted.path)
+        assert (report["selection"], report["specs"]) == (options, ["@list.txt"])
+        detail = prepared.run("status", mounted.path).stdout.decode()
+        assert re.search(r"shards +--split train --shard-id 1 --num-shards 2 @list\.txt\n", detail)
 
 
 @pytest.mark.parametrize(("option", "mode"), [("rw", "rw"), ("ro", "ro")])

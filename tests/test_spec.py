@@ -14,8 +14,9 @@ from braceexpand import UnbalancedBracesError, braceexpand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wdsfs import spec
+from wdsfs import braces, spec
 from wdsfs.errors import MissingShard, SpecError, UnreadableShard
+from wdsfs.names import SHARD_SUFFIXES
 from wdsfs.spec import Shard, expand, split_path
 
 
@@ -68,10 +69,17 @@ def test_two_stars_look_into_all_directories_below(here: Path) -> None:
 
 
 def test_a_directory_means_the_tars_directly_inside(here: Path) -> None:
-    touch("set/b.tar", "set/a.tar", "set/._a.tar", "set/deep/c.tar", "set/index.json", "set/x.tar.gz")
+    touch("set/b.tar", "set/a.tar", "set/._a.tar", "set/deep/c.tar", "set/index.json", "set/x.gz", "set/a.tar.idx")
     os.mkdir("set/extracted.tar")
     os.symlink("extracted.tar", "set/link-to-a-directory.tar")
     assert found("set") == found("set/") == ["set/a.tar", "set/b.tar"]
+
+
+def test_a_directory_means_the_compressed_tars_too(here: Path) -> None:
+    bases = sorted(f"{n}{os.fsdecode(suffix)}" for n, suffix in enumerate(SHARD_SUFFIXES))
+    touch(*(f"set/{base}" for base in bases), "set/.hidden.tgz", "set/x.zip", "set/tgz")
+    assert found("set") == [f"set/{base}" for base in bases]
+    assert names_of("set") == [str(n) for n in range(len(bases))]
 
 
 def test_a_directory_from_a_brace_or_a_glob_is_a_directory(here: Path) -> None:
@@ -128,15 +136,9 @@ def test_any_byte_can_be_in_a_name(here: Path, directory: bytes) -> None:
     assert expand([directory]) == expected
 
 
-def test_compressed_shards_are_accepted_under_their_full_name(here: Path) -> None:
-    touch("a.tar.gz", "b.tgz", "c.tar.zst", "d.TAR", "e")
-    assert names_of("a.tar.gz", "b.tgz", "c.tar.zst", "d.TAR", "e") == [
-        "a.tar.gz",
-        "b.tgz",
-        "c.tar.zst",
-        "d.TAR",
-        "e",
-    ]
+def test_what_does_not_end_as_shards_do_is_accepted_under_its_full_name(here: Path) -> None:
+    touch("c.tar.lz4", "d.TAR", "e")
+    assert names_of("c.tar.lz4", "d.TAR", "e") == ["c.tar.lz4", "d.TAR", "e"]
 
 
 # -- paths -------------------------------------------------------------------------------------------------
@@ -230,7 +232,7 @@ def test_unbalanced_braces_are_shown_with_the_way_out(here: Path, text: str) -> 
 def test_nothing_is_no_set(here: Path) -> None:
     os.mkdir("empty")
     assert "no shards given" in refused(SpecError)
-    assert "'empty' holds no .tar" in refused(SpecError, "empty")
+    assert "'empty' holds no shard" in refused(SpecError, "empty")
     assert "no file matches '*.tar'" in refused(SpecError, "*.tar")
     assert "empty shard name" in refused(SpecError, "")
     assert "empty shard name" in refused(SpecError, "a.tar::")
@@ -316,9 +318,9 @@ def test_the_count_of_an_expression_is_what_the_library_makes_of_it(text: str) -
         expected = len(list(braceexpand(text)))
     except UnbalancedBracesError:
         with pytest.raises(ValueError, match="unbalanced"):
-            spec._expansions(text)
+            braces._expansions(text)
     else:
-        assert spec._expansions(text) == expected
+        assert braces._expansions(text) == expected
 
 
 @given(
@@ -332,7 +334,7 @@ def test_the_count_of_an_expression_is_what_the_library_makes_of_it(text: str) -
     )
 )
 def test_the_count_of_a_well_formed_expression_too(text: str) -> None:
-    count = spec._expansions(text)
+    count = braces._expansions(text)
     if count < 100_000:
         assert count == len(list(braceexpand(text)))
 
@@ -405,7 +407,7 @@ def test_lengthened_names_do_not_meet_each_other(here: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("base", [".tar", "..tar", "...tar", "x.tar.gz", "tar"])
+@pytest.mark.parametrize("base", [".tar", "..tar", "...tar", ".tar.gz", ".tgz", "tar"])
 def test_names_that_keep_their_suffix(here: Path, base: str) -> None:
     touch(base)
     assert names_of(base) == [base]
@@ -415,6 +417,13 @@ def test_a_shard_and_the_same_path_without_suffix(here: Path) -> None:
     touch("x", "x.tar", "x.tar.tar")
     assert names_of("x.tar.tar", "x.tar", "x") == ["x.tar.tar", "x.tar", "x"]
     assert names_of("x.tar.tar") == ["x.tar"]
+
+
+def test_of_a_shard_and_its_compressed_copies_the_plain_one_has_the_short_name(here: Path) -> None:
+    touch("x.tar", "x.tgz", "x.tar.gz", "y.tar.gz", "y.tar.xz", "z.tgz", "z", "x.tar.gz.tar")
+    assert names_of("x.tar", "x.tgz", "y.tar.gz") == ["x", "x.tgz", "y"]
+    assert names_of("y.tar.gz", "y.tar.xz", "z.tgz", "z") == ["y.tar.gz", "y.tar.xz", "z.tgz", "z"]
+    assert names_of("x.tar.gz", "x.tar.gz.tar", "x.tgz") == ["x.tar.gz", "x.tar.gz.tar", "x.tgz"]
 
 
 def test_a_long_name_is_cut_and_stays_distinct(here: Path) -> None:
@@ -433,7 +442,7 @@ path = st.builds(
     lambda folders, base, suffix: "/" + "/".join([*folders, base]) + suffix,
     st.lists(component, max_size=3),
     component | st.sampled_from(["", ".", ".."]),
-    st.sampled_from([".tar", ".tar", "", ".tar.gz", ".tar.tar"]),
+    st.sampled_from([".tar", ".tar", "", ".tar.gz", ".tgz", ".tar.tar"]),
 ).filter(lambda path: os.path.normpath(path) == path and path != "/")
 
 

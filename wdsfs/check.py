@@ -175,8 +175,10 @@ class Judge:
         self.extensions: Counter[bytes] = Counter()
         self._shards: list[tuple[str, Lint]] = []
 
-    def add(self, path: str, found: Lint) -> Iterator[Finding]:
-        """Take in one shard; yields its findings."""
+    def add(self, path: str, found: Lint, miscount: str = "") -> Iterator[Finding]:
+        """Take in one shard; yields its findings. `miscount` says that it should have other numbers of samples."""
+        if miscount:
+            yield Finding("sample count", -1, "", miscount)
         self.samples += found.samples
         self.members += found.members
         for pattern, count in found.patterns.items():

@@ -27,9 +27,11 @@ from wdsfs.console import (
     index_options,
     jobs_of,
     json_option,
+    left_out_text,
     opened,
     path_of,
     print_table,
+    set_options,
     settled,
     shards_argument,
     table_of,
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from wdsfs.index import Index
-    from wdsfs.spec import Shard
+    from wdsfs.spec import Selection, Shard
     from wdsfs.tree import Entry, Node, Tree
 
 log = logging.getLogger("wdsfs")
@@ -100,7 +102,8 @@ class _Group(click.Group):
 def main(verbose: bool) -> None:
     """Mount WebDataset shards as directories: every sample a directory, every column a file.
 
-    SHARDS are brace expressions (quote them: wdsfs expands them itself), paths, globs or directories of tars.
+    SHARDS are brace expressions (quote them: wdsfs expands them itself), paths, globs or directories of tars,
+    lists of these (@list.txt), wids indexes (x.json), webdataset's YAML specs (x.yaml), Energon datasets.
 
     \b
     Example:
@@ -128,6 +131,7 @@ def _prepare_streams() -> None:
 
 @main.command()
 @shards_argument
+@set_options
 @click.argument("mountpoint")
 @view_options
 @click.option("-f", "--foreground", is_flag=True, help="Stay in front and log to the terminal.")
@@ -169,6 +173,7 @@ def _prepare_streams() -> None:
 @index_options
 def mount(
     shards: tuple[str, ...],
+    selection: Selection,
     mountpoint: str,
     layout: str,
     names: str,
@@ -199,6 +204,7 @@ def mount(
         raise UsageError("the MOUNTPOINT is empty")
     wanted = mounting.Mount(
         specs=list(shards),
+        selection=selection,
         mountpoint=mountpoint,
         view=view_of(layout, names),
         merge=merge,
@@ -253,11 +259,18 @@ def umount(mountpoints: tuple[str, ...], lazy: bool) -> None:
 
 @main.command("index")
 @shards_argument
+@set_options
 @index_options
 @click.option("--prune", is_flag=True, help="Also drop what is kept of shards that are no longer there.")
 @json_option
 def index_command(
-    shards: tuple[str, ...], index_dir: str | None, jobs: int | None, quiet: bool, prune: bool, as_json: bool
+    shards: tuple[str, ...],
+    selection: Selection,
+    index_dir: str | None,
+    jobs: int | None,
+    quiet: bool,
+    prune: bool,
+    as_json: bool,
 ) -> None:
     """Build or refresh the index of SHARDS without mounting. Only what has changed is read.
 
@@ -272,12 +285,14 @@ def index_command(
     from wdsfs.spec import expand
 
     since = time.monotonic()
-    found = expand(shards)
+    found = expand(shards, *selection)
     index = open_index(path_of(index_dir))
     for notice in index.notices:
         log.warning("%s", notice)
     stale = [one for one, _ in index.stale(found)]
     unreadable = build_index(index, stale, jobs_of(jobs), quiet)
+    for text in index.miscounted(found):
+        log.warning("%s", text)
     pruned = index.prune() if prune else 0
     summaries = [index.summary(one.path) for one in found]
     report = {
@@ -314,6 +329,7 @@ def _output(data: bytes) -> None:
 
 @main.command()
 @click.argument("arguments", metavar="SHARDS... [PATH]", nargs=-1, required=True)
+@set_options
 @view_options
 @click.option("-l", "--long", is_flag=True, help="Also type, size and time.")
 @click.option("-R", "--recursive", is_flag=True, help="Everything below, as paths.")
@@ -322,6 +338,7 @@ def _output(data: bytes) -> None:
 @index_options
 def ls(
     arguments: tuple[str, ...],
+    selection: Selection,
     layout: str,
     names: str,
     merge: bool,
@@ -349,7 +366,7 @@ def ls(
     shards, path = split_path(arguments)
     end = b"\0" if null else b"\n"
     failed: list[WdsfsError] = []
-    with opened(shards, index_dir, jobs, quiet) as below:
+    with opened(shards, selection, index_dir, jobs, quiet) as below:
         tree = make_tree(below, view_of(layout, names), merge)
         start = os.fsencode(path or "").strip(b"/")
         node = settled(below, lambda: tree.resolve(start))
@@ -424,10 +441,12 @@ def _long_line(node: Node) -> bytes:
 
 @main.command()
 @click.argument("arguments", metavar="SHARDS... PATH", nargs=-1, required=True)
+@set_options
 @view_options
 @index_options
 def cat(
     arguments: tuple[str, ...],
+    selection: Selection,
     layout: str,
     names: str,
     merge: bool,
@@ -450,7 +469,7 @@ def cat(
     *shards, path = arguments
     if not shards:
         raise UsageError("cat needs SHARDS and the PATH of a file")
-    with opened(shards, index_dir, jobs, quiet) as below:
+    with opened(shards, selection, index_dir, jobs, quiet) as below:
         tree = make_tree(below, view_of(layout, names), merge)
         node = settled(below, lambda: tree.resolve(os.fsencode(path).strip(b"/")))
         if _is_directory(node):
@@ -465,9 +484,17 @@ def cat(
 
 @main.command()
 @shards_argument
+@set_options
 @json_option
 @index_options
-def info(shards: tuple[str, ...], as_json: bool, index_dir: str | None, jobs: int | None, quiet: bool) -> None:
+def info(
+    shards: tuple[str, ...],
+    selection: Selection,
+    as_json: bool,
+    index_dir: str | None,
+    jobs: int | None,
+    quiet: bool,
+) -> None:
     """Count shards, samples, members and bytes, and the sizes of each extension.
 
     \b
@@ -476,8 +503,11 @@ def info(shards: tuple[str, ...], as_json: bool, index_dir: str | None, jobs: in
     """
     from wdsfs.statistics import gather
 
-    with opened(shards, index_dir, jobs, quiet) as below:
+    with opened(shards, selection, index_dir, jobs, quiet) as below:
         report = gather(below)
+        left_out = left_out_text(below.shards)
+    if left_out:
+        log.info("%s", left_out)
     if as_json:
         click.echo(json.dumps(report))
         return
@@ -497,15 +527,17 @@ def info(shards: tuple[str, ...], as_json: bool, index_dir: str | None, jobs: in
 
 @main.command()
 @shards_argument
+@set_options
 @click.option("-j", "--jobs", type=click.IntRange(1), help="Processes that read shards.  [default: one per core]")
 @click.option("--notes", is_flag=True, help="Also what is harmless: directories, __meta__ members.")
 @json_option
-def check(shards: tuple[str, ...], jobs: int | None, notes: bool, as_json: bool) -> None:
+def check(shards: tuple[str, ...], selection: Selection, jobs: int | None, notes: bool, as_json: bool) -> None:
     """Look for what readers of the format trip over: one line per finding.
 
     Damaged and truncated shards, samples that are split or whose members are not side by side, extensions
     that occur twice, members in no sample, samples without an extension that the others have, keys in
-    several shards. Exit code 0: nothing found; 1: findings; 3: a shard could not be read.
+    several shards, other numbers of samples than an index says. Exit code 0: nothing found; 1: findings;
+    3: a shard could not be read.
 
     \b
     Example:
@@ -518,7 +550,7 @@ def check(shards: tuple[str, ...], jobs: int | None, notes: bool, as_json: bool)
 
     judge = Judge()
     counts = {"findings": 0, "notes": 0, "unreadable": 0}
-    found = expand(shards)
+    found = expand(shards, *selection)
 
     def tell(path: str, finding: Finding) -> None:
         counts["notes" if finding.is_note else "findings"] += 1
@@ -536,7 +568,7 @@ def check(shards: tuple[str, ...], jobs: int | None, notes: bool, as_json: bool)
             counts["unreadable"] += 1
             tell(path, Finding("unreadable", -1, "", str(result)))
             continue
-        for finding in judge.add(path, result):
+        for finding in judge.add(path, result, one.miscount(result.samples)):
             tell(path, finding)
     for path, finding in [*judge.shared_keys(), *judge.missing()]:
         tell(path, finding)
@@ -546,6 +578,8 @@ def check(shards: tuple[str, ...], jobs: int | None, notes: bool, as_json: bool)
         + (" (--notes shows them)" if counts["notes"] and not notes else "")
     )
     click.echo(summary, err=True)
+    if left_out := left_out_text(found):
+        click.echo(left_out, err=True)
     sys.exit(3 if counts["unreadable"] else 1 if counts["findings"] else 0)
 
 
@@ -653,7 +687,7 @@ def _status_detail(report: dict[str, Any]) -> Table:
     table.columns[1].justify = "left"
     table.add_row("mountpoint", report["mountpoint"])
     table.add_row("state", f"{report['state']}, process {report['pid']}")
-    table.add_row("shards", " ".join(report["specs"]))
+    table.add_row("shards", " ".join([*report["selection"], *report["specs"]]))
     table.add_row("layout", _layout(report))
     table.add_row("mode", _mode(report))
     if report["overlay"]:

@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from click.core import ParameterSource
@@ -29,9 +29,9 @@ from wdsfs.console import (
     index_options_with,
     jobs_of,
     json_option,
-    opened,
     opened_set,
     print_table,
+    set_options,
     table_of,
     view_of,
     view_options,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from wdsfs.commit import Files, Plan, Runner, Step
     from wdsfs.control import Talk
     from wdsfs.overlay import Place, Settings, UpperNode
+    from wdsfs.spec import Selection
     from wdsfs.tree import Tree
 
 log = logging.getLogger("wdsfs")
@@ -56,6 +57,13 @@ overlay_option = click.option(
     type=click.Path(exists=True, file_okay=False),
     help="The directory with the changes: of a writable mount, or the upperdir of the kernel's overlayfs.",
 )
+
+
+class Wanted(NamedTuple):
+    """What the user names: a mount point, or shards and which of them."""
+
+    sources: Sequence[str]
+    selection: Selection
 
 
 @dataclass(slots=True)
@@ -96,27 +104,30 @@ class Session:
 
 @contextlib.contextmanager
 def _session(
-    overlay: str | None, sources: Sequence[str], view: dict[str, Any], index: dict[str, Any], freeze: bool
+    overlay: str | None, wanted: Wanted, view: dict[str, Any], index: dict[str, Any], freeze: bool
 ) -> Iterator[Session]:
     """The overlay of a mount, or one that is not mounted."""
-    if overlay is None and len(sources) != 1:
+    if overlay is None and len(wanted.sources) != 1:
         raise UsageError("name one MOUNTPOINT, or --overlay DIR and the SHARDS below it")
+    if overlay is None and wanted.selection.arguments:
+        raise UsageError(f"{wanted.selection.arguments[0]} is for SHARDS; a mount knows which it shows")
     with (
-        _mounted(sources[0], view, index, freeze)
+        _mounted(wanted.sources[0], view, index, freeze)
         if overlay is None
-        else _held(overlay, sources, view, index) as one
+        else _held(overlay, wanted, view, index) as one
     ):
         yield one
 
 
 @contextlib.contextmanager
-def _held(overlay: str, shards: Sequence[str], view: dict[str, Any], index: dict[str, Any]) -> Iterator[Session]:
+def _held(overlay: str, wanted: Wanted, view: dict[str, Any], index: dict[str, Any]) -> Iterator[Session]:
     """Hold the overlay and open the set below it, shown as it was when the overlay was made."""
     from pathlib import Path
 
     from wdsfs.inplace import unfinished
     from wdsfs.merged import make_tree
     from wdsfs.overlay import Place, held, read_settings
+    from wdsfs.spec import expand, refuse_left_out
 
     place = Place(Path(os.path.abspath(overlay)))
     settings = read_settings(place)
@@ -124,7 +135,9 @@ def _held(overlay: str, shards: Sequence[str], view: dict[str, Any], index: dict
         _agree(settings, view)
     with contextlib.ExitStack() as stack:
         stack.enter_context(held(place))
-        below = stack.enter_context(opened(shards, **index))
+        shards = expand(wanted.sources, *wanted.selection)
+        refuse_left_out(shards, "the overlay is of whole shards")
+        below = stack.enter_context(opened_set(shards, **index))
         if settings is not None:
             changed = _compare(settings, {shard.name: shard.path for shard in below.shards})
             if changed and not unfinished(place):  # else it is the commit that has changed them
@@ -221,9 +234,9 @@ def _compare(settings: Settings, shards: dict[bytes, bytes]) -> list[str]:
     return changed
 
 
-def _unfinished_advice(overlay: str | None, sources: Sequence[str]) -> CommitError:
+def _unfinished_advice(overlay: str | None, wanted: Wanted) -> CommitError:
     which = ["--overlay", overlay] if overlay is not None else []
-    command = shlex.join(["wdsfs", "commit", "--in-place", *which, *sources])
+    command = shlex.join(["wdsfs", "commit", "--in-place", *which, *wanted.selection.arguments, *wanted.sources])
     return CommitError(f"a commit of this overlay was stopped half-way; finish it with: {command}")
 
 
@@ -232,12 +245,14 @@ def _unfinished_advice(overlay: str | None, sources: Sequence[str]) -> CommitErr
 
 @click.command()
 @sources_argument
+@set_options
 @overlay_option
 @view_options
 @json_option
 @index_options
 def diff(
     sources: tuple[str, ...],
+    selection: Selection,
     overlay: str | None,
     layout: str,
     names: str,
@@ -261,11 +276,12 @@ def diff(
     """
     from wdsfs.inplace import unfinished
 
+    wanted = Wanted(sources, selection)
     view = {"layout": layout, "names": names, "merge": merge}
     index = {"index_dir": index_dir, "jobs": jobs, "quiet": quiet}
-    with _session(overlay, sources, view, index, freeze=False) as session:
+    with _session(overlay, wanted, view, index, freeze=False) as session:
         if unfinished(session.place):
-            raise _unfinished_advice(overlay, sources)
+            raise _unfinished_advice(overlay, wanted)
         found = session.changes()
     if as_json:
         click.echo(json.dumps(_report(found)))
@@ -321,6 +337,7 @@ def _texts(names: Sequence[bytes]) -> list[str]:
 
 @click.command()
 @sources_argument
+@set_options
 @overlay_option
 @view_options
 @click.option("-o", "--output", metavar="PATTERN", help="Names of the new shards: 'out/train-%06d.tar' or braces.")
@@ -341,6 +358,7 @@ def _texts(names: Sequence[bytes]) -> list[str]:
 @index_options_with("Processes that index shards, and shards that are written at a time.")
 def commit(
     sources: tuple[str, ...],
+    selection: Selection,
     overlay: str | None,
     layout: str,
     names: str,
@@ -380,13 +398,14 @@ def commit(
     since = time.monotonic()
     options = Options(output, maxcount, maxsize, changed_only, in_place, link, sort, leave_out)
     _check(options, copy)
+    wanted = Wanted(sources, selection)
     view = {"layout": layout, "names": names, "merge": merge}
     index = {"index_dir": index_dir, "jobs": jobs, "quiet": quiet}
-    with _session(overlay, sources, view, index, freeze=not dry_run) as session:
+    with _session(overlay, wanted, view, index, freeze=not dry_run) as session:
         below = session.tree.lower
         begun = unfinished(session.place)
         if begun and not in_place:
-            raise _unfinished_advice(overlay, sources)
+            raise _unfinished_advice(overlay, wanted)
         found = None if begun else session.changes()
         plan = read_plan(session.place, below) if found is None else Planner(below, found, options).make()
         untold = _untold(found) if found is not None and changed_only else None

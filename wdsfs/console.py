@@ -10,7 +10,8 @@ import logging
 import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from wdsfs.index import Index
     from wdsfs.lower import Lower
-    from wdsfs.spec import Shard
+    from wdsfs.spec import Selection, Shard
     from wdsfs.tree import View
 
 log = logging.getLogger("wdsfs")
@@ -37,6 +38,49 @@ Answer = TypeVar("Answer")
 
 def shards_argument(command: Command) -> Command:
     return click.argument("shards", nargs=-1, required=True)(command)
+
+
+def set_options(command: Command) -> Command:
+    """The options of whatever takes SHARDS: which part of them is wanted. The command gets a `selection`."""
+
+    @wraps(command)
+    def with_selection(
+        *arguments: Any, split: str | None, shard_id: int | None, num_shards: int | None, **others: Any
+    ) -> Any:
+        return command(*arguments, selection=_selection(split, shard_id, num_shards), **others)
+
+    for option in (
+        click.option(
+            "--num-shards", type=click.IntRange(1), metavar="M", help="How many parts --shard-id counts."
+        ),
+        click.option(
+            "--shard-id",
+            type=click.IntRange(0),
+            metavar="N",
+            help="Only part N of M, from 0 on: shards N, N+M, N+2M ... of the set, one part for each rank.",
+        ),
+        click.option(
+            "--split",
+            metavar="NAME",
+            help="Only this split (train, val ...) of a prepared Energon dataset, a directory with .nv-meta.",
+        ),
+    ):
+        with_selection = option(with_selection)
+    return cast(Command, with_selection)
+
+
+def _selection(split: str | None, shard_id: int | None, num_shards: int | None) -> Selection:
+    from wdsfs.spec import Selection, Slice
+
+    if shard_id is None and num_shards is None:
+        return Selection(split)
+    if shard_id is None or num_shards is None:
+        raise UsageError("--shard-id and --num-shards belong together: part N of M")
+    if shard_id >= num_shards:
+        raise UsageError(
+            f"--shard-id {shard_id}: parts are counted from 0, so the last of {num_shards} is {num_shards - 1}"
+        )
+    return Selection(split, Slice(shard_id, num_shards))
 
 
 def index_options(command: Command) -> Command:
@@ -172,11 +216,13 @@ def _index_of(found: Sequence[Shard], index_dir: str | None, jobs: int | None, q
 
 
 @contextlib.contextmanager
-def opened(shards: Sequence[str], index_dir: str | None, jobs: int | None, quiet: bool) -> Iterator[Lower]:
+def opened(
+    shards: Sequence[str], selection: Selection, index_dir: str | None, jobs: int | None, quiet: bool
+) -> Iterator[Lower]:
     """The lower of a set, all of it indexed."""
     from wdsfs.spec import expand
 
-    with opened_set(expand(shards), index_dir, jobs, quiet) as below:
+    with opened_set(expand(shards, *selection), index_dir, jobs, quiet) as below:
         yield below
 
 
@@ -190,6 +236,12 @@ def opened_set(shards: Sequence[Shard], index_dir: str | None, jobs: int | None,
         yield below
     finally:
         below.close()
+
+
+def left_out_text(shards: Sequence[Shard]) -> str:
+    """What to say where whole shards are looked at, of which a mount leaves out samples; empty if it does not."""
+    keys = sum(len(one.without) for one in shards)
+    return f"{counted(keys, 'sample')} excluded by a split file are counted here, too" if keys else ""
 
 
 def settled(below: Lower, question: Callable[[], Answer]) -> Answer:

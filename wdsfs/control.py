@@ -23,7 +23,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class Daemon:
     log: str | None
     overlay: str | None = None
     index: str | None = None
+    selection: list[str] = field(default_factory=list)  # as options: --split, --shard-id, --num-shards
 
     @property
     def alive(self) -> bool:

@@ -23,7 +23,12 @@ from wdsfs.errors import UsageError
 USAGE = "usage: mount.wdsfs SHARDS[::SHARDS...] MOUNTPOINT [-sfnv] [-o OPTION,...]"
 
 # Options of `wdsfs mount`, as they are written in fstab ("_" does for "-").
-_OWN_VALUES = frozenset(("layout", "names", "index-dir", "jobs", "workers", "spin", "readahead", "overlay"))
+_OWN_VALUES = frozenset(
+    (
+        *("split", "shard-id", "num-shards"),
+        *("layout", "names", "index-dir", "jobs", "workers", "spin", "readahead", "overlay"),
+    )
+)
 _OWN_FLAGS = frozenset(("merge", "lazy"))
 _OWN = _OWN_VALUES | _OWN_FLAGS
 

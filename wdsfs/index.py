@@ -60,6 +60,7 @@ _DAMAGE = (
 
 _SUMMARY = struct.Struct("<QqQIIIIIIQII")
 _CRC_BYTES = 4
+MISCOUNTED_TOLD = 3  # shards that warnings name
 _MIX = 0x9E3779B97F4A7C15  # the golden ratio in 64 bits
 
 
@@ -227,6 +228,19 @@ class Index:
             summary = self.summary(one.path)
             if summary is None or summary.fingerprint != fingerprint:
                 yield one, fingerprint[0]
+
+    def miscounted(self, shards: Sequence[Shard]) -> list[str]:
+        """Warnings of shards that do not have as many samples as the file says that names them.
+
+        A few of them one by one, and how many more. What is not indexed is left out.
+        """
+        expected = (one for one in shards if one.expected_samples is not None)
+        seen = ((one, summary) for one in expected if (summary := self.summary(one.path)) is not None)
+        found = [f"{os.fsdecode(one.path)}: {text}" for one, has in seen if (text := one.miscount(has.samples))]
+        if len(found) <= MISCOUNTED_TOLD:
+            return found
+        more = f"{len(found) - MISCOUNTED_TOLD:,} more shards do not have as many samples as they should have"
+        return [*found[:MISCOUNTED_TOLD], f"{more}; see: wdsfs check"]
 
     # --- writing
 

@@ -40,7 +40,7 @@ from wdsfs.index import Index, open_index
 from wdsfs.lower import Lower, NotIndexed
 from wdsfs.merged import make_tree
 from wdsfs.ops import TIMEOUT_SECONDS, Operations, Owner
-from wdsfs.spec import Shard, expand, extended
+from wdsfs.spec import Selection, Shard, expand, extended, refuse_left_out
 from wdsfs.stack import Stack
 from wdsfs.tree import Tree, View
 from wdsfs.upper import sync_filesystem
@@ -87,6 +87,7 @@ class Mount:
     mountpoint: str
     view: View = field(default_factory=View)
     merge: bool = False
+    selection: Selection = field(default_factory=Selection)
     index_dir: Path | None = None
     jobs: int = 1
     lazy: bool = False
@@ -248,7 +249,9 @@ def run(mount: Mount, indexer: Indexer, leave: Callable[[], None], ready: Callab
     workers are forked; `ready` when the tree is usable. Raises WdsfsError when it cannot be mounted.
     """
     parsed = parse_options(mount.options, mount.overlay is not None)
-    shards = expand(mount.specs)
+    shards = expand(mount.specs, *mount.selection)
+    if mount.overlay is not None:
+        refuse_left_out(shards, "--overlay is for whole shards")
     index = open_index(mount.index_dir)
     try:
         for notice in index.notices:
@@ -264,6 +267,8 @@ def run(mount: Mount, indexer: Indexer, leave: Callable[[], None], ready: Callab
         check_mountpoint(mount.mountpoint, parsed.nonempty, busy)
         if not mount.lazy or mount.merge:  # one tree over all shards needs all of them
             indexer(index, [one for one, _ in index.stale(shards)], mount.jobs)
+            for text in index.miscounted(shards):
+                log.warning("%s", text)
         if not mount.foreground:
             mount.log = open_log(mount.mountpoint)
         index.suspend()
@@ -489,6 +494,7 @@ class _Session:
             None if self.mount.log is None else str(self.mount.log),
             None if self.wanted.stack is None else str(self.wanted.stack.place.path),
             str(self.wanted.index.directory.absolute()),
+            self.mount.selection.arguments,
         )
         with control.registered(daemon), listener:
             # An answer about the root proves that the mount works. A worker may die of it; this process must not.

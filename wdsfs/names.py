@@ -15,6 +15,9 @@ from typing import NamedTuple
 
 NAME_MAX = 255  # bytes; what tools assume of a file name, and what statfs reports
 
+# What shards are called. The first is what "a shard" is called where nothing else is said.
+SHARD_SUFFIXES = (b".tar", b".tar.gz", b".tgz", b".tar.bz2", b".tar.xz", b".tar.zst")
+
 # What may need an escape: a percent sign, a NUL, an empty component, and "." or ".." as a whole component.
 _ODD = (b"%", b"\0", b"//", b"/./", b"/../")
 _ESCAPED = re.compile(rb"%(00|25|2E)")
@@ -43,6 +46,14 @@ def split(name: bytes) -> Split | None:
     if not dot or not stem:
         return None
     return None if is_meta(name) else Split(folder, stem, extension)
+
+
+def without_suffix(path: bytes) -> bytes:
+    """The path of a shard without what tells that it is one: `a/x.tar.gz` -> `a/x`."""
+    for suffix in SHARD_SUFFIXES:
+        if path.endswith(suffix):
+            return path[: -len(suffix)]
+    return path
 
 
 def split_folder(name: bytes) -> tuple[bytes, bytes]:

@@ -1,9 +1,10 @@
 """What a user types -> an ordered list of shards, each with the name it has in the mount.
 
 A spec is a brace expression (`train-{000000..000099}.tar`), a plain path, a glob (`train-*.tar`, `**` too), a
-directory (its `*.tar`) or several of these joined by `::`, the webdataset library's separator. A leading `~`
-is expanded. Nothing is opened and no symbolic link is resolved: what a shard holds is for `shard.py` to say.
-Plain functions over the file system's names; no FUSE, no LMDB, no state.
+directory (its tars), a prepared Energon dataset, a file that names shards (JSON or YAML, read by `lists.py`), a
+list of specs (`@list.txt`), or several of these joined by `::`, the webdataset library's separator. `${NAME}` is
+replaced as in that library, and a leading `~` is expanded. No shard is opened and no symbolic link is resolved:
+what a shard holds is for `shard.py` to say. Plain functions over the file system's names; no FUSE, no LMDB.
 
 The order of the shards is the order of the specs, and the set is exactly what was asked for: a shard that is
 not there or that is named twice is an error, never a smaller set.
@@ -14,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import glob
-import math
 import os
 import re
 import stat
@@ -22,14 +22,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
-from braceexpand import braceexpand
-
-from wdsfs import names
+from wdsfs import braces, documents, lists, names
 from wdsfs.errors import MissingShard, SpecError, UnreadableShard
+from wdsfs.lists import Word
 
-MAX_SHARDS = 10_000_000  # per call; past this it is a typing error, and the strings alone would take gigabytes
-SUFFIX = b".tar"
+MAX_SHARDS = braces.MAX_WORDS  # per call
 JOINER = b"--"
 
 # From this many shards in one directory on, listing it beats one stat per shard. Measured with 100,000 shards
@@ -38,14 +37,42 @@ LISTING_PAYS = 64
 # ... unless the directory holds far more than was asked for: the listing is given up at this ratio.
 LISTING_RATIO = 16
 
+LIST = "@"
+MAX_LISTS = 1000  # that are read in one call: two that each name a third one twice, and so on, would never end
+MAX_NESTED = 20
+MAX_PASSES = 10  # of replacing variables, as in the webdataset library
+MAX_SPEC = 1 << 20  # characters of one spec; what grows past it refers to itself
+
 _SEPARATOR = "::"
-_BRACE = re.compile(r"[{}]")
 _GLOB = re.compile(r"[*?\[]")
-_ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*://|file:|pipe:|-$")
-# As braceexpand has them: "$" also matches before a newline at the end.
-_INT_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?$")
-_CHAR_RANGE = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?(\d+))?$")
-_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # the order of braceexpand's ranges
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+_PLAIN = re.compile(r"[^~@{}*?\[:][^{}*?\[:]*")  # nothing in it to expand
+_SUFFIXES = tuple(os.fsdecode(suffix) for suffix in names.SHARD_SUFFIXES)
+
+
+class Slice(NamedTuple):
+    """One of `num_shards` equal parts of a set, counted from 0; the words are DALI's.
+
+    REQUIRES: 0 <= shard_id < num_shards.
+    """
+
+    shard_id: int
+    num_shards: int
+
+
+class Selection(NamedTuple):
+    """Which part of what the specs name is wanted: `expand(specs, *selection)`."""
+
+    split: str | None = None
+    slice: Slice | None = None
+
+    @property
+    def arguments(self) -> list[str]:
+        """The options of a command that select the same."""
+        split = [] if self.split is None else ["--split", self.split]
+        if self.slice is None:
+            return split
+        return [*split, "--shard-id", str(self.slice.shard_id), "--num-shards", str(self.slice.num_shards)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,33 +81,71 @@ class Shard:
 
     `path` is absolute, but not resolved: a symbolic link stays what the user called it. `name` is the name of
     its directory in the mount: one path component, at most 255 bytes, unlike every other shard's of the set.
+
+    `without` are the keys, as in the names of members, of samples that are left out. `expected_samples` is how
+    many there are in the shard, those included, according to the file that names it.
     """
 
     path: bytes
     name: bytes
+    without: frozenset[bytes] = frozenset()
+    expected_samples: int | None = None
+
+    def miscount(self, samples: int) -> str:
+        """What is wrong when the shard has this many samples; empty if nothing is."""
+        if self.expected_samples in (None, samples):
+            return ""
+        return f"has {samples:,} samples; the file that names it says {self.expected_samples:,}"
 
 
-def expand(specs: Sequence[str | bytes]) -> list[Shard]:
-    """The shards that `specs` name, in order.
+def expand(specs: Sequence[str | bytes], split: str | None = None, slice: Slice | None = None) -> list[Shard]:
+    """The shards that `specs` name, in order: all of them, or those of a split, or of a slice.
 
     Semantics decision: a spec that names something that exists is taken literally, whatever braces, glob
-    characters or `::` it holds. Otherwise it is split at `::`, then braces are expanded, then `~`, then
-    globs.
+    characters or `::` it holds. Otherwise it is split at `::`, then variables are replaced, then braces are
+    expanded, then `@`, `~` and globs.
     Semantics decision: the shards of a glob or a directory are sorted bytewise by path, whatever the locale.
     Semantics decision: one path given twice is an error. Keeping it once would silently change the set, and
     twice would make two trees of one shard. Two links to one file are two shards.
+    Semantics decision: a slice has every M-th shard, as the webdataset library's `split_by_node` deals them out,
+    for what is dealt out is shards, as there. (DALI gives out contiguous samples.) Neighbours, which are often
+    alike, are spread, and parts differ by at most one shard. It is cut last, from the set with all its names:
+    every rank sees the same errors, and a shard has the same name in all of them.
 
     Raises SpecError (means nothing, nothing matches, not a regular file, given twice), MissingShard, and
     UnreadableShard when the file system refuses to say whether a shard is there.
     """
-    words = list(islice(_words(specs), MAX_SHARDS + 1))
+    words = _limited(_words(specs))
     if not words:
         raise SpecError("no shards given: name at least one, for example 'train-{000000..000099}.tar'")
-    if len(words) > MAX_SHARDS:
-        raise SpecError(f"the specs name more than {MAX_SHARDS:,} shards: check the ranges")
-    paths = _absolute(_existing_files(words))
-    _refuse_repeated(paths)
-    return [Shard(path, name) for path, name in zip(paths, _names(paths), strict=True)]
+    found = _existing_files(words, split)
+    paths = _absolute([word.path for word in found])
+    _refuse_repeated(paths, found)
+    shards = [
+        Shard(path, name, word.without, word.samples)
+        for path, name, word in zip(paths, _names(paths), found, strict=True)
+    ]
+    return shards if slice is None else _sliced(shards, slice)
+
+
+def _sliced(shards: list[Shard], part: Slice) -> list[Shard]:
+    if len(shards) < part.num_shards:
+        # For all of them: one rank that fails alone leaves the others waiting.
+        raise SpecError(
+            f"the set has {len(shards):,} shards and cannot be cut into {part.num_shards:,} parts: "
+            "one of them would be empty"
+        )
+    return shards[part.shard_id :: part.num_shards]
+
+
+def refuse_left_out(shards: Iterable[Shard], why: str) -> None:
+    """Raises SpecError when samples of these shards are left out: a part of a shard cannot be changed."""
+    for shard in shards:
+        if shard.without:
+            raise SpecError(
+                f"{why}: samples of {os.fsdecode(shard.path)!r} are excluded by the split file of its dataset; "
+                "name the shards themselves, for example 'DIR/*.tar'"
+            )
 
 
 def extended(shards: Sequence[Shard], paths: Sequence[bytes]) -> list[Shard]:
@@ -100,8 +165,9 @@ def split_path(arguments: Sequence[str]) -> tuple[list[str], str | None]:
     """Split the `SHARDS... [PATH]` of `wdsfs ls` into the specs and the path inside the tree, if any.
 
     Semantics decision: the last of two or more arguments is PATH when it names no shard at all: no file of
-    that name, no directory that holds a `*.tar`, no glob match, and not one existing file among its brace
-    expansions (a set that is there in part stays a spec, so that `expand` can say what is missing).
+    that name, no list, no directory that holds a shard, no glob match, and not one existing file among its brace
+    expansions (a set that is there in part stays a spec, so that `expand` can say what is missing). What has a
+    `${NAME}` in it is never PATH. No list is read to know that.
     """
     *specs, last = arguments
     if not specs or _names_a_shard(last):
@@ -109,158 +175,195 @@ def split_path(arguments: Sequence[str]) -> tuple[list[str], str | None]:
     return specs, last
 
 
+def _names_a_shard(argument: str) -> bool:
+    if _VARIABLE.search(argument):
+        return True  # if it is not set, `expand` says so
+    try:
+        words = islice(_Expansion(read=False).words(argument), MAX_SHARDS)
+        return any(_is_or_holds_a_shard(word.path) for word in words)
+    except UnreadableShard:
+        return True  # it is there; let `expand` say what is wrong with it
+    except SpecError:
+        return False
+
+
+def _is_or_holds_a_shard(path: str) -> bool:
+    mode = stat.S_IFREG if path == documents.STDIN else _mode(path)
+    if mode is None or not stat.S_ISDIR(mode):
+        return mode is not None
+    return lists.dataset_at(path) is not None or bool(_contents(path))
+
+
 # -- from specs to words -------------------------------------------------------------------------------------
 
 
-def _words(specs: Iterable[str | bytes]) -> Iterator[str]:
+def _limited(words: Iterable[Word]) -> list[Word]:
+    found = list(islice(words, MAX_SHARDS + 1))
+    if len(found) > MAX_SHARDS:
+        raise SpecError(f"the specs name more than {MAX_SHARDS:,} shards: check the ranges")
+    return found
+
+
+def _words(specs: Iterable[str | bytes]) -> Iterator[Word]:
     """The paths that the specs name, of files and of directories, as typed and lazily."""
+    expansion = _Expansion()
     for spec in specs:
-        text = _text(spec)
-        if _is_literal(text):
-            yield text
-            continue
+        yield from expansion.words(os.fsdecode(spec))
+
+
+class _Expansion:
+    """Specs on their way to words, and the lists that are being read for them.
+
+    Where `read` is False, a list stands for itself.
+    """
+
+    def __init__(self, read: bool = True) -> None:
+        self.read = read
+        self.inside: list[str] = []  # the lists that the spec is in, by their real paths
+        self.lists = 0
+
+    def words(self, text: str, base: str = "", origin: str = "") -> Iterator[Word]:
+        """The words of one spec. Relative paths are below `base`, which is empty or ends in a slash."""
+        _refuse_no_path(text)
+        if _PLAIN.fullmatch(text) or os.path.lexists(_below(base, text)):
+            yield Word(_below(base, text), origin)
+            return
         for part in text.split(_SEPARATOR):
-            if not part:
-                raise SpecError(f"an empty shard name in {text!r}")
-            for word in _brace_words(part):
-                yield from _glob_words(os.path.expanduser(word) if word.startswith("~") else word)
+            for word in braces.expand(_substituted(part)):
+                if not word:
+                    raise SpecError(f"an empty shard name in {text!r}")
+                if word.startswith(LIST) and not os.path.lexists(_below(base, word)):
+                    yield from self._list(base, word.removeprefix(LIST))
+                else:
+                    for path in _glob_paths(base, word):
+                        yield Word(path, origin)
+
+    def _list(self, base: str, name: str) -> Iterator[Word]:
+        """The words of the specs in a text file, one a line."""
+        path = name if name == documents.STDIN else _below(base, os.path.expanduser(name))
+        if not self.read:
+            yield Word(path)
+            return
+        identity = path if name == documents.STDIN else os.path.realpath(path)
+        if identity in self.inside:
+            raise SpecError(f"the list {path!r} is named inside of itself")
+        self.lists += 1
+        if self.lists > MAX_LISTS or len(self.inside) >= MAX_NESTED:
+            raise SpecError(f"the list {path!r} is one list too many: {MAX_LISTS:,} are read, {MAX_NESTED} deep")
+        self.inside.append(identity)
+        empty = True
+        for number, line in documents.lines(path):
+            if line and not line.startswith("#"):
+                empty = False
+                origin = f"{path}:{number}"
+                try:
+                    yield from self.words(line, "" if name == documents.STDIN else _parent(path), origin)
+                except SpecError as error:
+                    raise SpecError(f"{origin}: {error}") from None
+        if empty:
+            raise SpecError(f"the list {path!r} names no shards")
+        self.inside.pop()
 
 
-def _text(spec: str | bytes) -> str:
-    """The spec as text, undecodable bytes as surrogates. Raises SpecError for what no path can be."""
-    text = os.fsdecode(spec)
+def _refuse_no_path(text: str) -> None:
+    """Raises SpecError for what no path can be."""
     if not text or "\0" in text:
         raise SpecError("an empty shard name" if not text else f"a NUL in the shard name {text!r}")
     try:
         os.fsencode(text)
     except UnicodeEncodeError:
         raise SpecError(f"the shard name {text!r} cannot be encoded for the file system") from None
-    return text
 
 
-def _is_literal(text: str) -> bool:
-    """Whether no expansion applies: nothing in it to expand, or something of just this name exists."""
-    if not _BRACE.search(text) and not _GLOB.search(text) and _SEPARATOR not in text and text[0] != "~":
-        return True
-    return os.path.lexists(text)
+def _below(base: str, path: str) -> str:
+    return path if not base or path.startswith("/") or lists.is_elsewhere(path) else base + path
 
 
-def _brace_words(text: str) -> Iterator[str]:
-    # Without braces a backslash is just a character of the name.
-    if not _BRACE.search(text):
-        return iter([text])
-    try:
-        if _expansions(text) > MAX_SHARDS:
-            raise SpecError(f"{text!r} names more than {MAX_SHARDS:,} shards: check the range")
-        return braceexpand(text)
-    except RecursionError:
-        raise SpecError(f"the braces of {text[:60]!r}... are nested too deeply") from None
-    except ValueError:  # braceexpand.UnbalancedBracesError is one, but is not in its type hints
-        raise SpecError(
-            rf"unbalanced braces in {text!r}: close them, or write \{{ and \}} for braces in the name"
-        ) from None
+def _substituted(text: str) -> str:
+    """The text with each `${NAME}` replaced by the variable WDS_NAME, and again what has come in by that.
+
+    The rule is that of the webdataset library (`shardlists.py`, `expand_urls`), which leaves what is not done
+    after ten passes as it is; here that is an error.
+    """
+    found = text
+    for _ in range(MAX_PASSES):
+        if not _VARIABLE.search(found):
+            return found
+        if len(found) > MAX_SPEC:
+            break
+        found = _VARIABLE.sub(lambda match: _variable(match[1], text), found)
+    if _VARIABLE.search(found):
+        raise SpecError(f"the variables in {text[:200]!r} refer to each other without end")
+    return found
 
 
-def _glob_words(word: str) -> list[str]:
-    """What a glob matches; the word itself when it is none."""
-    if not _GLOB.search(word) or os.path.lexists(word):
-        return [word]
-    matches = sorted(glob.iglob(word, recursive=True), key=os.fsencode)
+def _variable(name: str, text: str) -> str:
+    value = os.environ.get(f"WDS_{name}")
+    if value is None:
+        raise SpecError(f"the environment variable WDS_{name} is not set; {text!r} needs it")
+    return value
+
+
+def _glob_paths(base: str, word: str) -> list[str]:
+    """What a glob matches; the path itself when it is none."""
+    expanded = os.path.expanduser(word) if word.startswith("~") else word
+    path = _below(base, expanded)
+    if not _GLOB.search(word) or os.path.lexists(path):
+        return [path]
+    pattern = path if path == expanded else glob.escape(base) + expanded
+    matches = sorted(glob.iglob(pattern, recursive=True), key=os.fsencode)
     if not matches:
         raise SpecError(f"no file matches {word!r}")
     return matches
 
 
-# -- how many words a brace expression makes -----------------------------------------------------------------
-# braceexpand expands a range into memory before it yields the first word, so the number has to be known
-# first. These functions follow its grammar; a test compares them with it.
-
-
-def _expansions(text: str) -> int:
-    """How many words `text` expands to. Raises ValueError for unbalanced braces."""
-    return math.prod(_expression_count(expression) for expression in _expressions(text))
-
-
-def _expressions(text: str) -> Iterator[str]:
-    """The insides of the outermost braces of `text`."""
-    depth = start = 0
-    for position, character in _unescaped(text):
-        if character == "{":
-            start = position + 1 if depth == 0 else start
-            depth += 1
-        elif character == "}":
-            depth -= 1
-            if depth == 0:
-                yield text[start:position]
-    if depth:
-        raise ValueError("unbalanced braces")
-
-
-def _expression_count(expression: str) -> int:
-    if match := _INT_RANGE.match(expression):
-        return _range_count(_int(match[1]), _int(match[2]), _int(match[3] or "1"))
-    if match := _CHAR_RANGE.match(expression):
-        return _range_count(_LETTERS.index(match[1]), _LETTERS.index(match[2]), _int(match[3] or "1"))
-    return sum(_expansions(item) for item in _items(expression))
-
-
-def _range_count(start: int, end: int, step: int) -> int:
-    return abs(end - start) // (step or 1) + 1
-
-
-def _int(digits: str) -> int:
-    try:
-        return int(digits)
-    except ValueError:  # Python reads at most 4,300 digits
-        raise SpecError(f"the number {digits[:20]}... of a range is too large") from None
-
-
-def _items(expression: str) -> Iterator[str]:
-    """`a,b{c,d}` -> `a`, `b{c,d}`; an expression without a comma is its own only item."""
-    depth = start = 0
-    for position, character in _unescaped(expression):
-        depth += (character == "{") - (character == "}")
-        if character == "," and depth == 0:
-            yield expression[start:position]
-            start = position + 1
-    yield expression[start:]
-
-
-def _unescaped(text: str) -> Iterator[tuple[int, str]]:
-    position = 0
-    while position < len(text):
-        if text[position] == "\\":
-            position += 1
-        else:
-            yield position, text[position]
-        position += 1
-
-
 # -- from words to files that exist --------------------------------------------------------------------------
 
 
-def _existing_files(words: list[str]) -> list[str]:
-    """The words, with each directory replaced by its shards. Raises for what is no regular file."""
-    files: list[str] = []
-    missing: list[str] = []
-    for word, mode in _with_contents(words):
+def _existing_files(words: list[Word], split: str | None) -> list[Word]:
+    """The words, with what holds or names shards replaced by these. Raises for what is no regular file."""
+    modes = _modes(word.path for word in words)
+    found = _limited(_shard_words(words, modes, split))
+    modes.update(_modes(word.path for word in found if word.path not in modes))
+    missing = []
+    for word in found:
+        mode = modes[word.path]
         if mode is None:
             missing.append(word)
         elif not stat.S_ISREG(mode):
-            raise SpecError(f"{word!r} is no regular file")
-        else:
-            files.append(word)
+            raise SpecError(f"{word.shown} is no regular file")
     if missing:
-        raise _missing_shards(missing, len(files) + len(missing))
-    return files
+        raise _missing_shards(missing, len(found))
+    return found
 
 
-def _missing_shards(missing: list[str], total: int) -> SpecError | MissingShard:
+def _shard_words(words: list[Word], modes: dict[str, int | None], split: str | None) -> Iterator[Word]:
+    """Shards, and what does not exist. `modes` takes in what is known of further files."""
+    for word in words:
+        mode = modes[word.path]
+        if mode is not None and stat.S_ISDIR(mode):
+            dataset = lists.dataset_at(word.path)
+            if dataset is not None:
+                yield from lists.energon(dataset, split)
+                continue
+            inside = _contents(word.path)
+            modes.update(inside)
+            shards = [Word(path, word.origin) for path in inside]
+        elif mode is not None and stat.S_ISREG(mode) and word.path.endswith(lists.SUFFIXES):
+            yield from lists.words_of(word.path, split)
+            continue
+        else:
+            shards = [word]
+        if split is not None and mode is not None:
+            raise lists.without_splits(word.path, split)
+        yield from shards
+
+
+def _missing_shards(missing: list[Word], total: int) -> SpecError | MissingShard:
     """The error for shards that are not there, with the likely way out."""
-    first = missing[0]
-    if _ELSEWHERE.match(first):
-        return SpecError(f"{first!r} is no path: wdsfs takes paths of files on mounted file systems")
-    listed = ", ".join(repr(word) for word in missing[:3]) + (", ..." if len(missing) > 3 else "")
+    if lists.is_elsewhere(missing[0].path):
+        return SpecError(f"{missing[0].shown} is no path: wdsfs takes paths of files on mounted file systems")
+    listed = ", ".join(word.shown for word in missing[:3]) + (", ..." if len(missing) > 3 else "")
     if total == 1:
         return MissingShard(f"no such shard: {listed}")
     return MissingShard(
@@ -268,49 +371,39 @@ def _missing_shards(missing: list[str], total: int) -> SpecError | MissingShard:
     )
 
 
-def _with_contents(words: list[str]) -> Iterator[tuple[str, int | None]]:
-    """Each word with its mode, None when it does not exist; a directory becomes the shards in it."""
-    modes = _modes(words)
-    for word in words:
-        mode = modes[word]
-        if mode is not None and stat.S_ISDIR(mode):
-            yield from _contents(word).items()
-        else:
-            yield word, mode
-
-
 def _contents(directory: str) -> dict[str, int | None]:
-    """The shards of a directory, `*.tar` directly inside it, sorted bytewise, with their modes.
+    """The shards directly inside a directory, sorted bytewise, with their modes.
 
-    Semantics decision: hidden names are left out, as a shell's `*.tar` does (they are what macOS and
-    unfinished downloads leave behind), and so are directories. A dangling link counts as a missing shard.
+    Semantics decision: they are known by their suffixes, and hidden names are left out, as a shell's `*.tar` does
+    (they are what macOS and unfinished downloads leave behind), and so are directories. A dangling link counts as
+    a missing shard.
     """
-    modes = _modes(_tar_names(directory))
-    shards = {word: mode for word, mode in modes.items() if mode is None or not stat.S_ISDIR(mode)}
+    modes = _modes(_shard_names(directory))
+    shards = {path: mode for path, mode in modes.items() if mode is None or not stat.S_ISDIR(mode)}
     if not shards:
-        raise SpecError(f"the directory {directory!r} holds no .tar file")
+        raise SpecError(f"the directory {directory!r} holds no shard, such as x.tar or x.tar.gz")
     return shards
 
 
-def _tar_names(directory: str) -> list[str]:
+def _shard_names(directory: str) -> list[str]:
     try:
         listed = os.listdir(directory)
     except OSError as error:
         raise UnreadableShard(f"cannot list the directory {directory!r}: {error.strerror}") from error
-    found = [name for name in listed if name.endswith(".tar") and not name.startswith(".")]
+    found = [name for name in listed if name.endswith(_SUFFIXES) and not name.startswith(".")]
     return [os.path.join(directory, name) for name in sorted(found, key=os.fsencode)]
 
 
-def _modes(words: list[str]) -> dict[str, int | None]:
-    """The mode of each word, None for what does not exist: from a listing where that pays, else by stat."""
-    modes: dict[str, int | None] = dict.fromkeys(words)
+def _modes(paths: Iterable[str]) -> dict[str, int | None]:
+    """The mode of each path, None for what does not exist: from a listing where that pays, else by stat."""
+    modes: dict[str, int | None] = dict.fromkeys(paths)
     by_parent: defaultdict[str, list[str]] = defaultdict(list)
-    for word in modes:
-        by_parent[_parent(word)].append(word)
+    for path in modes:
+        by_parent[_parent(path)].append(path)
     for parent, siblings in by_parent.items():
         listed = _listed_files(parent, siblings) if len(siblings) >= LISTING_PAYS else set()
-        for word in siblings:
-            modes[word] = stat.S_IFREG if word in listed else _mode(word)
+        for path in siblings:
+            modes[path] = stat.S_IFREG if path in listed else _mode(path)
     return modes
 
 
@@ -346,22 +439,6 @@ def _listed_files(parent: str, siblings: list[str]) -> set[str]:
     return found
 
 
-def _names_a_shard(argument: str) -> bool:
-    try:
-        words = islice(_words([argument]), MAX_SHARDS)
-        return any(mode is not None for _, mode in _each_with_contents(words))
-    except UnreadableShard:
-        return True  # it is there; let `expand` say what is wrong with it
-    except SpecError:
-        return False
-
-
-def _each_with_contents(words: Iterable[str]) -> Iterator[tuple[str, int | None]]:
-    # One at a time: the first shard that exists is answer enough.
-    for word in words:
-        yield from _with_contents([word])
-
-
 # -- absolute paths ------------------------------------------------------------------------------------------
 
 
@@ -390,12 +467,16 @@ def _absolute_directory(directory: str) -> str:
     return path if path.endswith("/") else path + "/"
 
 
-def _refuse_repeated(paths: list[bytes]) -> None:
+def _refuse_repeated(paths: list[bytes], words: list[Word]) -> None:
     if len(set(paths)) == len(paths):
         return
     repeated = [path for path, count in Counter(paths).items() if count > 1]
     more = f" (and {len(repeated) - 1:,} more)" if len(repeated) > 1 else ""
-    raise SpecError(f"the shard {os.fsdecode(repeated[0])!r}{more} is named twice: name it once")
+    places = [
+        str(word.origin) for path, word in zip(paths, words, strict=True) if path == repeated[0] and word.origin
+    ]
+    where = f" ({', '.join(places[:3])})" if places else ""
+    raise SpecError(f"the shard {os.fsdecode(repeated[0])!r}{more} is named twice{where}: name it once")
 
 
 # -- names in the mount --------------------------------------------------------------------------------------
@@ -404,9 +485,9 @@ def _refuse_repeated(paths: list[bytes]) -> None:
 def _names(paths: list[bytes]) -> list[bytes]:
     """A distinct name for each of these distinct absolute paths.
 
-    Semantics decision: a shard's name is its base name without `.tar`. Other suffixes stay (`x.tar.gz`), and
-    so does `.tar` where nothing, `.` or `..` would be left of the name, or where the set holds the path
-    without it, too.
+    Semantics decision: a shard's name is its base name without `.tar`, `.tar.gz` or another suffix of a shard. The
+    suffix stays where nothing, `.` or `..` would be left of the name, and where the set holds the path without it,
+    too. Of `x.tar` and `x.tar.gz` in one directory the first is `x`, and all others keep theirs.
     Semantics decision: shards of equal names get the shortest trailing path that no other of them has, its
     components joined by `--`: `a/train-0.tar` and `b/train-0.tar` are `a--train-0` and `b--train-0`. Only the
     clashing ones are lengthened. `--`, because it needs no quoting in any shell.
@@ -423,19 +504,21 @@ def _names(paths: list[bytes]) -> list[bytes]:
 
 
 def _stems(paths: list[bytes]) -> list[bytes]:
-    """The paths without `.tar`, or with it where it has to stay. Distinct for distinct paths.
+    """The paths without their suffixes, or with them where they have to stay. Distinct for distinct paths.
 
     They are: a path keeps its suffix whenever the stem it would have is a path of the set, so no stem equals
-    a path that was kept whole; and two stems that were both cut differ as their paths do.
+    a path that was kept whole. And what loses `.tar` differs as its path does; any other suffix is cut only where
+    no other path has that stem.
     """
     known = set(paths)
+    cut = [names.without_suffix(path) for path in paths]
+    times = Counter(cut)
 
-    def stem(path: bytes) -> bytes:
-        cut = path.removesuffix(SUFFIX)
-        whole = cut in known or cut.endswith((b"/", b"/.", b"/.."))
-        return path if whole else cut
+    def stem(path: bytes, cut: bytes) -> bytes:
+        shared = times[cut] > 1 and not path.endswith(names.SHARD_SUFFIXES[0])
+        return path if shared or cut in known or cut.endswith((b"/", b"/.", b"/..")) else cut
 
-    return [stem(path) for path in paths]
+    return [stem(path, short) for path, short in zip(paths, cut, strict=True)]
 
 
 def _distinguishing_depths(stems: list[bytes]) -> list[int]:
