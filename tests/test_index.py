@@ -245,14 +245,14 @@ def test_thousands_of_shards(tmp_path: Path) -> None:
 # --- a shard that is being written ------------------------------------------------------------------------
 
 
-def _writing(path: Path, times: int) -> Callable[[int, list[int]], bytes]:
+def _writing(path: Path, times: int) -> Callable[[int, list[int], None], bytes]:
     """`builder.build`, while somebody appends a member to the shard during the first so many scans."""
     scans = 0
 
-    def build(fd: int, fingerprint: list[int]) -> bytes:
+    def build(fd: int, fingerprint: list[int], problem: None) -> bytes:
         nonlocal scans
         scans += 1
-        data = original(fd, fingerprint)
+        data = original(fd, fingerprint, problem)
         if scans <= times:
             whole = path.read_bytes().removesuffix(tars.END)
             path.write_bytes(whole + tars.tar(tars.member(b"late%d.txt" % scans)))

@@ -33,16 +33,20 @@ documents  | errors                                                 | fuse trio 
 lists      | errors braces documents                                | fuse trio lmdb numpy terminal clock
 spec       | errors names braces documents lists                    | fuse trio lmdb numpy terminal clock
 pool       | errors spec                                            | third-party
-shard      | errors names                                           | fuse trio lmdb terminal clock
+source     |                                                        | third-party clock
+seek       |                                                        | fuse trio lmdb numpy terminal clock
+copies     | errors system                                          | third-party
+shard      | errors names source                                    | fuse trio lmdb terminal clock
+packed     | errors source seek copies shard                        | fuse trio lmdb terminal clock
 header     |                                                        | third-party disks clock
-record     | inodes shard                                           | fuse trio lmdb terminal clock
-builder    | errors inodes names record shard                       | fuse trio lmdb terminal clock
+record     | inodes shard source                                    | fuse trio lmdb terminal clock
+builder    | errors inodes names record shard source                | fuse trio lmdb terminal clock
 pages      | errors                                                 | fuse trio lmdb terminal
-index      | errors inodes system spec pool record builder pages          | fuse trio terminal
-lower      | errors board inodes spec shard record index                  | fuse trio lmdb terminal
+index      | errors inodes system spec pool copies packed record builder pages | fuse trio terminal
+lower      | errors board inodes source spec packed shard record index    | fuse trio lmdb terminal
 tree       | errors inodes names shard record lower                 | fuse trio lmdb terminal
 merged     | errors inodes names record lower tree                  | fuse trio lmdb terminal
-pack       | errors header index record shard                       | fuse trio lmdb terminal clock
+pack       | errors header index record shard source                | fuse trio lmdb terminal clock
 overlay    | errors inodes                                          | third-party clock
 changes    | errors board inodes names record shard lower tree overlay pack | fuse trio lmdb terminal clock
 commit     | errors header index names record lower overlay pack changes | fuse trio lmdb terminal clock
@@ -59,10 +63,10 @@ stack      | errors spec index inplace tree overlay journal upper writable | fus
 engine     | errors board protocol worker tree writable ops         | fuse lmdb numpy terminal
 control    | errors system                                          | fuse lmdb numpy terminal
 mount      | *                                                      | lmdb numpy terminal
-check      | errors names shard record                              | fuse trio lmdb terminal
+check      | errors names packed shard record                       | fuse trio lmdb terminal
 statistics | errors record lower                                    | fuse trio lmdb terminal
 doctor     | errors system                                          | trio lmdb numpy terminal
-console    | errors index lower pool spec tree                      | fuse trio lmdb numpy
+console    | errors copies index lower pool spec tree               | fuse trio lmdb numpy
 cli_overlay | *                                                     | fuse trio lmdb numpy
 cli        | *                                                      | fuse trio lmdb numpy
 fstab      | errors system control mount cli                        | third-party

@@ -20,6 +20,7 @@ from wdsfs import names, shard
 from wdsfs.errors import CorruptShard
 from wdsfs.inodes import FOLDER, INDEX_MAX, MEMBER, SAMPLE, index_of, kind_of, position
 from wdsfs.record import FORMAT, HAS_SAMPLES, IS_TWIN, KINDS, LINK, MAGIC, STRAY, TWIN, ends_checksum
+from wdsfs.source import TarBytes
 
 PROBLEMS_MAX = 1000  # problems and unshown members kept word for word; further ones are counted
 
@@ -215,14 +216,15 @@ def _text(name: bytes) -> str:
     return name[:1000].decode("utf-8", "backslashreplace") + ("..." if len(name) > 1000 else "")
 
 
-def build(fd: int, fingerprint: list[int]) -> bytes:
+def build(fd: TarBytes, fingerprint: list[int], problem: shard.Problem | None = None) -> bytes:
     """The record of the shard open at `fd`.
 
-    `fingerprint` (size in bytes, mtime in ns, inode) is what the caller saw of the file before; it is stored
-    as it is. A damaged shard gives a record of what is intact, with the damage in `Record.problems`. Raises
-    OSError when the file cannot be read, CorruptShard when it has more members than a record can number.
+    `fingerprint` (size in bytes, mtime in ns, inode) is what the caller saw of the file before, `problem` what is
+    wrong with it besides; they are stored as they are. A damaged shard gives a record of what is intact, with the
+    damage in `Record.problems`. Raises OSError when the file cannot be read, CorruptShard when it has more members
+    than a record can number.
     """
-    problems: list[shard.Problem] = []
+    problems = [] if problem is None else [problem]
     builder = _Builder()
     for chunk in shard.scan(fd, problems):
         builder.add(chunk)

@@ -470,7 +470,7 @@ class _Walk:
     def member_name(self, number: int, member: int) -> bytes:
         """The name of a member as it stands in the tar."""
         content = self.lower.content(number, self.lower.tag(number), member)
-        return read_name(content.file.fd, self.record(number).member(member).head)
+        return read_name(content.file.source, self.record(number).member(member).head)
 
     def _in_files(self, spot: _Spot, name: bytes) -> tuple[_Home, bytes] | str | None:
         """The sample and the extension of a new file in the files layout, or why it has none."""

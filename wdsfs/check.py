@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wdsfs import names, shard
-from wdsfs.errors import MissingShard, UnreadableShard
+from wdsfs import names, packed, shard
+from wdsfs.errors import MissingShard, StaleShard, UnreadableShard
 from wdsfs.record import KINDS
 
 EXAMPLES = 100  # findings of one kind in one shard that are told one by one; further ones are counted
@@ -74,14 +74,17 @@ def lint(path: bytes) -> Lint:
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise UnreadableShard(f"{os.fsdecode(path)}: is no regular file")
-        problems: list[shard.Problem] = []
         reader = _Reader(found)
-        for chunk in shard.scan(fd, problems):
-            reader.read(chunk)
+        with packed.opened(fd, path) as (source, problem):
+            problems = [] if problem is None else [problem]
+            for chunk in shard.scan(source, problems):
+                reader.read(chunk)
         reader.end_sample()
         for problem in problems:
             member = text_of(reader.last[1]) if problem.offset == reader.last[0] else ""
             found.add(problem.kind, problem.offset, member, problem.text)
+    except StaleShard as error:
+        raise UnreadableShard(f"{error}; try again when it is finished") from None
     except OSError as error:
         raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
     finally:

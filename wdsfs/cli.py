@@ -29,6 +29,7 @@ from wdsfs.console import (
     json_option,
     left_out_text,
     opened,
+    packed_options,
     path_of,
     print_table,
     set_options,
@@ -530,14 +531,14 @@ def info(
 @set_options
 @click.option("-j", "--jobs", type=click.IntRange(1), help="Processes that read shards.  [default: one per core]")
 @click.option("--notes", is_flag=True, help="Also what is harmless: directories, __meta__ members.")
+@packed_options
 @json_option
 def check(shards: tuple[str, ...], selection: Selection, jobs: int | None, notes: bool, as_json: bool) -> None:
     """Look for what readers of the format trip over: one line per finding.
 
     Damaged and truncated shards, samples that are split or whose members are not side by side, extensions
     that occur twice, members in no sample, samples without an extension that the others have, keys in
-    several shards, other numbers of samples than an index says. Exit code 0: nothing found; 1: findings;
-    3: a shard could not be read.
+    several shards. Exit code 0: nothing found; 1: findings; 3: a shard could not be read.
 
     \b
     Example:

@@ -33,6 +33,7 @@ from wdsfs.console import (
     print_table,
     set_options,
     table_of,
+    tell_all,
     view_of,
     view_options,
 )
@@ -169,6 +170,7 @@ def _mounted(mountpoint: str, view: dict[str, Any], index: dict[str, Any], freez
         raise MountError(f"{mountpoint}: that mount has no overlay, so nothing in it was changed")
     view.update(layout=daemon.layout, names=daemon.names, merge=daemon.merge)
     index["index_dir"] = index["index_dir"] or daemon.index
+    tell_all("WDSFS_INDEX_DIR", index["index_dir"])
     with contextlib.ExitStack() as stack:
         try:
             if freeze:

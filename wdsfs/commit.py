@@ -29,11 +29,25 @@ from braceexpand import braceexpand
 from wdsfs import header
 from wdsfs.changes import Changes, NewSample, ShardChanges
 from wdsfs.errors import CommitError, StaleShard, UsageError
-from wdsfs.index import look
+from wdsfs.index import is_packed, look
 from wdsfs.lower import Lower, NotIndexed
 from wdsfs.names import split
 from wdsfs.overlay import OPEN_DIRECTORY
-from wdsfs.pack import Cut, Disk, Layout, New, Output, Piece, Run, Source, Writer, Zeros, joined, layout
+from wdsfs.pack import (
+    Cut,
+    Disk,
+    Layout,
+    New,
+    Output,
+    Piece,
+    Run,
+    Source,
+    Writer,
+    Zeros,
+    joined,
+    layout,
+    unpacked_size,
+)
 from wdsfs.record import STRAY, Record
 
 MAXCOUNT, MAXSIZE = 100_000, 3e9  # ShardWriter's defaults: samples, bytes of content
@@ -192,8 +206,13 @@ class Planner:
                 break
             except NotIndexed:
                 self.lower.index_now(number)
-        self.plan.sources[number] = Source(self.lower.shards[number].path, summary.fingerprint)
-        pieces: list[Piece] = [Run(number, 0, summary.size)]
+        path = self.lower.shards[number].path
+        self.plan.sources[number] = Source(path, summary.fingerprint)
+        size = unpacked_size(path)
+        if size is not None and self.options.link:
+            text = "is compressed: a hard link would not be the plain tar that its name promises; use --copy"
+            raise CommitError(f"{os.fsdecode(path)} {text}, which unpacks it")
+        pieces: list[Piece] = [Run(number, 0, summary.size if size is None else size)]
         return Step(Output(b"", pieces), LINK if self.options.link else COPY, number, summary.samples)
 
     def _rewritten(self, number: int) -> Step:
@@ -323,6 +342,7 @@ class Planner:
 
     def _plan_in_place(self) -> None:
         for number in sorted(self.changes.shards):
+            self._refuse_packed_in_place(number, "replaced")
             step = self._rewritten(number)
             step.output.target = os.path.realpath(self.lower.shards[number].path)
             self.plan.steps.append(step)
@@ -333,12 +353,18 @@ class Planner:
                 step.output.target = next(names)
                 self.plan.steps.append(step)
 
+    def _refuse_packed_in_place(self, number: int, what: str) -> None:
+        if is_packed(self.lower.shards[number].path):
+            text = f"is compressed: under such a name it cannot be {what} by a plain tar; commit with --output"
+            raise CommitError(f"{self.lower.path_text(number)} {text}")
+
     def _further_names(self) -> Iterator[bytes]:
         """Names for new shards beside the old ones: the pattern's, or the set's own numbers continued."""
         if self.options.output is not None:
             name = namer(self.options.output)
             candidates: Iterator[bytes] = map(name, itertools.count())
         else:
+            self._refuse_packed_in_place(len(self.lower) - 1, "followed")
             candidates = continued(self.lower.shards[-1].path)
         return (name for name in candidates if not os.path.lexists(name))
 

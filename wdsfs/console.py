@@ -81,6 +81,63 @@ def _selection(split: str | None, shard_id: int | None, num_shards: int | None) 
             f"--shard-id {shard_id}: parts are counted from 0, so the last of {num_shards} is {num_shards - 1}"
         )
     return Selection(split, Slice(shard_id, num_shards))
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def tell_all(name: str, value: str | None) -> None:
+    """Set a variable for this command and all processes that it starts; None leaves it as it is."""
+    if value is not None:
+        click.get_current_context().with_resource(_environment(name, value))
+
+
+def _told(name: str) -> Callable[[click.Context, click.Parameter, str | None], str | None]:
+    def callback(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+        tell_all(name, value)
+        return value
+
+    return callback
+
+
+def _size(_: click.Context, __: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        from wdsfs.copies import parse_size
+
+        tell_all("WDSFS_CACHE_SIZE", str(parse_size(value)))
+
+
+def packed_options(command: Command) -> Command:
+    """What becomes of compressed shards. Told to all processes by the environment, so no command sees it."""
+    for option in (
+        click.option(
+            "--cache-size",
+            metavar="SIZE",
+            envvar="WDSFS_CACHE_SIZE",
+            expose_value=False,
+            callback=_size,
+            help="Room for unpacked shards, such as 800M or 2T.  [default: 32G; env WDSFS_CACHE_SIZE]",
+        ),
+        click.option(
+            "--unpack",
+            type=click.Choice(["auto", "always", "never"]),
+            envvar="WDSFS_UNPACK",
+            expose_value=False,
+            callback=_told("WDSFS_UNPACK"),
+            help="Compressed shards: unpack them into the cache (always), read them where they are (never), or so "
+            "only when there is no room (auto).  [default: auto; env WDSFS_UNPACK]",
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 def index_options(command: Command) -> Command:
@@ -94,6 +151,7 @@ def index_options_with(jobs: str) -> Callable[[Command], Command]:
             "--index-dir",
             type=click.Path(file_okay=False),
             envvar="WDSFS_INDEX_DIR",
+            callback=_told("WDSFS_INDEX_DIR"),  # the cache of unpacked shards is beside it
             help="Where the index is kept.  [default: wdsfs in the user's cache directory; env WDSFS_INDEX_DIR]",
         ),
         click.option(
@@ -108,7 +166,7 @@ def index_options_with(jobs: str) -> Callable[[Command], Command]:
     def with_options(command: Command) -> Command:
         for option in options:
             command = option(command)
-        return command
+        return packed_options(command)
 
     return with_options
 

@@ -33,8 +33,8 @@ from typing import Any, NamedTuple
 import lmdb
 import numpy as np
 
-from wdsfs import builder, pages, pool, system
-from wdsfs.errors import IndexUnusable, MissingShard, ShardError, UnreadableShard
+from wdsfs import builder, copies, packed, pages, pool, system
+from wdsfs.errors import IndexUnusable, MissingShard, ShardError, StaleShard, UnreadableShard
 from wdsfs.record import Record
 from wdsfs.spec import Shard
 
@@ -120,6 +120,28 @@ def open_shard(path: bytes) -> int:
         raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
 
 
+def is_packed(path: bytes) -> bool:
+    """Whether the shard at `path` is compressed. Raises MissingShard, UnreadableShard."""
+    fd = open_shard(path)
+    try:
+        return packed.kind_of(fd) is not None
+    except OSError as error:
+        raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def opened_shard(path: bytes) -> Iterator[tuple[int, packed.Opened]]:
+    """A descriptor of the shard at `path`, and the bytes of the tar in it. Raises ShardErrors."""
+    fd = open_shard(path)
+    try:
+        with packed.opened(fd, path) as found:
+            yield fd, found
+    finally:
+        os.close(fd)
+
+
 def build_file(path: bytes) -> bytes:
     """The record of the shard at `path`.
 
@@ -145,9 +167,10 @@ def _build_when_quiet(fd: int, path: bytes) -> bytes:
         before = fingerprint_of(found)
         if 0 <= time.time_ns() - found.st_ctime_ns < TICK_NS:
             time.sleep(TICK_NS / 1e9)  # one more write within this tick would not show in the times
-        data = builder.build(fd, list(before))
-        if fingerprint_of(os.fstat(fd)) == before:
-            return data
+        with contextlib.suppress(StaleShard), packed.opened(fd, path) as (source, problem):
+            data = builder.build(source, list(before), problem)
+            if fingerprint_of(os.fstat(fd)) == before:
+                return data
         if time.monotonic() > deadline:
             raise UnreadableShard(f"{os.fsdecode(path)}: is being written; try again when it is finished")
         time.sleep(PAUSE_SECONDS)
@@ -354,17 +377,23 @@ class Index:
                 self.store(pending)
 
     def prune(self) -> int:
-        """Drop the records of shards that are no longer there; returns how many."""
+        """Drop the records of shards that are no longer there; returns how many. Their unpacked copies go, too."""
         self.renew()
-        gone = []
+        gone, keys = [], set()
         with self._env.begin(buffers=True) as txn, txn.cursor() as cursor:
             for key, value in cursor if cursor.set_range(b"s") else ():
                 if bytes(key[:1]) != b"s":
                     break
                 found = _unseal(value)
-                if found is not None and not _is_there(found[1]):
+                if found is None:
+                    continue
+                if not _is_there(found[1]):
                     gone.append(bytes(key[1:]))
+                else:
+                    with contextlib.suppress(OSError):
+                        keys.add(copies.key_of(found[1], os.stat(found[1])))
         self._write([(kind + digest, None) for digest in gone for kind in (b"s", b"r")])
+        copies.cache().prune(keys)
         return len(gone)
 
     # --- one tree over many shards

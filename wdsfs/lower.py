@@ -15,16 +15,18 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from wdsfs import index as index_module
+from wdsfs import packed, shard, source
 from wdsfs import record as record_module
-from wdsfs import shard
 from wdsfs.board import Tags
 from wdsfs.errors import CorruptShard, ShardError, StaleShard, UnreadableShard
 from wdsfs.index import Index, Summary, Union
 from wdsfs.record import Record
+from wdsfs.source import TarBytes
 from wdsfs.spec import Shard
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,7 @@ FRESH_SECONDS = 1.0  # how long a look at a shard's path is believed
 # pass, and how much is read ahead of it (bytes), in steps of the least that a disk's readahead is set to.
 NEAR, PASS, AHEAD, STEP = 4 << 20, 8, 8 << 20, 128 << 10
 READ_MAX = 1 << 20  # bytes; the most that the kernel asks for at once
+COPIES_MAX, READERS_MAX = 32, 4  # compressed shards open at a time: a copy takes disk, a reader up to 100 MB
 RENEW_SECONDS = 60.0  # how long one LMDB snapshot is held; an old one keeps freed pages from being used again
 
 Fingerprint = tuple[int, int, int]
@@ -51,9 +54,13 @@ class NotIndexed(Exception):
 
 @dataclass(slots=True)
 class File:
-    """An open shard. Whatever is done to it, or to its last name, changes its ctime."""
+    """An open shard. Whatever is done to it, or to its last name, changes its ctime.
+
+    `source` is where its bytes come from: of a plain one `fd` itself.
+    """
 
     fd: int
+    source: TarBytes
     path: bytes
     fingerprint: Fingerprint
     ctime_ns: int
@@ -77,9 +84,16 @@ class File:
             return
         start = max(self.ahead, self.front)
         self.ahead = start + AHEAD // 2
+        fd = self.source
+        assert isinstance(fd, int)  # nobody reads ahead through a reader
         # The kernel cuts each of these to what it would read ahead by itself, so in small steps.
         for step in range(start, self.ahead, STEP):
-            os.posix_fadvise(self.fd, step, STEP, os.POSIX_FADV_WILLNEED)
+            os.posix_fadvise(fd, step, STEP, os.POSIX_FADV_WILLNEED)
+
+    def close(self) -> None:
+        if self.source != self.fd:
+            source.close(self.source)
+        os.close(self.fd)
 
 
 @dataclass(slots=True)
@@ -128,6 +142,8 @@ class Lower:
         self._descriptors = descriptors
         self._renewed = time.monotonic()
         self.on_files: Callable[[int], None] = lambda _: None  # hears how many shards are open
+        # Around what takes as long as unpacking a shard does: whoever serves has others go on.
+        self.slowly: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -185,7 +201,7 @@ class Lower:
         self._records.pop(number, None)
         file = self._files.pop(number, None)
         if file is not None:
-            os.close(file.fd)
+            file.close()
 
     def tag(self, number: int) -> int:
         """The tag of the shard's inode numbers. Raises MissingShard, UnreadableShard."""
@@ -334,26 +350,55 @@ class Lower:
             return file
         path = self.shards[number].path
         fd = index_module.open_shard(path)
+        file = File(fd, fd, path, fingerprint, 0)
         try:
-            ctime_ns = self._verify(number, one, fd, fingerprint)
+            file.source = self._source(fd, path)
+            file.ctime_ns = self._verify(number, one, file)
         except BaseException:
-            os.close(fd)
+            file.close()
             raise
-        if file is not None:
-            os.close(self._files.pop(number).fd)
-        file = self._files[number] = File(fd, path, fingerprint, ctime_ns)
+        if number in self._files:
+            self._files.pop(number).close()
+        self._files[number] = file
         if len(self._files) > self._descriptors:
-            old_number, old = self._files.popitem(last=False)
-            self._hot.pop(old_number, None)
-            os.close(old.fd)
+            self._close(next(iter(self._files)))
+        if file.source != fd:
+            self._close_packed()
         self.on_files(len(self._files))
         return file
 
-    def _verify(self, number: int, one: Record, fd: int, fingerprint: Fingerprint) -> int:
+    def _source(self, fd: int, path: bytes) -> TarBytes:
+        """Where the bytes of a shard come from. Raises StaleShard, UnreadableShard."""
+        try:
+            kind = packed.kind_of(fd)
+        except OSError as error:
+            raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
+        if kind is None:
+            return fd
+        with self.slowly():
+            return packed.unpacked(kind, fd, path).source
+
+    def _close(self, number: int) -> None:
+        self._hot.pop(number, None)
+        self._files.pop(number).close()
+
+    def _close_packed(self) -> None:
+        """Close the compressed shards that are too many, the one used longest ago first."""
+        for wanted, limit in ((True, COPIES_MAX), (False, READERS_MAX)):
+            found = [
+                number
+                for number, file in self._files.items()
+                if file.source != file.fd and isinstance(file.source, int) == wanted
+            ]
+            for number in found[:-limit]:
+                self._close(number)
+
+    def _verify(self, number: int, one: Record, file: File) -> int:
         """See that an opened file is the one that was indexed; returns its ctime (ns).
 
         Raises StaleShard, UnreadableShard.
         """
+        fd, fingerprint = file.fd, file.fingerprint
         try:
             found = os.fstat(fd)
             if index_module.fingerprint_of(found) != fingerprint:  # replaced since the last look
@@ -361,7 +406,7 @@ class Lower:
                 raise StaleShard(f"{self.path_text(number)} has changed since this was opened")
             # The fingerprint has proved that nothing was written; this catches a file that was given the old
             # times back, for the price of two reads per opened shard.
-            same = record_module.ends_match(fd, one.ends) or not one.members
+            same = record_module.ends_match(file.source, one.ends) or not one.members
         except OSError as error:
             raise UnreadableShard(f"{self.path_text(number)}: {error.strerror}") from None
         if not same:
@@ -380,7 +425,7 @@ class Lower:
 
     def close(self) -> None:
         for file in self._files.values():
-            os.close(file.fd)
+            file.close()
         self._files.clear()
         self._drop_records()
         self.index.close()
@@ -396,7 +441,7 @@ def read(content: Content, offset: int, length: int) -> bytes:
     """
     file = content.file
     try:
-        data = shard.read(file.fd, content.data, content.size, content.segments, offset, length)
+        data = shard.read(file.source, content.data, content.size, content.segments, offset, length)
     except CorruptShard as error:
         check_unchanged(content)
         raise CorruptShard(f"{os.fsdecode(file.path)}: {error}") from None
@@ -413,12 +458,14 @@ def read_cached(content: Content, offset: int, length: int) -> memoryview | None
     The bytes are there until the next call: no memory is taken for each read.
     """
     length = min(length, content.size - offset)
-    if content.segments is not None or not 0 < length <= READ_MAX:
+    file = content.file
+    fd = file.source
+    if content.segments is not None or not 0 < length <= READ_MAX or not isinstance(fd, int):
         return None
     data, begin = _scratch[:length], content.data + offset
-    content.file.look_ahead(begin, begin + length)
+    file.look_ahead(begin, begin + length)
     try:
-        got = os.preadv(content.file.fd, (data,), begin, os.RWF_NOWAIT)
+        got = os.preadv(fd, (data,), begin, os.RWF_NOWAIT)
     except OSError:  # EAGAIN: not in the page cache; EOPNOTSUPP: this file system cannot say
         return None
     if got < length:

@@ -115,6 +115,7 @@ class Operations:
     def attach(self, tree: Tree | WritableTree, slot: Slot, crowded: Callable[[], None] = lambda: None) -> None:
         """Serve this tree from now on, and count in this slot."""
         self.tree = tree  # type: ignore[assignment]  # of the kind that the class serves
+        self.tree.lower.slowly = self.slowly
         self.slot, self._crowded = slot, crowded
 
     def refuse(self, slot: Slot) -> None:

@@ -29,8 +29,9 @@ from numpy.typing import NDArray
 
 from wdsfs import header, shard
 from wdsfs.errors import CommitError, CorruptShard, StaleShard
-from wdsfs.index import fingerprint_of, open_shard
+from wdsfs.index import fingerprint_of, opened_shard
 from wdsfs.record import LINK, Record
+from wdsfs.source import TarBytes, pread, size_of
 
 CHUNK = 1 << 20  # bytes of a file that are read at a time, and of small pieces that are written together
 COPY_MAX = 1 << 25  # bytes that the kernel is asked to copy at a time, and that may wait to be written to the disk
@@ -165,13 +166,10 @@ class Layout:
     def cut(self, members: Mapping[int, tuple[New, ...]], behind: Mapping[int, tuple[New, ...]]) -> list[Cut]:
         """The cuts that put new members in the place of some, and others behind some. Raises CorruptShard."""
         found = [Cut(self.member(member)[1], self.member(member)[1], new) for member, new in behind.items()]
-        fd = open_shard(self.path)
-        try:
+        with opened_shard(self.path) as (_, tar):
             for member, new in members.items():
                 start, end = self.member(member)
-                found.append(Cut(start, end, new, tuple(shard.global_headers(fd, start, end))))
-        finally:
-            os.close(fd)
+                found.append(Cut(start, end, new, tuple(shard.global_headers(tar.source, start, end))))
         return sorted(found)
 
     def pieces(self, cuts: Sequence[Cut], appended: Sequence[New] = ()) -> list[Piece]:
@@ -206,19 +204,29 @@ def layout(number: int, path: bytes, record: Record) -> Layout:
     if damage:
         text = f"{os.fsdecode(path)} is damaged ({damage[0].text}): it can be copied as it is, but not changed"
         raise CommitError(text)
-    fd = open_shard(path)
-    try:
+    with opened_shard(path) as (fd, tar):
         size, mtime_ns, identity = record.fingerprint
         fingerprint = size, mtime_ns, identity
         _check_unchanged(fd, path, fingerprint)
-        found = _measure(number, path, record, fd, fingerprint)
+        found = _measure(number, path, record, tar.source, fingerprint)
         _check_unchanged(fd, path, fingerprint)
         return found
-    finally:
-        os.close(fd)
 
 
-def _measure(number: int, path: bytes, record: Record, fd: int, fingerprint: tuple[int, int, int]) -> Layout:
+def unpacked_size(path: bytes) -> int | None:
+    """The bytes that a compressed shard is unpacked to for a new set; None for a plain one, which is copied.
+
+    Raises CommitError for a damaged one, ShardErrors.
+    """
+    with opened_shard(path) as (fd, tar):
+        if tar.source == fd:
+            return None
+        if tar.problem is not None and tar.problem.kind not in HARMLESS:
+            raise CommitError(f"{os.fsdecode(path)} is damaged ({tar.problem.text}): it cannot be unpacked")
+        return size_of(tar.source)
+
+
+def _measure(number: int, path: bytes, record: Record, fd: TarBytes, fingerprint: tuple[int, int, int]) -> Layout:
     heads = record.array("member.head").astype(np.int64) * shard.BLOCK
     datas = heads + record.array("member.body").astype(np.int64) * shard.BLOCK
     sizes = record.array("member.size").astype(np.int64)
@@ -232,16 +240,17 @@ def _measure(number: int, path: bytes, record: Record, fd: int, fingerprint: tup
         kept = (record.array("entry.flags")[entries] & LINK) == 0
         members = members[kept]
     members = members[np.argsort(heads[members], kind="stable")]
-    tail = max((end for _, end, _ in shard.split_gap(fd, record.ends[0], fingerprint[0])), default=0)
+    size = size_of(fd)
+    tail = max((end for _, end, _ in shard.split_gap(fd, record.ends[0], size)), default=0)
     found = Layout(
-        *(number, path, fingerprint[0], fingerprint, heads[members], ends[members], sizes[members]),
+        *(number, path, size, fingerprint, heads[members], ends[members], sizes[members]),
         *(members, entries[members], tail, ()),
     )
     found.common = _common(found, fd)
     return found
 
 
-def _common(found: Layout, fd: int) -> tuple[bytes, ...]:
+def _common(found: Layout, fd: TarBytes) -> tuple[bytes, ...]:
     """The keywords of all global PAX headers, which lie in the gaps between members."""
     starts = np.concatenate(([0], found.ends))
     stops = np.concatenate((found.heads, [found.tail]))
@@ -289,10 +298,10 @@ class Disk:
         while view:
             view = view[os.write(fd, view) :]
 
-    def copy(self, source: int, target: int, start: int, count: int) -> None:
+    def copy(self, source: TarBytes, target: int, start: int, count: int) -> None:
         """Copy bytes from `start` to where `target` stands, by the kernel if it can. Raises CorruptShard."""
         for copy in (_copy_file_range, _sendfile):
-            while count:
+            while count and isinstance(source, int):
                 try:
                     done = copy(source, target, start, count)
                 except OSError as error:
@@ -303,7 +312,7 @@ class Disk:
                     break
                 start, count = start + done, count - done
         while count:
-            data = os.pread(source, min(count, CHUNK), start)
+            data = pread(source, min(count, CHUNK), start)
             if not data:
                 raise CorruptShard(f"the shard ends at byte {start}, {count} bytes too early")
             self.write(target, data)
@@ -443,7 +452,7 @@ class Writer:
         written: list[_Written] = []
         pending, done, sent = bytearray(), 0, 0
         with contextlib.ExitStack() as stack:
-            opened: dict[int, int] = {}
+            opened: dict[int, TarBytes] = {}
             for piece in output.pieces:
                 if isinstance(piece, Run):
                     self._flush(fd, pending)
@@ -463,7 +472,7 @@ class Writer:
             self._flush(fd, pending)
         return written
 
-    def _copy(self, source: int, fd: int, run: Run) -> None:
+    def _copy(self, source: TarBytes, fd: int, run: Run) -> None:
         for start in range(run.start, run.end, COPY_MAX):
             count = min(COPY_MAX, run.end - start)
             self.disk.copy(source, fd, start, count)
@@ -472,16 +481,13 @@ class Writer:
                 self.disk.start_writing(fd)
 
     @contextlib.contextmanager
-    def _source(self, number: int) -> Iterator[int]:
+    def _source(self, number: int) -> Iterator[TarBytes]:
         """A source shard, opened; that nothing was written to it is certain only behind the copying."""
         path, fingerprint = self.sources[number]
-        fd = open_shard(path)
-        try:
+        with opened_shard(path) as (fd, tar):
             _check_unchanged(fd, path, fingerprint)
-            yield fd
+            yield tar.source
             _check_unchanged(fd, path, fingerprint)
-        finally:
-            os.close(fd)
 
     def _write_file(self, fd: int, piece: New, pending: bytearray) -> int:
         """Append a file and its padding; returns its CRC-32."""
@@ -534,7 +540,7 @@ class Writer:
         checksums = {one.head: one.checksum for one in written}
         at = 0
         with contextlib.ExitStack() as stack:
-            opened: dict[int, int] = {}
+            opened: dict[int, TarBytes] = {}
             for piece in output.pieces:
                 if not isinstance(piece, Zeros) and not _may_start(os.pread(fd, header.BLOCK, at)):
                     raise _wrong(output, f"there is no header at byte {at}")
@@ -579,7 +585,7 @@ class Writer:
         if isinstance(piece, Run):
             with self._source(piece.shard) as fd:
                 for start in range(piece.start, piece.end, CHUNK):
-                    yield os.pread(fd, min(CHUNK, piece.end - start), start)
+                    yield pread(fd, min(CHUNK, piece.end - start), start)
         elif isinstance(piece, New):
             yield piece.header
             yield from self._content(piece)
@@ -597,11 +603,11 @@ def temporary_of(target: bytes) -> bytes:
 # --- reading back ------------------------------------------------------------------------------------------
 
 
-def _is_same(one: int, start: int, other: int, at: int, length: int) -> bool:
+def _is_same(one: TarBytes, start: int, other: int, at: int, length: int) -> bool:
     """Whether two files have the same bytes from these places on."""
     for done in range(0, length, CHUNK):
         count = min(CHUNK, length - done)
-        if os.pread(one, count, start + done) != os.pread(other, count, at + done):
+        if pread(one, count, start + done) != os.pread(other, count, at + done):
             return False
     return True
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import bisect
 import json
-import os
 import zlib
 from typing import Any, NamedTuple
 
@@ -31,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs import shard
+from wdsfs.source import TarBytes, pread
 
 FORMAT = 1
 MAGIC = b"wdsfs-r\n"
@@ -60,13 +60,13 @@ class Member(NamedTuple):
     mtime_ns: int
 
 
-def ends_checksum(fd: int, last_head: int) -> int:
+def ends_checksum(fd: TarBytes, last_head: int) -> int:
     """A checksum over the first and the last header of a shard. Raises OSError."""
-    first = os.pread(fd, shard.BLOCK, 0) if last_head else b""
-    return zlib.crc32(os.pread(fd, shard.BLOCK, last_head), zlib.crc32(first))
+    first = pread(fd, shard.BLOCK, 0) if last_head else b""
+    return zlib.crc32(pread(fd, shard.BLOCK, last_head), zlib.crc32(first))
 
 
-def ends_match(fd: int, ends: list[int]) -> bool:
+def ends_match(fd: TarBytes, ends: list[int]) -> bool:
     """Whether the first and the last header of the shard are still those of the record. Raises OSError."""
     return ends_checksum(fd, ends[0]) == ends[1]
 

@@ -1,8 +1,8 @@
 """Tar bytes: find the members of a shard and read their content.
 
 Knows the tar formats (v7, ustar, GNU, PAX, sparse files) and nothing of samples, indexes, caches or FUSE.
-Every function works on a descriptor that the caller opened, reads with `pread` and keeps no state, so it may
-run in any thread or process.
+Every function works on a descriptor that the caller opened, or on what stands for one (`source.TarBytes`), reads
+with `pread` and keeps no state, so it may run in any thread or process.
 
 The speed comes from two passes over each batch of headers: `_walk` hops from header to header and looks at
 the size field only; `_decode` then parses names, times and checksums of up to `BATCH` headers at once with
@@ -15,7 +15,6 @@ WebDataset shards (the webdataset library) accepts.
 from __future__ import annotations
 
 import bisect
-import errno
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs.errors import CorruptShard
+from wdsfs.source import TarBytes, pread, size_of, skip_hole
 
 BLOCK = 512
 BATCH = 8192  # headers per chunk: 4 MiB of header bytes, so memory stays flat in shards of any size
@@ -41,13 +41,19 @@ _DATALESS = frozenset((HARD_LINK, SYMLINK, CHARACTER, BLOCK_DEVICE, DIRECTORY, F
 _EXTENSIONS = frozenset((_PAX, _PAX_SOLARIS, _PAX_GLOBAL, _GNU_NAME, _GNU_LINK))
 
 _ZERO_BLOCK = bytes(BLOCK)
-_COMPRESSED = {b"\x1f\x8b\x08": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+# What compressed files begin with; a zstd file also with a skippable frame (pzstd writes one first).
+COMPRESSED = {
+    "gzip": (b"\x1f\x8b\x08",),
+    "bzip2": (b"BZh",),
+    "xz": (b"\xfd7zXZ\0",),
+    "zstd": (b"\x28\xb5\x2f\xfd", *(bytes((0x50 + n, 0x2A, 0x4D, 0x18)) for n in range(16))),
+}
 
 Segments = Sequence[tuple[int, int]]  # (offset in the file, bytes) of the stored parts, ascending
 
 
 class Problem(NamedTuple):
-    """Something wrong with a shard: where (byte offset of a header), what kind, in words."""
+    """Something wrong with a shard: where (byte offset of a header; -1: the whole), what kind, in words."""
 
     offset: int
     kind: str
@@ -96,7 +102,7 @@ class _Extended:
 class _Window:
     """Reads a file through one buffer whose size adapts to the distance between headers."""
 
-    def __init__(self, fd: int, size: int, span: int = WINDOW_MAX // 4) -> None:
+    def __init__(self, fd: TarBytes, size: int, span: int = WINDOW_MAX // 4) -> None:
         self.fd, self.size = fd, size
         self.base, self.data = 0, b""
         self.span = span
@@ -120,18 +126,18 @@ class _Window:
         return 0
 
 
-def _pread(fd: int, size: int, offset: int) -> bytes:
-    """`os.pread` until `size` bytes or the end of the file."""
-    data = os.pread(fd, size, offset)
+def _pread(fd: TarBytes, size: int, offset: int) -> bytes:
+    """`pread` until `size` bytes or the end of the file."""
+    data = os.pread(fd, size, offset) if isinstance(fd, int) else fd.pread(size, offset)
     while len(data) < size:
-        more = os.pread(fd, size - len(data), offset + len(data))
+        more = pread(fd, size - len(data), offset + len(data))
         if not more:
             break
         data += more
     return data
 
 
-def scan(fd: int, problems: list[Problem], start: int = 0, limit: int | None = None) -> Iterator[Chunk]:
+def scan(fd: TarBytes, problems: list[Problem], start: int = 0, limit: int | None = None) -> Iterator[Chunk]:
     """Yield the members of the tar at `fd` from byte `start` on, in order, `limit` of them at most.
 
     What cannot be read ends the scan and is appended to `problems`; the members before it are yielded. Like
@@ -139,7 +145,7 @@ def scan(fd: int, problems: list[Problem], start: int = 0, limit: int | None = N
     ends behind a member; both the data behind such a mark and a missing mark are reported. Raises OSError
     when the file cannot be read.
     """
-    size = os.fstat(fd).st_size
+    size = size_of(fd)
     window = _Window(fd, size)
     common: dict[bytes, bytes] = {}  # records of global PAX headers, for all members behind them
     position, more = start, True
@@ -169,21 +175,32 @@ def scan(fd: int, problems: list[Problem], start: int = 0, limit: int | None = N
         if left is not None:
             left -= len(chunk.names)
             more = more and left > 0
-    if limit is None and size == 0:
+    if limit is None and size == 0 and not problems:
         problems.append(Problem(0, "empty", "the file has 0 bytes; an empty tar has at least one zero block"))
 
 
-def _no_tar(fd: int, damage: Problem) -> Problem:
+def _no_tar(fd: TarBytes, damage: Problem) -> Problem:
     """Say what a file is that is damaged from its very first header on."""
-    start = os.pread(fd, BLOCK, 0)
-    if len(start) == BLOCK and _number(start[148:156]) in _checksums(start):
+    start = _pread(fd, BLOCK, 0)
+    if is_header(start):
         return damage
-    for magic, name in _COMPRESSED.items():
-        if start.startswith(magic):
-            return Problem(0, "compressed", f"the file is {name}-compressed; unpack it to a plain .tar first")
+    found = compression(start)
+    if found is not None:
+        return Problem(0, "compressed", f"this is {found}-compressed; unpack it to a plain .tar first")
     return (
         damage if damage.kind == "truncated" else Problem(0, "not a tar", f"this is no tar file ({damage.text})")
     )
+
+
+def compression(start: bytes) -> str | None:
+    """How a file is compressed that begins with these bytes (the first block, if it has one); None if it is not.
+
+    A tar may begin with the same bytes: those of the name of its first member.
+    """
+    for name, magics in COMPRESSED.items():
+        if start.startswith(magics):
+            return None if is_header(start) else name
+    return None
 
 
 class _Batch:
@@ -357,12 +374,11 @@ def _report_tail(window: _Window, position: int, problems: list[Problem]) -> Non
     """Report what lies behind the end mark at `position`: a second tar, for example."""
     behind = position + BLOCK
     while behind < window.size:
-        try:
-            behind = max(behind, os.lseek(window.fd, behind, os.SEEK_DATA))
-        except OSError as error:  # a file system that knows no holes may say so with any other number
-            if error.errno == errno.ENXIO:  # only a hole is left
-                return
-        data = os.pread(window.fd, 1 << 20, behind)
+        found = skip_hole(window.fd, behind)
+        if found is None:
+            return
+        behind = found
+        data = pread(window.fd, 1 << 20, behind)
         if not data:
             return
         if data.count(0) != len(data):
@@ -663,7 +679,7 @@ def _read_links(chunk: Chunk, table: NDArray[np.uint8], extended: dict[int, _Ext
 # --- content -----------------------------------------------------------------------------------------------
 
 
-def read(fd: int, data: int, size: int, segments: Segments | None, offset: int, length: int) -> bytes:
+def read(fd: TarBytes, data: int, size: int, segments: Segments | None, offset: int, length: int) -> bytes:
     """Bytes `offset` to `offset + length` of a member of `size` bytes whose payload starts at byte `data`.
 
     Returns less at the end of the member only. Raises CorruptShard where the shard ends before that: the
@@ -678,7 +694,7 @@ def read(fd: int, data: int, size: int, segments: Segments | None, offset: int, 
     return content
 
 
-def _read_sparse(fd: int, data: int, segments: Segments, offset: int, length: int) -> bytes:
+def _read_sparse(fd: TarBytes, data: int, segments: Segments, offset: int, length: int) -> bytes:
     content = bytearray(length)
     for start, count in segments:
         first, last = max(start, offset), min(start + count, offset + length)
@@ -691,11 +707,11 @@ def _read_sparse(fd: int, data: int, segments: Segments, offset: int, length: in
     return bytes(content)
 
 
-def read_name(fd: int, head: int) -> bytes:
+def read_name(fd: TarBytes, head: int) -> bytes:
     """The raw name of the member whose first header lies at byte `head`. Raises CorruptShard."""
     batch = _Batch()
     try:
-        _walk_slowly(_Window(fd, os.fstat(fd).st_size, WINDOW_MIN), head, batch, {})
+        _walk_slowly(_Window(fd, size_of(fd), WINDOW_MIN), head, batch, {})
     except _Damage as error:
         raise CorruptShard(error.problem.text) from None
     if not batch.headers or not all(map(is_header, [*batch.extras, *batch.headers])):
@@ -717,13 +733,13 @@ def is_header(block: bytes) -> bool:
 # --- cutting -----------------------------------------------------------------------------------------------
 
 
-def end_of(fd: int, head: int) -> int:
+def end_of(fd: TarBytes, head: int) -> int:
     """The byte behind the member whose first header lies at byte `head`, its padding included.
 
     That may lie behind the end of a file that was written without its last padding. Raises CorruptShard.
     """
     try:
-        end = _walk_slowly(_Window(fd, os.fstat(fd).st_size, WINDOW_MIN), head, _Batch(), {})
+        end = _walk_slowly(_Window(fd, size_of(fd), WINDOW_MIN), head, _Batch(), {})
     except _Damage as error:
         raise CorruptShard(error.problem.text) from None
     if end is None:
@@ -731,7 +747,7 @@ def end_of(fd: int, head: int) -> int:
     return end
 
 
-def split_gap(fd: int, start: int, end: int) -> Iterator[tuple[int, int, frozenset[bytes]]]:
+def split_gap(fd: TarBytes, start: int, end: int) -> Iterator[tuple[int, int, frozenset[bytes]]]:
     """What lies from byte `start` to the end mark, or to byte `end`: (start, end, keywords) of each part.
 
     A part is a member with its headers, whose keywords are empty, or a global PAX header, which says something
@@ -755,7 +771,7 @@ def split_gap(fd: int, start: int, end: int) -> Iterator[tuple[int, int, frozens
         start = behind
 
 
-def global_headers(fd: int, head: int, data: int) -> list[tuple[int, int]]:
+def global_headers(fd: TarBytes, head: int, data: int) -> list[tuple[int, int]]:
     """Where global PAX headers lie between the first header of a member and its content: usually nowhere."""
     found = []
     while head < data - BLOCK:

@@ -500,7 +500,7 @@ class Tree:
             return b"%d" % place.data
         tag = inodes.unpack(inode)[0]
         content = self.lower.content(number, tag, member)
-        raw = read_name(content.file.fd, place.head)
+        raw = read_name(content.file.source, place.head)
         check_unchanged(content)
         split = names.split(raw)
         if what == b"member":

@@ -1,0 +1,54 @@
+"""Where the bytes of a tar come from: a descriptor of a file, or a reader that makes them as they are asked for.
+
+Nearly always it is a descriptor, and everything that has to be fast takes it as one. `Reader` is for compressed
+shards that are not unpacked (`seek.py`).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Protocol
+
+
+class Reader(Protocol):
+    """The bytes of a tar that is no file. Usable by several threads."""
+
+    size: int
+
+    def pread(self, size: int, offset: int, /) -> bytes:
+        """Up to `size` bytes at byte `offset`; none only at the end. Raises OSError."""
+
+    def close(self) -> None:
+        """Give back what it holds. Can be repeated."""
+
+
+TarBytes = int | Reader
+
+
+def pread(source: TarBytes, size: int, offset: int) -> bytes:
+    """As `os.pread`. Raises OSError."""
+    return os.pread(source, size, offset) if isinstance(source, int) else source.pread(size, offset)
+
+
+def size_of(source: TarBytes) -> int:
+    """Bytes of the whole tar."""
+    return os.fstat(source).st_size if isinstance(source, int) else source.size
+
+
+def skip_hole(source: TarBytes, offset: int) -> int | None:
+    """The first byte from `offset` on that is not in a hole of the file; None when all of the rest is one."""
+    if isinstance(source, int):
+        try:
+            return max(offset, os.lseek(source, offset, os.SEEK_DATA))
+        except OSError as error:  # a file system that knows no holes may say so with any other number
+            if error.errno == errno.ENXIO:
+                return None
+    return offset
+
+
+def close(source: TarBytes) -> None:
+    if isinstance(source, int):
+        os.close(source)
+    else:
+        source.close()
