@@ -41,9 +41,13 @@ packed     | errors source seek copies shard                        | fuse trio 
 header     |                                                        | third-party disks clock
 record     | inodes shard source                                    | fuse trio lmdb terminal clock
 builder    | errors inodes names record shard source                | fuse trio lmdb terminal clock
+codecs     | errors                                                 | fuse trio lmdb numpy terminal clock
+labels     | errors names                                           | fuse trio lmdb numpy terminal clock
+compose    | errors names shard record builder codecs               | fuse trio lmdb terminal clock
 pages      | errors                                                 | fuse trio lmdb terminal
 index      | errors inodes system spec pool copies packed record builder pages | fuse trio terminal
 lower      | errors board inodes source spec packed shard record index    | fuse trio lmdb terminal
+derived    | errors board spec record codecs labels compose index lower | fuse trio lmdb terminal
 tree       | errors inodes names shard record lower                 | fuse trio lmdb terminal
 merged     | errors inodes names record lower tree                  | fuse trio lmdb terminal
 pack       | errors header index record shard source                | fuse trio lmdb terminal clock
@@ -66,7 +70,7 @@ mount      | *                                                      | lmdb numpy
 check      | errors names packed shard record                       | fuse trio lmdb terminal
 statistics | errors record lower                                    | fuse trio lmdb terminal
 doctor     | errors system                                          | trio lmdb numpy terminal
-console    | errors copies index lower pool spec tree               | fuse trio lmdb numpy
+console    | errors copies index lower pool spec tree compose derived | fuse trio lmdb numpy
 cli_overlay | *                                                     | fuse trio lmdb numpy
 cli        | *                                                      | fuse trio lmdb numpy
 fstab      | errors system control mount cli                        | third-party

@@ -10,7 +10,8 @@ import json
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -194,6 +195,35 @@ class _Builder:
                 self.sparse[member] = np.array(chunk.sparse[row], dtype=np.int64).reshape(-1, 2)
         return keep
 
+    def take(self, source: Derived) -> None:
+        """All members of a derived record at once."""
+        for path, stray in zip(source.paths, source.strays.tolist(), strict=True):
+            folder, stem = names.split_folder(path)
+            self._entry(self.folders.number(folder), stem, STRAY if stray else 0)
+        longest = max(map(len, source.extensions), default=0) + max(map(len, source.paths), default=0)
+        self.plain = (
+            names.are_plain(source.paths)
+            and names.are_plain([b"x." + extension for extension in source.extensions])
+            and longest < names.NAME_MAX
+        )
+        if not self.plain:
+            for entry, extension in zip(source.entry.tolist(), source.extension.tolist(), strict=True):
+                path = source.paths[entry]
+                name = path if source.strays[entry] else path + b"." + source.extensions[extension]
+                if not names.are_plain([name]):
+                    self.odd_entries.add(entry)
+        self.extensions = {extension: number for number, extension in enumerate(source.extensions)}
+        self.member_entry = array("I", source.entry.astype(np.uint32).tobytes())
+        self.member_extension = array("I", source.extension.astype(np.uint32).tobytes())
+        heads = source.addresses * shard.BLOCK
+        self.columns = {"head": [heads], "data": [heads], "size": [source.sizes], "mtime": [source.mtimes]}
+        self.symlinks = dict(source.links)
+        for raw, mtime in source.folders.items():
+            number = self.folders.find(raw)
+            if number is not None:
+                self.folders.mtimes[number] = mtime
+        self.unshown, self.unshown_count = source.unshown, source.unshown_count
+
     def _leave_out(self, offset: int, name: bytes, kind: str) -> None:
         self.unshown_count += 1
         if len(self.unshown) < PROBLEMS_MAX:
@@ -236,11 +266,57 @@ def build(fd: TarBytes, fingerprint: list[int], problem: shard.Problem | None = 
     return packer.to_bytes(fingerprint, ends)
 
 
+@dataclass(slots=True)
+class Derived:
+    """What a record is derived from: entries, and members in the order of their entries.
+
+    `paths` are the plain paths of entries, `strays` says which are in no sample. The other columns are those of
+    members: `entry` (ascending) and `extension` are numbers in `paths` and `extensions`; `addresses` say where a
+    member lies in the terms of whoever derives it, `sizes` are bytes, `mtimes` ns. `links` are the targets of
+    members that are symbolic links, `folders` times (ns) of folders, by raw path. `sections` are further parts of
+    the record, lists of byte strings and columns of 8 bytes.
+    """
+
+    paths: list[bytes]
+    strays: NDArray[np.bool_]
+    entry: NDArray[np.int64]
+    extension: NDArray[np.int64]
+    extensions: list[bytes]
+    addresses: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    mtimes: NDArray[np.int64]
+    links: dict[int, bytes] = field(default_factory=dict)
+    folders: dict[bytes, int] = field(default_factory=dict)
+    problems: list[shard.Problem] = field(default_factory=list)
+    problems_more: int = 0  # problems that are not kept word for word
+    unshown: list[shard.Problem] = field(default_factory=list)
+    unshown_count: int = 0
+    lists: dict[str, list[bytes]] = field(default_factory=dict)
+    numbers: dict[str, list[int]] = field(default_factory=dict)
+
+
+def derive(source: Derived, fingerprint: Sequence[int], view: dict[str, Any]) -> bytes:
+    """A record of what `source` says, with `view` in its directory. Raises CorruptShard when that is too much."""
+    if len(source.entry) > INDEX_MAX:
+        raise CorruptShard(f"more than {INDEX_MAX} members in one shard")
+    builder = _Builder()
+    builder.take(source)
+    packer = _Packer(builder, source.problems)
+    packer.problems_more = source.problems_more
+    packer.pack()
+    for name, values in source.lists.items():
+        packer._put_names(name, values)
+    for name, numbers in source.numbers.items():
+        packer._put(name, numbers, "<i8")
+    return packer.to_bytes(list(fingerprint), [0, 0], view)
+
+
 class _Packer:
     """Puts what a `_Builder` collected into the order of the record, finds the aliases and writes the bytes."""
 
     def __init__(self, builder: _Builder, problems: list[shard.Problem]) -> None:
         self.builder, self.problems = builder, problems
+        self.problems_more = 0
         self.sections: list[tuple[str, str, bytes]] = []
 
     def pack(self) -> None:
@@ -578,7 +654,7 @@ class _Packer:
         dotted = np.fromiter((b"." in self.entry_names[n][1:] for n in strays.tolist()), bool, len(strays))
         return set(self.entry_folder[strays[doubtful | dotted]].tolist())
 
-    def to_bytes(self, fingerprint: list[int], ends: list[int]) -> bytes:
+    def to_bytes(self, fingerprint: list[int], ends: list[int], view: dict[str, Any] | None = None) -> bytes:
         """The whole record: magic, length of the directory, the directory (JSON), the sections, a checksum."""
         offset, table = 0, []
         parts: list[bytes] = []
@@ -600,11 +676,13 @@ class _Packer:
             "links": bool(self.builder.links),
             "all_listed": not self.entry_flags.any(),
             "problems": sorted(self.problems)[:PROBLEMS_MAX],
-            "problem_count": len(self.problems),
+            "problem_count": len(self.problems) + self.problems_more,
             "unshown": b.unshown,
             "unshown_count": b.unshown_count,
             "sections": table,
         }
+        if view is not None:
+            meta["view"] = view
         text = json.dumps(meta, separators=(",", ":")).encode()
         text += b" " * (-(len(text) + 4) % 8)
         body = b"".join([len(text).to_bytes(4, "little"), text, *parts])

@@ -28,6 +28,7 @@ from wdsfs.console import (
     jobs_of,
     json_option,
     left_out_text,
+    make_view,
     opened,
     packed_options,
     path_of,
@@ -36,15 +37,17 @@ from wdsfs.console import (
     settled,
     shards_argument,
     table_of,
+    tree_options,
     view_of,
-    view_options,
 )
 from wdsfs.errors import UsageError, WdsfsError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from wdsfs.compose import Composition
     from wdsfs.index import Index
+    from wdsfs.lower import Lower
     from wdsfs.spec import Selection, Shard
     from wdsfs.tree import Entry, Node, Tree
 
@@ -134,7 +137,7 @@ def _prepare_streams() -> None:
 @shards_argument
 @set_options
 @click.argument("mountpoint")
-@view_options
+@tree_options
 @click.option("-f", "--foreground", is_flag=True, help="Stay in front and log to the terminal.")
 @click.option(
     "-o",
@@ -189,6 +192,7 @@ def mount(
     index_dir: str | None,
     jobs: int | None,
     quiet: bool,
+    composition: Composition,
 ) -> None:
     """Mount SHARDS at MOUNTPOINT, read-only unless with --overlay. Returns when the tree is usable.
 
@@ -197,6 +201,8 @@ def mount(
       wdsfs mount 'train-{000000..000999}.tar' /mnt/train
       wdsfs mount --layout files -o allow_other shards/ /mnt/train
       wdsfs mount --names full --merge 'a-{0..9}.tar' 'b-*.tar' /mnt/all
+      wdsfs mount --layout classes --class-names names.txt 'train-{000..099}.tar' /mnt/train
+      wdsfs mount --columns 'jpg;png' --columns cls --associate labels.csv shards/ /mnt/train
     """
     from wdsfs import mount as mounting
     from wdsfs.pool import default_jobs
@@ -209,6 +215,7 @@ def mount(
         mountpoint=mountpoint,
         view=view_of(layout, names),
         merge=merge,
+        composition=composition,
         index_dir=path_of(index_dir),
         jobs=jobs_of(jobs),
         lazy=lazy,
@@ -223,12 +230,16 @@ def mount(
     def indexer(index: Index, stale: Sequence[Shard], jobs: int) -> None:
         build_index(index, stale, jobs, quiet)
 
+    def composer(below: Lower) -> None:
+        make_view(below, quiet)
+
+    front = mounting.Front(indexer, composer)
     if foreground:
         code = mounting.guarded(
-            lambda: mounting.run(wanted, indexer, lambda: None, lambda: mounting.notify_systemd("READY=1"))
+            lambda: mounting.run(wanted, front, lambda: None, lambda: mounting.notify_systemd("READY=1"))
         )
     else:
-        code = mounting.in_background(wanted, indexer)
+        code = mounting.in_background(wanted, front)
     sys.exit(code)
 
 
@@ -331,7 +342,7 @@ def _output(data: bytes) -> None:
 @main.command()
 @click.argument("arguments", metavar="SHARDS... [PATH]", nargs=-1, required=True)
 @set_options
-@view_options
+@tree_options
 @click.option("-l", "--long", is_flag=True, help="Also type, size and time.")
 @click.option("-R", "--recursive", is_flag=True, help="Everything below, as paths.")
 @click.option("-0", "--null", is_flag=True, help="End each name with a NUL byte.")
@@ -350,6 +361,7 @@ def ls(
     index_dir: str | None,
     jobs: int | None,
     quiet: bool,
+    composition: Composition,
 ) -> None:
     """List a directory of the tree without mounting it.
 
@@ -367,8 +379,9 @@ def ls(
     shards, path = split_path(arguments)
     end = b"\0" if null else b"\n"
     failed: list[WdsfsError] = []
-    with opened(shards, selection, index_dir, jobs, quiet) as below:
-        tree = make_tree(below, view_of(layout, names), merge)
+    view = view_of(layout, names)
+    with opened(shards, selection, index_dir, jobs, quiet, composition) as below:
+        tree = make_tree(below, view, merge)
         start = os.fsencode(path or "").strip(b"/")
         node = settled(below, lambda: tree.resolve(start))
         rows = _walk(tree, node, b"", recursive, failed) if _is_directory(node) else [(start, node)]
@@ -443,7 +456,7 @@ def _long_line(node: Node) -> bytes:
 @main.command()
 @click.argument("arguments", metavar="SHARDS... PATH", nargs=-1, required=True)
 @set_options
-@view_options
+@tree_options
 @index_options
 def cat(
     arguments: tuple[str, ...],
@@ -454,6 +467,7 @@ def cat(
     index_dir: str | None,
     jobs: int | None,
     quiet: bool,
+    composition: Composition,
 ) -> None:
     """Write a file of the tree to standard output without mounting it.
 
@@ -470,8 +484,9 @@ def cat(
     *shards, path = arguments
     if not shards:
         raise UsageError("cat needs SHARDS and the PATH of a file")
-    with opened(shards, selection, index_dir, jobs, quiet) as below:
-        tree = make_tree(below, view_of(layout, names), merge)
+    view = view_of(layout, names)
+    with opened(shards, selection, index_dir, jobs, quiet, composition) as below:
+        tree = make_tree(below, view, merge)
         node = settled(below, lambda: tree.resolve(os.fsencode(path).strip(b"/")))
         if _is_directory(node):
             raise IsADirectory(f"{path} is a directory; see: wdsfs ls")
@@ -502,13 +517,11 @@ def info(
     Example:
       wdsfs info 'train-{000000..000999}.tar'
     """
+    from wdsfs.compose import Composition
     from wdsfs.statistics import gather
 
-    with opened(shards, selection, index_dir, jobs, quiet) as below:
+    with opened(shards, selection, index_dir, jobs, quiet, Composition()) as below:
         report = gather(below)
-        left_out = left_out_text(below.shards)
-    if left_out:
-        log.info("%s", left_out)
     if as_json:
         click.echo(json.dumps(report))
         return
@@ -538,7 +551,8 @@ def check(shards: tuple[str, ...], selection: Selection, jobs: int | None, notes
 
     Damaged and truncated shards, samples that are split or whose members are not side by side, extensions
     that occur twice, members in no sample, samples without an extension that the others have, keys in
-    several shards. Exit code 0: nothing found; 1: findings; 3: a shard could not be read.
+    several shards, other numbers of samples than an index says. Exit code 0: nothing found; 1: findings;
+    3: a shard could not be read.
 
     \b
     Example:
@@ -636,6 +650,7 @@ _UNTOLD: dict[str, Any] = {
     **dict.fromkeys(("shards", "indexed", "samples", "members", "bytes", "bytes_read"), 0),
     **dict.fromkeys(("uptime_seconds", "memory_bytes", "restarts", "open_files", "failures"), 0),
     "index": "",
+    "composition": "",
     "processes": [],
     "damaged": [],
     "notices": [],
@@ -690,6 +705,8 @@ def _status_detail(report: dict[str, Any]) -> Table:
     table.add_row("state", f"{report['state']}, process {report['pid']}")
     table.add_row("shards", " ".join([*report["selection"], *report["specs"]]))
     table.add_row("layout", _layout(report))
+    if report["composition"]:
+        table.add_row("view", report["composition"])
     table.add_row("mode", _mode(report))
     if report["overlay"]:
         table.add_row("overlay", report["overlay"])

@@ -6,6 +6,7 @@ Imports only what starting takes, as `cli.py` does. What a command does is decid
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import shlex
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from wdsfs.compose import Composition
     from wdsfs.index import Index
     from wdsfs.lower import Lower
     from wdsfs.spec import Selection, Shard
@@ -81,6 +83,8 @@ def _selection(split: str | None, shard_id: int | None, num_shards: int | None) 
             f"--shard-id {shard_id}: parts are counted from 0, so the last of {num_shards} is {num_shards - 1}"
         )
     return Selection(split, Slice(shard_id, num_shards))
+
+
 @contextlib.contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
     before = os.environ.get(name)
@@ -172,6 +176,16 @@ def index_options_with(jobs: str) -> Callable[[Command], Command]:
 
 
 def view_options(command: Command) -> Command:
+    """How shards are shown, as they are."""
+    return _view_options(command, ["samples", "files"])
+
+
+def tree_options(command: Command) -> Command:
+    """How shards are shown, and what of them and with what; the command gets a `Composition` for that."""
+    return _view_options(_composition_options(command), ["samples", "files", "classes"])
+
+
+def _view_options(command: Command, layouts: list[str]) -> Command:
     for option in (
         click.option(
             "--merge",
@@ -187,14 +201,118 @@ def view_options(command: Command) -> Command:
         ),
         click.option(
             "--layout",
-            type=click.Choice(["samples", "files"]),
+            type=click.Choice(layouts),
             default="samples",
             show_default=True,
-            help="A directory for each sample, or the members as `tar x` would write them.",
+            help="A directory for each sample, the members as `tar x` writes them, or a directory for each class.",
         ),
     ):
         command = option(command)
     return command
+
+
+_POLICY = click.Choice(["error", "skip", "empty"])
+
+
+def _composition_options(command: Command) -> Command:
+    @functools.wraps(command)
+    def with_composition(**given: Any) -> Any:
+        own = {name: given.pop(name) for name in _COMPOSITION}
+        return command(**given, composition=composition_of(given["layout"], **own))
+
+    wrapped: Any = with_composition
+    for option in (
+        click.option(
+            "--decode-members",
+            is_flag=True,
+            help="Show members such as x.json.gz also decoded, as x.json (gz, bz2, xz, zst).",
+        ),
+        click.option(
+            "--associate",
+            multiple=True,
+            metavar="FILE",
+            help="Add columns from FILE (.sqlite[:TABLE], .csv, .tsv, .jsonl) by key, over those in the shards.",
+        ),
+        click.option(
+            "--join",
+            multiple=True,
+            metavar="SHARDS",
+            help="Add the columns of the samples with the same keys in these shards.",
+        ),
+        click.option(
+            "--duplicates",
+            type=_POLICY,
+            default="error",
+            show_default=True,
+            help="A key or column is there twice: refuse, leave the sample out, or show it without.",
+        ),
+        click.option(
+            "--missing",
+            type=_POLICY,
+            default="error",
+            show_default=True,
+            help="A sample lacks a column, key or class: refuse, leave it out, or show an empty file.",
+        ),
+        click.option("--ignore-case", is_flag=True, help="Let --columns match in any letter case."),
+        click.option(
+            "--columns",
+            multiple=True,
+            metavar="EXT;EXT...",
+            help="Show only these: one file for each --columns, the first in the tar of its alternatives.",
+        ),
+        click.option(
+            "--class-names",
+            type=click.Path(dir_okay=False),
+            metavar="FILE",
+            help="Names of the classes: one a line for 0, 1, 2 ..., or a JSON list or object.",
+        ),
+        click.option(
+            "--class-from",
+            metavar="EXT[:FIELD]",
+            help="Where --layout classes finds the class: a column, or a field of a JSON column.  [default: cls]",
+        ),
+    ):
+        wrapped = option(wrapped)
+    return wrapped  # type: ignore[no-any-return]  # a command, as it came
+
+
+_COMPOSITION = (
+    *("columns", "ignore_case", "missing", "duplicates", "join", "associate", "decode_members"),
+    *("class_from", "class_names"),
+)
+
+
+def composition_of(
+    layout: str,
+    columns: Sequence[str],
+    ignore_case: bool,
+    missing: str,
+    duplicates: str,
+    join: Sequence[str],
+    associate: Sequence[str],
+    decode_members: bool,
+    class_from: str | None,
+    class_names: str | None,
+) -> Composition:
+    """The options of a view as `compose` takes them. Raises UsageError."""
+    from wdsfs.compose import Composition, class_source, columns_of
+
+    if layout != "classes" and (class_from or class_names):
+        raise UsageError(f"--class-{'from' if class_from else 'names'} is for --layout classes")
+    extension, field = class_source("cls" if class_from is None else class_from)
+    return Composition(
+        columns=columns_of(columns),
+        ignore_case=ignore_case,
+        missing=missing,
+        duplicates=duplicates,
+        join=tuple(join),
+        associate=tuple(associate),
+        decode=decode_members,
+        classes=layout == "classes",
+        class_from=extension,
+        class_field=field,
+        class_names=class_names,
+    )
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
@@ -203,8 +321,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Machine-read
 def view_of(layout: str, names: str) -> View:
     from wdsfs.tree import View
 
-    if layout == "files" and names == "full":
-        raise UsageError("--names full is for --layout samples; in --layout files the names are always whole")
+    if layout != "samples" and names == "full":
+        raise UsageError(f"--names full is for --layout samples; in --layout {layout} the names are always whole")
     return View(layout, names)
 
 
@@ -273,15 +391,54 @@ def _index_of(found: Sequence[Shard], index_dir: str | None, jobs: int | None, q
 # --- the set -----------------------------------------------------------------------------------------------
 
 
+def make_view(below: Lower, quiet: bool) -> None:
+    """Derive what a view is made of, showing a bar when somebody watches. Raises ViewError when it is refused."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from wdsfs.derived import DerivedLower
+    from wdsfs.errors import ViewError
+
+    if not isinstance(below, DerivedLower):
+        return
+    console = Console(stderr=True)
+    with Progress(console=console, disable=quiet or not console.is_terminal) as progress:
+        task = progress.add_task("composing", total=len(below))
+        refused = below.make(lambda _: progress.update(task, advance=1))
+    if refused is not None:
+        raise ViewError(refused)
+
+
 @contextlib.contextmanager
 def opened(
-    shards: Sequence[str], selection: Selection, index_dir: str | None, jobs: int | None, quiet: bool
+    shards: Sequence[str],
+    selection: Selection,
+    index_dir: str | None,
+    jobs: int | None,
+    quiet: bool,
+    composition: Composition | None = None,
 ) -> Iterator[Lower]:
-    """The lower of a set, all of it indexed."""
+    """The lower of a set, all of it indexed, shown as `composition` says; without one all shards as they are.
+
+    Raises ViewError when that is refused.
+    """
+    from wdsfs.derived import Companions, open_lower
     from wdsfs.spec import expand
 
-    with opened_set(expand(shards, *selection), index_dir, jobs, quiet) as below:
+    found = expand(shards, *selection)
+    if composition is None:
+        with opened_set(found, index_dir, jobs, quiet) as below:
+            yield below
+        return
+    companions = Companions(composition)
+    joined = [one for further in companions.joined for one in further]
+    index = _index_of([*found, *joined], index_dir, jobs, quiet)
+    below = open_lower(found, index, composition, companions)
+    try:
+        make_view(below, quiet)
         yield below
+    finally:
+        below.close()
 
 
 @contextlib.contextmanager

@@ -51,6 +51,7 @@ class Daemon:
     overlay: str | None = None
     index: str | None = None
     selection: list[str] = field(default_factory=list)  # as options: --split, --shard-id, --num-shards
+    composition: str = ""  # the options of a view, as they are typed
 
     @property
     def alive(self) -> bool:

@@ -9,6 +9,7 @@
     |   |-- MissingShard       EIO        3   a shard of the set is not there
     |   |-- UnreadableShard    EIO        3   it is there, but cannot be opened or read
     |   |-- CorruptShard       EIO        3   its bytes are no (whole) tar
+    |   |-- ViewError          EIO        3   what is to be shown of it (`--columns`, `--join` ...) cannot be made
     |   '-- StaleShard         ESTALE     3   it changed underneath
     |-- IndexUnusable          EIO        4   the index directory cannot be used
     |-- MountError             EIO        5   the mount could not be made, found or ended
@@ -66,6 +67,10 @@ class UnreadableShard(ShardError):
 
 
 class CorruptShard(ShardError):
+    pass
+
+
+class ViewError(ShardError):
     pass
 
 

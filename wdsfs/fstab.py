@@ -27,9 +27,10 @@ _OWN_VALUES = frozenset(
     (
         *("split", "shard-id", "num-shards", "unpack", "cache-size"),
         *("layout", "names", "index-dir", "jobs", "workers", "spin", "readahead", "overlay"),
+        *("class-from", "class-names", "columns", "missing", "duplicates", "join", "associate"),
     )
 )
-_OWN_FLAGS = frozenset(("merge", "lazy"))
+_OWN_FLAGS = frozenset(("merge", "lazy", "ignore-case", "decode-members"))
 _OWN = _OWN_VALUES | _OWN_FLAGS
 
 # What speaks to mount(8), to systemd or to a person. "rw" is among them because mount(8) adds it wherever

@@ -224,7 +224,10 @@ class Index:
         return None
 
     def summary(self, path: bytes) -> Summary | None:
-        """The stored summary of the shard at `path`, valid or not."""
+        """The stored summary of the shard at `path`, valid or not.
+
+        For what was derived from a shard (`derived`) the path is followed by a NUL and what tells it from others.
+        """
         value = self._get(b"s" + _digest(path))
         found = None if value is None else _unseal(value)
         return found[0] if found is not None and found[1] == path else None
@@ -541,9 +544,9 @@ def _unseal(value: memoryview) -> tuple[Summary, bytes] | None:
     return Summary(*_SUMMARY.unpack_from(data)), bytes(data[_SUMMARY.size :])
 
 
-def _is_there(path: bytes) -> bool:
+def _is_there(key: bytes) -> bool:
     try:
-        look(path)
+        look(key.partition(b"\0")[0])
     except MissingShard:
         return False
     except UnreadableShard:

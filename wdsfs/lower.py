@@ -96,14 +96,27 @@ class File:
         os.close(self.fd)
 
 
+class Held:
+    """Bytes that lie in no file as they are read: `load` gets them when they are not `data` already."""
+
+    __slots__ = ("data", "load")
+
+    def __init__(self, load: Callable[[], bytes], data: bytes | None = None) -> None:
+        self.load, self.data = load, data
+
+
 @dataclass(slots=True)
 class Content:
-    """Everything needed to read a member without the lower: where it lies (bytes) in which file."""
+    """Everything needed to read a member without the lower: where it lies (bytes) in which file.
+
+    With `held` the bytes are those; `file` is what they come from, and `segments` is not None.
+    """
 
     file: File
     data: int
     size: int
     segments: shard.Segments | None
+    held: Held | None = None
 
 
 class _Hot(NamedTuple):
@@ -132,6 +145,8 @@ class Lower:
     ) -> None:
         self.shards = shards
         self.index = index
+        self.plain: Lower = self  # the lower of the shards as they are
+        self._keys = [shard.path for shard in shards]  # under which the index has their records
         self.generation = 0  # counts changes of the set under the mount
         self._tags = Tags(len(shards)) if tags is None else tags
         self._alarms, self._believed = 0, 0.0
@@ -162,7 +177,7 @@ class Lower:
 
     def _look(self, number: int, state: _State | None, now: float) -> Fingerprint:
         try:
-            found = index_module.look(self.shards[number].path)
+            found = self._stat(number)
         except ShardError as error:
             if state is not None and state.fingerprint != GONE:
                 log.error("%s; what was open from it gets ESTALE", error)
@@ -182,6 +197,9 @@ class Lower:
             state.looked = now
             state.tag = self._tags.of(number, found)  # others may have seen it go and come back
         return found
+
+    def _stat(self, number: int) -> Fingerprint:
+        return index_module.look(self.shards[number].path)
 
     def distrust(self) -> None:
         """Look at every shard again before it is used, here and in all other processes of the mount.
@@ -214,7 +232,7 @@ class Lower:
     def summary(self, number: int) -> Summary:
         """The summary of a shard. Raises NotIndexed, MissingShard, UnreadableShard."""
         fingerprint = self.fingerprint(number)
-        found = self.index.summary(self.shards[number].path)
+        found = self.index.summary(self._keys[number])
         if found is None or found.fingerprint != fingerprint:
             raise NotIndexed(number)
         return found
@@ -237,7 +255,7 @@ class Lower:
         if found is not None:
             self._records.move_to_end(number)
             return found
-        found = self.index.record(self.shards[number].path, fingerprint)
+        found = self.index.record(self._keys[number], fingerprint)
         if found is None:
             raise NotIndexed(number)
         self._records[number] = found
@@ -278,7 +296,7 @@ class Lower:
     def install(self, number: int, data: bytes) -> None:
         """Store a record that `build` made. Raises MissingShard, UnreadableShard."""
         self._drop_records()
-        self.index.store([(self.shards[number].path, data)])
+        self.index.store([(self._keys[number], data)])
         self._renewed = time.monotonic()
         self.generation += 1
         self._look(number, self._states.get(number), time.monotonic())
@@ -293,7 +311,7 @@ class Lower:
         """The union over the set as it is now. Records that were in use are so no more."""
         try:
             fingerprints = [self._indexed_fingerprint(number) for number in range(len(self.shards))]
-            return self.index.union(self.shards, fingerprints, records)
+            return self.index.union([Shard(key, b"") for key in self._keys], fingerprints, records)
         finally:
             self._drop_records()
 
@@ -321,6 +339,13 @@ class Lower:
         return os.fsdecode(self.shards[number].path)
 
     # --- content
+
+    def origin(self, number: int, member: int) -> tuple[Lower, int, int] | None:
+        """Where a member really lies: the lower of plain shards, the shard's number and the member's there.
+
+        None for what is no member of any shard.
+        """
+        return self, number, member
 
     def content(self, number: int, tag: int, member: int) -> Content:
         """Where to read a member. Raises what `record` raises."""
@@ -421,13 +446,17 @@ class Lower:
         self._drop_records()
         self._tags.renew(number)
         self._states.pop(number, None)
-        self.index.forget(self.shards[number].path)
+        self.index.forget(self._keys[number])
 
-    def close(self) -> None:
+    def release(self) -> None:
+        """Close the shards, and let go of all records."""
         for file in self._files.values():
             file.close()
         self._files.clear()
         self._drop_records()
+
+    def close(self) -> None:
+        self.release()
         self.index.close()
 
 
@@ -441,7 +470,10 @@ def read(content: Content, offset: int, length: int) -> bytes:
     """
     file = content.file
     try:
-        data = shard.read(file.source, content.data, content.size, content.segments, offset, length)
+        if content.held is not None:
+            data = _held(content.held, offset, length)
+        else:
+            data = shard.read(file.source, content.data, content.size, content.segments, offset, length)
     except CorruptShard as error:
         check_unchanged(content)
         raise CorruptShard(f"{os.fsdecode(file.path)}: {error}") from None
@@ -461,7 +493,7 @@ def read_cached(content: Content, offset: int, length: int) -> memoryview | None
     file = content.file
     fd = file.source
     if content.segments is not None or not 0 < length <= READ_MAX or not isinstance(fd, int):
-        return None
+        return None if content.held is None else _held_cached(content, offset, length)
     data, begin = _scratch[:length], content.data + offset
     file.look_ahead(begin, begin + length)
     try:
@@ -472,6 +504,19 @@ def read_cached(content: Content, offset: int, length: int) -> memoryview | None
         return None
     check_unchanged(content)
     return data
+
+
+def _held(held: Held, offset: int, length: int) -> bytes:
+    if held.data is None:
+        held.data = held.load()
+    return held.data[offset : offset + length]
+
+
+def _held_cached(content: Content, offset: int, length: int) -> memoryview | None:
+    if content.held is None or content.held.data is None:
+        return None
+    check_unchanged(content)
+    return memoryview(content.held.data)[offset : offset + length]
 
 
 def check_unchanged(content: Content) -> None:

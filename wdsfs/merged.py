@@ -23,7 +23,7 @@ from wdsfs.errors import NoSuchEntry, NotADirectory, ShardError, StaleShard
 from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of, position
 from wdsfs.lower import Lower
 from wdsfs.record import STRAY, Record, equal_range
-from wdsfs.tree import AT_PARENT, AT_SELF, Entry, Node, Run, Tree, View, home_of, text_of
+from wdsfs.tree import AT_PARENT, AT_SELF, CLASSES_LAYOUT, Entry, Node, Run, Tree, View, home_of, text_of
 
 log = logging.getLogger(__name__)
 
@@ -399,4 +399,5 @@ class MergedTree(Tree):
 
 def make_tree(lower: Lower, view: View, merge: bool) -> Tree:
     """The tree that a mount with these options shows."""
-    return MergedTree(lower, view) if merge else Tree(lower, view)
+    # One class may have samples in any shard.
+    return MergedTree(lower, view) if merge or view.layout == CLASSES_LAYOUT else Tree(lower, view)

@@ -34,6 +34,8 @@ import trio
 
 from wdsfs import control, system, watch
 from wdsfs.board import Board, Tags
+from wdsfs.compose import Composition
+from wdsfs.derived import Companions, is_view, open_lower
 from wdsfs.engine import Engine
 from wdsfs.errors import MountError, UsageError, WdsfsError
 from wdsfs.index import Index, open_index
@@ -88,6 +90,7 @@ class Mount:
     view: View = field(default_factory=View)
     merge: bool = False
     selection: Selection = field(default_factory=Selection)
+    composition: Composition = field(default_factory=Composition)
     index_dir: Path | None = None
     jobs: int = 1
     lazy: bool = False
@@ -101,10 +104,16 @@ class Mount:
 
     def __post_init__(self) -> None:
         self.mountpoint = control.canonical(self.mountpoint)
+        # One class may have samples in any shard.
+        self.merge = self.merge or self.composition.classes
 
 
-# What a front end can show while the set is being indexed: called with the shards to do.
-Indexer = Callable[[Index, Sequence[Shard], int], None]
+@dataclass(frozen=True, slots=True)
+class Front:
+    """What a front end shows while the set is made ready: called with shards to index, with what to derive."""
+
+    indexer: Callable[[Index, Sequence[Shard], int], None]
+    composer: Callable[[Lower], None]
 
 
 def parse_options(options: Sequence[str], writable: bool = False) -> FuseOptions:
@@ -242,16 +251,21 @@ def raise_file_limit() -> int:
 # --- running -----------------------------------------------------------------------------------------------
 
 
-def run(mount: Mount, indexer: Indexer, leave: Callable[[], None], ready: Callable[[], None]) -> None:
+def run(mount: Mount, front: Front, leave: Callable[[], None], ready: Callable[[], None]) -> None:
     """Mount and serve until the mount ends.
 
     `leave` is called when everything that can go wrong in front of the user has gone right, before the
     workers are forked; `ready` when the tree is usable. Raises WdsfsError when it cannot be mounted.
     """
     parsed = parse_options(mount.options, mount.overlay is not None)
-    shards = expand(mount.specs, *mount.selection)
+    shards, companions = expand(mount.specs, *mount.selection), Companions(mount.composition)
     if mount.overlay is not None:
         refuse_left_out(shards, "--overlay is for whole shards")
+    if mount.overlay is not None and is_view(shards, mount.composition):
+        raise UsageError(
+            "--overlay takes shards as they are: what a view leaves out or adds could not be committed. Mount "
+            "without --overlay, or without the options of the view"
+        )
     index = open_index(mount.index_dir)
     try:
         for notice in index.notices:
@@ -263,12 +277,18 @@ def run(mount: Mount, indexer: Indexer, leave: Callable[[], None], ready: Callab
                 raise MountError(
                     f"{mount.mountpoint}: lies in the overlay {mount.overlay}; take another directory"
                 )
-        busy = [*(one.path for one in shards), *map(os.fsencode, own)]
+        busy = [*(one.path for one in shards), *companions.files, *map(os.fsencode, own)]
         check_mountpoint(mount.mountpoint, parsed.nonempty, busy)
         if not mount.lazy or mount.merge:  # one tree over all shards needs all of them
-            indexer(index, [one for one, _ in index.stale(shards)], mount.jobs)
+            joined = [one for further in companions.joined for one in further]
+            front.indexer(index, [one for one, _ in index.stale([*shards, *joined])], mount.jobs)
             for text in index.miscounted(shards):
                 log.warning("%s", text)
+            below = open_lower(shards, index, mount.composition, companions)
+            try:
+                front.composer(below)
+            finally:
+                below.release()
         if not mount.foreground:
             mount.log = open_log(mount.mountpoint)
         index.suspend()
@@ -276,7 +296,8 @@ def run(mount: Mount, indexer: Indexer, leave: Callable[[], None], ready: Callab
         if mount.overlay is not None:
             owner = parsed.owner.uid, parsed.owner.gid
             stack = Stack(mount.overlay, shards, mount.view, mount.merge, owner, parsed.owner.umask)
-        _serve(mount, parsed, _Set(mount, shards, index, descriptors, Tags(len(shards)), stack), leave, ready)
+        wanted = _Set(mount, shards, companions, index, descriptors, Tags(len(shards)), stack)
+        _serve(mount, parsed, wanted, leave, ready)
     finally:
         index.discard()
 
@@ -287,6 +308,7 @@ class _Set:
 
     mount: Mount
     shards: Sequence[Shard]
+    companions: Companions
     index: Index
     descriptors: int
     tags: Tags
@@ -299,7 +321,8 @@ class _Set:
 
     def lower_tree(self) -> Tree:
         """What the shards hold."""
-        below = Lower(self.shards, self.index.reopen(), self.descriptors, self.tags)
+        wanted, index = self.mount.composition, self.index.reopen()
+        below = open_lower(self.shards, index, wanted, self.companions, self.descriptors, self.tags)
         return _prepared(make_tree(below, self.mount.view, self.mount.merge))
 
 
@@ -366,7 +389,7 @@ def _serve(
 def _follower(wanted: _Set) -> Callable[[Engine], None] | None:
     """What follows the changes of the shards, in a process of its own; None where the kernel tells of none."""
     try:
-        seen = watch.Watch(wanted.shards, look=wanted.mount.merge)
+        seen = watch.Watch(wanted.shards, look=wanted.mount.merge, companions=wanted.companions.files)
     except OSError as error:
         log.warning("a change of a shard is noticed a second late: inotify: %s", error.strerror)
         return None
@@ -495,6 +518,7 @@ class _Session:
             None if self.wanted.stack is None else str(self.wanted.stack.place.path),
             str(self.wanted.index.directory.absolute()),
             self.mount.selection.arguments,
+            self.mount.composition.text,
         )
         with control.registered(daemon), listener:
             # An answer about the root proves that the mount works. A worker may die of it; this process must not.
@@ -650,7 +674,7 @@ def anonymous_bytes(pid: int) -> int:
 # --- background --------------------------------------------------------------------------------------------
 
 
-def in_background(mount: Mount, indexer: Indexer) -> int:
+def in_background(mount: Mount, front: Front) -> int:
     """Fork a daemon that runs this mount; returns 0 when its tree is usable, else the daemon's exit code.
 
     The daemon stays attached to the terminal until then: it shows progress, says what is wrong, and gets an
@@ -665,7 +689,7 @@ def in_background(mount: Mount, indexer: Indexer) -> int:
     code = 1
     try:
         code = guarded(
-            lambda: run(mount, indexer, lambda: _leave_terminal(mount, sender), lambda: _tell(sender, READY))
+            lambda: run(mount, front, lambda: _leave_terminal(mount, sender), lambda: _tell(sender, READY))
         )
     finally:
         _tell(sender, GONE)

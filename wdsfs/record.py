@@ -154,6 +154,8 @@ class Record:
         self.unshown = [shard.Problem(*member) for member in meta["unshown"]]
         self.unshown_count: int = meta["unshown_count"]
         self.has_links: bool = meta["links"]
+        # Of a record that was derived from others (`compose`): where its members lie. Else None.
+        self.view: dict[str, Any] | None = meta.get("view")
         self.folder_parent = column["folder.parent"]
         self.folder_child = column["folder.child"]
         self.folder_entry = column["folder.entry"]
@@ -257,6 +259,12 @@ class Record:
             if entry in within and self.entry_name[entry] == name
         ]
 
+    def find_samples(self, path: bytes, crc: int) -> list[int]:
+        """The samples with this plain path, whose CRC-32 is `crc`."""
+        order = self.column["entry.order"]
+        found = (order[at] for at in equal_range(self.column["entry.hash"], crc))
+        return [one for one in found if not self.entry_flags[one] & STRAY and self.entry_path(one) == path]
+
     def twin_sample(self, folder: int) -> int | None:
         """The sample that shares its directory with this folder."""
         if not self.folder_flags[folder] & IS_TWIN:
@@ -290,6 +298,29 @@ class Record:
     def extent(self, member: int) -> tuple[int, int]:
         """Where the content of a member begins in its shard, and its size (bytes)."""
         return (self._head[member] + self._body[member]) * shard.BLOCK, self._size[member]
+
+    def address(self, member: int) -> tuple[int, int]:
+        """In a derived record: the place that a member comes from, and its number there."""
+        assert self.view is not None
+        shift = self.view["shift"]
+        return self._head[member] >> shift, self._head[member] & (1 << shift) - 1
+
+    def names_in(self, section: str) -> _Names:
+        """A packed list of byte strings of the record."""
+        return _Names(self.column[section + ".start"], self.column[section])
+
+    def paths(self) -> list[bytes]:
+        """The plain path of every entry: the keys of samples, the names of strays."""
+        text, starts = bytes(self.entry_name.text), self.entry_name.starts.tolist()
+        found: list[bytes] = []
+        for folder in range(self.folders):
+            entries = self.folder_entries(folder)
+            if entries:
+                prefix = self.folder_path(folder) + b"/" if folder else b""
+                first, last = entries.start, entries.stop
+                ends = zip(starts[first:last], starts[first + 1 : last + 1], strict=True)
+                found += [prefix + text[start:end] for start, end in ends]
+        return found
 
     def size_and_time(self, member: int) -> tuple[int, int]:
         """Size (bytes) and mtime (ns) of a member."""

@@ -29,7 +29,7 @@ from wdsfs.lower import Content, Lower, NotIndexed, check_unchanged
 from wdsfs.record import BY_EXTENSION, BY_NAME, FILES, HAS_SAMPLES, STRAY, TWIN, Record
 from wdsfs.shard import read_name
 
-SAMPLES_LAYOUT, FILES_LAYOUT = "samples", "files"
+SAMPLES_LAYOUT, FILES_LAYOUT, CLASSES_LAYOUT = "samples", "files", "classes"
 EXTENSION_NAMES, FULL_NAMES = "ext", "full"
 
 # Where a listing stands: 0 before everything, then these two, then the children by position.
@@ -41,14 +41,17 @@ XATTR = b"user.wdsfs."
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How a set is shown: `layout` samples or files, `names` of the files in a sample ext or full."""
+    """How a set is shown: `layout` samples, files or classes, `names` of the files in a sample ext or full.
+
+    Classes are files of records that have the classes for folders (`compose`).
+    """
 
     layout: str = SAMPLES_LAYOUT
     names: str = EXTENSION_NAMES
 
     @property
     def domain(self) -> int:
-        if self.layout == FILES_LAYOUT:
+        if self.layout != SAMPLES_LAYOUT:
             return FILES
         return BY_NAME if self.names == FULL_NAMES else BY_EXTENSION
 
@@ -115,7 +118,7 @@ class Tree:
         self.lower = lower
         self.view = view
         self.domain = view.domain
-        self.files_layout = view.layout == FILES_LAYOUT
+        self.files_layout = view.layout != SAMPLES_LAYOUT
         self.directory_mode, self.file_mode = DIRECTORY_MODE, _FILE_MODE
         self._numbers = {shard.name: number for number, shard in enumerate(lower.shards)}
         self._totals: tuple[int, Totals] | None = None
@@ -486,20 +489,27 @@ class Tree:
         """Where a file or sample comes from. Raises NoSuchAttribute.
 
         `shard` is the absolute path of the tar; `key` the sample's key, `member` the whole name as they stand
-        in the tar, escapes undone; `offset` the byte in the shard at which the file's content starts.
+        in the tar, escapes undone; `offset` the byte in the shard at which the file's content starts. A file
+        that is no member of any shard (a label) has the file that it comes from, and its own name.
         """
         if name not in self.xattrs(inode):
             raise NoSuchAttribute(f"no attribute {text_of(name)}")
         number, record, where = self._open(inode)
         what = name.removeprefix(XATTR)
-        if what == b"shard":
+        if what == b"shard" and kind_of(where) != MEMBER:
             return self.lower.shards[number].path
         member = index_of(where) if kind_of(where) == MEMBER else record.entry_member[index_of(where)]
-        place = record.member(member)
+        origin = self.lower.origin(number, member)
+        if origin is None:
+            return self._made_up(inode, what)
+        below, number, member = origin
+        if what == b"shard":
+            return below.shards[number].path
+        tag = below.tag(number)
+        place = below.record(number, tag).member(member)
         if what == b"offset":
             return b"%d" % place.data
-        tag = inodes.unpack(inode)[0]
-        content = self.lower.content(number, tag, member)
+        content = below.content(number, tag, member)
         raw = read_name(content.file.source, place.head)
         check_unchanged(content)
         split = names.split(raw)
@@ -508,6 +518,17 @@ class Tree:
         if split is None:
             raise NoSuchAttribute(f"{text_of(raw)} is in no sample")
         return raw[: len(raw) - len(split.extension) - 1]
+
+    def _made_up(self, inode: int, what: bytes) -> bytes:
+        """An attribute of a file that is no member of a shard. Raises NoSuchAttribute."""
+        _, record, where = self._open(inode)
+        if what == b"shard":
+            return self.content(inode).file.path
+        entry = record.entry_of(index_of(where)) if kind_of(where) == MEMBER else index_of(where)
+        key = record.entry_path(entry)
+        if what == b"offset":
+            raise NoSuchAttribute("it lies in no shard")
+        return key if what == b"key" else key + b"." + record.extension(index_of(where))
 
     def totals(self) -> Totals:
         """Sums over the set; for `df` and `status`. Records that were in use are so no more."""

@@ -35,31 +35,38 @@ _NAME = flags.CREATE | flags.DELETE | flags.MOVED_FROM | flags.MOVED_TO
 class Watch:
     """The directories that the shards of a set, and the files that they are links to, lie in.
 
-    With `look` the shards themselves are looked at, too. Raises OSError when the kernel watches no (more)
+    With `look` the shards themselves are looked at, too. `companions` are files that what is shown of every shard
+    depends on. Raises OSError when the kernel watches no (more)
     directories.
     """
 
-    def __init__(self, shards: Sequence[Shard], look: bool = False) -> None:
+    def __init__(self, shards: Sequence[Shard], look: bool = False, companions: Sequence[bytes] = ()) -> None:
         self.shards = shards
         self._notify = INotify()
-        self._names: dict[int, dict[bytes, int]] = {}
+        self._names: dict[int, dict[bytes, set[int]]] = {}
+        self._watches: dict[bytes, int] = {}
+        everything = set(range(len(shards)))
         try:
-            self._add(shards)
+            for number, shard in enumerate(shards):
+                self._add(shard.path, {number})
+            for path in companions:
+                self._add(path, everything)
         except BaseException:
             self._notify.close()
             raise
         self._pause = LOOK_SECONDS + LOOK_SECONDS_EACH * len(shards) if look else None
         self._next = time.monotonic() + (self._pause or 0)  # when they are looked at again
-        self._seen = list(map(_stamp, shards)) if look else []
+        self._companions = companions
+        self._seen, self._seen_companions = self._stamps() if look else ([], [])
 
-    def _add(self, shards: Sequence[Shard]) -> None:
-        watches: dict[bytes, int] = {}
-        for number, shard in enumerate(shards):
-            for path in _places(shard.path):
-                directory, name = os.path.split(path)
-                if directory not in watches:
-                    watches[directory] = self._notify.add_watch(directory, _CONTENT | _NAME)
-                self._names.setdefault(watches[directory], {})[name] = number
+    def _add(self, file: bytes, numbers: set[int]) -> None:
+        """Have a change of this file be one of the shards with these numbers."""
+        for path in _places(file):
+            directory, name = os.path.split(path)
+            if directory not in self._watches:
+                self._watches[directory] = self._notify.add_watch(directory, _CONTENT | _NAME)
+            names = self._names.setdefault(self._watches[directory], {})
+            names[name] = names[name] | numbers if name in names else numbers
 
     def wait(self, *ends: int) -> set[int] | None:
         """Numbers of shards that something has happened to; None when one of the descriptors `ends` has: the file
@@ -80,23 +87,31 @@ class Watch:
                 return changed
 
     def _read(self) -> set[int]:
-        changed = set()
+        changed: set[int] = set()
         for event in self._notify.read(timeout=0):
             if event.mask & flags.Q_OVERFLOW:
                 return set(range(len(self.shards)))
-            number = self._names.get(event.wd, {}).get(os.fsencode(event.name))
-            if number is not None:
-                changed.add(number)
+            changed |= self._names.get(event.wd, {}).get(os.fsencode(event.name), set())
         return changed
 
+    def _stamps(self) -> tuple[list[Stamp], list[Stamp]]:
+        """Of the shards, and of what they are shown with."""
+        return [_stamp(shard.path) for shard in self.shards], list(map(_stamp, self._companions))
+
     def _look(self) -> set[int]:
-        before, self._seen = self._seen, list(map(_stamp, self.shards))
+        before, companions = self._seen, self._seen_companions
+        self._seen, self._seen_companions = self._stamps()
+        if companions != self._seen_companions:
+            return set(range(len(self.shards)))
         return {number for number, seen in enumerate(self._seen) if seen != before[number]}
 
 
-def _stamp(shard: Shard) -> tuple[int, int, int] | None:
+Stamp = tuple[int, int, int] | None
+
+
+def _stamp(path: bytes) -> Stamp:
     try:
-        found = os.stat(shard.path)
+        found = os.stat(path)
     except OSError:
         return None
     return found.st_dev, found.st_ino, found.st_ctime_ns

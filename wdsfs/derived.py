@@ -1,0 +1,576 @@
+"""The lower of a view: records that were derived from those of the shards (`compose`), and their content.
+
+Below it are plain lowers, one of the shards themselves and one of each set that is joined. A derived record says
+which member of which shard a file is, so whatever is true of reading a plain mount is true here.
+
+A derived record is valid as long as all is as it was that it was made of: the fingerprint that it is filed under
+is that of the shard, mixed with those of all companions: label files, class names, joined shards. So a changed
+label file shows as a changed shard does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import struct
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsfs import codecs, labels, lower
+from wdsfs import index as index_module
+from wdsfs.board import Tags
+from wdsfs.compose import (
+    DECODED,
+    MISSING,
+    NOTHING,
+    OWN,
+    SHARD,
+    TWICE,
+    UNDECODED,
+    Composition,
+    Source,
+    Surroundings,
+    compose,
+    read_class_names,
+    refusal,
+    refuse,
+)
+from wdsfs.errors import MissingShard, ShardError, StaleShard, UnreadableShard, UsageError, ViewError
+from wdsfs.index import COMMIT_BYTES, COMMIT_SECONDS, PATIENCE_SECONDS, TICK_NS, Index, Union
+from wdsfs.labels import LabelFile, label_file
+from wdsfs.lower import Content, File, Fingerprint, Held, Lower, NotIndexed
+from wdsfs.record import STRAY, Record, equal_range
+from wdsfs.spec import Shard, expand
+
+log = logging.getLogger(__name__)
+
+DECODED_BYTES = codecs.DECODED_MAX  # of decoded members that a process keeps
+LOOK_SHARE = 50  # a look at all companions is believed for so many times what it took, and a second at least
+
+
+class Companions:
+    """What else goes into a view, by the options: sets of shards, label files, names of classes.
+
+    Raises what `spec.expand` raises, UsageError.
+    """
+
+    def __init__(self, wanted: Composition) -> None:
+        self.joined: list[list[Shard]] = [expand([spec]) for spec in wanted.join]
+        self.labels: list[LabelFile] = [label_file(text) for text in wanted.associate]
+        self.class_names = None if wanted.class_names is None else os.path.abspath(wanted.class_names)
+        if self.class_names is not None:
+            read_class_names(self.class_names)
+
+    @property
+    def files(self) -> list[bytes]:
+        """All files that are read, with those that may come beside them."""
+        found = [one.path for shards in self.joined for one in shards]
+        found += [path for file in self.labels for path in file.parts]
+        return found + ([os.fsencode(self.class_names)] if self.class_names is not None else [])
+
+
+def is_view(shards: Sequence[Shard], wanted: Composition) -> bool:
+    """Whether these shards, shown so, take derived records."""
+    return not wanted.is_plain or any(map(_left_out, shards))
+
+
+def _left_out(one: Shard) -> frozenset[bytes]:
+    return one.without
+
+
+def open_lower(
+    shards: Sequence[Shard],
+    index: Index,
+    wanted: Composition,
+    companions: Companions,
+    descriptors: int = 256,
+    tags: Tags | None = None,
+) -> Lower:
+    """The lower for these options, derived if need be."""
+    if not is_view(shards, wanted):
+        return Lower(shards, index, descriptors, tags)
+    return DerivedLower(shards, index, wanted, companions, descriptors, tags)
+
+
+class _UnionWanted(Exception):
+    """The keys of a whole joined set (by its number) are needed."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class _BaseWanted(Exception):
+    """A shard of one of the lowers below has to be indexed first."""
+
+    def __init__(self, below: Lower, number: int) -> None:
+        super().__init__(number)
+        self.below, self.number = below, number
+
+
+class DerivedLower(Lower):
+    """As `Lower`, of a view. `plain` is the lower of the shards as they are."""
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        index: Index,
+        wanted: Composition,
+        companions: Companions,
+        descriptors: int = 256,
+        tags: Tags | None = None,
+    ) -> None:
+        super().__init__(shards, index, descriptors, tags)
+        self.wanted, self.companions = wanted, companions
+        # What the options leave alone has the record that it has, under the name that it has.
+        self._alone = [wanted.is_plain and not _left_out(one) for one in shards]
+        parts = [*companions.files, *(repr(file.table).encode() for file in companions.labels)]
+        common = hashlib.blake2b(b"\0".join(parts), digest_size=16).digest()
+        self._keys = [
+            one.path if alone else one.path + b"\0" + wanted.digest(_left_out(one), one.name, common)
+            for one, alone in zip(shards, self._alone, strict=True)
+        ]
+        each = max(1, descriptors // (1 + len(companions.joined)))
+        self.plain = Lower(shards, index, each)
+        self.joined = [Lower(joined, index, each) for joined in companions.joined]
+        self._lowers = [self.plain, *self.joined]
+        self._places = {
+            one.path: (below, number) for below in reversed(self._lowers) for number, one in _by_number(below)
+        }
+        for below in self._lowers:
+            below.on_files = lambda _: self.on_files(sum(len(one._files) for one in self._lowers))
+            below.slowly = lambda: self.slowly()
+        self._files_seen, self._seen_until, self._seen_alarms = 0, -1.0, -1
+        self._label_files: dict[bytes, File] = {}
+        self._decoded: OrderedDict[tuple[int, int, int], bytes] = OrderedDict()
+        self._decoded_bytes = 0
+        self._unions: dict[int, tuple[int, Union]] = {}
+        self._missing: list[_BaseWanted] = []  # found not to be indexed while something was read
+
+    # --- what a shard is now
+
+    def _stat(self, number: int) -> Fingerprint:
+        size, mtime_ns, identity = super()._stat(number)
+        return (
+            (size, mtime_ns, identity) if self._alone[number] else (size, mtime_ns, identity ^ self._companions())
+        )
+
+    def _companions(self) -> int:
+        """A number that changes with any companion. Raises MissingShard, UnreadableShard."""
+        now = time.monotonic()
+        if now > self._seen_until or self._seen_alarms != self._tags.alarms:
+            self._seen_alarms = self._tags.alarms
+            packed = b"".join(struct.pack("<QqQ", *stamp) for stamp in self._stamps())
+            self._files_seen = int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
+            took = time.monotonic() - now
+            self._seen_until = now + max(lower.FRESH_SECONDS, LOOK_SHARE * took)
+        return self._files_seen
+
+    def _stamps(self) -> list[Fingerprint]:
+        found = [index_module.look(one.path) for joined in self.companions.joined for one in joined]
+        found += [_stamp_of(file) for file in self.companions.labels]
+        if self.companions.class_names is not None:
+            found.append(_look(os.fsencode(self.companions.class_names)))
+        return found
+
+    def distrust(self) -> None:
+        super().distrust()
+        for below in self._lowers:
+            below.distrust()
+
+    def _drop_records(self) -> None:
+        super()._drop_records()
+        for below in self._lowers:
+            below._drop_records()
+
+    def record(self, number: int, tag: int | None = None) -> Record:
+        """As `Lower.record`. Raises also ViewError, when the options refuse what the shard holds."""
+        found = super().record(number, tag)
+        text = refusal(found)
+        if text is not None:
+            raise ViewError(text)
+        return found
+
+    # --- making records
+
+    def index_now(self, number: int) -> None:
+        while self._missing:
+            self._index_base(self._missing.pop())
+        super().index_now(number)
+
+    def _index_base(self, wanted: _BaseWanted) -> None:
+        try:
+            wanted.below.index_now(wanted.number)
+        finally:
+            self._drop_records()  # they share the index, and it has been renewed
+
+    def build(self, number: int) -> bytes:
+        """The derived record of a shard as everything is now; what it is made of is indexed first."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            for below in self._lowers:
+                below.distrust()
+            before = self._stat(number)
+            try:
+                try:
+                    data = self._build(number, before)
+                except ViewError as error:  # a label file that cannot be used
+                    data = refuse(str(error), before)
+            except _BaseWanted as wanted:
+                self._index_base(wanted)
+                continue
+            except _UnionWanted as wanted:
+                self._load_union(wanted.number)
+                continue
+            except StaleShard:
+                self._drop_records()
+                if time.monotonic() > deadline:
+                    raise
+                continue
+            # What is newer than this look is filed under the older fingerprint, and so is not taken for right.
+            if self._stat(number) == before:
+                return data
+            if time.monotonic() > deadline:
+                text = "it, or what it is shown with, is being written; try again when that is finished"
+                raise UnreadableShard(f"{self.path_text(number)}: {text}")
+
+    def _build(self, number: int, fingerprint: Fingerprint) -> bytes:
+        if self._alone[number]:
+            return self.plain.build(number)
+        names = self.companions.class_names
+        for path in [
+            *(file.path for file in self.companions.labels),
+            *([] if names is None else [os.fsencode(names)]),
+        ]:
+            _wait_for_tick(path)
+        one = self.shards[number]
+        with ExitStack() as stack:
+            tables = [
+                stack.enter_context(labels.opened(file, _stamp_of(file), self.index.directory / "labels"))
+                for file in self.companions.labels
+            ]
+            source = Source(one.path, one.name, _record(self.plain, number), _left_out(one))
+            around = Surroundings(
+                [_Joined(self, which, number) for which in range(len(self.joined))],
+                tables,
+                None if names is None else self._class_names(names),
+                self._read,
+            )
+            return compose(self.wanted, source, around, fingerprint)
+
+    def install(self, number: int, data: bytes) -> None:
+        text = refusal(Record(data, verify=False))
+        if text is not None:  # nobody asked for this shard when the mount began, or it has changed
+            log.error("nothing is shown of this shard: %s", text)
+        super().install(number, data)
+
+    def _class_names(self, path: str) -> dict[str, str]:
+        try:
+            return read_class_names(path)
+        except UsageError as error:  # it was good when the mount began
+            raise ViewError(str(error)) from None
+
+    def _read(self, path: bytes, member: int) -> bytes:
+        below, number = self._places[path]
+        content = _of_base(below, number, member)
+        return lower.read(content, 0, content.size)
+
+    def _load_union(self, which: int) -> None:
+        """The keys of a whole joined set. Raises ShardError where a shard of it cannot be read."""
+        below = self.joined[which]
+        for number in range(len(below)):
+            try:
+                below.record(number)
+            except NotIndexed:
+                self._index_base(_BaseWanted(below, number))
+        self._unions[which] = self._companions(), below.union(below.record)
+        self._drop_records()
+
+    def union_of(self, which: int) -> Union:
+        """The keys of a joined set as it is now. Raises _UnionWanted."""
+        found = self._unions.get(which)
+        if found is None or found[0] != self._companions():
+            raise _UnionWanted(which)
+        return found[1]
+
+    def make(self, on_done: Callable[[int], None] = lambda _: None) -> str | None:
+        """Derive what has to be derived, up to the first shard that is refused; returns why, if there is one.
+
+        `on_done` hears of the number of each shard that is done.
+        """
+        pending: list[tuple[bytes, bytes]] = []
+        refused: str | None = None
+        since, size = time.monotonic(), 0
+        for number in range(len(self)):
+            try:
+                try:
+                    if self.summary(number).problems:
+                        self.record(number)  # it may say that the shard was refused
+                except NotIndexed:
+                    data = self.build(number)
+                    made = Record(data, verify=False)
+                    refused = refusal(made)
+                    self._tell_undecoded(number, made)
+                    pending.append((self._keys[number], data))
+                    size += len(data)
+            except ViewError as error:
+                refused = str(error)
+            except ShardError as error:  # as for a plain mount: the others are shown
+                log.warning("%s", error)
+            if refused is not None:
+                break
+            on_done(number)
+            if pending and (time.monotonic() - since > COMMIT_SECONDS or size > COMMIT_BYTES):
+                self._store(pending)
+                since, size = time.monotonic(), 0
+        self._store(pending)
+        return refused
+
+    def _tell_undecoded(self, number: int, made: Record) -> None:
+        texts = [problem.text for problem in made.problems if problem.kind == UNDECODED]
+        if texts:
+            more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
+            log.warning("%s: %s%s", self.path_text(number), texts[0], more)
+
+    def _store(self, pending: list[tuple[bytes, bytes]]) -> None:
+        self._drop_records()
+        if pending:
+            self.index.store(pending)
+            pending.clear()
+
+    # --- content
+
+    def origin(self, number: int, member: int) -> tuple[Lower, int, int] | None:
+        record = self.record(number)
+        if record.view is None:
+            return self.plain, number, member
+        place, row = record.address(member)
+        if record.view["places"][place]["kind"] == DECODED:
+            place, row = _packed_address(record, row)
+        if record.view["places"][place]["kind"] != SHARD:
+            return None
+        below, base = self._base(record, number, place)
+        return below, base, row
+
+    def content(self, number: int, tag: int, member: int) -> Content:
+        try:
+            record = self.record(number, tag)
+            if record.view is None:
+                return self._shard_content(record, number, OWN, member)
+            place, row = record.address(member)
+            return self._content(record, number, tag, place, row, member)
+        except _BaseWanted as wanted:
+            self._missing.append(wanted)
+            raise NotIndexed(number) from None
+
+    def _content(self, record: Record, number: int, tag: int, place: int, row: int, member: int) -> Content:
+        assert record.view is not None
+        about = record.view["places"][place]
+        if about["kind"] == SHARD:
+            return self._shard_content(record, number, place, row)
+        size = record.size_and_time(member)[0]
+        if about["kind"] == DECODED:
+            raw = self._content(record, number, tag, *_packed_address(record, row), member)
+            data = self._decoded.get((number, tag, row))
+            if data is not None:
+                self._decoded.move_to_end((number, tag, row))
+            load = partial(self._load_decoded, (number, tag, row), raw, record.column["decoded.codec"][row], size)
+            return Content(raw.file, 0, size, (), Held(load, data))
+        if about["kind"] == NOTHING:
+            file = _of_base(self.plain, number, 0).file
+            return Content(file, 0, 0, (), Held(bytes, b""))
+        return Content(self._label_file(about), 0, size, (), Held(bytes, record.names_in("values")[row]))
+
+    def _base(self, record: Record, number: int, place: int) -> tuple[Lower, int]:
+        """The lower and the number of the shard that is a place of this record. Raises StaleShard."""
+        below, base, made_of = self.plain, number, record.fingerprint
+        if record.view is not None:
+            about = record.view["places"][place]
+            made_of = about["fingerprint"]
+            if place != OWN:
+                below, base = self._places[about["path"].encode("utf-8", "surrogateescape")]
+        # Their members are numbered by the record that this one was derived from, and by no other. The lower there
+        # may not have looked since this record was made, perhaps by another process.
+        if list(below.fingerprint(base)) != made_of:
+            below.distrust()
+        if list(below.fingerprint(base)) != made_of:
+            raise StaleShard(f"{below.path_text(base)} has changed since this was opened")
+        return below, base
+
+    def _shard_content(self, record: Record, number: int, place: int, member: int) -> Content:
+        below, base = self._base(record, number, place)
+        try:
+            return _of_base(below, base, member)
+        except StaleShard:
+            # It may have other content with the times that it had: then nothing else tells.
+            self._reconsider(number)
+            raise
+
+    def _reconsider(self, number: int) -> None:
+        """Have a record derived again although its fingerprint may be as it was."""
+        self._forget(number)
+        self._drop_records()
+        self._tags.renew(number)
+        self._states.pop(number, None)
+        self.index.forget(self._keys[number])
+
+    def _label_file(self, about: dict[str, Any]) -> File:
+        """The label file that a value comes from, as it was then. Raises ShardError."""
+        path = about["path"].encode("utf-8", "surrogateescape")
+        file = self._label_files.get(path)
+        if file is not None and list(file.fingerprint) == about["fingerprint"]:
+            return file
+        known = next(one for one in self.companions.labels if one.path == path)
+        if list(_stamp_of(known)) != about["fingerprint"]:
+            raise StaleShard(f"{os.fsdecode(path)} has changed since this was opened")
+        fd = index_module.open_shard(path)
+        if file is not None:
+            file.close()
+        size, mtime_ns, identity = about["fingerprint"]
+        file = File(fd, fd, path, (size, mtime_ns, identity), os.fstat(fd).st_ctime_ns)
+        self._label_files[path] = file
+        if list(_stamp_of(known)) != about["fingerprint"]:
+            raise StaleShard(f"{os.fsdecode(path)} has changed since this was opened")
+        return file
+
+    def _load_decoded(self, key: tuple[int, int, int], raw: Content, codec: int, size: int) -> bytes:
+        data = codecs.decode(codec, lower.read(raw, 0, raw.size))
+        if len(data) != size:
+            raise StaleShard(f"{os.fsdecode(raw.file.path)} has changed since this was opened")
+        if key not in self._decoded:
+            self._decoded[key] = data
+            self._decoded_bytes += len(data)
+        while self._decoded_bytes > DECODED_BYTES:
+            self._decoded_bytes -= len(self._decoded.popitem(last=False)[1])
+        return data
+
+    def release(self) -> None:
+        for file in self._label_files.values():
+            file.close()
+        self._label_files.clear()
+        for below in self._lowers:
+            below.release()
+        super().release()
+
+
+class _Joined:
+    """A joined set, as the shard with this number sees it: `compose.JoinedSet`."""
+
+    def __init__(self, owner: DerivedLower, which: int, number: int) -> None:
+        self._owner, self._which, self._number = owner, which, number
+        self._below = owner.joined[which]
+
+    def path(self, number: int) -> bytes:
+        return self._below.shards[number].path
+
+    def record(self, number: int) -> Record:
+        return _record(self._below, number)
+
+    def find(self, keys: list[bytes]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        shards = np.full(len(keys), MISSING, np.int64)
+        entries = np.full(len(keys), MISSING, np.int64)
+        # Sets that were made together pair shard by shard; whatever the shard beside this one has not is looked
+        # for everywhere.
+        if len(self._below) == len(self._owner):
+            found, twice = _samples_of(self.record(self._number))
+            for at, key in enumerate(keys):
+                entry = found.get(key)
+                if entry is not None:
+                    shards[at], entries[at] = (TWICE if key in twice else self._number), entry
+        left = np.flatnonzero(shards == MISSING).tolist()
+        if left:
+            self._find_anywhere(keys, left, shards, entries)
+        return shards, entries
+
+    def _find_anywhere(
+        self, keys: list[bytes], left: list[int], shards: NDArray[np.int64], entries: NDArray[np.int64]
+    ) -> None:
+        sums, owners = self._owner.union_of(self._which).columns()[1]
+        for at in left:
+            crc = zlib.crc32(keys[at])
+            places = [
+                (number, entry)
+                for number in sorted({owners[one] for one in equal_range(sums, crc)})
+                for entry in self.record(number).find_samples(keys[at], crc)
+            ]
+            if places:
+                shards[at], entries[at] = places[0] if len(places) == 1 else (TWICE, places[0][1])
+
+
+def _by_number(below: Lower) -> list[tuple[int, Shard]]:
+    return list(enumerate(below.shards))
+
+
+def _samples_of(record: Record) -> tuple[dict[bytes, int], set[bytes]]:
+    """The samples of a shard by key, and the keys that are there more than once."""
+    found: dict[bytes, int] = {}
+    twice: set[bytes] = set()
+    for entry, (path, flags) in enumerate(zip(record.paths(), record.entry_flags, strict=True)):
+        if not flags & STRAY:
+            if path in found:
+                twice.add(path)
+            found[path] = entry
+    return found, twice
+
+
+def _record(below: Lower, number: int) -> Record:
+    try:
+        return below.record(number)
+    except NotIndexed:
+        raise _BaseWanted(below, number) from None
+
+
+def _of_base(below: Lower, number: int, member: int) -> Content:
+    try:
+        return below.content(number, below.tag(number), member)
+    except NotIndexed:
+        raise _BaseWanted(below, number) from None
+
+
+def _packed_address(record: Record, row: int) -> tuple[int, int]:
+    """The address that a decoded member is made of."""
+    assert record.view is not None
+    shift, address = record.view["shift"], record.column["decoded.from"][row]
+    return address >> shift, address & (1 << shift) - 1
+
+
+def _look(path: bytes) -> Fingerprint:
+    try:
+        return index_module.look(path)
+    except MissingShard:
+        raise MissingShard(f"{os.fsdecode(path)}: the file is gone") from None
+
+
+def _stamp_of(file: LabelFile) -> Fingerprint:
+    """The fingerprint of a label file, with that of what SQLite keeps beside it mixed in."""
+    size, mtime_ns, identity = _look(file.path)
+    for path in file.parts[1:]:
+        try:
+            beside = os.stat(path)
+        except OSError:
+            continue
+        # An empty one says as much as none. Not the ctime: SQLite sets it when it opens one to read.
+        if not beside.st_size:
+            continue
+        packed = struct.pack("<QqQ", beside.st_size, beside.st_mtime_ns, beside.st_ino)
+        identity ^= int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
+    return size, mtime_ns, identity
+
+
+def _wait_for_tick(path: bytes) -> None:
+    """One more write within the tick of the last would not show in the times."""
+    try:
+        age = time.time_ns() - os.stat(path).st_ctime_ns
+    except OSError:
+        return
+    if 0 <= age < TICK_NS:
+        time.sleep(TICK_NS / 1e9)
