@@ -26,8 +26,10 @@ __init__   |                                                        | third-part
 errors     |                                                        | third-party disks clock
 inodes     |                                                        | third-party disks clock
 board      | inodes                                                 | third-party disks
+snapshots  |                                                        | third-party
 names      | errors                                                 | third-party disks clock
 system     | errors                                                 | third-party
+control    | errors system                                          | fuse lmdb numpy terminal
 braces     | errors                                                 | fuse trio lmdb numpy terminal disks clock
 documents  | errors                                                 | fuse trio lmdb numpy terminal clock
 lists      | errors braces documents                                | fuse trio lmdb numpy terminal clock
@@ -40,6 +42,7 @@ shard      | errors names source                                    | fuse trio 
 packed     | errors source seek copies shard                        | fuse trio lmdb terminal clock
 header     |                                                        | third-party disks clock
 record     | inodes shard source                                    | fuse trio lmdb terminal clock
+formats    | errors record                                          | fuse trio lmdb terminal disks clock
 builder    | errors inodes names record shard source                | fuse trio lmdb terminal clock
 codecs     | errors                                                 | fuse trio lmdb numpy terminal clock
 labels     | errors names                                           | fuse trio lmdb numpy terminal clock
@@ -50,6 +53,8 @@ lower      | errors board inodes source spec packed shard record index    | fuse
 derived    | errors board spec record codecs labels compose index lower | fuse trio lmdb terminal
 tree       | errors inodes names shard record lower                 | fuse trio lmdb terminal
 merged     | errors inodes names record lower tree                  | fuse trio lmdb terminal
+numbered   | errors inodes lower merged record spec tree            | fuse trio lmdb terminal
+report     | errors board lower tree                                | fuse trio lmdb numpy terminal
 pack       | errors header index record shard source                | fuse trio lmdb terminal clock
 overlay    | errors inodes                                          | third-party clock
 changes    | errors board inodes names record shard lower tree overlay pack | fuse trio lmdb terminal clock
@@ -58,14 +63,14 @@ inplace    | errors index lower overlay pack commit                 | fuse trio 
 journal    |                                                        | third-party disks clock
 upper      | errors inodes overlay                                  | third-party clock
 writable   | errors board inodes journal names lower overlay tree upper | fuse trio lmdb numpy terminal clock
+special    | errors board inodes names snapshots control formats record lower tree report writable | fuse trio lmdb
 protocol   |                                                        | fuse trio lmdb terminal disks clock
 watch      | board inodes protocol spec                             | fuse trio lmdb numpy terminal
 worker     | protocol                                               | fuse trio lmdb numpy terminal
-ops        | errors names board inodes lower protocol tree writable | fuse trio lmdb numpy terminal disks
-writes     | board inodes ops protocol tree writable                 | fuse trio lmdb numpy terminal
+ops        | errors names board inodes lower protocol tree writable special | fuse trio lmdb numpy terminal disks
+writes     | errors board inodes ops protocol special tree writable   | fuse trio lmdb numpy terminal
 stack      | errors spec index inplace tree overlay journal upper writable | fuse trio lmdb numpy terminal
 engine     | errors board protocol worker tree writable ops         | fuse lmdb numpy terminal
-control    | errors system                                          | fuse lmdb numpy terminal
 mount      | *                                                      | lmdb numpy terminal
 check      | errors names packed shard record                       | fuse trio lmdb terminal
 statistics | errors record lower                                    | fuse trio lmdb terminal

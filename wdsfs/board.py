@@ -32,8 +32,11 @@ KINDS = (
 )
 
 # Words of a slot behind the counters of the kinds: totals, then what the worker is doing now.
-_BYTES_READ, _FAILED, _DONE, _SINCE, _REQUEST, _WAITING, _FILES = range(len(KINDS), len(KINDS) + 7)
-_WORDS = _FILES + 1
+_BYTES_READ, _FAILED, _DONE, _SINCE, _REQUEST, _WAITING, _FILES, _PID = range(len(KINDS), len(KINDS) + 8)
+_WORDS = _PID + 1
+
+# What the supervisor has to tell: itself, the process that serves nothing, and how many workers were replaced.
+_SUPERVISOR, _HELPER, _RESTARTS = range(3)
 
 # Requests that are watched because a worker has died at them: for each the request, the deaths in a row and the
 # time (ns) until which it counts. The first word says how many there are.
@@ -48,9 +51,10 @@ class Board:
 
     def __init__(self) -> None:
         slots, suspects = SLOTS * _WORDS * 8, (1 + _SUSPECTS * _SUSPECT_WORDS) * 8
-        self._memory = memoryview(mmap.mmap(-1, slots + suspects))
+        self._memory = memoryview(mmap.mmap(-1, slots + suspects + (_RESTARTS + 1) * 8))
         self._words = self._memory[:slots].cast("q")
-        self._suspects = self._memory[slots:].cast("q")
+        self._suspects = self._memory[slots : slots + suspects].cast("q")
+        self._supervised = self._memory[slots + suspects :].cast("q")
 
     def slot(self, number: int) -> Slot:
         return Slot(self._words[number * _WORDS : (number + 1) * _WORDS])
@@ -89,6 +93,33 @@ class Board:
     @property
     def open_files(self) -> int:
         return self._total(_FILES)
+
+    @property
+    def restarts(self) -> int:
+        """How many workers were replaced."""
+        return self._supervised[_RESTARTS]
+
+    def replaced(self, workers: int) -> None:
+        """So many workers more have died."""
+        self._supervised[_RESTARTS] += workers
+
+    @property
+    def processes(self) -> list[int]:
+        """The supervisor, and the workers that there are now."""
+        return [pid for pid in (self._supervised[_SUPERVISOR], *self._words[_PID::_WORDS]) if pid]
+
+    def supervise(self, pid: int) -> None:
+        """The process with this number is the supervisor."""
+        self._supervised[_SUPERVISOR] = pid
+
+    @property
+    def helper(self) -> int:
+        """The process that serves nothing but belongs to the mount, 0 for none."""
+        return self._supervised[_HELPER]
+
+    @helper.setter
+    def helper(self, pid: int) -> None:
+        self._supervised[_HELPER] = pid
 
     # --- requests that workers have died of
 
@@ -196,6 +227,10 @@ class Slot:
     def __init__(self, words: memoryview) -> None:
         self._words = words
 
+    def start(self, pid: int) -> None:
+        """The process with this number is the worker from now on."""
+        self._words[_PID] = pid
+
     def begin(self, kind: int, request: int = 0) -> None:
         """A request of this kind has come in. `request` is a number that an equal one would have, too."""
         words = self._words
@@ -240,5 +275,5 @@ class Slot:
 
     def reset(self) -> None:
         """The worker is gone; its totals stay."""
-        for word in (_SINCE, _WAITING, _FILES):
+        for word in (_SINCE, _WAITING, _FILES, _PID):
             self._words[word] = 0

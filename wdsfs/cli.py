@@ -25,6 +25,7 @@ from wdsfs.console import (
     bytes_text,
     counted,
     index_options,
+    index_tree_option,
     jobs_of,
     json_option,
     left_out_text,
@@ -138,6 +139,7 @@ def _prepare_streams() -> None:
 @set_options
 @click.argument("mountpoint")
 @tree_options
+@index_tree_option
 @click.option("-f", "--foreground", is_flag=True, help="Stay in front and log to the terminal.")
 @click.option(
     "-o",
@@ -182,6 +184,7 @@ def mount(
     layout: str,
     names: str,
     merge: bool,
+    index_tree: bool,
     foreground: bool,
     options: tuple[str, ...],
     workers: int | None,
@@ -213,7 +216,7 @@ def mount(
         specs=list(shards),
         selection=selection,
         mountpoint=mountpoint,
-        view=view_of(layout, names),
+        view=view_of(layout, names, index_tree),
         merge=merge,
         composition=composition,
         index_dir=path_of(index_dir),
@@ -343,6 +346,7 @@ def _output(data: bytes) -> None:
 @click.argument("arguments", metavar="SHARDS... [PATH]", nargs=-1, required=True)
 @set_options
 @tree_options
+@index_tree_option
 @click.option("-l", "--long", is_flag=True, help="Also type, size and time.")
 @click.option("-R", "--recursive", is_flag=True, help="Everything below, as paths.")
 @click.option("-0", "--null", is_flag=True, help="End each name with a NUL byte.")
@@ -354,6 +358,7 @@ def ls(
     layout: str,
     names: str,
     merge: bool,
+    index_tree: bool,
     long: bool,
     recursive: bool,
     null: bool,
@@ -373,15 +378,16 @@ def ls(
       wdsfs ls train-000000.tar train-000000/images17
       wdsfs ls -R --layout files train-000000.tar
     """
-    from wdsfs.merged import make_tree
+    from wdsfs.numbered import check_name, make_numbered
     from wdsfs.spec import split_path
 
     shards, path = split_path(arguments)
     end = b"\0" if null else b"\n"
     failed: list[WdsfsError] = []
-    view = view_of(layout, names)
+    view = view_of(layout, names, index_tree)
     with opened(shards, selection, index_dir, jobs, quiet, composition) as below:
-        tree = make_tree(below, view, merge)
+        check_name(below.shards, view, merge)
+        tree = make_numbered(below, view, merge)
         start = os.fsencode(path or "").strip(b"/")
         node = settled(below, lambda: tree.resolve(start))
         rows = _walk(tree, node, b"", recursive, failed) if _is_directory(node) else [(start, node)]
@@ -615,8 +621,6 @@ def status(mountpoint: str | None, as_json: bool) -> None:
     Example:
       wdsfs status /mnt/train
     """
-    from dataclasses import asdict
-
     from wdsfs import control
     from wdsfs.errors import MountError
 
@@ -629,8 +633,8 @@ def status(mountpoint: str | None, as_json: bool) -> None:
     reports = []
     for one in daemons:
         answer = control.ask(one) if one.alive else None
-        state = "running" if answer else control.state_without_answer(one)
-        reports.append({**asdict(one), "state": state, **(answer or {})})
+        state = control.RUNNING if answer else control.state_without_answer(one)
+        reports.append(control.report(one, state, answer))
     if as_json:
         click.echo(json.dumps(reports))
     elif not reports:
@@ -649,6 +653,7 @@ def status(mountpoint: str | None, as_json: bool) -> None:
 _UNTOLD: dict[str, Any] = {
     **dict.fromkeys(("shards", "indexed", "samples", "members", "bytes", "bytes_read"), 0),
     **dict.fromkeys(("uptime_seconds", "memory_bytes", "restarts", "open_files", "failures"), 0),
+    "damaged_count": 0,
     "index": "",
     "composition": "",
     "processes": [],
@@ -687,7 +692,7 @@ def _status_table(reports: list[dict[str, Any]]) -> Table:
                     bytes_text(report["memory_bytes"]),
                     f"{sum(report['requests'].values()):,}",
                     bytes_text(report["bytes_read"]),
-                    str(len(report["damaged"])),
+                    str(report["damaged_count"] or len(report["damaged"])),
                 ]
                 if report["state"] == "running"
                 else ["-", "-", _layout(report), _mode(report), "-", "-", "-", "-", "-"]
@@ -726,14 +731,21 @@ def _status_detail(report: dict[str, Any]) -> Table:
     table.add_row("failures", f"{report['failures']:,} requests")
     for damaged in report["damaged"]:
         table.add_row("damaged", f"{damaged['shard']}: {damaged['problem']}")
+    if report["damaged_count"] > len(report["damaged"]):
+        table.add_row("damaged", f"{report['damaged_count']:,} in all; see .wdsfs/problems.txt in the mount")
     for text in report["notices"]:
         table.add_row("notice", text)
     return table
 
 
 def _layout(report: dict[str, Any]) -> str:
-    names = ", full names" if report["names"] == "full" else ""
-    return f"{report['layout']}{names}{', merged' if report['merge'] else ''}"
+    more = {
+        ", full names": report["names"] == "full",
+        ", merged": report["merge"],
+        ", numbered": report["index_tree"],
+    }
+    layout: str = report["layout"]
+    return layout + "".join(text for text, so in more.items() if so)
 
 
 def _mode(report: dict[str, Any]) -> str:

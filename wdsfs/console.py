@@ -315,15 +315,22 @@ def composition_of(
     )
 
 
+index_tree_option = click.option(
+    "--index-tree",
+    is_flag=True,
+    help="Also by-index/000/000/000123: a link to each sample by its number in the set, from 0.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
 
 
-def view_of(layout: str, names: str) -> View:
+def view_of(layout: str, names: str, index_tree: bool = False) -> View:
     from wdsfs.tree import View
 
+    if layout != "samples" and index_tree:
+        raise UsageError(f"--index-tree is for --layout samples; in --layout {layout} a sample has no directory")
     if layout != "samples" and names == "full":
         raise UsageError(f"--names full is for --layout samples; in --layout {layout} the names are always whole")
-    return View(layout, names)
+    return View(layout, names, index_tree)
 
 
 def jobs_of(jobs: int | None) -> int:

@@ -29,7 +29,7 @@ from typing import Any
 
 from wdsfs import system
 
-SILENT, DEAD, UNSUPERVISED = "not answering", "dead", "without supervisor"
+RUNNING, SILENT, DEAD, UNSUPERVISED = "running", "not answering", "dead", "without supervisor"
 ANSWER_SECONDS = 5.0  # a daemon that takes longer is shown as not answering
 ADDRESS_MAX = 107  # bytes of a path that fit into the address of a socket (unix(7))
 
@@ -52,6 +52,7 @@ class Daemon:
     index: str | None = None
     selection: list[str] = field(default_factory=list)  # as options: --split, --shard-id, --num-shards
     composition: str = ""  # the options of a view, as they are typed
+    index_tree: bool = False
 
     @property
     def alive(self) -> bool:
@@ -202,6 +203,12 @@ class Talk:
     def __exit__(self, *_: object) -> None:
         self._lines.close()
         self._socket.close()
+
+
+def report(daemon: Daemon, state: str, answer: dict[str, Any] | None) -> dict[str, Any]:
+    """What `wdsfs status --json` says of a mount: who serves it, its state, and what the daemon answers to
+    "status"."""
+    return {**asdict(daemon), "state": state, **(answer or {})}
 
 
 def ask(daemon: Daemon) -> dict[str, Any] | None:

@@ -74,6 +74,7 @@ class Engine:
         follow: Callable[[Engine], None] | None = None,
     ) -> None:
         self.operations, self.board, self.make_tree = operations, board, make_tree
+        board.supervise(os.getpid())
         self.wanted, self.spin, self.follow = workers, spin, follow
         self.device = _session_descriptor()
         self.workers: dict[int, _Worker] = {}
@@ -81,7 +82,6 @@ class Engine:
         self.epochs = False  # it can be told to ask again for everything
         self._follower = 0
         self._dismissed: set[int] = set()  # workers that are killed on purpose
-        self.restarts = 0
         self._ended = False
         self._crashes, self._done_before = 0, 0
         self._quarantine_until = 0.0
@@ -129,11 +129,6 @@ class Engine:
                     await self._replace(self._reap())
             nursery.cancel_scope.cancel()
 
-    @property
-    def helpers(self) -> list[int]:
-        """Processes of the mount that serve nothing, besides this one."""
-        return [self._follower] if self._follower else []
-
     def stop(self) -> None:
         """Kill all workers; `run` then returns. For when the mount is gone or must go."""
         self._ended = True
@@ -170,6 +165,7 @@ class Engine:
             finally:
                 os._exit(code)
         self.workers[pid] = _Worker(pid, slot, device)
+        self.board.slot(slot).start(pid)
 
     def _fork_follower(self) -> None:
         try:
@@ -190,12 +186,13 @@ class Engine:
                 log.exception("the process that hears of changes failed")
             finally:
                 os._exit(code)
+        self.board.helper = self._follower
 
     def _reap(self) -> int:
         """Take note of every worker that has ended; returns how many of them died."""
         dead = 0
         if self._follower and os.waitpid(self._follower, os.WNOHANG)[0]:
-            self._follower = 0
+            self._follower = self.board.helper = 0
         for one in list(self.workers.values()):
             pid, status = os.waitpid(one.pid, os.WNOHANG)
             if pid:
@@ -209,7 +206,7 @@ class Engine:
     async def _replace(self, dead: int) -> None:
         if not dead or self._ended:
             return
-        self.restarts += dead
+        self.board.replaced(dead)
         self._count_crashes(dead)
         if self.resends:  # what was in flight comes before whatever has been asked since
             self._notify(protocol.resend())

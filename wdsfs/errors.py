@@ -16,6 +16,7 @@
     |-- OverlayUnusable        EIO        8   the overlay's directory cannot be used
     |   '-- OverlayBusy        EBUSY      8   another mount or commit uses it
     |-- CommitError            EIO        7   a commit could not be made, or could not be finished
+    |-- ExportError            EIO        9   an index that another tool would misread, or that cannot be written
     '-- EntryError             EIO        6   raised while walking the tree
         |-- NoSuchEntry        ENOENT     6
         |-- NotADirectory      ENOTDIR    6
@@ -28,6 +29,7 @@
         |-- NotPermitted       EPERM      6
         |-- Unsupported        ENOTSUP    6
         |-- InvalidRequest     EINVAL     6
+        |-- StaleEntry         ESTALE     6   no longer what it was, but there is one of its name
         '-- NameTooLong        ENAMETOOLONG 6
 
 A message names the thing (shard, offset, member, path) and, where there is one, the way out.
@@ -98,6 +100,10 @@ class CommitError(WdsfsError):
     exit_code = 7
 
 
+class ExportError(WdsfsError):
+    exit_code = 9
+
+
 class EntryError(WdsfsError):
     exit_code = 6
 
@@ -144,6 +150,10 @@ class Unsupported(EntryError):
 
 class InvalidRequest(EntryError):
     errno = errno.EINVAL
+
+
+class StaleEntry(EntryError):
+    errno = errno.ESTALE
 
 
 class NameTooLong(EntryError):

@@ -13,10 +13,14 @@ process can serve every request, and memory does not grow with the data set::
 | up    | 1    | the number space of new files in an overlay; 0 for everything in a shard |
 | tag   | 10   | the shard's generation (`board.Tags`): a changed shard gets other numbers |
 | shard | 20   | position of the shard in the set |
-| kind  | 2    | 1 folder, 2 sample, 3 member; 0 for the root (number 1) |
+| kind  | 2    | 1 folder, 2 sample, 3 member; 0 for the root (number 1) and what else is in no shard |
 | index | 30   | position in the shard's record |
 
 The lower 32 bits, kind and index, are the node's `position` in its record.
+
+What is in no shard, and not in the upper either, is an *extra*: of its index the highest 4 bits say what it is,
+and the other 26, with the 30 bits of shard and tag above them, are a number of 56 bits that means something to
+`special.py` or `numbered.py`. Those of the hidden directory, and only those, have `NOT_HIDDEN` all zero.
 """
 
 from __future__ import annotations
@@ -28,6 +32,15 @@ FOLDER, SAMPLE, MEMBER = 1, 2, 3
 INDEX_MAX = (1 << 30) - 1
 SHARD_MAX = (1 << 20) - 1
 TAG_MAX = (1 << 10) - 1
+
+
+_NUMBER_BITS = 26  # of the number of an extra, in its index
+_LOWER = (1 << _NUMBER_BITS) - 1
+NUMBER_MAX = (1 << 56) - 1
+NOT_HIDDEN = UP | 3 << 30 | 1 << 29  # all of them are zero in what lies in the hidden directory, and in the root
+# What an extra is: first what lies in the hidden directory, then what is numbered.
+HIDDEN, STATUS, METRICS, SHARDS, PROBLEMS, DALI, DALI_INDEX = range(1, 8)
+BY_INDEX, MILLION, THOUSAND, NUMBERED = range(8, 12)
 
 
 def position(kind: int, index: int) -> int:
@@ -45,6 +58,18 @@ def index_of(where: int) -> int:
 
 def pack(tag: int, shard: int, where: int) -> int:
     return tag << 52 | shard << 32 | where
+
+
+def pack_extra(what: int, number: int = 0) -> int:
+    """The inode of an extra; `number` has up to 56 bits."""
+    return number >> _NUMBER_BITS << 32 | what << _NUMBER_BITS | number & _LOWER
+
+
+def unpack_extra(inode: int) -> tuple[int, int]:
+    """What an extra is, 0 for what is none, and its number."""
+    if inode & (UP | 3 << 30) or inode <= ROOT:
+        return 0, 0
+    return inode >> _NUMBER_BITS & 15, inode >> 32 << _NUMBER_BITS | inode & _LOWER
 
 
 def unpack(inode: int) -> tuple[int, int, int]:

@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 import pyfuse3
 import trio
 
-from wdsfs import control, system, watch
+from wdsfs import control, report, system, watch
 from wdsfs.board import Board, Tags
 from wdsfs.compose import Composition
 from wdsfs.derived import Companions, is_view, open_lower
@@ -40,9 +40,11 @@ from wdsfs.engine import Engine
 from wdsfs.errors import MountError, UsageError, WdsfsError
 from wdsfs.index import Index, open_index
 from wdsfs.lower import Lower, NotIndexed
-from wdsfs.merged import make_tree
-from wdsfs.ops import TIMEOUT_SECONDS, Operations, Owner
+from wdsfs.numbered import check_name, make_numbered
+from wdsfs.ops import TIMEOUT_SECONDS, Operations, Owner, SpecialOperations
+from wdsfs.snapshots import Snapshots
 from wdsfs.spec import Selection, Shard, expand, extended, refuse_left_out
+from wdsfs.special import Special
 from wdsfs.stack import Stack
 from wdsfs.tree import Tree, View
 from wdsfs.upper import sync_filesystem
@@ -251,6 +253,21 @@ def raise_file_limit() -> int:
 # --- running -----------------------------------------------------------------------------------------------
 
 
+def _refuse_view(mount: Mount, shards: Sequence[Shard]) -> None:
+    """Raises UsageError for what cannot go with an overlay."""
+    refuse_left_out(shards, "--overlay is for whole shards")
+    if is_view(shards, mount.composition):
+        raise UsageError(
+            "--overlay takes shards as they are: what a view leaves out or adds could not be committed. Mount "
+            "without --overlay, or without the options of the view"
+        )
+    if mount.view.index_tree:
+        raise UsageError(
+            "--index-tree is for read-only mounts, because changes would give samples other numbers; leave out "
+            "--index-tree, or --overlay"
+        )
+
+
 def run(mount: Mount, front: Front, leave: Callable[[], None], ready: Callable[[], None]) -> None:
     """Mount and serve until the mount ends.
 
@@ -260,12 +277,8 @@ def run(mount: Mount, front: Front, leave: Callable[[], None], ready: Callable[[
     parsed = parse_options(mount.options, mount.overlay is not None)
     shards, companions = expand(mount.specs, *mount.selection), Companions(mount.composition)
     if mount.overlay is not None:
-        refuse_left_out(shards, "--overlay is for whole shards")
-    if mount.overlay is not None and is_view(shards, mount.composition):
-        raise UsageError(
-            "--overlay takes shards as they are: what a view leaves out or adds could not be committed. Mount "
-            "without --overlay, or without the options of the view"
-        )
+        _refuse_view(mount, shards)
+    check_name(shards, mount.view, mount.merge)
     index = open_index(mount.index_dir)
     try:
         for notice in index.notices:
@@ -279,7 +292,8 @@ def run(mount: Mount, front: Front, leave: Callable[[], None], ready: Callable[[
                 )
         busy = [*(one.path for one in shards), *companions.files, *map(os.fsencode, own)]
         check_mountpoint(mount.mountpoint, parsed.nonempty, busy)
-        if not mount.lazy or mount.merge:  # one tree over all shards needs all of them
+        # One tree over all shards, and numbers over all of them, need all of them.
+        if not mount.lazy or mount.merge or mount.view.index_tree:
             joined = [one for further in companions.joined for one in further]
             front.indexer(index, [one for one, _ in index.stale([*shards, *joined])], mount.jobs)
             for text in index.miscounted(shards):
@@ -323,7 +337,7 @@ class _Set:
         """What the shards hold."""
         wanted, index = self.mount.composition, self.index.reopen()
         below = open_lower(self.shards, index, wanted, self.companions, self.descriptors, self.tags)
-        return _prepared(make_tree(below, self.mount.view, self.mount.merge))
+        return _prepared(make_numbered(below, self.mount.view, self.mount.merge))
 
 
 TreeKind = TypeVar("TreeKind", Tree, WritableTree)
@@ -348,6 +362,8 @@ def _serve(
         if stack is None
         else WritableOperations(parsed.owner, board, lambda: stack.frozen)
     )
+    daemon = _daemon(mount, wanted)
+    operations.special = SpecialOperations(parsed.owner, board, Special(daemon, board, Snapshots()))
     options = {"default_permissions", *parsed.fuse} | ({"ro"} if stack is None else set())
     for name, value in (("subtype", "wdsfs"), ("fsname", _fsname(mount.specs))):
         if not any(option.startswith(f"{name}=") for option in options):
@@ -371,7 +387,7 @@ def _serve(
                 operations.change_seconds = TIMEOUT_SECONDS
             _set_readahead(mount)
             leave()
-            session = _Session(mount, wanted, engine, signals, ready)
+            session = _Session(daemon, wanted, engine, signals, ready)
             trio.run(session.run)
             clean = True
             if session.failure is not None:
@@ -384,6 +400,26 @@ def _serve(
             # After a failure the directory must not look empty: a copy job would delete its mirror. But what
             # nobody was told of yet, nobody copies.
             pyfuse3.close(unmount=clean or session is None or not session.usable)
+
+
+def _daemon(mount: Mount, wanted: _Set) -> control.Daemon:
+    """What this process says of itself."""
+    return control.Daemon(
+        os.getpid(),
+        control.start_ticks(os.getpid()) or 0,
+        mount.mountpoint,
+        mount.specs,
+        mount.view.layout,
+        mount.view.names,
+        mount.merge,
+        time.time(),
+        None if mount.log is None else str(mount.log),
+        None if wanted.stack is None else str(wanted.stack.place.path),
+        str(wanted.index.directory.absolute()),
+        mount.selection.arguments,
+        mount.composition.text,
+        mount.view.index_tree,
+    )
 
 
 def _follower(wanted: _Set) -> Callable[[Engine], None] | None:
@@ -462,14 +498,13 @@ class _Session:
     """The supervisor's side of a running mount: the engine, the control socket and the signals side by side."""
 
     def __init__(
-        self, mount: Mount, wanted: _Set, engine: Engine, signals: _Signals, ready: Callable[[], None]
+        self, daemon: control.Daemon, wanted: _Set, engine: Engine, signals: _Signals, ready: Callable[[], None]
     ) -> None:
-        self.mount, self.wanted, self.engine, self.ready = mount, wanted, engine, ready
-        self.signals = signals
+        self.daemon, self.wanted, self.engine, self.ready = daemon, wanted, engine, ready
+        self.mount, self.signals = wanted.mount, signals
         self.usable = False
         self.committing = False  # a client that commits is there
         self.failure: MountError | None = None
-        self.since = time.time()
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -505,22 +540,7 @@ class _Session:
             await listener.bind(address)
         os.chmod(path, 0o600)
         listener.listen()
-        daemon = control.Daemon(
-            os.getpid(),
-            control.start_ticks(os.getpid()) or 0,
-            self.mount.mountpoint,
-            self.mount.specs,
-            self.mount.view.layout,
-            self.mount.view.names,
-            self.mount.merge,
-            self.since,
-            None if self.mount.log is None else str(self.mount.log),
-            None if self.wanted.stack is None else str(self.wanted.stack.place.path),
-            str(self.wanted.index.directory.absolute()),
-            self.mount.selection.arguments,
-            self.mount.composition.text,
-        )
-        with control.registered(daemon), listener:
+        with control.registered(self.daemon), listener:
             # An answer about the root proves that the mount works. A worker may die of it; this process must not.
             if not await self._in_child(lambda: {"mode": os.stat(self.mount.mountpoint).st_mode}):
                 self.failure = MountError(f"{self.mount.mountpoint}: the mount does not answer")
@@ -577,9 +597,9 @@ class _Session:
                 elif question.get("do") == "shards":
                     await lines.send(self._shards())
                 elif question.get("do") == "status":
-                    seen = await self._in_child(self._inspect)
+                    seen = await self._in_child(self._report)
                     if seen:
-                        await lines.send({**seen, **self._report()})
+                        await lines.send(seen)
                 await stream.send_eof()  # closing is not enough: a worker forked meanwhile has it, too
             except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
                 pass
@@ -631,44 +651,9 @@ class _Session:
         self.wanted = replace(self.wanted, shards=shards, tags=tags)
         self.engine.renew(self.wanted.tree, _follower(self.wanted))
 
-    def _inspect(self) -> dict[str, Any]:
-        """What the index says of the set now."""
-        tree = self.wanted.lower_tree()
-        totals = tree.totals()
-        return {
-            "shards": totals.shards,
-            "indexed": totals.indexed,
-            "samples": totals.samples,
-            "members": totals.members,
-            "bytes": totals.bytes,
-            "damaged": [{"shard": path, "problem": text} for path, text in tree.lower.damaged()],
-        }
-
     def _report(self) -> dict[str, Any]:
-        """What the processes of the mount have counted."""
-        board = self.engine.board
-        processes = [os.getpid(), *self.engine.workers]
-        return {
-            "uptime_seconds": time.time() - self.since,
-            "processes": processes,
-            "restarts": self.engine.restarts,
-            "memory_bytes": sum(map(anonymous_bytes, [*processes, *self.engine.helpers])),
-            "open_files": board.open_files,
-            "requests": board.counts(),
-            "bytes_read": board.bytes_read,
-            "failures": board.failures,
-            "index": str(self.wanted.index.directory),
-            "notices": self.wanted.index.notices,
-        }
-
-
-def anonymous_bytes(pid: int) -> int:
-    """Memory of a process that no file backs, what it shares divided by those who share it. 0 when it is gone."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss_Anon:"):
-                return int(line.split()[1]) * 1024
-    return 0
+        tree = self.wanted.lower_tree()
+        return report.gather(tree.lower, tree.totals, self.engine.board, self.daemon.started)
 
 
 # --- background --------------------------------------------------------------------------------------------

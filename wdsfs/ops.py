@@ -22,10 +22,12 @@ from dataclasses import dataclass
 from wdsfs import lower, protocol
 from wdsfs.board import KINDS, Board, Slot
 from wdsfs.errors import EntryError, NoSuchEntry, StaleShard, WdsfsError
-from wdsfs.inodes import FOLDER, ROOT, kind_of
+from wdsfs.inodes import FOLDER, NOT_HIDDEN, ROOT, kind_of
 from wdsfs.lower import Content, NotIndexed
 from wdsfs.names import NAME_MAX
 from wdsfs.protocol import Attributes
+from wdsfs.special import NAME as HIDDEN_NAME
+from wdsfs.special import Special
 from wdsfs.tree import Entry, Node, Tree
 from wdsfs.writable import WritableTree
 
@@ -76,6 +78,7 @@ class Operations:
     """
 
     tree: Tree
+    special: SpecialOperations | None = None  # answers for the hidden directory, if there is one
     alone = False  # whether one worker serves, and never more
     flags, write_max, room = (
         FLAGS,
@@ -117,6 +120,8 @@ class Operations:
         self.tree = tree  # type: ignore[assignment]  # of the kind that the class serves
         self.tree.lower.slowly = self.slowly
         self.slot, self._crowded = slot, crowded
+        if self.special is not None:
+            self.special.show(tree, slot, crowded)
 
     def refuse(self, slot: Slot) -> None:
         """Answer everything with EIO from now on, and touch nothing."""
@@ -126,6 +131,8 @@ class Operations:
         """The answer to a request: bytes, an errno, or None if it wants none. Raises nothing."""
         opcode, _, node, body = protocol.take_apart(message)
         kind, handler = self._handlers.get(opcode, (_OTHER, _unknown))
+        if not node & NOT_HIDDEN and node > ROOT and self.special is not None:
+            handler = self.special.handler_of(opcode, handler)
         request = hash((opcode, node, body[:_TELLING]))
         slot = self.slot
         slot.begin(kind, request)
@@ -223,6 +230,8 @@ class Operations:
         try:
             return self._entry(self.tree.lookup(parent, name), timeout)
         except NoSuchEntry:
+            if parent == ROOT and name == HIDDEN_NAME and self.special is not None:
+                return self.special.enter(timeout)
             # Remembered, too: loaders probe for files that are not there. In one tree over all shards the name may
             # turn up in any of them.
             return protocol.no_entry(self.change_seconds if self.tree.merged else timeout)
@@ -328,6 +337,63 @@ class Operations:
         return data
 
 
+# Requests that are answered for the hidden directory as for any other inode: nothing in them is about what it
+# holds.
+_AS_USUAL = frozenset(
+    (
+        *(protocol.OPENDIR, protocol.RELEASEDIR, protocol.STATFS, protocol.FSYNC, protocol.FSYNCDIR),
+        *(protocol.FORGET, protocol.BATCH_FORGET, protocol.INTERRUPT),
+    )
+)
+
+
+class SpecialOperations(Operations):
+    """Answers the requests about the hidden directory and what is in it, in the place of the mount's own
+    operations.
+
+    The kernel keeps no name of them: the next look is to find the text of that moment. What it knows of an inode
+    never changes.
+    """
+
+    tree: Special  # type: ignore[assignment]  # it answers what is asked of it here
+
+    def __init__(self, owner: Owner, board: Board, tree: Special) -> None:
+        super().__init__(owner, board)
+        self.tree = tree
+        for opcode in _AS_USUAL & self._handlers.keys():
+            del self._handlers[opcode]
+
+    def show(self, tree: Tree | WritableTree, slot: Slot, crowded: Callable[[], None]) -> None:
+        """Tell of the set that this tree shows; otherwise as `attach`."""
+        self.tree.attach(tree, self.slowly)
+        self.slot, self._crowded = slot, crowded
+
+    def handler_of(self, opcode: int, usual: Handler) -> Handler:
+        """What answers a request for which other inodes have the handler `usual`. Whoever wants a change gets
+        EROFS."""
+        if opcode in _AS_USUAL or usual is _unknown:
+            return usual
+        return self._handlers.get(opcode, (_OTHER, _read_only))[1]
+
+    def enter(self, timeout: int) -> bytes:
+        """The answer to a LOOKUP of the directory itself, which the kernel may keep so long (s)."""
+        return self._entry(self.tree.lookup(ROOT, HIDDEN_NAME), timeout)
+
+    def _entry_timeout(self, parent: int) -> int:
+        return 0
+
+    def readdirplus(self, inode: int, body: bytes) -> Reply:
+        """Names and types only: to know more, the kernel has to look a name up."""
+        pack, attributes = protocol.line_plus, self._attributes
+        return self._list(
+            inode, body, lambda entry: pack(entry.name, entry.cursor, 0, 0, attributes(entry.node), told=False)
+        )
+
+    def read(self, inode: int, body: bytes) -> Reply:
+        offset, size = protocol.read_of(body)
+        return self.tree.text(inode).content[offset : offset + size]
+
+
 def attributes_timeout(inode: int) -> int:
     """How long (s) the kernel may keep what stat says of an inode."""
     return ROOT_SECONDS if inode == ROOT else TIMEOUT_SECONDS
@@ -347,6 +413,11 @@ def _nothing(node: int, body: bytes) -> None:
 def _done(node: int, body: bytes) -> bytes:
     """Done, and nothing to say of it."""
     return b""
+
+
+def _read_only(node: int, body: bytes) -> int:
+    """Nobody can change this."""
+    return errno.EROFS
 
 
 def _unknown(node: int, body: bytes) -> int:

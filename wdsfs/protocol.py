@@ -273,11 +273,14 @@ def line(name: bytes, cursor: int, inode: int, mode: int) -> bytes:
     return _DIRENT.pack(inode, cursor, length, mode >> 12) + name + _PADDING[length & 7]
 
 
-def line_plus(name: bytes, cursor: int, timeout: int, attributes_timeout: int, attributes: Attributes) -> bytes:
-    """A line of the answer to READDIRPLUS, which lets the kernel know the file, too; timeouts in seconds."""
+def line_plus(
+    name: bytes, cursor: int, timeout: int, attributes_timeout: int, attributes: Attributes, told: bool = True
+) -> bytes:
+    """A line of the answer to READDIRPLUS, which lets the kernel know the file, too, if it is to be `told`;
+    timeouts in seconds."""
     inode, length = attributes[0], len(name)
     # These two the kernel does not take for a lookup, and so would never forget.
-    node = 0 if name in _SELF_AND_PARENT else inode
+    node = 0 if name in _SELF_AND_PARENT or not told else inode
     return (
         _DIRENT_PLUS.pack(
             *(node, 0, timeout, attributes_timeout, 0, 0),

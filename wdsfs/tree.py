@@ -41,13 +41,16 @@ XATTR = b"user.wdsfs."
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How a set is shown: `layout` samples, files or classes, `names` of the files in a sample ext or full.
+    """How a set is shown.
 
-    Classes are files of records that have the classes for folders (`compose`).
+    `layout` is samples, files or classes, `names` of the files in a sample ext or full; `index_tree` says whether
+    there is a link to each sample by its number. Classes are files of records that have the classes for folders
+    (`compose`).
     """
 
     layout: str = SAMPLES_LAYOUT
     names: str = EXTENSION_NAMES
+    index_tree: bool = False
 
     @property
     def domain(self) -> int:

@@ -16,10 +16,13 @@ from collections.abc import Callable
 
 from wdsfs import protocol
 from wdsfs.board import KINDS, Board
+from wdsfs.errors import NoSuchEntry, ReadOnly
+from wdsfs.inodes import NOT_HIDDEN, ROOT
 from wdsfs.ops import FLAGS as READ_FLAGS
 from wdsfs.ops import TIMEOUT_SECONDS, Operations, Owner, Reply, attributes_timeout
 from wdsfs.protocol import NOW, Attributes
-from wdsfs.tree import Node
+from wdsfs.special import NAME as HIDDEN_NAME
+from wdsfs.tree import Node, text_of
 from wdsfs.writable import Change, WritableTree
 
 log = logging.getLogger(__name__)
@@ -178,32 +181,59 @@ class WritableOperations(Operations):
     def _owner_of_new(self) -> tuple[int, int] | None:
         return self._caller if self._may_chown else None
 
+    def _refuse_hidden(self, parent: int, name: bytes) -> None:
+        """Raises ReadOnly for a name in the hidden directory, and for its own unless the tree has one of its
+        own."""
+        if self.special is None:
+            return
+        at_top = parent == ROOT and name == HIDDEN_NAME
+        if (at_top and not self._has(name)) or (not parent & NOT_HIDDEN and parent > ROOT):
+            raise ReadOnly(f"{text_of(name)!r}: the directory {text_of(HIDDEN_NAME)} cannot be changed")
+
+    def _has(self, name: bytes) -> bool:
+        try:
+            self.tree.lookup(ROOT, name)
+        except NoSuchEntry:
+            return False
+        return True
+
     def mknod(self, parent: int, body: bytes) -> Reply:
         mode, device, name = protocol.mknod_of(body)
+        self._refuse_hidden(parent, name)
         return self._entry(self.tree.mknod(parent, name, mode, device, self._owner_of_new), TIMEOUT_SECONDS)
 
     def mkdir(self, parent: int, body: bytes) -> Reply:
         mode, name = protocol.mkdir_of(body)
+        self._refuse_hidden(parent, name)
         return self._entry(self.tree.mkdir(parent, name, mode, self._owner_of_new), TIMEOUT_SECONDS)
 
     def symlink(self, parent: int, body: bytes) -> Reply:
         name, target = protocol.symlink_of(body)
+        self._refuse_hidden(parent, name)
         return self._entry(self.tree.symlink(parent, name, target, self._owner_of_new), TIMEOUT_SECONDS)
 
     def link(self, parent: int, body: bytes) -> Reply:
         inode, name = protocol.link_of(body)
+        self._refuse_hidden(parent, name)
+        self._refuse_hidden(inode, name)
         return self._entry(self.tree.link(inode, parent, name), TIMEOUT_SECONDS)
 
     def unlink(self, parent: int, body: bytes) -> Reply:
-        self.tree.unlink(parent, protocol.name_of(body))
+        name = protocol.name_of(body)
+        self._refuse_hidden(parent, name)
+        self.tree.unlink(parent, name)
         return b""
 
     def rmdir(self, parent: int, body: bytes) -> Reply:
-        self.tree.rmdir(parent, protocol.name_of(body))
+        name = protocol.name_of(body)
+        self._refuse_hidden(parent, name)
+        self.tree.rmdir(parent, name)
         return b""
 
     def rename(self, parent: int, body: bytes, flagged: bool) -> Reply:
         name, new_parent, new_name, flags = protocol.rename_of(body, flagged)
+        self._refuse_hidden(parent, name)
+        self._refuse_hidden(new_parent, new_name)
         self.tree.rename(parent, name, new_parent, new_name, flags)
         return b""
 
