@@ -93,7 +93,7 @@ def test_help_lists_the_commands(flag: str) -> None:
     done = CliRunner().invoke(cli.main, [flag])
     assert done.exit_code == 0
     browsing = {"index", "ls", "cat", "info", "check"}
-    assert {"mount", "umount", "status", "doctor", "diff", "commit"} | browsing == set(COMMANDS)
+    assert {"mount", "umount", "status", "doctor", "diff", "commit", "export"} | browsing == set(COMMANDS)
     assert all(re.search(rf"^  {command} +\w", done.output, re.M) for command in COMMANDS)
     assert "Exit codes:" in done.output
 

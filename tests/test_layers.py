@@ -42,13 +42,15 @@ shard      | errors names source                                    | fuse trio 
 packed     | errors source seek copies shard                        | fuse trio lmdb terminal clock
 header     |                                                        | third-party disks clock
 record     | inodes shard source                                    | fuse trio lmdb terminal clock
-formats    | errors record                                          | fuse trio lmdb terminal disks clock
 builder    | errors inodes names record shard source                | fuse trio lmdb terminal clock
+formats    | errors names shard record                              | fuse trio lmdb terminal clock
+energon    | errors names shard                                     | fuse trio lmdb terminal clock
+ahead      | formats energon                                        | fuse trio lmdb terminal clock
 codecs     | errors                                                 | fuse trio lmdb numpy terminal clock
 labels     | errors names                                           | fuse trio lmdb numpy terminal clock
 compose    | errors names shard record builder codecs               | fuse trio lmdb terminal clock
 pages      | errors                                                 | fuse trio lmdb terminal
-index      | errors inodes system spec pool copies packed record builder pages | fuse trio terminal
+index      | errors inodes system spec pool copies packed record builder pages ahead | fuse trio terminal
 lower      | errors board inodes source spec packed shard record index    | fuse trio lmdb terminal
 derived    | errors board spec record codecs labels compose index lower | fuse trio lmdb terminal
 tree       | errors inodes names shard record lower                 | fuse trio lmdb terminal
@@ -59,6 +61,7 @@ pack       | errors header index record shard source                | fuse trio 
 overlay    | errors inodes                                          | third-party clock
 changes    | errors board inodes names record shard lower tree overlay pack | fuse trio lmdb terminal clock
 commit     | errors header index names record lower overlay pack changes | fuse trio lmdb terminal clock
+export     | __init__ errors pool record formats energon index lower pack | fuse trio lmdb terminal clock
 inplace    | errors index lower overlay pack commit                 | fuse trio lmdb terminal clock
 journal    |                                                        | third-party disks clock
 upper      | errors inodes overlay                                  | third-party clock
@@ -72,10 +75,11 @@ writes     | errors board inodes ops protocol special tree writable   | fuse tri
 stack      | errors spec index inplace tree overlay journal upper writable | fuse trio lmdb numpy terminal
 engine     | errors board protocol worker tree writable ops         | fuse lmdb numpy terminal
 mount      | *                                                      | lmdb numpy terminal
-check      | errors names packed shard record                       | fuse trio lmdb terminal
+check      | errors names packed shard record formats energon ahead | fuse trio lmdb terminal
 statistics | errors record lower                                    | fuse trio lmdb terminal
 doctor     | errors system                                          | trio lmdb numpy terminal
 console    | errors copies index lower pool spec tree compose derived | fuse trio lmdb numpy
+cli_export | *                                                      | fuse trio lmdb numpy
 cli_overlay | *                                                     | fuse trio lmdb numpy
 cli        | *                                                      | fuse trio lmdb numpy
 fstab      | errors system control mount cli                        | third-party

@@ -152,7 +152,7 @@ def test_the_formats_of_tarfile(kind: str, tmp_path: Path) -> None:
         assert content[old.head : old.data + old.size] == tar[new.head : new.data + new.size]
 
 
-CUTTABLE = {name: case for name, case in tars.ODD.items() if not set(case.problems) - pack.HARMLESS}
+CUTTABLE = {name: case for name, case in tars.ODD.items() if not set(case.problems) - shard.HARMLESS}
 
 
 @pytest.mark.parametrize("name", CUTTABLE)

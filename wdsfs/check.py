@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wdsfs import names, packed, shard
+from wdsfs import energon, formats, names, packed, shard
+from wdsfs.ahead import reading_ahead
 from wdsfs.errors import MissingShard, StaleShard, UnreadableShard
 from wdsfs.record import KINDS
 
@@ -75,7 +76,7 @@ def lint(path: bytes) -> Lint:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise UnreadableShard(f"{os.fsdecode(path)}: is no regular file")
         reader = _Reader(found)
-        with packed.opened(fd, path) as (source, problem):
+        with packed.opened(fd, path) as (source, problem), reading_ahead(fd, path):
             problems = [] if problem is None else [problem]
             for chunk in shard.scan(source, problems):
                 reader.read(chunk)
@@ -83,6 +84,8 @@ def lint(path: bytes) -> Lint:
         for problem in problems:
             member = text_of(reader.last[1]) if problem.offset == reader.last[0] else ""
             found.add(problem.kind, problem.offset, member, problem.text)
+        for side, text in _side_indexes(path, fd) if source == fd else ():
+            found.add("wrong index", -1, "", f"{os.fsdecode(side)}: {text}")
     except StaleShard as error:
         raise UnreadableShard(f"{error}; try again when it is finished") from None
     except OSError as error:
@@ -90,6 +93,23 @@ def lint(path: bytes) -> Lint:
     finally:
         os.close(fd)
     return found
+
+
+def _side_indexes(path: bytes, fd: int) -> Iterator[tuple[bytes, str]]:
+    """The indexes of other tools that lie beside a shard and are not of what is in it, and why."""
+    sides = ((formats.dali_path(path), formats.dali_misfit), (formats.energon_path(path), energon.misfit))
+    for side, misfit in sides:
+        try:
+            file = open(side, "rb")  # noqa: SIM115  # closed below; what reading the shard says is not the index's
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            yield side, f"it cannot be read: {error.strerror}"
+            continue
+        with file:
+            text = misfit(fd, file)
+        if text is not None:
+            yield side, text
 
 
 class _Reader:

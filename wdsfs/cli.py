@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsfs import __version__, cli_overlay
+from wdsfs import __version__, cli_export, cli_overlay
 from wdsfs.console import (
     build_index,
     bytes_text,
@@ -59,7 +59,8 @@ BATCH = 1000  # entries of a directory that are listed at a time
 EPILOG = """\b
 Exit codes: 0 done, 1 `check` or `diff` has findings (or a bug), 2 wrong arguments, 3 a shard is missing
 or unreadable, 4 no index can be made, 5 the mount cannot be made or ended, 6 no such path, 7 the commit
-cannot be made or finished, 8 the overlay cannot be used, 130 interrupted."""
+cannot be made or finished, 8 the overlay cannot be used, 9 an index for another tool cannot be
+written, 130 interrupted."""
 
 
 class _Log(logging.Handler):
@@ -557,8 +558,8 @@ def check(shards: tuple[str, ...], selection: Selection, jobs: int | None, notes
 
     Damaged and truncated shards, samples that are split or whose members are not side by side, extensions
     that occur twice, members in no sample, samples without an extension that the others have, keys in
-    several shards, other numbers of samples than an index says. Exit code 0: nothing found; 1: findings;
-    3: a shard could not be read.
+    several shards, other numbers of samples than an index says, indexes of DALI and Energon beside a shard that
+    are not of it. Exit code 0: nothing found; 1: findings; 3: a shard could not be read.
 
     \b
     Example:
@@ -604,6 +605,7 @@ def check(shards: tuple[str, ...], selection: Selection, jobs: int | None, notes
     sys.exit(3 if counts["unreadable"] else 1 if counts["findings"] else 0)
 
 
+main.add_command(cli_export.export)
 main.add_command(cli_overlay.diff)
 main.add_command(cli_overlay.commit)
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from click.core import ParameterSource
 
+from wdsfs import cli_export
 from wdsfs.console import (
     bytes_text,
     counted,
@@ -37,7 +38,7 @@ from wdsfs.console import (
     view_of,
     view_options,
 )
-from wdsfs.errors import CommitError, MountError, OverlayBusy, OverlayUnusable, UsageError
+from wdsfs.errors import CommitError, ExportError, MountError, OverlayBusy, OverlayUnusable, UsageError
 
 if TYPE_CHECKING:
     from wdsfs.changes import Changes, Sample
@@ -355,6 +356,13 @@ def _texts(names: Sequence[bytes]) -> list[str]:
 @click.option("--copy", is_flag=True, help="Copy shards without changes.  [default]")
 @click.option("--sort", is_flag=True, help="Sort the samples of each shard by key.")
 @click.option("--leave-out", is_flag=True, help="Go ahead without the files that cannot be packed.")
+@click.option(
+    "--export",
+    "exports",
+    type=cli_export.FORMATS,
+    multiple=True,
+    help="Also write the index that this tool reads, beside the new shards; repeatable.",
+)
 @click.option("-n", "--dry-run", is_flag=True, help="Only show which shards would be written.")
 @json_option
 @index_options_with("Processes that index shards, and shards that are written at a time.")
@@ -374,6 +382,7 @@ def commit(
     copy: bool,
     sort: bool,
     leave_out: bool,
+    exports: tuple[str, ...],
     dry_run: bool,
     as_json: bool,
     index_dir: str | None,
@@ -396,6 +405,7 @@ def commit(
     """
     from wdsfs.commit import Options, Planner, Runner
     from wdsfs.inplace import Replacement, read_plan, unfinished
+    from wdsfs.spec import expand, extended
 
     since = time.monotonic()
     options = Options(output, maxcount, maxsize, changed_only, in_place, link, sort, leave_out)
@@ -419,9 +429,18 @@ def commit(
             runner = Runner(below, plan, session.files(), jobs_of(jobs), on_bytes=on_bytes)
             replacement = Replacement(session.place, runner, lambda: session.tell(new)) if in_place else None
             done = _run(runner, replacement, begun)
+        below_shards = below.shards
     _show_done(plan, done, untold, time.monotonic() - since, as_json)
     if in_place and not as_json:
         _show_further(plan)
+    targets = [step.output.target for step in plan.steps]
+    if in_place:
+        cli_export.warn_of_older(targets, exports)
+    if exports and (targets or in_place):
+        # Whatever was written now: the commit that this one finishes may have been stopped in front of it.
+        shards = extended(below_shards, new) if in_place else expand(targets)
+        failures = cli_export.after_commit(shards, exports, in_place, index)
+        sys.exit(ExportError.exit_code if failures else 0)
 
 
 def _check(options: Any, copy: bool) -> None:

@@ -34,6 +34,7 @@ import lmdb
 import numpy as np
 
 from wdsfs import builder, copies, packed, pages, pool, system
+from wdsfs.ahead import reading_ahead
 from wdsfs.errors import IndexUnusable, MissingShard, ShardError, StaleShard, UnreadableShard
 from wdsfs.record import Record
 from wdsfs.spec import Shard
@@ -152,7 +153,8 @@ def build_file(path: bytes) -> bytes:
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise UnreadableShard(f"{os.fsdecode(path)}: is no regular file")
-        return _build_when_quiet(fd, path)
+        with reading_ahead(fd, path):
+            return _build_when_quiet(fd, path)
     except OSError as error:
         raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
     finally:

@@ -392,6 +392,11 @@ class Lower:
         self.on_files(len(self._files))
         return file
 
+    def is_packed(self, number: int) -> bool:
+        """Whether a shard is compressed. Raises MissingShard, UnreadableShard, StaleShard."""
+        file = self._file(number, self.record(number))
+        return file.source != file.fd
+
     def _source(self, fd: int, path: bytes) -> TarBytes:
         """Where the bytes of a shard come from. Raises StaleShard, UnreadableShard."""
         try:

@@ -31,14 +31,12 @@ from wdsfs import header, shard
 from wdsfs.errors import CommitError, CorruptShard, StaleShard
 from wdsfs.index import fingerprint_of, opened_shard
 from wdsfs.record import LINK, Record
+from wdsfs.shard import HARMLESS
 from wdsfs.source import TarBytes, pread, size_of
 
 CHUNK = 1 << 20  # bytes of a file that are read at a time, and of small pieces that are written together
 COPY_MAX = 1 << 25  # bytes that the kernel is asked to copy at a time, and that may wait to be written to the disk
 DENSE = 8192  # bytes per member; with less, comparing all bytes is quicker than reading the headers
-
-# Damage that a shard can be cut in spite of: everything that a reader sees is whole.
-HARMLESS = frozenset(("no end mark", "behind end mark", "dangling link", "empty"))
 
 # What copy_file_range and sendfile say where they do not work: another file system, an old kernel, a strange file.
 _NOT_HERE = frozenset((errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY))

@@ -49,6 +49,9 @@ COMPRESSED = {
     "zstd": (b"\x28\xb5\x2f\xfd", *(bytes((0x50 + n, 0x2A, 0x4D, 0x18)) for n in range(16))),
 }
 
+# Kinds of problems in spite of which everything that a reader sees is whole. (Links are `builder`'s to follow.)
+HARMLESS = frozenset(("no end mark", "behind end mark", "dangling link", "empty"))
+
 Segments = Sequence[tuple[int, int]]  # (offset in the file, bytes) of the stored parts, ascending
 
 

@@ -272,6 +272,8 @@ class Special:
         if inode not in self._texts:
             try:
                 with self._slowly():
+                    if self.plain.is_packed(number):
+                        raise ExportError("it is compressed, and DALI reads plain tars only")
                     text = b"".join(formats.dali_index(record))
             except ExportError as error:
                 raise ExportError(f"{self.plain.path_text(number)}: {error}") from None
