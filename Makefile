@@ -1,7 +1,7 @@
 # One word per task; `make` alone lists them. All set-up is done by .ci/setup, which each task runs first.
 # PYTHON=/path/to/python3 chooses the interpreter of .venv.
 
-.PHONY: help demo test bench setup lint format constraints clean
+.PHONY: help demo test tools dali bench setup lint format constraints clean
 .DEFAULT_GOAL := help
 .SILENT:
 export PYTHON
@@ -14,14 +14,24 @@ help:  ## show this list
 demo: setup  ## mount a set of real images and look around in it
 	$(BIN)/python docs/demo.py
 
-# The tests run also when lint complains, and their summary comes last.
+# The tests run also when lint complains, and their summary comes last. Two processes run them, since most of their
+# time is that of other processes starting. Those of other people's tools are skipped where `make tools` has not
+# been typed, but not with WDSFS_REQUIRE_TOOLS.
 test:  ## every check: lint, format, types, tests
 	.ci/setup test
+	$(if $(WDSFS_REQUIRE_TOOLS),.ci/setup tools)
 	status=0; \
 	$(MAKE) --no-print-directory lint || status=1; \
 	echo '==> Tests'; \
-	$(BIN)/pytest || status=1; \
+	$(BIN)/pytest -n 2 --dist worksteal || status=1; \
 	exit $$status
+
+tools:  ## the tools that some tests and docs/recipes.md run, 1.5 GB; `make test` then runs these, too
+	.ci/setup tools
+
+dali: setup  ## the tests with NVIDIA DALI, which no other task runs; another gigabyte
+	.ci/setup dali
+	WDSFS_REQUIRE_TOOLS=1 $(BIN)/pytest -m dali
 
 bench:  ## wdsfs against its peers, a quarter of an hour; BENCH='--tiny' and the like are its options
 	.ci/setup bench

@@ -41,10 +41,14 @@ Sample = tuple[bytes, list[tuple[bytes, bytes]]]  # key, and (extension, content
 
 
 def write(path: Path, samples: Sequence[Sample], more: bytes = b"") -> Shard:
-    members = [tars.member(key + b"." + ext, content) for key, columns in samples for ext, content in columns]
+    members = [member(key + b"." + ext, content) for key, columns in samples for ext, content in columns]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(tars.tar(*members, more))
     return sets.at(path)
+
+
+def member(name: bytes, content: bytes) -> bytes:
+    return (tars.pax({b"path": name}) if len(name) > 100 else b"") + tars.member(name, content)
 
 
 @contextlib.contextmanager
@@ -338,11 +342,15 @@ def test_values_are_written_as_they_are(tmp_path: Path) -> None:
     blob = as_sqlite(tmp_path / "b.db", [{"key": "d/a", "mask": b"\0\xff", "empty": ""}])
     assert labelled(tmp_path, blob, missing=SKIP) == {b"d/a": {b"cls": b"0\n", b"mask": b"\0\xff", b"empty": b""}}
     raw = tmp_path / "raw.csv"
-    raw.write_bytes(b'\xef\xbb\xbfkey,name\nd/a,"a\nb"\n\nd/b,\xff\n')
+    raw.write_bytes(b'\xef\xbb\xbfkey,n\xff\n./d/a,"a\nb"\n\nd/b,\xff\n')
     assert labelled(tmp_path, raw, missing=SKIP) == {
-        b"d/a": {b"cls": b"0\n", b"name": b"a\nb"},
-        b"d/b": {b"cls": b"1\n", b"name": b"\xff"},
+        b"d/a": {b"cls": b"0\n", b"n\xff": b"a\nb"},
+        b"d/b": {b"cls": b"1\n", b"n\xff": b"\xff"},
     }
+    generated = "CREATE TABLE t (key, a, b AS (a + 1));"
+    with contextlib.closing(sqlite3.connect(tmp_path / "g.db")) as db:
+        db.executescript(f"{generated} INSERT INTO t VALUES ('d/a', 1)")
+    assert labelled(tmp_path, tmp_path / "g.db", missing=SKIP)[b"d/a"] == {b"cls": b"0\n", b"a": b"1", b"b": b"2"}
 
 
 def test_rows_that_are_missing_or_there_twice(tmp_path: Path) -> None:
@@ -368,6 +376,7 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
     "file name": ("l.csv", b"key,a/b\nx,1\n", r"l\.csv:2: the column 'a/b' cannot be the name of a file"),
     "no json": ("l.jsonl", b'{"key": "a"}\n{', r"l\.jsonl:2: is no JSON"),
     "no object": ("l.jsonl", b"[]\n", r"l\.jsonl:1: is no JSON object"),
+    "odd column": ("l.jsonl", b'{"key": "a", "\\ud800": 1}\n', r"l\.jsonl:1: the column .* cannot be the name"),
     "no key in line": ("l.jsonl", b'{"a": 1}\n', r"l\.jsonl:1: has no field '__key__' or 'key'; it has 'a'"),
     "odd key": ("l.jsonl", b'{"key": [1]}\n', r"l\.jsonl:1: the field 'key' is no key: \[1\]"),
     "half a character": ("l.jsonl", b'{"key": "a", "b": "\\ud800"}\n', r"l\.jsonl:1: the field 'b' holds half"),
@@ -482,6 +491,15 @@ def test_samples_lie_in_the_folders_of_their_classes(tmp_path: Path) -> None:
         "0/u--y~2.jpg": b"y",
         "0/u--z.jpg": b"z",
     }
+    deep = write(
+        tmp_path / "v.tar", [(b"d/" * 200 + key, [(b"jpg", key), (b"cls", b"0")]) for key in (b"a", b"b")]
+    )
+    assert {len(path) for path in classes(tmp_path, [deep])} == {2 + 200 + 4}
+    cut = write(
+        tmp_path / "w.tar", [(b"a", [(b"jpg", b"A"), (b"cls", b"0")]), (b"b", [(b"jpg", b"B"), (b"cls", b"1")])]
+    )
+    sets.path_of(cut).write_bytes(sets.path_of(cut).read_bytes()[:-1536])
+    assert classes(tmp_path, [cut], missing=SKIP) == {"0/w--a.jpg": b"A"}
     names = tmp_path / "names.txt"
     names.write_text("cat\n../dog\n")
     chosen = classes(tmp_path, [one], class_names=str(names), columns=columns_of(["jpg;png", "cls"]))
@@ -658,7 +676,7 @@ def choice(wanted: Composition, columns: list[tuple[bytes, bytes]]) -> list[tupl
     return [(taken[at], columns[at][1]) for at in sorted(taken)] + empty
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(30))
 def test_a_view_is_what_the_model_says(tmp_path: Path, seed: int) -> None:
     case = a_case(seed)
     shards = [
@@ -724,6 +742,26 @@ def test_a_changed_joined_shard_is_another_shard(tmp_path: Path) -> None:
         assert [text for _, text in below.damaged()] == [str(_error_of(below))]
 
 
+def test_a_merged_tree_shows_what_was_not_refused(tmp_path: Path) -> None:
+    shards = [write(tmp_path / f"s{n}.tar", [(b"k%d" % n, [(b"jpg", b"J")])]) for n in range(2)]
+    file = as_lines(tmp_path / "l.jsonl", [{"key": "k0", "label": 0}, {"key": "k1", "label": 1}])
+    with a_view(tmp_path, shards, Composition(associate=(str(file),))) as below:
+        tree = make_tree(below, View(), merge=True)
+        tree.prepare()
+        assert [entry.name for entry in tree.listing(1, 2)] == [b"k0", b"k1"]
+        as_lines(file, [{"key": "k1", "label": "new"}])
+        look_again(below)
+        for number in range(2):
+            with contextlib.suppress(ViewError):
+                settled(below, number)
+        assert [entry.name for entry in tree.listing(1, 2)] == [b"k1"]
+        assert read(below, 1, tree.resolve(b"k1/label").inode & (1 << 30) - 1) == b"new"
+        assert tree.totals().damaged == 1
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(below.index, "_write", _refuse_import)  # the table of names is as it was
+            below.union(tree._record_or_none)
+
+
 def _error_of(below: Lower) -> ViewError:
     with pytest.raises(ViewError) as caught:
         below.record(0)
@@ -786,28 +824,82 @@ def test_records_of_views_are_kept_and_dropped_with_their_shard(
         patch.setattr(derived, "compose", _refuse_import)
         with a_view(tmp_path, [shard], wanted) as below:
             assert len(shown(below, 0)) == 3
+    with contextlib.closing(open_index(tmp_path / "index")) as index:
+        assert index.prune() == 0
     sets.path_of(shard).unlink()
     with contextlib.closing(open_index(tmp_path / "index")) as index:
         assert index.prune() == 2
 
 
+def test_a_record_below_that_is_gone_is_made_again(tmp_path: Path) -> None:
+    shard = write(tmp_path / "s.tar", AB)
+    with a_view(tmp_path, [shard], Composition(columns=columns_of(["jpg;png;JPG"]))) as below:
+        for ask in (below.plain.record, lambda number: below.content(number, below.tag(number), 0)):
+            below._drop_records()
+            below.index.forget(shard.path)
+            with pytest.raises(NotIndexed) as caught:
+                ask(0)
+            below.index_now(caught.value.number)
+            ask(0)
+        assert len(shown(below, 0)) == 3
+
+
+def test_tables_of_label_files_go_with_them(tmp_path: Path) -> None:
+    file = as_csv(tmp_path / "l.csv")
+    labelled(tmp_path, file)
+    tables = tmp_path / "index" / "labels"
+    (tables / "broken.sqlite").write_bytes(b"no database")
+    assert labels.prune(tables) == 1
+    assert labelled(tmp_path, file) == LABELLED
+    # One that cannot be read is made anew.
+    (table,) = tables.glob("*.sqlite")
+    table.write_bytes(b"no database")
+    assert labelled(tmp_path, file, missing=SKIP) == LABELLED
+    file.unlink()
+    assert labels.prune(tables) == 1
+
+
+def test_sqlite_keeps_what_is_new_beside_the_file(tmp_path: Path) -> None:
+    shard, file = write(tmp_path / "s.tar", AB), as_sqlite(tmp_path / "l.db")
+    with contextlib.closing(sqlite3.connect(file)) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        with a_view(tmp_path, [shard], Composition(associate=(str(file),))) as below:
+            for text in ("one", "two"):
+                db.execute("UPDATE t SET cls = ?", (text,))
+                db.commit()
+                look_again(below)
+                assert {dict(columns)[b"cls"] for _, columns in shown(below, 0)} == {text.encode()}
+                tag = below.tag(0)
+                look_again(below)  # reading has touched the file, and changed nothing
+                settled(below, 0)
+                assert below.tag(0) == tag
+
+
 # --- on a mount -------------------------------------------------------------------------------------------
 
 
-def test_labels_change_under_a_mount(program: Program) -> None:
+def test_labels_and_joined_shards_change_under_a_mount(program: Program) -> None:
     program.write("s.tar", sets.content(0))
     keys = ["d0/0-0", "d1/0-1", "d0/0-2"]
     file = as_lines(program.home / "l.jsonl", [{"key": key, "label": "old"} for key in keys])
-    with program.mounted("s.tar", "--associate", "l.jsonl", "--missing", "skip") as mounted:
-        path = mounted.path / "s" / "d0" / "0-0" / "label"
-        assert path.read_text() == "old"
-        assert sorted(os.listdir(path.parent)) == ["cls", "label", "txt"]
+    write(program.home / "j.tar", depth(*map(os.fsencode, keys)))
+    options = ("--associate", "l.jsonl", "--join", "j.tar", "--lazy")
+    with program.mounted("s.tar", *options) as mounted:
+        sample = mounted.path / "s" / "d0" / "0-0"
+        assert (sample / "label").read_text() == "old"
+        assert (sample / "depth").read_bytes() == b"Dd0/0-0"
+        assert sorted(os.listdir(sample)) == ["cls", "depth", "label", "txt"]
         status = program.json("status", mounted.path)[0]
-        assert status["composition"] == "--associate l.jsonl --missing skip"
+        assert status["composition"] == "--join j.tar --associate l.jsonl"
+        mounted.expected.append(r"s\.tar or what it is shown with has changed")
+        mounted.allowed.append(r"has changed|nothing is shown of this shard|is not in ")
         as_lines(file, [{"key": key, "label": "newer"} for key in keys])
-        mounted.expected.append(r"s\.tar has changed")
-        wait_until(lambda: _read_text(path) == "newer", "the new label")
-        assert path.stat().st_size == 5
+        wait_until(lambda: _read_text(sample / "label") == "newer", "the new label")
+        assert (sample / "label").stat().st_size == 5
+        write(program.home / "j.tar", depth(*map(os.fsencode, keys[1:])))
+        wait_until(lambda: _read_text(sample / "label") is None, "the refusal")
+        write(program.home / "j.tar", depth(*map(os.fsencode, [*keys, "more"])))
+        wait_until(lambda: _read_text(sample / "depth") == "Dd0/0-0", "the joined column")
 
 
 def _read_text(path: Path) -> str | None:

@@ -6,16 +6,14 @@ import ast
 import io
 import os
 import re
-import shlex
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
 import click
 import pytest
-from conftest import PATIENCE, Program, need_fuse
+from conftest import Program, need_fuse
 from test_layers import MODULES, imports_of_module
+from typed import steps_of, type_in
 
 from wdsfs import builder, changes, check, header, index, overlay, record
 from wdsfs.cli import main
@@ -127,35 +125,8 @@ def test_the_tutorial_in_overlay_md_is_what_happens(program: Program) -> None:
     _write_set(data)
     text = (ROOT / "docs/overlay.md").read_text()
     tutorial = text[text.index("## Tutorial") : text.index("## What becomes")]
-    blocks = re.findall(r"^```\n(.*?)^```$", tutorial, re.MULTILINE | re.DOTALL)
-    steps = [step.partition("\n") for block in blocks for step in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]]
-    mark = "-- next --"
-    places = {"/mnt/train": str(program.mountpoint), "/data": str(data)}
-    script = [f'wdsfs() {{ {shlex.quote(sys.executable)} -m wdsfs "$@"; }}']
-    for command, _, _ in steps:
-        script += [re.sub("/mnt/train|/data", lambda found: places[found[0]], command), f"echo '{mark}'"]
-    try:
-        done = subprocess.run(
-            ["bash", "-c", "\n".join(script)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=program.environment,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
-    finally:
-        if os.path.ismount(program.mountpoint):
-            program.run("umount", "--lazy", program.mountpoint, code=None)
-    answers = done.stdout.replace(str(data), "/data").split(mark)
-    assert len(answers) == len(steps) + 1
-    for (command, _, expected), answer in zip(steps, answers, strict=False):
-        assert _words(answer) == _words(expected), command
-
-
-def _words(text: str) -> list[str]:
-    return re.sub(r"in [\d.]+ s$", "in 0.1 s", text, flags=re.MULTILINE).replace("\u2500", "").split()
+    assert len(steps_of(tutorial)) > 20
+    type_in(program, tutorial, {"/mnt/train": program.mountpoint, "/data": data})
 
 
 def _write_set(directory: Path) -> None:

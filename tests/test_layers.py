@@ -66,7 +66,7 @@ inplace    | errors index lower overlay pack commit                 | fuse trio 
 journal    |                                                        | third-party disks clock
 upper      | errors inodes overlay                                  | third-party clock
 writable   | errors board inodes journal names lower overlay tree upper | fuse trio lmdb numpy terminal clock
-special    | errors board inodes names snapshots control formats record lower tree report writable | fuse trio lmdb
+special | errors board inodes names snapshots control formats record index lower tree report writable | fuse trio
 protocol   |                                                        | fuse trio lmdb terminal disks clock
 watch      | board inodes protocol spec                             | fuse trio lmdb numpy terminal
 worker     | protocol                                               | fuse trio lmdb numpy terminal

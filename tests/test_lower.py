@@ -145,6 +145,25 @@ def test_what_is_in_the_page_cache_is_read_at_once_and_what_is_not_is_left(tmp_p
         assert lower.read(one, 100_000, 50_000) == data[100_000:150_000]
 
 
+@pytest.mark.parametrize(
+    ("size", "stride", "ahead"),
+    [(3000, 4096, True), (5, 1024, True), (100_000, 101_000, True), (3000, 409_600, False), (5, 102_400, False)],
+    ids=["samples", "tiny members", "large members", "one class of a hundred", "its labels"],
+)
+def test_what_comes_next_is_read_ahead_for_those_who_take_all_of_it(
+    size: int, stride: int, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, offset, length, advice: asked.append(offset))
+    file = lower.File(0, 0, b"s.tar", (0, 0, 0), 0)
+    for number in range(1000):
+        file.look_ahead(number * stride, number * stride + size)
+    assert bool(asked) == ahead
+    assert len(asked) == len(set(asked))
+    if ahead:
+        assert 1000 * stride - lower.NEAR < max(asked) < 1000 * stride + 2 * lower.AHEAD
+
+
 def test_a_file_system_without_that_knowledge(tmp_path: Path) -> None:
     """tmpfs cannot say what it would have to wait for."""
     assert system.filesystem_type("/dev/shm") == "tmpfs"

@@ -911,7 +911,7 @@ def test_a_signal_ends_a_mount_that_is_in_use(program: Program) -> None:
         os.kill(mounted.pid, signal.SIGTERM)
         assert mounted.wait_for_exit() == 0
         assert system.mounted_at(mounted.path) is None
-        with fails(errno.ENOTCONN):
+        with fails(errno.ENOTCONN, errno.ECONNABORTED):  # the second if it was sent while the last process ended
             os.close(fd)
 
 

@@ -229,6 +229,7 @@ ERRNOS = {
     "UnreadableShard": errno.EIO,
     "Unsupported": errno.ENOTSUP,
     "UsageError": errno.EINVAL,
+    "ViewError": errno.EIO,
 }
 
 

@@ -18,13 +18,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import sets
 import tars
 import xz
-from backports import zstd
 from conftest import Program, wait_until
 
 from wdsfs import copies, index, lower, packed, seek, source
@@ -34,6 +34,11 @@ from wdsfs.index import open_index
 from wdsfs.lower import Lower
 from wdsfs.record import Record
 from wdsfs.spec import Shard
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 PIECE = 64 << 10
 
@@ -207,6 +212,31 @@ def test_pieces_that_are_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         pass
 
 
+def test_a_compressed_file_that_is_called_tar_is_served_and_told(tmp_path: Path) -> None:
+    found = lint(write(tmp_path / "a.tar", WHOLE["gz"]).path)
+    assert found.samples == 40
+    assert [(one.kind, one.offset) for one in found.findings] == [("compressed", -1)]
+
+
+def test_others_go_on_while_a_shard_is_unpacked(tmp_path: Path, cache: copies.Cache) -> None:
+    waits: list[str] = []
+
+    @contextlib.contextmanager
+    def slowly() -> Iterator[None]:
+        waits.append(f"{kinds_in(cache)}")
+        yield
+        waits.append(f"{kinds_in(cache)}")
+
+    packed_one, plain = write(tmp_path / "a.tar.gz", WHOLE["gz"]), write(tmp_path / "b.tar", TAR)
+    with a_lower(tmp_path, packed_one, plain) as below:
+        below.slowly = slowly
+        cache.prune(())
+        assert read_all(below, 1) == read_all(below, 1)
+        assert waits == []
+        read_all(below, 0)
+        assert waits == ["[]", "['tar']"]
+
+
 def test_a_tar_may_hold_a_compressed_one(tmp_path: Path) -> None:
     """It is unpacked once; what is inside is called what it is."""
     one = write(tmp_path / "a.tar.gz", gzip.compress(WHOLE["gz"]))
@@ -301,11 +331,15 @@ def test_a_bomb_meets_the_limit(
 ) -> None:
     limited(1 << 20)
     monkeypatch.setattr(seek, "PIECE_MAX", 1 << 20)
-    for name, bomb in (("zst", zstd.compress(bytes(50 << 20))), ("xz", lzma.compress(bytes(8 << 20)))):
+    bombs = {"zst": zstd.compress, "xz": lzma.compress, "gz": gzip.compress, "bz2": bz2.compress}
+    for name, bomb in ((name, compress(bytes(8 << 20))) for name, compress in bombs.items()):
         write(tmp_path / f"a.tar.{name}", bomb)
         with pytest.raises(UnreadableShard, match=r"more than the cache may hold.*--cache-size"):
             index.build_file(os.fsencode(tmp_path / f"a.tar.{name}"))
         assert kinds_in(cache) == []
+    monkeypatch.setenv("WDSFS_UNPACK", "never")
+    with pytest.raises(UnreadableShard, match="more than 200 times its size"):
+        index.build_file(os.fsencode(tmp_path / "a.tar.bz2"))
 
 
 # --- room --------------------------------------------------------------------------------------------------
@@ -381,6 +415,19 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: cop
     assert kinds_in(cache) == ["seek"]
 
 
+def test_something_of_a_disk_is_left_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: copies.Cache
+) -> None:
+    disk = SimpleNamespace(f_frsize=4096, f_blocks=1 << 20, f_bavail=(1 << 20) // 20 + 10)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    write(tmp_path / "a", WHOLE["zst"])
+    with pytest.raises(UnreadableShard, match=r"the disk of .* would be full"), opened(tmp_path / "a"):
+        pass
+    disk.f_bavail += 1000
+    with opened(tmp_path / "a") as (tar, _):
+        assert content_of(tar) == TAR
+
+
 def test_a_directory_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("WDSFS_CACHE_DIR", str(tmp_path / "file"))
@@ -408,10 +455,16 @@ def test_sizes() -> None:
 
 
 def test_missing_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """... where Python itself cannot do it, also when there is an index of places from before."""
+    monkeypatch.setenv("WDSFS_UNPACK", "never")
+    write(tmp_path / "gz", WHOLE["gz"])
+    with opened(tmp_path / "gz"):
+        monkeypatch.setenv("WDSFS_UNPACK", "auto")
     for module in ("rapidgzip", "xz", "indexed_zstd", "backports.zstd", "compression.zstd"):
         monkeypatch.setitem(sys.modules, module, None)
-    for name in ("gz", "bz2", "xz"):  # Python itself can unpack these
-        write(tmp_path / name, WHOLE[name])
+    write(tmp_path / "bz2", WHOLE["bz2"])
+    write(tmp_path / "xz", WHOLE["xz"])
+    for name in ("gz", "bz2", "xz"):
         with opened(tmp_path / name) as (tar, _):
             assert content_of(tar) == TAR
     write(tmp_path / "zst", WHOLE["zst"])
@@ -559,7 +612,8 @@ def test_who_else_needs_it_waits(tmp_path: Path, cache: copies.Cache) -> None:
         file.write(b"by the first")
         file.flush()
         part.rename(cache.directory / f"{key}.tar")
-    reader.join()
+        fcntl.flock(file, fcntl.LOCK_SH)
+        reader.join()  # although the first has it open
     assert found == [b"by the first"]
     assert kinds_in(cache) == ["tar"]
 
@@ -572,17 +626,18 @@ def test_a_mount(program: Program) -> None:
     program.write("a.tar", TAR)
     program.write("b.tar.gz", WHOLE["gz of several members"])
     program.write("c.tar.bz2", WHOLE["bz2"])
-    names = ("a", "b", "c")
     limit = str(int(1.5 * len(TAR)))
     with program.mounted("--cache-size", limit, "a.tar", "b.tar.gz", "c.tar.bz2") as mounted:
         kinds = sorted(one.partition(".")[2] for one in os.listdir(program.home / "index" / "unpacked"))
         assert kinds == ["seek", "tar"]
+        names = sorted(os.listdir(mounted.path))
+        assert len(names) == 3
         for number in random.Random(3).sample(range(40), 40):
             for ext in ("jpg", "cls"):
                 wanted = BY_NAME[b"d/%03d.%s" % (number, ext.encode())]
                 contents = {(mounted.path / name / "d" / f"{number:03}" / ext).read_bytes() for name in names}
                 assert contents == {wanted}
-        path = mounted.path / "b" / "d" / "003" / "jpg"
+        path = mounted.path / names[1] / "d" / "003" / "jpg"
         assert os.getxattr(path, "user.wdsfs.member") == b"d/003.jpg"
         offset = int(os.getxattr(path, "user.wdsfs.offset"))
         assert TAR[offset : offset + 4000] == path.read_bytes()[:4000]
@@ -594,8 +649,9 @@ def test_what_is_committed(program: Program) -> None:
     program.write("b.tar.bz2", WHOLE["bz2"])
     shards = ("a.tar.gz", "b.tar.bz2")
     with program.mounted("--overlay", "o", *shards) as mounted:
-        (mounted.path / "a/d/007/cls").write_bytes(b"changed")
-        shutil.rmtree(mounted.path / "a/d/008")
+        first = mounted.path / "a"
+        (first / "d/007/cls").write_bytes(b"changed")
+        shutil.rmtree(first / "d/008")
     for way, told in (("--in-place", "commit with --output"), ("--link", "use --copy, which unpacks it")):
         output = [] if way == "--in-place" else ["--output", "out/%d.tar"]
         message = program.refused("commit", "--overlay", "o", way, *output, *shards, code=7)
@@ -614,7 +670,8 @@ def test_what_is_committed(program: Program) -> None:
 def test_commands(program: Program) -> None:
     program.write("a.tar.xz", WHOLE["xz of several blocks"])
     program.write("cut.tar.gz", WHOLE["gz"][:90_000])
-    assert program.run("cat", "a.tar.xz", "a.tar.xz/d/011/cls").stdout == b"11"
+    top = program.run("ls", "a.tar.xz").stdout.strip().decode()
+    assert program.run("cat", "a.tar.xz", f"{top}d/011/cls").stdout == b"11"
     report = program.json("info", "--unpack", "never", "a.tar.xz")
     assert (report["samples"], report["shard_bytes"]) == (40, len(WHOLE["xz of several blocks"]))
     assert program.run("check", "a.tar.xz").stdout == b""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gzip
 import json
 import os
 import random
@@ -398,6 +399,12 @@ def test_a_shard_that_dali_cannot_read_has_no_index(tmp_path: Path, caplog: pyte
         assert "s0.tar" in caplog.text
 
 
+def test_an_index_for_dali_is_of_plain_tars_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with a_mount(tmp_path / "set", [gzip.compress(tars.tar(tars.member(b"a.txt", b"x")))]) as made:
+        assert made.worker().error(wire.lookup(pack_extra(DALI), b"s0.idx")) == errno.EIO
+        assert "it is compressed" in caplog.text
+
+
 def test_what_is_not_indexed_is_so_when_it_is_asked_for(tmp_path: Path) -> None:
     with a_mount(tmp_path / "set", [sets.content(0), sets.content(1), sets.content(2)], indexed=False) as made:
         worker = made.worker()
@@ -410,6 +417,21 @@ def test_what_is_not_indexed_is_so_when_it_is_asked_for(tmp_path: Path) -> None:
         assert len(json.loads(worker.cat(b".wdsfs/shards.json"))["shardlist"]) == 3
         assert json.loads(worker.cat(b".wdsfs/status.json"))["indexed"] == 3
         assert made.board.waiting == 0
+
+
+def test_what_other_tools_read_are_the_shards_as_they_are(tmp_path: Path) -> None:
+    """Also where what is mounted is made of them: then the two have one index, and records of a time in it."""
+    with a_mount(tmp_path / "set", [sets.content(0), sets.content(1)], indexed=False) as made:
+        worker = made.worker()
+        assert worker.operations.special is not None
+        plain = worker.operations.special.tree.plain = Lower(made.shards, made.index)
+        made.lowers.append(plain)
+        worker.tree.lower.index_now(0)
+        worker.names(b"s0")
+        assert list(worker.tree.lower._records) == [0]
+        assert worker.cat(b".wdsfs/dali/s1.idx").startswith(b"v1.2 3\n")
+        assert (list(worker.tree.lower._records), list(plain._records)) == ([], [1])
+        assert len(json.loads(worker.cat(b".wdsfs/shards.json"))["shardlist"]) == 2
 
 
 def test_texts_are_kept_up_to_a_limit(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:

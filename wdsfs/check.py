@@ -76,6 +76,10 @@ def lint(path: bytes) -> Lint:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise UnreadableShard(f"{os.fsdecode(path)}: is no regular file")
         reader = _Reader(found)
+        kind = packed.kind_of(fd)
+        if kind is not None and path.endswith(b".tar"):
+            text = f"called .tar, but {kind}-compressed: webdataset reads it, DALI, Energon and wids do not"
+            found.add("compressed", -1, "", text)
         with packed.opened(fd, path) as (source, problem), reading_ahead(fd, path):
             problems = [] if problem is None else [problem]
             for chunk in shard.scan(source, problems):

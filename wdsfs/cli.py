@@ -277,7 +277,7 @@ def umount(mountpoints: tuple[str, ...], lazy: bool) -> None:
 @shards_argument
 @set_options
 @index_options
-@click.option("--prune", is_flag=True, help="Also drop what is kept of shards that are no longer there.")
+@click.option("--prune", is_flag=True, help="Also drop what is kept of shards and label files that are gone.")
 @json_option
 def index_command(
     shards: tuple[str, ...],
@@ -296,6 +296,7 @@ def index_command(
     """
     import time
 
+    from wdsfs import labels
     from wdsfs.errors import IndexUnusable
     from wdsfs.index import open_index
     from wdsfs.spec import expand
@@ -309,7 +310,7 @@ def index_command(
     unreadable = build_index(index, stale, jobs_of(jobs), quiet)
     for text in index.miscounted(found):
         log.warning("%s", text)
-    pruned = index.prune() if prune else 0
+    pruned = index.prune() + labels.prune(index.directory / "labels") if prune else 0
     summaries = [index.summary(one.path) for one in found]
     report = {
         "shards": len(found),

@@ -42,6 +42,7 @@ MISSING, TWICE = -1, -2  # in the place of a shard's number: the key is nowhere,
 UNDECODED = "not decoded"  # the kind of a problem
 OWN = 0  # the place of the shard itself
 _SHIFT = 40  # bits of the number in an address while a record is made; a stored one has as few as will do
+_STEM_MAX = 200  # bytes of a file's name before its extension, in the classes layout
 _WAY_OUT = "--missing skip leaves such samples out, --missing empty shows them without"
 _TWICE_OUT = "--duplicates skip leaves such samples out, --duplicates empty shows them without"
 
@@ -389,7 +390,7 @@ class _Composer:
     # --- the steps
 
     def _leave_out(self) -> None:
-        left_out = {_plain(key) for key in self.source.left_out}
+        left_out = {names.plain_key(key) for key in self.source.left_out}
         pairs = zip(self.paths, self.strays.tolist(), strict=True)
         if left_out:
             self._keep(
@@ -586,7 +587,11 @@ class _Composer:
         found = self.classes
         # In the order of the shard, so that the disk is read in one pass.
         for entry, row in sorted(zip(entries.tolist(), at[first].tolist(), strict=True), key=lambda pair: pair[1]):
-            found[entry] = self._class(entry, self._read(int(self.rows.address[row])))
+            try:
+                data = self._read(int(self.rows.address[row]))
+            except CorruptShard:  # cut off with the end of the shard, which its problems tell
+                continue
+            found[entry] = self._class(entry, data)
         missing = np.array([entry for entry, one in enumerate(found) if one is None], int)
         where = _text(self.wanted.class_from)
         where += f" with the field {self.wanted.class_field}" if self.wanted.class_field else ""
@@ -641,13 +646,15 @@ class _Composer:
         paths = []
         for path, label in zip(self.paths, self.classes, strict=True):
             # Without a class (`--missing empty`): the folder with the empty name, which `names` shows as `%`.
-            plain = (label or b"") + b"/" + prefix + _flat(path)
-            shown, number = plain, 1
-            while shown in taken:
+            folder = (label or b"") + b"/"
+            # A name that was cut as a whole would lose the suffix that loaders go by.
+            stem = names.shorten(prefix + _flat(path), _STEM_MAX)
+            shown, number = stem, 1
+            while folder + shown in taken:
                 number += 1
-                shown = names.numbered(plain, number)
-            taken.add(shown)
-            paths.append(shown)
+                shown = names.numbered(stem, number)
+            taken.add(folder + shown)
+            paths.append(folder + shown)
         self.paths = paths
 
     # --- the end
@@ -703,12 +710,6 @@ class _Composer:
 
     def _view(self) -> dict[str, Any]:
         return {"shift": self._shift(), "places": self.places}
-
-
-def _plain(key: bytes) -> bytes:
-    """A raw key as records have it: without a leading `./`."""
-    folder, stem = names.split_folder(key)
-    return b"/".join([*names.folder_components(folder), stem])
 
 
 def _flat(path: bytes) -> bytes:

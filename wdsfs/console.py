@@ -463,7 +463,7 @@ def opened_set(shards: Sequence[Shard], index_dir: str | None, jobs: int | None,
 def left_out_text(shards: Sequence[Shard]) -> str:
     """What to say where whole shards are looked at, of which a mount leaves out samples; empty if it does not."""
     keys = sum(len(one.without) for one in shards)
-    return f"{counted(keys, 'sample')} excluded by a split file are counted here, too" if keys else ""
+    return f"counted here, too: {counted(keys, 'sample')} excluded by a split file" if keys else ""
 
 
 def settled(below: Lower, question: Callable[[], Answer]) -> Answer:

@@ -191,8 +191,8 @@ class Talk:
             self._socket.close()
             raise
 
-    def ask(self, question: dict[str, Any], seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
-        self._socket.settimeout(seconds)
+    def ask(self, question: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
+        self._socket.settimeout(ANSWER_SECONDS if seconds is None else seconds)
         self._socket.sendall(json.dumps(question).encode() + b"\n")
         answer: dict[str, Any] = json.loads(self._lines.readline())
         return answer

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import os
 import time
@@ -32,6 +33,7 @@ COPIES = (WHOLE, TRAILING, TRUNCATED, DAMAGED)
 _PART = "part"
 
 DEFAULT_LIMIT = 32 << 30  # bytes
+DISK_KEPT = 4 << 30  # bytes of a disk that the cache leaves to others; of a small one 5 %
 STEP = 32 << 20  # bytes that are written between two looks at how much room there is
 RECENT_SECONDS = 3600.0
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -83,6 +85,7 @@ def cache() -> Cache:
     return Cache(Path(os.path.abspath(directory)), parse_size(size) if size else DEFAULT_LIMIT)
 
 
+@functools.lru_cache(8)
 def _beside(index: Path) -> Path:
     """For an index on a network file system it is a place on this machine, as for the index itself."""
     if system.is_network(system.filesystem_type(index)):
@@ -125,7 +128,7 @@ class Cache:
             return found
         part = self._path(key, _PART)
         try:
-            self._make_room(key, least, spare_recent)
+            self._make_room(key, 0, least, spare_recent)
             state, size = fill(self._writer(found, key, spare_recent))
             os.ftruncate(found, size)
             os.fdatasync(found)
@@ -151,36 +154,35 @@ class Cache:
 
     def _begin(self, key: str, states: Collection[str]) -> Kept | int:
         """The finished file, or an empty part of which this process has the lock."""
+        path = self._path(key, _PART)
         while True:
             kept = self.find(key, states)
             if kept is not None:
                 return kept
-            path = self._path(key, _PART)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX)  # waits for whoever is at it
-                with contextlib.suppress(FileNotFoundError):
-                    if os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False)):
-                        kept = self.find(key, states)
-                        if kept is None:
-                            os.ftruncate(fd, 0)
-                            return fd
-                        os.unlink(path)
-                        os.close(fd)
-                        return kept
+                if _lock_of(fd, path):
+                    kept = self.find(key, states)  # finished since we looked
+                    if kept is None:
+                        os.ftruncate(fd, 0)
+                        return fd
+                    os.unlink(path)
+                    os.close(fd)
+                    return kept
             except BaseException:
                 os.close(fd)
                 raise
-            os.close(fd)  # it was finished, or given up, while we waited
+            os.close(fd)
 
     def _writer(self, fd: int, key: str, spare_recent: bool) -> Write:
         done = room = 0
 
         def write(data: bytes) -> None:
             nonlocal done, room
+            if done + len(data) > room:
+                free = self._make_room(key, done, len(data), spare_recent)
+                room = done + len(data) + min(STEP, free)
             done += len(data)
-            if done > room:
-                room = done + min(STEP, self._make_room(key, done, spare_recent))
             view = memoryview(data)
             while view:
                 view = view[os.write(fd, view) :]
@@ -197,29 +199,58 @@ class Cache:
                     if entry.name.rpartition(".")[2] in (*COPIES, INDEX, _PART):
                         yield _Entry(found.st_mtime, found.st_size, entry.path)
 
-    def _make_room(self, key: str, need: int, spare_recent: bool) -> int:
-        """See that the part of `key` may have `need` bytes; returns how many more are free. Raises NoRoom."""
-        if need > self.limit:
+    def _make_room(self, key: str, done: int, more: int, spare_recent: bool) -> int:
+        """See that the part of `key`, of `done` bytes, may have more; returns how many further ones are free.
+
+        Raises NoRoom.
+        """
+        if done + more > self.limit:
             raise NoRoom(f"it unpacks to more than the cache may hold ({self.limit} bytes)")
         others = sorted(one for one in self._entries() if one.path != self._path(key, _PART))
-        used = sum(one.size for one in others)
+        used = sum(one.size for one in others) + done
         youngest = time.time() - RECENT_SECONDS if spare_recent else float("inf")
         # A second round for what is open: its bytes stay until it is closed.
         for also_open in (False,) if spare_recent else (False, True):
             for one in others:
-                if used + need <= self.limit:
+                if min(self.limit - used, self._disk()) >= more:
                     break
                 if one.opened < youngest and _remove(one.path, also_open):
                     used -= one.size
-        if used + need > self.limit:
+        free, disk = self.limit - used, self._disk()
+        if free < more:
             raise NoRoom(f"the cache is full ({used} of {self.limit} bytes are in use)")
-        return self.limit - used - need
+        if disk < more:
+            raise NoRoom(f"the disk of {self.directory} would be full")
+        return min(free, disk) - more
+
+    def _disk(self) -> int:
+        """Bytes of the disk that are free and not left to others."""
+        found = os.statvfs(self.directory)
+        return found.f_frsize * (found.f_bavail - min(found.f_blocks // 20, DISK_KEPT // found.f_frsize))
 
     def prune(self, keys: Collection[str]) -> None:
         """Remove what belongs to none of these, unless it is open."""
         for one in list(self._entries()):
             if os.path.basename(one.path).partition(".")[0] not in keys:
                 _remove(one.path, False)
+
+
+def _lock_of(fd: int, path: str) -> bool:
+    """Lock a part for writing. If another process is at it, wait for that instead, and return False."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fcntl.flock(fd, fcntl.LOCK_SH)  # which whoever has finished grants, and the death of whoever has not
+        return False
+    return _is_at(fd, path)
+
+
+def _is_at(fd: int, path: str) -> bool:
+    """Whether a file is still the one with this name."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
 
 
 def _remove(path: str, also_open: bool) -> bool:
@@ -230,14 +261,14 @@ def _remove(path: str, also_open: bool) -> bool:
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False)):
+        if not _is_at(fd, path):  # finished since it was opened
             return False
         os.unlink(path)  # under the lock: who waits for it will see that it has no name
     except BlockingIOError:
         if not also_open or path.endswith("." + _PART):
             return False
         os.unlink(path)
-    except FileNotFoundError:  # finished, or removed by somebody else, since it was opened
+    except FileNotFoundError:  # removed by somebody else
         return False
     finally:
         os.close(fd)

@@ -47,7 +47,7 @@ from wdsfs.compose import (
 from wdsfs.errors import MissingShard, ShardError, StaleShard, UnreadableShard, UsageError, ViewError
 from wdsfs.index import COMMIT_BYTES, COMMIT_SECONDS, PATIENCE_SECONDS, TICK_NS, Index, Union
 from wdsfs.labels import LabelFile, label_file
-from wdsfs.lower import Content, File, Fingerprint, Held, Lower, NotIndexed
+from wdsfs.lower import GONE, Content, File, Fingerprint, Held, Lower, NotIndexed
 from wdsfs.record import STRAY, Record, equal_range
 from wdsfs.spec import Shard, expand
 
@@ -80,11 +80,7 @@ class Companions:
 
 def is_view(shards: Sequence[Shard], wanted: Composition) -> bool:
     """Whether these shards, shown so, take derived records."""
-    return not wanted.is_plain or any(map(_left_out, shards))
-
-
-def _left_out(one: Shard) -> frozenset[bytes]:
-    return one.without
+    return not wanted.is_plain or any(one.without for one in shards)
 
 
 def open_lower(
@@ -132,11 +128,11 @@ class DerivedLower(Lower):
         super().__init__(shards, index, descriptors, tags)
         self.wanted, self.companions = wanted, companions
         # What the options leave alone has the record that it has, under the name that it has.
-        self._alone = [wanted.is_plain and not _left_out(one) for one in shards]
+        self._alone = [wanted.is_plain and not one.without for one in shards]
         parts = [*companions.files, *(repr(file.table).encode() for file in companions.labels)]
         common = hashlib.blake2b(b"\0".join(parts), digest_size=16).digest()
         self._keys = [
-            one.path if alone else one.path + b"\0" + wanted.digest(_left_out(one), one.name, common)
+            one.path if alone else one.path + b"\0" + wanted.digest(one.without, one.name, common)
             for one, alone in zip(shards, self._alone, strict=True)
         ]
         each = max(1, descriptors // (1 + len(companions.joined)))
@@ -144,7 +140,9 @@ class DerivedLower(Lower):
         self.joined = [Lower(joined, index, each) for joined in companions.joined]
         self._lowers = [self.plain, *self.joined]
         self._places = {
-            one.path: (below, number) for below in reversed(self._lowers) for number, one in _by_number(below)
+            one.path: (below, number)
+            for below in reversed(self._lowers)
+            for number, one in enumerate(below.shards)
         }
         for below in self._lowers:
             below.on_files = lambda _: self.on_files(sum(len(one._files) for one in self._lowers))
@@ -159,10 +157,15 @@ class DerivedLower(Lower):
     # --- what a shard is now
 
     def _stat(self, number: int) -> Fingerprint:
-        size, mtime_ns, identity = super()._stat(number)
-        return (
-            (size, mtime_ns, identity) if self._alone[number] else (size, mtime_ns, identity ^ self._companions())
-        )
+        found = super()._stat(number)
+        if self._alone[number]:
+            return found
+        size, mtime_ns, identity = found
+        return size, mtime_ns, identity ^ self._companions()
+
+    def _subject(self, number: int) -> str:
+        text = super()._subject(number)
+        return text if self._alone[number] or not self.companions.files else f"{text} or what it is shown with"
 
     def _companions(self) -> int:
         """A number that changes with any companion. Raises MissingShard, UnreadableShard."""
@@ -200,11 +203,24 @@ class DerivedLower(Lower):
             raise ViewError(text)
         return found
 
+    def _indexed_fingerprint(self, number: int) -> Fingerprint:
+        found = super()._indexed_fingerprint(number)
+        try:
+            if found != GONE and self.summary(number).problems:
+                self.record(number)  # none, as far as others are concerned, if it was refused
+        except ShardError:
+            return GONE
+        return found
+
     # --- making records
 
     def index_now(self, number: int) -> None:
         while self._missing:
             self._index_base(self._missing.pop())
+        try:
+            self.plain.record(number)  # whoever asks for it there has nobody else to index it
+        except NotIndexed:
+            self._index_base(_BaseWanted(self.plain, number))
         super().index_now(number)
 
     def _index_base(self, wanted: _BaseWanted) -> None:
@@ -247,18 +263,17 @@ class DerivedLower(Lower):
         if self._alone[number]:
             return self.plain.build(number)
         names = self.companions.class_names
-        for path in [
-            *(file.path for file in self.companions.labels),
-            *([] if names is None else [os.fsencode(names)]),
-        ]:
-            _wait_for_tick(path)
+        for file in self.companions.labels:
+            _wait_for_tick(file.path)
+        if names is not None:
+            _wait_for_tick(os.fsencode(names))
         one = self.shards[number]
         with ExitStack() as stack:
             tables = [
                 stack.enter_context(labels.opened(file, _stamp_of(file), self.index.directory / "labels"))
                 for file in self.companions.labels
             ]
-            source = Source(one.path, one.name, _record(self.plain, number), _left_out(one))
+            source = Source(one.path, one.name, _record(self.plain, number), one.without)
             around = Surroundings(
                 [_Joined(self, which, number) for which in range(len(self.joined))],
                 tables,
@@ -305,8 +320,10 @@ class DerivedLower(Lower):
     def make(self, on_done: Callable[[int], None] = lambda _: None) -> str | None:
         """Derive what has to be derived, up to the first shard that is refused; returns why, if there is one.
 
-        `on_done` hears of the number of each shard that is done.
+        `on_done` hears of the number of each shard that is done. Raises MissingShard, UnreadableShard for
+        what the shards are to be shown with.
         """
+        self._companions()
         pending: list[tuple[bytes, bytes]] = []
         refused: str | None = None
         since, size = time.monotonic(), 0
@@ -504,10 +521,6 @@ class _Joined:
             ]
             if places:
                 shards[at], entries[at] = places[0] if len(places) == 1 else (TWICE, places[0][1])
-
-
-def _by_number(below: Lower) -> list[tuple[int, Shard]]:
-    return list(enumerate(below.shards))
 
 
 def _samples_of(record: Record) -> tuple[dict[bytes, int], set[bytes]]:

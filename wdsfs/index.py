@@ -395,8 +395,9 @@ class Index:
                 if not _is_there(found[1]):
                     gone.append(bytes(key[1:]))
                 else:
+                    path = _path_of(found[1])
                     with contextlib.suppress(OSError):
-                        keys.add(copies.key_of(found[1], os.stat(found[1])))
+                        keys.add(copies.key_of(path, os.stat(path)))
         self._write([(kind + digest, None) for digest in gone for kind in (b"s", b"r")])
         copies.cache().prune(keys)
         return len(gone)
@@ -500,11 +501,6 @@ class Union:
             parts.append(len(hashes).to_bytes(8, "little") + hashes[order].tobytes() + shards[order].tobytes())
         return Union.state(fingerprints), b"".join(parts)
 
-    def tag(self) -> int:
-        """A number that changes with the fingerprint of any shard of the set."""
-        value = self._get(self._key)
-        return zlib.crc32(value[:16]) if value is not None else 0
-
     def columns(self) -> list[tuple[memoryview, memoryview]]:
         """(sums, shards) of folders and of entries, in place, valid until the index is renewed."""
         value = self._get(self._key)
@@ -546,9 +542,14 @@ def _unseal(value: memoryview) -> tuple[Summary, bytes] | None:
     return Summary(*_SUMMARY.unpack_from(data)), bytes(data[_SUMMARY.size :])
 
 
+def _path_of(key: bytes) -> bytes:
+    """The path of the shard that a record is of, which may be that of a view."""
+    return key.partition(b"\0")[0]
+
+
 def _is_there(key: bytes) -> bool:
     try:
-        look(key.partition(b"\0")[0])
+        look(_path_of(key))
     except MissingShard:
         return False
     except UnreadableShard:

@@ -75,9 +75,7 @@ class OpenLabels:
     def __init__(self, path: bytes, fingerprint: tuple[int, int, int], db: sqlite3.Connection) -> None:
         self.path, self.fingerprint = path, fingerprint
         self._db = db
-        self._columns = {
-            number: os.fsencode(name) for number, name in db.execute("SELECT number, name FROM columns")
-        }
+        self._columns = dict(db.execute("SELECT number, name FROM columns"))
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, list[dict[bytes, bytes]]]:
         """The rows of each of these keys that there are: values by extension."""
@@ -123,6 +121,22 @@ def opened(file: LabelFile, fingerprint: tuple[int, int, int], directory: Path) 
         raise UnreadableShard(f"the table of {os.fsdecode(file.path)} in {directory}: {error}") from None
 
 
+def prune(directory: Path) -> int:
+    """Drop the tables of label files that are gone, and those that nobody can read; returns how many."""
+    dropped = 0
+    for table in directory.glob("*.sqlite"):
+        try:
+            with contextlib.closing(_open(table)) as db:
+                (path,) = db.execute("SELECT path FROM meta").fetchone()
+            there = os.path.exists(path)
+        except (sqlite3.Error, TypeError):  # damaged, or half of one
+            there = False
+        if not there:
+            table.unlink(missing_ok=True)
+            dropped += 1
+    return dropped
+
+
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
     fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -166,20 +180,22 @@ def _import(file: LabelFile, fingerprint: Sequence[int], table: Path) -> None:
                 # Whoever is killed leaves a file that nobody looks at.
                 "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;"
                 "CREATE TABLE labels (key BLOB, line INTEGER, packed BLOB);"
-                "CREATE TABLE columns (number INTEGER PRIMARY KEY, name TEXT);"
-                "CREATE TABLE meta (state TEXT, path TEXT);"
+                "CREATE TABLE columns (number INTEGER PRIMARY KEY, name BLOB);"
+                "CREATE TABLE meta (state TEXT, path BLOB);"
             )
             numbers: dict[str, int] = {}
             batch: list[tuple[bytes, int, bytes]] = []
             for key, line, values in _rows(file):
-                batch.append((key, line, _pack(file, line, values, numbers)))
+                batch.append((names.plain_key(key), line, _pack(file, line, values, numbers)))
                 if len(batch) == _BATCH:
                     db.executemany("INSERT INTO labels VALUES (?, ?, ?)", batch)
                     batch.clear()
             db.executemany("INSERT INTO labels VALUES (?, ?, ?)", batch)
-            db.executemany("INSERT INTO columns VALUES (?, ?)", [(n, name) for name, n in numbers.items()])
+            db.executemany(
+                "INSERT INTO columns VALUES (?, ?)", [(n, os.fsencode(name)) for name, n in numbers.items()]
+            )
             db.execute("CREATE INDEX by_key ON labels (key)")
-            db.execute("INSERT INTO meta VALUES (?, ?)", (_state(fingerprint), repr(file.path)))
+            db.execute("INSERT INTO meta VALUES (?, ?)", (_state(fingerprint), file.path))
             db.commit()
         new.replace(table)
     finally:
@@ -199,13 +215,11 @@ def _pack(file: LabelFile, line: int, values: dict[str, bytes], numbers: dict[st
 
 
 def _check_column(file: LabelFile, line: int, column: str) -> None:
-    if (
-        not column
-        or "/" in column
-        or "\0" in column
-        or column in (".", "..")
-        or len(column.encode()) > names.NAME_MAX
-    ):
+    try:
+        fits = 0 < len(os.fsencode(column)) <= names.NAME_MAX
+    except UnicodeEncodeError:
+        fits = False
+    if not fits or "/" in column or "\0" in column or column in (".", ".."):
         raise _wrong(file, line, f"the column {column!r} cannot be the name of a file; rename it")
 
 
@@ -323,10 +337,10 @@ def _sqlite_rows(file: LabelFile) -> Iterator[Row]:
             # Text that is not UTF-8 goes through as it is.
             db.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
             about = db.execute(f"PRAGMA table_info({_quoted(table)})").fetchall()
-            columns = [name for _, name, *_ in about]
-            primary = [name for _, name, *_, number in about if number]
-            key = _key_column(file, columns, primary if len(primary) == 1 else ())
+            primary = [os.fsdecode(name) for _, name, *_, number in about if number]
             cursor = db.execute(f"SELECT * FROM {_quoted(table)}")
+            columns = [name for name, *_ in cursor.description]  # generated ones, too
+            key = _key_column(file, columns, primary if len(primary) == 1 else ())
             at = columns.index(key)
             for line, row in enumerate(cursor, 1):
                 name = _value(file, line, key, row[at])

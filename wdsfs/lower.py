@@ -36,6 +36,9 @@ FRESH_SECONDS = 1.0  # how long a look at a shard's path is believed
 # Readahead over a shard: bytes that a read may be away from the last one to be of the same pass, reads that make a
 # pass, and how much is read ahead of it (bytes), in steps of the least that a disk's readahead is set to.
 NEAR, PASS, AHEAD, STEP = 4 << 20, 8, 8 << 20, 128 << 10
+# How many bytes may go by for each that is read, and how many each read counts for at least: who takes one class
+# of a set passes over it in order, too, but reads a hundredth of it.
+GAPS, LEAST = 4, 4096
 READ_MAX = 1 << 20  # bytes; the most that the kernel asks for at once
 COPIES_MAX, READERS_MAX = 32, 4  # compressed shards open at a time: a copy takes disk, a reader up to 100 MB
 RENEW_SECONDS = 60.0  # how long one LMDB snapshot is held; an old one keeps freed pages from being used again
@@ -65,6 +68,8 @@ class File:
     fingerprint: Fingerprint
     ctime_ns: int
     run: int = 0  # reads of a pass in order so far
+    start: int = 0  # where it began (bytes)
+    used: int = 0  # how many bytes it has read
     front: int = 0  # how far it has come (bytes)
     ahead: int = 0  # how far the disk was asked to read ahead of it (bytes)
 
@@ -75,12 +80,15 @@ class File:
         processes share a pass here, headers are left out, and a loader's processes are some samples apart.
         """
         if not -NEAR <= begin - self.front <= NEAR:
-            self.run, self.front, self.ahead = 0, end, end
+            self.run, self.start, self.used, self.front, self.ahead = 0, begin, 0, end, end
             return
         self.run += 1
+        self.used += max(end - begin, LEAST)
         if end > self.front:
             self.front = end
         if self.run < PASS or self.front + AHEAD // 2 < self.ahead:
+            return
+        if self.used * GAPS < self.front - self.start:
             return
         start = max(self.ahead, self.front)
         self.ahead = start + AHEAD // 2
@@ -189,7 +197,7 @@ class Lower:
         elif state.fingerprint != found:
             log.warning(
                 "%s has changed; it is indexed anew, what was open from it gets ESTALE",
-                self.path_text(number),
+                self._subject(number),
             )
             self._forget(number)
             self._states[number] = _State(found, now, self._tags.of(number, found))
@@ -197,6 +205,10 @@ class Lower:
             state.looked = now
             state.tag = self._tags.of(number, found)  # others may have seen it go and come back
         return found
+
+    def _subject(self, number: int) -> str:
+        """What changes when the fingerprint of a shard does."""
+        return self.path_text(number)
 
     def _stat(self, number: int) -> Fingerprint:
         return index_module.look(self.shards[number].path)
@@ -228,6 +240,14 @@ class Lower:
             self.fingerprint(number)
             state = self._states[number]
         return state.tag
+
+    def version(self) -> int:
+        """A number that is another one after each change of a shard that was noticed, also after many of them.
+
+        It is the same in all processes of the mount that know of the same changes, and after a remount.
+        """
+        gone = sum(state.fingerprint == GONE for state in self._states.values())
+        return 2 * sum(map(self._tags.last, range(len(self.shards)))) + gone
 
     def summary(self, number: int) -> Summary:
         """The summary of a shard. Raises NotIndexed, MissingShard, UnreadableShard."""

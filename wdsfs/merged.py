@@ -78,7 +78,7 @@ class MergedTree(Tree):
                 self._record_or_none(number)
             self.union = self.lower.union(self._record_or_none)
             self._generation = self.lower.generation
-            self._tag = (self.union.tag() & _TAG_MAX) << _TAG_SHIFT
+            self._tag = (self.lower.version() & _TAG_MAX) << _TAG_SHIFT
 
     def _look_around(self) -> bool:
         """Whether a look at all shards finds one changed: a new name may be in any of them.
@@ -318,7 +318,7 @@ class MergedTree(Tree):
         return folder if self._twin(place) == Child(number, sample) else None
 
     def listing(self, inode: int, after: int = 0) -> Iterator[Entry]:
-        """As `Tree.listing`. A cursor has a checksum of the set (9 bits), the shard's number and one (21 bits),
+        """As `Tree.listing`. A cursor has the version of the set (9 bits), the shard's number and one (21 bits),
         and the position in its record: a listing never goes on in other shards than it began with.
         """
         self._load()

@@ -85,6 +85,15 @@ def folder_components(folder: bytes) -> list[bytes]:
     return components
 
 
+def plain_key(key: bytes) -> bytes:
+    """A raw key as it is compared with keys of other shards and of label files.
+
+    Semantics decision: without leading `./`, as in the tree.
+    """
+    folder, stem = split_folder(key)
+    return b"/".join([*folder_components(folder), stem])
+
+
 def are_plain(names: list[bytes]) -> bool:
     """Whether all of these member names can be shown as they are. False may be a false alarm."""
     text = b"/".join((b"", *names, b""))  # one search over all of them takes next to nothing

@@ -3,11 +3,11 @@
 `by-index/000/000/000123 -> ../../../<where sample 123 is>`, numbered as wids counts: from 0, in the order of the
 tar within a shard, shards in the order of the set. The first two levels are the millions and the thousands.
 
-Nothing is kept for each sample: the sum of the samples up to each shard, and the order of those in the shards that
-were asked about last. The inode of everything here carries a generation, the sum of the generations of all shards:
-after any change there are other numbers, under which the kernel knows nothing. How many samples a shard has that
-cannot be read is not known, so while there is one, nothing here can be looked at (EIO): with other numbers a link
-would lead to another sample.
+Nothing is kept for each sample: the sum of the samples up to each shard, and the order of those in the shards
+that were asked about last. The inode of everything here carries the version of the set: after any change there
+are other numbers, under which the kernel knows nothing. How many samples a shard has that cannot be read is not
+known, so while there is one, nothing here can be looked at (EIO): with other numbers a link would lead to
+another sample.
 """
 
 from __future__ import annotations
@@ -146,12 +146,9 @@ class NumberedTree(Tree):
             self.lower.fingerprint(number)
 
     def _count(self) -> None:
-        counts, tags = [], 0
-        for number in range(len(self.lower)):
-            counts.append(self.lower.summary(number).samples)
-            tags += self.lower.tag(number)
+        counts = [self.lower.summary(number).samples for number in range(len(self.lower))]
         self._ends = np.cumsum(counts, dtype=np.int64)
-        self._tag = tags & TAG_MAX
+        self._tag = self.lower.version() & TAG_MAX
         self._orders.clear()
         self._folder = ROOT, b""
         self._generation = self.lower.generation

@@ -33,6 +33,7 @@ from wdsfs.source import TarBytes
 AUTO, ALWAYS, NEVER = "auto", "always", "never"
 POLICIES = (AUTO, ALWAYS, NEVER)  # whether shards are unpacked into the cache
 
+RATIO_MAX = 200  # times the size of a file that what it unpacks to may have, where no cache limits it
 _INPUT, _OUTPUT = 1 << 18, 1 << 20  # bytes that are read, and put out, at a time: what a bomb may take of memory
 
 
@@ -115,7 +116,10 @@ def _open(one: _Shard) -> Opened:
             return _read_by(one, kept)
         except ValueError:  # damaged: it is made anew
             cache.drop(one.key, INDEX)
-            kept = None
+        except _Refused:  # the library is no longer there
+            if how == NEVER:
+                raise
+        kept = None
     if kept is None:
         kept = _index(cache, one) if how == NEVER else _unpack(cache, one, how == AUTO)
     return _read_by(one, kept) if kept.state == INDEX else Opened(kept.fd, _problem(one.kind, kept))
@@ -158,18 +162,30 @@ def _unpack(cache: Cache, one: _Shard, may_seek: bool) -> Kept:
 
 def _index(cache: Cache, one: _Shard) -> Kept:
     """An index of places. Raises _Refused."""
+    left = max(RATIO_MAX * one.size, _OUTPUT)
+
+    def count(data: bytes) -> None:
+        nonlocal left
+        left -= len(data)
+        if left < 0:
+            raise seek.Unusable(f"it unpacks to more than {RATIO_MAX} times its size, as no set of samples does")
 
     def fill(write: Write) -> tuple[str, int]:
-        index, size = seek.index_of(one.kind, one.fd)
+        seek.check(one.kind, one.fd)
         # None of the libraries can be relied on to tell what is cut off, or to look at every checksum.
-        if unpack(one.kind, one.fd, lambda _: None) != (WHOLE, size):
-            raise seek.Unusable("it is damaged or has something else behind it: what is intact has to be unpacked")
-        write(index)
-        return INDEX, len(index)
+        state, size = unpack(one.kind, one.fd, count)
+        if state == WHOLE:
+            index, found = seek.index_of(one.kind, one.fd)
+            if found == size:
+                write(index)
+                return INDEX, len(index)
+        raise seek.Unusable("it is damaged or has something else behind it")
 
     try:
-        return cache.make(one.key, (INDEX,), fill, spare_recent=True)
-    except (NoRoom, seek.Unusable) as error:
+        return cache.make(one.key, (INDEX,), fill)
+    except NoRoom as error:
+        raise _Refused(f"there is no room for an index of places: {error}") from None
+    except seek.Unusable as error:
         raise _Refused(f"it can only be unpacked, since {error}") from None
 
 

@@ -34,21 +34,21 @@ class _Format(NamedTuple):
     package: str  # as it is installed
     module: str
     open: Callable[[Any, int], Any]  # the module and a descriptor -> a file object
-    places: Callable[[Any], bytes]  # where one can begin to read. Raises Unusable
+    check: Callable[[Any], None]  # what can be told at once. Raises Unusable
+    places: Callable[[Any], bytes]  # where one can begin to read; reads all of it. Raises Unusable
     take: Callable[[Any, bytes], None]  # tell a file object these places
 
 
 def _read_through(raw: Any) -> bytes:
     raw.seek(0, io.SEEK_END)
-    out = io.BytesIO()
-    raw.export_index(out)
-    return out.getvalue()
+    with io.BytesIO() as out:  # rapidgzip never lets go of the object: closed, it holds nothing
+        raw.export_index(out)
+        return out.getvalue()
 
 
-def _frame_offsets(raw: Any) -> bytes:
-    if not raw.is_multiframe():
-        raise Unusable("it is one zstd frame, which can only be read from its start")
-    return _block_offsets(raw)
+def _take_gzip(raw: Any, places: bytes) -> None:
+    with io.BytesIO(places) as file:
+        raw.import_index(file)
 
 
 def _block_offsets(raw: Any) -> bytes:
@@ -57,9 +57,13 @@ def _block_offsets(raw: Any) -> bytes:
     return json.dumps(list(offsets.items())).encode()
 
 
-def _block_boundaries(raw: Any) -> bytes:
+def _check_frames(raw: Any) -> None:
+    if not raw.is_multiframe():
+        raise Unusable("it is one zstd frame, which can only be read from its start")
+
+
+def _check_blocks(raw: Any) -> None:
     _check_pieces([*raw.block_boundaries, len(raw)])
-    return b""  # the file has them at its end
 
 
 def _check_pieces(starts: list[int]) -> None:
@@ -72,25 +76,29 @@ _FORMATS = {
     "gzip": _Format(
         *("rapidgzip", "rapidgzip"),
         lambda module, fd: module.RapidgzipFile(fd, 1, chunk_size=CHUNK),  # one thread: several processes serve
+        lambda raw: None,
         _read_through,
-        lambda raw, places: raw.import_index(io.BytesIO(places)),
+        _take_gzip,
     ),
     "bzip2": _Format(
         *("rapidgzip", "rapidgzip"),
         lambda module, fd: module.IndexedBzip2File(fd, 1),
+        lambda raw: None,
         _block_offsets,
         lambda raw, places: raw.set_block_offsets(dict(json.loads(places))),
     ),
     "zstd": _Format(
         *("indexed_zstd", "indexed_zstd"),
         lambda module, fd: module.IndexedZstdFile(fd),
-        _frame_offsets,
+        _check_frames,
+        _block_offsets,
         lambda raw, places: raw.set_block_offsets(dict(json.loads(places))),
     ),
     "xz": _Format(
         *("python-xz", "xz"),
         lambda module, fd: module.XZFile(f"/proc/self/fd/{fd}"),
-        _block_boundaries,
+        _check_blocks,
+        lambda raw: b"",  # the file has them at its end
         lambda raw, places: None,
     ),
 }
@@ -117,6 +125,17 @@ class SeekReader:
 
     def close(self) -> None:
         self._close()
+
+
+def check(kind: str, fd: int) -> None:
+    """Raises Unusable when it can be told at once that `index_of` will."""
+    raw, failures = _open(kind, fd)
+    try:
+        _FORMATS[kind].check(raw)
+    except failures as error:
+        raise Unusable(f"{_FORMATS[kind].package} cannot read it: {error}") from None
+    finally:
+        raw.close()
 
 
 def index_of(kind: str, fd: int) -> tuple[bytes, int]:

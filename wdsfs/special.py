@@ -241,6 +241,8 @@ class Special:
             except NotIndexed:
                 with self._slowly():
                     self.plain.index_now(number)
+                if self.plain is not self.lower:
+                    self.lower.renew()  # they share the index, and it has been renewed
 
     # --- indexes for DALI
 

@@ -1,0 +1,57 @@
+"""Other people's tools: where `make tools` and `make dali` have put them, and how a test runs them.
+
+They run as programs of environments of their own, as they do for users: nothing of them gets into the process of
+the tests. Libraries are run by the scripts in `ecosystem/`, which take jobs and print results as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import PATIENCE, ROOT, Program
+
+REQUIRED = bool(os.environ.get("WDSFS_REQUIRE_TOOLS"))
+TOOLS, DALI = ROOT / "build" / "tools-venv", ROOT / "build" / "dali-venv"
+SCRIPTS = Path(__file__).parent / "ecosystem"
+QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def need_tool(module: str, venv: Path = TOOLS) -> None:
+    """Skip the test where this module is not installed, or fail where WDSFS_REQUIRE_TOOLS says it has to be."""
+    if any(venv.glob(f"lib/python3*/site-packages/{module.replace('.', '/')}")):
+        return
+    task = venv.name.removesuffix("-venv")
+    missing = f"{module} is not in {venv.relative_to(ROOT)}; what to type, and to read: make {task}"
+    if REQUIRED:
+        pytest.fail(f"{missing}, for WDSFS_REQUIRE_TOOLS is set")
+    pytest.skip(missing)
+
+
+def environment_of(program: Program) -> dict[str, str]:
+    """Without a network, and with every cache in the home of the test."""
+    return {**program.environment, **QUIET, "WIDS_CACHE": str(program.home / "wids")}
+
+
+def run_script(program: Program, name: str, jobs: object, venv: Path = TOOLS) -> Any:
+    """What `ecosystem/NAME.py` prints for these jobs."""
+    done = subprocess.run(
+        [venv / "bin" / "python", SCRIPTS / f"{name}.py", json.dumps(jobs, default=str)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=environment_of(program),
+        cwd=program.home,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode(errors="replace")
+    return json.loads(done.stdout)

@@ -1,0 +1,366 @@
+"""The tools of the ecosystem read what wdsfs writes and shows, and wdsfs reads what they write.
+
+One set in three forms: `written` by the webdataset library's ShardWriter as it does it by default, `packed` by GNU
+tar, and `committed` by wdsfs from `written` with changes, with the indexes of all tools. `prepared` is a copy of
+`written` behind `energon prepare`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tars
+import webdataset
+from conftest import PATIENCE, Mounted, Program
+from peers import DALI, TOOLS, environment_of, need_tool, run_script
+from PIL import Image
+
+from wdsfs.spec import expand
+
+Samples = dict[str, dict[str, bytes]]  # by key, then by extension; in the order of the set
+
+NAMES = ["cat", "dog", "owl"]
+SHARDS = "{000000..000002}.tar"
+
+
+def picture(number: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16), (number * 15, 200 - number * 10, 50)).save(file, "JPEG")
+    return file.getvalue()
+
+
+def sample(number: int, kind: int) -> dict[str, bytes]:
+    description = {"label": NAMES[kind], "number": number}
+    return {
+        "cls": b"%d" % kind,
+        "jpg": picture(number),
+        "json": json.dumps(description).encode(),
+        "left.txt": b"left of %d" % number,
+    }
+
+
+def original() -> Samples:
+    return {f"im{number:03d}": sample(number, number % 3) for number in range(12)}
+
+
+def changed() -> Samples:
+    """`original()` behind `change()`: a label, a sample less, one renamed where it is, one more at the end."""
+    samples = original()
+    samples["im001"]["cls"] = b"0"
+    del samples["im006"]
+    samples["im012"] = sample(12, 0)
+    return {"renamed" if key == "im004" else key: columns for key, columns in samples.items()}
+
+
+def change(top: Path) -> None:
+    (top / "t-000000/im001/cls").write_bytes(b"0")
+    shutil.rmtree(top / "t-000001/im006")
+    (top / "t-000001/im004").rename(top / "t-000001/renamed")
+    (top / "t-000002/im012").mkdir()
+    for extension, content in sample(12, 0).items():
+        (top / "t-000002/im012" / extension).write_bytes(content)
+
+
+def write_with_webdataset(directory: Path) -> None:
+    pattern = f"{directory}/t-%06d.tar"
+    with webdataset.ShardWriter(pattern, maxcount=4, verbose=0, encoder=False) as writer:
+        for key, columns in original().items():
+            writer.write({"__key__": key, **columns})
+
+
+def pack_with_gnu_tar(program: Program, directory: Path) -> None:
+    samples = list(original().items())
+    for number in range(3):
+        loose = program.directory(f"loose-{number}")
+        for key, columns in samples[number * 4 : number * 4 + 4]:
+            for extension, content in columns.items():
+                (loose / f"{key}.{extension}").write_bytes(content)
+        program.tool("tar", "--sort=name", "-cf", directory / f"t-{number:06d}.tar", "-C", loose, ".")
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def digests(samples: Samples) -> dict[str, dict[str, str]]:
+    return {
+        key: {extension: sha256(content) for extension, content in columns.items()}
+        for key, columns in samples.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    return Program(tmp_path_factory.mktemp("ecosystem"))
+
+
+@pytest.fixture(scope="module")
+def written(program: Program) -> Path:
+    directory = program.directory("written")
+    write_with_webdataset(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def packed(program: Program) -> Path:
+    directory = program.directory("packed")
+    pack_with_gnu_tar(program, directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def committed(program: Program, written: Path) -> Path:
+    directory = program.directory("committed")
+    exports = [word for kind in ("dali", "energon", "wids") for word in ("--export", kind)]
+    with program.mounted("--overlay", "upper", f"{written}/t-{SHARDS}") as mounted:
+        change(mounted.path)
+        program.run("commit", *exports, "-o", f"{directory}/t-%06d.tar", mounted.path)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def prepared(program: Program, written: Path) -> Path:
+    need_tool("megatron.energon")
+    directory = program.home / "prepared"
+    shutil.copytree(written, directory)
+    answers = ["--non-interactive", "--no-progress", "--num-workers", "1", "--sample-type", "CrudeWebdataset"]
+    subprocess.run(
+        [TOOLS / "bin" / "energon", "prepare", directory, *answers, "--split-ratio", "2,1,0"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=environment_of(program),
+        timeout=PATIENCE,
+        check=True,
+    )
+    split = directory / ".nv-meta" / "split.yaml"
+    text = split.read_text()
+    assert "exclude: []" in text
+    split.write_text(text.replace("exclude: []", "exclude: [t-000000.tar, t-000001.tar/im005]"))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def classes(program: Program, committed: Path) -> Iterator[Mounted]:
+    """Committed images in a folder for each class, as loaders of files want them."""
+    options = ("--layout", "classes", "--class-from", "cls", "--columns", "jpg")
+    with program.mounted(*options, f"{committed}/t-{SHARDS}", at=program.directory("classes")) as mounted:
+        yield mounted
+
+
+def in_classes(samples: Samples) -> list[list[str]]:
+    """Path, class and content of each image in a mount like `classes`."""
+    found = []
+    for number, (key, columns) in enumerate(samples.items()):
+        shard = 0 if number < 4 else 1 if number < 7 else 2
+        label = columns["cls"].decode()
+        found.append([f"{label}/t-{shard:06d}--{key}.jpg", label, sha256(columns["jpg"])])
+    return sorted(found)
+
+
+# --- webdataset ----------------------------------------------------------------------------------------------
+
+
+def read_with_webdataset(*shards: Path) -> Samples:
+    samples = [sample for shard in shards for sample in tars.by_webdataset(shard.read_bytes())]
+    return {sample.pop("__key__"): sample for sample in samples}
+
+
+def test_webdataset_reads_a_committed_set(committed: Path) -> None:
+    samples = read_with_webdataset(*sorted(committed.glob("*.tar")))
+    assert samples == changed()
+    assert list(samples) == list(changed())
+
+
+def test_an_exported_index_counts_what_webdataset_reads(committed: Path) -> None:
+    shards = json.loads((committed / "shardindex.json").read_text())["shardlist"]
+    assert [shard["url"] for shard in shards] == sorted(path.name for path in committed.glob("*.tar"))
+    for shard in shards:
+        path = committed / shard["url"]
+        assert shard["nsamples"] == len(read_with_webdataset(path)) > 0
+        assert shard["filesize"] == path.stat().st_size
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "written/t-{000000..000002}.tar",
+        "written/t-{000002..000000..2}.tar",
+        "written/t-00000{0,2}.tar::packed/t-000001.tar",
+        "${SET}/t-{000000..000001}.tar",
+        "${BOTH}",
+        "written/t-000000.tar::${SET}/t-{000001..000002}.tar",
+    ],
+)
+def test_specs_mean_what_webdataset_makes_of_them(
+    program: Program, written: Path, packed: Path, spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(program.home)
+    monkeypatch.setenv("WDS_SET", "packed")
+    monkeypatch.setenv("WDS_BOTH", "{written,${SET}}/t-000001.tar")  # a name in a value, braces in it
+    expected = webdataset.shardlists.expand_urls(spec)
+    assert len(expected) >= 2
+    assert [os.fsdecode(shard.path) for shard in expand([spec])] == [os.path.abspath(url) for url in expected]
+
+
+def test_a_yaml_spec_means_what_webdataset_makes_of_it(
+    program: Program, written: Path, packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALLOW_OBSOLETE", "1")  # the library prefers wids by now
+    monkeypatch.setenv("SETS", str(program.home))  # here the library takes variables by their own names
+    path = program.write(
+        "mixture.yaml",
+        b"""
+        prefix: ${SETS}/
+        datasets:
+          - {name: a, buckets: written, shards: ["t-{000000..000001}.tar"]}
+          - {name: b, buckets: [packed], shards: t-000002.tar}
+        """,
+    )
+    sources = webdataset.shardlists.MultiShardSample(str(path)).sources
+    expected = [url for source in sources for url in source.urls]
+    assert len(expected) == 3
+    assert [os.fsdecode(shard.path) for shard in expand([str(path)])] == expected
+
+
+# --- Hugging Face datasets -----------------------------------------------------------------------------------
+
+
+def loaded_rows(samples: Samples) -> list[dict[str, Any]]:
+    """The samples as the `webdataset` builder decodes them."""
+    return [
+        {
+            "cls": int(columns["cls"]),
+            "jpg": sha256(columns["jpg"]),
+            "json": json.loads(columns["json"]),
+            "left.txt": columns["left.txt"].decode(),
+            "__key__": key,
+        }
+        for key, columns in samples.items()
+    ]
+
+
+def test_hugging_face_loads_committed_sets_and_mounts(
+    program: Program, written: Path, packed: Path, committed: Path, classes: Mounted
+) -> None:
+    need_tool("datasets")
+    places = (written, packed, committed)
+    jobs: list[dict[str, Any]] = [
+        {"path": "webdataset", "data_files": sorted(map(str, place.glob("*.tar")))} for place in places
+    ]
+    *sets, folders = run_script(program, "huggingface", [*jobs, {"path": "imagefolder", "data_dir": classes.path}])
+    for found, samples in zip(sets, (original(), original(), changed()), strict=True):
+        for row in found["rows"]:
+            assert os.path.basename(row.pop("__url__")).startswith("t-")
+            row["__key__"] = row["__key__"].removeprefix("./")
+        assert found["rows"] == loaded_rows(samples)
+    assert folders["classes"] == ["0", "1", "2"]
+    assert sorted((row["label"], row["image"]) for row in folders["rows"]) == sorted(
+        (int(label), digest) for _, label, digest in in_classes(changed())
+    )
+
+
+# --- PyTorch -------------------------------------------------------------------------------------------------
+
+
+def test_pytorch_loads_mounts_in_several_processes(program: Program, committed: Path, classes: Mounted) -> None:
+    need_tool("torchvision")
+    with program.mounted(f"{committed}/t-{SHARDS}") as mounted:
+        jobs = [{"folders": classes.path}, {"samples": mounted.path}]
+        images, samples = run_script(program, "pytorch", jobs)
+    assert images == in_classes(changed())
+    found = {path.partition("/")[2]: json.loads(content) for path, _, content in samples}
+    assert found == digests(changed())
+
+
+# --- Megatron-Energon ----------------------------------------------------------------------------------------
+
+
+def shown(top: Path) -> Samples:
+    """The samples of a mount in the samples layout."""
+    return {
+        sample.name: {column.name: column.read_bytes() for column in sorted(sample.iterdir())}
+        for shard in sorted(top.iterdir())
+        for sample in sorted(shard.iterdir())
+    }
+
+
+def test_energon_reads_committed_sets_and_mounts_show_what_it_reads(
+    program: Program, prepared: Path, committed: Path
+) -> None:
+    """A part of a prepared set without what its split.yaml excludes; and a set that wdsfs has prepared."""
+    jobs = [
+        {"path": prepared, "split": "train", "workers": 0},
+        {"path": committed, "split": "train", "workers": 0},
+        {"path": committed, "split": "train", "workers": 1},
+    ]
+    part, *whole = ([tuple(one) for one in found] for found in run_script(program, "energon", jobs))
+    for found in whole:
+        assert found == list(digests(changed()).items())
+    with program.mounted("--split", "train", prepared) as mounted:
+        assert os.listdir(mounted.path) == ["t-000001"]
+        assert list(digests(shown(mounted.path)).items()) == part
+        assert sorted(shown(mounted.path)) == ["im004", "im006", "im007"]
+
+
+# --- wids ----------------------------------------------------------------------------------------------------
+
+
+def with_dots(samples: Mapping[str, Mapping[str, str]]) -> list[dict[str, str]]:
+    """wids splits names at the first dot, and keeps that with the column."""
+    return [
+        {"__key__": key, **{f".{name}": digest for name, digest in columns.items()}}
+        for key, columns in samples.items()
+    ]
+
+
+def test_wids_finds_samples_by_number(program: Program, committed: Path) -> None:
+    need_tool("wids")
+    index = committed / "shardindex.json"
+    (samples,) = run_script(program, "by_number", [index])
+    assert samples == with_dots(digests(changed()))
+    with program.mounted("--index-tree", index) as mounted:
+        for number, key in enumerate(changed()):
+            place = mounted.path / "by-index/000/000" / f"{number:06d}"
+            assert (place / "jpg").read_bytes() == changed()[key]["jpg"]
+
+
+# --- DALI ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.dali
+def test_dali_reads_exported_indexes_and_mounts(
+    program: Program, committed: Path, packed: Path, classes: Mounted
+) -> None:
+    """With the indexes of a commit, of an export, and of a mount; and images from a mount by class."""
+    need_tool("nvidia.dali", DALI)
+    program.run("export", "--format", "dali", f"{packed}/t-{SHARDS}", "--output", "indexes")
+    with contextlib.ExitStack() as stack:
+        mounted = stack.enter_context(program.mounted(f"{packed}/t-{SHARDS}"))
+        jobs: list[dict[str, Any]] = [
+            {
+                "paths": sorted(map(str, shards.glob("*.tar"))),
+                "index_paths": [str(indexes / f"t-{number:06d}.idx") for number in range(3)],
+                "ext": ["jpg", "cls", "left.txt"],
+            }
+            for shards, indexes in (
+                (committed, committed),
+                (packed, program.home / "indexes"),
+                (packed, mounted.path / ".wdsfs" / "dali"),
+            )
+        ]
+        *sets, images = run_script(program, "dali", [*jobs, {"file_root": str(classes.path)}], DALI)
+    for found, samples in zip(sets, (changed(), original(), original()), strict=True):
+        assert found == [
+            [columns["jpg"], columns["cls"], columns["left.txt"]] for columns in digests(samples).values()
+        ]
+    assert sorted(images) == sorted([digest, int(label)] for _, label, digest in in_classes(changed()))
