@@ -843,7 +843,10 @@ def apply(model: Model, edits: EditList, upper: Path, lower: Mapping[str, Sequen
             continue  # a directory with others in it cannot go
         if what == "write":
             model.setdefault(key, {})[extension] = content
-            directory.mkdir(parents=True, exist_ok=True) if not _is_whiteout(directory) else _recreate(directory)
+            for one in reversed([directory, *directory.parents]):
+                if _is_whiteout(one):
+                    _recreate(one)
+            directory.mkdir(parents=True, exist_ok=True)
             (directory / extension).unlink(missing_ok=True)
             (directory / extension).write_bytes(content)
         elif what == "remove" and extension in model[key]:

@@ -308,7 +308,7 @@ def test_what_energon_would_misread(content: bytes, message: str) -> None:
 
 def test_an_energon_index(tmp_path: Path) -> None:
     path = tmp_path / "index.sqlite"
-    index = energon.Index(bytes(path))
+    index = energon.Database(bytes(path))
     assert index.add(0, iter(samples(PLAIN))).tolist() == [0, 2048, 3584, 6144]
     assert index.add(1, iter([])).tolist() == []
     assert index.add(1, iter([energon.Sample("x", 512, 1536, [energon.Part("y", 1024, 7)])])).tolist() == [
@@ -342,7 +342,7 @@ def test_an_energon_index(tmp_path: Path) -> None:
 
 
 def test_a_key_is_in_an_energon_index_once(tmp_path: Path) -> None:
-    index = energon.Index(bytes(tmp_path / "index.sqlite"))
+    index = energon.Database(bytes(tmp_path / "index.sqlite"))
     index.add(0, iter(samples(PLAIN)))
     with pytest.raises(energon.DuplicateKey) as caught:
         index.add(1, iter(samples(tar(A, member(b"d/c.txt", b"x")))))

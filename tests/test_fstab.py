@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdsfs import fstab
+from wdsfs.cli import mount
 from wdsfs.errors import UsageError
 from wdsfs.fstab import translate
 
@@ -203,6 +204,12 @@ def test_the_lines_in_the_documentation_are_understood(spec: str, mountpoint: st
     call = translate([spec.replace("\\040", " "), mountpoint, "-o", option])
     passed = call.arguments[call.arguments.index("-o") + 1].split(",")
     assert {name.partition("=")[0] for name in passed} == {"ro", "allow_other", "fsname"}
+
+
+def test_every_option_of_mount_can_be_written_in_fstab() -> None:
+    """But for those of whoever sits in front of it."""
+    known = {name.removeprefix("--") for one in mount.params for name in one.opts if name.startswith("--")}
+    assert known - {"foreground", "quiet"} == fstab._OWN
 
 
 def test_there_are_such_lines() -> None:

@@ -1215,6 +1215,10 @@ def records_of(index: Index, shards: list[Shard]) -> Callable[[int], Record | No
     return find
 
 
+def keys_of(shards: list[Shard]) -> list[bytes]:
+    return [one.path for one in shards]
+
+
 def fingerprints_of(shards: list[Shard]) -> list[tuple[int, int, int]]:
     found = []
     for one in shards:
@@ -1227,7 +1231,7 @@ def fingerprints_of(shards: list[Shard]) -> list[tuple[int, int, int]]:
 
 def union_of(index: Index, shards: list[Shard]) -> list[set[tuple[int, int]]]:
     """For folders and entries the pairs of checksum and shard."""
-    union = index.union(shards, fingerprints_of(shards), records_of(index, shards))
+    union = index.union(keys_of(shards), fingerprints_of(shards), records_of(index, shards))
     pairs = []
     for sums, owners in union.columns():
         assert list(sums) == sorted(sums)
@@ -1270,12 +1274,12 @@ def test_the_union_is_kept_until_a_shard_changes(prepared: Prepared) -> None:
     with opened(directory) as index:
         expected = union_of(index, shards)
     with opened(directory) as index:
-        index.union(shards, fingerprints_of(shards), unexpected)
+        index.union(keys_of(shards), fingerprints_of(shards), unexpected)
         assert union_of(index, shards) == expected
         sets.path_of(shards[0]).write_bytes(sets.content(9, 9))
         refresh(index, shards)
         with pytest.raises(AssertionError):
-            index.union(shards, fingerprints_of(shards), unexpected)
+            index.union(keys_of(shards), fingerprints_of(shards), unexpected)
         assert union_of(index, shards) == model_of(shards) != expected
 
 
@@ -1284,7 +1288,7 @@ def test_the_union_of_a_set_without_a_shard_is_not_used_when_the_shard_is_back(p
     with opened(directory) as index:
         whole, now, find = union_of(index, shards), fingerprints_of(shards), records_of(index, shards)
         part = index.union(
-            shards, [now[0], (0, 0, 0), *now[2:]], lambda number: find(number) if number != 1 else None
+            keys_of(shards), [now[0], (0, 0, 0), *now[2:]], lambda number: find(number) if number != 1 else None
         )
         assert {*part.columns()[0][1]} == {0, 2, 3}
         assert union_of(index, shards) == whole == model_of(shards)
@@ -1296,7 +1300,7 @@ def test_the_union_says_which_records_went_into_it(prepared: Prepared) -> None:
     with opened(directory) as index:
         before = fingerprints_of(shards)
         find = records_of(index, shards)
-        index.union(shards, before, lambda number: None if number == 2 else find(number))
+        index.union(keys_of(shards), before, lambda number: None if number == 2 else find(number))
         assert union_of(index, shards) == model_of(shards)
 
 

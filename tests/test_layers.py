@@ -39,24 +39,24 @@ source     |                                                        | third-part
 seek       |                                                        | fuse trio lmdb numpy terminal clock
 copies     | errors system                                          | third-party
 shard      | errors names source                                    | fuse trio lmdb terminal clock
-packed     | errors source seek copies shard                        | fuse trio lmdb terminal clock
+codecs     | errors                                                 | fuse trio lmdb numpy terminal clock
+compressed | errors source seek copies shard codecs                 | fuse trio lmdb terminal clock
 header     |                                                        | third-party disks clock
 record     | inodes shard source                                    | fuse trio lmdb terminal clock
 builder    | errors inodes names record shard source                | fuse trio lmdb terminal clock
 formats    | errors names shard record                              | fuse trio lmdb terminal clock
 energon    | errors names shard                                     | fuse trio lmdb terminal clock
 ahead      | formats energon                                        | fuse trio lmdb terminal clock
-codecs     | errors                                                 | fuse trio lmdb numpy terminal clock
 labels     | errors names                                           | fuse trio lmdb numpy terminal clock
 compose    | errors names shard record builder codecs               | fuse trio lmdb terminal clock
 pages      | errors                                                 | fuse trio lmdb terminal
-index      | errors inodes system spec pool copies packed record builder pages ahead | fuse trio terminal
-lower      | errors board inodes source spec packed shard record index    | fuse trio lmdb terminal
-derived    | errors board spec record codecs labels compose index lower | fuse trio lmdb terminal
+index      | errors inodes system spec pool copies compressed record builder pages ahead | fuse trio terminal
+lower      | errors board inodes source spec compressed shard record index    | fuse trio lmdb terminal
+derived    | errors board names spec record codecs labels compose index lower | fuse trio lmdb terminal
 tree       | errors inodes names shard record lower                 | fuse trio lmdb terminal
 merged     | errors inodes names record lower tree                  | fuse trio lmdb terminal
 numbered   | errors inodes lower merged record spec tree            | fuse trio lmdb terminal
-report     | errors board lower tree                                | fuse trio lmdb numpy terminal
+report     | board lower tree                                       | fuse trio lmdb numpy terminal
 pack       | errors header index record shard source                | fuse trio lmdb terminal clock
 overlay    | errors inodes                                          | third-party clock
 changes    | errors board inodes names record shard lower tree overlay pack | fuse trio lmdb terminal clock
@@ -75,7 +75,7 @@ writes     | errors board inodes ops protocol special tree writable   | fuse tri
 stack      | errors spec index inplace tree overlay journal upper writable | fuse trio lmdb numpy terminal
 engine     | errors board protocol worker tree writable ops         | fuse lmdb numpy terminal
 mount      | *                                                      | lmdb numpy terminal
-check      | errors names packed shard record formats energon ahead | fuse trio lmdb terminal
+check      | errors names compressed shard record formats energon ahead | fuse trio lmdb terminal
 statistics | errors record lower                                    | fuse trio lmdb terminal
 doctor     | errors system                                          | trio lmdb numpy terminal
 console    | errors copies index lower pool spec tree compose derived | fuse trio lmdb numpy

@@ -24,7 +24,9 @@ from wdsfs.errors import CorruptShard, MissingShard, StaleShard, UnreadableShard
 from wdsfs.index import look, open_index
 from wdsfs.inodes import TAG_MAX
 from wdsfs.lower import Content, Lower, NotIndexed
+from wdsfs.merged import make_tree
 from wdsfs.spec import Shard
+from wdsfs.tree import View
 
 INDEX = """
 import sys
@@ -362,6 +364,70 @@ def test_a_shard_that_is_gone_is_not_believed_to_be_anything(
     assert read_all(below, 0) == right(shards[0])
 
 
+def test_a_shard_that_cannot_be_indexed(
+    tmp_path: Path, shards: list[Shard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One tree over all shards shows the others: nobody tries again for each request, but from time to time."""
+    with a_lower(tmp_path, shards) as below:
+        build, tried = below.build, 0
+
+        def refuse(number: int) -> bytes:
+            nonlocal tried
+            tried += 1
+            if number == 1:
+                raise UnreadableShard("there is no room")
+            return build(number)
+
+        monkeypatch.setattr(below, "build", refuse)
+        sets.path_of(shards[1]).write_bytes(sets.content(0))
+        below.distrust()
+        with pytest.raises(NotIndexed):
+            below.record(1)
+        assert list(below.damaged()) == []
+        below.try_index(1)
+        for ask in (below.record, below.summary):
+            with pytest.raises(UnreadableShard, match="there is no room"):
+                ask(1)
+        tree = make_tree(below, View(), merge=True)
+        tree.prepare()
+        assert tree.totals().damaged == 1
+        assert tried == 1
+        below._failed[1] = below._failed[1]._replace(until=0.0)  # later
+        with pytest.raises(NotIndexed):
+            below.record(1)
+        assert [text for _, text in below.damaged()] == ["there is no room"]
+        monkeypatch.setattr(below, "build", build)
+        below.try_index(1)
+        assert below.record(1).members
+        assert list(below.damaged()) == []
+
+
+def test_what_try_index_does_not_keep_to_itself(
+    tmp_path: Path, shards: list[Shard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard that changes all the time would be indexed for ever, as would what is not its own fault."""
+    with a_lower(tmp_path, shards) as below:
+
+        def grow(number: int) -> bytes:
+            with sets.path_of(shards[number]).open("ab") as file:
+                file.write(bytes(512))
+            below.distrust()
+            raise UnreadableShard("it is being written")
+
+        monkeypatch.setattr(below, "build", grow)
+        monkeypatch.setattr(below, "settled", lambda number: False)
+        with pytest.raises(UnreadableShard, match="being written"):
+            below.try_index(1)
+        monkeypatch.setattr(below, "build", lambda number: pytest.fail("not asked"))
+        monkeypatch.setattr(below, "index_now", _refuse)
+        with pytest.raises(UnreadableShard, match="another one"):
+            below.try_index(2)
+
+
+def _refuse(number: int) -> None:
+    raise UnreadableShard("another one")
+
+
 def test_a_shard_that_is_missing_from_the_start(tmp_path: Path, shards: list[Shard]) -> None:
     sets.path_of(shards[1]).unlink()
     with a_lower(tmp_path, shards) as below:
@@ -506,6 +572,40 @@ def test_another_process_may_have_indexed_it(tmp_path: Path, shards: list[Shard]
         assert below.settled(0)
         assert below.generation == generation + 1
         assert read_all(below, 1) == right(shards[1])
+
+
+def test_others_serve_while_many_shards_are_looked_at(
+    below: Lower, shards: list[Shard], looks_at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered: list[bool] = []
+    below.slowly = lambda: contextlib.nullcontext(entered.append(True))  # type: ignore[assignment]
+    below.look_at_all()
+    assert not entered
+    monkeypatch.setattr(lower, "MANY", len(shards) - 1)
+    generation = below.generation
+    sets.path_of(shards[1]).unlink()
+    below.look_at_all()
+    assert entered == [True]
+    assert below.generation > generation, "what it has met counts"
+
+
+def test_records_go_when_somebody_else_renews_the_index(below: Lower, shards: list[Shard]) -> None:
+    """What the two have in memory lies in pages that are used again from then on."""
+    other = Lower(shards, below.index)
+    renewals = (other.renew, lambda: other.index.forget(b"/x.tar"), lambda: other.install(1, other.build(1)))
+    for renew in renewals:
+        before = below.record(0)
+        assert content(below, 0)
+        assert below.record(0) is before
+        renew()
+        assert read_all(below, 0) == right(shards[0])
+        assert below.record(0) is not before
+    below.record(0)
+    content(below, 0)
+    other.renew()
+    content(below, 0)
+    assert below._hot[0].record is below.record(0)
+    other.release()
 
 
 def test_an_old_snapshot_is_let_go(below: Lower, shards: list[Shard], monkeypatch: pytest.MonkeyPatch) -> None:

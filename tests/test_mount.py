@@ -6,6 +6,7 @@ What the tools make of a mount is in `test_tools.py`, what a changed shard does 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -849,6 +850,31 @@ def test_a_killed_mount_of_an_ordinary_user(user_program: Program) -> None:
     with user_program.mounted("a.tar", ends_itself=True) as mounted:
         kill_all(mounted.processes())
         user_program.run("umount", mounted.path)
+
+
+def test_a_worker_is_replaced_also_while_a_shard_cannot_be_indexed(program: Program) -> None:
+    """One tree over all shards wants them all before it serves. That is no reason for a worker to end."""
+    shards = [program.write("a.tar", SMALL), program.write("b.tar", SMALL)]
+    with program.mounted("--merge", *shards) as mounted:
+        mounted.expect_log("ended .killed by SIGKILL.; it is replaced", "is no regular file; it is tried again")
+        mounted.allow_log("b.tar has changed", "a shard has changed while")
+        os.rename(shards[1], program.home / "kept")
+        shards[1].mkdir()
+        before = workers(mounted)
+        for one in before:
+            os.kill(one, signal.SIGKILL)
+        wait_until(lambda: len(workers(mounted) - before) == len(before), "other workers")
+        wait_until(lambda: sorted(_listed(mounted.path)) == ["a", "b"], "the other shard's tree")
+        shards[1].rmdir()
+        os.rename(program.home / "kept", shards[1])
+        wait_until(lambda: sorted(_listed(mounted.path)) == ["a", "a~2", "b", "b~2"], "the whole tree to be back")
+        assert mounted.status()["restarts"] == len(before)
+
+
+def _listed(path: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        return os.listdir(path)
+    return []
 
 
 def test_a_killed_worker_is_not_noticed(big: Program) -> None:

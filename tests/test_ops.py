@@ -45,10 +45,10 @@ class FakeLower:
     indexed: list[int] = field(default_factory=list)
     tidied: int = 0
     distrusted: int = 0
-    index_now: Callable[[int], None] = lambda number: None
+    try_index: Callable[[int], None] = lambda number: None
 
     def __post_init__(self) -> None:
-        self.index_now = self.indexed.append
+        self.try_index = self.indexed.append
 
     def tidy(self) -> None:
         self.tidied += 1
@@ -507,11 +507,20 @@ def test_what_is_not_indexed_is_indexed_first(operations: Operations, tree: Fake
     assert sum(operations.board.counts().values()) == 1
 
 
+def test_one_long_wait_may_lie_inside_of_another(operations: Operations) -> None:
+    """To index a shard, one that is compressed may have to be unpacked: behind that it still takes long."""
+    with operations.slowly():
+        with operations.slowly():
+            assert operations.slot.waiting
+        assert operations.slot.waiting
+    assert not operations.slot.waiting
+
+
 def test_a_shard_that_cannot_be_indexed_is_eio(operations: Operations, tree: FakeTree) -> None:
-    def index_now(number: int) -> None:
+    def try_index(number: int) -> None:
         raise UnreadableShard(f"{number}: Permission denied")
 
-    tree.lower.index_now = index_now
+    tree.lower.try_index = try_index
     tree.raises = [NotIndexed(3)]
     assert operations.answer(wire.getattr(1)) == errno.EIO
     assert not operations.slot.waiting
@@ -755,7 +764,7 @@ def test_an_error_inside_a_listing(operations: Operations, tree: FakeTree, opcod
     assert operations.board.failures == 0
     rest = wire.read(2, 11, 4096, opcode)
     if isinstance(error, NotIndexed):
-        tree.lower.index_now = lambda number: tree.entries.__setitem__(slice(None), entries(3))
+        tree.lower.try_index = lambda number: tree.entries.__setitem__(slice(None), entries(3))
         (line,) = wire.lines(bytes_of(operations, rest), plus)
         assert line.cursor == 21
     else:

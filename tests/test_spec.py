@@ -244,7 +244,7 @@ def test_what_no_path_can_be_is_refused(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["s3://bucket/a-{0..9}.tar", "https://host/a.tar", "pipe:cat a.tar", "file:/a.tar", "-"]
+    "url", ["s3://bucket/a-{0..9}.tar", "https://host/a.tar", "pipe:cat a.tar", "file://host/a.tar", "-"]
 )
 def test_an_address_is_no_path(here: Path, url: str) -> None:
     assert "is no path" in refused(SpecError, url)

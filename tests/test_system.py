@@ -89,11 +89,6 @@ def test_what_is_mounted_at_a_path(tmp_path: Path, table: list[system.MountPoint
     assert system.mounted_at(tmp_path / "link/ann") == table[5]
 
 
-def test_fuse_mounts_are_told_apart_by_subtype(table: list[system.MountPoint]) -> None:
-    assert system.fuse_mounts() == [table[3]]
-    assert system.fuse_mounts("sshfs") == [table[6]]
-
-
 def test_without_proc_the_type_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "MOUNTINFO", "/nothing/here")
     assert system.filesystem_type("/") == ""

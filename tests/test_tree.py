@@ -212,6 +212,16 @@ def test_provenance() -> None:
             tree.getxattr(sample.inode, b"user.wdsfs.offset")
         with pytest.raises(NoSuchAttribute):
             tree.getxattr(ROOT, b"user.wdsfs.shard")
+    link = tarfile.TarInfo("link")
+    link.type, link.linkname = tarfile.SYMTYPE, "README"
+    buffer = io.BytesIO(tar([("README", b"stray"), ("k.a", b"1")]))
+    with tarfile.open(fileobj=buffer, mode="a") as archive:
+        archive.addfile(link)
+    with a_tree([buffer.getvalue()], View("files")) as tree:
+        assert tree.xattrs(tree.resolve(b"s0/link").inode) == []
+        stray = tree.resolve(b"s0/README").inode
+        assert [name.rpartition(b".")[2] for name in tree.xattrs(stray)] == [b"shard", b"member", b"offset"]
+        assert all(tree.getxattr(stray, name) for name in tree.xattrs(stray))
 
 
 def test_errors_name_what_is_wrong() -> None:

@@ -29,12 +29,14 @@ def reading_ahead(fd: int, path: bytes) -> Iterator[None]:
         return
     enough = threading.Event()
     thread = threading.Thread(target=_advise, args=(fd, size, places, enough), name="ahead")
-    thread.start()
+    with contextlib.suppress(RuntimeError):  # there may be no more threads; the scan needs none
+        thread.start()
     try:
         yield
     finally:
         enough.set()
-        thread.join()
+        if thread.ident is not None:
+            thread.join()
 
 
 def _places(path: bytes, size: int) -> Sequence[int]:
@@ -42,7 +44,7 @@ def _places(path: bytes, size: int) -> Sequence[int]:
     most = size // SPARSE
     for side, read in (
         (formats.dali_path(path), formats.dali_places),
-        (formats.energon_path(path), energon.places),
+        (energon.offsets_path(path), energon.places),
     ):
         # Whatever is wrong with it is for `wdsfs check` to tell.
         with contextlib.suppress(OSError, ValueError), open(side, "rb") as file:
@@ -58,5 +60,6 @@ def _advise(fd: int, size: int, places: Sequence[int], enough: threading.Event) 
             return
         start, end = max(place - AROUND, asked) & -_PAGE, min(place + AROUND, size)
         if start < end:  # not when it lies behind the end
-            os.posix_fadvise(fd, start, end - start, os.POSIX_FADV_WILLNEED)
+            with contextlib.suppress(OSError):  # it is advice
+                os.posix_fadvise(fd, start, end - start, os.POSIX_FADV_WILLNEED)
             asked = end

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from wdsfs import names, shard
 from wdsfs.errors import CorruptShard
 from wdsfs.inodes import FOLDER, INDEX_MAX, MEMBER, SAMPLE, index_of, kind_of, position
+from wdsfs.names import readable
 from wdsfs.record import FORMAT, HAS_SAMPLES, IS_TWIN, KINDS, LINK, MAGIC, STRAY, TWIN, ends_checksum
 from wdsfs.source import TarBytes
 
@@ -227,7 +228,7 @@ class _Builder:
     def _leave_out(self, offset: int, name: bytes, kind: str) -> None:
         self.unshown_count += 1
         if len(self.unshown) < PROBLEMS_MAX:
-            self.unshown.append(shard.Problem(offset, kind, _text(name)))
+            self.unshown.append(shard.Problem(offset, kind, readable(name)))
 
     def _entry(self, folder: int, stem: bytes, flags: int) -> int:
         self.entry_crc.append(zlib.crc32(stem, self.folders.prefixes[folder]))
@@ -239,11 +240,6 @@ class _Builder:
     def _stray(self, name: bytes, flags: int = 0) -> int:
         folder, base = names.split_folder(name)
         return self._entry(self.folders.number(folder), base, STRAY | flags)
-
-
-def _text(name: bytes) -> str:
-    """Bytes of a name for messages and JSON; a tar may hold names of a mebibyte."""
-    return name[:1000].decode("utf-8", "backslashreplace") + ("..." if len(name) > 1000 else "")
 
 
 def build(fd: TarBytes, fingerprint: list[int], problem: shard.Problem | None = None) -> bytes:
@@ -273,8 +269,8 @@ class Derived:
     `paths` are the plain paths of entries, `strays` says which are in no sample. The other columns are those of
     members: `entry` (ascending) and `extension` are numbers in `paths` and `extensions`; `addresses` say where a
     member lies in the terms of whoever derives it, `sizes` are bytes, `mtimes` ns. `links` are the targets of
-    members that are symbolic links, `folders` times (ns) of folders, by raw path. `sections` are further parts of
-    the record, lists of byte strings and columns of 8 bytes.
+    members that are symbolic links, `folders` times (ns) of folders, by raw path. `lists` of byte strings and
+    columns of 8-byte `numbers` are further parts of the record.
     """
 
     paths: list[bytes]
@@ -459,7 +455,7 @@ class _Packer:
                 target = found.get(link.row)
                 if target is None:
                     offset = int(column["head"][self.new_member[link.row]])
-                    text = f"hard link at offset {offset} to {_text(link.target)!r}, which is not before it"
+                    text = f"hard link at offset {offset} to {readable(link.target)!r}, which is not before it"
                     self.problems.append(shard.Problem(offset, "dangling link", text))
                 else:
                     targets[link.row] = targets.get(target, target)

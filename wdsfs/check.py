@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wdsfs import energon, formats, names, packed, shard
+from wdsfs import compressed, energon, formats, names, shard
 from wdsfs.ahead import reading_ahead
 from wdsfs.errors import MissingShard, StaleShard, UnreadableShard
 from wdsfs.record import KINDS
@@ -76,11 +76,11 @@ def lint(path: bytes) -> Lint:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise UnreadableShard(f"{os.fsdecode(path)}: is no regular file")
         reader = _Reader(found)
-        kind = packed.kind_of(fd)
+        kind = compressed.kind_of(fd)
         if kind is not None and path.endswith(b".tar"):
             text = f"called .tar, but {kind}-compressed: webdataset reads it, DALI, Energon and wids do not"
             found.add("compressed", -1, "", text)
-        with packed.opened(fd, path) as (source, problem), reading_ahead(fd, path):
+        with compressed.opened(fd, path) as (source, problem), reading_ahead(fd, path):
             problems = [] if problem is None else [problem]
             for chunk in shard.scan(source, problems):
                 reader.read(chunk)
@@ -101,7 +101,7 @@ def lint(path: bytes) -> Lint:
 
 def _side_indexes(path: bytes, fd: int) -> Iterator[tuple[bytes, str]]:
     """The indexes of other tools that lie beside a shard and are not of what is in it, and why."""
-    sides = ((formats.dali_path(path), formats.dali_misfit), (formats.energon_path(path), energon.misfit))
+    sides = ((formats.dali_path(path), formats.dali_misfit), (energon.offsets_path(path), energon.misfit))
     for side, misfit in sides:
         try:
             file = open(side, "rb")  # noqa: SIM115  # closed below; what reading the shard says is not the index's

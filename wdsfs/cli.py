@@ -23,6 +23,7 @@ from wdsfs import __version__, cli_export, cli_overlay
 from wdsfs.console import (
     build_index,
     bytes_text,
+    compressed_options,
     counted,
     index_options,
     index_tree_option,
@@ -31,11 +32,9 @@ from wdsfs.console import (
     left_out_text,
     make_view,
     opened,
-    packed_options,
     path_of,
     print_table,
     set_options,
-    settled,
     shards_argument,
     table_of,
     tree_options,
@@ -310,7 +309,7 @@ def index_command(
     unreadable = build_index(index, stale, jobs_of(jobs), quiet)
     for text in index.miscounted(found):
         log.warning("%s", text)
-    pruned = index.prune() + labels.prune(index.directory / "labels") if prune else 0
+    pruned = index.prune() + labels.prune(index.label_tables) if prune else 0
     summaries = [index.summary(one.path) for one in found]
     report = {
         "shards": len(found),
@@ -391,7 +390,7 @@ def ls(
         check_name(below.shards, view, merge)
         tree = make_numbered(below, view, merge)
         start = os.fsencode(path or "").strip(b"/")
-        node = settled(below, lambda: tree.resolve(start))
+        node = below.with_index(lambda: tree.resolve(start))
         rows = _walk(tree, node, b"", recursive, failed) if _is_directory(node) else [(start, node)]
         for name, child in rows:
             if as_json:
@@ -422,7 +421,7 @@ def _walk(
 
     cursor = AT_PARENT
     while True:
-        batch = settled(tree.lower, functools.partial(_batch, tree, node.inode, cursor))
+        batch = tree.lower.with_index(functools.partial(_batch, tree, node.inode, cursor))
         for entry in batch:
             yield prefix + entry.name, entry.node
             if recursive and _is_directory(entry.node):
@@ -495,13 +494,13 @@ def cat(
     view = view_of(layout, names)
     with opened(shards, selection, index_dir, jobs, quiet, composition) as below:
         tree = make_tree(below, view, merge)
-        node = settled(below, lambda: tree.resolve(os.fsencode(path).strip(b"/")))
+        node = below.with_index(lambda: tree.resolve(os.fsencode(path).strip(b"/")))
         if _is_directory(node):
             raise IsADirectory(f"{path} is a directory; see: wdsfs ls")
         if stat.S_ISLNK(node.mode):
-            target = os.fsdecode(settled(below, lambda: tree.readlink(node.inode)))
+            target = os.fsdecode(below.with_index(lambda: tree.readlink(node.inode)))
             raise NoSuchEntry(f"{path} is a symbolic link to {target!r}: name the file itself")
-        content = settled(below, lambda: tree.content(node.inode))
+        content = below.with_index(lambda: tree.content(node.inode))
         for offset in range(0, content.size, 1 << 20):
             _output(lower.read(content, offset, 1 << 20))
 
@@ -552,7 +551,7 @@ def info(
 @set_options
 @click.option("-j", "--jobs", type=click.IntRange(1), help="Processes that read shards.  [default: one per core]")
 @click.option("--notes", is_flag=True, help="Also what is harmless: directories, __meta__ members.")
-@packed_options
+@compressed_options
 @json_option
 def check(shards: tuple[str, ...], selection: Selection, jobs: int | None, notes: bool, as_json: bool) -> None:
     """Look for what readers of the format trip over: one line per finding.

@@ -25,7 +25,7 @@ from wdsfs.console import (
     set_options,
     shards_argument,
 )
-from wdsfs.errors import ExportError
+from wdsfs.errors import ExportError, several
 
 if TYPE_CHECKING:
     from wdsfs.export import Report
@@ -132,8 +132,7 @@ def warn_of_older(shards: Sequence[bytes], kinds: Sequence[str]) -> None:
 
     older = [os.fsdecode(path) for path in left_behind(shards, kinds)]
     if older:
-        names = ", ".join(older[:3]) + (f" and {len(older) - 3} more" if len(older) > 3 else "")
-        log.warning("%s: of the shards as they were before; renew them with: wdsfs export", names)
+        log.warning("%s: of the shards as they were before; renew them with: wdsfs export", several(older))
 
 
 def after_commit(shards: Sequence[Shard], kinds: Sequence[str], in_place: bool, index: dict[str, Any]) -> bool:

@@ -38,7 +38,7 @@ from wdsfs.console import (
     view_of,
     view_options,
 )
-from wdsfs.errors import CommitError, ExportError, MountError, OverlayBusy, OverlayUnusable, UsageError
+from wdsfs.errors import CommitError, ExportError, MountError, OverlayBusy, OverlayUnusable, UsageError, several
 
 if TYPE_CHECKING:
     from wdsfs.changes import Changes, Sample
@@ -143,10 +143,8 @@ def _held(overlay: str, wanted: Wanted, view: dict[str, Any], index: dict[str, A
         if settings is not None:
             changed = _compare(settings, {shard.name: shard.path for shard in below.shards})
             if changed and not unfinished(place):  # else it is the commit that has changed them
-                names = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
-                log.warning(
-                    "%s: changed since the overlay was made; what is told is told of them as they are", names
-                )
+                text = "%s: changed since the overlay was made; what is told is told of them as they are"
+                log.warning(text, several(changed))
         tree = make_tree(below, view_of(view["layout"], view["names"]), view["merge"])
         yield Session(place, tree, stack.enter_context(_upper(place)))
 
@@ -227,8 +225,7 @@ def _compare(settings: Settings, shards: dict[bytes, bytes]) -> list[str]:
 
     missing = [os.fsdecode(one.name) for one in settings.shards if one.name not in shards]
     if missing:
-        names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        raise OverlayUnusable(f"the overlay was made over a set with {names}: name the same SHARDS")
+        raise OverlayUnusable(f"the overlay was made over a set with {several(missing)}: name the same SHARDS")
     changed = []
     for one in settings.shards:
         with contextlib.suppress(ShardError):  # whoever needs it will hear of it

@@ -54,23 +54,21 @@ def _opened(codec: int, raw: IO[bytes]) -> Any:
         return bz2.BZ2File(raw)
     if codec == 2:
         return lzma.LZMAFile(raw)
-    return _zstd().ZstdFile(raw)
+    return zstd().ZstdFile(raw)
 
 
-def _zstd() -> Any:
+def zstd() -> Any:
     """Python 3.14's zstd, or the same for earlier ones. Raises UsageError."""
     for name in ("compression.zstd", "backports.zstd"):
         try:
             return importlib.import_module(name)
         except ImportError:
             continue
-    raise UsageError(
-        "members in .zst are decoded with backports.zstd, which is missing: pip install 'wdsfs[compressed]'"
-    )
+    raise UsageError("before Python 3.14, zstd needs the package backports.zstd: pip install 'wdsfs[compressed]'")
 
 
 def _zstd_error() -> tuple[type[Exception], ...]:
     try:
-        return (_zstd().ZstdError,)
+        return (zstd().ZstdError,)
     except UsageError:
         return ()

@@ -29,7 +29,7 @@ from braceexpand import braceexpand
 from wdsfs import header
 from wdsfs.changes import Changes, NewSample, ShardChanges
 from wdsfs.errors import CommitError, StaleShard, UsageError
-from wdsfs.index import is_packed, look
+from wdsfs.index import is_compressed, look
 from wdsfs.lower import Lower, NotIndexed
 from wdsfs.names import split
 from wdsfs.overlay import OPEN_DIRECTORY
@@ -158,12 +158,7 @@ class Planner:
 
     def _source(self, number: int) -> Record:
         """The record of a shard that goes into the plan."""
-        while True:
-            try:
-                record = self.lower.record(number)
-                break
-            except NotIndexed:
-                self.lower.index_now(number)
+        record = self.lower.with_index(lambda: self.lower.record(number))
         size, mtime_ns, identity = record.fingerprint
         self.plan.sources[number] = Source(self.lower.shards[number].path, (size, mtime_ns, identity))
         return record
@@ -200,12 +195,7 @@ class Planner:
 
     def _whole(self, number: int) -> Step:
         """A shard as it is. Its record is not looked at: of a large set most shards are such."""
-        while True:
-            try:
-                summary = self.lower.summary(number)
-                break
-            except NotIndexed:
-                self.lower.index_now(number)
+        summary = self.lower.with_index(lambda: self.lower.summary(number))
         path = self.lower.shards[number].path
         self.plan.sources[number] = Source(path, summary.fingerprint)
         size = unpacked_size(path)
@@ -342,7 +332,7 @@ class Planner:
 
     def _plan_in_place(self) -> None:
         for number in sorted(self.changes.shards):
-            self._refuse_packed_in_place(number, "replaced")
+            self._refuse_compressed_in_place(number, "replaced")
             step = self._rewritten(number)
             step.output.target = os.path.realpath(self.lower.shards[number].path)
             self.plan.steps.append(step)
@@ -353,8 +343,8 @@ class Planner:
                 step.output.target = next(names)
                 self.plan.steps.append(step)
 
-    def _refuse_packed_in_place(self, number: int, what: str) -> None:
-        if is_packed(self.lower.shards[number].path):
+    def _refuse_compressed_in_place(self, number: int, what: str) -> None:
+        if is_compressed(self.lower.shards[number].path):
             text = f"is compressed: under such a name it cannot be {what} by a plain tar; commit with --output"
             raise CommitError(f"{self.lower.path_text(number)} {text}")
 
@@ -364,7 +354,7 @@ class Planner:
             name = namer(self.options.output)
             candidates: Iterator[bytes] = map(name, itertools.count())
         else:
-            self._refuse_packed_in_place(len(self.lower) - 1, "followed")
+            self._refuse_compressed_in_place(len(self.lower) - 1, "followed")
             candidates = continued(self.lower.shards[-1].path)
         return (name for name in candidates if not os.path.lexists(name))
 

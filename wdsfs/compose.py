@@ -35,7 +35,7 @@ from wdsfs.builder import PROBLEMS_MAX, Derived, derive
 from wdsfs.errors import CorruptShard, UsageError, ViewError
 from wdsfs.record import LINK, STRAY, Record
 
-FORMAT = 1  # of what is derived: goes up when the same options give something else
+FORMAT = 2  # of what is derived: goes up when the same options give something else
 ERROR, SKIP, EMPTY = "error", "skip", "empty"
 SHARD, VALUES, DECODED, NOTHING = "shard", "values", "decoded", "empty"
 MISSING, TWICE = -1, -2  # in the place of a shard's number: the key is nowhere, or more than once
@@ -93,11 +93,15 @@ class Composition:
         words += ["--duplicates", self.duplicates] if self.duplicates != ERROR else []
         return shlex.join(words)
 
+    def codec_of(self, extension: bytes) -> tuple[int, bytes] | None:
+        """As `codecs.codec_of`, in any letter case if that does not count."""
+        return codecs.codec_of(extension.lower() if self.ignore_case else extension)
+
     def wants(self, extension: bytes) -> bool:
         """Whether any option looks at members with this extension."""
         if not self.columns:
             return True
-        decoded = codecs.codec_of(extension) if self.decode else None
+        decoded = self.codec_of(extension) if self.decode else None
         if decoded is not None and self.wants(decoded[1]):
             return True
         named = {one for alternatives in self.columns for one in alternatives}
@@ -142,18 +146,31 @@ def read_class_names(path: str) -> dict[str, str]:
             text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--class-names {path}: {getattr(error, 'strerror', None) or error}") from None
-    if text.lstrip()[:1] not in ("[", "{"):
-        return {str(number): line.strip() for number, line in enumerate(text.splitlines())}
     try:
-        found = json.loads(text)
+        found = json.loads(text) if text.lstrip()[:1] in ("[", "{") else list(map(str.strip, text.splitlines()))
     except ValueError as error:
         raise UsageError(f"--class-names {path}: {error}") from None
     pairs = enumerate(found) if isinstance(found, list) else found.items()
     named = {str(key): value for key, value in pairs}
+    if not named:
+        raise UsageError(f"--class-names {path}: names no class")
     for key, value in named.items():
         if not isinstance(value, str):
             raise UsageError(f"--class-names {path}: the name of class {key} is no text")
+    if isinstance(found, list):
+        _refuse_twice(path, named)
     return named
+
+
+def _refuse_twice(path: str, named: dict[str, str]) -> None:
+    """Raises UsageError where a list gives two classes one name: there, nobody means to have them together."""
+    first: dict[str, str] = {}
+    for number, name in named.items():
+        if name and first.setdefault(name, number) != number:
+            raise UsageError(
+                f"--class-names {path}: classes {first[name]} and {number} are both called {name!r} and would be "
+                "one folder; give them different names, or use a JSON object to have them in one"
+            )
 
 
 # --- what a shard is put together with ---------------------------------------------------------------------
@@ -248,10 +265,6 @@ class _Rows:
         together = _Rows(*(np.concatenate(pair) for pair in zip(self.columns(), other.columns(), strict=True)))
         return together.take(np.argsort(together.entry, kind="stable"))
 
-    def codes(self) -> NDArray[np.int64]:
-        """A number for each member that says its entry and extension."""
-        return self.entry << 32 | self.extension
-
 
 def _rows(found: Sequence[tuple[int, int, int, int, int]]) -> _Rows:
     table = np.array(found, dtype=np.int64).reshape(-1, 5)
@@ -341,6 +354,16 @@ class _Composer:
         return derive(self._derived(), fingerprint, self._view())
 
     # --- parts that the steps below share
+
+    def _same(self) -> NDArray[np.int64]:
+        """For each extension the number of the first that is the same: with --ignore-case in any letter case."""
+        first: dict[bytes, int] = {}
+        fold = bytes.lower if self.wanted.ignore_case else bytes
+        return np.array([first.setdefault(fold(one), at) for at, one in enumerate(self.extensions)], np.int64)
+
+    def _codes(self, rows: _Rows) -> NDArray[np.int64]:
+        """A number for each member that says its entry and extension."""
+        return rows.entry << 32 | self._same()[rows.extension]
 
     def _samples(self) -> NDArray[np.int64]:
         return np.flatnonzero(~self.strays)
@@ -442,7 +465,7 @@ class _Composer:
         """Add joined members. A column that the sample has already is a duplicate; returns what to keep."""
         kept = np.ones(len(self.paths), bool)
         for rows in found:
-            clash = np.isin(rows.codes(), self.rows.codes())
+            clash = np.isin(self._codes(rows), self._codes(self.rows))
             if clash.any():
                 first = self.extensions[int(rows.extension[clash][0])]
                 text = f"has the column {_text(first)!r} itself, and so has the set that is joined"
@@ -453,16 +476,17 @@ class _Composer:
 
     def _decode(self) -> None:
         place = self._place(DECODED, b"", ())
-        there = set(self.rows.codes().tolist())
+        there = set(self._codes(self.rows).tolist())
         found = []
         for number, extension in enumerate(list(self.extensions)):
-            known = codecs.codec_of(extension)
+            known = self.wanted.codec_of(extension)
             if known is None or not self.wanted.wants(known[1]):
                 continue
             codec, decoded = known[0], self._number(known[1])
+            same = int(self._same()[decoded])
             for at in np.flatnonzero(self.rows.extension == number).tolist():
                 entry, address = int(self.rows.entry[at]), int(self.rows.address[at])
-                code = entry << 32 | decoded
+                code = entry << 32 | same
                 # Semantics decision: a member that is there as `x.json` wins over a decoded `x.json.gz`.
                 if self.strays[entry] or code in there:
                     continue
@@ -523,7 +547,8 @@ class _Composer:
         )
         rows = _rows(found)
         # Semantics decision: a label wins over the shard's own column, as in webdataset's `associate`.
-        own = self.rows.take(~np.isin(self.rows.codes(), rows.codes()) | self.strays[self.rows.entry])
+        replaced = np.isin(self._codes(self.rows), self._codes(rows))
+        own = self.rows.take(~replaced | self.strays[self.rows.entry])
         self.rows = own.plus(rows)
         self._keep(kept & unique)
 
@@ -672,22 +697,22 @@ class _Composer:
             folders = {path: time for path, time in times.items() if time is not None}
         problems = [*self.problems, *record.problems]
         return Derived(
-            self.paths,
-            self.strays,
-            rows.entry,
-            numbers.reshape(-1),
-            [self.extensions[number] for number in used.tolist()] or [b""],
-            self._packed(rows.address),
-            rows.size,
-            rows.mtime,
-            links,
-            folders,
-            problems[:PROBLEMS_MAX],
-            record.problem_count - len(record.problems) + len(problems[PROBLEMS_MAX:]),
-            record.unshown,
-            record.unshown_count,
-            {"values": self.values.texts} if self.values.texts else {},
-            self._decoded_columns(),
+            paths=self.paths,
+            strays=self.strays,
+            entry=rows.entry,
+            extension=numbers.reshape(-1),
+            extensions=[self.extensions[number] for number in used.tolist()] or [b""],
+            addresses=self._packed(rows.address),
+            sizes=rows.size,
+            mtimes=rows.mtime,
+            links=links,
+            folders=folders,
+            problems=problems[:PROBLEMS_MAX],
+            problems_more=record.problem_count - len(record.problems) + len(problems[PROBLEMS_MAX:]),
+            unshown=record.unshown,
+            unshown_count=record.unshown_count,
+            lists={"values": self.values.texts} if self.values.texts else {},
+            numbers=self._decoded_columns(),
         )
 
     def _shift(self) -> int:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("wdsfs")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-Answer = TypeVar("Answer")
 
 
 # --- options that several commands have --------------------------------------------------------------------
@@ -119,7 +118,7 @@ def _size(_: click.Context, __: click.Parameter, value: str | None) -> None:
         tell_all("WDSFS_CACHE_SIZE", str(parse_size(value)))
 
 
-def packed_options(command: Command) -> Command:
+def compressed_options(command: Command) -> Command:
     """What becomes of compressed shards. Told to all processes by the environment, so no command sees it."""
     for option in (
         click.option(
@@ -170,7 +169,7 @@ def index_options_with(jobs: str) -> Callable[[Command], Command]:
     def with_options(command: Command) -> Command:
         for option in options:
             command = option(command)
-        return packed_options(command)
+        return compressed_options(command)
 
     return with_options
 
@@ -464,17 +463,6 @@ def left_out_text(shards: Sequence[Shard]) -> str:
     """What to say where whole shards are looked at, of which a mount leaves out samples; empty if it does not."""
     keys = sum(len(one.without) for one in shards)
     return f"counted here, too: {counted(keys, 'sample')} excluded by a split file" if keys else ""
-
-
-def settled(below: Lower, question: Callable[[], Answer]) -> Answer:
-    """The answer to a question about the tree. A shard that has just changed is indexed again first."""
-    from wdsfs.lower import NotIndexed
-
-    while True:
-        try:
-            return question()
-        except NotIndexed as wanted:
-            below.install(wanted.number, below.build(wanted.number))
 
 
 # --- showing -----------------------------------------------------------------------------------------------

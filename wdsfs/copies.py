@@ -107,7 +107,7 @@ class Cache:
                 fd = os.open(self._path(key, state), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             except FileNotFoundError:
                 continue
-            with contextlib.suppress(PermissionError):  # somebody else's, in a directory that is shared
+            with contextlib.suppress(OSError):  # somebody else's, or the directory cannot be written
                 os.utime(fd)
             with contextlib.suppress(BlockingIOError):  # it is about to go; its bytes stay
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -257,7 +257,7 @@ def _remove(path: str, also_open: bool) -> bool:
     """Remove a file; returns whether this has given its room back. What is being written stays in any case."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

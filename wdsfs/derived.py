@@ -17,8 +17,8 @@ import struct
 import time
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -45,9 +45,10 @@ from wdsfs.compose import (
     refuse,
 )
 from wdsfs.errors import MissingShard, ShardError, StaleShard, UnreadableShard, UsageError, ViewError
-from wdsfs.index import COMMIT_BYTES, COMMIT_SECONDS, PATIENCE_SECONDS, TICK_NS, Index, Union
+from wdsfs.index import COMMIT_BYTES, COMMIT_SECONDS, PATIENCE_SECONDS, Index, Union, wait_for_tick
 from wdsfs.labels import LabelFile, label_file
 from wdsfs.lower import GONE, Content, File, Fingerprint, Held, Lower, NotIndexed
+from wdsfs.names import plain_key
 from wdsfs.record import STRAY, Record, equal_range
 from wdsfs.spec import Shard, expand
 
@@ -112,6 +113,9 @@ class _BaseWanted(Exception):
         super().__init__(number)
         self.below, self.number = below, number
 
+    def index(self) -> None:
+        self.below.index_now(self.number)
+
 
 class DerivedLower(Lower):
     """As `Lower`, of a view. `plain` is the lower of the shards as they are."""
@@ -130,10 +134,13 @@ class DerivedLower(Lower):
         # What the options leave alone has the record that it has, under the name that it has.
         self._alone = [wanted.is_plain and not one.without for one in shards]
         parts = [*companions.files, *(repr(file.table).encode() for file in companions.labels)]
+        parts += [repr(sorted(one.without)).encode() for joined in companions.joined for one in joined]
         common = hashlib.blake2b(b"\0".join(parts), digest_size=16).digest()
         self._keys = [
-            one.path if alone else one.path + b"\0" + wanted.digest(one.without, one.name, common)
-            for one, alone in zip(shards, self._alone, strict=True)
+            one.path
+            if alone
+            else one.path + b"\0" + wanted.digest(one.without, one.name, common + self._beside(at))
+            for at, (one, alone) in enumerate(zip(shards, self._alone, strict=True))
         ]
         each = max(1, descriptors // (1 + len(companions.joined)))
         self.plain = Lower(shards, index, each)
@@ -145,14 +152,28 @@ class DerivedLower(Lower):
             for number, one in enumerate(below.shards)
         }
         for below in self._lowers:
-            below.on_files = lambda _: self.on_files(sum(len(one._files) for one in self._lowers))
+            below.on_files = lambda _: self.on_files(sum(one.open_files for one in self._lowers))
             below.slowly = lambda: self.slowly()
-        self._files_seen, self._seen_until, self._seen_alarms = 0, -1.0, -1
+        self._many = len(companions.files) > lower.MANY
+        self._files_seen: int | ShardError = 0
+        self._files_last = self._files_change = 0  # the number as it was seen last, and how it changed then
+        self._files_told: int | ShardError = 0
+        self._files_back = False  # they could not be read before
+        self._seen_until, self._seen_alarms = -1.0, -1
         self._label_files: dict[bytes, File] = {}
         self._decoded: OrderedDict[tuple[int, int, int], bytes] = OrderedDict()
         self._decoded_bytes = 0
         self._unions: dict[int, tuple[int, Union]] = {}
         self._missing: list[_BaseWanted] = []  # found not to be indexed while something was read
+
+    def partner(self, which: int, number: int) -> int | None:
+        """The shard of a joined set that stands beside the one with this number: of sets with as many shards."""
+        at, count = self.shards[number].place or (number, len(self))
+        return at if len(self.companions.joined[which]) == count else None
+
+    def _beside(self, number: int) -> bytes:
+        """What tells a view of this shard from those in other sets, where other shards stand beside it."""
+        return repr([self.partner(which, number) for which in range(len(self.companions.joined))]).encode()
 
     # --- what a shard is now
 
@@ -163,19 +184,36 @@ class DerivedLower(Lower):
         size, mtime_ns, identity = found
         return size, mtime_ns, identity ^ self._companions()
 
-    def _subject(self, number: int) -> str:
-        text = super()._subject(number)
-        return text if self._alone[number] or not self.companions.files else f"{text} or what it is shown with"
+    def _tell_change(self, number: int, before: Fingerprint, now: Fingerprint) -> None:
+        """As `Lower`; of a change of companions, which all shards have, once."""
+        change = now[0] - before[0], now[1] - before[1], now[2] ^ before[2]
+        common = change == (0, 0, self._files_change) or (before == GONE and self._files_back)
+        if self._alone[number] or not common:
+            super()._tell_change(number, before, now)
+        elif self._files_told != self._files_seen:
+            self._files_told = self._files_seen
+            log.warning("what the shards are shown with has changed; what was open from them gets ESTALE")
 
     def _companions(self) -> int:
         """A number that changes with any companion. Raises MissingShard, UnreadableShard."""
         now = time.monotonic()
         if now > self._seen_until or self._seen_alarms != self._tags.alarms:
             self._seen_alarms = self._tags.alarms
-            packed = b"".join(struct.pack("<QqQ", *stamp) for stamp in self._stamps())
-            self._files_seen = int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
+            try:
+                with self.slowly() if self._many else nullcontext():
+                    packed = b"".join(struct.pack("<QqQ", *stamp) for stamp in self._stamps())
+            except ShardError as error:  # kept like any other answer: every shard of the set asks
+                self._files_seen = error
+            else:
+                self._files_back = isinstance(self._files_seen, ShardError)
+                self._files_seen = int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
+                if self._files_seen != self._files_last:
+                    self._files_change = self._files_seen ^ self._files_last
+                    self._files_last = self._files_seen
             took = time.monotonic() - now
             self._seen_until = now + max(lower.FRESH_SECONDS, LOOK_SHARE * took)
+        if isinstance(self._files_seen, ShardError):
+            raise type(self._files_seen)(*self._files_seen.args)
         return self._files_seen
 
     def _stamps(self) -> list[Fingerprint]:
@@ -189,11 +227,6 @@ class DerivedLower(Lower):
         super().distrust()
         for below in self._lowers:
             below.distrust()
-
-    def _drop_records(self) -> None:
-        super()._drop_records()
-        for below in self._lowers:
-            below._drop_records()
 
     def record(self, number: int, tag: int | None = None) -> Record:
         """As `Lower.record`. Raises also ViewError, when the options refuse what the shard holds."""
@@ -216,18 +249,10 @@ class DerivedLower(Lower):
 
     def index_now(self, number: int) -> None:
         while self._missing:
-            self._index_base(self._missing.pop())
-        try:
-            self.plain.record(number)  # whoever asks for it there has nobody else to index it
-        except NotIndexed:
-            self._index_base(_BaseWanted(self.plain, number))
+            self._missing.pop().index()
+        # Whoever asks for it there has nobody else to index it.
+        self.plain.with_index(lambda: self.plain.record(number))
         super().index_now(number)
-
-    def _index_base(self, wanted: _BaseWanted) -> None:
-        try:
-            wanted.below.index_now(wanted.number)
-        finally:
-            self._drop_records()  # they share the index, and it has been renewed
 
     def build(self, number: int) -> bytes:
         """The derived record of a shard as everything is now; what it is made of is indexed first."""
@@ -242,13 +267,12 @@ class DerivedLower(Lower):
                 except ViewError as error:  # a label file that cannot be used
                     data = refuse(str(error), before)
             except _BaseWanted as wanted:
-                self._index_base(wanted)
+                wanted.index()
                 continue
             except _UnionWanted as wanted:
                 self._load_union(wanted.number)
                 continue
             except StaleShard:
-                self._drop_records()
                 if time.monotonic() > deadline:
                     raise
                 continue
@@ -263,14 +287,13 @@ class DerivedLower(Lower):
         if self._alone[number]:
             return self.plain.build(number)
         names = self.companions.class_names
-        for file in self.companions.labels:
-            _wait_for_tick(file.path)
-        if names is not None:
-            _wait_for_tick(os.fsencode(names))
+        for path in [file.path for file in self.companions.labels] + ([names] if names is not None else []):
+            with suppress(OSError):  # whoever reads it says so
+                wait_for_tick(os.stat(path))
         one = self.shards[number]
         with ExitStack() as stack:
             tables = [
-                stack.enter_context(labels.opened(file, _stamp_of(file), self.index.directory / "labels"))
+                stack.enter_context(labels.opened(file, _stamp_of(file), self.index.label_tables))
                 for file in self.companions.labels
             ]
             source = Source(one.path, one.name, _record(self.plain, number), one.without)
@@ -281,6 +304,15 @@ class DerivedLower(Lower):
                 self._read,
             )
             return compose(self.wanted, source, around, fingerprint)
+
+    def settled(self, number: int) -> bool:
+        try:
+            return super().settled(number)
+        except ViewError:
+            # Another process has found that it is refused, which only whoever asks for this shard is to hear: in a
+            # merged tree that may be nobody.
+            self.generation += 1
+            return True
 
     def install(self, number: int, data: bytes) -> None:
         text = refusal(Record(data, verify=False))
@@ -303,12 +335,8 @@ class DerivedLower(Lower):
         """The keys of a whole joined set. Raises ShardError where a shard of it cannot be read."""
         below = self.joined[which]
         for number in range(len(below)):
-            try:
-                below.record(number)
-            except NotIndexed:
-                self._index_base(_BaseWanted(below, number))
-        self._unions[which] = self._companions(), below.union(below.record)
-        self._drop_records()
+            below.with_index(partial(below.record, number))
+        self._unions[which] = self._companions(), below.with_index(lambda: below.union(below.record))
 
     def union_of(self, which: int) -> Union:
         """The keys of a joined set as it is now. Raises _UnionWanted."""
@@ -359,14 +387,24 @@ class DerivedLower(Lower):
             log.warning("%s: %s%s", self.path_text(number), texts[0], more)
 
     def _store(self, pending: list[tuple[bytes, bytes]]) -> None:
-        self._drop_records()
         if pending:
             self.index.store(pending)
             pending.clear()
 
+    def damaged(self) -> Iterator[tuple[str, str]]:
+        """As `Lower.damaged`, with the shards that are joined: what they lack is missing here."""
+        told = {self.path_text(number) for number in range(len(self))}
+        yield from super().damaged()
+        for below in self.joined:
+            for path, text in below.damaged():
+                if path not in told:
+                    told.add(path)
+                    yield path, text
+
     # --- content
 
     def origin(self, number: int, member: int) -> tuple[Lower, int, int] | None:
+        """As `Lower.origin`; that shard is indexed. Raises what `content` raises."""
         record = self.record(number)
         if record.view is None:
             return self.plain, number, member
@@ -376,6 +414,11 @@ class DerivedLower(Lower):
         if record.view["places"][place]["kind"] != SHARD:
             return None
         below, base = self._base(record, number, place)
+        try:
+            _record(below, base)
+        except _BaseWanted as wanted:
+            self._missing.append(wanted)
+            raise NotIndexed(number) from None
         return below, base, row
 
     def content(self, number: int, tag: int, member: int) -> Content:
@@ -432,14 +475,6 @@ class DerivedLower(Lower):
             self._reconsider(number)
             raise
 
-    def _reconsider(self, number: int) -> None:
-        """Have a record derived again although its fingerprint may be as it was."""
-        self._forget(number)
-        self._drop_records()
-        self._tags.renew(number)
-        self._states.pop(number, None)
-        self.index.forget(self._keys[number])
-
     def _label_file(self, about: dict[str, Any]) -> File:
         """The label file that a value comes from, as it was then. Raises ShardError."""
         path = about["path"].encode("utf-8", "surrogateescape")
@@ -450,14 +485,15 @@ class DerivedLower(Lower):
         if list(_stamp_of(known)) != about["fingerprint"]:
             raise StaleShard(f"{os.fsdecode(path)} has changed since this was opened")
         fd = index_module.open_shard(path)
+        size, mtime_ns, identity = about["fingerprint"]
+        fresh = File(fd, fd, path, (size, mtime_ns, identity), os.fstat(fd).st_ctime_ns)
+        if list(_stamp_of(known)) != about["fingerprint"]:
+            fresh.close()
+            raise StaleShard(f"{os.fsdecode(path)} has changed since this was opened")
         if file is not None:
             file.close()
-        size, mtime_ns, identity = about["fingerprint"]
-        file = File(fd, fd, path, (size, mtime_ns, identity), os.fstat(fd).st_ctime_ns)
-        self._label_files[path] = file
-        if list(_stamp_of(known)) != about["fingerprint"]:
-            raise StaleShard(f"{os.fsdecode(path)} has changed since this was opened")
-        return file
+        self._label_files[path] = fresh
+        return fresh
 
     def _load_decoded(self, key: tuple[int, int, int], raw: Content, codec: int, size: int) -> bytes:
         data = codecs.decode(codec, lower.read(raw, 0, raw.size))
@@ -492,17 +528,23 @@ class _Joined:
     def record(self, number: int) -> Record:
         return _record(self._below, number)
 
+    def _excluded(self, number: int) -> set[bytes]:
+        """The keys that the split file of a joined data set leaves out of one of its shards."""
+        return {plain_key(key) for key in self._below.shards[number].without}
+
     def find(self, keys: list[bytes]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         shards = np.full(len(keys), MISSING, np.int64)
         entries = np.full(len(keys), MISSING, np.int64)
         # Sets that were made together pair shard by shard; whatever the shard beside this one has not is looked
         # for everywhere.
-        if len(self._below) == len(self._owner):
-            found, twice = _samples_of(self.record(self._number))
+        beside = self._owner.partner(self._which, self._number)
+        if beside is not None:
+            found, twice = _samples_of(self.record(beside))
+            excluded = self._excluded(beside)
             for at, key in enumerate(keys):
                 entry = found.get(key)
-                if entry is not None:
-                    shards[at], entries[at] = (TWICE if key in twice else self._number), entry
+                if entry is not None and key not in excluded:
+                    shards[at], entries[at] = (TWICE if key in twice else beside), entry
         left = np.flatnonzero(shards == MISSING).tolist()
         if left:
             self._find_anywhere(keys, left, shards, entries)
@@ -512,11 +554,13 @@ class _Joined:
         self, keys: list[bytes], left: list[int], shards: NDArray[np.int64], entries: NDArray[np.int64]
     ) -> None:
         sums, owners = self._owner.union_of(self._which).columns()[1]
+        excluded = [self._excluded(number) for number in range(len(self._below))]
         for at in left:
             crc = zlib.crc32(keys[at])
             places = [
                 (number, entry)
                 for number in sorted({owners[one] for one in equal_range(sums, crc)})
+                if keys[at] not in excluded[number]
                 for entry in self.record(number).find_samples(keys[at], crc)
             ]
             if places:
@@ -577,13 +621,3 @@ def _stamp_of(file: LabelFile) -> Fingerprint:
         packed = struct.pack("<QqQ", beside.st_size, beside.st_mtime_ns, beside.st_ino)
         identity ^= int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
     return size, mtime_ns, identity
-
-
-def _wait_for_tick(path: bytes) -> None:
-    """One more write within the tick of the last would not show in the times."""
-    try:
-        age = time.time_ns() - os.stat(path).st_ctime_ns
-    except OSError:
-        return
-    if 0 <= age < TICK_NS:
-        time.sleep(TICK_NS / 1e9)

@@ -17,6 +17,7 @@ from typing import BinaryIO, NamedTuple
 
 from wdsfs import names, shard
 from wdsfs.errors import ExportError
+from wdsfs.names import readable
 
 FOLDER = b".nv-meta"
 
@@ -37,6 +38,11 @@ CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, pa
     content_byte_size);
 """
 _UNSAFE = "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;"  # the file gets its name when it is whole and synced
+
+
+def offsets_path(shard: bytes) -> bytes:
+    """Where Energon looks for the offsets of a shard called *.tar."""
+    return shard + b".idx"
 
 
 class Part(NamedTuple):
@@ -80,11 +86,11 @@ def samples(fd: int) -> Iterator[Sample]:
                 continue
             if row in chunk.sparse:
                 text = "a sparse member, which Energon reads as it is stored, without holes"
-                raise ExportError(f"{_text(name)}: {text}")
+                raise ExportError(f"{readable(name)}: {text}")
             try:
                 own, extension = found[1].decode(), found[2].decode()
             except UnicodeDecodeError:
-                raise ExportError(f"{_text(name)}: the name is no UTF-8, and Energon cannot store it") from None
+                raise ExportError(f"{readable(name)}: the name is no UTF-8, and Energon cannot store it") from None
             if own != key:
                 if key is not None:
                     yield Sample(key, start, head, parts)
@@ -133,7 +139,7 @@ def places(index: BinaryIO, most: int) -> Sequence[int]:
     return found
 
 
-class Index:
+class Database:
     """Writes `index.sqlite` at `path`, where an empty file may be. To be closed."""
 
     def __init__(self, path: bytes) -> None:
@@ -207,7 +213,3 @@ def split_text(shards: Sequence[str]) -> bytes:
 
 # Samples as they are, for a task encoder to cook: the only class that takes any set without being told more.
 DATASET_TEXT = b"__module__: megatron.energon\n__class__: CrudeWebdataset\n"
-
-
-def _text(name: bytes) -> str:
-    return name.decode("utf-8", "backslashreplace")

@@ -37,6 +37,7 @@ Exit code 1 is also what `wdsfs check` and `diff` give when they have findings, 
 """
 
 import errno
+from collections.abc import Sequence
 
 
 class WdsfsError(Exception):
@@ -158,3 +159,8 @@ class StaleEntry(EntryError):
 
 class NameTooLong(EntryError):
     errno = errno.ENAMETOOLONG
+
+
+def several(things: Sequence[str], most: int = 3) -> str:
+    """For a message: `a, b, c and 7 more`."""
+    return ", ".join(things[:most]) + (f" and {len(things) - most} more" if len(things) > most else "")

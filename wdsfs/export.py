@@ -15,16 +15,16 @@ import os
 import sqlite3
 import uuid
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from wdsfs import __version__, energon, formats, pool
-from wdsfs.errors import ExportError, ShardError, StaleShard, UnreadableShard
+from wdsfs.errors import ExportError, ShardError, StaleShard, UnreadableShard, several
 from wdsfs.index import fingerprint_of, open_shard
-from wdsfs.lower import Lower, NotIndexed
+from wdsfs.lower import Lower
 from wdsfs.pack import Disk, temporary_of
-from wdsfs.record import Record, ends_match
+from wdsfs.record import Record
 
 DALI, ENERGON, WIDS = FORMATS = ("dali", "energon", "wids")
 WIDS_NAME = b"shardindex.json"  # as `widsindex create` calls it
@@ -82,16 +82,14 @@ class Export:
 
     def _record(self, number: int) -> Record:
         """The record of a shard whose bytes are those of a tar. Raises ExportError, ShardErrors."""
-        while True:
-            try:
-                record = self.lower.record(number)
-                break
-            except NotIndexed:
-                self.lower.index_now(number)
-        path = self.lower.shards[number].path
-        if record.members and not _of_file(path, lambda fd: ends_match(fd, record.ends)):
-            raise ExportError(f"{os.fsdecode(path)}: no plain tar, and the other tools read none but these")
-        return record
+        self._refuse_compressed(number)
+        return self.lower.with_index(lambda: self.lower.record(number))
+
+    def _refuse_compressed(self, number: int) -> None:
+        if self.lower.with_index(lambda: self.lower.is_compressed(number)):
+            raise ExportError(
+                f"{self.lower.path_text(number)}: is compressed, and the other tools read plain tars only"
+            )
 
     # --- files
 
@@ -190,7 +188,7 @@ class Export:
         ]
         if lost:
             raise ExportError(
-                f"{os.fsdecode(folder)} has {_several(lost)}, too: name all shards of the data set, "
+                f"{os.fsdecode(folder)} has {several(lost)}, too: name all shards of the data set, "
                 "or remove its .info.json to begin anew"
             )
         counts = self._energon_index(root, names)
@@ -200,7 +198,7 @@ class Export:
         if not kept:
             self._put(split, [energon.split_text(list(counts))])
         elif set(before) != set(counts):
-            changed = _several(sorted(set(before) ^ set(counts)))
+            changed = several(sorted(set(before) ^ set(counts)))
             self.report.warn(kept[0], f"is kept; the set of shards is another now ({changed}): edit it")
         dataset = os.path.join(folder, b"dataset.yaml")
         if not os.path.exists(dataset):
@@ -233,11 +231,11 @@ class Export:
         counts: dict[str, int] = {}
         path = os.path.join(root, energon.FOLDER, b"index.sqlite")
         with self._prepared(path):
-            index = energon.Index(temporary_of(path))
+            database = energon.Database(temporary_of(path))
             try:
                 for name, number in names.items():
-                    borders = self._energon_shard(index, number, counts)
-                    own = formats.energon_path(os.path.join(root, os.fsencode(name)))
+                    borders = self._energon_shard(database, number, counts)
+                    own = energon.offsets_path(os.path.join(root, os.fsencode(name)))
                     if borders:
                         counts[name] = len(borders) - 1
                         self._compare_samples(number, counts[name])
@@ -248,11 +246,11 @@ class Export:
                     self.on_shard()
                 if not counts:
                     raise ExportError("the set has no samples, and Energon takes no data set without")
-                index.finish()
+                database.finish()
             except sqlite3.OperationalError as error:  # a full disk, for example
                 raise ExportError(f"{os.fsdecode(path)}: {error}") from None
             finally:
-                index.close()
+                database.close()
         return counts
 
     def _compare_samples(self, number: int, count: int) -> None:
@@ -271,12 +269,13 @@ class Export:
                 told = True
             yield sample
 
-    def _energon_shard(self, index: energon.Index, number: int, earlier: Collection[str]) -> array[int]:
+    def _energon_shard(self, database: energon.Database, number: int, earlier: Collection[str]) -> array[int]:
+        self._refuse_compressed(number)
         path = self.lower.shards[number].path
         fd = open_shard(path)
         try:
             before = fingerprint_of(os.fstat(fd))
-            borders = index.add(len(earlier), self._noticed(path, energon.samples(fd)))
+            borders = database.add(len(earlier), self._noticed(path, energon.samples(fd)))
             if fingerprint_of(os.fstat(fd)) != before:
                 raise StaleShard(f"{os.fsdecode(path)} has changed while it was read; start again")
             return borders
@@ -321,7 +320,7 @@ def left_behind(shards: Iterable[bytes], kinds: Collection[str]) -> list[bytes]:
         folder = os.path.join(energon_root(os.path.dirname(path)), energon.FOLDER)
         places = {
             DALI: [formats.dali_path(path)],
-            ENERGON: [formats.energon_path(path), os.path.join(folder, b"index.sqlite")],
+            ENERGON: [energon.offsets_path(path), os.path.join(folder, b"index.sqlite")],
             WIDS: [os.path.join(os.path.dirname(path), WIDS_NAME)],
         }
         for kind, paths in places.items():
@@ -340,10 +339,6 @@ def _known_shards(folder: bytes) -> list[str]:
         return []
     except (ValueError, KeyError, TypeError) as error:
         raise ExportError(f"{os.fsdecode(path)} is no metadata of Energon ({error}): remove it") from None
-
-
-def _several(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _telling(path: bytes, pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""The indexes that DALI, Megatron-Energon and wids read, as bytes: written from records, and read.
+"""The indexes that DALI and wids read, as bytes: written from records, and read. (`energon` has its own.)
 
 Nothing here opens a file. `export` puts them where the tools look, `check` compares those that lie beside a shard
 with its headers. docs/format.md has the formats, and in which members the tools group differently
@@ -22,7 +22,8 @@ import numpy as np
 
 from wdsfs import names, shard
 from wdsfs.errors import ExportError
-from wdsfs.record import STRAY, Record
+from wdsfs.names import readable
+from wdsfs.record import Record
 from wdsfs.shard import HARMLESS
 
 LINES = 1024  # lines of a text that are handed on at a time
@@ -38,11 +39,6 @@ def dali_path(shard: bytes) -> bytes:
     return shard.removesuffix(b".tar") + b".idx"
 
 
-def energon_path(shard: bytes) -> bytes:
-    """Where Energon looks for the offsets of a shard called *.tar."""
-    return shard + b".idx"
-
-
 class Sample(NamedTuple):
     """A sample of a record: its plain key, and its members in the order of the tar."""
 
@@ -52,9 +48,7 @@ class Sample(NamedTuple):
 
 def samples(record: Record) -> Iterator[Sample]:
     """The samples of a shard in the order of the tar, as a reader of the format meets them."""
-    entries = np.flatnonzero((record.array("entry.flags") & STRAY) == 0)
-    heads = record.array("member.head")[record.array("entry.member")[entries]]
-    entries = entries[np.argsort(heads, kind="stable")]
+    entries = record.samples_in_order()
     within, folder = range(0), b""
     for start in range(0, len(entries), ENTRIES):
         for entry in entries[start : start + ENTRIES].tolist():
@@ -98,7 +92,7 @@ def dali_index(record: Record) -> Iterator[bytes]:
         for member in members:
             extension = record.extension(member)
             if member in doubtful:
-                raise ExportError(f"{_text(key + b'.' + extension)}: {doubtful[member]}")
+                raise ExportError(f"{readable(key + b'.' + extension)}: {doubtful[member]}")
             words.append(b"%b %d %d" % (extension, *record.extent(member)))
             if named:
                 words.append(key + b"." + extension)
@@ -122,10 +116,10 @@ def _doubtful_members(record: Record) -> dict[int, str]:
     found = dict.fromkeys(
         record.column.get("sparse.member", ()), "a sparse member, which DALI reads as it is stored, without holes"
     )
-    names = record.extension_name
-    for number in range(len(names)):
-        if not names[number] or _BLANK.search(names[number]):
-            why = "has a blank in its extension" if names[number] else "has an empty extension"
+    extensions = record.extension_name
+    for number in range(len(extensions)):
+        if not extensions[number] or _BLANK.search(extensions[number]):
+            why = "has a blank in its extension" if extensions[number] else "has an empty extension"
             for member in np.flatnonzero(record.array("member.ext") == number).tolist():
                 found[member] = f"{why}, which an index for DALI cannot have: rename it"
     return found
@@ -275,7 +269,7 @@ def wids_misreading(fd: int) -> str | None:
         try:
             found = next(theirs, None)
         except (ValueError, UnicodeDecodeError) as error:
-            where = f"at {_text(ours.name)}" if ours is not None else "behind the last sample"
+            where = f"at {readable(ours.name)}" if ours is not None else "behind the last sample"
             return f"{where} wids fails ({error})"
         if found == ours:
             continue
@@ -283,12 +277,11 @@ def wids_misreading(fd: int) -> str | None:
             one = found if ours is None or (found is not None and found.data < ours.data) else ours
             assert one is not None  # they differ
             whose = "a member of a sample, which it is not" if one is found else "no member of a sample"
-            return f"{_text(one.name)} is to wids {whose}"
+            return f"{readable(one.name)} is to wids {whose}"
+        name = readable(ours.name)
         if found.name != ours.name:
-            return f"{_text(ours.name)} is called {_text(found.name)} by wids, which reads 100 bytes of a name"
-        return (
-            f"{_text(ours.name)} is to wids {'the first' if found.first else 'not the first'} member of a sample"
-        )
+            return f"{name} is called {readable(found.name)} by wids, which reads 100 bytes of a name"
+        return f"{name} is to wids {'the first' if found.first else 'not the first'} member of a sample"
     return None
 
 
@@ -314,13 +307,9 @@ def _seen_by_wids(fd: int) -> Iterator[_Seen]:
         if name and name != b"././@PaxHeader" and header[156:157] in (b"0", b"\0") and b"." in name:
             match = _WIDS_KEY.match(name)
             if match is None:
-                raise ValueError(f"it takes no key from {_text(name)}")
+                raise ValueError(f"it takes no key from {readable(name)}")
             yield _Seen(name, position + shard.BLOCK, match[1] != last)
             last = match[1]
         if not digits:
             return
         position += shard.BLOCK + (size + shard.BLOCK - 1) // shard.BLOCK * shard.BLOCK
-
-
-def _text(name: bytes) -> str:
-    return name.decode("utf-8", "backslashreplace")

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import lmdb
 import numpy as np
 
-from wdsfs import builder, copies, packed, pages, pool, system
+from wdsfs import builder, compressed, copies, pages, pool, system
 from wdsfs.ahead import reading_ahead
 from wdsfs.errors import IndexUnusable, MissingShard, ShardError, StaleShard, UnreadableShard
 from wdsfs.record import Record
@@ -46,10 +46,7 @@ MAP_SIZES = (1 << 42, 1 << 38, 1 << 35, 1 << 31)  # bytes of address space; the 
 READERS = 4096  # processes that may read one index at a time
 LOCK_BYTES = 64 * READERS + 4096  # of LMDB's lock file, a cache line for each reader
 COMMIT_SECONDS, COMMIT_BYTES = 1.0, 64 << 20  # how much work a crash may cost while indexing
-PATIENCE_SECONDS, PAUSE_SECONDS = (
-    10.0,
-    0.2,
-)  # how long to wait for a shard that is being written, looking how often
+PATIENCE_SECONDS, PAUSE_SECONDS = 10.0, 0.2  # how long to wait for a shard that is being written, and how often
 TICK_NS = 20_000_000  # no clock of the kernel that gives files their times is coarser
 
 # What says that the file is at fault. Anything else (no space, no memory, no permission ...) is no reason to
@@ -121,11 +118,11 @@ def open_shard(path: bytes) -> int:
         raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
 
 
-def is_packed(path: bytes) -> bool:
+def is_compressed(path: bytes) -> bool:
     """Whether the shard at `path` is compressed. Raises MissingShard, UnreadableShard."""
     fd = open_shard(path)
     try:
-        return packed.kind_of(fd) is not None
+        return compressed.kind_of(fd) is not None
     except OSError as error:
         raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
     finally:
@@ -133,11 +130,11 @@ def is_packed(path: bytes) -> bool:
 
 
 @contextlib.contextmanager
-def opened_shard(path: bytes) -> Iterator[tuple[int, packed.Opened]]:
+def opened_shard(path: bytes) -> Iterator[tuple[int, compressed.Opened]]:
     """A descriptor of the shard at `path`, and the bytes of the tar in it. Raises ShardErrors."""
     fd = open_shard(path)
     try:
-        with packed.opened(fd, path) as found:
+        with compressed.opened(fd, path) as found:
             yield fd, found
     finally:
         os.close(fd)
@@ -167,15 +164,20 @@ def _build_when_quiet(fd: int, path: bytes) -> bytes:
     while True:
         found = os.fstat(fd)
         before = fingerprint_of(found)
-        if 0 <= time.time_ns() - found.st_ctime_ns < TICK_NS:
-            time.sleep(TICK_NS / 1e9)  # one more write within this tick would not show in the times
-        with contextlib.suppress(StaleShard), packed.opened(fd, path) as (source, problem):
+        wait_for_tick(found)
+        with contextlib.suppress(StaleShard), compressed.opened(fd, path) as (source, problem):
             data = builder.build(source, list(before), problem)
             if fingerprint_of(os.fstat(fd)) == before:
                 return data
         if time.monotonic() > deadline:
             raise UnreadableShard(f"{os.fsdecode(path)}: is being written; try again when it is finished")
         time.sleep(PAUSE_SECONDS)
+
+
+def wait_for_tick(found: os.stat_result) -> None:
+    """Wait until one more write to a file would show in its times: within the tick of the last it would not."""
+    if 0 <= time.time_ns() - found.st_ctime_ns < TICK_NS:
+        time.sleep(TICK_NS / 1e9)
 
 
 class Index:
@@ -195,6 +197,7 @@ class Index:
         self._retired: lmdb.Environment | None = None  # damaged; kept mapped, in case a Record is still around
         self._data_inode = _data_inode(directory)
         self._txns: list[lmdb.Transaction] = []
+        self.snapshot = 0  # goes up when no Record that was got before may be used any more
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     # --- reading
@@ -204,6 +207,7 @@ class Index:
         for txn in self._txns:
             txn.abort()
         self._txns = []
+        self.snapshot += 1
 
     def _begin(self) -> None:
         envs = [self._env] if self._base is None else [self._env, self._base]
@@ -322,6 +326,7 @@ class Index:
     def _leave(self, error: Exception) -> None:
         """Go on without the environment that gave this error: with a new one in its place, or a temporary one."""
         self._txns = []
+        self.snapshot += 1
         if self._temporary is not None:
             raise IndexUnusable(f"the temporary index in {self.directory} cannot be used: {error}") from None
         if isinstance(error, _DAMAGE):
@@ -406,21 +411,27 @@ class Index:
 
     def union(
         self,
-        shards: Sequence[Shard],
+        paths: Sequence[bytes],
         fingerprints: Sequence[tuple[int, int, int]],
         records: Callable[[int], Record | None],
     ) -> Union:
         """Which shards may hold a path, for the whole set; made once and kept like the records.
 
-        `fingerprints` are those of the shards now, 0 for one without a record.
+        `paths` are what the records of the shards are kept under, `fingerprints` those of the shards
+        now, 0 for one without a record.
         """
-        key = b"u" + _digest(b"\0".join(one.path for one in shards))
+        key = b"u" + _digest(b"\0".join(paths))
         value = self._get(key)
         sound = value is not None and zlib.crc32(value[20:]) == int.from_bytes(value[16:20], "little")
         if value is None or not sound or bytes(value[:16]) != Union.state(fingerprints):
-            state, body = Union.build(len(shards), records)
+            state, body = Union.build(len(paths), records)
             self._write([(key, state + zlib.crc32(body).to_bytes(4, "little") + body)])
         return Union(key, self._get)
+
+    @property
+    def label_tables(self) -> Path:
+        """The directory of what label files are read into (`labels`)."""
+        return self.directory / "labels"
 
     @property
     def temporary(self) -> bool:

@@ -33,7 +33,8 @@ KINDS = {
     ".tsv": _TSV,
     **dict.fromkeys((".jsonl", ".ndjson"), _LINES),
 }
-FIELD_MAX = 64 << 20  # characters of one field of a CSV file
+FIELD_MAX = 64 << 20  # characters of one field of a CSV file, bytes of one of the JSON lines
+COLUMNS_MAX = 1 << 16  # different columns of one file
 _ASKED = 500  # keys in one question
 _BATCH = 10_000  # rows written at a time
 _VALUE = struct.Struct("<HI")  # number of the column, bytes
@@ -118,11 +119,18 @@ def opened(file: LabelFile, fingerprint: tuple[int, int, int], directory: Path) 
     except OSError as error:
         raise UnreadableShard(f"{os.fsdecode(file.path)}: {error.strerror}") from None
     except sqlite3.Error as error:
+        if error.sqlite_errorcode in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            table.unlink(missing_ok=True)  # whoever comes next makes it anew
         raise UnreadableShard(f"the table of {os.fsdecode(file.path)} in {directory}: {error}") from None
 
 
 def prune(directory: Path) -> int:
     """Drop the tables of label files that are gone, and those that nobody can read; returns how many."""
+    if not directory.is_dir():
+        return 0
+    with _locked(directory):
+        for unfinished in directory.glob("*.new"):  # of processes that were killed, for others hold the lock
+            unfinished.unlink()
     dropped = 0
     for table in directory.glob("*.sqlite"):
         try:
@@ -197,6 +205,8 @@ def _import(file: LabelFile, fingerprint: Sequence[int], table: Path) -> None:
             db.execute("CREATE INDEX by_key ON labels (key)")
             db.execute("INSERT INTO meta VALUES (?, ?)", (_state(fingerprint), file.path))
             db.commit()
+        with open(new, "rb") as file_:  # a power cut could leave a table with holes, which looks whole
+            os.fsync(file_.fileno())
         new.replace(table)
     finally:
         new.unlink(missing_ok=True)
@@ -209,6 +219,8 @@ def _pack(file: LabelFile, line: int, values: dict[str, bytes], numbers: dict[st
         number = numbers.get(column)
         if number is None:
             _check_column(file, line, column)
+            if len(numbers) >= COLUMNS_MAX:
+                raise _wrong(file, line, f"the field {column!r} is one too many: there are {COLUMNS_MAX:,} others")
             number = numbers[column] = len(numbers)
         parts += [_VALUE.pack(number, len(value)), value]
     return b"".join(parts)
@@ -306,9 +318,13 @@ def _csv_rows(file: LabelFile) -> Iterator[Row]:
 
 def _json_rows(file: LabelFile) -> Iterator[Row]:
     with open(file.path, "rb") as stream:
-        for line, text in enumerate(stream, 1):
+        for line, text in enumerate(iter(lambda: stream.readline(FIELD_MAX + 1), b""), 1):
             if not text.strip():
                 continue
+            if len(text) > FIELD_MAX:
+                raise _wrong(
+                    file, line, f"is longer than {FIELD_MAX >> 20} MiB; one object in each line is needed"
+                )
             try:
                 row = json.loads(text)
             except (ValueError, RecursionError) as error:

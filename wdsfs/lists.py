@@ -32,7 +32,7 @@ META = ".nv-meta"
 _INFO = (".info.json", ".info.yaml")  # the first that is there counts; the second is that of older versions
 _SPLIT = ("split.yaml", "split.json")
 _ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*://|file:|pipe:|-$")
-_FILE_URL = re.compile(r"file:(?://)?(?=/)")
+_FILE_URL = re.compile(r"file:(?://(?=/)|(?!//))")
 
 
 class Word(NamedTuple):
@@ -51,6 +51,11 @@ class Word(NamedTuple):
     def shown(self) -> str:
         """How an error names it."""
         return f"{self.path!r} ({self.origin})" if self.origin else repr(self.path)
+
+
+def without_scheme(text: str) -> str:
+    """The path of a `file:` URL without a host, as the webdataset library and wids open it; else the text."""
+    return _FILE_URL.sub("", text, 1)
 
 
 def is_elsewhere(text: str) -> bool:
@@ -91,7 +96,7 @@ def _path(base: str, text: str, place: Field) -> str:
 
     Raises SpecError for what no path can be.
     """
-    if is_elsewhere(text := _FILE_URL.sub("", text, 1)):
+    if is_elsewhere(text := without_scheme(text)):
         raise place.wrong(f"{str(text)!r} is no path: wdsfs takes paths of files on mounted file systems")
     if not text or "\0" in text:
         raise place.wrong(f"a NUL in the shard name {str(text)!r}" if text else "an empty shard name")

@@ -15,12 +15,12 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+from wdsfs import compressed, shard, source
 from wdsfs import index as index_module
-from wdsfs import packed, shard, source
 from wdsfs import record as record_module
 from wdsfs.board import Tags
 from wdsfs.errors import CorruptShard, ShardError, StaleShard, UnreadableShard
@@ -41,8 +41,13 @@ NEAR, PASS, AHEAD, STEP = 4 << 20, 8, 8 << 20, 128 << 10
 GAPS, LEAST = 4, 4096
 READ_MAX = 1 << 20  # bytes; the most that the kernel asks for at once
 COPIES_MAX, READERS_MAX = 32, 4  # compressed shards open at a time: a copy takes disk, a reader up to 100 MB
+MANY = 1000  # files that are not looked at in passing: on a slow disk others serve meanwhile
+# A shard that cannot be indexed is not tried again for so long (twice as long each time, to the second number), or
+# for so many times what the attempt took: in one tree over all shards each request would try.
+FAILED_SECONDS, FAILED_SECONDS_MAX, FAILED_SHARE = 5.0, 60.0, 50
 RENEW_SECONDS = 60.0  # how long one LMDB snapshot is held; an old one keeps freed pages from being used again
 
+Answer = TypeVar("Answer")
 Fingerprint = tuple[int, int, int]
 GONE: Fingerprint = (0, 0, 0)  # of a shard that was there and cannot be read now
 
@@ -136,6 +141,18 @@ class _Hot(NamedTuple):
     file: File
 
 
+class _Failure(NamedTuple):
+    """Why a shard with this fingerprint could not be indexed.
+
+    It is believed for `wait` seconds or more, `until` then (monotonic seconds).
+    """
+
+    fingerprint: Fingerprint
+    wait: float
+    until: float
+    text: str
+
+
 @dataclass(slots=True)
 class _State:
     """What is known of a shard that has been looked at."""
@@ -159,9 +176,12 @@ class Lower:
         self._tags = Tags(len(shards)) if tags is None else tags
         self._alarms, self._believed = 0, 0.0
         self._states: dict[int, _State] = {}
+        self._failed: dict[int, _Failure] = {}
+        self._said = ""  # the last error that was logged
         self._records: OrderedDict[int, Record] = OrderedDict()
         self._files: OrderedDict[int, File] = OrderedDict()
         self._hot: dict[int, _Hot] = {}  # never without the record and the file being in the two above
+        self._snapshot = index.snapshot  # of the index, which the records are of
         self._descriptors = descriptors
         self._renewed = time.monotonic()
         self.on_files: Callable[[int], None] = lambda _: None  # hears how many shards are open
@@ -170,6 +190,11 @@ class Lower:
 
     def __len__(self) -> int:
         return len(self.shards)
+
+    @property
+    def open_files(self) -> int:
+        """How many shards are open."""
+        return len(self._files)
 
     # --- what a shard is now
 
@@ -188,17 +213,17 @@ class Lower:
             found = self._stat(number)
         except ShardError as error:
             if state is not None and state.fingerprint != GONE:
-                log.error("%s; what was open from it gets ESTALE", error)
+                if str(error) != self._said:  # of many shards it is the same where a view lacks something
+                    log.error("%s; what was open from it gets ESTALE", error)
+                self._said = str(error)
                 self._forget(number)
                 self._states[number] = _State(GONE, now, 0)
             raise
         if state is None:
             self._states[number] = _State(found, now, self._tags.of(number, found))
         elif state.fingerprint != found:
-            log.warning(
-                "%s has changed; it is indexed anew, what was open from it gets ESTALE",
-                self._subject(number),
-            )
+            self._tell_change(number, state.fingerprint, found)
+            self._said = ""
             self._forget(number)
             self._states[number] = _State(found, now, self._tags.of(number, found))
         else:
@@ -206,12 +231,19 @@ class Lower:
             state.tag = self._tags.of(number, found)  # others may have seen it go and come back
         return found
 
-    def _subject(self, number: int) -> str:
-        """What changes when the fingerprint of a shard does."""
-        return self.path_text(number)
+    def _tell_change(self, number: int, before: Fingerprint, now: Fingerprint) -> None:
+        text = "%s has changed; it is indexed anew, what was open from it gets ESTALE"
+        log.warning(text, self.path_text(number))
 
     def _stat(self, number: int) -> Fingerprint:
         return index_module.look(self.shards[number].path)
+
+    def look_at_all(self) -> None:
+        """See what every shard is, unless that was seen a moment ago. What cannot be read is for who needs it."""
+        with self.slowly() if len(self) > MANY else nullcontext():
+            for number in range(len(self)):
+                with suppress(ShardError):
+                    self.fingerprint(number)
 
     def distrust(self) -> None:
         """Look at every shard again before it is used, here and in all other processes of the mount.
@@ -254,11 +286,12 @@ class Lower:
         fingerprint = self.fingerprint(number)
         found = self.index.summary(self._keys[number])
         if found is None or found.fingerprint != fingerprint:
+            self._want(number, fingerprint)
             raise NotIndexed(number)
         return found
 
     def record(self, number: int, tag: int | None = None) -> Record:
-        """The record of a shard, valid until `tidy` or `settle` is called.
+        """The record of a shard, valid until `tidy` or `settled` is called.
 
         `tag` is that of an inode number: raises StaleShard when the number is of an earlier content. Raises
         NotIndexed, MissingShard, UnreadableShard.
@@ -271,17 +304,26 @@ class Lower:
             state = self._states[number]
         if tag is not None and tag != state.tag:
             raise StaleShard(f"{self.path_text(number)} has changed since this was opened")
+        if self._snapshot != self.index.snapshot:  # somebody else who shares the index has renewed it
+            self._drop_records()
         found = self._records.get(number)
         if found is not None:
             self._records.move_to_end(number)
             return found
         found = self.index.record(self._keys[number], fingerprint)
         if found is None:
+            self._want(number, fingerprint)
             raise NotIndexed(number)
         self._records[number] = found
         if len(self._records) > RECORDS_MAX:
             self._hot.pop(self._records.popitem(last=False)[0], None)
         return found
+
+    def _want(self, number: int, fingerprint: Fingerprint) -> None:
+        """For a shard that is not indexed. Raises UnreadableShard when that was tried in vain just now."""
+        failure = self._failed.get(number)
+        if failure is not None and failure.fingerprint == fingerprint and time.monotonic() < failure.until:
+            raise UnreadableShard(failure.text)
 
     def tidy(self) -> None:
         """Let go of an old snapshot of the index. To be called between requests, when no Record is in use."""
@@ -290,13 +332,14 @@ class Lower:
 
     def renew(self) -> None:
         """See what other processes have indexed since. Records that were in use are so no more."""
-        self._drop_records()
         self.index.renew()
+        self._drop_records()
         self._renewed = time.monotonic()
 
     def _drop_records(self) -> None:
         self._hot.clear()
         self._records.clear()
+        self._snapshot = self.index.snapshot
 
     def settled(self, number: int) -> bool:
         """Whether a shard that was NotIndexed is so no more: another process may have done it."""
@@ -315,8 +358,8 @@ class Lower:
 
     def install(self, number: int, data: bytes) -> None:
         """Store a record that `build` made. Raises MissingShard, UnreadableShard."""
-        self._drop_records()
         self.index.store([(self._keys[number], data)])
+        self._drop_records()
         self._renewed = time.monotonic()
         self.generation += 1
         self._look(number, self._states.get(number), time.monotonic())
@@ -327,11 +370,50 @@ class Lower:
             log.info("indexing %s", self.path_text(number))
             self.install(number, self.build(number))
 
+    def try_index(self, number: int) -> None:
+        """As `index_now`, for a request that may be about other shards just as well.
+
+        A shard that cannot be indexed is as one that cannot be opened then: whoever asks for it hears why. Raises
+        ShardErrors where that is not so, and the request would meet NotIndexed again.
+        """
+        before, began = self.fingerprint(number), time.monotonic()
+        try:
+            self.index_now(number)
+        except ShardError as error:
+            failure = self._failed[number] = self._failure(number, before, time.monotonic() - began, str(error))
+            if not self._has_failed(number):
+                raise
+            if failure.wait == FAILED_SECONDS:  # the first time
+                log.error("%s; it is tried again later", error)
+
+    def _failure(self, number: int, fingerprint: Fingerprint, took: float, text: str) -> _Failure:
+        last, wait = self._failed.get(number), FAILED_SECONDS
+        if last is not None and last.fingerprint == fingerprint:
+            wait = min(2 * last.wait, FAILED_SECONDS_MAX)
+        return _Failure(fingerprint, wait, time.monotonic() + max(wait, FAILED_SHARE * took), text)
+
+    def _has_failed(self, number: int) -> bool:
+        try:
+            self.summary(number)
+        except NotIndexed:  # it has changed meanwhile
+            return False
+        except ShardError:
+            return True
+        return False
+
+    def with_index(self, question: Callable[[], Answer]) -> Answer:
+        """The answer to a question about the set; a shard that is NotIndexed is indexed for it."""
+        while True:
+            try:
+                return question()
+            except NotIndexed as wanted:
+                self.try_index(wanted.number)
+
     def union(self, records: Callable[[int], Record | None]) -> Union:
         """The union over the set as it is now. Records that were in use are so no more."""
         try:
             fingerprints = [self._indexed_fingerprint(number) for number in range(len(self.shards))]
-            return self.index.union([Shard(key, b"") for key in self._keys], fingerprints, records)
+            return self.index.union(self._keys, fingerprints, records)
         finally:
             self._drop_records()
 
@@ -351,9 +433,12 @@ class Lower:
                     more = f" (and {record.problem_count - 1} more)" if record.problem_count > 1 else ""
                     yield self.path_text(number), record.problems[0].text + more
             except NotIndexed:
-                continue
+                failure = self._failed.get(number)
+                if failure is not None and failure.fingerprint == self._states[number].fingerprint:
+                    yield self.path_text(number), failure.text
             except ShardError as error:
-                yield self.path_text(number), str(error)
+                path = self.path_text(number)
+                yield path, str(error).removeprefix(f"{path}: ")  # whoever shows it names the shard already
 
     def path_text(self, number: int) -> str:
         return os.fsdecode(self.shards[number].path)
@@ -375,6 +460,7 @@ class Lower:
             or hot.tag != tag
             or hot.until < time.monotonic()
             or self._tags.alarms != self._alarms  # somebody has met a change: the next look sees to that
+            or self._snapshot != self.index.snapshot
         ):
             hot = self._warm(number, tag)
         data, size = hot.record.extent(member)
@@ -408,31 +494,30 @@ class Lower:
         if len(self._files) > self._descriptors:
             self._close(next(iter(self._files)))
         if file.source != fd:
-            self._close_packed()
+            self._close_compressed()
         self.on_files(len(self._files))
         return file
 
-    def is_packed(self, number: int) -> bool:
-        """Whether a shard is compressed. Raises MissingShard, UnreadableShard, StaleShard."""
-        file = self._file(number, self.record(number))
-        return file.source != file.fd
+    def is_compressed(self, number: int) -> bool:
+        """Whether a shard is compressed. Raises MissingShard, UnreadableShard."""
+        return index_module.is_compressed(self.shards[number].path)
 
     def _source(self, fd: int, path: bytes) -> TarBytes:
         """Where the bytes of a shard come from. Raises StaleShard, UnreadableShard."""
         try:
-            kind = packed.kind_of(fd)
+            kind = compressed.kind_of(fd)
         except OSError as error:
             raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
         if kind is None:
             return fd
         with self.slowly():
-            return packed.unpacked(kind, fd, path).source
+            return compressed.unpacked(kind, fd, path).source
 
     def _close(self, number: int) -> None:
         self._hot.pop(number, None)
         self._files.pop(number).close()
 
-    def _close_packed(self) -> None:
+    def _close_compressed(self) -> None:
         """Close the compressed shards that are too many, the one used longest ago first."""
         for wanted, limit in ((True, COPIES_MAX), (False, READERS_MAX)):
             found = [
@@ -467,8 +552,11 @@ class Lower:
     def _spoil(self, number: int) -> None:
         """Have a shard indexed again although its fingerprint is that of the index."""
         log.warning("%s has changed without a new time; it is indexed anew", self.path_text(number))
+        self._reconsider(number)
+
+    def _reconsider(self, number: int) -> None:
+        """Have a record made again although its fingerprint may be as it was."""
         self._forget(number)
-        self._drop_records()
         self._tags.renew(number)
         self._states.pop(number, None)
         self.index.forget(self._keys[number])

@@ -11,7 +11,6 @@ key is also a folder shares the directory with it, also when they come from diff
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 import zlib
@@ -89,9 +88,7 @@ class MergedTree(Tree):
         if time.monotonic() - self._looked < LOOK_SECONDS and alarms == self._heard:
             return False
         self._heard = alarms
-        for number in range(len(self.lower)):
-            with contextlib.suppress(ShardError):
-                self.lower.fingerprint(number)
+        self.lower.look_at_all()
         self._looked = time.monotonic()
         return self._generation != self.lower.generation
 
@@ -399,5 +396,9 @@ class MergedTree(Tree):
 
 def make_tree(lower: Lower, view: View, merge: bool) -> Tree:
     """The tree that a mount with these options shows."""
-    # One class may have samples in any shard.
-    return MergedTree(lower, view) if merge or view.layout == CLASSES_LAYOUT else Tree(lower, view)
+    return MergedTree(lower, view) if is_merged(view, merge) else Tree(lower, view)
+
+
+def is_merged(view: View, merge: bool) -> bool:
+    """Whether that is one tree over all shards: of one class there may be samples in any of them."""
+    return merge or view.layout == CLASSES_LAYOUT

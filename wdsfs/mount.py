@@ -37,9 +37,10 @@ from wdsfs.board import Board, Tags
 from wdsfs.compose import Composition
 from wdsfs.derived import Companions, is_view, open_lower
 from wdsfs.engine import Engine
-from wdsfs.errors import MountError, UsageError, WdsfsError
+from wdsfs.errors import MountError, ShardError, UsageError, WdsfsError
 from wdsfs.index import Index, open_index
-from wdsfs.lower import Lower, NotIndexed
+from wdsfs.lower import Lower
+from wdsfs.merged import is_merged
 from wdsfs.numbered import check_name, make_numbered
 from wdsfs.ops import TIMEOUT_SECONDS, Operations, Owner, SpecialOperations
 from wdsfs.snapshots import Snapshots
@@ -106,8 +107,7 @@ class Mount:
 
     def __post_init__(self) -> None:
         self.mountpoint = control.canonical(self.mountpoint)
-        # One class may have samples in any shard.
-        self.merge = self.merge or self.composition.classes
+        self.merge = is_merged(self.view, self.merge)
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,12 +344,11 @@ TreeKind = TypeVar("TreeKind", Tree, WritableTree)
 
 
 def _prepared(tree: TreeKind) -> TreeKind:
-    while True:
-        try:
-            tree.prepare()
-            return tree
-        except NotIndexed as wanted:  # changed since the mount began
-            tree.lower.index_now(wanted.number)
+    # A shard may have changed since the mount began. One that cannot be read, or is being written, must not keep a
+    # worker from serving: whoever asks for it is told.
+    with contextlib.suppress(ShardError):
+        tree.lower.with_index(tree.prepare)
+    return tree
 
 
 def _serve(
@@ -405,20 +404,20 @@ def _serve(
 def _daemon(mount: Mount, wanted: _Set) -> control.Daemon:
     """What this process says of itself."""
     return control.Daemon(
-        os.getpid(),
-        control.start_ticks(os.getpid()) or 0,
-        mount.mountpoint,
-        mount.specs,
-        mount.view.layout,
-        mount.view.names,
-        mount.merge,
-        time.time(),
-        None if mount.log is None else str(mount.log),
-        None if wanted.stack is None else str(wanted.stack.place.path),
-        str(wanted.index.directory.absolute()),
-        mount.selection.arguments,
-        mount.composition.text,
-        mount.view.index_tree,
+        pid=os.getpid(),
+        start_ticks=control.start_ticks(os.getpid()) or 0,
+        mountpoint=mount.mountpoint,
+        specs=mount.specs,
+        layout=mount.view.layout,
+        names=mount.view.names,
+        merge=mount.merge,
+        started=time.time(),
+        log=None if mount.log is None else str(mount.log),
+        overlay=None if wanted.stack is None else str(wanted.stack.place.path),
+        index=str(wanted.index.directory.absolute()),
+        selection=mount.selection.arguments,
+        composition=mount.composition.text,
+        index_tree=mount.view.index_tree,
     )
 
 
@@ -731,6 +730,9 @@ def _leave_terminal(mount: Mount, sender: int) -> None:
     _tell(sender, LEFT)
     log_to_file(mount.log or Path(os.devnull))
     os.setsid()
+    for name in ("WDSFS_INDEX_DIR", "WDSFS_CACHE_DIR"):  # workers take the place of unpacked shards from these
+        if os.environ.get(name):
+            os.environ[name] = os.path.abspath(os.environ[name])
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):

@@ -85,6 +85,11 @@ def folder_components(folder: bytes) -> list[bytes]:
     return components
 
 
+def readable(name: bytes) -> str:
+    """A raw name for messages and JSON; a tar may hold names of a mebibyte."""
+    return name[:1000].decode("utf-8", "backslashreplace") + ("..." if len(name) > 1000 else "")
+
+
 def plain_key(key: bytes) -> bytes:
     """A raw key as it is compared with keys of other shards and of label files.
 

@@ -16,7 +16,8 @@ import contextlib
 import stat
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +35,7 @@ from wdsfs.errors import (
     UsageError,
 )
 from wdsfs.inodes import BY_INDEX, MILLION, NUMBERED, ROOT, SAMPLE, TAG_MAX, THOUSAND, pack_extra, position
-from wdsfs.lower import Content, Lower, NotIndexed
+from wdsfs.lower import Content, Lower
 from wdsfs.merged import make_tree
 from wdsfs.record import STRAY, Record
 from wdsfs.spec import Shard
@@ -85,25 +86,36 @@ def check_name(shards: Sequence[Shard], view: View, merge: bool) -> None:
 
 
 def sample_order(record: Record) -> Sequence[int] | NDArray[np.uint32]:
-    """The entries of a record that are samples, in the order of the tar."""
-    entries = np.flatnonzero((record.array("entry.flags") & STRAY) == 0)
-    heads = record.array("member.head")[record.array("entry.member")[entries]]
-    if len(entries) == record.entries and bool(np.all(heads[1:] > heads[:-1])):
-        return range(len(entries))
-    return entries[np.argsort(heads, kind="stable")].astype(np.uint32)
+    """The entries of a record that are samples, in the order of the tar; a range where that says it all."""
+    found = record.samples_in_order()
+    if len(found) == record.entries and bool(np.all(found[1:] > found[:-1])):
+        return range(len(found))
+    return found.astype(np.uint32)
 
 
-def view_order(record: Record, plain: Record) -> NDArray[np.uint32]:
+def view_order(
+    record: Record, plain: Record, own: Callable[[int], int | None] = lambda _: None
+) -> NDArray[np.uint32]:
     """The samples of a record that was made of another one, in the order that they have in the tar.
 
-    Such a record has no offsets, but the same keys. Of a key that comes again, the first stands for the first.
+    Such a record has no offsets, but the same keys. Of a key that comes again, the members tell which is which:
+    `own` gives the number that one of them has in `plain`. Where none is from there, it is the first that is left.
     """
-    places: dict[bytes, list[int]] = {}
+    places: dict[bytes, list[tuple[int, int]]] = {}
     for place, entry in enumerate(sample_order(plain)):
-        places.setdefault(plain.entry_path(int(entry)), []).append(place)
+        places.setdefault(plain.entry_path(int(entry)), []).append((place, int(entry)))
+
+    def place_of(entry: int) -> int:
+        among = places[record.entry_path(entry)]
+        if len(among) == 1:
+            return among[0][0]
+        rows = {own(member) for member in record.entry_members(entry)}
+        found = next((one for one in among if not rows.isdisjoint(plain.entry_members(one[1]))), among[0])
+        among.remove(found)
+        return found[0]
+
     entries = np.flatnonzero((record.array("entry.flags") & STRAY) == 0)
-    found = [places[record.entry_path(entry)] for entry in entries.tolist()]
-    order = np.argsort([one.pop(0) if len(one) > 1 else one[0] for one in found], kind="stable")
+    order = np.argsort([place_of(entry) for entry in entries.tolist()], kind="stable")
     return entries[order].astype(np.uint32)
 
 
@@ -136,17 +148,18 @@ class NumberedTree(Tree):
         now = time.monotonic()
         if self.lower.alarms != self._heard or now - self._looked > LOOK_SECONDS:
             self._heard = self.lower.alarms
-            self._look_around()
+            self.lower.look_at_all()
             self._looked = now
         if self._generation != self.lower.generation:
             self._count()
 
-    def _look_around(self) -> None:
-        for number in range(len(self.lower)):
-            self.lower.fingerprint(number)
-
     def _count(self) -> None:
-        counts = [self.lower.summary(number).samples for number in range(len(self.lower))]
+        counts = []
+        for number in range(len(self.lower)):
+            summary = self.lower.summary(number)
+            if summary.problems:
+                self.lower.record(number)  # a view that was refused has no samples that anybody could count
+            counts.append(summary.samples)
         self._ends = np.cumsum(counts, dtype=np.int64)
         self._tag = self.lower.version() & TAG_MAX
         self._orders.clear()
@@ -172,13 +185,13 @@ class NumberedTree(Tree):
         """The entries of a shard that are samples, in the order of the tar."""
         if self.lower.plain is self.lower:
             return sample_order(self.lower.record(shard))
-        try:
-            plain = self.lower.plain.record(shard)
-        except NotIndexed:
-            self.lower.plain.index_now(shard)
-            self.lower.renew()
-            plain = self.lower.plain.record(shard)
-        return view_order(self.lower.record(shard), plain)
+        plain = self.lower.plain.record(shard)
+        return view_order(self.lower.record(shard), plain, partial(self._own_member, shard))
+
+    def _own_member(self, shard: int, member: int) -> int | None:
+        """The number that a member of a view has in the shard itself, if it is from there."""
+        found = self.lower.origin(shard, member)
+        return found[2] if found is not None and found[:2] == (self.lower.plain, shard) else None
 
     def _target(self, number: int) -> tuple[int, bytes]:
         """The shard of a sample, and where its link leads."""
@@ -220,7 +233,7 @@ class NumberedTree(Tree):
         self._load()
         tag, number = number >> _TAG_SHIFT, number & (1 << _TAG_SHIFT) - 1
         if tag != self._tag:  # another process may have seen a change that this one has not looked for yet
-            self._look_around()
+            self.lower.look_at_all()
             self._load()
         known = number == 0 if what == BY_INDEX else number < self._count_of(_LEVELS[_ABOVE[what]].samples)
         if tag != self._tag or not known:

@@ -189,7 +189,10 @@ class Operations:
 
     @contextlib.contextmanager
     def slowly(self) -> Iterator[None]:
-        """Whatever happens in here may take long; others serve meanwhile."""
+        """Whatever happens in here may take long; others serve meanwhile. One may lie inside of another."""
+        if self.slot.waiting:
+            yield
+            return
         self.slot.wait(True)
         self._crowded()
         try:
@@ -199,7 +202,7 @@ class Operations:
 
     def _index(self, number: int) -> None:
         with self.slowly():
-            self.tree.lower.index_now(number)
+            self.tree.lower.try_index(number)
 
     # --- names and attributes
 

@@ -265,6 +265,12 @@ class Record:
         found = (order[at] for at in equal_range(self.column["entry.hash"], crc))
         return [one for one in found if not self.entry_flags[one] & STRAY and self.entry_path(one) == path]
 
+    def samples_in_order(self) -> NDArray[np.int64]:
+        """The entries that are samples, in the order of the tar."""
+        entries = np.flatnonzero((self.array("entry.flags") & STRAY) == 0)
+        heads = self.array("member.head")[self.array("entry.member")[entries]]
+        return entries[np.argsort(heads, kind="stable")]
+
     def twin_sample(self, folder: int) -> int | None:
         """The sample that shares its directory with this folder."""
         if not self.folder_flags[folder] & IS_TWIN:

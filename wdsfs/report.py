@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wdsfs.board import Board
-from wdsfs.errors import ShardError
 from wdsfs.lower import Lower
 from wdsfs.tree import Totals
 
 DAMAGED_MAX = 100  # shards whose damage is told one by one; the others are counted
-LABEL_MAX = 1000  # characters of a mount point that tell it from others
+LABEL_MAX = 1000  # bytes of a mount point, its end, that tell it from others
 
 
 class _Metric(NamedTuple):
@@ -57,9 +56,7 @@ def gather(lower: Lower, totals: Callable[[], Totals], board: Board, started: fl
 
     `started` is when the mount began (seconds since the epoch). Looks at every shard.
     """
-    for number in range(len(lower)):  # what the totals are of is what the shards are now
-        with contextlib.suppress(ShardError):
-            lower.fingerprint(number)
+    lower.look_at_all()  # what the totals are of is what the shards are now
     found = totals()
     processes = board.processes
     helpers = [board.helper] if board.helper else []
@@ -71,7 +68,7 @@ def gather(lower: Lower, totals: Callable[[], Totals], board: Board, started: fl
         "members": found.members,
         "bytes": found.bytes,
         "damaged": damaged,
-        "damaged_count": found.damaged,
+        "damaged_count": max(found.damaged, len(damaged)),  # joined shards are in the list only
         "uptime_seconds": time.time() - started,
         "processes": processes,
         "restarts": board.restarts,
@@ -127,5 +124,5 @@ def _lines(one: _Metric, mount: str, report: dict[str, Any]) -> Iterator[str]:
 
 def _label(text: str) -> str:
     """The value of a label: UTF-8 whatever the path is; backslashes, quotes and line feeds escaped."""
-    readable = text.encode("utf-8", "backslashreplace").decode()[-LABEL_MAX:]
+    readable = text.encode("utf-8", "backslashreplace")[-LABEL_MAX:].decode("utf-8", "ignore")
     return readable.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -20,7 +20,7 @@ import re
 import stat
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -84,12 +84,15 @@ class Shard:
 
     `without` are the keys, as in the names of members, of samples that are left out. `expected_samples` is how
     many there are in the shard, those included, according to the file that names it.
+
+    `place` is the number of the shard in the whole set, and how many that has, if this is a part of it.
     """
 
     path: bytes
     name: bytes
     without: frozenset[bytes] = frozenset()
     expected_samples: int | None = None
+    place: tuple[int, int] | None = field(default=None, compare=False)
 
     def miscount(self, samples: int) -> str:
         """What is wrong when the shard has this many samples; empty if nothing is."""
@@ -135,7 +138,8 @@ def _sliced(shards: list[Shard], part: Slice) -> list[Shard]:
             f"the set has {len(shards):,} shards and cannot be cut into {part.num_shards:,} parts: "
             "one of them would be empty"
         )
-    return shards[part.shard_id :: part.num_shards]
+    placed = (replace(shard, place=(number, len(shards))) for number, shard in enumerate(shards))
+    return list(placed)[part.shard_id :: part.num_shards]
 
 
 def refuse_left_out(shards: Iterable[Shard], why: str) -> None:
@@ -235,7 +239,7 @@ class _Expansion:
                 if word.startswith(LIST) and not os.path.lexists(_below(base, word)):
                     yield from self._list(base, word.removeprefix(LIST))
                 else:
-                    for path in _glob_paths(base, word):
+                    for path in _glob_paths(base, lists.without_scheme(word)):
                         yield Word(path, origin)
 
     def _list(self, base: str, name: str) -> Iterator[Word]:

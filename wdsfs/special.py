@@ -41,14 +41,13 @@ from wdsfs.errors import (
     StaleEntry,
 )
 from wdsfs.inodes import DALI, DALI_INDEX, HIDDEN, METRICS, PROBLEMS, ROOT, SHARDS, STATUS, pack_extra
-from wdsfs.lower import NotIndexed
+from wdsfs.lower import MANY, NotIndexed
 from wdsfs.record import Record
 from wdsfs.snapshots import TEXT_MAX, Snapshots
 from wdsfs.tree import AT_PARENT, AT_SELF, DIRECTORY_MODE, Entry, Node, Tree, text_of
 from wdsfs.writable import WritableTree
 
 NAME = b".wdsfs"
-MANY = 1000  # shards that are not looked at in passing
 KEPT_BYTES = 32 << 20  # of texts that a worker keeps; the last one in any case
 
 _FILE_MODE = stat.S_IFREG | 0o444
@@ -241,8 +240,6 @@ class Special:
             except NotIndexed:
                 with self._slowly():
                     self.plain.index_now(number)
-                if self.plain is not self.lower:
-                    self.lower.renew()  # they share the index, and it has been renewed
 
     # --- indexes for DALI
 
@@ -274,7 +271,7 @@ class Special:
         if inode not in self._texts:
             try:
                 with self._slowly():
-                    if self.plain.is_packed(number):
+                    if self.plain.is_compressed(number):
                         raise ExportError("it is compressed, and DALI reads plain tars only")
                     text = b"".join(formats.dali_index(record))
             except ExportError as error:

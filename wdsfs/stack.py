@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from wdsfs import journal
-from wdsfs.errors import OverlayUnusable, ShardError
+from wdsfs.errors import OverlayUnusable, ShardError, several
 from wdsfs.index import look
 from wdsfs.inplace import unfinished
 from wdsfs.journal import Journal
@@ -125,16 +125,13 @@ def _compare(place: Place, found: Settings, now: Settings) -> None:
     missing = [os.fsdecode(name) for name in before if name not in after]
     if missing:
         raise OverlayUnusable(
-            f"{place.path} is an overlay of a set that has {_some(missing)}, too: name the same SHARDS"
+            f"{place.path} is an overlay of a set that has {several(missing, NAMED_MAX)}, too: name the same "
+            "SHARDS"
         )
     changed = [os.fsdecode(name) for name in before if after[name] != before[name]]
     if changed:
         log.warning(
             "changed since the overlay %s was made: %s; its changes are by path and all stand: see what they mean "
             "now with `wdsfs diff`",
-            *(place.path, _some(changed)),
+            *(place.path, several(changed, NAMED_MAX)),
         )
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:NAMED_MAX]) + (f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else "")

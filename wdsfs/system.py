@@ -113,11 +113,6 @@ def mounted_at(path: str | bytes | os.PathLike[str]) -> MountPoint | None:
     return here[-1] if here else None
 
 
-def fuse_mounts(subtype: str = "wdsfs") -> list[MountPoint]:
-    """The FUSE mounts of one subtype, oldest first."""
-    return [mount for mount in mounts() if mount.fstype == f"fuse.{subtype}"]
-
-
 def filesystem_type(path: str | bytes | os.PathLike[str]) -> str:
     """The type of the file system that a path lies in (`ext4`, `nfs4`, `fuse.sshfs`), "" when unknown."""
     try:

@@ -477,16 +477,21 @@ class Tree:
         return self.lower.content(number, tag, index_of(where))
 
     def xattrs(self, inode: int) -> list[bytes]:
-        """Names of the extended attributes of a file or directory."""
+        """Names of the extended attributes of a file or directory: those that it has, or `rsync -X` fails."""
         if inode == ROOT:
             return []
         kind = kind_of(inode)
-        keys = {
-            FOLDER: [b"shard"],
-            SAMPLE: [b"shard", b"key"],
-            MEMBER: [b"shard", b"key", b"member", b"offset"],
-        }[kind]
+        keys = {FOLDER: [b"shard"], SAMPLE: [b"shard", b"key"]}.get(kind) or self._member_keys(inode)
         return [XATTR + key for key in keys]
+
+    def _member_keys(self, inode: int) -> list[bytes]:
+        number, record, where = self._open(inode)
+        member = index_of(where)
+        if record.symlink(member) is not None:
+            return []  # the kernel lets no symbolic link have any of users
+        made_up = self.lower.origin(number, member) is None
+        stray = record.entry_flags[record.entry_of(member)] & STRAY
+        return [b"shard", *([] if stray else [b"key"]), b"member", *([] if made_up else [b"offset"])]
 
     def getxattr(self, inode: int, name: bytes) -> bytes:
         """Where a file or sample comes from. Raises NoSuchAttribute.

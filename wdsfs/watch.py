@@ -36,8 +36,7 @@ class Watch:
     """The directories that the shards of a set, and the files that they are links to, lie in.
 
     With `look` the shards themselves are looked at, too. `companions` are files that what is shown of every shard
-    depends on. Raises OSError when the kernel watches no (more)
-    directories.
+    depends on. Raises OSError when the kernel watches no (more) directories.
     """
 
     def __init__(self, shards: Sequence[Shard], look: bool = False, companions: Sequence[bytes] = ()) -> None:

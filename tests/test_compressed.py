@@ -27,7 +27,7 @@ import tars
 import xz
 from conftest import Program, wait_until
 
-from wdsfs import copies, index, lower, packed, seek, source
+from wdsfs import compressed, copies, index, lower, seek, source
 from wdsfs.check import lint
 from wdsfs.errors import CorruptShard, StaleShard, UnreadableShard, UsageError
 from wdsfs.index import open_index
@@ -113,10 +113,10 @@ def kinds_in(cache: copies.Cache) -> list[str]:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[packed.Opened]:
+def opened(path: Path) -> Iterator[compressed.Opened]:
     fd = os.open(path, os.O_RDONLY)
     try:
-        with packed.opened(fd, os.fsencode(path)) as found:
+        with compressed.opened(fd, os.fsencode(path)) as found:
             yield found
     finally:
         os.close(fd)
@@ -179,7 +179,7 @@ def test_without_a_copy(case: str, tmp_path: Path, cache: copies.Cache, monkeypa
     assert kinds_in(cache) == ["seek"]
 
 
-@pytest.mark.parametrize("way", packed.POLICIES)
+@pytest.mark.parametrize("way", compressed.POLICIES)
 def test_members_below_the_mount(
     way: str, tmp_path: Path, cache: copies.Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,8 +227,8 @@ def test_others_go_on_while_a_shard_is_unpacked(tmp_path: Path, cache: copies.Ca
         yield
         waits.append(f"{kinds_in(cache)}")
 
-    packed_one, plain = write(tmp_path / "a.tar.gz", WHOLE["gz"]), write(tmp_path / "b.tar", TAR)
-    with a_lower(tmp_path, packed_one, plain) as below:
+    compressed_one, plain = write(tmp_path / "a.tar.gz", WHOLE["gz"]), write(tmp_path / "b.tar", TAR)
+    with a_lower(tmp_path, compressed_one, plain) as below:
         below.slowly = slowly
         cache.prune(())
         assert read_all(below, 1) == read_all(below, 1)
@@ -475,6 +475,22 @@ def test_missing_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
         index.build_file(os.fsencode(tmp_path / "gz"))
 
 
+def test_what_a_library_has_left_is_no_reason_to_fail_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: copies.Cache
+) -> None:
+    write(tmp_path / "gz", WHOLE["gz"])
+    monkeypatch.setenv("WDSFS_UNPACK", "never")
+    with opened(tmp_path / "gz"):
+        assert kinds_in(cache) == ["seek"]
+    monkeypatch.setitem(sys.modules, "rapidgzip", None)
+    with pytest.raises(UnreadableShard, match="rapidgzip is not installed"), opened(tmp_path / "gz"):
+        pass
+    monkeypatch.setenv("WDSFS_UNPACK", "auto")
+    with opened(tmp_path / "gz") as (tar, _):
+        assert content_of(tar) == TAR
+    assert kinds_in(cache) == ["seek", "tar"]
+
+
 def test_a_wrong_policy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WDSFS_UNPACK", "sometimes")
     write(tmp_path / "a", WHOLE["gz"])
@@ -536,8 +552,8 @@ def test_a_change_while_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.Monke
             write(tmp_path / "a.tar.gz", changes.pop())
         return found
 
-    original = packed.unpack
-    monkeypatch.setattr(packed, "unpack", unpack)
+    original = compressed.unpack
+    monkeypatch.setattr(compressed, "unpack", unpack)
     with pytest.raises(StaleShard, match="while it was unpacked"), opened(tmp_path / "a.tar.gz"):
         pass
     changes.append(WHOLE["gz of several members"])
@@ -641,6 +657,17 @@ def test_a_mount(program: Program) -> None:
         assert os.getxattr(path, "user.wdsfs.member") == b"d/003.jpg"
         offset = int(os.getxattr(path, "user.wdsfs.offset"))
         assert TAR[offset : offset + 4000] == path.read_bytes()[:4000]
+
+
+def test_a_cache_in_a_relative_place_is_where_the_command_was_typed(program: Program) -> None:
+    """The daemon itself is in the root directory."""
+    program.write("a.tar.gz", WHOLE["gz"])
+    place = f"wdsfs-test-{os.getpid()}"
+    for name in ("WDSFS_INDEX_DIR", "WDSFS_CACHE_DIR"):
+        with program.mounted("a.tar.gz", env={name: place}) as mounted:
+            assert (mounted.path / "a/d/007/cls").read_bytes() == BY_NAME[b"d/007.cls"]
+            assert (program.home / place).is_dir()
+            assert not os.path.exists(f"/{place}")
 
 
 def test_what_is_committed(program: Program) -> None:

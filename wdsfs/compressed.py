@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import bz2
 import contextlib
-import importlib
 import lzma
 import os
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from wdsfs import copies, seek, shard, source
+from wdsfs import codecs, copies, seek, shard, source
 from wdsfs.copies import COPIES, DAMAGED, INDEX, TRAILING, TRUNCATED, WHOLE, Cache, Kept, NoRoom, Write
 from wdsfs.errors import IndexUnusable, StaleShard, UnreadableShard, UsageError
 from wdsfs.shard import Problem
@@ -243,20 +242,14 @@ class _Gzip:
 
 
 def _decoder_of(kind: str) -> tuple[Callable[[], _Decoder], tuple[type[Exception], ...]]:
-    """What makes a decoder for a stream, and what that raises for damaged data. Raises _Refused."""
+    """What makes a decoder for a stream, and what that raises for damaged data. Raises UsageError."""
     if kind == "gzip":
         return _Gzip, (zlib.error,)
     if kind == "bzip2":
         return bz2.BZ2Decompressor, (OSError, ValueError)
     if kind == "xz":
         return lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), (lzma.LZMAError,)
-    zstd: Any = None
-    for name in ("compression.zstd", "backports.zstd"):
-        with contextlib.suppress(ImportError):
-            zstd = importlib.import_module(name)
-            break
-    if zstd is None:
-        raise _Refused("before Python 3.14 that needs the package backports.zstd: pip install 'wdsfs[compressed]'")
+    zstd = codecs.zstd()
     options = {zstd.DecompressionParameter.window_log_max: 31}  # whatever `zstd --long` may have been told
     return lambda: zstd.ZstdDecompressor(options=options), (zstd.ZstdError,)
 
@@ -294,7 +287,7 @@ class _Input:
 def unpack(kind: str, fd: int, write: Write) -> tuple[str, int]:
     """Pass what a compressed file unpacks to on to `write`; returns what became of it, and how many bytes count.
 
-    These are fewer than were written when the file is damaged. Raises _Refused without a decoder for it, OSError.
+    These are fewer than were written when the file is damaged. Raises OSError, UsageError without a decoder.
     """
     make, failures = _decoder_of(kind)
     magics = shard.COMPRESSED[kind]
