@@ -213,10 +213,6 @@ class Tags:
             self._words[number] = sum_ << 32 | generation
         return generation & TAG_MAX
 
-    def last(self, number: int) -> int:
-        """The generation of a shard, whether it is there now or not."""
-        return self._words[number] & 0xFFFFFFFF
-
     def renew(self, number: int) -> None:
         """The shard has other content under the same fingerprint."""
         word = self._words[number]

@@ -217,7 +217,7 @@ class Lower:
                     log.error("%s; what was open from it gets ESTALE", error)
                 self._said = str(error)
                 self._forget(number)
-                self._states[number] = _State(GONE, now, 0)
+                self._states[number] = _State(GONE, now, state.tag)
             raise
         if state is None:
             self._states[number] = _State(found, now, self._tags.of(number, found))
@@ -276,10 +276,9 @@ class Lower:
     def version(self) -> int:
         """A number that is another one after each change of a shard that was noticed, also after many of them.
 
-        It is the same in all processes of the mount that know of the same changes, and after a remount.
+        It is of what this process knows; the same in all that know the same, and after a remount.
         """
-        gone = sum(state.fingerprint == GONE for state in self._states.values())
-        return 2 * sum(map(self._tags.last, range(len(self.shards)))) + gone
+        return sum(2 * state.tag + (state.fingerprint == GONE) for state in self._states.values())
 
     def summary(self, number: int) -> Summary:
         """The summary of a shard. Raises NotIndexed, MissingShard, UnreadableShard."""

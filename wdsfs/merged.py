@@ -318,18 +318,20 @@ class MergedTree(Tree):
         """As `Tree.listing`. A cursor has the version of the set (9 bits), the shard's number and one (21 bits),
         and the position in its record: a listing never goes on in other shards than it began with.
         """
+        self._look_around()  # at what was heard of: an old cursor would end the listing in another process
         self._load()
         if inode != ROOT and kind_of(inode) != FOLDER:
             yield from super().listing(inode, after)
             return
+        if after > AT_PARENT and not self._is_of_this_set(after):
+            path = text_of(self._place_of(inode).path)
+            raise StaleShard(f"a shard has changed while {path!r} of the merged tree was listed")
         if after < AT_SELF:
             yield Entry(b".", self.getattr(inode), AT_SELF)
         if after < AT_PARENT:
             yield Entry(b"..", self.getattr(self.parent(inode)), AT_PARENT)
         place = self._place_of(inode)
         twin = self._twin(place)
-        if after > AT_PARENT and after >> _TAG_SHIFT != self._tag >> _TAG_SHIFT:
-            raise StaleShard(f"a shard has changed while {text_of(place.path)!r} of the merged tree was listed")
         after &= (1 << _TAG_SHIFT) - 1
         shard, where = (after >> 32) - 1, after & 0xFFFFFFFF
         if shard < 0:
@@ -338,6 +340,16 @@ class MergedTree(Tree):
         for number, record, folder in self._folders_at(place):
             if number >= shard:
                 yield from self._list_shard(place, twin, number, record, folder, where if number == shard else 0)
+
+    def _is_of_this_set(self, cursor: int) -> bool:
+        """Whether a listing may go on at this cursor."""
+        if cursor >> _TAG_SHIFT == self._tag >> _TAG_SHIFT:
+            return True
+        # Another process, which began it, may know of a change that this one has not looked for yet.
+        self.lower.distrust()
+        self.lower.look_at_all()
+        self._load()
+        return cursor >> _TAG_SHIFT == self._tag >> _TAG_SHIFT
 
     def run(self, inode: int, after: int, most: int) -> Run | None:
         return None
