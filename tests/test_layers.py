@@ -47,7 +47,7 @@ builder    | errors inodes names record shard source                | fuse trio 
 formats    | errors names shard record                              | fuse trio lmdb terminal clock
 energon    | errors names shard                                     | fuse trio lmdb terminal clock
 ahead      | formats energon                                        | fuse trio lmdb terminal clock
-labels     | errors names                                           | fuse trio lmdb numpy terminal clock
+labels     | errors names system                                    | fuse trio lmdb numpy terminal clock
 compose    | errors names shard record builder codecs               | fuse trio lmdb terminal clock
 pages      | errors                                                 | fuse trio lmdb terminal
 index      | errors inodes system spec pool copies compressed record builder pages ahead | fuse trio terminal

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import logging
 import os
@@ -330,7 +329,7 @@ class Index:
         if self._temporary is not None:
             raise IndexUnusable(f"the temporary index in {self.directory} cannot be used: {error}") from None
         if isinstance(error, _DAMAGE):
-            with contextlib.suppress(OSError, lmdb.Error, pages.Damaged), _locked(self.directory):
+            with contextlib.suppress(OSError, lmdb.Error, pages.Damaged), _open_lock(self.directory):
                 if _data_inode(self.directory) == self._data_inode:  # nobody else has replaced it yet
                     _remove(self.directory)
                 self._retired, self._env = self._env, _open_env(self.directory)
@@ -616,10 +615,15 @@ def _local_place(home: Path, notices: list[str]) -> Path | None:
     return local
 
 
+def _open_lock(home: Path) -> contextlib.AbstractContextManager[None]:
+    """Keeps two processes from replacing a damaged index at the same time."""
+    return system.locked(home / "open.lock")
+
+
 def _open_at(home: Path, notices: list[str]) -> Index:
     try:
         home.mkdir(parents=True, exist_ok=True)
-        with _locked(home):
+        with _open_lock(home):
             return Index(_open_or_replace(home, notices), home)
     except OSError as error:
         why = f"the index directory {home} cannot be used ({error.strerror})"
@@ -635,17 +639,6 @@ def _temporary_index(why: str, base_directory: Path | None) -> Index:
     index._temporary = handle
     index.notices.append(f"{why}; using a temporary index in {directory}, which ends with this process")
     return index
-
-
-@contextlib.contextmanager
-def _locked(home: Path) -> Iterator[None]:
-    """Keep two processes from replacing a damaged index at the same time."""
-    fd = os.open(home / "open.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _open_or_replace(home: Path, notices: list[str]) -> lmdb.Environment:

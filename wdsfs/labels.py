@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import fcntl
 import hashlib
 import json
 import os
@@ -21,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wdsfs import names
+from wdsfs import names, system
 from wdsfs.errors import MissingShard, StaleShard, UnreadableShard, UsageError, ViewError
 
 FORMAT = "1"
@@ -107,7 +106,7 @@ def opened(file: LabelFile, fingerprint: tuple[int, int, int], directory: Path) 
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _fits(table, fingerprint):
-            with _locked(directory):
+            with system.locked(directory / "lock"):
                 if not _fits(table, fingerprint):  # another process may have read it meanwhile
                     _import(file, fingerprint, table)
         with contextlib.closing(_open(table)) as db:
@@ -128,7 +127,7 @@ def prune(directory: Path) -> int:
     """Drop the tables of label files that are gone, and those that nobody can read; returns how many."""
     if not directory.is_dir():
         return 0
-    with _locked(directory):
+    with system.locked(directory / "lock"):
         for unfinished in directory.glob("*.new"):  # of processes that were killed, for others hold the lock
             unfinished.unlink()
     dropped = 0
@@ -143,16 +142,6 @@ def prune(directory: Path) -> int:
             table.unlink(missing_ok=True)
             dropped += 1
     return dropped
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _state(fingerprint: Sequence[int]) -> str:

@@ -7,6 +7,7 @@ called; none of them changes anything, but for the two that make a private direc
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import stat
@@ -211,6 +212,17 @@ def private_directory(path: Path, error: type[WdsfsError]) -> Path:
     finally:
         os.close(fd)
     return path
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time is in here for each `path`, a file that is made for this and stays. Raises OSError."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 # -- the kernel ----------------------------------------------------------------------------------------------
