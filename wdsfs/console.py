@@ -437,8 +437,7 @@ def opened(
             yield below
         return
     companions = Companions(composition)
-    joined = [one for further in companions.joined for one in further]
-    index = _index_of([*found, *joined], index_dir, jobs, quiet)
+    index = _index_of([*found, *companions.shards], index_dir, jobs, quiet)
     below = open_lower(found, index, composition, companions)
     try:
         make_view(below, quiet)

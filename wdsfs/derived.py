@@ -72,9 +72,14 @@ class Companions:
             read_class_names(self.class_names)
 
     @property
+    def shards(self) -> list[Shard]:
+        """Those of all sets that are joined."""
+        return [one for shards in self.joined for one in shards]
+
+    @property
     def files(self) -> list[bytes]:
         """All files that are read, with those that may come beside them."""
-        found = [one.path for shards in self.joined for one in shards]
+        found = [one.path for one in self.shards]
         found += [path for file in self.labels for path in file.parts]
         return found + ([os.fsencode(self.class_names)] if self.class_names is not None else [])
 
@@ -134,7 +139,7 @@ class DerivedLower(Lower):
         # What the options leave alone has the record that it has, under the name that it has.
         self._alone = [wanted.is_plain and not one.without for one in shards]
         parts = [*companions.files, *(repr(file.table).encode() for file in companions.labels)]
-        parts += [repr(sorted(one.without)).encode() for joined in companions.joined for one in joined]
+        parts += [repr(sorted(one.without)).encode() for one in companions.shards]
         common = hashlib.blake2b(b"\0".join(parts), digest_size=16).digest()
         self._keys = [
             one.path
@@ -217,7 +222,7 @@ class DerivedLower(Lower):
         return self._files_seen
 
     def _stamps(self) -> list[Fingerprint]:
-        found = [index_module.look(one.path) for joined in self.companions.joined for one in joined]
+        found = [index_module.look(one.path) for one in self.companions.shards]
         found += [_stamp_of(file) for file in self.companions.labels]
         if self.companions.class_names is not None:
             found.append(_look(os.fsencode(self.companions.class_names)))

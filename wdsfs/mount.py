@@ -294,8 +294,7 @@ def run(mount: Mount, front: Front, leave: Callable[[], None], ready: Callable[[
         check_mountpoint(mount.mountpoint, parsed.nonempty, busy)
         # One tree over all shards, and numbers over all of them, need all of them.
         if not mount.lazy or mount.merge or mount.view.index_tree:
-            joined = [one for further in companions.joined for one in further]
-            front.indexer(index, [one for one, _ in index.stale([*shards, *joined])], mount.jobs)
+            front.indexer(index, [one for one, _ in index.stale([*shards, *companions.shards])], mount.jobs)
             for text in index.miscounted(shards):
                 log.warning("%s", text)
             below = open_lower(shards, index, mount.composition, companions)
