@@ -318,7 +318,8 @@ class MergedTree(Tree):
         """As `Tree.listing`. A cursor has the version of the set (9 bits), the shard's number and one (21 bits),
         and the position in its record: a listing never goes on in other shards than it began with.
         """
-        self._look_around()  # at what was heard of: an old cursor would end the listing in another process
+        if self.lower.alarms != self._heard:  # an old cursor would end the listing in another process
+            self._look_around()
         self._load()
         if inode != ROOT and kind_of(inode) != FOLDER:
             yield from super().listing(inode, after)
