@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 if sys.byteorder != "little":
     raise ImportError("wdsfs runs on little-endian machines only")
 
-# Opcodes.
+# Opcodes, of the requests that are answered or told apart.
 LOOKUP, FORGET, GETATTR, SETATTR, READLINK, SYMLINK = 1, 2, 3, 4, 5, 6
 MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, OPEN, READ, WRITE, STATFS = 8, 9, 10, 11, 12, 13, 14, 15, 16, 17
-RELEASE, FSYNC, SETXATTR, GETXATTR, LISTXATTR, REMOVEXATTR, FLUSH, INIT = 18, 20, 21, 22, 23, 24, 25, 26
+FSYNC, SETXATTR, GETXATTR, LISTXATTR, REMOVEXATTR, FLUSH, INIT = 20, 21, 22, 23, 24, 25, 26
 OPENDIR, READDIR, RELEASEDIR, FSYNCDIR, ACCESS, CREATE, INTERRUPT = 27, 28, 29, 30, 34, 35, 36
-DESTROY, BATCH_FORGET, FALLOCATE, READDIRPLUS, RENAME2, LSEEK, SYNCFS = 38, 42, 43, 44, 45, 46, 50
+BATCH_FORGET, READDIRPLUS, RENAME2 = 42, 44, 45
 
 # Codes of notifications, which stand where an answer has its error.
 _INVAL_ENTRY, _RESEND, _INC_EPOCH = 3, 7, 8

@@ -570,8 +570,6 @@ def _check_segments(segments: Segments, size: int, stored: int, position: int) -
 
 # --- many headers at once ----------------------------------------------------------------------------------
 
-_OCTAL_WEIGHTS = 8 ** np.arange(10, -1, -1, dtype=np.int64)
-
 
 def _decode(batch: _Batch) -> tuple[Chunk, Problem | None]:
     """Columns of the batch, cut before the first header whose checksum is wrong."""

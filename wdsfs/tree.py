@@ -29,7 +29,7 @@ from wdsfs.lower import Content, Lower, NotIndexed, check_unchanged
 from wdsfs.record import BY_EXTENSION, BY_NAME, FILES, HAS_SAMPLES, STRAY, TWIN, Record
 from wdsfs.shard import read_name
 
-SAMPLES_LAYOUT, FILES_LAYOUT, CLASSES_LAYOUT = "samples", "files", "classes"
+SAMPLES_LAYOUT, CLASSES_LAYOUT = "samples", "classes"
 EXTENSION_NAMES, FULL_NAMES = "ext", "full"
 
 # Where a listing stands: 0 before everything, then these two, then the children by position.
