@@ -483,8 +483,11 @@ def descendants(pid: int) -> set[int]:
     waiting = [pid]
     while waiting:
         one = waiting.pop()
-        with contextlib.suppress(OSError):
-            for task in os.listdir(f"/proc/{one}/task"):
+        tasks: list[str] = []
+        with contextlib.suppress(OSError):  # it has ended
+            tasks = os.listdir(f"/proc/{one}/task")
+        for task in tasks:
+            with contextlib.suppress(OSError):  # this thread has ended
                 children = Path(f"/proc/{one}/task/{task}/children").read_text().split()
                 waiting.extend(int(child) for child in children)
                 found.update(int(child) for child in children)

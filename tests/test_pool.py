@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import sets
+import work
 from conftest import descendants, new_processes, wait_until
 
 from wdsfs import pool
@@ -38,56 +38,20 @@ def shards_of(directory: Path, *names: str) -> list[Shard]:
     return [sets.at(directory / name) for name in names]
 
 
-# Functions that a process of the pool can import.
-
-
-def length(path: bytes) -> int:
-    """What the file holds must be its name; or else the name says what happens."""
-    name = os.path.basename(path).decode()
-    match name.split("-")[0]:
-        case "missing":
-            raise MissingShard(name)
-        case "corrupt":
-            raise CorruptShard(name)
-        case "bug":
-            raise ValueError(name)
-        case "deadly":
-            os.kill(os.getpid(), signal.SIGKILL)
-        case "exit":
-            os._exit(3)
-        case "forever":
-            signal.pause()
-    with open(path, "rb") as file:
-        assert file.read() == name.encode()
-    return len(name)
-
-
-def process(path: bytes) -> int:
-    return os.getpid()
-
-
-def large(path: bytes) -> bytes:
-    return bytes(5_000_000)
-
-
-def group_and_signals(path: bytes) -> tuple[int, Any]:
-    return os.getpgrp(), signal.getsignal(signal.SIGINT)
-
-
 # --- results ----------------------------------------------------------------------------------------------
 
 
 def test_every_shard_comes_once_with_its_result(tmp_path: Path, way: dict[str, Any]) -> None:
     shards = shards_of(tmp_path, *(f"{number}" * (number + 1) for number in range(40)))
-    found = list(pool.each(length, shards, **way))
+    found = list(pool.each(work.length, shards, **way))
     assert dict(found) == {one: len(os.path.basename(one.path)) for one in shards}
     assert len(found) == len(shards)
-    assert list(pool.each(length, [], **way)) == []
+    assert list(pool.each(work.length, [], **way)) == []
 
 
 def test_shard_errors_are_results(tmp_path: Path, way: dict[str, Any]) -> None:
     shards = shards_of(tmp_path, "a", "missing-1", "b", "corrupt-1", "c")
-    found = dict(pool.each(length, shards, **way))
+    found = dict(pool.each(work.length, shards, **way))
     assert [found[one] for one in shards[::2]] == [1, 1, 1]
     missing, corrupt = found[shards[1]], found[shards[3]]
     assert isinstance(missing, MissingShard)
@@ -98,36 +62,36 @@ def test_shard_errors_are_results(tmp_path: Path, way: dict[str, Any]) -> None:
 def test_any_other_error_ends_it(tmp_path: Path, way: dict[str, Any]) -> None:
     shards = shards_of(tmp_path, "a", "bug-1", *(f"b{number}" for number in range(30)))
     with pytest.raises(ValueError, match="bug-1"):
-        list(pool.each(length, shards, **way))
+        list(pool.each(work.length, shards, **way))
     assert new_processes() == set()
 
 
 def test_large_results_come_through(tmp_path: Path, way: dict[str, Any]) -> None:
     shards = shards_of(tmp_path, "a", "b", "c")
-    assert [result for _, result in pool.each(large, shards, **way)] == [bytes(5_000_000)] * 3
+    assert [result for _, result in pool.each(work.large, shards, **way)] == [bytes(5_000_000)] * 3
 
 
 def test_a_little_work_needs_no_processes(tmp_path: Path) -> None:
     shards = shards_of(tmp_path, "a", "b", "c")
-    assert {result for _, result in pool.each(process, shards, 8)} == {os.getpid()}
+    assert {result for _, result in pool.each(work.process, shards, 8)} == {os.getpid()}
 
 
 def test_much_work_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "ALONE_BYTES", 10)
     shards = shards_of(tmp_path, *(f"name{number}" for number in range(12)))
-    used = {result for _, result in pool.each(process, shards, 2)}
+    used = {result for _, result in pool.each(work.process, shards, 2)}
     assert len(used) == 2
     assert os.getpid() not in used
     # One shard is one process's work; what is not there is no work.
-    assert {result for _, result in pool.each(process, shards[:1], 2)} == {os.getpid()}
+    assert {result for _, result in pool.each(work.process, shards[:1], 2)} == {os.getpid()}
     for one in shards:
         os.unlink(one.path)
-    assert {result for _, result in pool.each(process, shards, 2)} == {os.getpid()}
+    assert {result for _, result in pool.each(work.process, shards, 2)} == {os.getpid()}
 
 
 def test_no_more_processes_than_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "ALONE_BYTES", -1)
-    results = pool.each(process, shards_of(tmp_path, "a", "b"), 50)
+    results = pool.each(work.process, shards_of(tmp_path, "a", "b"), 50)
     next(results)
     assert len(new_processes()) <= 2
     results.close()
@@ -157,7 +121,7 @@ class Counting(Executor):
 def test_only_so_many_results_wait_to_be_taken(tmp_path: Path, jobs: int) -> None:
     shards = shards_of(tmp_path, *(f"{number}" for number in range(50)))
     executor = Counting()
-    for taken, _ in enumerate(pool.each(length, shards, jobs, executor)):
+    for taken, _ in enumerate(pool.each(work.length, shards, jobs, executor)):
         assert executor.submitted - taken <= pool.AHEAD * jobs
     assert executor.submitted == 50
 
@@ -165,7 +129,7 @@ def test_only_so_many_results_wait_to_be_taken(tmp_path: Path, jobs: int) -> Non
 def test_a_slow_shard_does_not_hold_up_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "ALONE_BYTES", -1)
     shards = shards_of(tmp_path, "forever-1", *(f"{number}" for number in range(20)))
-    results = pool.each(length, shards, 2)
+    results = pool.each(work.length, shards, 2)
     others = [next(results)[0] for _ in range(20)]
     assert set(others) == set(shards[1:])
     results.close()  # it is killed in the middle of its work
@@ -179,7 +143,7 @@ def test_nothing_is_left_behind(tmp_path: Path, way: dict[str, Any]) -> None:
     shards = shards_of(tmp_path, *(f"{number}" for number in range(20)))
     descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     for count in (0, 1, 5, 20):
-        results = pool.each(length, shards, **way)
+        results = pool.each(work.length, shards, **way)
         for _ in range(count):
             next(results)
         results.close()
@@ -196,7 +160,7 @@ def test_a_process_that_is_killed_costs_its_own_shard_only(
     monkeypatch.setattr(pool, "ALONE_BYTES", -1)
     shards = shards_of(tmp_path, *(f"{number}" if number % 3 else f"deadly-{number}" for number in range(12)))
     descriptors = len(os.listdir("/proc/self/fd"))
-    found = dict(pool.each(length, shards, 2))
+    found = dict(pool.each(work.length, shards, 2))
     assert len(found) == len(shards)
     for one, result in found.items():
         if b"deadly" in one.path:
@@ -211,7 +175,7 @@ def test_a_process_that_is_killed_costs_its_own_shard_only(
 def test_a_process_that_ends_by_itself_is_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "ALONE_BYTES", -1)
     with pytest.raises(RuntimeError, match="exit code 3"):
-        list(pool.each(length, shards_of(tmp_path, "a", "exit-1", "b"), 2))
+        list(pool.each(work.length, shards_of(tmp_path, "a", "exit-1", "b"), 2))
     assert new_processes() == set()
 
 
@@ -219,7 +183,7 @@ def test_an_interrupt_of_the_terminal_does_not_reach_the_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "ALONE_BYTES", -1)
-    for _, result in pool.each(group_and_signals, shards_of(tmp_path, "a", "b", "c"), 2):
+    for _, result in pool.each(work.group_and_signals, shards_of(tmp_path, "a", "b", "c"), 2):
         assert not isinstance(result, ShardError)
         assert result[0] != os.getpgrp()
 
@@ -229,11 +193,11 @@ def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     code = """
 import sys
 from pathlib import Path
-import sets, test_pool
+import sets, work
 from wdsfs import pool
 pool.ALONE_BYTES = -1
 shards = [sets.at(Path(path)) for path in sys.argv[1:]]
-for _ in pool.each(test_pool.length, shards, 2):
+for _ in pool.each(work.length, shards, 2):
     print(flush=True)
     sys.stdin.read(1)
 """
@@ -263,4 +227,4 @@ def test_processes_import_nothing_from_the_working_directory(
     for name in ("pickle", "wdsfs", "numpy"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(9)")
     monkeypatch.chdir(tmp_path)
-    assert [result for _, result in pool.each(length, shards, 2)] == [1, 1]
+    assert [result for _, result in pool.each(work.length, shards, 2)] == [1, 1]
