@@ -21,10 +21,11 @@ import tars
 from wdsfs import builder, lower, system
 from wdsfs.board import Tags
 from wdsfs.errors import CorruptShard, MissingShard, StaleShard, UnreadableShard
-from wdsfs.index import look, open_index
+from wdsfs.index import build_file, look, open_index
 from wdsfs.inodes import TAG_MAX
 from wdsfs.lower import Content, Lower, NotIndexed
 from wdsfs.merged import make_tree
+from wdsfs.record import Record
 from wdsfs.spec import Shard
 from wdsfs.tree import View
 
@@ -668,15 +669,45 @@ def test_few_descriptors_are_open_at_a_time(tmp_path: Path) -> None:
 
 def test_few_records_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lower, "RECORDS_MAX", 3)
+    monkeypatch.setattr(lower, "RESTING_MAX", 2)
     shards = sets.make(tmp_path / "shards", 8)
     with a_lower(tmp_path, shards) as below:
         for number in [*range(8), 7, 6]:
-            below.record(number)
+            assert sets.listing(below.record(number)) == sets.listing(Record(build_file(shards[number].path)))
             assert len(below._records) <= 3
+            assert len(below._resting) <= 2
         kept = below.record(6)
         for number in (0, 6, 1, 6, 2, 6):
             below.record(number)
         assert below.record(6) is kept
+        sets.listing(kept)
+        for number in range(4):
+            below.record(number)
+        assert kept in below._resting.values()
+        assert not kept._made
+        assert below.record(6) is kept
+        assert sets.listing(kept) == sets.listing(Record(build_file(shards[6].path)))
+
+
+def test_a_record_is_verified_once_in_each_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lower, "RECORDS_MAX", 3)
+    monkeypatch.setattr(lower, "RESTING_MAX", 2)
+    shards = sets.make(tmp_path / "shards", 8)
+    with a_lower(tmp_path, shards) as below:
+        verified = []
+        read = below.index.record
+
+        def watched(path: bytes, fingerprint: tuple[int, int, int], verify: bool = True) -> Record | None:
+            verified.extend([path] * verify)
+            return read(path, fingerprint, verify)
+
+        monkeypatch.setattr(below.index, "record", watched)
+        for _ in range(2):
+            for number in [*range(8), *range(8)]:
+                below.record(number)
+            assert verified == [one.path for one in shards]
+            below.renew()
+            verified.clear()
 
 
 def test_nothing_is_left_open(tmp_path: Path, shards: list[Shard]) -> None:

@@ -237,13 +237,16 @@ class Index:
         found = None if value is None else _unseal(value)
         return found[0] if found is not None and found[1] == path else None
 
-    def record(self, path: bytes, fingerprint: tuple[int, int, int]) -> Record | None:
-        """The record of the shard at `path`, in place, valid until `renew`; None when it has to be built."""
+    def record(self, path: bytes, fingerprint: tuple[int, int, int], verify: bool = True) -> Record | None:
+        """The record of the shard at `path`, in place, valid until `renew`; None when it has to be built.
+
+        To `verify` takes time for each member. What was right once is so until `renew`.
+        """
         value = self._get(b"r" + _digest(path))
         if value is None:
             return None
         try:
-            found = Record(value)
+            found = Record(value, verify)
         except (ValueError, KeyError, TypeError):  # damaged: as good as none
             return None
         return found if tuple(found.fingerprint) == fingerprint else None

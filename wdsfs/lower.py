@@ -31,7 +31,7 @@ from wdsfs.spec import Shard
 
 log = logging.getLogger(__name__)
 
-RECORDS_MAX = 1024  # opened records; each is a few KiB of views
+RECORDS_MAX, RESTING_MAX = 64, 960  # opened records in use, some 6 KiB each, and others without their views, 2 KiB
 FRESH_SECONDS = 1.0  # how long a look at a shard's path is believed
 # Readahead over a shard: bytes that a read may be away from the last one to be of the same pass, reads that make a
 # pass, and how much is read ahead of it (bytes), in steps of the least that a disk's readahead is set to.
@@ -179,8 +179,10 @@ class Lower:
         self._failed: dict[int, _Failure] = {}
         self._said = ""  # the last error that was logged
         self._records: OrderedDict[int, Record] = OrderedDict()
+        self._resting: OrderedDict[int, Record] = OrderedDict()  # those that were used before them
+        self._verified: set[bytes] = set()  # the keys of records that were found sound in this snapshot
         self._files: OrderedDict[int, File] = OrderedDict()
-        self._hot: dict[int, _Hot] = {}  # never without the record and the file being in the two above
+        self._hot: dict[int, _Hot] = {}  # never without the record and the file being kept
         self._snapshot = index.snapshot  # of the index, which the records are of
         self._descriptors = descriptors
         self._renewed = time.monotonic()
@@ -261,6 +263,7 @@ class Lower:
         self.generation += 1
         self._hot.pop(number, None)
         self._records.pop(number, None)
+        self._resting.pop(number, None)
         file = self._files.pop(number, None)
         if file is not None:
             file.close()
@@ -309,14 +312,27 @@ class Lower:
         if found is not None:
             self._records.move_to_end(number)
             return found
-        found = self.index.record(self._keys[number], fingerprint)
+        found = self._resting.pop(number) if number in self._resting else self._read_record(number, fingerprint)
+        self._records[number] = found
+        if len(self._records) > RECORDS_MAX:
+            self._let_one_rest()
+        return found
+
+    def _read_record(self, number: int, fingerprint: Fingerprint) -> Record:
+        key = self._keys[number]
+        found = self.index.record(key, fingerprint, verify=key not in self._verified)
         if found is None:
             self._want(number, fingerprint)
             raise NotIndexed(number)
-        self._records[number] = found
-        if len(self._records) > RECORDS_MAX:
-            self._hot.pop(self._records.popitem(last=False)[0], None)
+        self._verified.add(key)
         return found
+
+    def _let_one_rest(self) -> None:
+        number, record = self._records.popitem(last=False)
+        record.rest()
+        self._resting[number] = record
+        if len(self._resting) > RESTING_MAX:
+            self._hot.pop(self._resting.popitem(last=False)[0], None)
 
     def _want(self, number: int, fingerprint: Fingerprint) -> None:
         """For a shard that is not indexed. Raises UnreadableShard when that was tried in vain just now."""
@@ -338,6 +354,8 @@ class Lower:
     def _drop_records(self) -> None:
         self._hot.clear()
         self._records.clear()
+        self._resting.clear()
+        self._verified.clear()
         self._snapshot = self.index.snapshot
 
     def settled(self, number: int) -> bool:

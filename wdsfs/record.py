@@ -24,7 +24,10 @@ from __future__ import annotations
 import bisect
 import json
 import zlib
-from typing import Any, NamedTuple
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +43,7 @@ BY_EXTENSION, BY_NAME, FILES = range(3)
 STRAY, LINK, TWIN = 1, 2, 4  # in no sample; a hard link (always a stray); shares its path with a folder
 HAS_SAMPLES, IS_TWIN = 1, 2  # a sample lies somewhere below; shares its path with a sample
 
+FEW_MADE = 4  # attributes made of columns: as many as `extent` and `segments` need
 EXTENSIONS_KEPT = 16  # extensions of a shard that are kept as objects while its record is open
 KINDS = {
     shard.CHARACTER: "character device",
@@ -91,7 +95,7 @@ class _Aliases:
 
     __slots__ = ("child", "hash", "name", "order", "parent")
 
-    def __init__(self, column: dict[str, memoryview], prefix: str) -> None:
+    def __init__(self, column: _Columns, prefix: str) -> None:
         self.child, self.parent = column[prefix + ".child"], column[prefix + ".parent"]
         self.name = _Names(column[prefix + ".name.start"], column[prefix + ".name"])
         self.hash, self.order = column[prefix + ".hash"], column[prefix + ".order"]
@@ -117,14 +121,151 @@ def equal_range(column: memoryview, value: int) -> range:
     return range(first, last)
 
 
-_FORMATS = {"u1": "B", "<u2": "H", "<u4": "I", "<u8": "Q", "<i8": "q", "B": "B"}
+class _Columns(Mapping[str, memoryview]):
+    """The sections of a record by name; each is made into a view when it is asked for."""
+
+    __slots__ = ("_layout", "_places", "_view")
+
+    def __init__(self, view: memoryview, sections: list[tuple[str, str, int, int]]) -> None:
+        names, kinds, offsets, sizes = zip(*sections, strict=True)
+        self._view, self._layout = view, _layout(names, kinds)
+        self._places = array("Q", [*offsets, *sizes])
+
+    def __getitem__(self, name: str) -> memoryview:
+        number, code = self._layout[name]
+        offset, size = self._places[number], self._places[number + len(self._layout)]
+        return self._view[offset : offset + size].cast(code)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._layout
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layout)
+
+    def __len__(self) -> int:
+        return len(self._layout)
+
+
+@lru_cache(64)
+def _layout(names: tuple[str, ...], kinds: tuple[str, ...]) -> dict[str, tuple[int, _Code]]:
+    """The number and the type code of each section, one table for all records that have the same."""
+    return {name: (number, _CODES[kind]) for number, (name, kind) in enumerate(zip(names, kinds, strict=True))}
+
+
+_Code = Literal["B", "H", "I", "Q", "q"]
+_CODES: dict[str, _Code] = {"u1": "B", "<u2": "H", "<u4": "I", "<u8": "Q", "<i8": "q", "B": "B"}
+
+
+def _view_of(section: str) -> Callable[[_Columns], memoryview]:
+    return lambda column: column[section]
+
+
+def _names_of(section: str) -> Callable[[_Columns], _Names]:
+    return lambda column: _Names(column[section + ".start"], column[section])
+
+
+def _few_extensions(column: _Columns) -> list[bytes]:
+    names = _names_of("ext.name")(column)
+    return [names[number] for number in range(min(len(names), EXTENSIONS_KEPT))]
+
+
+def _extension_numbers(column: _Columns) -> dict[bytes, int]:
+    names = _names_of("ext.name")(column)
+    return {names[number]: number for number in range(len(names))}
+
+
+def _all_aliases(column: _Columns) -> list[_Aliases | None]:
+    return [
+        _Aliases(column, f"alias{domain}") if f"alias{domain}.child" in column else None
+        for domain in (BY_EXTENSION, BY_NAME, FILES)
+    ]
+
+
+# The attributes of a record that are made of its columns.
+_ATTRIBUTES: dict[str, Callable[[_Columns], Any]] = {
+    "folder_parent": _view_of("folder.parent"),
+    "folder_child": _view_of("folder.child"),
+    "folder_entry": _view_of("folder.entry"),
+    "folder_prefix": _view_of("folder.prefix"),
+    "folder_flags": _view_of("folder.flags"),
+    "_folder_hash": _view_of("folder.hash"),
+    "_folder_order": _view_of("folder.order"),
+    "folder_name": _names_of("folder.name"),
+    "entry_member": _view_of("entry.member"),
+    "entry_flags": _view_of("entry.flags"),
+    "_entry_hash": _view_of("entry.hash"),
+    "_entry_order": _view_of("entry.order"),
+    "entry_name": _names_of("entry.name"),
+    "extension_name": _names_of("ext.name"),
+    "aliases": _all_aliases,
+    "_head": _view_of("member.head"),
+    "_body": _view_of("member.body"),
+    "_size": _view_of("member.size"),
+    "_mtime": _view_of("member.mtime"),
+    "_time_unit": lambda column: 10**9 if column["member.mtime"].format == "I" else 1,
+    "_same_time": lambda column: len(column["member.mtime"]) == 1,
+    "_extension": _view_of("member.ext"),
+    "_sparse": lambda column: column.get("sparse.member"),
+    "_few_extensions": _few_extensions,
+    "_extension_numbers": _extension_numbers,
+}
 
 
 class Record:
     """A record, read in place from `buffer`, which must outlive it.
 
+    Many are open at a time: what one has made of its columns for the questions it was asked is made when it is
+    first needed, and can be dropped again (`rest`).
+
     Raises ValueError when the buffer holds no record of this format or its checksum is wrong (`verify`).
     """
+
+    __slots__ = (
+        *_ATTRIBUTES,
+        "_made",
+        "all_listed",
+        "all_sampled",
+        "column",
+        "ends",
+        "entries",
+        "fingerprint",
+        "folders",
+        "has_links",
+        "is_plain",
+        "members",
+        "problem_count",
+        "problems",
+        "samples",
+        "unshown",
+        "unshown_count",
+        "view",
+    )
+
+    folder_parent: memoryview
+    folder_child: memoryview
+    folder_entry: memoryview
+    folder_prefix: memoryview
+    folder_flags: memoryview
+    _folder_hash: memoryview
+    _folder_order: memoryview
+    folder_name: _Names
+    entry_member: memoryview
+    entry_flags: memoryview
+    _entry_hash: memoryview
+    _entry_order: memoryview
+    entry_name: _Names
+    extension_name: _Names
+    aliases: list[_Aliases | None]
+    _head: memoryview
+    _body: memoryview
+    _size: memoryview
+    _mtime: memoryview
+    _time_unit: int
+    _same_time: bool
+    _extension: memoryview
+    _sparse: memoryview | None
+    _few_extensions: list[bytes]
+    _extension_numbers: dict[bytes, int]
 
     def __init__(self, buffer: Any, verify: bool = True) -> None:
         view = memoryview(buffer)
@@ -136,11 +277,8 @@ class Record:
         meta = json.loads(bytes(view[20 : 20 + length]))
         if meta["format"] != FORMAT:
             raise ValueError(f"a record of format {meta['format']}; this is format {FORMAT}")
-        base = 20 + length
-        column: dict[str, memoryview] = {}
-        for name, dtype, offset, size in meta["sections"]:
-            column[name] = view[base + offset : base + offset + size].cast(_FORMATS[dtype])  # type: ignore[call-overload]  # one of the literals above
-        self.column = column
+        column = self.column = _Columns(view[20 + length :], meta["sections"])
+        self._made: list[str] = []
         self.fingerprint: list[int] = meta["fingerprint"]
         self.ends: list[int] = meta["ends"]
         self.folders: int = meta["folders"]
@@ -156,34 +294,28 @@ class Record:
         self.has_links: bool = meta["links"]
         # Of a record that was derived from others (`compose`): where its members lie. Else None.
         self.view: dict[str, Any] | None = meta.get("view")
-        self.folder_parent = column["folder.parent"]
-        self.folder_child = column["folder.child"]
-        self.folder_entry = column["folder.entry"]
-        self.folder_prefix = column["folder.prefix"]
-        self.folder_flags = column["folder.flags"]
-        self.folder_name = _Names(column["folder.name.start"], column["folder.name"])
-        self.entry_member = column["entry.member"]
-        self.entry_flags = column["entry.flags"]
-        self.entry_name = _Names(column["entry.name.start"], column["entry.name"])
-        self.extension_name = _Names(column["ext.name.start"], column["ext.name"])
-        self._head, self._body = column["member.head"], column["member.body"]
-        self._size, self._mtime, self._extension = (
-            column["member.size"],
-            column["member.mtime"],
-            column["member.ext"],
-        )
-        self._time_unit = 10**9 if self._mtime.format == "I" else 1
-        self._same_time = len(self._mtime) == 1
-        few = min(len(self.extension_name), EXTENSIONS_KEPT)
-        self._few_extensions = [self.extension_name[number] for number in range(few)]
         # No member is a link of any kind: each is one regular file.
-        self.is_plain = not self.has_links and not {"symlink.member", "linked.member"} & column.keys()
-        self._sparse = column.get("sparse.member")
-        self._extension_numbers: dict[bytes, int] | None = None
-        self.aliases = [
-            _Aliases(column, f"alias{domain}") if f"alias{domain}.child" in column else None
-            for domain in (BY_EXTENSION, BY_NAME, FILES)
-        ]
+        self.is_plain = not (self.has_links or "symlink.member" in column or "linked.member" in column)
+
+    def __getattr__(self, name: str) -> Any:
+        """What is made of a column, for the first time."""
+        make = _ATTRIBUTES.get(name)
+        if make is None:
+            raise AttributeError(f"a record has no {name}")
+        value = make(self.column)
+        setattr(self, name, value)
+        self._made.append(name)
+        return value
+
+    def rest(self) -> None:
+        """Give the memory back that answers have taken; the next one takes it again.
+
+        What only reading takes is kept: in a shuffled pass over many shards that is asked of each again and again.
+        """
+        if len(self._made) > FEW_MADE:
+            for name in self._made:
+                delattr(self, name)
+            self._made.clear()
 
     # --- folders and entries
 
@@ -233,36 +365,32 @@ class Record:
         return zlib.crc32(name, self.folder_prefix[folder])
 
     def find_folder(self, parent: int, name: bytes, crc: int) -> int | None:
-        column = self.column
-        for at in equal_range(column["folder.hash"], crc):
-            folder = column["folder.order"][at]
+        for at in equal_range(self._folder_hash, crc):
+            folder = self._folder_order[at]
             if folder and self.folder_parent[folder] == parent and self.folder_name[folder] == name:
                 return folder
         return None
 
     def find_path(self, path: bytes) -> int | None:
         """The folder with this plain path, the top left out."""
-        column = self.column
-        for at in equal_range(column["folder.hash"], zlib.crc32(path)):
-            folder = column["folder.order"][at]
+        for at in equal_range(self._folder_hash, zlib.crc32(path)):
+            folder = self._folder_order[at]
             if folder and self.folder_path(folder) == path:
                 return folder
         return None
 
     def find_entries(self, folder: int, name: bytes, crc: int) -> list[int]:
         """The samples and strays of a folder with this plain name, in the order of the tar."""
-        column = self.column
         within = self.folder_entries(folder)
         return [
             entry
-            for entry in (column["entry.order"][at] for at in equal_range(column["entry.hash"], crc))
+            for entry in (self._entry_order[at] for at in equal_range(self._entry_hash, crc))
             if entry in within and self.entry_name[entry] == name
         ]
 
     def find_samples(self, path: bytes, crc: int) -> list[int]:
         """The samples with this plain path, whose CRC-32 is `crc`."""
-        order = self.column["entry.order"]
-        found = (order[at] for at in equal_range(self.column["entry.hash"], crc))
+        found = (self._entry_order[at] for at in equal_range(self._entry_hash, crc))
         return [one for one in found if not self.entry_flags[one] & STRAY and self.entry_path(one) == path]
 
     def samples_in_order(self) -> NDArray[np.int64]:
@@ -369,8 +497,6 @@ class Record:
 
     def find_members(self, entry: int, extension: bytes) -> list[int]:
         """The members of a sample with this extension, in the order of the tar."""
-        if self._extension_numbers is None:
-            self._extension_numbers = {self.extension_name[n]: n for n in range(len(self.extension_name))}
         number = self._extension_numbers.get(extension)
         if number is None:
             return []
