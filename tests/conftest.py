@@ -37,6 +37,10 @@ from wdsfs import control, system
 # the time that these processes take.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# What a script starts in the background ignores interrupts, and so would all programs that the tests interrupt.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # No test measures time. In continuous integration, which judges one change, all runs look at the same examples;
 # the search for others goes on wherever else the tests run.
 settings.register_profile("wdsfs", deadline=None, derandomize=bool(os.environ.get("CI")))
