@@ -346,7 +346,7 @@ class Tree:
         if not self.files_layout and kind_of(after) == SAMPLE and record.all_listed:
             chosen = range(first, min(first + most, entries.stop))
             child = position(SAMPLE, first)
-            names = [record.entry_name[entry] for entry in chosen]
+            names = record.entry_name.of(chosen)
             times = record.mtimes_ns(record.first_members(chosen))
             return Run(names, base | child, child, self.directory_mode, 2, np.zeros(len(chosen), np.int64), times)
         return None
