@@ -450,19 +450,15 @@ class Record:
 
     def names_in(self, section: str) -> _Names:
         """A packed list of byte strings of the record."""
-        return _Names(self.column[section + ".start"], self.column[section])
+        return _names_of(section)(self.column)
 
     def paths(self) -> list[bytes]:
         """The plain path of every entry: the keys of samples, the names of strays."""
-        text, starts = bytes(self.entry_name.text), self.entry_name.starts.tolist()
         found: list[bytes] = []
         for folder in range(self.folders):
-            entries = self.folder_entries(folder)
-            if entries:
-                prefix = self.folder_path(folder) + b"/" if folder else b""
-                first, last = entries.start, entries.stop
-                ends = zip(starts[first:last], starts[first + 1 : last + 1], strict=True)
-                found += [prefix + text[start:end] for start, end in ends]
+            names = self.entry_name.of(self.folder_entries(folder))
+            prefix = self.folder_path(folder) + b"/" if folder and names else b""
+            found += [prefix + name for name in names] if prefix else names
         return found
 
     def size_and_time(self, member: int) -> tuple[int, int]:
@@ -530,7 +526,7 @@ class Record:
         at = bisect.bisect_left(column, member)
         if at == len(column) or column[at] != member:
             return None
-        return _Names(self.column["symlink.target.start"], self.column["symlink.target"])[at]
+        return self.names_in("symlink.target")[at]
 
     def segments(self, member: int) -> shard.Segments | None:
         column = self._sparse
