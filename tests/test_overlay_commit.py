@@ -167,6 +167,17 @@ def stop() -> Iterator[threading.Event]:
     event.set()
 
 
+def opened_again(path: Path) -> bytes:
+    """What a file holds: open from a shard that is just replaced, or when the overlay is emptied, it is stale."""
+    for _ in range(2):
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+    return path.read_bytes()
+
+
 def test_meanwhile_nobody_writes_and_everybody_reads(a_set: Program, stop: threading.Event) -> None:
     problems: list[str] = []
 
@@ -174,11 +185,11 @@ def test_meanwhile_nobody_writes_and_everybody_reads(a_set: Program, stop: threa
         while not stop.is_set():
             for one in range(0, SAMPLES, 3):
                 try:
-                    if (top / f"s2/{one:03}/jpg").read_bytes() != content(2, f"{one:03}.jpg"):
+                    if opened_again(top / f"s2/{one:03}/jpg") != content(2, f"{one:03}.jpg"):
                         problems.append(f"wrong bytes in {one}")
                     with (top / f"s2/{one:03}/jpg").open("rb") as file:
                         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-                    assert (top / "s0/003/cls").read_bytes() == b"7"
+                    assert opened_again(top / "s0/003/cls") == b"7"
                 except (OSError, AssertionError) as error:
                     problems.append(repr(error))
 
