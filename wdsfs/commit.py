@@ -29,7 +29,7 @@ from braceexpand import braceexpand
 from wdsfs import header
 from wdsfs.changes import Changes, NewSample, ShardChanges
 from wdsfs.errors import CommitError, StaleShard, UsageError
-from wdsfs.index import is_compressed, look
+from wdsfs.index import look
 from wdsfs.lower import Lower, NotIndexed
 from wdsfs.names import split
 from wdsfs.overlay import OPEN_DIRECTORY
@@ -344,7 +344,7 @@ class Planner:
                 self.plan.steps.append(step)
 
     def _refuse_compressed_in_place(self, number: int, what: str) -> None:
-        if is_compressed(self.lower.shards[number].path):
+        if self.lower.is_compressed(number):
             text = f"is compressed: under such a name it cannot be {what} by a plain tar; commit with --output"
             raise CommitError(f"{self.lower.path_text(number)} {text}")
 

@@ -86,7 +86,7 @@ class Export:
         return self.lower.with_index(lambda: self.lower.record(number))
 
     def _refuse_compressed(self, number: int) -> None:
-        if self.lower.with_index(lambda: self.lower.is_compressed(number)):
+        if self.lower.is_compressed(number):
             raise ExportError(
                 f"{self.lower.path_text(number)}: is compressed, and the other tools read plain tars only"
             )

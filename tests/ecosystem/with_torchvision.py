@@ -10,7 +10,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-import torch
+from torch import library
 
 
 def make_importable() -> None:
@@ -18,7 +18,7 @@ def make_importable() -> None:
         import torchvision  # noqa: F401  (to see whether it goes)
     except RuntimeError:
         for operator in ("nms", "qnms"):
-            torch.library.define(
+            library.define(
                 f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
             )
 
