@@ -76,10 +76,19 @@ def test_a_directory_means_the_tars_directly_inside(here: Path) -> None:
 
 
 def test_a_directory_means_the_compressed_tars_too(here: Path) -> None:
-    bases = sorted(f"{n}{os.fsdecode(suffix)}" for n, suffix in enumerate(SHARD_SUFFIXES))
+    bases = [f"{n:02}{os.fsdecode(suffix)}" for n, suffix in enumerate(SHARD_SUFFIXES)]
     touch(*(f"set/{base}" for base in bases), "set/.hidden.tgz", "set/x.zip", "set/tgz")
     assert found("set") == [f"set/{base}" for base in bases]
-    assert names_of("set") == [str(n) for n in range(len(bases))]
+    assert names_of("set") == [f"{n:02}" for n in range(len(bases))]
+
+
+def test_the_short_suffixes_of_gnu_tar_are_known(here: Path) -> None:
+    bases = ["a.taz", "b.tbz2", "c.tbz", "d.tb2", "e.tz2", "f.txz", "g.tzst", "h.tgz"]
+    touch(*(f"set/{base}" for base in bases), "set/i.tlz", "set/j.taZ", "set/tzst")
+    assert found("set") == [f"set/{base}" for base in bases]
+    assert names_of("set") == list("abcdefgh")
+    touch("set/f.tar.xz", "set/g.tar")
+    assert names_of("set/f.txz", "set/f.tar.xz", "set/g.tzst", "set/g.tar") == ["f.txz", "f.tar.xz", "g.tzst", "g"]
 
 
 def test_a_directory_from_a_brace_or_a_glob_is_a_directory(here: Path) -> None:
@@ -442,7 +451,7 @@ path = st.builds(
     lambda folders, base, suffix: "/" + "/".join([*folders, base]) + suffix,
     st.lists(component, max_size=3),
     component | st.sampled_from(["", ".", ".."]),
-    st.sampled_from([".tar", ".tar", "", ".tar.gz", ".tgz", ".tar.tar"]),
+    st.sampled_from([".tar", ".tar", "", ".tar.gz", ".tgz", ".txz", ".tar.tar"]),
 ).filter(lambda path: os.path.normpath(path) == path and path != "/")
 
 

@@ -15,8 +15,15 @@ from typing import NamedTuple
 
 NAME_MAX = 255  # bytes; what tools assume of a file name, and what statfs reports
 
-# What shards are called. The first is what "a shard" is called where nothing else is said.
-SHARD_SUFFIXES = (b".tar", b".tar.gz", b".tgz", b".tar.bz2", b".tar.xz", b".tar.zst")
+# What shards are called. The first is what "a shard" is called where nothing else is said. Of compressed ones these
+# are the suffixes of GNU tar (`-a`) and ratarmount for what can be unpacked here; so no `.tlz` (lzma, lzip), no `.taZ`.
+SHARD_SUFFIXES = (
+    b".tar",
+    *(b".tar.gz", b".tgz", b".taz"),
+    *(b".tar.bz2", b".tbz2", b".tbz", b".tb2", b".tz2"),
+    *(b".tar.xz", b".txz"),
+    *(b".tar.zst", b".tzst"),
+)
 
 # What may need an escape: a percent sign, a NUL, an empty component, and "." or ".." as a whole component.
 _ODD = (b"%", b"\0", b"//", b"/./", b"/../")
