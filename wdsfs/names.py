@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 NAME_MAX = 255  # bytes; what tools assume of a file name, and what statfs reports
 
-# What shards are called. The first is what "a shard" is called where nothing else is said. Of compressed ones these
-# are the suffixes of GNU tar (`-a`) and ratarmount for what can be unpacked here; so no `.tlz` (lzma, lzip), no `.taZ`.
+# What shards are called. The first is what "a shard" is called where nothing else is said. The others are the
+# suffixes that GNU tar (`-a`) and ratarmount know, of what can be unpacked here: not `.tlz` (lzma, lzip).
 SHARD_SUFFIXES = (
     b".tar",
     *(b".tar.gz", b".tgz", b".taz"),
