@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,24 @@ def test_what_is_no_tar(tmp_path: Path) -> None:
 def test_data_behind_the_end_mark(tmp_path: Path) -> None:
     one = tar(member(b"a.x"))
     assert findings(tmp_path, one + one) == [("behind end mark", len(one), "")]
+
+
+def test_a_global_header_that_no_member_follows(tmp_path: Path) -> None:
+    comment = tars.pax({b"comment": b"x"}, b"g")
+    content = tar(comment, member(b"a.x"), comment, comment)
+    with pytest.raises(tarfile.ReadError):
+        tars.by_webdataset(content)
+    assert findings(tmp_path, content) == [("trailing header", len(comment) + BLOCK, "")]
+    assert findings(tmp_path, tar(comment)) == [("trailing header", 0, "")]
+    assert findings(tmp_path, tar(comment, member(b"a.x"))) == []
+
+
+@pytest.mark.parametrize("kind", [b"x", b"L", b"K"])
+def test_another_extension_header_that_no_member_follows(tmp_path: Path, kind: bytes) -> None:
+    header = tars.pax({b"path": b"b.x"}) if kind == b"x" else tars.gnu_long(b"b.x", kind)
+    with pytest.raises(tarfile.ReadError):
+        tars.by_webdataset(tar(member(b"a.x"), header))
+    assert findings(tmp_path, tar(member(b"a.x"), header)) == [("damaged", BLOCK, "")]
 
 
 def test_every_odd_tar_has_findings_of_its_problems(tmp_path: Path) -> None:

@@ -260,6 +260,23 @@ def test_split_by_size(tmp_path: Path) -> None:
     assert keys(*ours) == keys(*theirs) == [["000", "001"], ["002", "003"], ["004", "005"], ["006"]]
 
 
+def test_a_global_header_goes_where_its_members_go(tmp_path: Path) -> None:
+    """None is left at the end of a shard, where Python and webdataset would fail."""
+    first, second = (tars.pax({b"comment": comment}, b"g") for comment in (b"x", b"y"))
+    here = Set(tmp_path, first + numbered(4), second + numbered(4, 4))
+    contents = here.edit({"s0": {"002": WHITEOUT}}).commit(maxcount=3)
+    assert keys(*contents) == [["000", "001", "003"], ["004", "005", "006"], ["007"]]
+    assert [tar.find(first) for tar in contents] == [0, -1, -1]
+    assert [tar.find(second) for tar in contents] == [-1, 0, -1]
+
+
+@pytest.mark.parametrize("options", [{}, {"sort": True}, {"maxcount": 3}, {"in_place": True}])
+def test_a_shard_with_a_global_header_loses_all_samples(options: dict[str, Any], tmp_path: Path) -> None:
+    here = Set(tmp_path, tars.pax({b"comment": b"x"}, b"g") + numbered(2))
+    contents = here.edit({"s0": {"000": WHITEOUT, "001": WHITEOUT}}).commit(**options)
+    assert contents == [tars.END]
+
+
 def test_two_samples_of_one_key_are_not_put_side_by_side(tmp_path: Path) -> None:
     here = Set(tmp_path, tars.tar(tars.A), tars.tar(tars.A, tars.B))
     assert keys(*here.commit(maxcount=10)) == [["a"], ["a", "b"]]

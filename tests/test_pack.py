@@ -215,6 +215,50 @@ def test_a_global_header_inside_a_member_stays(tmp_path: Path) -> None:
     assert tar == tars.tar(common, tars.B)
 
 
+COMMENT = tars.pax({b"comment": b"x"}, b"g")
+DIRECTORY = tars.member(b"d/", kind=tars.DIRECTORY)
+
+
+@pytest.mark.parametrize(
+    ("content", "gone", "left"),
+    [
+        (tars.tar(COMMENT, tars.A, COMMENT, tars.B), [b"b.txt"], tars.tar(COMMENT, tars.A)),
+        (tars.tar(COMMENT, tars.A, COMMENT), [b"a.txt"], tars.END),
+        (tars.tar(COMMENT, DIRECTORY, COMMENT, tars.A), [b"a.txt"], tars.tar(COMMENT, DIRECTORY)),
+        (tars.tar(tars.B, COMMENT, tars.A, COMMENT), [b"b.txt"], tars.tar(COMMENT, tars.A)),
+        (tars.tar(tars.A, tars.pax({}) + COMMENT + tars.B), [b"b.txt"], tars.tar(tars.A)),
+        (tars.tar(tars.A, tars.pax({}, b"g"), end=b"") + tars.tar(tars.B), [b"b.txt"], tars.tar(tars.A)),
+    ],
+)
+def test_a_global_header_that_no_member_follows_is_left_out(
+    content: bytes, gone: list[bytes], left: bytes, tmp_path: Path
+) -> None:
+    """Python's tarfile and webdataset raise ReadError at one, and lose the last sample."""
+    tar = Bench(tmp_path, content).write(dict.fromkeys(gone, ()))
+    assert tar == left
+    assert tars.by_webdataset(tar) == tars.by_webdataset(left)
+
+
+def test_a_global_header_in_front_of_new_members_stays(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, tars.tar(COMMENT, tars.A))
+    tar = bench.write({b"a.txt": ()}, (bench.new(b"z.txt", b"z"),))
+    assert tar.startswith(COMMENT)
+    assert [sample["__key__"] for sample in tars.by_webdataset(tar)] == ["z"]
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_what_tarfile_cannot_read_to_its_end_is_never_published(
+    dense: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the plan itself is wrong, and what is in the file is what was to be in it."""
+    monkeypatch.setattr(pack, "DENSE", 1 << 30 if dense else 0)
+    monkeypatch.setattr(pack, "split_trailing", lambda pieces: (pieces, []))
+    bench = Bench(tmp_path, tars.tar(COMMENT, tars.A, COMMENT, tars.B))
+    with pytest.raises(CommitError, match=r"webdataset, fails at its end: end of file header"):
+        bench.write({b"b.txt": ()})
+    assert sorted(os.listdir(tmp_path)) == ["s.tar"]
+
+
 # --- writing -----------------------------------------------------------------------------------------------
 
 

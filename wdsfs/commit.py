@@ -46,6 +46,7 @@ from wdsfs.pack import (
     Zeros,
     joined,
     layout,
+    split_trailing,
     unpacked_size,
 )
 from wdsfs.record import STRAY, Record
@@ -211,7 +212,7 @@ class Planner:
         samples = record.samples + len(found.appended) - _removed(record, found)
         if self.options.sort:
             units = self._sorted(list(self._units(number, record, source, found)))
-            pieces = joined([piece for unit in units for piece in unit.pieces] + list(source.end()))
+            pieces = source.whole([piece for unit in units for piece in unit.pieces])
         else:
             new = [one._replace(common=source.common) for sample in found.appended for one in sample.members]
             pieces = source.pieces(_cuts(source, found), new)
@@ -254,18 +255,22 @@ class Planner:
         for unit in units:
             full = count >= maxcount or size >= maxsize or (count and unit.key == last)
             if unit.samples and full:
-                yield self._shard_of(found)
-                found, count, size = [], 0, 0
+                step, trailing = self._shard_of(found)
+                yield step
+                # A global header stays in front of the members that it is in front of.
+                found, count, size = [Unit(b"", 0, 0, trailing)], 0, 0
             last = unit.key if unit.samples else last
             found.append(unit)
             count, size = count + unit.samples, size + unit.size
         if found:
-            yield self._shard_of(found)
+            yield self._shard_of(found)[0]
 
-    def _shard_of(self, units: list[Unit]) -> Step:
+    def _shard_of(self, units: list[Unit]) -> tuple[Step, list[Piece]]:
+        """A new shard, and the global headers that stand after its last member."""
         units = self._sorted(units) if self.options.sort else units
-        pieces = joined([*(piece for unit in units for piece in unit.pieces), Zeros(len(header.END))])
-        return Step(Output(b"", pieces), NEW, None, sum(unit.samples for unit in units))
+        pieces, trailing = split_trailing([piece for unit in units for piece in unit.pieces])
+        output = Output(b"", joined([*pieces, Zeros(len(header.END))]))
+        return Step(output, NEW, None, sum(unit.samples for unit in units)), trailing
 
     def _sorted(self, units: list[Unit]) -> list[Unit]:
         """The samples by key, bytewise; what is in front of the first sample stays there."""

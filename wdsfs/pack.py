@@ -13,15 +13,17 @@ record, stop and let fail. Threads: a `Writer` may be used by several threads, e
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import ctypes
 import errno
 import fcntl
 import os
 import stat
+import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,6 +60,12 @@ class Run(NamedTuple):
     @property
     def length(self) -> int:
         return self.end - self.start
+
+
+class GlobalHeader(Run):
+    """A run that is a global PAX header. While pieces are put together only: `joined` makes plain runs of them."""
+
+    __slots__ = ()
 
 
 class New(NamedTuple):
@@ -105,8 +113,21 @@ def joined(pieces: Sequence[Piece]) -> list[Piece]:
         if isinstance(piece, Run) and isinstance(last, Run) and (last.shard, last.end) == piece[:2]:
             found[-1] = Run(piece.shard, last.start, piece.end)
         else:
-            found.append(piece)
+            found.append(Run(*piece) if isinstance(piece, Run) else piece)
     return found
+
+
+def split_trailing(pieces: Sequence[Piece]) -> tuple[list[Piece], list[Piece]]:
+    """The pieces of a shard in front of its end mark, and the global headers after its last member.
+
+    Semantics decision: those do not belong into the shard. They say nothing of any member of it, and tarfile, so
+    webdataset too, raises ReadError where no member follows.
+    """
+    left = list(pieces)
+    trailing: list[Piece] = []
+    while left and (isinstance(left[-1], GlobalHeader) or not left[-1].length):
+        trailing.insert(0, left.pop())
+    return left, [piece for piece in trailing if piece.length]
 
 
 # --- the layout of a source shard --------------------------------------------------------------------------
@@ -130,7 +151,8 @@ class Layout:
 
     `heads` and `ends` are bytes from a member's first header to behind its padding, `sizes` what a reader gets;
     `members` and `entries` are numbers in the record. `tail` is where the end mark starts, or would start.
-    `common` are the keywords of all global PAX headers.
+    `globals` are the first and last bytes (the latter exclusive) of global PAX headers between members, in order,
+    `common` the keywords of all global PAX headers.
     """
 
     number: int
@@ -143,7 +165,8 @@ class Layout:
     members: Numbers
     entries: Numbers
     tail: int
-    common: tuple[bytes, ...]
+    globals: list[tuple[int, int]] = field(default_factory=list)
+    common: tuple[bytes, ...] = ()
     _place: Numbers | None = None
 
     def place(self, member: int) -> int:
@@ -172,19 +195,28 @@ class Layout:
 
     def pieces(self, cuts: Sequence[Cut], appended: Sequence[New] = ()) -> list[Piece]:
         """The whole shard with these cuts, then new members; at least an end mark follows."""
-        return joined([*self.between(0, self.tail, cuts), *appended, *self.end()])
+        return self.whole([*self.between(0, self.tail, cuts), *appended])
+
+    def whole(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """A shard of these pieces, with the end of this one."""
+        return joined([*split_trailing(pieces)[0], *self.end()])
 
     def between(self, start: int, end: int, cuts: Sequence[Cut]) -> Iterator[Piece]:
         """A part of the shard in front of the tail, with the cuts that lie in it."""
         for cut in cuts:
             yield from self._run(start, cut.start)
             for kept in cut.kept:
-                yield Run(self.number, *kept)
+                yield GlobalHeader(self.number, *kept)
             yield from cut.new
             start = cut.end
         yield from self._run(start, end)
 
     def _run(self, start: int, end: int) -> Iterator[Piece]:
+        first, last = (bisect.bisect_left(self.globals, (at,)) for at in (start, end))
+        for header_start, header_end in self.globals[first:last]:
+            yield Run(self.number, start, header_start)
+            yield GlobalHeader(self.number, header_start, header_end)
+            start = header_end
         yield Run(self.number, min(start, self.size), min(end, self.size))
         yield Zeros(max(end - max(self.size, start), 0))
 
@@ -242,23 +274,25 @@ def _measure(number: int, path: bytes, record: Record, fd: TarBytes, fingerprint
     tail = max((end for _, end, _ in shard.split_gap(fd, record.ends[0], size)), default=0)
     found = Layout(
         *(number, path, size, fingerprint, heads[members], ends[members], sizes[members]),
-        *(members, entries[members], tail, ()),
+        *(members, entries[members], tail),
     )
-    found.common = _common(found, fd)
+    _find_globals(found, fd)
     return found
 
 
-def _common(found: Layout, fd: TarBytes) -> tuple[bytes, ...]:
-    """The keywords of all global PAX headers, which lie in the gaps between members."""
+def _find_globals(found: Layout, fd: TarBytes) -> None:
+    """Fill in the global PAX headers, which lie in the gaps between members, and their keywords."""
     starts = np.concatenate(([0], found.ends))
     stops = np.concatenate((found.heads, [found.tail]))
     if (starts > stops).any():
         raise CommitError(f"{os.fsdecode(found.path)}: its members overlap")
     keywords: set[bytes] = set()
     for at in np.flatnonzero(starts < stops).tolist():
-        for _, _, words in shard.split_gap(fd, int(starts[at]), int(stops[at])):
-            keywords |= words
-    return tuple(key for key in header.OVERRIDABLE if key in keywords)
+        for start, end, words in shard.split_gap(fd, int(starts[at]), int(stops[at])):
+            if words is not None:
+                found.globals.append((start, end))
+                keywords |= words
+    found.common = tuple(key for key in header.OVERRIDABLE if key in keywords)
 
 
 def _check_unchanged(fd: int, path: bytes, fingerprint: tuple[int, int, int]) -> None:
@@ -532,6 +566,7 @@ class Writer:
             self._compare(fd, output, written)
         else:
             _scan_back(fd, output, written)
+        _read_end(fd, output)
 
     def _compare(self, fd: int, output: Output, written: Sequence[_Written]) -> None:
         """Compare everything with what it was made of. Each piece must start with a header, or at the end mark."""
@@ -669,6 +704,36 @@ def _verify_new(fd: int, output: Output, chunk: shard.Chunk, row: int, wanted: _
         raise _wrong(output, f"{os.fsdecode(piece.name)} has another name or time in it")
     if _checksum(fd, at, piece.size) != wanted.checksum:
         raise _wrong(output, f"{os.fsdecode(piece.name)} has other content in it")
+
+
+def _read_end(fd: int, output: Output) -> None:
+    """Read what follows the last member as Python's tarfile does, and so webdataset; others are less strict.
+
+    An extension header that no member follows is an error there, which costs the reader the last sample, too.
+    """
+    try:
+        with open(fd, "rb", closefd=False) as file:
+            file.seek(_end_of_members(output))
+            with tarfile.open(fileobj=file, mode="r:") as archive:
+                while archive.next() is not None:
+                    pass
+    except (tarfile.TarError, RecursionError) as error:
+        raise _wrong(output, f"Python's tarfile, and so webdataset, fails at its end: {error}") from None
+
+
+def _end_of_members(output: Output) -> int:
+    """The byte after the last regular member of an output and its padding."""
+    at = output.length
+    for piece in reversed(output.pieces):
+        if isinstance(piece, New):
+            return at
+        at -= piece.length
+        if isinstance(piece, Run):
+            source = (output.layouts or {})[piece.shard]
+            last = int(np.searchsorted(source.heads, piece.end)) - 1
+            if last >= 0 and source.heads[last] >= piece.start:
+                return at + int(source.ends[last]) - piece.start
+    return 0
 
 
 def _wrong(output: Output, text: str) -> CommitError:

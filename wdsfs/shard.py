@@ -50,7 +50,7 @@ COMPRESSED = {
 }
 
 # Kinds of problems in spite of which everything that a reader sees is whole. (Links are `builder`'s to follow.)
-HARMLESS = frozenset(("no end mark", "behind end mark", "dangling link", "empty"))
+HARMLESS = frozenset(("no end mark", "behind end mark", "dangling link", "empty", "trailing header"))
 
 Segments = Sequence[tuple[int, int]]  # (offset in the file, bytes) of the stored parts, ascending
 
@@ -291,6 +291,12 @@ def _walk_slowly(window: _Window, position: int, batch: _Batch, common: dict[byt
         if header == _ZERO_BLOCK:
             if extended is not None:
                 raise _Damage(head, "damaged", f"extension header at offset {head} without a member behind it")
+            if position > start:
+                text = (
+                    f"no member follows the global PAX header at offset {start}: Python's tarfile and webdataset "
+                    "raise ReadError there; any commit that changes the shard leaves it out"
+                )
+                batch.problems.append(Problem(start, "trailing header", text))
             _report_tail(window, position, batch.problems)
             return None
         kind = header[156]
@@ -748,17 +754,17 @@ def end_of(fd: TarBytes, head: int) -> int:
     return end
 
 
-def split_gap(fd: TarBytes, start: int, end: int) -> Iterator[tuple[int, int, frozenset[bytes]]]:
+def split_gap(fd: TarBytes, start: int, end: int) -> Iterator[tuple[int, int, frozenset[bytes] | None]]:
     """What lies from byte `start` to the end mark, or to byte `end`: (start, end, keywords) of each part.
 
-    A part is a member with its headers, whose keywords are empty, or a global PAX header, which says something
-    of all members behind it with these keywords. Raises CorruptShard.
+    A part is a member with its headers, whose keywords are None, or a global PAX header, which sets these keywords
+    for all members after it. Raises CorruptShard.
     """
     while start < end:
         header = _pread(fd, BLOCK, start)
         if len(header) < BLOCK or header == _ZERO_BLOCK:
             return
-        keywords: frozenset[bytes] = frozenset()
+        keywords = None
         if header[156] == _PAX_GLOBAL:
             size = _number(header[124:136]) or 0
             behind = start + BLOCK + _padded(size)
