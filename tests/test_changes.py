@@ -358,6 +358,20 @@ def test_the_same_symbolic_link_again(tmp_path: Path) -> None:
     assert found(tmp_path, {"s0": {"s.txt": "a.txt"}}, LINKED, layout="files") == Changes()
 
 
+def test_a_hard_link_that_was_broken(tmp_path: Path) -> None:
+    """Two names have new content, and the third one is another file: as a link it would get their content, too."""
+    shard = tars.tar(tars.A, *(tars.member(name, kind=tars.HARD_LINK, link=b"a.txt") for name in (b"l", b"m")))
+    write_upper(tmp_path / "upper", {"s0": {"a.txt": b"new", "m": b"A"}})
+    for name in ("l", "n.txt"):
+        os.link(tmp_path / "upper/s0/a.txt", tmp_path / "upper/s0" / name)
+    with a_tree(tmp_path, [shard], View("files")) as tree:
+        mtime_ns, content = tree.resolve(b"s0/a.txt").mtime_ns, tars.by_webdataset(tars.tar(tars.A))[0]["txt"]
+    (tmp_path / "upper/s0/m").write_bytes(content)
+    os.utime(tmp_path / "upper/s0/m", ns=(0, mtime_ns))
+    result = found(tmp_path, {}, shard, layout="files")
+    assert result.conflicts == [Remark(b"s0/a.txt", changes.LINKED)]
+
+
 # --- one tree over all shards ------------------------------------------------------------------------------
 
 
@@ -413,6 +427,15 @@ def test_a_sample_that_shares_its_directory_with_a_folder(tmp_path: Path) -> Non
         ]
 
 
+def test_a_column_whose_name_was_shown_with_a_number(tmp_path: Path) -> None:
+    """`b~2` beside the directory `b`: with that gone, a new file `b` would be the same column again."""
+    shard = tars.tar(tars.member(b"a.b", b"1"), tars.member(b"a/b.jpg", b"2"))
+    result = found(tmp_path, {"s0": {"a": {"b": b"new"}}}, shard)
+    assert result.conflicts == [Remark(b"s0/a/b", changes.TWICE)]
+    write_upper(tmp_path / "upper", {"s0": {"a": {"b~2": WHITEOUT}}})
+    assert not found(tmp_path, {}, shard).conflicts
+
+
 # --- renamed samples ---------------------------------------------------------------------------------------
 
 
@@ -464,6 +487,25 @@ def test_a_sample_renamed_file_by_file(tmp_path: Path) -> None:
 def test_a_copy_is_not_renamed(tmp_path: Path) -> None:
     rename(tmp_path, View(), b"s0/d/a", tmp_path / "upper/s0/d/z", ["jpg", "cls"])
     assert told(found(tmp_path, {})) == [("added", b"s0/d/z", (b"cls", b"jpg"))]
+
+
+STRAYS = tars.tar(tars.member(b"README", b"r"), tars.member(b".x.jpg", b"x"), tars.A)
+
+
+@pytest.mark.parametrize(("stray", "new"), [("README", "c.txt"), (".x.jpg", "b.jpg")])
+@pytest.mark.parametrize("shard", ["s0", "s1"])
+def test_a_member_of_no_sample_renamed_to_a_proper_name(stray: str, new: str, shard: str, tmp_path: Path) -> None:
+    """It goes where it was, and is a new sample: there is no place among the samples that it could keep."""
+    write_upper(tmp_path / "upper", {"s0": {stray: WHITEOUT}})
+    write_upper(tmp_path / "upper", {shard: {new: b"content"}})
+    with a_tree(tmp_path, [STRAYS, SECOND], View("files")) as tree:
+        inode, checksum = tree.resolve(f"s0/{stray}".encode()).inode, sum_of(tree.lower.fingerprint(0))
+    os.setxattr(tmp_path / "upper" / shard / new, "user.wdsfs.origin", b"%d:%x" % (inode, checksum))
+    result = found(tmp_path, {}, STRAYS, SECOND, layout="files")
+    stem, extension = new.encode().split(b".")
+    assert result.samples == [Sample("added", shard.encode() + b"/" + stem, (extension,))]
+    assert result.others == [Sample("removed", b"s0/" + stray.encode())]
+    assert [one.key for one in result.shards[int(shard[1])].appended] == [stem]
 
 
 @pytest.mark.parametrize("origin", [b"1:0", b"nonsense", b"4611686018427387904:0", b"%d:0" % (99 << 32 | 5 << 30)])

@@ -24,7 +24,8 @@ from test_pack import Faulty, Killed
 from uppers import OPAQUE, WHITEOUT, a_tree, find, write_upper
 
 from wdsfs import index, overlay, pack
-from wdsfs.commit import Files, Options, Plan, Planner, Runner, continued, namer
+from wdsfs.changes import Remark
+from wdsfs.commit import NO_SAMPLE, Files, Options, Plan, Planner, Runner, continued, namer
 from wdsfs.errors import CommitError, StaleShard, UsageError
 from wdsfs.index import look
 from wdsfs.inplace import Replacement, plan_from_json, plan_to_json, read_plan, unfinished
@@ -290,6 +291,24 @@ def test_strays_stay_behind_their_sample(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("options", [{}, {"maxcount": 9}, {"sort": True}, {"in_place": True}])
+@pytest.mark.parametrize("rest", [(tars.A, tars.B), ()], ids=["samples", "no samples"])
+def test_changed_members_in_front_of_the_first_sample(
+    rest: tuple[bytes, ...], options: dict[str, Any], tmp_path: Path
+) -> None:
+    shard = tars.tar(tars.member(b"README", b"r"), tars.member(b"NOTES", b"n"), *rest)
+    here = Set(tmp_path, shard, view=View("files")).edit({"s0": {"README": b"changed", "NOTES": WHITEOUT}})
+    [tar] = here.commit(**options)
+    assert [one.name for one in tars.by_tarfile(tar)] == [b"README", *[b"a.txt", b"b.txt"][: len(rest)]]
+    assert tar[512:].startswith(b"changed")
+
+
+def test_changed_members_of_no_sample_are_not_among_changed_samples(tmp_path: Path) -> None:
+    here = Set(tmp_path, FIRST, view=View("files")).edit({"s0": {"README": b"changed", "n.txt": b"n"}})
+    assert here.plan(changed_only=True).left_out == [Remark(b"s0/README", NO_SAMPLE)]
+    assert keys(*here.commit(changed_only=True)) == [["n"]]
+
+
 def test_only_what_has_changed(tmp_path: Path) -> None:
     here = Set(tmp_path, FIRST, SECOND).edit(EDITS).edit({"more": {"x": {"txt": b"x"}}, "s1": {"e": WHITEOUT}})
     [tar] = here.commit(changed_only=True)
@@ -384,6 +403,23 @@ def test_patterns() -> None:
     ]
     with pytest.raises(UsageError, match="has no number"):
         next(continued(b"/d1/train.tar"))
+
+
+def test_no_file_of_the_overlay_is_forgotten(tmp_path: Path) -> None:
+    """Whatever else goes wrong: a plan that lacks a file is not carried out."""
+    here = Set(tmp_path, FIRST).edit(EDITS).edit({"s0": {"d": {"a": {"cls": b"1"}}}, "more": {"x": {"txt": b""}}})
+    os.utime(tmp_path / "o/upper/s0/d/a/cls", (5, 5))  # as in the shard
+    with a_tree(tmp_path, [b""], View()) as tree:
+        options = Options(output=f"{tmp_path}/out/%d.tar")
+        found = find(tree, here.place.upper)
+        assert Planner(tree.lower, found, options).make().steps
+        found.shards[0].appended.clear()
+        del found.further[b"more"]
+        with pytest.raises(CommitError, match=r"nothing was written.*:\n  more/x/txt\n  s0/d/n/txt$"):
+            Planner(tree.lower, found, options).make()
+        found.covered.clear()
+        with pytest.raises(CommitError, match=r"\n  s0/d/a/cls\n"):
+            Planner(tree.lower, found, options).make()
 
 
 # --- stopping ----------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tars
 from conftest import PATIENCE, Program, fails, wait_until
 from test_commit import keys
 from writables import shard
@@ -119,6 +120,24 @@ def test_a_commit_in_place(a_set: Program) -> None:
     ]
     with a_set.mounted("--overlay", "o", "s{0..3}.tar") as mounted:
         check_edited(mounted.path, "s3")
+
+
+@pytest.mark.parametrize(
+    ("stray", "new"), [("README", "s0/c.txt"), (".x.jpg", "s0/b.jpg"), (".x.jpg", "s1/b.jpg")]
+)
+def test_a_stray_that_becomes_a_sample_is_not_lost(stray: str, new: str, program: Program) -> None:
+    program.write("s0.tar", shard([("a.txt", b"1"), ("README", b"read"), (".x.jpg", b"hidden")]))
+    program.write("s1.tar", shard([("e.txt", b"1")]))
+    with program.mounted("--layout", "files", "--overlay", "o", "s{0..1}.tar") as mounted:
+        os.rename(mounted.path / "s0" / stray, mounted.path / new)
+        told = program.run("diff", mounted.path)
+        assert told.stdout.decode() == f"added    {new[:4]}\nremoved  s0/{stray}\n"
+        assert told.stderr.startswith(b"samples: 1 added, 0 changed")
+        commit(program, "--in-place", mounted.path)
+        content = (mounted.path / new).read_bytes()
+        assert content == (b"read" if stray == "README" else b"hidden")
+    sample = tars.by_webdataset((program.home / f"{new[:2]}.tar").read_bytes())[-1]
+    assert list(sample.values()) == [new[3], content]
 
 
 # A commit that waits in front of the rename of the shard s1, having made the file "waits", until "go" is there.

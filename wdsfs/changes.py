@@ -111,6 +111,9 @@ class Changes:
     (all in one for a merged tree). `samples` and `others` (members of no sample) are what `diff` shows, in the
     order of the shards and their tars, then of the paths. A commit that is to lose nothing needs `unpackable`
     empty; `conflicts` are what no commit can do at all; `notes` are harmless.
+
+    `upper` is what was looked at, and `covered` are the paths of its files of which nothing has to be written: the
+    shard has the same, or they are further names of a file that is written. A commit accounts for the rest.
     """
 
     shards: dict[int, ShardChanges] = field(default_factory=dict)
@@ -120,6 +123,8 @@ class Changes:
     unpackable: list[Remark] = field(default_factory=list)
     conflicts: list[Remark] = field(default_factory=list)
     notes: list[Remark] = field(default_factory=list)
+    upper: UpperNode | None = field(default=None, compare=False)
+    covered: set[bytes] = field(default_factory=set, compare=False)
 
 
 def find(tree: Tree, upper: UpperNode, open_file: Callable[[UpperNode], int]) -> Changes:
@@ -132,7 +137,9 @@ def find(tree: Tree, upper: UpperNode, open_file: Callable[[UpperNode], int]) ->
         try:
             tree.prepare()
             walk.directory(upper, _Spot(b"", ROOT))
-            return _Summary(walk).changes()
+            found = _Summary(walk).changes()
+            found.upper, found.covered = upper, walk.covered
+            return found
         except NotIndexed as wanted:
             tree.lower.index_now(wanted.number)
 
@@ -194,6 +201,7 @@ class _Walk:
         self.unpackable: list[Remark] = []
         self.conflicts: list[Remark] = []
         self.notes: list[Remark] = []
+        self.covered: set[bytes] = set()  # paths of files of the upper of which nothing has to be written
         self._entries: dict[tuple[tuple[bytes, ...], bytes], tuple[int, int] | None] = {}
 
     def record(self, number: int) -> Record:
@@ -233,6 +241,7 @@ class _Walk:
             if child.kind == SYMLINK and self._is_same_link(found, child):
                 _, number, where = inodes.unpack(found)
                 self.kept.setdefault(number, set()).add(index_of(where))
+                self.covered.add(path)
                 return None
             self._hide_child(spot, name, found, path)
             found = None
@@ -349,12 +358,17 @@ class _Walk:
             self._add(spot, name, child, path, False)
         elif self.is_same(number, member, file):
             self.kept.setdefault(number, set()).add(member)
+            self.covered.add(path)
             self.notes.append(Remark(path, SAME))
         elif self._is_linked(inode) and not self._has_all_names(number, member, child):
             self.conflicts.append(Remark(path, LINKED))
         else:
             self._tell_path(number, member, path)
-            self.files.setdefault(number, {})[member] = file
+            files = self.files.setdefault(number, {})
+            if member in files:  # further names of a file are links in the tar, too
+                self.covered.add(path)
+            else:
+                files[member] = file
 
     def _has_all_names(self, number: int, member: int, child: UpperNode) -> bool:
         """Whether a file replaces all names of a member with hard links, which then are links of the new one."""
@@ -540,11 +554,13 @@ class _Summary:
                 self.new[home] = files
         self.keys = {(h.shard, h.entry): h.key for h in walk.fresh if h.shard is not None and h.entry >= 0}
         self.renamed: dict[tuple[int, int], _Home] = {}
+        self.were: dict[_Home, tuple[int, int]] = {}  # the same the other way round
 
     def changes(self) -> Changes:
         walk = self.walk
         for number, members in walk.gone.items():
             members.difference_update(walk.files.get(number, ()), walk.kept.get(number, ()))
+        self._refuse_half_linked()
         self._find_renamed()
         self._drop_twins()
         numbers = {*walk.gone, *walk.files, *(number for number, _ in self.added)}
@@ -566,7 +582,7 @@ class _Summary:
         for home in sorted(self.new, key=_order):
             was = self._origin(home)
             if was is not None and was not in self.renamed and self._is_removed(*was):
-                self.renamed[was] = home
+                self.renamed[was], self.were[home] = home, was
 
     def _origin(self, home: _Home) -> tuple[int, int] | None:
         origin = self.walk.origins.get(home)
@@ -577,14 +593,25 @@ class _Summary:
         return found.pop() if len(found) == 1 else None
 
     def _entry_of(self, origin: Origin) -> tuple[int, int] | None:
-        """The shard and the sample that an origin is, or is in; None if the shard is not what it was."""
+        """The shard and the sample that an origin is, or is in; None if the shard is not what it was.
+
+        Semantics decision: a member of no sample is nobody's origin. Renamed to a name that makes it a sample, it
+        is removed where it was, and the sample is a new one.
+        """
         _, number, where = inodes.unpack(origin.inode)
         if number >= len(self.lower) or sum_of(self.lower.fingerprint(number)) != origin.sum:
             return None
         record = self.walk.record(number)
         if index_of(where) >= (record.entries if kind_of(where) == SAMPLE else record.members):
             return None
-        return number, index_of(where) if kind_of(where) == SAMPLE else record.entry_of(index_of(where))
+        entry = index_of(where) if kind_of(where) == SAMPLE else record.entry_of(index_of(where))
+        return None if record.entry_flags[entry] & STRAY else (number, entry)
+
+    def _refuse_half_linked(self) -> None:
+        """Names of one member that are not one file any more: links in the tar would follow the new content."""
+        for number, files in self.walk.files.items():
+            for member in files.keys() & self.walk.kept.get(number, set()):
+                self.found.conflicts.append(Remark(files[member].path, LINKED))
 
     def _is_removed(self, number: int, entry: int) -> bool:
         gone = self.walk.gone.get(number, set())
@@ -600,12 +627,14 @@ class _Summary:
         """
         for place, files in list(self.added.items()):
             gone = self.walk.gone.get(place[0], set())
-            self._drop_twins_of(files, [m for m in self._extensions(*place) if m[0] not in gone])
+            there = [(member, one) for member, one in self._extensions(*place) if member not in gone]
+            # Shown as `jpg~2` beside a directory `jpg`, which is gone now and has given its name free.
+            self.found.conflicts += (Remark(files[one].path, TWICE) for _, one in there if one in files)
+            self._drop_twins_of(files, there)
             if not files:
                 del self.added[place]
-        were = {home: was for was, home in self.renamed.items()}
         for home, files in self.new.items():
-            was = were.get(home)
+            was = self.were.get(home)
             before = [] if was is None else [one for one in self._extensions(*was) if one[1] in files]
             self._drop_twins_of(files, before)
 
@@ -639,7 +668,7 @@ class _Summary:
 
     def _stays(self, home: _Home) -> bool:
         """Whether a new sample is a renamed one, in the shard in which it was."""
-        return any(now == home and was[0] == home.shard for was, now in self.renamed.items())
+        return home in self.were and self.were[home][0] == home.shard
 
     def _entry(self, number: int, record: Record, entry: int, changes: ShardChanges) -> None:
         walk = self.walk

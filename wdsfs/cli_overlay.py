@@ -41,7 +41,7 @@ from wdsfs.console import (
 from wdsfs.errors import CommitError, ExportError, MountError, OverlayBusy, OverlayUnusable, UsageError, several
 
 if TYPE_CHECKING:
-    from wdsfs.changes import Changes, Sample
+    from wdsfs.changes import Changes, Remark, Sample
     from wdsfs.commit import Files, Plan, Runner, Step
     from wdsfs.control import Talk
     from wdsfs.overlay import Place, Settings, UpperNode
@@ -318,10 +318,12 @@ def _report(found: Changes) -> dict[str, Any]:
     return {
         "samples": [row(sample) for sample in found.samples],
         "others": [row(sample) for sample in found.others],
-        **{
-            key: [{"path": _text(one.path), "reason": one.reason} for one in rows] for key, rows in remarks.items()
-        },
+        **{key: _remarks(rows) for key, rows in remarks.items()},
     }
+
+
+def _remarks(rows: Sequence[Remark]) -> list[dict[str, str]]:
+    return [{"path": _text(one.path), "reason": one.reason} for one in rows]
 
 
 def _text(name: bytes) -> str:
@@ -531,6 +533,7 @@ def _show_plan(plan: Plan, untold: dict[str, int] | None, as_json: bool) -> None
     for row in rows:
         table.add_row(row["shard"], row["action"], f"{row['samples']:,}", bytes_text(row["bytes"]))
     print_table(table)
+    _show_left_out(plan)
     _show_untold(untold)
 
 
@@ -538,9 +541,16 @@ def _show_done(
     plan: Plan, done: Sequence[Step], untold: dict[str, int] | None, seconds: float, as_json: bool
 ) -> None:
     if as_json:
-        report = {"shards": _rows(plan.steps), "written": len(done), "seconds": round(seconds, 3)}
+        left_out = _remarks(plan.left_out)
+        report = {
+            "shards": _rows(plan.steps),
+            "written": len(done),
+            "left_out": left_out,
+            "seconds": round(seconds, 3),
+        }
         click.echo(json.dumps(report if untold is None else {**report, "not_told": untold}))
         return
+    _show_left_out(plan)
     if not plan.steps:
         click.echo("the overlay changes no shard" if untold is None else "the overlay adds and changes no sample")
         _show_untold(untold)
@@ -555,6 +565,11 @@ def _show_done(
         if step.action == "new":
             click.echo(f"new: {os.fsdecode(step.output.target)}")
     _show_untold(untold)
+
+
+def _show_left_out(plan: Plan) -> None:
+    for one in plan.left_out:
+        click.echo(f"left out: {os.fsdecode(one.path)}: {one.reason}")
 
 
 def _show_further(plan: Plan) -> None:

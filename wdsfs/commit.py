@@ -27,7 +27,7 @@ import numpy as np
 from braceexpand import braceexpand
 
 from wdsfs import header
-from wdsfs.changes import Changes, NewSample, ShardChanges
+from wdsfs.changes import Changes, NewSample, Remark, ShardChanges
 from wdsfs.errors import CommitError, StaleShard, UsageError
 from wdsfs.index import look
 from wdsfs.lower import Lower, NotIndexed
@@ -56,6 +56,8 @@ AHEAD = 2  # shards per thread that are made ready before one is free
 
 COPY, LINK, REWRITE, NEW = "copy", "link", "rewrite", "new"
 
+# Why a changed file is in no shard of a commit with --changed-only.
+NO_SAMPLE = "is in no sample, and --changed-only writes samples"
 
 log = logging.getLogger(__name__)
 
@@ -97,11 +99,14 @@ class Plan:
 
     For an in-place commit of an upper that the kernel wrote, `upper` has what is in it, but for directories, as
     path: (inode, ctime in ns). The kernel knows nothing of our commits, and may go on writing there.
+
+    `left_out` are the files of the upper that are not written, with the reason.
     """
 
     steps: list[Step] = field(default_factory=list)
     sources: dict[int, Source] = field(default_factory=dict)
     upper: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    left_out: list[Remark] = field(default_factory=list)
 
     @property
     def length(self) -> int:
@@ -144,7 +149,25 @@ class Planner:
                 step.output.target = name(number)
                 self.plan.steps.append(step)
         self._refuse_clashes()
+        self._account()
         return self.plan
+
+    def _account(self) -> None:
+        """Refuse a plan that forgets a file of the upper, whatever has made it so. Raises CommitError.
+
+        Counted from both ends, the files that there are and the pieces that are written, so that no error on the
+        way from the one to the other can lose a file.
+        """
+        if self.changes.upper is None:
+            return
+        written = {
+            piece.path for step in self.plan.steps for piece in step.output.pieces if isinstance(piece, New)
+        }
+        named = {remark.path for remark in self.plan.left_out}
+        forgotten = set(self.changes.upper.contents()) - written - named - self.changes.covered
+        if forgotten:
+            text = "nothing was written, since files would be in no shard; this is an error of wdsfs"
+            raise CommitError(f"{text}, please report it with these names:{_listing(sorted(forgotten))}")
 
     def _refuse_losses(self) -> None:
         changes, options = self.changes, self.options
@@ -152,10 +175,20 @@ class Planner:
         if options.in_place or not options.leave_out:
             refused += [("", one) for one in changes.unpackable]
         if refused:
-            told = "".join(f"\n  {word}{os.fsdecode(one.path)}: {one.reason}" for word, one in refused[:10])
-            more = f"\n  and {len(refused) - 10} more; see: wdsfs diff" if len(refused) > 10 else ""
+            told = _listing([os.fsencode(f"{word}{os.fsdecode(one.path)}: {one.reason}") for word, one in refused])
             advice = "" if options.in_place or changes.conflicts else "\n--leave-out goes ahead without it"
-            raise CommitError(f"this cannot be packed:{told}{more}{advice}")
+            raise CommitError(f"this cannot be packed:{told}{advice}")
+        self.plan.left_out = list(changes.unpackable)
+        if options.changed_only:
+            self.plan.left_out += self._changed_strays()
+
+    def _changed_strays(self) -> Iterator[Remark]:
+        """Changed members of no sample, which have no place among whole samples."""
+        for number, found in sorted(self.changes.shards.items()):
+            record = self.lower.record(number)
+            for member, news in sorted(found.members.items()):
+                if record.entry_flags[record.entry_of(member)] & STRAY:
+                    yield from (Remark(new.path, NO_SAMPLE) for new in news)
 
     def _source(self, number: int) -> Record:
         """The record of a shard that goes into the plan."""
@@ -291,8 +324,8 @@ class Planner:
         places = places[np.flatnonzero(np.diff(entries, prepend=-1))].tolist()
         borders = [*source.heads[places].tolist(), source.tail]
         sums = np.concatenate(([0], np.cumsum(source.sizes))).tolist()
-        yield Unit(b"", 0, 0, list(source.between(0, borders[0], [])))
-        at = 0
+        at = sum(cut.start < borders[0] for cut in cuts)
+        yield Unit(b"", 0, 0, list(source.between(0, borders[0], cuts[:at])))
         for nth, place in enumerate(places):
             start, end = borders[nth], borders[nth + 1]
             first = at
@@ -362,6 +395,12 @@ class Planner:
             self._refuse_compressed_in_place(len(self.lower) - 1, "followed")
             candidates = continued(self.lower.shards[-1].path)
         return (name for name in candidates if not os.path.lexists(name))
+
+
+def _listing(lines: Sequence[bytes]) -> str:
+    """The first lines of a long list, for a message."""
+    more = f"\n  and {len(lines) - 10} more; see: wdsfs diff" if len(lines) > 10 else ""
+    return "".join(f"\n  {os.fsdecode(line)}" for line in lines[:10]) + more
 
 
 def _unit_of(sample: NewSample) -> Unit:

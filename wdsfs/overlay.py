@@ -134,6 +134,17 @@ class UpperNode:
                 if node.kind == DIRECTORY:
                     waiting.append(node)
 
+    def contents(self) -> Iterator[bytes]:
+        """The paths of everything below but directories and whiteouts."""
+        waiting = [(self, b"")]
+        while waiting:
+            directory, path = waiting.pop()
+            for name, node in directory.children.items():
+                if node.kind == DIRECTORY:
+                    waiting.append((node, path + name + b"/"))
+                elif node.kind != WHITEOUT:
+                    yield path + name
+
 
 _NO_CHILDREN: dict[bytes, UpperNode] = {}  # shared by everything that is no directory; stays empty
 THE_WHITEOUT = UpperNode(
