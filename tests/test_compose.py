@@ -721,6 +721,82 @@ def test_names_of_classes(tmp_path: Path) -> None:
             class_source(text)
 
 
+def numbered(path: Path, *labels: bytes) -> Shard:
+    """A shard of a sample for each label."""
+    samples = [(b"k%03d" % n, [(b"jpg", label), (b"cls", label)]) for n, label in enumerate(labels)]
+    return write(path, samples)
+
+
+def folders(directory: Path, shards: Sequence[Shard], **options: Any) -> list[str]:
+    """The classes of a set, as loaders sort them."""
+    return sorted({path.partition("/")[0] for path in classes(directory, shards, **options)})
+
+
+def test_classes_that_are_numbers_sort_as_numbers(tmp_path: Path) -> None:
+    """Loaders number the sorted names of the folders: 12 classes, and the order of their numbers is theirs."""
+    small = numbered(tmp_path / "a.tar", *(b"%d\n" % n for n in range(8)))
+    large = numbered(tmp_path / "b.tar", *(b"%d" % n for n in range(5, 12)))
+    for shards in ([small, large], [large, small]):
+        found = classes(tmp_path, shards)
+        assert sorted({path.partition("/")[0] for path in found}) == [f"{n:02d}" for n in range(12)]
+        assert {int(path.partition("/")[0]) == int(content) for path, content in found.items()} == {True}
+        assert len(found) == 15
+    # The width is that of what is mounted, and the same in all of it.
+    assert folders(tmp_path, [small]) == [str(n) for n in range(8)]
+    huge = numbered(tmp_path / "c.tar", b"0", b"100000")
+    assert folders(tmp_path, [small, large, huge]) == [*(f"{n:06d}" for n in range(12)), "100000"]
+    assert folders(tmp_path, [small, large], class_digits=3) == [f"{n:03d}" for n in range(12)]
+    assert folders(tmp_path, [small, large], class_digits=0) == sorted(str(n) for n in range(12))
+    with pytest.raises(
+        ViewError, match=r"b\.tar: sample 'k005' has the class 10, .* 1 digit; .*--class-digits .*2"
+    ):
+        folders(tmp_path, [small, large], class_digits=1)
+
+
+@pytest.mark.parametrize(
+    ("labels", "shown_"),
+    [
+        ([b"007", b"7", b" 7\n", b"+7", b"12"], ["007", "012"]),  # one number, however it is written
+        ([b"-1", b"0", b"-0", b"10"], ["-01", "00", "10"]),
+        ([b"10", b"9", b"other"], ["09", "10", "other"]),  # names beside numbers stay as they are
+        ([b"1.5", b"1e3", b"1_000", b"1 2", b"9", b"+", b"-"], ["+", "-", "1 2", "1.5", "1_000", "1e3", "9"]),
+        ([b"1" * 18, b"2"], ["0" * 17 + "2", "1" * 18]),
+        ([b"1" * 19, b"2"], ["1" * 19, "2"]),  # too long for a number
+        (["٣".encode(), b"12", b"3"], ["03", "12", "٣"]),
+    ],
+)
+def test_what_counts_as_a_number_of_a_class(tmp_path: Path, labels: list[bytes], shown_: list[str]) -> None:
+    shards = [numbered(tmp_path / f"{n}.tar", label) for n, label in enumerate(labels)]
+    assert folders(tmp_path, shards) == shown_
+    bare = {label.strip().decode() for label in labels}
+    assert folders(tmp_path, shards, class_digits=0) == sorted(bare)
+
+
+def test_numbers_from_a_field_and_from_a_file_of_names_have_one_width(tmp_path: Path) -> None:
+    texts = [b'{"label": %d}' % n for n in (3, 12)]
+    shard = write(tmp_path / "j.tar", [(b"k%d" % n, [(b"json", text)]) for n, text in enumerate(texts)])
+    assert folders(tmp_path, [shard], class_from=b"json", class_field="label") == ["03", "12"]
+    names = tmp_path / "names.json"
+    names.write_text('{"cat": "3", "dog": "12"}')
+    shard = numbered(tmp_path / "n.tar", b"cat", b"dog")
+    assert folders(tmp_path, [shard], class_names=str(names)) == ["03", "12"]
+
+
+def test_the_digits_of_classes_are_found_again_without_deriving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = [numbered(tmp_path / f"{n}.tar", b"%d" % 10**n) for n in range(4)]
+    expected = ["0001", "0010", "0100", "1000"]
+    assert folders(tmp_path, shards) == expected
+    monkeypatch.setattr(derived, "compose", _refuse_import)
+    assert folders(tmp_path, shards) == expected
+    monkeypatch.undo()
+    # A set without the longest has fewer: what was found before does not count.
+    assert folders(tmp_path, shards[:2]) == ["01", "10"]
+    numbered(tmp_path / "3.tar", b"3")
+    assert folders(tmp_path, shards) == ["001", "003", "010", "100"]
+
+
 # --- against a model --------------------------------------------------------------------------------------
 
 
@@ -1162,11 +1238,44 @@ def test_an_image_folder_on_a_mount(program: Program) -> None:
         assert all(entry.name.endswith(".jpg") for entry in os.scandir(mounted.path / "cat"))
 
 
+def _listed(directory: Path) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
+
+
+def test_a_class_that_is_too_long_for_the_others_is_never_shown(program: Program) -> None:
+    """A shard changes below a mount, and 100 would sort before 11."""
+    numbered(program.home / "a.tar", b"0", b"11")
+    numbered(program.home / "b.tar", b"5")
+    with program.mounted("{a,b}.tar", "--layout", "classes", "--lazy") as mounted:
+        assert sorted(os.listdir(mounted.path)) == ["00", "05", "11"]
+        numbered(program.home / "new.tar", b"5", b"100")
+        (program.home / "new.tar").rename(program.home / "b.tar")
+        wait_until(lambda: "05" not in _listed(mounted.path), "the refusal")
+        mounted.expect_log(
+            "has changed", "sample 'k001' has the class 100, and classes are shown with 2 digits; mount again"
+        )
+        mounted.allow_log("")
+        assert (mounted.path / "11" / "a--k001.jpg").read_bytes() == b"11"
+        assert not (mounted.path / "100").exists()
+    with program.mounted("{a,b}.tar", "--layout", "classes", at=program.directory("again")) as mounted:
+        assert sorted(os.listdir(mounted.path)) == ["000", "005", "011", "100"]
+        assert mounted.status()["composition"] == "--class-from cls"
+    options = ("--layout", "classes", "--class-digits", "4")
+    with program.mounted("{a,b}.tar", *options, at=program.directory("wide")) as mounted:
+        assert sorted(os.listdir(mounted.path)) == ["0000", "0005", "0011", "0100"]
+        assert mounted.status()["composition"] == "--class-from cls --class-digits 4"
+    listed = program.run("ls", "--layout", "classes", "--class-digits", "0", "{a,b}.tar").stdout
+    assert sorted(listed.split()) == [b"0/", b"100/", b"11/", b"5/"]
+
+
 def test_options_that_do_not_go_together() -> None:
     options: dict[str, Any] = dict.fromkeys(("columns", "join", "associate"), ())
     options |= {"ignore_case": False, "decode_members": False, "missing": ERROR, "duplicates": ERROR}
-    for name in ("class_from", "class_names"):
-        further = {"class_from": None, "class_names": None, name: "x"}
+    for name, value in (("class_from", "x"), ("class_names", "x"), ("class_digits", 0)):
+        further = {"class_from": None, "class_names": None, "class_digits": None, name: value}
         with pytest.raises(UsageError, match="is for --layout classes"):
             console.composition_of("samples", **options, **further)
     with pytest.raises(UsageError, match="is for --layout samples"):

@@ -157,6 +157,26 @@ def classes(program: Program, committed: Path) -> Iterator[Mounted]:
         yield mounted
 
 
+@pytest.fixture(scope="module")
+def twelve(program: Program) -> Iterator[Mounted]:
+    """Images of twelve classes, of which samples know the number only."""
+    directory = program.directory("twelve")
+    pattern = f"{directory}/t-%06d.tar"
+    with webdataset.ShardWriter(pattern, maxcount=10, verbose=0, encoder=False) as writer:
+        for number in range(24):
+            kind = 5 * number % 12
+            writer.write({"__key__": f"{kind:02d}-{number}", "cls": b"%d" % kind, "jpg": picture(number % 12)})
+    with program.mounted(
+        "--layout", "classes", f"{directory}/t-{SHARDS}", at=program.directory("numbers")
+    ) as mounted:
+        yield mounted
+
+
+def number_in(path: str) -> int:
+    """The number of its class in `cls`, from the path of an image in `twelve`."""
+    return int(os.path.basename(path).split("--")[1].split("-")[0])
+
+
 def in_classes(samples: Samples) -> list[list[str]]:
     """Path, class and content of each image in a mount like `classes`."""
     found = []
@@ -282,6 +302,22 @@ def test_pytorch_loads_mounts_in_several_processes(program: Program, committed: 
     assert found == digests(changed())
 
 
+def test_loaders_of_folders_number_classes_as_the_samples_do(program: Program, twelve: Mounted) -> None:
+    """Twelve classes: by the sorted names of their folders, 10 must not come before 2."""
+    need_tool("torchvision")
+    need_tool("datasets")
+    (found,) = run_script(program, "pytorch", [{"numbers": str(twelve.path)}])
+    assert found["class_to_idx"] == {f"{number:02d}": number for number in range(12)}
+    assert len(found["labels"]) == 24
+    assert {label == number_in(path) for path, label in found["labels"]} == {True}
+
+    (folders,) = run_script(program, "huggingface", [{"path": "imagefolder", "data_dir": twelve.path}])
+    assert folders["classes"] == [f"{number:02d}" for number in range(12)]
+    contents = {sha256(path.read_bytes()): int(path.parent.name) for path in twelve.path.glob("*/*.jpg")}
+    assert len(folders["rows"]) == 24
+    assert {row["label"] == contents[row["image"]] for row in folders["rows"]} == {True}
+
+
 # --- Megatron-Energon ----------------------------------------------------------------------------------------
 
 
@@ -364,3 +400,12 @@ def test_dali_reads_exported_indexes_and_mounts(
             [columns["jpg"], columns["cls"], columns["left.txt"]] for columns in digests(samples).values()
         ]
     assert sorted(images) == sorted([digest, int(label)] for _, label, digest in in_classes(changed()))
+
+
+@pytest.mark.dali
+def test_dali_numbers_classes_as_the_samples_do(program: Program, twelve: Mounted) -> None:
+    need_tool("nvidia.dali", DALI)
+    (images,) = run_script(program, "dali", [{"file_root": str(twelve.path)}], DALI)
+    contents = {sha256(path.read_bytes()): number_in(str(path)) for path in twelve.path.glob("*/*.jpg")}
+    assert len(images) == 24
+    assert {label == contents[digest] for digest, label in images} == {True}

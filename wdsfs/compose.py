@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ from wdsfs.builder import PROBLEMS_MAX, Derived, derive
 from wdsfs.errors import CorruptShard, UsageError, ViewError
 from wdsfs.record import LINK, STRAY, Record
 
-FORMAT = 2  # of what is derived: goes up when the same options give something else
+FORMAT = 3  # of what is derived: goes up when the same options give something else
 ERROR, SKIP, EMPTY = "error", "skip", "empty"
 SHARD, VALUES, DECODED, NOTHING = "shard", "values", "decoded", "empty"
 MISSING, TWICE = -1, -2  # in the place of a shard's number: the key is nowhere, or more than once
@@ -43,6 +44,8 @@ UNDECODED = "not decoded"  # the kind of a problem
 OWN = 0  # the place of the shard itself
 _SHIFT = 40  # bits of the number in an address while a record is made; a stored one has as few as will do
 _STEM_MAX = 200  # bytes of a file's name before its extension, in the classes layout
+CLASS_DIGITS_MAX = 18  # of a class that counts as a number
+_NUMBER = re.compile(rb"([+-]?)([0-9]{1,%d})" % CLASS_DIGITS_MAX)
 _WAY_OUT = "--missing skip leaves such samples out, --missing empty shows them without"
 _TWICE_OUT = "--duplicates skip leaves such samples out, --duplicates empty shows them without"
 
@@ -53,6 +56,8 @@ class Composition:
 
     Each of `columns` is the alternatives of one output, as extensions. `join` are specs of shard sets, `associate`
     and `class_names` paths of files. `class_from` is an extension, `class_field` the path to a field of its JSON.
+    Classes that are whole numbers are shown with `class_digits` digits, 0: as they are, None: with as many as the
+    longest of the set has, which takes a look at all shards (`derived`).
     """
 
     columns: tuple[tuple[bytes, ...], ...] = ()
@@ -66,6 +71,7 @@ class Composition:
     class_from: bytes = b"cls"
     class_field: str = ""
     class_names: str | None = None
+    class_digits: int | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -89,6 +95,7 @@ class Composition:
                 _text(self.class_from) + (f":{self.class_field}" if self.class_field else ""),
             ]
             words += ["--class-names", self.class_names] if self.class_names else []
+            words += ["--class-digits", str(self.class_digits)] if self.class_digits is not None else []
         words += ["--missing", self.missing] if self.missing != ERROR else []
         words += ["--duplicates", self.duplicates] if self.duplicates != ERROR else []
         return shlex.join(words)
@@ -227,20 +234,35 @@ def compose(wanted: Composition, source: Source, around: Surroundings, fingerpri
     composer = _Composer(wanted, source, around)
     try:
         return composer.to_bytes(fingerprint)
+    except _LongNumber as error:
+        return refuse(str(error), fingerprint, error.digits)
     except ViewError as error:
         return refuse(str(error), fingerprint)
 
 
-def refuse(text: str, fingerprint: Sequence[int]) -> bytes:
-    """The record of a shard of which nothing is shown, for this reason."""
+class _LongNumber(ViewError):
+    """A class has more `digits` than classes are shown with."""
+
+    def __init__(self, text: str, digits: int) -> None:
+        super().__init__(text)
+        self.digits = digits
+
+
+def refuse(text: str, fingerprint: Sequence[int], digits: int = 0) -> bytes:
+    """The record of a shard of which nothing is shown, for this reason; `digits`: that many would mend it."""
     nothing, problems = np.zeros(0, np.int64), [shard.Problem(0, "refused", text)]
     empty = Derived([], nothing.astype(bool), nothing, nothing, [], nothing, nothing, nothing, problems=problems)
-    return derive(empty, fingerprint, {"shift": 1, "places": [], "refused": text})
+    return derive(empty, fingerprint, {"shift": 1, "places": [], "refused": text, "digits": digits})
 
 
 def refusal(record: Record) -> str | None:
     """Why a derived record shows nothing, if it was refused."""
     return None if record.view is None else record.view.get("refused")
+
+
+def digits_wanted(record: Record) -> int:
+    """How many digits the classes of a shard need that was refused for want of them; else 0."""
+    return 0 if record.view is None else int(record.view.get("digits", 0))
 
 
 @dataclass(slots=True)
@@ -620,7 +642,28 @@ class _Composer:
         missing = np.array([entry for entry, one in enumerate(found) if one is None], int)
         where = _text(self.wanted.class_from)
         where += f" with the field {self.wanted.class_field}" if self.wanted.class_field else ""
+        if self.wanted.class_digits != 0:
+            self._pad_numbers(self.wanted.class_digits or 1)
         self._keep(self._judged(self.wanted.missing, missing, f"has no class: no {where}", _WAY_OUT))
+
+    def _pad_numbers(self, digits: int) -> None:
+        """Show classes that are whole numbers with so many digits. Raises _LongNumber, never cuts one."""
+        # Semantics decision: loaders number the sorted names of the folders, and 10 sorts before 2. So all numbers
+        # of a set have one width. `7`, `07` and `+7` are one class, as for readers that decode `cls`.
+        numbers = {one: match for one in dict.fromkeys(self.classes) if (match := _NUMBER.fullmatch(one or b""))}
+        longest = max(numbers, key=lambda one: len(numbers[one][2]), default=None)
+        if longest is None:
+            return
+        wanted = len(numbers[longest][2])
+        if wanted > digits:
+            key, shown = _text(self.paths[self.classes.index(longest)]), _text(longest)
+            raise _LongNumber(
+                f"{_text(self.source.path)}: sample {key!r} has the class {shown}, and classes are shown with "
+                f"{digits} digit{'s' * (digits > 1)}; mount again, and if --class-digits was given, with {wanted}",
+                wanted,
+            )
+        padded = {one: _padded(match[1], match[2], digits) for one, match in numbers.items()}
+        self.classes = [one if one is None else padded.get(one, one) for one in self.classes]
 
     def _class(self, entry: int, data: bytes) -> bytes | None:
         """The folder of a sample; None when it has no class."""
@@ -735,6 +778,10 @@ class _Composer:
 
     def _view(self) -> dict[str, Any]:
         return {"shift": self._shift(), "places": self.places}
+
+
+def _padded(sign: bytes, digits: bytes, width: int) -> bytes:
+    return (b"-" if sign == b"-" and digits.strip(b"0") else b"") + digits.zfill(width)
 
 
 def _flat(path: bytes) -> bytes:

@@ -260,6 +260,13 @@ def _composition_options(command: Command) -> Command:
             help="Show only these: one file for each --columns, the first in the tar of its alternatives.",
         ),
         click.option(
+            "--class-digits",
+            type=click.IntRange(0, 18),
+            metavar="N",
+            help="Show classes that are whole numbers with N digits, to sort as numbers do; 0: as they are. "
+            " [default: as many as the longest has]",
+        ),
+        click.option(
             "--class-names",
             type=click.Path(dir_okay=False),
             metavar="FILE",
@@ -277,7 +284,7 @@ def _composition_options(command: Command) -> Command:
 
 _COMPOSITION = (
     *("columns", "ignore_case", "missing", "duplicates", "join", "associate", "decode_members"),
-    *("class_from", "class_names"),
+    *("class_from", "class_names", "class_digits"),
 )
 
 
@@ -292,12 +299,15 @@ def composition_of(
     decode_members: bool,
     class_from: str | None,
     class_names: str | None,
+    class_digits: int | None,
 ) -> Composition:
     """The options of a view as `compose` takes them. Raises UsageError."""
     from wdsfs.compose import Composition, class_source, columns_of
 
-    if layout != "classes" and (class_from or class_names):
-        raise UsageError(f"--class-{'from' if class_from else 'names'} is for --layout classes")
+    own = {"--class-from": class_from, "--class-names": class_names, "--class-digits": class_digits}
+    given = [option for option, value in own.items() if value is not None]
+    if layout != "classes" and given:
+        raise UsageError(f"{given[0]} is for --layout classes")
     extension, field = class_source("cls" if class_from is None else class_from)
     return Composition(
         columns=columns_of(columns),
@@ -311,6 +321,7 @@ def composition_of(
         class_from=extension,
         class_field=field,
         class_names=class_names,
+        class_digits=class_digits,
     )
 
 
@@ -410,7 +421,7 @@ def make_view(below: Lower, quiet: bool) -> None:
     console = Console(stderr=True)
     with Progress(console=console, disable=quiet or not console.is_terminal) as progress:
         task = progress.add_task("composing", total=len(below))
-        refused = below.make(lambda _: progress.update(task, advance=1))
+        refused = below.make(lambda done: progress.update(task, completed=done))
     if refused is not None:
         raise ViewError(refused)
 

@@ -19,6 +19,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -40,6 +41,7 @@ from wdsfs.compose import (
     Source,
     Surroundings,
     compose,
+    digits_wanted,
     read_class_names,
     refusal,
     refuse,
@@ -135,18 +137,16 @@ class DerivedLower(Lower):
         tags: Tags | None = None,
     ) -> None:
         super().__init__(shards, index, descriptors, tags)
-        self.wanted, self.companions = wanted, companions
+        self.companions = companions
+        # The digits of classes that are numbers are found out by `make`, unless the options say them.
+        self._finds_digits = wanted.classes and wanted.class_digits is None
+        self.wanted = replace(wanted, class_digits=1) if self._finds_digits else wanted
         # What the options leave alone has the record that it has, under the name that it has.
         self._alone = [wanted.is_plain and not one.without for one in shards]
         parts = [*companions.files, *(repr(file.table).encode() for file in companions.labels)]
         parts += [repr(sorted(one.without)).encode() for one in companions.shards]
-        common = hashlib.blake2b(b"\0".join(parts), digest_size=16).digest()
-        self._keys = [
-            one.path
-            if alone
-            else one.path + b"\0" + wanted.digest(one.without, one.name, common + self._beside(at))
-            for at, (one, alone) in enumerate(zip(shards, self._alone, strict=True))
-        ]
+        self._common = hashlib.blake2b(b"\0".join(parts), digest_size=16).digest()
+        self._keys = self._view_keys()
         each = max(1, descriptors // (1 + len(companions.joined)))
         self.plain = Lower(shards, index, each)
         self.joined = [Lower(joined, index, each) for joined in companions.joined]
@@ -175,6 +175,15 @@ class DerivedLower(Lower):
         """The shard of a joined set that stands beside the one with this number: of sets with as many shards."""
         at, count = self.shards[number].place or (number, len(self))
         return at if len(self.companions.joined[which]) == count else None
+
+    def _view_keys(self) -> list[bytes]:
+        """Under which the index has the records of this view."""
+        return [
+            one.path
+            if alone
+            else one.path + b"\0" + self.wanted.digest(one.without, one.name, self._common + self._beside(at))
+            for at, (one, alone) in enumerate(zip(self.shards, self._alone, strict=True))
+        ]
 
     def _beside(self, number: int) -> bytes:
         """What tells a view of this shard from those in other sets, where other shards stand beside it."""
@@ -353,32 +362,49 @@ class DerivedLower(Lower):
     def make(self, on_done: Callable[[int], None] = lambda _: None) -> str | None:
         """Derive what has to be derived, up to the first shard that is refused; returns why, if there is one.
 
-        `on_done` hears of the number of each shard that is done. Raises MissingShard, UnreadableShard for
-        what the shards are to be shown with.
+        With classes it also finds how many digits the longest number among them has: until all fit, the shards
+        so far are derived again, with more digits. They are few, since most numbers of a set have as many as the
+        longest. What was derived with fewer is kept, so that the next mount of the same shards derives nothing.
+
+        `on_done` hears how many shards are done. Raises MissingShard, UnreadableShard for what the shards are to
+        be shown with.
         """
         self._companions()
+        told: set[str] = set()
+        while True:
+            refused = self._make_all(on_done, told)
+            digits = 0 if refused is None else digits_wanted(refused)
+            if not (digits and self._finds_digits):
+                return None if refused is None else refusal(refused)
+            self.wanted = replace(self.wanted, class_digits=digits)
+            self._keys = self._view_keys()
+            self._drop_records()
+
+    def _make_all(self, on_done: Callable[[int], None], told: set[str]) -> Record | None:
+        """Derive what has to be derived, up to the first shard that is refused; returns its record."""
         pending: list[tuple[bytes, bytes]] = []
-        refused: str | None = None
+        refused: Record | None = None
         since, size = time.monotonic(), 0
         for number in range(len(self)):
+            made: Record | None = None
             try:
                 try:
                     if self.summary(number).problems:
-                        self.record(number)  # it may say that the shard was refused
+                        made = super().record(number)  # it may say that the shard was refused
                 except NotIndexed:
                     data = self.build(number)
                     made = Record(data, verify=False)
-                    refused = refusal(made)
                     self._tell_undecoded(number, made)
                     pending.append((self._keys[number], data))
                     size += len(data)
-            except ViewError as error:
-                refused = str(error)
             except ShardError as error:  # as for a plain mount: the others are shown
-                log.warning("%s", error)
-            if refused is not None:
+                if str(error) not in told:
+                    told.add(str(error))
+                    log.warning("%s", error)
+            if made is not None and refusal(made) is not None:
+                refused = made
                 break
-            on_done(number)
+            on_done(number + 1)
             if pending and (time.monotonic() - since > COMMIT_SECONDS or size > COMMIT_BYTES):
                 self._store(pending)
                 since, size = time.monotonic(), 0

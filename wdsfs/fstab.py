@@ -27,7 +27,7 @@ _OWN_VALUES = frozenset(
     (
         *("split", "shard-id", "num-shards", "unpack", "cache-size"),
         *("layout", "names", "index-dir", "jobs", "workers", "spin", "readahead", "overlay"),
-        *("class-from", "class-names", "columns", "missing", "duplicates", "join", "associate"),
+        *("class-from", "class-names", "class-digits", "columns", "missing", "duplicates", "join", "associate"),
     )
 )
 _OWN_FLAGS = frozenset(("merge", "lazy", "index-tree", "ignore-case", "decode-members"))

@@ -35,7 +35,7 @@ import trio
 from wdsfs import control, report, system, watch
 from wdsfs.board import Board, Tags
 from wdsfs.compose import Composition
-from wdsfs.derived import Companions, is_view, open_lower
+from wdsfs.derived import Companions, DerivedLower, is_view, open_lower
 from wdsfs.engine import Engine
 from wdsfs.errors import MountError, ShardError, UsageError, WdsfsError
 from wdsfs.index import Index, open_index
@@ -276,6 +276,7 @@ def run(mount: Mount, front: Front, leave: Callable[[], None], ready: Callable[[
     """
     parsed = parse_options(mount.options, mount.overlay is not None)
     shards, companions = expand(mount.specs, *mount.selection), Companions(mount.composition)
+    composition = mount.composition
     if mount.overlay is not None:
         _refuse_view(mount, shards)
     check_name(shards, mount.view, mount.merge)
@@ -300,6 +301,8 @@ def run(mount: Mount, front: Front, leave: Callable[[], None], ready: Callable[[
             below = open_lower(shards, index, mount.composition, companions)
             try:
                 front.composer(below)
+                if isinstance(below, DerivedLower):
+                    composition = below.wanted  # with what was found out on the way
             finally:
                 below.release()
         if not mount.foreground:
@@ -309,7 +312,7 @@ def run(mount: Mount, front: Front, leave: Callable[[], None], ready: Callable[[
         if mount.overlay is not None:
             owner = parsed.owner.uid, parsed.owner.gid
             stack = Stack(mount.overlay, shards, mount.view, mount.merge, owner, parsed.owner.umask)
-        wanted = _Set(mount, shards, companions, index, descriptors, Tags(len(shards)), stack)
+        wanted = _Set(mount, shards, composition, companions, index, descriptors, Tags(len(shards)), stack)
         _serve(mount, parsed, wanted, leave, ready)
     finally:
         index.discard()
@@ -321,6 +324,7 @@ class _Set:
 
     mount: Mount
     shards: Sequence[Shard]
+    composition: Composition
     companions: Companions
     index: Index
     descriptors: int
@@ -334,8 +338,8 @@ class _Set:
 
     def lower_tree(self) -> Tree:
         """What the shards hold."""
-        wanted, index = self.mount.composition, self.index.reopen()
-        below = open_lower(self.shards, index, wanted, self.companions, self.descriptors, self.tags)
+        index = self.index.reopen()
+        below = open_lower(self.shards, index, self.composition, self.companions, self.descriptors, self.tags)
         return _prepared(make_numbered(below, self.mount.view, self.mount.merge))
 
 

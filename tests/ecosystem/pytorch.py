@@ -2,6 +2,7 @@
 
 Jobs are `{"folders": DIR}`, torchvision's ImageFolder, and `{"samples": DIR}`, a data set of sample directories.
 Of each item there is its path below DIR, its class if any, and the SHA-256 of what its files hold.
+`{"numbers": DIR}` asks ImageFolder for the numbers that it gives to classes, and to each file.
 """
 
 from __future__ import annotations
@@ -50,7 +51,17 @@ def digest(path: str) -> str:
         return hashlib.sha256(file.read()).hexdigest()
 
 
-def items(job: dict[str, str]) -> list[list[str]]:
+def numbers(root: str) -> dict[str, Any]:
+    data = ImageFolder(root)
+    return {
+        "class_to_idx": data.class_to_idx,
+        "labels": sorted((os.path.relpath(path, root), label) for path, label in data.samples),
+    }
+
+
+def items(job: dict[str, str]) -> list[list[str]] | dict[str, Any]:
+    if "numbers" in job:
+        return numbers(job["numbers"])
     data: Any = Folders(job["folders"]) if "folders" in job else Samples(job["samples"])
     batches = DataLoader(data, batch_size=3, shuffle=True, num_workers=2, multiprocessing_context="fork")
     return sorted([path, label, content] for batch in batches for path, label, content in zip(*batch, strict=True))
