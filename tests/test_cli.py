@@ -20,7 +20,7 @@ import click
 import pytest
 import tars
 from click.testing import CliRunner
-from conftest import PATIENCE, ROOT, Program, descendants, need_fuse, wait_until
+from conftest import PATIENCE, ROOT, Program, descendants, fails, need_fuse, wait_until
 
 from wdsfs import __version__, cli, control
 
@@ -93,7 +93,7 @@ def test_help_lists_the_commands(flag: str) -> None:
     done = CliRunner().invoke(cli.main, [flag])
     assert done.exit_code == 0
     browsing = {"index", "ls", "cat", "info", "check"}
-    assert {"mount", "umount", "status", "doctor", "diff", "commit", "export"} | browsing == set(COMMANDS)
+    assert {"mount", "umount", "status", "doctor", "diff", "commit", "export", "help"} | browsing == set(COMMANDS)
     assert all(re.search(rf"^  {command} +\w", done.output, re.M) for command in COMMANDS)
     assert "Exit codes:" in done.output
 
@@ -112,8 +112,15 @@ def test_every_command_explains_itself(command: str) -> None:
         assert "--json" in done.output
 
 
-def test_version() -> None:
-    done = CliRunner().invoke(cli.main, ["--version"])
+def test_help_as_a_command(program: Program) -> None:
+    for words, options in ((["help"], ["--help"]), (["help", "umount"], ["umount", "--help"])):
+        assert program.run(*words).stdout == program.run(*options).stdout
+    assert "there is no command 'monut'; there are: cat, check" in program.refused("help", "monut", code=2)
+
+
+@pytest.mark.parametrize("flag", ["-V", "--version"])
+def test_version(flag: str) -> None:
+    done = CliRunner().invoke(cli.main, [flag])
     assert done.output == f"wdsfs, version {__version__}\n"
 
 
@@ -471,6 +478,31 @@ def open_shards(pid: int) -> list[int]:
     return found
 
 
+@pytest.mark.parametrize(("module", "code", "text"), [
+    ("wdsfs.cli", -signal.SIGINT, b""),
+    ("click", -signal.SIGINT, b""),
+    ("wdsfs.statistics", 130, b"wdsfs: interrupted\n"),
+    ("numpy", 130, b"wdsfs: interrupted\n"),
+])  # fmt: skip
+def test_an_interrupt_of_an_import(shards: Program, module: str, code: int, text: bytes) -> None:
+    """No traceback, whenever it comes: of what is imported at the start, and when a command needs it."""
+    script = """
+import os, runpy, signal, sys
+class Interrupter:
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[-1]:
+            sys.argv.pop()
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupter())
+runpy.run_module("wdsfs", run_name="__main__")
+"""
+    command = [sys.executable, "-c", script, "info", "s-0.tar", module]
+    done = subprocess.run(
+        command, env=shards.environment, cwd=shards.home, capture_output=True, timeout=PATIENCE, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, b"", text)
+
+
 def test_an_interrupted_mount(program: Program) -> None:
     need_fuse()
     spec = write_many(program)
@@ -640,6 +672,30 @@ def test_status_of_a_daemon_of_another_version(shards: Program, monkeypatch: pyt
         assert shards.json("status", mounted.path)[0]["news"] == "x"
         assert b"7 shards" in shards.run("status", mounted.path).stdout
         assert str(mounted.path).encode() in shards.run("status").stdout
+
+
+def test_all_mounts_are_ended(user_program: Program) -> None:
+    """Those of this user, the latest first, dead ones included; and nothing where there is none."""
+    program = user_program
+    program.write("a.tar", tars.tar(tars.A))
+    other = program.directory("other")
+    assert program.run("umount", "--all").stdout == b"no wdsfs mounts\n"
+    with (
+        program.mounted("a.tar", ends_itself=True) as one,
+        program.mounted("a.tar", at=other, ends_itself=True) as two,
+    ):
+        assert program.run("umount", "--all").stdout == f"{two.path}\n{one.path}\n".encode()
+    assert "name a MOUNTPOINT, or --all" in program.refused("umount", code=2)
+    assert "--all takes no MOUNTPOINT" in program.refused("umount", "--all", other, code=2)
+
+
+@pytest.mark.parametrize("option", ["-r", "--read-only", "-oro"])
+def test_a_mount_that_is_read_only(shards: Program, option: str) -> None:
+    """Without an overlay that is nothing new."""
+    with shards.mounted(option, "--overlay", "edits", "s-0.tar") as mounted, fails(errno.EROFS):
+        (mounted.path / "s-0/c/new").touch()
+    with shards.mounted(option, "s-0.tar"):
+        pass
 
 
 def test_doctor(program: Program) -> None:

@@ -83,7 +83,7 @@ cli_export | *                                                      | fuse trio 
 cli_overlay | *                                                     | fuse trio lmdb numpy
 cli        | *                                                      | fuse trio lmdb numpy
 fstab      | errors system control mount cli                        | third-party
-__main__   | cli                                                    | third-party
+__main__   | cli fstab                                              | third-party
 """
 
 GROUPS = {

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +21,7 @@ import pytest
 import tars
 from conftest import PATIENCE, Program, fails, wait_until
 from test_commit import keys
+from test_overlay_mount import a_disk
 from writables import shard
 
 SHARDS, SAMPLES = 3, 30
@@ -77,6 +80,45 @@ def test_a_diff_while_it_is_mounted(a_set: Program) -> None:
             ("added", "more/x"),
         ]
         (mounted.path / "s2/000/cls").write_bytes(b"and writers go on")
+
+
+def test_a_shard_that_was_replaced_below_a_mount(a_set: Program) -> None:
+    """What is compared and committed are its current contents, and the user is told so."""
+    with a_set.mounted(*OPTIONS) as mounted:
+        mounted.allow_log("s1.tar has changed; it is indexed anew")
+        (mounted.path / "s0/003/cls").write_bytes(b"7")
+        a_set.write("new.tar", shard([("x.txt", b"x")])).replace(a_set.home / "s1.tar")
+        text = (
+            f"{a_set.home}/s1.tar: changed since the overlay was made; the changes apply to the current".encode()
+        )
+        assert text in a_set.run("diff", mounted.path).stderr
+        assert text in a_set.run("commit", "--output", "out/%d.tar", mounted.path).stderr
+        assert os.listdir(mounted.path / "s1") == ["x"]
+
+
+def test_what_a_mapped_file_cannot_keep(a_set: Program) -> None:
+    """A commit has it written first; when that fails it says what has failed, and nothing of the daemon."""
+    with a_set.mounted(*OPTIONS) as mounted:
+        mounted.expect_log("s1.tar has changed since this was opened")
+        mounted.allow_log("s1.tar has changed; it is indexed anew")
+        path = mounted.path / "s1/000/jpg"
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+            memory[:6] = b"mapped"
+            a_set.write("new.tar", shard([("x.txt", b"x")])).replace(a_set.home / "s1.tar")
+            said = a_set.refused("commit", "--output", "out/%d.tar", mounted.path, code=7)
+        assert f"{mounted.path}: something that a program has changed in a mapped file could not be writ" in said
+        assert "its shard was replaced meanwhile" in said
+        assert not (a_set.home / "out").exists()
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_full_disk_is_named(a_set: Program, in_place: bool) -> None:
+    with a_disk(a_set, "tmpfs") as disk:
+        (a_set.home / "o/upper/more/x").mkdir(parents=True)
+        (a_set.home / "o/upper/more/x/bin").write_bytes(bytes(9 << 20))
+        where = ["--in-place"] if in_place else []
+        said = a_set.refused("commit", "--overlay", "o", *where, "-o", f"{disk}/t-%d.tar", OPTIONS[-1], code=7)
+        assert re.search(rf"{disk}/t-\d.tar: No space left on device", said) or "free" in said
 
 
 def test_a_commit_to_new_shards(a_set: Program) -> None:

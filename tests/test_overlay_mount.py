@@ -10,11 +10,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import mmap
 import os
 import shutil
+import signal
 import stat
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +25,11 @@ from typing import Any
 
 import pytest
 import tars
-from conftest import PATIENCE, Mounted, Program, fails, need_fuse
+from conftest import PATIENCE, Mounted, Program, fails, need_fuse, wait_until
 from writables import shard
 
+from wdsfs import mount as mounting
+from wdsfs.errors import MountError
 from wdsfs.upper import EXCHANGE, NOREPLACE, Calls
 
 MTIME = 1_600_000_000
@@ -389,6 +394,8 @@ def extended_attributes(at: Place) -> Any:
         outcome(os.setxattr, at.file(2, "txt"), "user.label", b"", os.XATTR_REPLACE),
         outcome(os.removexattr, at.file(2, "txt"), "user.label"),
         outcome(os.getxattr, at.file(2, "txt"), "user.label"),
+        *(outcome(os.removexattr, path, "user.missing") for path in (at.file(0, "txt"), at.sample(1), at.top)),
+        outcome(os.setxattr, at.file(0, "txt"), "user.missing", b"", os.XATTR_REPLACE),
     ]
 
 
@@ -726,6 +733,62 @@ def test_several_users(small: Program) -> None:
     with small.mounted(*OVERLAY, "-o", "allow_other") as mounted:
         assert stat.filemode((mounted.path / "s/n/txt").stat().st_mode) == "-rw-------"
         assert as_nobody("cat s/n/txt") == b"mine\n"
+
+
+def test_a_write_takes_setuid_away_for_the_kernel_too(small: Program) -> None:
+    """It asks again for size and times after a write, and not for the mode: that has to be invalidated."""
+    if os.geteuid():
+        pytest.skip("only root can become somebody else")
+    for place in (small.home, *small.home.parents):
+        if not place.stat().st_mode & 0o001:
+            place.chmod(place.stat().st_mode | 0o011)
+    small.mountpoint.chmod(0o755)
+    with small.mounted(*OVERLAY, "-o", "allow_other") as mounted:
+        path = mounted.path / "s/a/txt"
+        path.chmod(0o6777)
+        assert small.tool("stat", "-c", "%a", path) == b"6777\n"  # asks for the mode, and for nothing else
+        small.tool("dd", f"of={path}", "conv=notrunc", "if=/proc/version", "count=1",
+                   user=65534, group=65534, extra_groups=[])  # fmt: skip
+        assert small.tool("stat", "-c", "%a", path) == b"777\n"
+
+
+def test_an_unmount_says_that_it_waits_for_a_disk(
+    small: Program, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And waits for as long as the disk takes: a frozen one here, until it is thawed."""
+    monkeypatch.setattr(mounting, "TELL_SECONDS", 0.05)
+    caplog.set_level(logging.INFO)
+    for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, small.environment[name])
+    with (
+        a_disk(small, "ext4") as disk,
+        small.mounted("--overlay", disk / "o", "s.tar", ends_itself=True) as mounted,
+    ):
+        small.tool("fsfreeze", "-f", disk)
+        try:
+            ending = threading.Thread(target=mounting.unmount, args=(str(mounted.path), False, 0.2))
+            ending.start()
+            wait_until(lambda: "waiting for process" in caplog.text, "a word about it")
+            assert ending.is_alive()
+        finally:
+            small.tool("fsfreeze", "-u", disk)
+        ending.join(PATIENCE)
+        assert not ending.is_alive()
+        assert f"it has the changes in {disk}/o written to the disk, and this machine has" in caplog.text
+        mounted.check_exit()
+
+
+def test_an_unmount_of_a_daemon_that_stays(small: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, small.environment[name])
+    with small.mounted(*OVERLAY, ends_itself=True) as mounted:
+        os.kill(mounted.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(MountError, match=f"process {mounted.pid} is still there, 0 s after the unmount"):
+                mounting.unmount(str(mounted.path), False, 0.1)
+        finally:
+            os.kill(mounted.pid, signal.SIGCONT)
+        mounted.check_exit()
 
 
 def test_a_daemon_that_is_not_root(user_program: Program) -> None:

@@ -277,6 +277,10 @@ def test_notifications() -> None:
     """The code is where an answer has its error, and no request has the number 0."""
     assert protocol.resend() == bytes.fromhex("10000000 07000000 0000000000000000")
     assert protocol.forget_all() == bytes.fromhex("10000000 08000000 0000000000000000")
+    assert protocol.forget_attributes(7) == bytes.fromhex(
+        "28000000 02000000 0000000000000000 0700000000000000 ffffffffffffffff 0000000000000000"
+    )
+    assert protocol.forget_content(7)[24:] == bytes(16)
     assert protocol.forget_entry(1, b"a.tar") == bytes.fromhex(
         "26000000 03000000 0000000000000000"  # length, FUSE_NOTIFY_INVAL_ENTRY
         "0100000000000000 05000000 00000000"  # parent, length of the name without its end, flags

@@ -1,5 +1,32 @@
-"""`python -m wdsfs`."""
+"""The programs `wdsfs` and `mount.wdsfs`, and `python -m wdsfs`.
 
-from wdsfs.cli import main
+Nothing is imported before an interrupt simply ends the program: in an import it would be a traceback. The command
+line takes over where it can say something about it (`cli._Group`).
+"""
 
-main()
+import signal
+
+
+def _end_at_interrupts() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as in a background job
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def main() -> None:
+    """The program wdsfs."""
+    _end_at_interrupts()
+    from wdsfs import cli
+
+    cli.main(prog_name="wdsfs")
+
+
+def mount_helper() -> int:
+    """The program mount.wdsfs."""
+    _end_at_interrupts()
+    from wdsfs import fstab
+
+    return fstab.main()
+
+
+if __name__ == "__main__":
+    main()

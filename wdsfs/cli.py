@@ -13,6 +13,7 @@ import itertools
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ import click
 
 from wdsfs import __version__, cli_export, cli_overlay
 from wdsfs.console import (
+    INTERRUPTED,
     build_index,
     bytes_text,
     compressed_options,
@@ -36,6 +38,7 @@ from wdsfs.console import (
     print_table,
     set_options,
     shards_argument,
+    shown,
     table_of,
     tree_options,
     view_of,
@@ -75,20 +78,34 @@ class _Log(logging.Handler):
             click.echo(f"wdsfs: {word}{text}", err=True)
 
 
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """An interrupt is a KeyboardInterrupt in the block. Outside of it, it ends the program (`__main__`)."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if before is signal.SIG_DFL:
+            signal.signal(signal.SIGINT, before)
+
+
 class _Group(click.Group):
     """Turns our exceptions into a message and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            result = super().invoke(ctx)
-            if sys.stdout is not None:
-                sys.stdout.flush()  # here, where what goes wrong with it has a message
+            with _interruptible():
+                result = super().invoke(ctx)
+                if sys.stdout is not None:
+                    sys.stdout.flush()  # here, where what goes wrong with it has a message
             return result
         except WdsfsError as error:
             click.echo(f"wdsfs: {error}", err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
-            click.echo("wdsfs: interrupted; what was indexed is kept", err=True)
+            click.echo(f"wdsfs: interrupted{ctx.meta.get(INTERRUPTED, '')}", err=True)
             ctx.exit(130)
         except BrokenPipeError:  # `wdsfs ls ... | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -102,7 +119,7 @@ class _Group(click.Group):
 
 
 @click.group(cls=_Group, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="wdsfs")
+@click.version_option(__version__, "-V", "--version", prog_name="wdsfs")
 @click.option("-v", "--verbose", is_flag=True, help="Say more of what is done.")
 def main(verbose: bool) -> None:
     """Mount WebDataset shards as directories: every sample a directory, every column a file.
@@ -141,6 +158,7 @@ def _prepare_streams() -> None:
 @tree_options
 @index_tree_option
 @click.option("-f", "--foreground", is_flag=True, help="Stay in front and log to the terminal.")
+@click.option("-r", "--read-only", is_flag=True, help="The same as -o ro: an overlay is shown, not changed.")
 @click.option(
     "-o",
     "options",
@@ -186,6 +204,7 @@ def mount(
     merge: bool,
     index_tree: bool,
     foreground: bool,
+    read_only: bool,
     options: tuple[str, ...],
     workers: int | None,
     spin: int,
@@ -226,7 +245,7 @@ def mount(
         workers=workers or max(2, min(default_jobs(), 8)),
         spin=spin / 1e6,
         readahead=readahead << 10,
-        options=list(options),
+        options=[*options, *["ro"] * read_only],
         foreground=foreground,
     )
 
@@ -247,18 +266,30 @@ def mount(
 
 
 @main.command()
-@click.argument("mountpoints", metavar="MOUNTPOINT...", nargs=-1, required=True)
+@click.argument("mountpoints", metavar="MOUNTPOINT...", nargs=-1)
+@click.option(
+    "-a", "--all", "everything", is_flag=True, help="End every mount that `wdsfs status` shows as yours."
+)
 @click.option("-l", "--lazy", is_flag=True, help="Detach now, end when the last user is gone.")
-def umount(mountpoints: tuple[str, ...], lazy: bool) -> None:
+def umount(mountpoints: tuple[str, ...], everything: bool, lazy: bool) -> None:
     """End the mount at MOUNTPOINT, dead ones included. Returns when its daemon is gone.
 
     \b
-    Example:
+    Examples:
       wdsfs umount /mnt/train
+      wdsfs umount --all
     """
+    from wdsfs import control
     from wdsfs.errors import MountError
     from wdsfs.mount import unmount
 
+    if everything == bool(mountpoints):
+        raise UsageError("name a MOUNTPOINT, or --all" if not everything else "--all takes no MOUNTPOINT")
+    if everything:  # the latest first: it may lie in another one
+        found = sorted(control.daemons(), key=lambda daemon: daemon.started, reverse=True)
+        mountpoints = tuple(daemon.mountpoint for daemon in found)
+        if not found:
+            click.echo("no wdsfs mounts")
     code = 0
     for mountpoint in mountpoints:
         try:
@@ -266,6 +297,9 @@ def umount(mountpoints: tuple[str, ...], lazy: bool) -> None:
         except MountError as error:  # the others are ended all the same
             log.error("%s", error)
             code = error.exit_code
+        else:
+            if everything:
+                click.echo(shown(mountpoint))
     sys.exit(code)
 
 
@@ -787,6 +821,28 @@ def doctor(mountpoint: str | None, index_dir: str | None, as_json: bool) -> None
             if finding.remedy:
                 click.echo(f"      -> {finding.remedy}")
     sys.exit(5 if any(finding.level == "fail" for finding in findings) else 0)
+
+
+@main.command("help")
+@click.argument("command", required=False)
+@click.pass_context
+def help_command(ctx: click.Context, command: str | None) -> None:
+    """Explain COMMAND, or the program: the same as --help.
+
+    \b
+    Example:
+      wdsfs help mount
+    """
+    above = ctx.parent
+    assert above is not None
+    if command is None:
+        click.echo(above.get_help())
+        return
+    found = main.get_command(above, command)
+    if found is None:
+        raise UsageError(f"there is no command {command!r}; there are: {', '.join(main.list_commands(above))}")
+    with click.Context(found, parent=above, info_name=command) as context:
+        click.echo(found.get_help(context))
 
 
 # --- showing -----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ imports what it works with when it is called. What an overlay changes is `change
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -24,6 +25,7 @@ from click.core import ParameterSource
 
 from wdsfs import cli_export
 from wdsfs.console import (
+    INTERRUPTED,
     bytes_text,
     counted,
     index_options,
@@ -43,7 +45,8 @@ from wdsfs.errors import CommitError, ExportError, MountError, OverlayBusy, Over
 if TYPE_CHECKING:
     from wdsfs.changes import Changes, Remark, Sample
     from wdsfs.commit import Files, Plan, Runner, Step
-    from wdsfs.control import Talk
+    from wdsfs.control import Daemon, Talk
+    from wdsfs.lower import Lower
     from wdsfs.overlay import Place, Settings, UpperNode
     from wdsfs.spec import Selection
     from wdsfs.tree import Tree
@@ -126,7 +129,6 @@ def _held(overlay: str, wanted: Wanted, view: dict[str, Any], index: dict[str, A
     """Hold the overlay and open the set below it, shown as it was when the overlay was made."""
     from pathlib import Path
 
-    from wdsfs.inplace import unfinished
     from wdsfs.merged import make_tree
     from wdsfs.overlay import Place, held, read_settings
     from wdsfs.spec import expand, refuse_left_out
@@ -141,10 +143,7 @@ def _held(overlay: str, wanted: Wanted, view: dict[str, Any], index: dict[str, A
         refuse_left_out(shards, "the overlay is of whole shards")
         below = stack.enter_context(opened_set(shards, **index))
         if settings is not None:
-            changed = _compare(settings, {shard.name: shard.path for shard in below.shards})
-            if changed and not unfinished(place):  # else it is the commit that has changed them
-                text = "%s: changed since the overlay was made; what is told is told of them as they are"
-                log.warning(text, several(changed))
+            _warn_of_changed(place, settings, below)
         tree = make_tree(below, view_of(view["layout"], view["names"]), view["merge"])
         yield Session(place, tree, stack.enter_context(_upper(place)))
 
@@ -156,9 +155,36 @@ def _mounted(mountpoint: str, view: dict[str, Any], index: dict[str, Any], freez
 
     from wdsfs import control
     from wdsfs.merged import make_tree
-    from wdsfs.overlay import Place
+    from wdsfs.overlay import Place, read_settings
     from wdsfs.spec import Shard
-    from wdsfs.upper import sync_filesystem
+
+    daemon, directory = _daemon_of(mountpoint)
+    view.update(layout=daemon.layout, names=daemon.names, merge=daemon.merge)
+    index["index_dir"] = index["index_dir"] or daemon.index
+    tell_all("WDSFS_INDEX_DIR", index["index_dir"])
+    with contextlib.ExitStack() as stack:
+        if freeze:
+            _sync(mountpoint)
+        try:
+            talk = stack.enter_context(control.Talk(daemon))
+            answer = talk.ask({"do": "freeze" if freeze else "shards"}, FREEZE_SECONDS)
+        except (OSError, ValueError) as error:
+            raise _silent(mountpoint, error) from None
+        if "error" in answer:
+            raise OverlayBusy(answer["error"])
+        shards = [Shard(os.fsencode(path), os.fsencode(name)) for name, path in answer["shards"]]
+        below = stack.enter_context(opened_set(shards, **index))
+        tree = make_tree(below, view_of(view["layout"], view["names"]), view["merge"])
+        place = Place(Path(directory))
+        settings = read_settings(place)
+        if settings is not None:
+            _warn_of_changed(place, settings, below)
+        yield Session(place, tree, stack.enter_context(_upper(place)), talk if freeze else None)
+
+
+def _daemon_of(mountpoint: str) -> tuple[Daemon, str]:
+    """The daemon of a mount, and the directory of its overlay. Raises MountError when it has none."""
+    from wdsfs import control
 
     daemon = control.find(mountpoint)
     if daemon is None:
@@ -167,28 +193,28 @@ def _mounted(mountpoint: str, view: dict[str, Any], index: dict[str, Any], freez
         )
     if daemon.overlay is None:
         raise MountError(f"{mountpoint}: that mount has no overlay, so nothing in it was changed")
-    view.update(layout=daemon.layout, names=daemon.names, merge=daemon.merge)
-    index["index_dir"] = index["index_dir"] or daemon.index
-    tell_all("WDSFS_INDEX_DIR", index["index_dir"])
-    with contextlib.ExitStack() as stack:
-        try:
-            if freeze:
-                sync_filesystem(mountpoint)
-            talk = stack.enter_context(control.Talk(daemon))
-            answer = talk.ask({"do": "freeze" if freeze else "shards"}, FREEZE_SECONDS)
-        except (OSError, ValueError) as error:
-            again = f"end it with `wdsfs umount {shlex.quote(mountpoint)}`, and mount it again"
-            raise MountError(f"{mountpoint}: its daemon does not answer ({error}); {again}") from None
-        if "error" in answer:
-            raise OverlayBusy(answer["error"])
-        shards = [Shard(os.fsencode(path), os.fsencode(name)) for name, path in answer["shards"]]
-        tree = make_tree(
-            stack.enter_context(opened_set(shards, **index)),
-            view_of(view["layout"], view["names"]),
-            view["merge"],
-        )
-        place = Place(Path(daemon.overlay))
-        yield Session(place, tree, stack.enter_context(_upper(place)), talk if freeze else None)
+    return daemon, daemon.overlay
+
+
+def _silent(mountpoint: str, error: Exception) -> MountError:
+    again = f"end it with `wdsfs umount {shlex.quote(mountpoint)}`, and mount it again"
+    return MountError(f"{mountpoint}: its daemon does not answer ({error}); {again}")
+
+
+def _sync(mountpoint: str) -> None:
+    """Have what programs have changed in mapped files written to the overlay. Raises CommitError."""
+    from wdsfs.upper import sync_filesystem
+
+    try:
+        sync_filesystem(mountpoint)
+    except OSError as error:
+        # The kernel says this once, whichever file it is of; what it could not write is dropped.
+        why = "its shard was replaced meanwhile" if error.errno == errno.ESTALE else error.strerror
+        raise CommitError(
+            f"{mountpoint}: something that a program has changed in a mapped file could not be written ({why}), "
+            "so nothing was committed; the log (see `wdsfs status`) says more. Make the change again if it is "
+            "needed, then repeat the command"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -216,6 +242,16 @@ def _agree(settings: Settings, view: dict[str, Any]) -> None:
             options = [f"--layout {settings.layout}", f"--names {settings.names}"] + ["--merge"] * settings.merge
             raise UsageError(f"the overlay was made with {' '.join(options)}: use these options, or none")
     view.update(made)
+
+
+def _warn_of_changed(place: Place, settings: Settings, below: Lower) -> None:
+    """Say which shards are not what they were when the overlay was made. Raises OverlayUnusable."""
+    from wdsfs.inplace import unfinished
+
+    changed = _compare(settings, {shard.name: shard.path for shard in below.shards})
+    if changed and not unfinished(place):  # else it is the commit that has changed them
+        text = "%s: changed since the overlay was made; the changes apply to the current contents"
+        log.warning(text, several(changed))
 
 
 def _compare(settings: Settings, shards: dict[bytes, bytes]) -> list[str]:
@@ -469,6 +505,16 @@ def _run(runner: Runner, replacement: Any, begun: bool) -> list[Step]:
             replacement.begin()
         done: list[Step] = replacement.finish()
         return done
+    except KeyboardInterrupt:
+        half = replacement is not None and replacement.journal.exists()
+        click.get_current_context().meta[INTERRUPTED] = (
+            " half-way, and the overlay cannot be used before it is finished: repeat the command"
+            if half
+            else "; what is finished is kept, and the same command goes on from there"
+            if replacement is None
+            else "; nothing was replaced, and the overlay is as it was"
+        )
+        raise
     except OSError as error:
         where = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
         raise CommitError(f"{where}{error.strerror}; repeat the command when there is a remedy") from None

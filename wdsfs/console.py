@@ -33,6 +33,8 @@ log = logging.getLogger("wdsfs")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+INTERRUPTED = "wdsfs.interrupted"  # in the context's `meta`: what is to be added to "interrupted"
+
 
 # --- options that several commands have --------------------------------------------------------------------
 
@@ -362,6 +364,20 @@ def build_index(index: Index, stale: Sequence[Shard], jobs: int, quiet: bool = F
     """Index these shards, showing a bar when somebody watches; returns how many of them cannot be read."""
     if not stale:
         return 0
+    with when_interrupted("; what was indexed is kept"):
+        return _build_index(index, stale, jobs, quiet)
+
+
+@contextlib.contextmanager
+def when_interrupted(text: str) -> Iterator[None]:
+    """What the user is told of an interrupt in the block, behind "interrupted"."""
+    meta = click.get_current_context().meta
+    meta[INTERRUPTED] = text
+    yield
+    del meta[INTERRUPTED]  # and not after an exception: it may be the interrupt
+
+
+def _build_index(index: Index, stale: Sequence[Shard], jobs: int, quiet: bool) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -498,6 +514,11 @@ def print_table(table: Table) -> None:
     with console.capture() as capture:
         console.print(table)
     click.echo("\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip()))
+
+
+def shown(text: str) -> str:
+    """A path or a message of somebody else for a terminal: what would control that is written as an escape."""
+    return "".join(c if c.isprintable() or 0xDC80 <= ord(c) <= 0xDCFF else repr(c)[1:-1] for c in text)
 
 
 def counted(count: int, noun: str) -> str:

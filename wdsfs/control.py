@@ -68,6 +68,15 @@ def start_ticks(pid: int) -> int | None:
     return None if fields[0] == b"Z" else int(fields[19])
 
 
+def waits_for_disk(pid: int) -> bool:
+    """Whether a process, or one that it has started, sleeps where only a disk can wake it."""
+    try:
+        pids = [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+        return any(Path(f"/proc/{one}/stat").read_bytes().rpartition(b") ")[2][:1] == b"D" for one in pids)
+    except OSError:  # one has just ended
+        return False
+
+
 def canonical(mountpoint: str) -> str:
     """The path under which a mount is known, however it is written: absolute, without links.
 

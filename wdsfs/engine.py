@@ -293,6 +293,7 @@ class Engine:
         try:
             own = self.board.slot(slot)
             self.operations.attach(tree, own, self._call_for_help)
+            self.operations.notify = self._notify
             tree.lower.on_files = own.files
 
             def surplus() -> bool:

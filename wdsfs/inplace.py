@@ -34,7 +34,7 @@ from wdsfs.errors import CommitError
 from wdsfs.index import look
 from wdsfs.lower import Lower
 from wdsfs.overlay import Place, Settings, ShardSeen, read_settings, write_settings
-from wdsfs.pack import New, Output, Piece, Run, Source, Zeros
+from wdsfs.pack import New, Output, Piece, Run, Source, Zeros, named
 
 VERSION = 1  # of the journal
 
@@ -73,6 +73,10 @@ class Replacement:
             self.runner.plan.upper = dict(_stamps(os.fsencode(self.place.path), b""))
         data = plan_to_json(self.runner.plan)
         self.sum = hashlib.blake2b(data, digest_size=16).hexdigest()
+        with named(os.fsencode(self.journal)):
+            self._write_journal(data)
+
+    def _write_journal(self, data: bytes) -> None:
         self.directory.mkdir(exist_ok=True)
         shutil.rmtree(
             self.directory / "committed", ignore_errors=True
@@ -150,7 +154,7 @@ class Replacement:
     # --- the log
 
     def _log(self, line: dict[str, Any]) -> None:
-        with self._lock:
+        with self._lock, named(os.fsencode(self.log)):
             fd = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 self.disk.write(fd, json.dumps({**line, "commit": self.sum}).encode() + b"\n")

@@ -59,6 +59,7 @@ LOG_BYTES = 4 << 20  # a mount that finds a longer log starts a new one and keep
 LINKS_MAX = 40  # what the kernel follows on the way to a file
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LEFT, READY, GONE = b"-", b"+", b"."  # what a daemon tells the process that waits for it
+TELL_SECONDS = 3.0  # of an unmount, after which it says what it waits for
 LOOK_SECONDS = 0.2  # how often that one looks whether the daemon is still there
 ID_MAX = (1 << 32) - 2  # the kernel takes the last number for "nobody at all"
 SYNC_SECONDS = 10.0  # how long the end of a mount by a signal waits for what is in the kernel's memory
@@ -840,10 +841,32 @@ def _detach_mount(path: str, lazy: bool) -> None:
 
 
 def _wait_for_end(daemon: control.Daemon, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
+    """Wait until the daemon is gone: as long as it waits for a disk, and else up to `seconds`."""
+    since = time.monotonic()
+    deadline, told = since + seconds, False
     while daemon.alive:
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if control.waits_for_disk(daemon.pid):
+            deadline = now + seconds
+            if not told and now - since > TELL_SECONDS:
+                told = True
+                log.info(
+                    "waiting for process %s: %s. An interrupt ends the waiting only",
+                    *(daemon.pid, _what_is_written(daemon)),
+                )
+        if now > deadline:
+            where = f"; see {daemon.log}" if daemon.log else ""
             raise MountError(
-                f"process {daemon.pid} is still there {seconds:.0f} s after the unmount; see {daemon.log}"
+                f"process {daemon.pid} is still there, {now - since:.0f} s after the unmount, and does not wait "
+                f"for a disk{where}"
             )
         time.sleep(0.01)
+
+
+def _what_is_written(daemon: control.Daemon) -> str:
+    """What a daemon does whose mount is gone."""
+    if daemon.overlay is None:
+        return "it waits for a disk"
+    left = system.unwritten_bytes()
+    rest = "" if left is None else f", and this machine has {left >> 20:,} MiB to write in all"
+    return f"it has the changes in {daemon.overlay} written to the disk{rest}"

@@ -95,6 +95,7 @@ class Operations:
         self._said: dict[str, float] = {}
         self._told: Callable[[int], None] | None = None  # hears which inodes a listing lets the kernel know
         self._crowded: Callable[[], None] = lambda: None
+        self.notify: Callable[[bytes], object] = lambda note: None  # sends a notification to the kernel
         self._handlers: dict[int, tuple[int, Handler]] = {
             opcode: (KINDS.index(kind), handler)
             for opcode, kind, handler in (

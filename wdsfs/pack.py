@@ -303,6 +303,17 @@ def _check_unchanged(fd: int, path: bytes, fingerprint: tuple[int, int, int]) ->
 # --- writing -----------------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def named(path: bytes) -> Iterator[None]:
+    """An OSError in the block that names no file is one of this file: what writes has a descriptor only."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = path
+        raise
+
+
 class Disk:
     """The steps by which anything is written. The tests put another one in its place."""
 
@@ -459,6 +470,12 @@ class Writer:
         `replaces` is the file that gives way; without it nothing may have the name yet. `before` is called with
         the finished file in front of the last step. Raises CommitError, ShardErrors, OSError, and leaves nothing.
         """
+        with named(output.target):
+            self._publish(output, replaces, before)
+
+    def _publish(
+        self, output: Output, replaces: os.stat_result | None, before: Callable[[os.stat_result], None]
+    ) -> None:
         temporary = temporary_of(output.target)
         fd = self.disk.open_temporary(temporary)
         try:

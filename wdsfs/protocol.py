@@ -26,7 +26,7 @@ OPENDIR, READDIR, RELEASEDIR, FSYNCDIR, ACCESS, CREATE, INTERRUPT = 27, 28, 29, 
 BATCH_FORGET, READDIRPLUS, RENAME2 = 42, 44, 45
 
 # Codes of notifications, which stand where an answer has its error.
-_INVAL_ENTRY, _RESEND, _INC_EPOCH = 3, 7, 8
+_INVAL_INODE, _INVAL_ENTRY, _RESEND, _INC_EPOCH = 2, 3, 7, 8
 
 # Flags of INIT.
 ASYNC_READ, EXPORT_SUPPORT, BIG_WRITES = 1 << 0, 1 << 4, 1 << 5
@@ -56,6 +56,7 @@ _OPEN_OUT = struct.Struct("<QII")
 _SELF_AND_PARENT = frozenset((b".", b".."))
 _PADDING = tuple(bytes(-length & 7) for length in range(8))
 _ENTRY_NOTE = struct.Struct("<QII")
+_INODE_NOTE = struct.Struct("<Qqq")
 
 HEADER_SIZE = _HEADER.size
 MAJOR, MINOR, MINOR_MIN = 7, 38, 31
@@ -397,3 +398,18 @@ def forget_entry(parent: int, name: bytes) -> bytes:
     """Ask again for this name, and for all below it."""
     body = _ENTRY_NOTE.pack(parent, len(name), 0) + name + b"\0"
     return header(0, len(body), -_INVAL_ENTRY) + body
+
+
+def forget_attributes(inode: int) -> bytes:
+    """Ask again for what stat says of an inode."""
+    return _inode_note(inode, -1)
+
+
+def forget_content(inode: int) -> bytes:
+    """Ask again for what stat says of an inode, and for its bytes."""
+    return _inode_note(inode, 0)
+
+
+def _inode_note(inode: int, offset: int) -> bytes:
+    """From `offset` (bytes) on the content is dropped, too; a negative one keeps it."""
+    return header(0, _INODE_NOTE.size, -_INVAL_INODE) + _INODE_NOTE.pack(inode, offset, 0)

@@ -134,6 +134,15 @@ def set_readahead(device: int, size: int) -> None:
     Path(f"/sys/class/bdi/{name}/read_ahead_kb").write_text(f"{size >> 10}\n")
 
 
+def unwritten_bytes() -> int | None:
+    """What the kernel has still to write to all disks of this machine; None when it does not say."""
+    try:
+        found = re.findall(rb"^(?:Dirty|Writeback): +(\d+) kB$", Path("/proc/meminfo").read_bytes(), re.M)
+    except OSError:
+        return None
+    return sum(map(int, found)) << 10 if found else None
+
+
 # -- directories ---------------------------------------------------------------------------------------------
 
 

@@ -35,7 +35,10 @@ FLAGS = READ_FLAGS | protocol.HANDLE_KILLPRIV_V2
 _OUT_OF_TURN = (protocol.FORGET, protocol.BATCH_FORGET, protocol.INTERRUPT)
 # What the upper says to requests that ask for too much: nothing that its owner has to look after.
 _NOT_TO_BE_HAD = frozenset(
-    (errno.EFBIG, errno.EINVAL, errno.EPERM, errno.EACCES, errno.EEXIST, errno.E2BIG, errno.ERANGE, errno.EMLINK)
+    (
+        *(errno.EFBIG, errno.EINVAL, errno.EPERM, errno.EACCES, errno.EEXIST),
+        *(errno.E2BIG, errno.ERANGE, errno.EMLINK, errno.ENODATA),
+    )
 )
 
 
@@ -253,6 +256,9 @@ class WritableOperations(Operations):
         mode = self._dropped(inode) if drop_privileges else None
         if mode is not None:
             self.tree.setattr(inode, Change(mode=mode))
+            # After a write the kernel asks again for size and times, and keeps the mode that it knows. This
+            # notification waits for no lock, so it can be sent while the writer waits for its answer.
+            self.notify(protocol.forget_attributes(inode))
         return protocol.written(self.tree.write(inode, offset, data))
 
     def fsync(self, inode: int, body: bytes) -> Reply:
