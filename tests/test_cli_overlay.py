@@ -17,7 +17,7 @@ import pytest
 import tars
 from conftest import PATIENCE, Program
 from test_cli import program  # noqa: F401  # a fixture
-from test_commit import EDITS, FIRST, SECOND, Set, keys
+from test_commit import EDITS, FIRST, SECOND, Set, bare, keys
 from test_pack import Killed
 from uppers import OPAQUE, WHITEOUT, write_upper
 
@@ -240,10 +240,92 @@ def test_an_unfinished_commit(program: Program, here: Set) -> None:  # noqa: F81
     assert keys(*here.set()) == [["d/a", "c", "d/n"], ["d/f"]]
 
 
+def test_outputs_that_mean_nothing(program: Program, here: Set) -> None:  # noqa: F811
+    """Braces that do not close, a directory, and places inside of the overlay."""
+    for pattern, text in (
+        ("out{.tar", "unbalanced braces in 'out{.tar': close them"),
+        ("new/", "--output new/ is a directory: name the shards in it"),
+        ("o/upper/s%d.tar", "would be in the directory of the overlay: name another directory with --output"),
+        ("o/s%d.tar", "would be in the directory of the overlay"),
+    ):
+        assert text in os.fsdecode(program.run("commit", "--overlay", "o", "-o", pattern, SHARDS, code=2).stderr)
+    assert not (program.home / "new").exists()
+    assert sorted(os.listdir(program.home / "o")) == ["lock", "overlay.json", "upper", "work"]
+
+
+def again(program: Program, shards: str, code: int) -> list[str]:  # noqa: F811
+    """What the commands say of the overlay over these shards."""
+    commands = (("diff",), ("commit", "--in-place", "--dry-run"), ("commit", "-o", "again/s%d.tar", "--dry-run"))
+    return [program.run(*one, "--overlay", "o", shards, code=code).stderr.decode() for one in commands]
+
+
+def test_an_overlay_is_not_used_over_what_was_written_from_it(program: Program, here: Set) -> None:  # noqa: F811
+    here.edit({"more": {"x": {"txt": b"x"}}})
+    program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", SHARDS)
+    for error in again(program, "new/s{0..2}.tar", 8):
+        assert "new/s0.tar, " in error
+        assert "new/s2.tar were written by a commit of the overlay" in error
+        assert "Begin with a new directory for --overlay, or name the shards that this one was made over" in error
+        assert "s1.tar" not in error  # nothing of it was changed
+    again(program, SHARDS, 0)
+    program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", SHARDS)  # repeated
+    mounted = program.run("mount", "--overlay", "o", "new/s{0..2}.tar", program.home / "mnt", code=8)
+    assert b"were written by a commit of the overlay" in mounted.stderr
+
+
+@pytest.mark.parametrize("move", [["mv"], ["cp", "-a"]])
+def test_nor_when_they_were_put_in_the_place_of_the_old_ones(
+    move: list[str],
+    program: Program,  # noqa: F811
+    here: Set,
+) -> None:
+    program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", SHARDS)
+    subprocess.run([*move, "new/s0.tar", "s0.tar"], cwd=program.home, check=True)
+    assert all("s0.tar was written by a commit" in error for error in again(program, SHARDS, 8))
+
+
+def test_an_overlay_that_was_emptied_has_nothing_of_what_was_written_from_it(
+    program: Program,  # noqa: F811
+    here: Set,
+) -> None:
+    program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", SHARDS)
+    program.run("commit", "--overlay", "o", "--in-place", SHARDS)
+    assert not here.place.outputs.exists()
+    again(program, "new/s{0..1}.tar", 0)
+
+
+def test_outputs_of_an_upper_of_the_kernel(program: Program, here: Set) -> None:  # noqa: F811
+    bare(here, EDITS)
+    program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", SHARDS)
+    assert os.listdir(program.home / "o") == ["s0"]
+    assert all("s0.tar was written by" in error for error in again(program, "new/s{0..1}.tar", 8))
+    program.run("commit", "--overlay", "o", "--in-place", SHARDS)
+    assert not (program.home / "o.wdsfs-outputs.json").exists()
+    again(program, SHARDS, 0)
+    assert os.listdir(program.home / "o") == []  # no lock either: the kernel would show it
+
+
+def test_outputs_that_cannot_be_read(program: Program, here: Set) -> None:  # noqa: F811
+    here.place.outputs.write_text('{"version": 2}')
+    assert all("outputs.json cannot be used: version 2" in error for error in again(program, SHARDS, 8))
+
+
+def test_what_a_commit_left_that_was_killed_at_its_end_goes(program: Program, here: Set) -> None:  # noqa: F811
+    for name in ("committed/d", "commit.log", "commit.json.tmp"):
+        (here.place.work / name).mkdir(parents=True) if "/" in name else (here.place.work / name).touch()
+    program.run("diff", "--overlay", "o", SHARDS)
+    assert os.listdir(here.place.work) == []
+    bare(here, EDITS)
+    (program.home / "o.wdsfs-commit").mkdir()
+    (program.home / "o.wdsfs-commit/commit.log").touch()
+    program.run("diff", "--overlay", "o", SHARDS)
+    assert not (program.home / "o.wdsfs-commit").exists()
+
+
 # --- interrupted -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_stopped_while_writing(number: int, program: Program) -> None:  # noqa: F811
     """At some instant or other; nothing half-written has a name, and the next run finishes."""
     big = tars.tar(*(tars.member(b"%d.bin" % n, bytes(1 << 22)) for n in range(16)))
@@ -260,7 +342,10 @@ def test_stopped_while_writing(number: int, program: Program) -> None:  # noqa: 
     _, err = process.communicate(timeout=PATIENCE)
     if number == signal.SIGINT and process.returncode == 130:
         assert err == b"wdsfs: interrupted; what is finished is kept, and the same command goes on from there\n"
-    assert all(name.endswith((".tar", ".tmp")) for name in os.listdir(out))
+    suffixes = (".tar", ".tmp") if number == signal.SIGKILL else (".tar",)
+    assert all(name.endswith(suffixes) for name in os.listdir(out))
+    if number in (signal.SIGTERM, signal.SIGHUP):
+        assert process.returncode in (128 + number, 0)
     assert all(len(keys(path.read_bytes())[0]) == 16 for path in out.glob("?.tar"))
     done = program.run("commit", "--overlay", "o", "-o", "out/%d.tar", "s{0..2}.tar")
     assert b"3 rewritten" in done.stdout

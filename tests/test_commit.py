@@ -28,7 +28,7 @@ from wdsfs.changes import Remark
 from wdsfs.commit import NO_SAMPLE, Files, Options, Plan, Planner, Runner, continued, namer
 from wdsfs.errors import CommitError, StaleShard, UsageError
 from wdsfs.index import look
-from wdsfs.inplace import Replacement, plan_from_json, plan_to_json, read_plan, unfinished
+from wdsfs.inplace import Replacement, _freed_by, plan_from_json, plan_to_json, read_plan, unfinished
 from wdsfs.overlay import Place, Settings, ShardSeen
 from wdsfs.pack import Disk
 from wdsfs.tree import View
@@ -385,6 +385,10 @@ def test_the_output_is_not_one_of_the_shards(output: str, tmp_path: Path) -> Non
         ("o-{0..0}.tar", "names 1 shard,"),
         ("o.tar", "names 1 shard,"),
         ("100%%.tar", "like %06d"),
+        ("out{.tar", r"unbalanced braces in 'out\{.tar'"),
+        ("out}.tar", "unbalanced braces"),
+        ("o-{0..99999999999}.tar", "more than 10,000,000"),
+        ("o-{0..1" + "0" * 5000 + "}.tar", "too large"),
     ],
 )
 def test_patterns_that_name_too_little(pattern: str | None, text: str) -> None:
@@ -392,9 +396,16 @@ def test_patterns_that_name_too_little(pattern: str | None, text: str) -> None:
         namer(pattern)(1)
 
 
+@pytest.mark.parametrize("pattern", ["new/", "new/{0..1}/", "new/%d/..", "."])
+def test_patterns_that_name_a_directory(pattern: str) -> None:
+    with pytest.raises(UsageError, match=r"is a directory: name the shards in it, for example \S*/train-%06d.tar"):
+        namer(pattern)(0)
+
+
 def test_patterns() -> None:
     assert namer("/o/%03d.tar")(7) == b"/o/007.tar"
     assert namer("/o/{a,b}.tar")(1) == b"/o/b.tar"
+    assert namer(r"/o/\{a\}.tar")(0) == b"/o/{a}.tar"
     assert namer("o.tar")(0) == os.fsencode(os.path.abspath("o.tar"))
     assert list(itertools.islice(continued(b"/d1/t-008.tar"), 3)) == [
         b"/d1/t-009.tar",
@@ -700,6 +711,50 @@ def test_in_place_without_space(tmp_path: Path) -> None:
         else:
             break
     assert states == {"old", "begun"}
+
+
+def test_in_place_on_a_full_file_system(tmp_path: Path) -> None:
+    """Nothing is begun that a real small disk has no room for, and the message has the numbers."""
+    code = """
+import sys, subprocess
+from pathlib import Path
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", sys.argv[1]], check=True)
+from test_commit import *
+here = Set(Path(sys.argv[1]), *[numbered(110, size=500)] * 4)
+here.edit({f"s{n}": {"001": {"txt": bytes(1000)}} for n in range(4)})
+before = here.set()
+sizes = [step.output.length for step in here.plan(in_place=True).steps]
+growth = sum(sizes) - sum(map(len, before))
+for jobs in (4, 1):
+    try:
+        here.commit(in_place=True, jobs=jobs)
+    except CommitError as error:
+        print(str(error).replace(f"{growth + 4 * len(before[0]):,}", "NEEDED"))
+        assert here.set() == before and not unfinished(here.place)
+    else:
+        print("done", samples(here.set()[3])["001"] == {"txt": bytes(1000)})
+"""
+    from sets import in_own_mounts, run
+
+    (tmp_path / "small").mkdir()
+    try:
+        out = run(code, tmp_path / "small", wrapper=in_own_mounts())
+    except AssertionError as error:
+        if "unshare" in str(error) or "permission denied" in str(error):
+            pytest.skip("no file system can be mounted here")
+        raise
+    refused, done = out.splitlines()
+    assert refused.startswith(f"{tmp_path}/small: the commit needs NEEDED bytes on this file system")
+    assert "are free: make room, write fewer shards at a time (--jobs, now 4)" in refused
+    assert done == "done True"
+
+
+def test_an_old_shard_with_another_name_makes_no_room(tmp_path: Path) -> None:
+    here = Set(tmp_path, FIRST, SECOND)
+    [step] = here.edit(EDITS).plan(in_place=True).steps
+    assert _freed_by(step) == len(FIRST)
+    os.link(here.shards[0], tmp_path / "backup")
+    assert _freed_by(step) == 0
 
 
 def test_in_place_when_somebody_else_has_changed_a_shard(tmp_path: Path) -> None:

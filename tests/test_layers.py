@@ -60,7 +60,7 @@ report     | board lower tree                                       | fuse trio 
 pack       | errors header index record shard source                | fuse trio lmdb terminal clock
 overlay    | errors inodes                                          | third-party clock
 changes    | errors board inodes names record shard lower tree overlay pack | fuse trio lmdb terminal clock
-commit     | errors header index names record lower overlay pack changes | fuse trio lmdb terminal clock
+commit     | errors braces header index names record lower overlay pack changes | fuse trio lmdb terminal clock
 export     | __init__ errors pool record formats energon index lower pack | fuse trio lmdb terminal clock
 inplace    | errors index lower overlay pack commit                 | fuse trio lmdb terminal clock
 journal    |                                                        | third-party disks clock

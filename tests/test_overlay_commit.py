@@ -182,6 +182,25 @@ def test_a_stray_that_becomes_a_sample_is_not_lost(stray: str, new: str, program
     assert list(sample.values()) == [new[3], content]
 
 
+def test_new_shards_do_not_go_into_the_mount(a_set: Program) -> None:
+    with a_set.mounted(*OPTIONS) as mounted:
+        edit(mounted.path)
+        refused = a_set.refused("commit", mounted.path, "-o", mounted.path / "new/t-%d.tar", code=2)
+        assert "new/t-0.tar would be in the mount that is committed: name another directory with" in refused
+        (mounted.path / "s2/000/cls").write_bytes(b"and writers go on")
+
+
+def test_a_mount_whose_shards_were_replaced_by_those_written_from_it(a_set: Program) -> None:
+    with a_set.mounted(*OPTIONS) as mounted:
+        mounted.allow_log("has changed")
+        edit(mounted.path)
+        commit(a_set, mounted.path, "-o", "new/s%d.tar")
+        os.rename(a_set.home / "new/s0.tar", a_set.home / "s0.tar")
+        for command in (("diff",), ("commit", "--in-place"), ("commit", "-o", "again/s%d.tar")):
+            refused = a_set.refused(*command, mounted.path, code=8)
+            assert "s0.tar was written by a commit of the overlay" in refused
+
+
 # A commit that waits in front of the rename of the shard s1, having made the file "waits", until "go" is there.
 SLOW = """
 import os, time

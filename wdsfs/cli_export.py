@@ -17,6 +17,7 @@ import click
 
 from wdsfs.console import (
     counted,
+    ended_in_order,
     index_options_with,
     jobs_of,
     json_option,
@@ -109,7 +110,8 @@ def write(
         TextColumn("shards"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
+    hidden = quiet or not console.is_terminal
+    with ended_in_order(), Progress(*columns, console=console, disable=hidden) as progress:
         task = progress.add_task("exporting", total=len(below) * len(kinds))
         exporting = Export(below, jobs, on_shard=lambda: progress.advance(task))
         try:

@@ -28,6 +28,7 @@ from wdsfs.console import (
     INTERRUPTED,
     bytes_text,
     counted,
+    ended_in_order,
     index_options,
     index_options_with,
     jobs_of,
@@ -74,12 +75,13 @@ class Wanted(NamedTuple):
 @dataclass(slots=True)
 class Session:
     """An overlay over its set, which nobody else changes. `directory` is a descriptor of its upper, None if it has
-    none; `talk` is with the daemon of the mount, if it is mounted."""
+    none; `talk` is with the daemon of the mount, if it is mounted, at `mountpoint`."""
 
     place: Place
     tree: Tree
     directory: int | None
     talk: Talk | None = None
+    mountpoint: str | None = None
 
     def changes(self) -> Changes:
         from wdsfs import changes, overlay
@@ -97,6 +99,31 @@ class Session:
         from wdsfs.commit import Files
 
         return Files(-1 if self.directory is None else self.directory)
+
+    def refuse_inside(self, plan: Plan) -> None:
+        """Raise UsageError for new shards that would come to lie in the overlay, or in the mount of it."""
+        from wdsfs.commit import refuse_below
+
+        refuse_below(plan, str(self.place.path), "the directory of the overlay")
+        if self.mountpoint is not None:
+            refuse_below(plan, self.mountpoint, "the mount that is committed")
+
+    def note_outputs(self, plan: Plan, changes: Changes, pattern: str, done: bool) -> None:
+        """Keep in mind which shards have the changes of the overlay, so that it is not used over them."""
+        from wdsfs.overlay import Written, add_outputs
+
+        written = []
+        for step in plan.steps:
+            if step.number in changes.shards or (step.number is None and (changes.shards or changes.further)):
+                path = os.path.realpath(step.output.target)
+                mtime_ns = os.stat(path).st_mtime_ns if done else 0
+                written.append(Written(path, step.output.length, mtime_ns, pattern))
+        try:
+            if written:
+                add_outputs(self.place, written)
+        except OSError as error:  # an overlay on a read-only disk can be committed, too
+            text = "%s cannot be written (%s): nothing will stop this overlay from being used over the new shards"
+            log.warning(text, self.place.outputs, error.strerror)
 
     def tell(self, new: Sequence[bytes]) -> None:
         """Have the mount, if it is one, show what is there now, with these further shards."""
@@ -129,8 +156,9 @@ def _held(overlay: str, wanted: Wanted, view: dict[str, Any], index: dict[str, A
     """Hold the overlay and open the set below it, shown as it was when the overlay was made."""
     from pathlib import Path
 
+    from wdsfs.inplace import clean, unfinished
     from wdsfs.merged import make_tree
-    from wdsfs.overlay import Place, held, read_settings
+    from wdsfs.overlay import Place, held, read_settings, refuse_outputs
     from wdsfs.spec import expand, refuse_left_out
 
     place = Place(Path(os.path.abspath(overlay)))
@@ -141,6 +169,9 @@ def _held(overlay: str, wanted: Wanted, view: dict[str, Any], index: dict[str, A
         stack.enter_context(held(place))
         shards = expand(wanted.sources, *wanted.selection)
         refuse_left_out(shards, "the overlay is of whole shards")
+        if not unfinished(place):
+            clean(place)
+            refuse_outputs(place, [shard.path for shard in shards])
         below = stack.enter_context(opened_set(shards, **index))
         if settings is not None:
             _warn_of_changed(place, settings, below)
@@ -154,8 +185,9 @@ def _mounted(mountpoint: str, view: dict[str, Any], index: dict[str, Any], freez
     from pathlib import Path
 
     from wdsfs import control
+    from wdsfs.inplace import unfinished
     from wdsfs.merged import make_tree
-    from wdsfs.overlay import Place, read_settings
+    from wdsfs.overlay import Place, read_settings, refuse_outputs
     from wdsfs.spec import Shard
 
     daemon, directory = _daemon_of(mountpoint)
@@ -173,13 +205,16 @@ def _mounted(mountpoint: str, view: dict[str, Any], index: dict[str, Any], freez
         if "error" in answer:
             raise OverlayBusy(answer["error"])
         shards = [Shard(os.fsencode(path), os.fsencode(name)) for name, path in answer["shards"]]
+        place = Place(Path(directory))
+        if not unfinished(place):
+            refuse_outputs(place, [shard.path for shard in shards])
         below = stack.enter_context(opened_set(shards, **index))
         tree = make_tree(below, view_of(view["layout"], view["names"]), view["merge"])
-        place = Place(Path(directory))
         settings = read_settings(place)
         if settings is not None:
             _warn_of_changed(place, settings, below)
-        yield Session(place, tree, stack.enter_context(_upper(place)), talk if freeze else None)
+        upper = stack.enter_context(_upper(place))
+        yield Session(place, tree, upper, talk if freeze else None, mountpoint)
 
 
 def _daemon_of(mountpoint: str) -> tuple[Daemon, str]:
@@ -398,6 +433,14 @@ def _texts(names: Sequence[bytes]) -> list[str]:
     multiple=True,
     help="Also write the index that this tool reads, beside the new shards; repeatable.",
 )
+@click.option(
+    "--no-space-check",
+    "space_check",
+    is_flag=True,
+    default=True,
+    flag_value=False,
+    help="Go ahead in place where the file system seems too full: it may have reflinks or compression.",
+)
 @click.option("-n", "--dry-run", is_flag=True, help="Only show which shards would be written.")
 @json_option
 @index_options_with("Processes that index shards, and shards that are written at a time.")
@@ -418,6 +461,7 @@ def commit(
     sort: bool,
     leave_out: bool,
     exports: tuple[str, ...],
+    space_check: bool,
     dry_run: bool,
     as_json: bool,
     index_dir: str | None,
@@ -448,7 +492,7 @@ def commit(
     wanted = Wanted(sources, selection)
     view = {"layout": layout, "names": names, "merge": merge}
     index = {"index_dir": index_dir, "jobs": jobs, "quiet": quiet}
-    with _session(overlay, wanted, view, index, freeze=not dry_run) as session:
+    with ended_in_order(), _session(overlay, wanted, view, index, freeze=not dry_run) as session:
         below = session.tree.lower
         begun = unfinished(session.place)
         if begun and not in_place:
@@ -456,14 +500,22 @@ def commit(
         found = None if begun else session.changes()
         plan = read_plan(session.place, below) if found is None else Planner(below, found, options).make()
         untold = _untold(found) if found is not None and changed_only else None
+        session.refuse_inside(plan)
         if dry_run:
             _show_plan(plan, untold, as_json)
             return
         new = [step.output.target for step in plan.steps if step.action == "new"]
         with _bar(plan, quiet) as on_bytes:
             runner = Runner(below, plan, session.files(), jobs_of(jobs), on_bytes=on_bytes)
-            replacement = Replacement(session.place, runner, lambda: session.tell(new)) if in_place else None
-            done = _run(runner, replacement, begun)
+            if in_place:
+                replacement = Replacement(session.place, runner, lambda: session.tell(new), space_check)
+                done = _run(runner, replacement, begun)
+            else:
+                assert found is not None
+                assert output is not None
+                session.note_outputs(plan, found, output, done=False)
+                done = _run(runner, None, begun)
+                session.note_outputs(plan, found, output, done=True)
         below_shards = below.shards
     _show_done(plan, done, untold, time.monotonic() - since, as_json)
     if in_place and not as_json:

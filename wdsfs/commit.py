@@ -16,6 +16,7 @@ import itertools
 import logging
 import os
 import re
+import shlex
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -24,9 +25,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from braceexpand import braceexpand
 
-from wdsfs import header
+from wdsfs import braces, header
 from wdsfs.changes import Changes, NewSample, Remark, ShardChanges
 from wdsfs.errors import CommitError, StaleShard, UsageError
 from wdsfs.index import look
@@ -445,15 +445,15 @@ def namer(pattern: str | None) -> Callable[[int], bytes]:
     """The absolute path of the new shard with a number, from 0 on. Raises UsageError."""
     if pattern is None:
         raise UsageError("--output is missing: it names the new shards, for example 'out/train-%06d.tar'")
-    if "{" in pattern:
-        return _listed(pattern, list(braceexpand(pattern)))
+    if braces.are_in(pattern):
+        return _listed(pattern, list(braces.expand(pattern)))
     try:
         pattern % 0  # does it take a number?
     except (TypeError, ValueError):
         if "%" in pattern:
             raise UsageError(f"--output {pattern}: a number is written like %06d") from None
         return _listed(pattern, [pattern])
-    return lambda number: os.fsencode(os.path.abspath(pattern % number))
+    return lambda number: _absolute(pattern % number)
 
 
 def _listed(pattern: str, names: list[str]) -> Callable[[int], bytes]:
@@ -461,9 +461,16 @@ def _listed(pattern: str, names: list[str]) -> Callable[[int], bytes]:
         if number >= len(names):
             many = "1 shard" if len(names) == 1 else f"{len(names)} shards"
             raise UsageError(f"--output {pattern} names {many}, and there are more to be written")
-        return os.fsencode(os.path.abspath(names[number]))
+        return _absolute(names[number])
 
     return name
+
+
+def _absolute(name: str) -> bytes:
+    if os.path.basename(name) in ("", ".", ".."):
+        example = shlex.quote(os.path.join(name, "train-%06d.tar"))
+        raise UsageError(f"--output {name} is a directory: name the shards in it, for example {example}")
+    return os.fsencode(os.path.abspath(name))
 
 
 def continued(path: bytes) -> Iterator[bytes]:
@@ -474,6 +481,17 @@ def continued(path: bytes) -> Iterator[bytes]:
         raise UsageError(text)
     for number in itertools.count(int(found[2]) + 1):
         yield found[1] + b"%0*d" % (len(found[2]), number) + found[3]
+
+
+def refuse_below(plan: Plan, directory: str, what: str) -> None:
+    """Raise UsageError for a new shard that would come to lie in this directory, which is `what`."""
+    top = os.path.realpath(os.fsencode(directory))
+    replaced = {os.path.realpath(source.path) for source in plan.sources.values()}
+    for step in plan.steps:
+        target = os.path.realpath(step.output.target)
+        if target not in replaced and os.path.commonpath([top, target]) == top:
+            text = f"{os.fsdecode(target)} would be in {what}: name another directory with --output"
+            raise UsageError(text)
 
 
 # --- writing elsewhere -------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import functools
 import logging
 import os
 import shlex
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -84,6 +85,27 @@ def _selection(split: str | None, shard_id: int | None, num_shards: int | None) 
             f"--shard-id {shard_id}: parts are counted from 0, so the last of {num_shards} is {num_shards - 1}"
         )
     return Selection(split, Slice(shard_id, num_shards))
+
+
+@contextlib.contextmanager
+def ended_in_order() -> Iterator[None]:
+    """A block that SIGTERM and SIGHUP end with an exception, so that unfinished files are removed.
+
+    The exit code is that of a process that the signal has killed, as a shell tells it.
+    """
+
+    def stop(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is signal.SIG_DFL:  # else somebody wants it to be ignored, as nohup does
+            signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,8 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,26 @@ VERSION = 1  # of the journal
 
 def state_of(place: Place) -> Path:
     """Where the journal of an in-place commit is: for an upper of the kernel's beside it, not in it."""
-    beside = place.path.with_name(place.path.name + ".wdsfs-commit")
+    beside = _beside(place)
     # A commit that was killed while it emptied such an upper has left nothing that tells that it was one.
     return beside if place.is_bare or (beside / "commit.json").exists() else place.work
+
+
+def _beside(place: Place) -> Path:
+    return place.path.with_name(place.path.name + ".wdsfs-commit")
+
+
+def clean(place: Place) -> None:
+    """Remove what a commit leaves that was killed at its very end, or before its first shard. The caller holds the
+    overlay, and no commit of it is unfinished."""
+    beside = _beside(place)
+    if beside.is_dir() and not (beside / "commit.json").exists():
+        shutil.rmtree(beside, ignore_errors=True)
+    if not place.is_bare:
+        shutil.rmtree(place.work / "committed", ignore_errors=True)
+        for name in ("commit.log", "commit.json.tmp"):
+            with contextlib.suppress(OSError):
+                (place.work / name).unlink()
 
 
 def unfinished(place: Place) -> bool:
@@ -55,12 +73,15 @@ class Replacement:
     """An in-place commit of the overlay at `place`, which the caller holds.
 
     `emptied` is called when the overlay is new and the old one still there: whoever shows it has to change over
-    before the commit is over, since behind that nobody would tell them.
+    before the commit is over, since behind that nobody would tell them. With `check_space`, nothing is written
+    that the file systems have no room for.
     """
 
-    def __init__(self, place: Place, runner: Runner, emptied: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, place: Place, runner: Runner, emptied: Callable[[], None] = lambda: None, check_space: bool = True
+    ) -> None:
         self.place, self.runner, self.disk = place, runner, runner.disk
-        self.emptied = emptied
+        self.emptied, self.check_space = emptied, check_space
         self.directory = state_of(place)
         self.journal, self.log = self.directory / "commit.json", self.directory / "commit.log"
         # Ties the log to the journal: a power cut may bring the log of an earlier commit back.
@@ -105,11 +126,14 @@ class Replacement:
     def finish(self) -> list[Step]:
         """Replace what is not replaced yet, then empty the overlay; returns the steps that were done now.
 
-        Raises CommitError when somebody else has changed a shard meanwhile.
+        Raises CommitError when somebody else has changed a shard meanwhile, and when there is no room.
         """
         lines = self._read_log()
         left = [step for step in self.runner.plan.steps if not self._is_done(step, lines)]
+        self.runner.lower.release()  # a shard that is open keeps its space when it is replaced
         try:
+            if self.check_space:
+                refuse_without_space(left, self.runner.jobs)
             self.runner.each(left, self._replace)
         except BaseException:
             if not self._read_log():  # nothing has been replaced: as if it had not been begun
@@ -182,6 +206,7 @@ class Replacement:
         else:
             self._remove_planned(os.fsencode(self.place.path), b"")
             self.disk.sync_directory(os.fsencode(self.place.path))
+        self.place.outputs.unlink(missing_ok=True)  # what they were written from is no longer in the overlay
         self.emptied()
         self.disk.remove(os.fsencode(self.journal))  # this ends the commit; the rest is only in the way
         self.disk.sync_directory(os.fsencode(self.directory))
@@ -251,6 +276,53 @@ def renewed(settings: Settings) -> Settings:
     """The settings with the shards as they are now."""
     shards = tuple(ShardSeen(one.name, one.path, look(one.path)) for one in settings.shards)
     return Settings(settings.layout, settings.names, settings.merge, shards)
+
+
+# --- space -------------------------------------------------------------------------------------------------
+
+
+def refuse_without_space(steps: Sequence[Step], jobs: int) -> None:
+    """Raise CommitError when a file system has not the bytes that these steps need at one time, `jobs` of them
+    together: new shards are whole before the old ones go.
+
+    Not counted is what reflinks and compression save; what other links keep of an old shard is.
+    """
+    grows: Counter[int] = Counter()
+    copies: dict[int, list[int]] = {}
+    directories: dict[int, bytes] = {}
+    for step in steps:
+        directory = _existing(os.path.dirname(step.output.target))
+        device = os.stat(directory).st_dev
+        directories.setdefault(device, directory)
+        old, new = _freed_by(step), step.output.length
+        grows[device] += max(new - old, 0)
+        copies.setdefault(device, []).append(min(new, old))
+    for device, directory in directories.items():
+        needed = grows[device] + sum(sorted(copies[device], reverse=True)[:jobs])
+        found = os.statvfs(directory)
+        free = (found.f_bavail if os.geteuid() else found.f_bfree) * found.f_frsize
+        if found.f_blocks and needed > free:
+            fewer = f", write fewer shards at a time (--jobs, now {jobs})" if jobs > 1 and len(steps) > 1 else ""
+            raise CommitError(
+                f"{os.fsdecode(directory)}: the commit needs {needed:,} bytes on this file system, since new "
+                f"shards are written beside the old ones, and {free:,} are free: make room{fewer}, or use "
+                "--no-space-check"
+            )
+
+
+def _freed_by(step: Step) -> int:
+    """The bytes that are free when a step has given its target away."""
+    try:
+        found = os.stat(step.output.target)
+    except FileNotFoundError:
+        return 0
+    return found.st_size if found.st_nlink == 1 else 0
+
+
+def _existing(directory: bytes) -> bytes:
+    while not os.path.isdir(directory):
+        directory = os.path.dirname(directory)
+    return directory
 
 
 # --- the plan as JSON --------------------------------------------------------------------------------------

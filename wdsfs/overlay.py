@@ -4,6 +4,7 @@ What `--overlay DIR` names looks like this::
 
     DIR/overlay.json   which set, shown how, it was made over (`Settings`)
     DIR/lock           held by whoever mounts or commits
+    DIR/outputs.json   which shards commits to elsewhere have written from it (`Written`)
     DIR/upper/         the changes, under the paths of the mount
     DIR/work/          files on their way into upper/; orphans/<inode>: unlinked while the kernel knows them
 
@@ -32,12 +33,12 @@ import fcntl
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from wdsfs.errors import OverlayBusy, OverlayUnusable
+from wdsfs.errors import OverlayBusy, OverlayUnusable, several
 from wdsfs.inodes import ROOT, UP
 
 VERSION = 1  # of overlay.json and of everything beside it
@@ -334,6 +335,13 @@ class Place(NamedTuple):
         return self.path / "lock"
 
     @property
+    def outputs(self) -> Path:
+        """Which shards were written from it: for an upper that the kernel wrote beside it, not in it."""
+        beside = self.path.with_name(self.path.name + ".wdsfs-outputs.json")
+        # An upper that a commit has emptied does not show that it was one.
+        return beside if self.is_bare or beside.exists() else self.path / "outputs.json"
+
+    @property
     def is_bare(self) -> bool:
         """Whether it has contents, but not ours: `upperdir=` of a kernel's overlay mount."""
         if self.settings.exists() or (self.path / "upper").is_dir():
@@ -401,14 +409,82 @@ def read_settings(place: Place) -> Settings | None:
 
 
 def write_settings(place: Place, settings: Settings) -> None:
-    """Write overlay.json; a stop or a power cut leaves the old one or the new one."""
-    temporary = place.path / "overlay.json.tmp"
+    """Write overlay.json."""
+    _write(place.settings, settings.to_json())
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file; a stop or a power cut leaves the old one or the new one."""
+    temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as out:
-        out.write(settings.to_json())
+        out.write(content)
         out.flush()
         os.fsync(out.fileno())
-    temporary.rename(place.settings)
-    sync_directory(place.path)
+    temporary.rename(path)
+    sync_directory(path.parent)
+
+
+class Written(NamedTuple):
+    """A shard that a commit to elsewhere wrote from the changes of an overlay, and the --output that named it.
+
+    `size` in bytes; `mtime_ns` is 0 while the commit is at work.
+    """
+
+    path: bytes
+    size: int
+    mtime_ns: int
+    output: str
+
+
+def read_outputs(place: Place) -> list[Written]:
+    """What outputs.json says; nothing when there is none. Raises OverlayUnusable."""
+    try:
+        about = json.loads(place.outputs.read_bytes())
+        if about["version"] != VERSION:
+            raise ValueError(f"version {about['version']}, not {VERSION}")
+        return [
+            Written(os.fsencode(one["path"]), int(one["size"]), int(one["mtime_ns"]), str(one["output"]))
+            for one in about["shards"]
+        ]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        text = f"{place.outputs} cannot be used: {error}; it only says which shards were written from the overlay"
+        raise OverlayUnusable(f"{text}, so it may be removed") from None
+
+
+def add_outputs(place: Place, written: Sequence[Written]) -> None:
+    """Note these shards in outputs.json, in the place of what is noted of the same paths. Raises OSErrors."""
+    found = {one.path: one for one in (*read_outputs(place), *written)}
+    shards = [{**one._asdict(), "path": os.fsdecode(one.path)} for one in found.values()]
+    _write(place.outputs, json.dumps({"version": VERSION, "shards": shards}, indent=1).encode() + b"\n")
+
+
+def refuse_outputs(place: Place, shards: Sequence[bytes]) -> None:
+    """Raise OverlayUnusable when the overlay is to be used over shards (paths) that were written from it.
+
+    All its changes would be made a second time, and each new directory packed again. A shard is known by its path
+    and size, or, if it was moved or copied with its time, by size and time.
+    """
+    written = read_outputs(place)
+    if not written:
+        return
+    paths = {(one.path, one.size) for one in written}
+    stamps = {(one.size, one.mtime_ns) for one in written if one.mtime_ns}
+    again = []
+    for shard in shards:
+        path = os.path.realpath(shard)
+        with contextlib.suppress(OSError):  # it cannot be read: that is said where it is needed
+            found = os.stat(path)
+            if (path, found.st_size) in paths or (found.st_size, found.st_mtime_ns) in stamps:
+                again.append(os.fsdecode(shard))
+    if again:
+        verb = "was" if len(again) == 1 else "were"
+        raise OverlayUnusable(
+            f"{several(again)} {verb} written by a commit of the overlay {place.path} (see {place.outputs}): its "
+            "changes would be packed a second time. Begin with a new directory for --overlay, or name the shards "
+            "that this one was made over"
+        )
 
 
 def sync_directory(path: Path) -> None:
@@ -419,12 +495,14 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def hold(place: Place) -> int:
+def hold(place: Place, make: bool = True) -> int:
     """Keep everybody else from mounting or committing this overlay, as long as the descriptor is open.
 
-    A forked process inherits the hold: it ends with the last of them. Raises OverlayBusy, which names the holder.
+    With `make` an empty directory becomes an overlay of ours; without, nothing is left in it: it may be an upper
+    of the kernel's. A forked process inherits the hold: it ends with the last of them. Raises OverlayBusy, which
+    names the holder.
     """
-    fd, ours = _open_lock(place)
+    fd, ours = _open_lock(place, make)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if ours:
@@ -455,9 +533,9 @@ def _holder_text(holder: str) -> str:
     return f"{by}; only one mount or commit may use it"
 
 
-def _open_lock(place: Place) -> tuple[int, bool]:
+def _open_lock(place: Place, make: bool) -> tuple[int, bool]:
     """What to lock, and whether the holder's number may be written there."""
-    if not place.is_bare:  # else nothing of ours belongs in there
+    if not place.is_bare and (make or os.listdir(place.path)):  # else nothing of ours belongs in there
         try:
             return os.open(place.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), True
         except OSError as error:
@@ -468,8 +546,8 @@ def _open_lock(place: Place) -> tuple[int, bool]:
 
 @contextlib.contextmanager
 def held(place: Place) -> Iterator[None]:
-    """`hold` for the time of a block."""
-    fd = hold(place)
+    """`hold` for the time of a block that makes no overlay of an empty directory."""
+    fd = hold(place, make=False)
     try:
         yield
     finally:

@@ -15,9 +15,9 @@ from pathlib import Path
 from wdsfs import journal
 from wdsfs.errors import OverlayUnusable, ShardError, several
 from wdsfs.index import look
-from wdsfs.inplace import unfinished
+from wdsfs.inplace import clean, unfinished
 from wdsfs.journal import Journal
-from wdsfs.overlay import Place, Settings, ShardSeen, hold, read_settings, write_settings
+from wdsfs.overlay import Place, Settings, ShardSeen, hold, read_settings, refuse_outputs, write_settings
 from wdsfs.spec import Shard
 from wdsfs.tree import Tree, View
 from wdsfs.upper import Upper
@@ -57,6 +57,8 @@ class Stack:
                     f"a commit in place of {directory} was stopped half-way; finish it first: wdsfs commit "
                     f"--in-place --overlay {shlex.quote(str(directory))} SHARDS..."
                 )
+            clean(self.place)
+            refuse_outputs(self.place, [shard.path for shard in shards])
             Upper(self.place, owner).close()  # what does not work is said now, and what is missing made
             found = read_settings(self.place)
             if found is None:
