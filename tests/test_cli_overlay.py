@@ -215,10 +215,10 @@ def test_an_unfinished_commit(program: Program, here: Set) -> None:  # noqa: F81
     class Killer(Disk):
         dead = False
 
-        def open_temporary(self, path: bytes) -> int:
+        def open_temporary(self, path: bytes, mode: int = 0o666) -> int:
             if self.dead:
                 raise Killed
-            return super().open_temporary(path)
+            return super().open_temporary(path, mode)
 
         def rename(self, source: bytes, target: bytes) -> None:
             super().rename(source, target)

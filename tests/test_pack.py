@@ -324,7 +324,7 @@ def test_two_commits_do_not_write_one_shard(bench: Bench) -> None:
         bench.write({})
     assert os.pread(fd, 9, 0) == b"mine"
     os.close(fd)
-    bench.write({})  # a leftover is used again
+    bench.write({})  # a leftover gives way
     assert bench.target.read_bytes() == SAMPLES
 
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from wdsfs import energon, formats
+from wdsfs.source import open_beside
 
 SPARSE = 64 << 10  # bytes of a shard per sample; where there are fewer a scan reads everything, and in order
 AROUND = 2048  # bytes on both sides of a place: extension headers in front, the next header behind a small member
@@ -47,7 +48,7 @@ def _places(path: bytes, size: int) -> Sequence[int]:
         (energon.offsets_path(path), energon.places),
     ):
         # Whatever is wrong with it is for `wdsfs check` to tell.
-        with contextlib.suppress(OSError, ValueError), open(side, "rb") as file:
+        with contextlib.suppress(OSError, ValueError), open_beside(side) as file:
             if most and (found := read(file, most)):
                 return found
     return ()

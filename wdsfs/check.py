@@ -22,6 +22,7 @@ from wdsfs import compressed, energon, formats, names, shard
 from wdsfs.ahead import reading_ahead
 from wdsfs.errors import MissingShard, StaleShard, UnreadableShard
 from wdsfs.record import KINDS
+from wdsfs.source import open_beside
 
 EXAMPLES = 100  # findings of one kind in one shard that are told one by one; further ones are counted
 KEPT = 1000  # samples of a shard that are remembered in case they lack an extension that others have
@@ -104,7 +105,7 @@ def _side_indexes(path: bytes, fd: int) -> Iterator[tuple[bytes, str]]:
     sides = ((formats.dali_path(path), formats.dali_misfit), (energon.offsets_path(path), energon.misfit))
     for side, misfit in sides:
         try:
-            file = open(side, "rb")  # noqa: SIM115  # closed below; what reading the shard says is not the index's
+            file = open_beside(side)  # closed below; what reading the shard says is not the index's
         except FileNotFoundError:
             continue
         except OSError as error:

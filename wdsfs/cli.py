@@ -41,6 +41,7 @@ from wdsfs.console import (
     shown,
     table_of,
     tree_options,
+    trust_option,
     view_of,
 )
 from wdsfs.errors import UsageError, WdsfsError
@@ -586,6 +587,7 @@ def info(
 @click.option("-j", "--jobs", type=click.IntRange(1), help="Processes that read shards.  [default: one per core]")
 @click.option("--notes", is_flag=True, help="Also what is harmless: directories, __meta__ members.")
 @compressed_options
+@trust_option
 @json_option
 def check(shards: tuple[str, ...], selection: Selection, jobs: int | None, notes: bool, as_json: bool) -> None:
     """Look for what readers of the format trip over: one line per finding.

@@ -142,6 +142,27 @@ def _size(_: click.Context, __: click.Parameter, value: str | None) -> None:
         tell_all("WDSFS_CACHE_SIZE", str(parse_size(value)))
 
 
+def _trusted(_: click.Context, __: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        from wdsfs.trust import trusted
+
+        tell_all("WDSFS_TRUST", value)
+        trusted()  # so that a name that nobody has is said now
+
+
+def trust_option(command: Command) -> Command:
+    """Whose directories and files count as one's own. Told to all processes by the environment."""
+    return click.option(
+        "--trust",
+        metavar="WHO,...",
+        envvar="WDSFS_TRUST",
+        expose_value=False,
+        callback=_trusted,
+        help="Also use directories (index, cache, overlay) and changed shards of these users and @groups; "
+        "`everyone` ends all such checks.  [default: only yours and root's; env WDSFS_TRUST]",
+    )(command)
+
+
 def compressed_options(command: Command) -> Command:
     """What becomes of compressed shards. Told to all processes by the environment, so no command sees it."""
     for option in (
@@ -193,7 +214,7 @@ def index_options_with(jobs: str) -> Callable[[Command], Command]:
     def with_options(command: Command) -> Command:
         for option in options:
             command = option(command)
-        return compressed_options(command)
+        return trust_option(compressed_options(command))
 
     return with_options
 

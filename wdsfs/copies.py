@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from wdsfs import system
-from wdsfs.errors import UsageError
+from wdsfs import system, trust
+from wdsfs.errors import IndexUnusable, UsageError
 
 # What a file holds. A copy is what is intact of its shard: all of it (with something else behind it or not), or
 # what is in front of where it is cut off or damaged; an index tells how to read the shard without a copy.
@@ -81,16 +81,26 @@ def cache() -> Cache:
     """
     place, index = os.environ.get("WDSFS_CACHE_DIR"), os.environ.get("WDSFS_INDEX_DIR")
     size = os.environ.get("WDSFS_CACHE_SIZE")
-    directory = Path(place) if place else _beside(Path(index) if index else system.cache_dir())
-    return Cache(Path(os.path.abspath(directory)), parse_size(size) if size else DEFAULT_LIMIT)
+    directory = Path(place) if place else _beside(Path(os.path.abspath(index or system.cache_dir())))
+    directory = Path(os.path.abspath(directory))
+    try:
+        trust.directory(directory, tighten=not place)
+    except trust.Untrusted as error:
+        # Not another place: it may have to hold more than others have room for.
+        raise IndexUnusable(f"the cache of unpacked shards is not used, since {error.strerror}") from None
+    except OSError:
+        pass  # not there yet; or else whoever opens a file in it says what is wrong
+    return Cache(directory, parse_size(size) if size else DEFAULT_LIMIT)
 
 
 @functools.lru_cache(8)
 def _beside(index: Path) -> Path:
-    """For an index on a network file system it is a place on this machine, as for the index itself."""
-    if system.is_network(system.filesystem_type(index)):
-        index = system.node_local_dir()
-    return index / "unpacked"
+    """Where the index goes, which may be another place than the one that was named. Raises IndexUnusable."""
+    notices: list[str] = []
+    found = system.index_place(index, notices)
+    if found is None:
+        raise IndexUnusable("; ".join(notices))
+    return system.beside_index(found) / "unpacked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +132,7 @@ class Cache:
         `least`: bytes that it will have in any case. `spare_recent`: nothing that was opened within the last hour
         has to go for it. Raises NoRoom, OSError and what `fill` raises.
         """
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        trust.directory(self.directory, create=True)
         found = self._begin(key, states)
         if isinstance(found, Kept):
             return found

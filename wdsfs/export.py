@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import sqlite3
+import stat
 import uuid
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -108,7 +109,9 @@ class Export:
         try:
             yield fd
             with contextlib.suppress(FileNotFoundError):
-                self._disk.set_owner(fd, os.stat(path))
+                older = os.lstat(path)  # a link gives way, and what it leads to stays as it is
+                if stat.S_ISREG(older.st_mode):
+                    self._disk.set_owner(fd, older)
             self._disk.sync(fd)
             self._disk.rename(temporary, path)
         except BaseException:

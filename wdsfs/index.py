@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import lmdb
 import numpy as np
 
-from wdsfs import builder, compressed, copies, pages, pool, system
+from wdsfs import builder, compressed, copies, pages, pool, system, trust
 from wdsfs.ahead import reading_ahead
 from wdsfs.errors import IndexUnusable, MissingShard, ShardError, StaleShard, UnreadableShard
 from wdsfs.record import Record
@@ -57,6 +57,7 @@ _DAMAGE = (
 
 _SUMMARY = struct.Struct("<QqQIIIIIIQII")
 _CRC_BYTES = 4
+_FILES = ("data.mdb", "lock.mdb")
 MISCOUNTED_TOLD = 3  # shards that warnings name
 _MIX = 0x9E3779B97F4A7C15  # the golden ratio in 64 bits
 
@@ -432,8 +433,8 @@ class Index:
 
     @property
     def label_tables(self) -> Path:
-        """The directory of what label files are read into (`labels`)."""
-        return self.directory / "labels"
+        """The directory of what label files are read into (`labels`). Raises IndexUnusable."""
+        return system.beside_index(self.directory) / "labels"
 
     @property
     def temporary(self) -> bool:
@@ -594,28 +595,10 @@ def open_index(directory: Path | None = None) -> Index:
     chosen = directory or (Path(os.environ["WDSFS_INDEX_DIR"]) if os.environ.get("WDSFS_INDEX_DIR") else None)
     home = Path(os.path.abspath(chosen or system.cache_dir()))
     notices: list[str] = []
-    local = _local_place(home, notices)
+    local = system.index_place(home, notices)
     index = _temporary_index(notices.pop(), None) if local is None else _open_at(local, notices)
     index.notices[:0] = notices
     return index
-
-
-def _local_place(home: Path, notices: list[str]) -> Path | None:
-    """The directory itself, or for one on a network file system a place on this machine, if there is one."""
-    kind = system.filesystem_type(home)
-    if not system.is_network(kind):
-        return home
-    why = f"{home} is on a network file system ({kind}), where LMDB is not safe"
-    try:
-        local = system.node_local_dir()
-    except IndexUnusable as error:
-        notices.append(f"{why}, and {error}")
-        return None
-    if system.is_network(system.filesystem_type(local)):
-        notices.append(f"{why}, and so is {local}")
-        return None
-    notices.append(f"{why}; using {local}")
-    return local
 
 
 def _open_lock(home: Path) -> contextlib.AbstractContextManager[None]:
@@ -625,7 +608,7 @@ def _open_lock(home: Path) -> contextlib.AbstractContextManager[None]:
 
 def _open_at(home: Path, notices: list[str]) -> Index:
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        trust.directory(home, create=True)
         with _open_lock(home):
             return Index(_open_or_replace(home, notices), home)
     except OSError as error:
@@ -662,7 +645,7 @@ def _open_or_replace(home: Path, notices: list[str]) -> lmdb.Environment:
 
 def _remove(home: Path) -> None:
     # Not truncated in place: another process may have the old file mapped.
-    for name in ("data.mdb", "lock.mdb"):
+    for name in _FILES:
         (home / name).unlink(missing_ok=True)
 
 
@@ -673,6 +656,8 @@ def _data_inode(home: Path) -> int:
 def _open_env(home: Path, read_only: bool = False) -> lmdb.Environment:
     """Open or create the environment. Raises lmdb.Error, pages.Damaged, OSError."""
     data = home / "data.mdb"
+    for name in _FILES:
+        _require_file(home / name)
     if data.exists() and data.stat().st_size:
         with _opened(data) as fd:
             pages.check_metas(fd)
@@ -683,6 +668,7 @@ def _open_env(home: Path, read_only: bool = False) -> lmdb.Environment:
         with _opened(data) as fd:
             _check(env, fd)
         if not read_only:
+            _share(home)
             env.reader_check()  # readers that were killed; as long as they count, no page is used again
             if not env.stat()["entries"]:
                 with env.begin(write=True) as txn:
@@ -691,6 +677,23 @@ def _open_env(home: Path, read_only: bool = False) -> lmdb.Environment:
         env.close()
         raise
     return env
+
+
+def _require_file(path: Path) -> None:
+    """See that LMDB, which opens its files by their paths, finds our own. Raises pages.Damaged.
+
+    A link, or a file of another user, is left from a time when others could write to the directory.
+    """
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(found.st_mode):
+        return  # LMDB says so
+    try:
+        trust.require_file(found, path.name)
+    except trust.Untrusted as error:
+        raise pages.Damaged(str(error.strerror).removesuffix(": remove it")) from None
 
 
 @contextlib.contextmanager
@@ -721,6 +724,14 @@ def _reserve_locks(home: Path) -> None:
     except OSError:
         new.unlink(missing_ok=True)
         raise
+
+
+def _share(home: Path) -> None:
+    """Let the group of a directory that it may write (one that `trust` knows) write the index in it, too."""
+    if os.stat(home).st_mode & stat.S_IWGRP:
+        for name in (*_FILES, "open.lock"):
+            with contextlib.suppress(PermissionError, FileNotFoundError):  # somebody else's, who has done it
+                os.chmod(home / name, 0o660)
 
 
 def _map(home: Path, read_only: bool) -> lmdb.Environment:
@@ -780,9 +791,20 @@ def _is_image(home: Path) -> bool:
 def _temporary_env() -> tuple[lmdb.Environment, Path, tempfile.TemporaryDirectory[str]]:
     handle = None
     try:
-        handle = tempfile.TemporaryDirectory(prefix="wdsfs-index-")
+        handle = _temporary_directory()
         return _open_env(Path(handle.name)), Path(handle.name), handle
     except (OSError, lmdb.Error) as error:
         if handle is not None:
             handle.cleanup()
         raise IndexUnusable(f"no index can be made, not even a temporary one: {error}; set --index-dir") from None
+
+
+def _temporary_directory() -> tempfile.TemporaryDirectory[str]:
+    """In TMPDIR, or in /tmp when others could replace it there. Raises OSErrors."""
+    handle = tempfile.TemporaryDirectory(prefix="wdsfs-index-")
+    try:
+        trust.directory(handle.name)
+    except trust.Untrusted:
+        handle.cleanup()
+        handle = tempfile.TemporaryDirectory(prefix="wdsfs-index-", dir="/tmp")
+    return handle

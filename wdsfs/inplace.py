@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from wdsfs import trust
 from wdsfs.commit import NEW, REWRITE, Plan, Runner, Step
 from wdsfs.errors import CommitError
 from wdsfs.index import look
@@ -116,8 +117,9 @@ class Replacement:
 
     def _create_log(self) -> None:
         """An empty log, on disk: a line that is synced later must not be lost with the name of its file."""
-        fd = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        fd = trust.open_file(self.log, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
+            os.ftruncate(fd, 0)
             self.disk.sync(fd)
         finally:
             os.close(fd)
@@ -179,7 +181,7 @@ class Replacement:
 
     def _log(self, line: dict[str, Any]) -> None:
         with self._lock, named(os.fsencode(self.log)):
-            fd = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = trust.open_file(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             try:
                 self.disk.write(fd, json.dumps({**line, "commit": self.sum}).encode() + b"\n")
                 self.disk.sync(fd)

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wdsfs import names, system
+from wdsfs import names, system, trust
 from wdsfs.errors import MissingShard, StaleShard, UnreadableShard, UsageError, ViewError
 
 FORMAT = "1"
@@ -104,7 +104,7 @@ def opened(file: LabelFile, fingerprint: tuple[int, int, int], directory: Path) 
     """
     table = directory / (hashlib.blake2b(repr(file).encode(), digest_size=16).hexdigest() + ".sqlite")
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        trust.directory(directory, create=True, tighten=True)
         if not _fits(table, fingerprint):
             with system.locked(directory / "lock"):
                 if not _fits(table, fingerprint):  # another process may have read it meanwhile

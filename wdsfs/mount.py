@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 import pyfuse3
 import trio
 
-from wdsfs import control, report, system, watch
+from wdsfs import control, report, system, trust, watch
 from wdsfs.board import Board, Tags
 from wdsfs.compose import Composition
 from wdsfs.derived import Companions, DerivedLower, is_view, open_lower
@@ -732,7 +732,7 @@ def _tell(sender: int, word: bytes) -> None:
 def _leave_terminal(mount: Mount, sender: int) -> None:
     """Go on in the background, with the log in a file."""
     _tell(sender, LEFT)
-    log_to_file(mount.log or Path(os.devnull))
+    log_to_file(mount.log)
     os.setsid()
     for name in ("WDSFS_INDEX_DIR", "WDSFS_CACHE_DIR"):  # workers take the place of unpacked shards from these
         if os.environ.get(name):
@@ -748,10 +748,12 @@ def open_log(mountpoint: str) -> Path | None:
     """The file that a mount in the background logs to, where one can be written; a long old one is put aside."""
     for path in (control.log_path(mountpoint), control.spare_log_path(mountpoint)):
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            trust.directory(path.parent, create=True, tighten=True)
             if path.exists() and path.stat().st_size > LOG_BYTES:
                 path.replace(path.with_suffix(".log.old"))
-            path.open("a").close()
+            fd = trust.open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            os.fchmod(fd, 0o600)  # names of samples are in it, and an older version made it for all
+            os.close(fd)
         except OSError as error:
             log.warning("no log can be kept in %s: %s", path.parent, error.strerror)
         else:
@@ -759,10 +761,12 @@ def open_log(mountpoint: str) -> Path | None:
     return None
 
 
-def log_to_file(path: Path) -> None:
+def log_to_file(path: Path | None) -> None:
     """Send the log of this process to a file, with tracebacks of crashes and, on SIGUSR1, of all threads."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    fd = os.open(os.devnull, flags) if path is None else trust.open_file(path, flags)
     # Not rotated while the mount runs: the crash handlers below keep writing to this one file.
-    stream = path.open("a", buffering=1, encoding="utf-8", errors="backslashreplace")
+    stream = os.fdopen(fd, "a", buffering=1, encoding="utf-8", errors="backslashreplace")
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()

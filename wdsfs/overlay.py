@@ -38,6 +38,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from wdsfs import trust
 from wdsfs.errors import OverlayBusy, OverlayUnusable, several
 from wdsfs.inodes import ROOT, UP
 
@@ -416,7 +417,9 @@ def write_settings(place: Place, settings: Settings) -> None:
 def _write(path: Path, content: bytes) -> None:
     """Write a file; a stop or a power cut leaves the old one or the new one."""
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as out:
+    temporary.unlink(missing_ok=True)  # of a process that was killed
+    fd = trust.open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    with os.fdopen(fd, "wb") as out:
         out.write(content)
         out.flush()
         os.fsync(out.fileno())
@@ -500,9 +503,14 @@ def hold(place: Place, make: bool = True) -> int:
 
     With `make` an empty directory becomes an overlay of ours; without, nothing is left in it: it may be an upper
     of the kernel's. A forked process inherits the hold: it ends with the last of them. Raises OverlayBusy, which
-    names the holder.
+    names the holder; OverlayUnusable where others can write to the directory: what lies in it says which shards a
+    commit replaces.
     """
-    fd, ours = _open_lock(place, make)
+    try:
+        trust.directory(place.path)
+        fd, ours = _open_lock(place, make)
+    except trust.Untrusted as error:
+        raise OverlayUnusable(f"the overlay {place.path} is not used, since {error.strerror}") from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if ours:
@@ -537,7 +545,7 @@ def _open_lock(place: Place, make: bool) -> tuple[int, bool]:
     """What to lock, and whether the holder's number may be written there."""
     if not place.is_bare and (make or os.listdir(place.path)):  # else nothing of ours belongs in there
         try:
-            return os.open(place.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), True
+            return trust.open_file(place.lock, os.O_RDWR | os.O_CREAT, 0o644), True
         except OSError as error:
             if error.errno != errno.EROFS:
                 raise

@@ -317,20 +317,26 @@ def named(path: bytes) -> Iterator[None]:
 class Disk:
     """The steps by which anything is written. The tests put another one in its place."""
 
-    def open_temporary(self, path: bytes) -> int:
-        """An empty file that nobody else is writing. One that a killed commit left behind is used again."""
+    def open_temporary(self, path: bytes, mode: int = 0o666) -> int:
+        """A new file that nobody else is writing or has open. One that a killed commit left behind gives way.
+
+        Never that one itself: where others may write to the directory it may be theirs, or a link to a file of
+        this user's. Raises CommitError, OSErrors.
+        """
         while True:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            except FileExistsError:
+                _remove_leftover(path)
+                continue
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Published or removed between the two calls? Then it is somebody's shard.
+                # Taken for a leftover between the two calls?
                 with contextlib.suppress(FileNotFoundError):
                     if os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False)):
-                        os.ftruncate(fd, 0)
                         return fd
-            except BlockingIOError:
-                os.close(fd)
-                raise CommitError(f"another commit is writing {os.fsdecode(path)}") from None
+            except BlockingIOError:  # by another commit, which is about to remove it
+                pass
             except BaseException:
                 os.close(fd)
                 raise
@@ -395,6 +401,32 @@ class Disk:
         try:
             os.fsync(fd)
         finally:
+            os.close(fd)
+
+
+def _remove_leftover(path: bytes) -> None:
+    """Remove what has a temporary name, unless somebody is writing it. Raises CommitError, OSErrors."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EACCES):  # a link, a socket, one of another user
+            raise
+        fd = -1
+    try:
+        if fd >= 0:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+    except BlockingIOError:
+        raise CommitError(f"another commit is writing {os.fsdecode(path)}") from None
+    except PermissionError as error:
+        raise CommitError(
+            f"{os.fsdecode(path)} is in the way, and cannot be removed ({error.strerror}): it is another user's"
+        ) from None
+    finally:
+        if fd >= 0:
             os.close(fd)
 
 
@@ -477,7 +509,8 @@ class Writer:
         self, output: Output, replaces: os.stat_result | None, before: Callable[[os.stat_result], None]
     ) -> None:
         temporary = temporary_of(output.target)
-        fd = self.disk.open_temporary(temporary)
+        # What replaces a shard gets its mode at the end, and until then it is for nobody else.
+        fd = self.disk.open_temporary(temporary, 0o666 if replaces is None else 0o600)
         try:
             written = self._write(fd, output)
             if replaces is not None:

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from wdsfs import journal
+from wdsfs import journal, trust
 from wdsfs.errors import OverlayUnusable, ShardError, several
 from wdsfs.index import look
 from wdsfs.inplace import clean, unfinished
@@ -50,7 +50,7 @@ class Stack:
         self._memory = mmap.mmap(-1, journal.SIZE + 2)
         wanted = Settings(view.layout, view.names, merge, tuple(_seen(shard) for shard in shards))
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            trust.directory(directory, create=True)
             self._lock = hold(self.place)  # open as long as this process or a worker is there
             if self.is_half_committed:
                 raise OverlayUnusable(

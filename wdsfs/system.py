@@ -1,7 +1,7 @@
 """Facts about this machine that other modules ask for: mounts, directories for our files, the kernel.
 
 Standard library only, no FUSE, nothing kept between calls. Each function reads what it reports when it is
-called; none of them changes anything, but for the two that make a private directory.
+called; none of them changes anything, but for those that make a directory of ours.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from wdsfs import trust
 from wdsfs.errors import IndexUnusable, MountError, WdsfsError
 
 MOUNTINFO = "/proc/self/mountinfo"
@@ -176,7 +177,10 @@ def runtime_dir() -> Path:
             return private_directory(parent / "wdsfs", MountError)
         except MountError:
             continue  # no space, read-only ...: /tmp decides
-    return private_directory(Path(f"/tmp/wdsfs-{os.geteuid()}"), MountError)
+    try:
+        return private_directory(Path(f"/tmp/wdsfs-{os.geteuid()}"), MountError)
+    except MountError as error:
+        raise MountError(f"{error}; or set XDG_RUNTIME_DIR to a directory of your own") from None
 
 
 def _runtime_parents() -> Iterator[Path]:
@@ -199,6 +203,59 @@ def node_local_dir() -> Path:
     return private_directory(Path(f"/var/tmp/wdsfs-{os.geteuid()}"), IndexUnusable)
 
 
+def index_place(home: Path, notices: list[str]) -> Path | None:
+    """The directory of the index: `home`, or a place on this machine where that is not safe; None without one.
+
+    LMDB is not safe on a network file system, and nothing is where somebody else can write (`trust`). `notices`
+    get the reason for another place. What is missing of `home` is made.
+    """
+    why = _unfit(home)
+    if why is None:
+        return home
+    try:
+        local = node_local_dir()
+    except IndexUnusable as error:
+        notices.append(f"{why}, and {error}")
+        return None
+    if is_network(filesystem_type(local)):
+        notices.append(f"{why}, and so is {local}")
+        return None
+    notices.append(f"{why}; using {local}")
+    return local
+
+
+def _unfit(home: Path) -> str | None:
+    """Why there can be no index in this directory, if there is such a reason."""
+    kind = filesystem_type(home)
+    if is_network(kind):
+        return f"{home} is on a network file system ({kind}), where LMDB is not safe"
+    try:
+        trust.directory(home, create=True, tighten=home == cache_dir())
+    except trust.Untrusted as error:
+        return f"the index directory {home} is not used, since {error.strerror}"
+    except OSError:
+        pass  # whoever opens it says what is wrong
+    return None
+
+
+def beside_index(directory: Path) -> Path:
+    """Where a user keeps what goes with an index: in its directory, or if it is shared, in the user's own cache.
+
+    Raises IndexUnusable.
+    """
+    try:
+        found = os.stat(directory)
+    except OSError:
+        return directory  # whoever makes a file there says what is wrong
+    if found.st_uid == os.geteuid() and not found.st_mode & stat.S_IWGRP:
+        return directory
+    notices: list[str] = []
+    own = index_place(cache_dir(), notices)
+    if own is None:
+        raise IndexUnusable("; ".join(notices))
+    return own
+
+
 def private_directory(path: Path, error: type[WdsfsError]) -> Path:
     """Create a directory that only this user can use, or see that it is one.
 
@@ -207,6 +264,7 @@ def private_directory(path: Path, error: type[WdsfsError]) -> Path:
     the sticky bit of its parent keeps others from replacing it. Raises `error`.
     """
     try:
+        trust.way(path)
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -226,7 +284,7 @@ def private_directory(path: Path, error: type[WdsfsError]) -> Path:
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """One process at a time is in here for each `path`, a file that is made for this and stays. Raises OSError."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = trust.open_file(path, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield

@@ -1,0 +1,571 @@
+"""Directories, links and files that another user of the machine has prepared: which are used, and which are not.
+
+The other user is a real one: `another` runs commands as nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import stat
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import sets
+import tars
+from conftest import Program
+
+from wdsfs import export, labels, system, trust
+from wdsfs.copies import NoRoom, cache
+from wdsfs.errors import IndexUnusable, MountError, OverlayUnusable, UsageError
+from wdsfs.index import Index, look, open_index
+from wdsfs.lower import Lower
+from wdsfs.overlay import Place, hold
+from wdsfs.pack import Disk, temporary_of
+from wdsfs.trust import Untrusted
+
+NOBODY = 65534
+SMALL = tars.tar(tars.member(b"a.txt", b"aaa"), tars.member(b"a.cls", b"1"))
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes a second user, whom only root can be")
+
+
+def another(*command: str | Path, code: int = 0) -> None:
+    """Run a command as another user."""
+    options = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+    done = subprocess.run(command, capture_output=True, check=False, cwd="/", **options)  # type: ignore[call-overload]
+    assert done.returncode == code, done
+
+
+@pytest.fixture
+def common() -> Iterator[Path]:
+    """A directory like /tmp: everybody may write to it."""
+    with tempfile.TemporaryDirectory() as home:
+        os.chmod(home, 0o1777)
+        yield Path(home)
+
+
+@pytest.fixture
+def spare(common: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the index goes instead of a directory that is not safe."""
+    place = common / "spare"
+    monkeypatch.setattr(system, "node_local_dir", lambda: place)
+    return place
+
+
+@contextlib.contextmanager
+def opened(directory: Path) -> Iterator[Index]:
+    index = open_index(directory)
+    try:
+        yield index
+    finally:
+        index.close()
+
+
+# --- the way to a directory ---------------------------------------------------------------------------------
+
+
+def test_what_is_missing_is_made_for_this_user_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        trust.directory(tmp_path / "a/b/c", create=True)
+    finally:
+        os.umask(before)
+    for name in ("a", "a/b", "a/b/c"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o700
+
+
+def test_nothing_is_made_without_being_asked(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        trust.directory(tmp_path / "a")
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(FileNotFoundError):
+        trust.directory(tmp_path / "link", create=True)
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "link"]
+
+
+def test_links_of_ones_own_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "real/in").mkdir(parents=True)
+    (tmp_path / "far").symlink_to(tmp_path / "real")
+    (tmp_path / "near").symlink_to("real/../far/in")
+    trust.directory(tmp_path / "near/new", create=True)
+    assert (tmp_path / "real/in/new").is_dir()
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="Too many levels"):
+        trust.directory(tmp_path / "loop")
+    (tmp_path / "file").touch()
+    for place in ("file", "file/x"):
+        with pytest.raises(NotADirectoryError):
+            trust.directory(tmp_path / place, create=True)
+
+
+@pytest.mark.parametrize(
+    ("mode", "way", "itself"),
+    [
+        (0o755, True, True),
+        (0o1777, True, False),
+        (0o777, False, False),
+        (0o703, False, False),
+        (0o1770, True, False),
+    ],
+)
+def test_who_may_write_decides(tmp_path: Path, mode: int, way: bool, itself: bool) -> None:
+    """A sticky directory is safe to pass, since only owners replace things in it, and not to put names into."""
+    (tmp_path / "d/in").mkdir(parents=True, mode=0o700)
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "d", -1, NOBODY)
+    os.chmod(tmp_path / "d", mode)
+    for place, safe in ((tmp_path / "d/in", way), (tmp_path / "d", itself)):
+        if safe:
+            trust.directory(place)
+        else:
+            with pytest.raises(Untrusted, match=rf"can write to .*/d \(mode {mode:04o}\): "):
+                trust.directory(place)
+
+
+def test_what_only_wdsfs_uses_is_tightened(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    os.chmod(tmp_path / "d", 0o777)
+    trust.directory(tmp_path / "d", tighten=True)
+    assert stat.S_IMODE((tmp_path / "d").stat().st_mode) == 0o755
+
+
+@needs_root
+def test_whose_directories_count(common: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    another("mkdir", "-p", common / "theirs/in")
+    another("ln", "-s", "theirs", common / "link")
+    os.mkdir(common / "mine")
+    another("ln", "-s", common / "mine", common / "theirs/to-mine")
+    for place in ("theirs", "theirs/in", "link", "theirs/to-mine"):
+        with pytest.raises(Untrusted, match=r"belongs to another user \(nobody\): .* --trust nobody"):
+            trust.directory(common / place)
+        with pytest.raises(Untrusted, match="belongs to another user"):
+            trust.directory(common / place / "new", create=True)
+        assert not (common / place / "new").exists()
+    for who in ("nobody", "65534", "root,nobody", "everyone"):
+        monkeypatch.setenv("WDSFS_TRUST", who)
+        for place in ("theirs/in", "link", "theirs/to-mine"):
+            trust.directory(common / place)
+
+
+@needs_root
+def test_groups_that_may_write(common: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkdir(common / "d")
+    os.chown(common / "d", 0, NOBODY)
+    os.chmod(common / "d", 0o2775)
+    with pytest.raises(Untrusted, match=r"the group nogroup can write .* chmod g-w .* or --trust @nogroup"):
+        trust.directory(common / "d")
+    another("mkdir", common / "d/theirs")  # of the same group, and so of one of its members
+    os.chmod(common / "d/theirs", 0o770)
+    monkeypatch.setenv("WDSFS_TRUST", "@nogroup")
+    trust.directory(common / "d")
+    trust.directory(common / "d/theirs")
+    os.chmod(common / "d", 0o2777)
+    with pytest.raises(Untrusted, match="others can write"):
+        trust.directory(common / "d")
+
+
+def test_the_group_that_a_user_has_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the custom of many systems, whose users have the umask 002."""
+    import grp
+    import pwd
+
+    member = pwd.struct_passwd(("ann", "x", 1000, 1000, "", "/", ""))
+    for name, others, alone in (
+        ("ann", [], True),
+        ("ann", ["ann"], True),
+        ("ann", ["bob"], False),
+        ("users", [], False),
+    ):
+        group = grp.struct_group((name, "x", 1000, others))
+        monkeypatch.setattr(pwd, "getpwuid", lambda _: member)
+        monkeypatch.setattr(grp, "getgrgid", lambda _, group=group: group)
+        assert trust._private_group(1000) == ({1000} if alone else set())
+
+
+def test_names_that_nobody_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, kind in (("no-such-one", "user"), ("@no-such-one", "group")):
+        monkeypatch.setenv("WDSFS_TRUST", name)
+        with pytest.raises(UsageError, match=f"--trust {name}: there is no such {kind}; write USER, @GROUP"):
+            trust.trusted()
+
+
+def test_a_fuse_mount_of_another_user(user_program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its daemon can say of any file that it is ours."""
+    user_program.write("a.tar", SMALL)
+    with user_program.mounted("a.tar") as mounted:
+        found = system.mounted_at(mounted.path)
+        assert found is not None
+        assert trust._fuse_mounter(found.device) == user_program.uid
+    monkeypatch.setattr(trust, "_fuse_mounter", lambda _: 12345)
+    with pytest.raises(Untrusted, match=r"is a FUSE mount of another user \(12345\)"):
+        trust.directory("/")
+
+
+# --- files --------------------------------------------------------------------------------------------------
+
+
+@needs_root
+def test_files_that_others_have_prepared(common: Path) -> None:
+    victim = common / "victim"
+    victim.write_bytes(b"content")
+    os.chmod(common, 0o777)
+    another("ln", "-s", victim, common / "link")
+    os.link(victim, common / "hard")
+    another("touch", common / "theirs")
+    another("mkfifo", common / "pipe")
+    (common / "open").touch()
+    os.chmod(common / "open", 0o666)
+    expected = {
+        "link": "symbolic link",
+        "hard": "several names",
+        "theirs": "another user",
+        "pipe": "no regular file",
+    }
+    for name, text in {**expected, "open": "others can write"}.items():
+        for flags in (os.O_RDWR | os.O_CREAT | os.O_TRUNC, os.O_WRONLY | os.O_APPEND):
+            with pytest.raises(OSError, match=f"{text}|No such device"):  # a pipe that nobody reads
+                trust.open_file(common / name, flags)
+    assert victim.read_bytes() == b"content"
+
+
+# --- the index ----------------------------------------------------------------------------------------------
+
+
+@needs_root
+def test_an_index_directory_that_another_user_made_first(common: Path, spare: Path) -> None:
+    """What LMDB would write into through the link stays as it is, and the index is elsewhere."""
+    shards = sets.make(common / "shards", 2)
+    victim = common / "victim"
+    victim.write_bytes(b"content")
+    another("mkdir", "-m", "0777", common / "index")
+    another("ln", "-s", victim, common / "index/lock.mdb")
+    with opened(common / "index") as index:
+        (notice,) = index.notices
+        assert f"{common}/index is not used, since {common}/index belongs to another user (nobody)" in notice
+        assert f"using {spare}" in notice
+        index.refresh(shards)
+        sets.check(index, shards)
+    assert victim.read_bytes() == b"content"
+    assert os.listdir(common / "index") == ["lock.mdb"]
+
+
+# All is imported before: the other user may not be able to read the project.
+_POISON = """
+import os, sys, tempfile
+from pathlib import Path
+from wdsfs import builder
+from wdsfs.index import look, open_index
+directory, path, other = map(os.fsencode, sys.argv[1:])
+BECOME
+os.umask(0)
+index = open_index(Path(os.fsdecode(directory)))
+fd = os.open(other, os.O_RDONLY)
+index.store([(path, builder.build(fd, list(look(path))))])
+index.close()
+for file in os.listdir(directory):
+    os.chmod(directory + b"/" + file, 0o666)
+os.chmod(directory, 0o777)
+"""
+
+
+@needs_root
+def test_names_that_another_user_has_put_into_an_index(common: Path) -> None:
+    """The record is sound and has the shard's fingerprint, but it is of another tar."""
+    shard, other = common / "s.tar", common / "other.tar"
+    shard.write_bytes(SMALL)
+    other.write_bytes(tars.tar(tars.member(b"wrong.txt", b"www"), tars.member(b"wrong.cls", b"1")))
+    become = f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})"
+    sets.run(_POISON.replace("BECOME", become), common / "index", shard, other)
+    with opened(common / "index") as index:
+        assert "belongs to another user" in index.notices[0]
+        assert index.summary(os.fsencode(shard)) is None
+        index.refresh([sets.at(shard)])
+        sets.check(index, [sets.at(shard)])
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["lock.mdb", "data.mdb"])
+def test_files_from_a_time_when_others_could_write(common: Path, name: str) -> None:
+    """The directory is this user's and private now. What is not sound in it is made anew, through no link."""
+    shards = sets.make(common / "shards", 1)
+    with opened(common / "index") as index:
+        index.refresh(shards)
+    victim = common / "victim"
+    for spoil in (
+        lambda path: path.symlink_to(victim),
+        lambda path: os.link(victim, path),
+        lambda path: (path.touch(), os.chown(path, NOBODY, NOBODY)),
+        lambda path: (path.touch(), os.chmod(path, 0o666)),
+    ):
+        victim.unlink(missing_ok=True)
+        victim.write_bytes(b"content")
+        (common / "index" / name).unlink()
+        spoil(common / "index" / name)
+        with opened(common / "index") as index:
+            assert "it is rebuilt" in index.notices[0]
+            assert index.directory == common / "index"
+            index.refresh(shards)
+            sets.check(index, shards)
+        assert victim.read_bytes() == b"content"
+        assert stat.S_IMODE((common / "index" / name).stat().st_mode) == 0o600
+
+
+@needs_root
+def test_an_index_that_a_group_shares(common: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Named by `--trust`: the files can be written by the group as the directory can."""
+    shards = sets.make(common / "shards", 1)
+    os.mkdir(common / "index")
+    os.chown(common / "index", 0, NOBODY)
+    os.chmod(common / "index", 0o2770)
+    with opened(common / "index") as index:
+        assert "the group nogroup can write" in index.notices[0]
+    monkeypatch.setenv("WDSFS_TRUST", "@nogroup")
+    with opened(common / "index") as index:
+        assert index.notices == []
+        index.refresh(shards)
+    for name in ("data.mdb", "lock.mdb", "open.lock"):
+        found = (common / "index" / name).stat()
+        assert (stat.S_IMODE(found.st_mode), found.st_gid) == (0o660, NOBODY)
+    os.chown(common / "index/data.mdb", NOBODY, -1)  # whoever of them was the first
+    monkeypatch.setenv("XDG_CACHE_HOME", str(common / "own"))
+    monkeypatch.setenv("WDSFS_INDEX_DIR", str(common / "index"))
+    with opened(common / "index") as index:
+        assert index.notices == []
+        sets.check(index, shards)
+        assert index.label_tables == common / "own/wdsfs/labels"
+    assert cache().directory == common / "own/wdsfs/unpacked"
+
+
+def test_a_temporary_index_is_not_where_others_can_replace_it(
+    common: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (common / "tmp").mkdir()
+    os.chmod(common / "tmp", 0o777)
+    (common / "file").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(common / "tmp"))
+    with opened(common / "file") as index:
+        assert index.temporary
+        assert index.directory.parent == Path("/tmp")
+    assert list((common / "tmp").iterdir()) == []
+
+
+# --- what else is kept --------------------------------------------------------------------------------------
+
+
+@needs_root
+def test_the_cache_of_unpacked_shards(common: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its names follow from the shard, so whoever can write it can prepare what a shard unpacks to."""
+    another("mkdir", common / "cache")
+    monkeypatch.setenv("WDSFS_CACHE_DIR", str(common / "cache"))
+    with pytest.raises(IndexUnusable, match=r"the cache of unpacked shards is not used, since .* --trust nobody"):
+        cache()
+    monkeypatch.setenv("WDSFS_CACHE_DIR", str(common / "mine"))
+    with contextlib.suppress(NoRoom):
+        cache().make("k", ["tar"], lambda _: ("tar", 0))
+    assert stat.S_IMODE((common / "mine").stat().st_mode) == 0o700
+    monkeypatch.delenv("WDSFS_CACHE_DIR")
+    os.mkdir(common / "index", 0o700)
+    os.mkdir(common / "index/unpacked", 0o700)
+    os.chown(common / "index/unpacked", NOBODY, -1)
+    monkeypatch.setenv("WDSFS_INDEX_DIR", str(common / "index"))
+    with pytest.raises(IndexUnusable, match="unpacked belongs to another user"):
+        cache()
+
+
+@needs_root
+def test_where_the_index_went_there_goes_the_cache(
+    common: Path, spare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    another("mkdir", common / "index")
+    spare.mkdir(0o700)
+    monkeypatch.setenv("WDSFS_INDEX_DIR", str(common / "index"))
+    assert cache().directory == spare / "unpacked"
+
+
+@needs_root
+def test_tables_of_labels(common: Path) -> None:
+    (common / "l.csv").write_text("key,x\na,1\n")
+    file = labels.label_file(str(common / "l.csv"))
+    another("mkdir", common / "labels")
+    with (
+        pytest.raises(Exception, match="belongs to another user"),
+        labels.opened(file, look(file.path), common / "labels"),
+    ):
+        pass
+    assert os.listdir(common / "labels") == []
+
+
+@needs_root
+def test_a_runtime_directory_that_another_user_made_first(common: Path) -> None:
+    another("mkdir", common / "wdsfs-0")
+    with pytest.raises(MountError, match=r"belongs to another user .*: have it removed"):
+        system.private_directory(common / "wdsfs-0", MountError)
+    another("mkdir", "-p", common / "theirs")
+    with pytest.raises(MountError, match="belongs to another user"):
+        system.private_directory(common / "theirs/wdsfs", MountError)
+
+
+@needs_root
+def test_logs_are_ours_alone(program: Program) -> None:
+    """Not written through a link that somebody else has put there, and not for others to read."""
+    program.write("a.tar", SMALL)
+    with program.mounted("a.tar", umask=0) as mounted:
+        log = Path(mounted.status()["log"])
+        assert stat.S_IMODE(log.stat().st_mode) == 0o600
+        for place in (log.parent, program.home / "index", program.home / "index/unpacked"):
+            assert not place.exists() or stat.S_IMODE(place.stat().st_mode) == 0o700, place
+        for file in (program.home / "index").iterdir():
+            assert stat.S_IMODE(file.stat().st_mode) & 0o077 == 0, file
+    victim = program.write("victim", b"content\n")
+    log.unlink()
+    log.symlink_to(victim)
+    with program.mounted("a.tar") as mounted:
+        mounted.expect_log("no log can be kept in .*: .* is a symbolic link")
+        spare = Path(mounted.status()["log"])
+        assert spare.parent == program.registration(mounted.path).parent
+        spare.unlink()
+    assert victim.read_bytes() == b"content\n"
+
+
+@needs_root
+def test_a_mount_with_a_hostile_index_directory(program: Program, common: Path) -> None:
+    """From the command to what is shown: the mount works, and says where its index is and why."""
+    program.write("a.tar", SMALL)
+    victim = program.write("victim", b"content")
+    another("mkdir", "-m", "0777", common / "index")
+    another("ln", "-s", victim, common / "index/lock.mdb")
+    # In mounts of its own, so that the index does not go to the machine's /var/tmp.
+    script = 'mount -t tmpfs none /var/tmp && exec "$@"'
+    wrapper = [*sets.in_own_mounts(), "sh", "-c", script, "sh"]
+    environment = {**program.environment, "WDSFS_INDEX_DIR": str(common / "index")}
+    done = subprocess.run(
+        [*wrapper, *program.command("ls", "-R", "a.tar")],
+        env=environment, cwd=program.home, capture_output=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == b"a/\na/a/\na/a/txt\na/a/cls\n"
+    assert b"belongs to another user (nobody): take a place of your own, or --trust nobody" in done.stderr
+    assert b"using /var/tmp/wdsfs-0" in done.stderr
+    assert victim.read_bytes() == b"content"
+
+
+# --- overlays and targets -----------------------------------------------------------------------------------
+
+
+@needs_root
+def test_an_overlay_that_others_can_write(common: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A journal in it says which files a commit replaces, and the lock may be a link to any file."""
+    victim = common / "victim"
+    victim.write_bytes(b"content")
+    another("mkdir", common / "o")
+    another("ln", "-s", victim, common / "o/lock")
+    with pytest.raises(OverlayUnusable, match=r"is not used, since .*/o belongs to another user .*--trust nobody"):
+        hold(Place(common / "o"))
+    monkeypatch.setenv("WDSFS_TRUST", "nobody")  # then it is used, but still nothing through a link
+    with pytest.raises(OverlayUnusable, match="lock is a symbolic link: remove it"):
+        hold(Place(common / "o"))
+    assert victim.read_bytes() == b"content"
+
+
+@needs_root
+def test_a_mount_with_an_overlay_of_another_user(program: Program, common: Path) -> None:
+    program.write("a.tar", SMALL)
+    another("mkdir", common / "o")
+    said = program.refused("mount", "--overlay", common / "o", "a.tar", program.mountpoint, code=8)
+    assert "belongs to another user (nobody)" in said
+    assert os.listdir(common / "o") == []
+    with program.mounted("--trust", "nobody", "--overlay", common / "o", "a.tar") as mounted:
+        (mounted.path / "a/a/txt").write_bytes(b"new")
+        assert (mounted.path / "a/a/txt").read_bytes() == b"new"
+
+
+def test_an_overlay_is_made_for_this_user_alone(program: Program) -> None:
+    program.write("a.tar", SMALL)
+    with program.mounted("--overlay", "o/in", "a.tar", umask=0):
+        assert stat.S_IMODE((program.home / "o").stat().st_mode) == 0o700
+        assert stat.S_IMODE((program.home / "o/in").stat().st_mode) == 0o700
+
+
+def _as_a_link(path: Path, victim: Path) -> None:
+    another("ln", "-s", victim, path)
+
+
+def _as_a_hard_link(path: Path, victim: Path) -> None:
+    os.link(victim, path)  # where fs.protected_hardlinks is 0, anybody can
+
+
+def _as_their_own(path: Path, _: Path) -> None:
+    another("sh", "-c", f"umask 0; echo theirs > {shlex.quote(str(path))}")
+
+
+@needs_root
+@pytest.mark.parametrize("prepare", [_as_a_link, _as_a_hard_link, _as_their_own])
+def test_temporary_names_that_others_have_taken(common: Path, prepare: Callable[[Path, Path], None]) -> None:
+    """A shard that is written into another user's file could be changed by that user ever after."""
+    os.chmod(common, 0o777)
+    victim = common / "victim"
+    victim.write_bytes(b"content")
+    target = common / "new.tar"
+    temporary = Path(os.fsdecode(temporary_of(os.fsencode(target))))
+    prepare(temporary, victim)
+    fd = Disk().open_temporary(os.fsencode(temporary))
+    try:
+        found = os.fstat(fd)
+        assert (found.st_uid, found.st_nlink, found.st_size) == (0, 1, 0)
+        assert os.path.samestat(found, os.lstat(temporary))
+    finally:
+        os.close(fd)
+    assert victim.read_bytes() == b"content"
+
+
+def test_a_temporary_name_that_cannot_be_had(user_program: Program) -> None:
+    """In a directory like /tmp what another user has made stays."""
+    if user_program.user is None:
+        pytest.skip("takes a second user")
+    shared = user_program.home / "shared"
+    shared.mkdir()
+    os.chmod(shared, 0o1777)
+    user_program.write("a.tar", SMALL)
+    (shared / ".wdsfs-n.tar.tmp").write_bytes(b"root's")
+    with user_program.mounted("--overlay", user_program.home / "o", "a.tar") as mounted:
+        user_program.tool("sh", "-c", f"echo 2 > {mounted.path}/a/a/cls")
+        said = user_program.refused("commit", "-o", shared / "n.tar", mounted.path, code=7)
+    assert ".wdsfs-n.tar.tmp is in the way, and cannot be removed" in said
+    assert (shared / ".wdsfs-n.tar.tmp").read_bytes() == b"root's"
+
+
+def test_a_replaced_shard_is_never_open_to_others_meanwhile(tmp_path: Path) -> None:
+    fd = Disk().open_temporary(os.fsencode(tmp_path / "t"), 0o600)
+    os.close(fd)
+    assert stat.S_IMODE((tmp_path / "t").stat().st_mode) == 0o600
+
+
+@needs_root
+def test_an_export_takes_no_mode_from_where_a_link_leads(common: Path) -> None:
+    shard = common / "s.tar"
+    shard.write_bytes(SMALL)
+    (common / "open").touch()
+    os.chmod(common / "open", 0o666)
+    another("ln", "-s", common / "open", common / "s.idx")
+    with opened(common / "index") as index:
+        below = Lower([sets.at(shard)], index)
+        one = export.Export(below, 1)
+        one.write(export.DALI, os.fsencode(common))
+        one.finish()
+        below.release()
+    assert stat.S_ISREG((common / "s.idx").lstat().st_mode)
+    assert not stat.S_IMODE((common / "s.idx").lstat().st_mode) & 0o022
+    assert (common / "open").read_bytes() == b""
+
+
+def test_a_pipe_beside_a_shard_is_not_waited_for(program: Program) -> None:
+    """It has the name of an index, so an indexing mount would hang."""
+    program.write("a.tar", SMALL)
+    for name in ("a.idx", "a.tar.idx"):
+        os.mkfifo(program.home / name)
+    assert program.json("index", "a.tar")["samples"] == 1
+    assert b"is no regular file" in program.run("check", "a.tar", code=1).stdout
