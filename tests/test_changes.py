@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import tars
-from uppers import OPAQUE, WHITEOUT, a_tree, find, write_upper
+from uppers import NO_RULES, OPAQUE, WHITEOUT, a_tree, find, write_upper
 
 from wdsfs import changes
 from wdsfs.board import sum_of
-from wdsfs.changes import Changes, Remark, Sample
+from wdsfs.changes import Changes, Remark, Rules, Sample
 from wdsfs.tree import View
 
 FIRST = tars.tar(
@@ -35,10 +35,11 @@ def found(
     layout: str = "samples",
     names: str = "ext",
     merge: bool = False,
+    rules: Rules = NO_RULES,
 ) -> Changes:
     write_upper(home / "upper", upper)
     with a_tree(home, list(shards or (FIRST, SECOND)), View(layout, names), merge) as tree:
-        return find(tree, home / "upper")
+        return find(tree, home / "upper", rules)
 
 
 def told(result: Changes) -> list[tuple[Any, ...]]:
@@ -119,6 +120,91 @@ def test_a_file_that_is_what_the_shard_has_is_no_change(tmp_path: Path) -> None:
         os.utime(tmp_path / "upper/s0/d/a" / name, ns=(0, 10**9 + 5))
     paths = (b"s0/d/a/cls", b"s0/d/a/jpg")
     assert found(tmp_path, {}) == Changes(notes=[Remark(path, changes.SAME) for path in paths])
+
+
+def test_a_file_with_another_time(tmp_path: Path) -> None:
+    """As after `rsync` without `-t`, or `touch`."""
+    upper = {"s0": {"d": {"a": {"cls": b"1"}, "b": {"cls": b"2", "jpg": b"new"}}}}
+    result = found(tmp_path, upper)
+    assert result.samples == [
+        Sample("time only", b"s0/d/a", times=(b"cls",)),
+        Sample("changed", b"s0/d/b", changed=(b"jpg",), times=(b"cls",)),
+    ]
+    assert sum(len(news) for news in result.shards[0].members.values()) == 3
+    result = found(tmp_path, {}, rules=Rules(ignore_times=True))
+    assert result.samples == [Sample("changed", b"s0/d/b", changed=(b"jpg",))]
+    assert [one.path for one in result.notes if one.reason == changes.TIME_IGNORED] == [
+        b"s0/d/a/cls",
+        b"s0/d/b/cls",
+    ]
+    assert sum(len(news) for news in result.shards[0].members.values()) == 1
+
+
+def test_a_member_of_no_sample_with_another_time(tmp_path: Path) -> None:
+    result = found(tmp_path, {"s0": {"README": b"read me"}}, layout="files")
+    assert result.others == [Sample("time only", b"s0/README")]
+
+
+# --- what programs leave behind ----------------------------------------------------------------------------
+
+LEFT = [
+    "txt~",
+    ".txt.swp",
+    ".txt.swx",
+    "#txt#",
+    ".DS_Store",
+    "._jpg",
+    "Thumbs.db",
+    "desktop.ini",
+    ".directory",
+    "4913",
+]
+LEFT += [".fuse_hidden0000000100000001", ".nfs000000000000a1b2", ".jpg.Ab3dE6", ".~lock.csv#", ".goutputstream-X1"]
+
+
+def test_what_programs_leave_behind(tmp_path: Path) -> None:
+    """No column of a sample; nor does it make a sample of a directory."""
+    sample = {**dict.fromkeys(LEFT, b""), "txt": b"", ".#txt": "user@host.1"}
+    upper = {"s0": {"d": {"a": sample}, "n": {".DS_Store": b""}}, "Thumbs.db": b""}
+    result = found(tmp_path, upper)
+    assert told(result) == [("changed", b"s0/d/a", (b"txt",))]
+    assert not result.unpackable + result.conflicts + result.notes
+    paths = ["Thumbs.db", "s0/n/.DS_Store", "s0/d/a/.#txt", *(f"s0/d/a/{name}" for name in LEFT)]
+    assert result.leavings == sorted(Remark(os.fsencode(path), changes.LEAVING) for path in paths)
+    result = found(tmp_path, {}, rules=Rules(with_leavings=True))
+    assert result.leavings == []
+    assert [one.path for one in result.unpackable] == [b"Thumbs.db", b"s0/d/a/.#txt"]
+    assert b"txt~" in result.samples[0].added
+
+
+def test_directories_that_programs_leave_behind(tmp_path: Path) -> None:
+    upper = {"s0": {"d": {"a": {".ipynb_checkpoints": {"txt": b""}}}}, ".Trash-0": {"files": {"x": {"txt": b""}}}}
+    result = found(tmp_path, upper)
+    assert [one.path for one in result.leavings] == [b".Trash-0/files/x/txt", b"s0/d/a/.ipynb_checkpoints/txt"]
+    assert not result.samples + result.unpackable
+
+
+@pytest.mark.parametrize("layout", ["samples", "files"])
+@pytest.mark.parametrize(("was", "left"), [("txt~", False), ("txt", True)])
+def test_a_column_that_is_called_so_in_its_shard(was: str, left: bool, layout: str, tmp_path: Path) -> None:
+    """It stays one when it is written and when its sample is renamed. But `txt~` may be the `txt` of the shard,
+    which an editor has put there."""
+    shard = tars.tar(*(tars.member(b"k." + one, b"A") for one in (b"jpg", b"txt", b"txt~")))
+    files = {"z.jpg": b"A", "z.txt~": b"A", "k.jpg": WHITEOUT, "k.txt": WHITEOUT, "k.txt~": WHITEOUT}
+    sample = {OPAQUE: True, "jpg": b"A", "txt~": b"A"}
+    assert found(tmp_path, {"s0": {"k.txt~": b"new"} if layout == "files" else {"k": {"txt~": b"new"}}}, shard,
+                 layout=layout).samples == [Sample("changed", b"s0/k", (), (b"txt~",))]  # fmt: skip
+    for path in sorted((tmp_path / "upper/s0").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    write_upper(tmp_path / "upper", {"s0": files if layout == "files" else {"k": WHITEOUT, "z": sample}})
+    separator = "." if layout == "files" else "/"
+    with a_tree(tmp_path, [shard], View(layout)) as tree:
+        checksum = sum_of(tree.lower.fingerprint(0))
+        for new, old in (("jpg", "jpg"), ("txt~", was)):
+            value = b"%d:%x" % (tree.resolve(f"s0/k{separator}{old}".encode()).inode, checksum)
+            os.setxattr(tmp_path / f"upper/s0/z{separator}{new}", "user.wdsfs.origin", value)
+    result = found(tmp_path, {}, shard, layout=layout)
+    assert [one.path for one in result.leavings] == [f"s0/z{separator}txt~".encode()] * left
 
 
 # --- extensions that readers take for one ------------------------------------------------------------------
@@ -224,6 +310,9 @@ def test_odd_names(tmp_path: Path) -> None:
         ({"s0": {"a.b": {"txt": b""}}}, b"s0/a.b/txt", changes.DOTTED_KEY),
         ({"s0": {".a": {"txt": b""}}}, b"s0/.a/txt", changes.HIDDEN),
         ({"s0": {"__m__": {"a": {"txt": b""}}}}, b"s0/__m__/a/txt", changes.META),
+        ({"s0": {"d": {"a": {"__key__": b""}}}}, b"s0/d/a/__key__", changes.RESERVED),
+        ({"s0": {"n": {"__URL__": b""}}}, b"s0/n/__URL__", changes.RESERVED),
+        ({"s0": {"n": {"__local_path__": b""}}}, b"s0/n/__local_path__", changes.RESERVED),
         ({"s0": {"%2E": {"a": {"txt": b""}}}}, b"s0/%2E/a/txt", changes.ODD_FOLDER),
     ],
 )
@@ -240,6 +329,47 @@ def test_notes(tmp_path: Path) -> None:
         Remark(b"s0/nothing", changes.DANGLING),
         Remark(b"top/sub", changes.EMPTY_DIRECTORY),
     ]
+
+
+LONG = "k" * 250
+
+
+@pytest.mark.parametrize(
+    ("upper", "path", "reason"),
+    [
+        ({"s0": {"%2E%2E": {"a": {"txt": b""}}}}, "s0/%2E%2E/a/txt", "`..` is part of it"),
+        ({"s0": {LONG: {"jpgjpg": b""}}}, f"s0/{LONG}/jpgjpg", "it is too long for a file system"),
+    ],
+)
+def test_names_that_tar_cannot_extract(upper: dict[Any, Any], path: str, reason: str, tmp_path: Path) -> None:
+    result = found(tmp_path, upper)
+    assert result.notes == [Remark(path.encode(), f"{changes.UNEXTRACTABLE}: {reason}")]
+    assert not result.unpackable + result.conflicts
+
+
+@pytest.mark.parametrize(
+    ("upper", "path"),
+    [
+        ({"s0": {"README": {"x": {"txt": b""}}}}, "s0/README/x/txt"),  # a member of no sample, which is not shown
+        ({"s0": {"c.txt": {"x": {"txt": b""}}}}, "s0/c.txt/x/txt"),
+        ({"s0": {"d": {"a.jpg": {"x": {"txt": b""}}}}}, "s0/d/a.jpg/x/txt"),
+        ({"s0": {"c": {"txt": WHITEOUT, "x": b""}, "c.txt": {"x": {"txt": b""}}}}, None),
+        ({"s0": {"c": {"txt": b"new"}, "c.txt": {"x": {"txt": b""}}}}, "s0/c.txt/x/txt"),
+        ({"more": {"n": {"txt": b""}, "n.txt": {"x": {"txt": b""}}}}, "more/n.txt/x/txt"),
+    ],
+)
+def test_a_file_where_another_member_needs_a_directory(
+    upper: dict[Any, Any], path: str | None, tmp_path: Path
+) -> None:
+    result = found(tmp_path, upper)
+    told = {one.path for one in result.notes if one.reason == changes.FILE_AND_FOLDER}
+    assert os.fsencode(path) in told if path else not told
+
+
+def test_a_file_where_the_shard_has_a_directory(tmp_path: Path) -> None:
+    shard = tars.tar(tars.member(b"a.b/c.txt", b""), tars.B)
+    result = found(tmp_path, {"s0": {"a": {"b": b""}}}, shard)
+    assert result.notes == [Remark(b"s0/a/b", changes.FILE_AND_FOLDER)]
 
 
 # --- full names --------------------------------------------------------------------------------------------
@@ -341,6 +471,18 @@ def test_a_file_with_hard_links_gets_other_content(layout: str, tmp_path: Path) 
     result = found(tmp_path, {}, LINKED, layout=layout)
     assert told(result) == [("changed", b"s0/a", (), (b"txt",))]
     assert not result.unpackable + result.conflicts
+
+
+def test_the_name_of_a_sample_with_hard_links(tmp_path: Path) -> None:
+    """Whatever link of it was looked at first."""
+    shard = tars.tar(
+        tars.member(b"h/b.txt", b"b"), tars.member(b"h/a.link", kind=tars.HARD_LINK, link=b"h/b.txt"), tars.B
+    )
+    write_upper(tmp_path / "upper", {"s0": {"h": {"a.link": b"new"}}})
+    os.link(tmp_path / "upper/s0/h/a.link", tmp_path / "upper/s0/h/b.txt")
+    result = found(tmp_path, {}, shard, layout="files")
+    assert told(result) == [("changed", b"s0/h/b", (), (b"txt",))]
+    assert not result.conflicts
 
 
 def test_beside_hard_links(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def test_diff_as_json(program: Program, here: Set) -> None:  # noqa: F811
         "added": ["txt"],
         "changed": ["jpg"],
         "removed": [],
+        "times": [],
     }
     assert report["samples"][-1]["path"] == "s1/\udcff"
     assert [one["path"] for one in report["unpackable"]] == ["loose"]

@@ -402,6 +402,16 @@ def test_patterns_that_name_a_directory(pattern: str) -> None:
         namer(pattern)(0)
 
 
+@pytest.mark.parametrize("output", ["o-%d.tar.gz", "o-{0..1}.tgz", "o-%d.tar.zst"])
+def test_names_of_compressed_tars(output: str, tmp_path: Path) -> None:
+    here = Set(tmp_path, FIRST, SECOND).edit(EDITS)
+    with pytest.raises(
+        UsageError, match=r"commit writes plain tars.*name them \.tar and compress them afterwards"
+    ):
+        here.commit(output=f"{tmp_path}/out/{output}")
+    assert not (tmp_path / "out").exists()
+
+
 def test_patterns() -> None:
     assert namer("/o/%03d.tar")(7) == b"/o/007.tar"
     assert namer("/o/{a,b}.tar")(1) == b"/o/b.tar"

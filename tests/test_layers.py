@@ -63,7 +63,7 @@ overlay    | errors inodes trust                                    | third-part
 changes    | errors board inodes names record shard lower tree overlay pack | fuse trio lmdb terminal clock
 commit     | errors braces header index names record lower overlay pack changes | fuse trio lmdb terminal clock
 export     | __init__ errors pool record formats energon index lower pack | fuse trio lmdb terminal clock
-inplace    | errors trust index lower overlay pack commit           | fuse trio lmdb terminal clock
+inplace    | errors trust index lower overlay pack changes commit   | fuse trio lmdb terminal clock
 journal    |                                                        | third-party disks clock
 upper      | errors inodes overlay                                  | third-party clock
 writable   | errors board inodes journal names lower overlay tree upper | fuse trio lmdb numpy terminal clock

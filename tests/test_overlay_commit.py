@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import subprocess
+import tarfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,9 +21,9 @@ from typing import Any
 import pytest
 import tars
 from conftest import PATIENCE, Program, fails, wait_until
-from test_commit import keys
+from test_commit import keys, samples
 from test_overlay_mount import a_disk
-from writables import shard
+from writables import MTIME, shard
 
 SHARDS, SAMPLES = 3, 30
 OPTIONS = ("--overlay", "o", f"s{{0..{SHARDS - 1}}}.tar")
@@ -199,6 +200,66 @@ def test_a_mount_whose_shards_were_replaced_by_those_written_from_it(a_set: Prog
         for command in (("diff",), ("commit", "--in-place"), ("commit", "-o", "again/s%d.tar")):
             refused = a_set.refused(*command, mounted.path, code=8)
             assert "s0.tar was written by a commit of the overlay" in refused
+
+
+def test_what_programs_have_left_behind_is_named_and_not_packed(a_set: Program) -> None:
+    with a_set.mounted(*OPTIONS) as mounted:
+        top = mounted.path
+        (top / "s0/003/cls").write_bytes(b"7")
+        left = [top / "s0/003" / name for name in (".cls.swp", "cls~", ".DS_Store")]
+        for path in left:
+            path.write_bytes(b"old")
+        told = a_set.run("diff", top)
+        assert told.stdout.startswith(b"changed  s0/003 ~cls\nleft behind: s0/003/.DS_Store: looks like")
+        assert told.stderr.endswith(b"0 cannot be packed, 3 left behind by programs\n")
+        commit(a_set, "-o", "out/%d.tar", "--with-leavings", top)
+        report = json.loads(commit(a_set, "-o", "new/%d.tar", "--json", top))
+        assert [one["path"] for one in report["left_out"]] == [
+            "s0/003/.DS_Store",
+            "s0/003/.cls.swp",
+            "s0/003/cls~",
+        ]
+        done = commit(a_set, "--in-place", top).decode().splitlines()
+        assert [line.split(":")[:2] for line in done[:3]] == [
+            ["left out", f" s0/003/{p.name}"] for p in sorted(left)
+        ]
+        assert sorted(os.listdir(top / "s0/003")) == ["cls", "jpg"]
+    assert set(samples((a_set.home / "out/0.tar").read_bytes())["003"]) == {
+        "cls",
+        "jpg",
+        ".cls.swp",
+        "cls~",
+        ".ds_store",
+    }
+    assert (a_set.home / "new/0.tar").read_bytes() == (a_set.home / "s0.tar").read_bytes()
+
+
+def test_a_commit_that_was_killed_names_what_it_leaves_out_when_it_is_repeated(a_set: Program) -> None:
+    with a_set.mounted(*OPTIONS) as mounted:
+        mounted.expect_log("a commit in place was stopped half-way")
+        mounted.allow_log("has changed")
+        edit(mounted.path)
+        (mounted.path / "s0/003/cls~").write_bytes(b"old")
+        Commit(a_set, mounted.path).kill()
+        mounted.wait_for_log("a commit in place was stopped half-way")
+        assert commit(a_set, "--in-place", mounted.path).startswith(b"left out: s0/003/cls~: looks like")
+
+
+def test_files_that_were_copied_over_themselves(a_set: Program) -> None:
+    """As by `rsync` without `-t`: the time is all that is new."""
+    with a_set.mounted(*OPTIONS) as mounted:
+        top = mounted.path
+        for one in range(SAMPLES):
+            (top / f"s0/{one:03}/jpg").write_bytes(content(0, f"{one:03}.jpg"))
+        told = a_set.run("diff", top)
+        assert told.stdout.splitlines()[0] == b"time only s0/000 =jpg"
+        assert b"0 added, 0 changed, 0 renamed, 0 removed, 30 time only; 0 cannot" in told.stderr
+        before = (a_set.home / "s0.tar").read_bytes()
+        commit(a_set, "-o", "new/%d.tar", "--ignore-times", top)
+        assert (a_set.home / "new/0.tar").read_bytes() == before
+        commit(a_set, "-o", "out/%d.tar", top)
+    with tarfile.open(a_set.home / "out/0.tar") as tar:
+        assert all(one.mtime > MTIME for one in tar.getmembers() if one.name.endswith("jpg"))
 
 
 # A commit that waits in front of the rename of the shard s1, having made the file "waits", until "go" is there.

@@ -17,6 +17,7 @@ from wdsfs.overlay import UpperNode, open_below
 from wdsfs.spec import expand
 from wdsfs.tree import Tree, View
 
+NO_RULES = changes.Rules()
 WHITEOUT, OPAQUE = object(), object()  # in a description of an upper: a name that is gone; see `write_upper`
 
 
@@ -67,13 +68,13 @@ def a_tree(home: Path, shards: Sequence[bytes], view: View, merge: bool = False)
         below.close()
 
 
-def find(tree: Tree, upper: Path) -> Changes:
+def find(tree: Tree, upper: Path, rules: changes.Rules = NO_RULES) -> Changes:
     directory = os.open(upper, os.O_RDONLY | os.O_DIRECTORY)
     try:
 
         def open_file(node: UpperNode) -> int:
             return open_below(directory, node)
 
-        return changes.find(tree, overlay.load(directory), open_file)
+        return changes.find(tree, overlay.load(directory), open_file, rules)
     finally:
         os.close(directory)

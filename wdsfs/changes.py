@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,13 +25,13 @@ from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of
 from wdsfs.lower import NotIndexed
 from wdsfs.overlay import DIRECTORY, FILE, SYMLINK, WHITEOUT, Origin, UpperNode
 from wdsfs.pack import New
-from wdsfs.record import BY_NAME, STRAY, Record, equal_range
+from wdsfs.record import BY_EXTENSION, BY_NAME, STRAY, Record, equal_range
 from wdsfs.shard import read_name
 from wdsfs.tree import AT_PARENT, Tree
 
 CHUNK = 1 << 20  # bytes that are compared at a time
 
-ADDED, CHANGED, REMOVED, RENAMED = "added", "changed", "removed", "renamed"
+ADDED, CHANGED, REMOVED, RENAMED, TIME = "added", "changed", "removed", "renamed", "time only"
 
 # Why something cannot be packed.
 OUTSIDE = "is outside of a sample: a sample's files are in a directory of its own, below that of a shard"
@@ -44,6 +44,7 @@ DOTTED_KEY = "the name of the sample has a dot: readers would end the key there"
 ODD_FOLDER = "the name of its folder would be read as another one"
 OTHER_STEM = "does not start with the name of its sample and a dot"
 ONLY_CASE = "differs from another file of its sample only in letter case: readers take the two for one"
+RESERVED = "readers keep something of their own under this name: the webdataset library stops at such a column"
 SYMBOLIC = "is a symbolic link"
 SPECIAL = "is no regular file, but a fifo, a socket or a device"
 # What would mix up or lose something else, too.
@@ -53,14 +54,22 @@ OLD_STEM = (
 )
 MEETING = "would make one sample of two with the same key: rename one of them"
 LINKED = "has hard links in the shard, which cannot be changed"
+# Left out unless asked for.
+LEAVING = "looks like what an editor or a desktop has left behind; a commit packs it with --with-leavings"
 # Notes: nothing is left out.
 EMPTY_DIRECTORY = "is an empty directory, and a tar of samples has none"
 DANGLING = "hides nothing: there is nothing of this name below"
+TIME_IGNORED = "has another time than in the shard and the same content"
+UNEXTRACTABLE = "tar cannot extract a member of this name"
+FILE_AND_FOLDER = (
+    "tar cannot extract it: another member needs a directory where this is a file, or the other way round"
+)
 SAME = "has what the shard has; another mode, owner or attribute has no place in a tar of samples"
 
 
 class Sample(NamedTuple):
-    """A sample that differs from the lower, with its extensions. `was` is the path that a renamed one had."""
+    """A sample that differs from the lower, with its extensions. `was` is the path that a renamed one had, and of
+    the extensions in `times` the content is the same and the time another."""
 
     kind: str
     path: bytes
@@ -68,6 +77,14 @@ class Sample(NamedTuple):
     changed: tuple[bytes, ...] = ()
     removed: tuple[bytes, ...] = ()
     was: bytes = b""
+    times: tuple[bytes, ...] = ()
+
+
+class Rules(NamedTuple):
+    """What counts as a change: files that programs have left behind; another time (whole seconds) alone."""
+
+    with_leavings: bool = False
+    ignore_times: bool = False
 
 
 class Remark(NamedTuple):
@@ -110,7 +127,7 @@ class Changes:
     `shards` by number, those that change only; `further` the samples of each new shard directory, by its path
     (all in one for a merged tree). `samples` and `others` (members of no sample) are what `diff` shows, in the
     order of the shards and their tars, then of the paths. A commit that is to lose nothing needs `unpackable`
-    empty; `conflicts` are what no commit can do at all; `notes` are harmless.
+    empty; `conflicts` are what no commit can do at all; `leavings` are not packed; `notes` are harmless.
 
     `upper` is what was looked at, and `covered` are the paths of its files of which nothing has to be written: the
     shard has the same, or they are further names of a file that is written. A commit accounts for the rest.
@@ -123,17 +140,23 @@ class Changes:
     unpackable: list[Remark] = field(default_factory=list)
     conflicts: list[Remark] = field(default_factory=list)
     notes: list[Remark] = field(default_factory=list)
+    leavings: list[Remark] = field(default_factory=list)
     upper: UpperNode | None = field(default=None, compare=False)
     covered: set[bytes] = field(default_factory=set, compare=False)
 
 
-def find(tree: Tree, upper: UpperNode, open_file: Callable[[UpperNode], int]) -> Changes:
+def find(
+    tree: Tree,
+    upper: UpperNode,
+    open_file: Callable[[UpperNode], int],
+    rules: Rules = Rules(),  # noqa: B008  # immutable
+) -> Changes:
     """What the upper changes in the tree. `open_file` opens one of its files.
 
     Raises ShardErrors for shards that have to be looked at and cannot be, OSErrors of the upper.
     """
     while True:
-        walk = _Walk(tree, open_file)
+        walk = _Walk(tree, open_file, rules)
         try:
             tree.prepare()
             walk.directory(upper, _Spot(b"", ROOT))
@@ -153,7 +176,7 @@ class _Spot:
 
     `lower` is the inode number of the lower's directory, 0 if there is none. `shard` is its number, None for a new
     directory at the top and everywhere in a merged tree; `top` is the name of the former. `components` are the
-    folders of what lies in it, as they stand in the tar.
+    folders of what lies in it, as they stand in the tar. `left`: a program has left it behind, with all in it.
     """
 
     path: bytes
@@ -161,6 +184,7 @@ class _Spot:
     shard: int | None = None
     top: bytes = b""
     components: tuple[bytes, ...] = ()
+    left: bool = False
 
     def below(self, name: bytes) -> bytes:
         return self.path + b"/" + name if self.path else name
@@ -190,10 +214,11 @@ class _Home(NamedTuple):
 class _Walk:
     """Collects what happens to which member."""
 
-    def __init__(self, tree: Tree, open_file: Callable[[UpperNode], int]) -> None:
-        self.tree, self.lower, self.open_file = tree, tree.lower, open_file
+    def __init__(self, tree: Tree, open_file: Callable[[UpperNode], int], rules: Rules) -> None:
+        self.tree, self.lower, self.open_file, self.rules = tree, tree.lower, open_file, rules
         self.gone: dict[int, set[int]] = {}  # by shard: members that are hidden
         self.files: dict[int, dict[int, _File]] = {}  # by shard and member: what replaces it
+        self.times: dict[int, set[int]] = {}  # by shard: those that are replaced by the same content
         self.kept: dict[int, set[int]] = {}  # by shard: members that a copy of themselves covers
         self.fresh: dict[_Home, dict[bytes, _File]] = {}  # by sample and extension: files that come
         self.origins: dict[_Home, Origin] = {}  # the sample that a new one was before
@@ -201,6 +226,7 @@ class _Walk:
         self.unpackable: list[Remark] = []
         self.conflicts: list[Remark] = []
         self.notes: list[Remark] = []
+        self.leavings: list[Remark] = []
         self.covered: set[bytes] = set()  # paths of files of the upper of which nothing has to be written
         self._entries: dict[tuple[tuple[bytes, ...], bytes], tuple[int, int] | None] = {}
 
@@ -245,7 +271,9 @@ class _Walk:
                 return None
             self._hide_child(spot, name, found, path)
             found = None
-        if child.kind != FILE:
+        if found is None and self._is_left(spot, name, child):
+            self.leavings.append(Remark(path, LEAVING))
+        elif child.kind != FILE:
             self.unpackable.append(Remark(path, SYMBOLIC if child.kind == SYMLINK else SPECIAL))
         elif found is not None:
             self._replace(spot, name, found, child, path)
@@ -268,16 +296,43 @@ class _Walk:
         if found is not None and kind_of(found) == MEMBER:
             self._hide_child(spot, name, found, path)
             found = None
+        left = spot.left or (found is None and names.is_leaving(name, directory=True))
         if spot.lower == ROOT and not self.tree.merged:
             number = None if found is None else inodes.unpack(found)[1]
-            inner = _Spot(path, found or 0, number, name if number is None else b"")
+            inner = _Spot(path, found or 0, number, name if number is None else b"", (), left)
         else:
             components = (*spot.components, self._plain(name, found))
-            inner = _Spot(path, found or 0, spot.shard, spot.top, components)
+            inner = _Spot(path, found or 0, spot.shard, spot.top, components, left)
         origin = child.origin
         if found is None and origin is not None and not self.tree.files_layout and inner.components:
             self.origins[self._home(inner)] = origin
         return inner
+
+    def _is_left(self, spot: _Spot, name: bytes, child: UpperNode) -> bool:
+        """Whether a new file is one that some program has left behind.
+
+        Semantics decision: a column that a sample has in its shard is none, whatever its name; nor is it when the
+        sample is renamed. (An editor's `cls~` may be the file that was `cls` in the shard.)
+        """
+        if self.rules.with_leavings or not (spot.left or names.is_leaving(name)):
+            return False
+        place = None if child.origin is None else self.place_of(child.origin)
+        if place is None or kind_of(place[1]) != MEMBER:
+            return True
+        number, member = place[0], index_of(place[1])
+        if self.tree.domain == BY_EXTENSION:
+            return not names.is_leaving(self.record(number).extension(member))
+        return not names.is_leaving(self.member_name(number, member).rpartition(b"/")[2])
+
+    def place_of(self, origin: Origin) -> tuple[int, int] | None:
+        """The shard and the position in its record of an origin; None if the shard is not what it was."""
+        _, number, where = inodes.unpack(origin.inode)
+        if number >= len(self.lower) or sum_of(self.lower.fingerprint(number)) != origin.sum:
+            return None
+        record = self.record(number)
+        if index_of(where) >= (record.entries if kind_of(where) == SAMPLE else record.members):
+            return None
+        return number, where
 
     def _plain(self, name: bytes, found: int | None) -> bytes:
         """The name of a directory as it stands in the tar."""
@@ -333,8 +388,13 @@ class _Walk:
         entry = record.entry_of(member)
         if record.entry_flags[entry] & STRAY:
             shown = path
+        elif self.tree.files_layout and record.has_links and record.link_count(member) > 1:
+            # The path may be that of any link, in any folder.
+            top = [] if self.tree.merged else [self.lower.shards[number].name]
+            shown = b"/".join([*top, *map(names.escape, record.entry_path(entry).split(b"/"))])
         elif self.tree.files_layout:
-            shown = path[: len(path) - len(record.extension(member)) - 1]
+            folder, base = names.split_folder(path)
+            shown = folder + base.partition(b".")[0]
         else:
             shown = path.rpartition(b"/")[0]
         self.paths.setdefault((number, entry), shown)
@@ -356,10 +416,12 @@ class _Walk:
         if self.record(number).symlink(member) is not None:
             self._hide_child(spot, name, inode, path)
             self._add(spot, name, child, path, False)
-        elif self.is_same(number, member, file):
+            return
+        same = self.has_content(number, member, file)
+        if same and (self.rules.ignore_times or self.has_time(number, member, file)):
             self.kept.setdefault(number, set()).add(member)
             self.covered.add(path)
-            self.notes.append(Remark(path, SAME))
+            self.notes.append(Remark(path, SAME if self.has_time(number, member, file) else TIME_IGNORED))
         elif self._is_linked(inode) and not self._has_all_names(number, member, child):
             self.conflicts.append(Remark(path, LINKED))
         else:
@@ -369,6 +431,8 @@ class _Walk:
                 self.covered.add(path)
             else:
                 files[member] = file
+                if same:
+                    self.times.setdefault(number, set()).add(member)
 
     def _has_all_names(self, number: int, member: int, child: UpperNode) -> bool:
         """Whether a file replaces all names of a member with hard links, which then are links of the new one."""
@@ -382,10 +446,12 @@ class _Walk:
             os.close(fd)
         return _File(node, path, status.st_size, status.st_mtime_ns)
 
-    def is_same(self, number: int, member: int, file: _File) -> bool:
-        """Whether a file is what the shard has: copied up for a change of mode, or written as it was before."""
-        place = self.record(number).member(member)
-        if file.size != place.size or file.mtime_ns // 10**9 != place.mtime_ns // 10**9:
+    def has_time(self, number: int, member: int, file: _File) -> bool:
+        return file.mtime_ns // 10**9 == self.record(number).member(member).mtime_ns // 10**9
+
+    def has_content(self, number: int, member: int, file: _File) -> bool:
+        """Whether a file has what the shard has: copied up for a change of mode, or written as it was before."""
+        if file.size != self.record(number).member(member).size:
             return False
         content = self.lower.content(number, self.lower.tag(number), member)
         fd = self.open_file(file.node)
@@ -514,10 +580,7 @@ class _Walk:
 
     def _entry_in(self, number: int, components: tuple[bytes, ...], stem: bytes) -> int | None:
         record = self.record(number)
-        folder: int | None = 0
-        for component in components:
-            if folder is not None:
-                folder = record.find_folder(folder, component, record.crc_below(folder, component))
+        folder = _folder_of(record, components)
         if folder is None:
             return None
         entries = record.find_entries(folder, stem, record.crc_below(folder, stem))
@@ -525,6 +588,8 @@ class _Walk:
 
     def _checked(self, home: _Home, extension: bytes) -> tuple[_Home, bytes] | str:
         """See that readers find this key and this extension in the name that they make."""
+        if extension.lower() in names.RESERVED:
+            return RESERVED
         found = names.split(home.key + b"." + extension)
         if found is None:
             base = home.key.rpartition(b"/")[2]
@@ -544,7 +609,9 @@ class _Summary:
 
     def __init__(self, walk: _Walk) -> None:
         self.walk, self.lower = walk, walk.lower
-        self.found = Changes(unpackable=walk.unpackable, conflicts=walk.conflicts, notes=walk.notes)
+        self.found = Changes(
+            unpackable=walk.unpackable, conflicts=walk.conflicts, notes=walk.notes, leavings=walk.leavings
+        )
         self.added: dict[tuple[int, int], dict[bytes, _File]] = {}  # by shard and entry
         self.new: dict[_Home, dict[bytes, _File]] = {}
         for home, files in walk.fresh.items():
@@ -554,6 +621,7 @@ class _Summary:
                 self.new[home] = files
         self.keys = {(h.shard, h.entry): h.key for h in walk.fresh if h.shard is not None and h.entry >= 0}
         self.renamed: dict[tuple[int, int], _Home] = {}
+        self.moved: dict[int, list[New]] = {}  # by shard: members that get other names in their places
         self.were: dict[_Home, tuple[int, int]] = {}  # the same the other way round
 
     def changes(self) -> Changes:
@@ -570,6 +638,8 @@ class _Summary:
             if changes:
                 self.found.shards[number] = changes
         self._tell_added()
+        self._note_unextractable()
+        self.found.leavings.sort()
         self.found.unpackable.sort()
         self.found.conflicts.sort()
         self.found.notes.sort()
@@ -598,12 +668,11 @@ class _Summary:
         Semantics decision: a member of no sample is nobody's origin. Renamed to a name that makes it a sample, it
         is removed where it was, and the sample is a new one.
         """
-        _, number, where = inodes.unpack(origin.inode)
-        if number >= len(self.lower) or sum_of(self.lower.fingerprint(number)) != origin.sum:
+        place = self.walk.place_of(origin)
+        if place is None:
             return None
+        number, where = place
         record = self.walk.record(number)
-        if index_of(where) >= (record.entries if kind_of(where) == SAMPLE else record.members):
-            return None
         entry = index_of(where) if kind_of(where) == SAMPLE else record.entry_of(index_of(where))
         return None if record.entry_flags[entry] & STRAY else (number, entry)
 
@@ -684,8 +753,9 @@ class _Summary:
         for member, file in replaced.items():
             changes.members[member] = (file.new(walk.member_name(number, member)),)
         added = self.added.get((number, entry), {})
+        times = walk.times.get(number, set())
         if record.entry_flags[entry] & STRAY:
-            kind = CHANGED if replaced else REMOVED
+            kind = REMOVED if not replaced else TIME if times.issuperset(replaced) else CHANGED
             self.found.others.append(Sample(kind, path))
             return
         home = self.renamed.get((number, entry))
@@ -697,9 +767,11 @@ class _Summary:
         stays = len(gone) < len(members) or bool(added)
         if stays:
             changes.entries.add(entry)
-        changed, removed = (tuple(map(record.extension, some)) for some in (replaced, gone))
-        told = Sample(CHANGED if stays else REMOVED, path, tuple(sorted(added)), changed, removed)
-        self.found.samples.append(told)
+        changed = tuple(record.extension(member) for member in replaced if member not in times)
+        timed = tuple(record.extension(member) for member in replaced if member in times)
+        removed = tuple(map(record.extension, gone))
+        kind = REMOVED if not stays else CHANGED if added or changed or removed else TIME
+        self.found.samples.append(Sample(kind, path, tuple(sorted(added)), changed, removed, times=timed))
 
     def _rename(self, number: int, record: Record, entry: int, home: _Home, changes: ShardChanges) -> None:
         """A renamed sample stays where it was, and its members in their order, unless it went to another shard."""
@@ -708,16 +780,23 @@ class _Summary:
         before = [record.extension(member) for member in members]
         added, removed = sorted(files.keys() - set(before)), [one for one in before if one not in files]
         kept = [(member, one) for member, one in zip(members, before, strict=True) if one in files]
-        changed = [one for member, one in kept if not self.walk.is_same(number, member, files[one])]
-        was = self.walk.paths[number, entry]
-        told = Sample(RENAMED, self._path(home), tuple(added), tuple(changed), tuple(removed), was)
+        changed, times = [], []
+        for member, one in kept:
+            if not self.walk.has_content(number, member, files[one]):
+                changed.append(one)
+            elif not self.walk.has_time(number, member, files[one]):
+                times.append(one)
+        was, path = self.walk.paths[number, entry], self._path(home)
+        told = Sample(RENAMED, path, tuple(added), tuple(changed), tuple(removed), was, tuple(times))
         self.found.samples.append(told)
         if home.shard != number:
             return
         changes.entries.add(entry)
         for member, extension in zip(members, before, strict=True):
             if extension in files:
-                changes.members[member] = (files.pop(extension).new(home.key + b"." + extension),)
+                new = files.pop(extension).new(home.key + b"." + extension)
+                changes.members[member] = (new,)
+                self.moved.setdefault(number, []).append(new)
         if files:
             changes.behind[members[-1]] = self._members(home.key, files)
 
@@ -754,6 +833,68 @@ class _Summary:
                 self.found.further.setdefault(home.top, []).append(sample)
             if home not in renamed:
                 self.found.samples.append(Sample(ADDED, self._path(home), tuple(sorted(self.new[home]))))
+
+    # --- names that tar cannot extract
+
+    def _note_unextractable(self) -> None:
+        """Have notes on new names with which tar cannot extract a shard. Readers of samples do not mind them."""
+        for number, changes in self.found.shards.items():
+            new = [*self.moved.get(number, ()), *(one for news in changes.behind.values() for one in news)]
+            new += [one for sample in changes.appended for one in sample.members]
+            self._note_unextractable_of(new, self.walk.record(number), changes)
+        for samples in self.found.further.values():
+            self._note_unextractable_of([one for sample in samples for one in sample.members], None, None)
+
+    def _note_unextractable_of(self, new: list[New], record: Record | None, changes: ShardChanges | None) -> None:
+        files = {one.name for one in new}
+        folders = {folder for one in new for folder in _folders(one.name)}
+        for one in new:
+            why = names.unextractable(one.name)
+            meets = one.name in folders or not files.isdisjoint(_folders(one.name))
+            if record is not None and changes is not None:
+                meets = meets or _meets(one.name, record, changes)
+            if why is not None:
+                self.found.notes.append(Remark(one.path, f"{UNEXTRACTABLE}: {why}"))
+            elif meets:
+                self.found.notes.append(Remark(one.path, FILE_AND_FOLDER))
+
+
+def _folders(name: bytes) -> Iterator[bytes]:
+    """The directories that a member lies in: `a/b/c.txt` -> `a`, `a/b`."""
+    at = name.find(b"/")
+    while at >= 0:
+        yield name[:at]
+        at = name.find(b"/", at + 1)
+
+
+def _meets(name: bytes, record: Record, changes: ShardChanges) -> bool:
+    """Whether a new member is a file where the shard has a directory, or has a directory where that has a file."""
+    if record.find_path(name) is not None:
+        return True
+    return any(changes.members.get(one, True) for folder in _folders(name) for one in _files_at(folder, record))
+
+
+def _files_at(path: bytes, record: Record) -> Iterator[int]:
+    """The members of a shard with this plain name."""
+    *way, base = path.split(b"/")
+    folder = record.find_path(b"/".join(way)) if way else 0
+    if folder is None:
+        return
+    stem, dot, extension = base.partition(b".")
+    for entry in record.find_entries(folder, base, record.crc_below(folder, base)):
+        if record.entry_flags[entry] & STRAY:
+            yield from record.entry_members(entry)
+    for entry in record.find_entries(folder, stem, record.crc_below(folder, stem)) if dot else ():
+        if not record.entry_flags[entry] & STRAY:
+            yield from record.find_members(entry, extension)
+
+
+def _folder_of(record: Record, components: Sequence[bytes]) -> int | None:
+    folder: int | None = 0
+    for component in components:
+        if folder is not None:
+            folder = record.find_folder(folder, component, record.crc_below(folder, component))
+    return folder
 
 
 def _lower_case(extension: bytes) -> str:

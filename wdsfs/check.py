@@ -22,12 +22,13 @@ from wdsfs import compressed, energon, formats, names, shard
 from wdsfs.ahead import reading_ahead
 from wdsfs.errors import MissingShard, StaleShard, UnreadableShard
 from wdsfs.record import KINDS
-from wdsfs.source import open_beside
+from wdsfs.source import TarBytes, open_beside
 
 EXAMPLES = 100  # findings of one kind in one shard that are told one by one; further ones are counted
 KEPT = 1000  # samples of a shard that are remembered in case they lack an extension that others have
 PATTERNS = 10_000  # different sets of extensions that are told apart in one shard
-NOTES = frozenset(("directory", "meta"))  # kinds that no reader trips over
+NOTES = frozenset(("directory", "meta", "unextractable"))  # kinds that no reader of samples trips over
+FILE_AND_FOLDER = "tar cannot extract it: it is a file, and other members need a directory of this name"
 
 
 class Finding(NamedTuple):
@@ -85,7 +86,8 @@ def lint(path: bytes) -> Lint:
             problems = [] if problem is None else [problem]
             for chunk in shard.scan(source, problems):
                 reader.read(chunk)
-        reader.end_sample()
+            reader.end_sample()
+            reader.find_clashes(source)
         for problem in problems:
             member = text_of(reader.last[1]) if problem.offset == reader.last[0] else ""
             found.add(problem.kind, problem.offset, member, problem.text)
@@ -129,9 +131,17 @@ class _Reader:
         self.last = (-1, b"")  # offset and name of the member read last
         self.seen: dict[int, int] = {}
         self.kept = 0
+        self.folder = b""  # of the member read last, with its last slash
+        self.folders: set[int] = set()  # hashes of all folders
+        self.dotted: set[bytes] = set()  # folders which may also be the names of columns
+        self.strays: dict[bytes, int] = {}  # files in no sample, with their offsets
 
     def read(self, chunk: shard.Chunk) -> None:
         for name, kind, offset in zip(chunk.names, chunk.types.tolist(), chunk.heads.tolist(), strict=True):
+            if not name.startswith(self.folder) or b"/" in name[len(self.folder) :]:
+                self._enter(name)
+            if len(name) > names.NAME_MAX or b".." in name or b"\0" in name:
+                self._extractable(name, offset)
             split = names.split(name) if kind == shard.REGULAR else None
             if split is None:
                 self._stray(name, kind, offset)
@@ -140,8 +150,37 @@ class _Reader:
         self.found.members += len(chunk.names)
         self.last = int(chunk.heads[-1]), chunk.names[-1]
 
+    def _extractable(self, name: bytes, offset: int) -> None:
+        why = names.unextractable(name)
+        if why is not None:
+            self.found.add("unextractable", offset, text_of(name), f"tar cannot extract it: {why}")
+
+    def _enter(self, name: bytes) -> None:
+        """Take note of the folders that a member lies in."""
+        self.folder, _ = names.split_folder(name)
+        end = len(self.folder) - 1
+        while end > 0 and hash(name[:end]) not in self.folders:
+            folder = name[:end]
+            self.folders.add(hash(folder))
+            if b"." in names.split_folder(folder)[1]:
+                self.dotted.add(folder)
+            end = name.rfind(b"/", 0, end)
+
+    def find_clashes(self, source: TarBytes) -> None:
+        """Files that are called as folders. For names of columns the headers are read again, which is rare."""
+        clashes = [(offset, name) for name, offset in self.strays.items() if hash(name) in self.folders]
+        splits = filter(None, map(names.split, self.dotted))
+        if any(_digest(one.folder + one.stem) in self.seen for one in splits):
+            for chunk in shard.scan(source, []):
+                rows = zip(chunk.heads.tolist(), chunk.names, chunk.types.tolist(), strict=True)
+                clashes += [(at, name) for at, name, kind in rows if kind == shard.REGULAR and name in self.dotted]
+        for offset, name in sorted(set(clashes)):
+            self.found.add("unextractable", offset, text_of(name), FILE_AND_FOLDER)
+
     def _stray(self, name: bytes, kind: int, offset: int) -> None:
         text = text_of(name)
+        if kind == shard.REGULAR:
+            self.strays[name] = offset
         if kind != shard.REGULAR:
             what = KINDS.get(kind, f"member of unknown type {chr(kind)!r}")
             label = "directory" if kind == shard.DIRECTORY else "not in a sample"
@@ -165,13 +204,16 @@ class _Reader:
         elif extension.lower() in self.lowered:
             text = "two extensions of the sample differ in letter case only; webdataset refuses it"
             self.found.add("duplicate extension", offset, text_of(name), text)
+        if extension.lower() in names.RESERVED:
+            text = f"webdataset keeps something of its own as {text_of(extension)!r} and refuses such a column"
+            self.found.add("reserved extension", offset, text_of(name), text)
         self.extensions.add(extension)
         self.lowered.add(extension.lower())
         if _is_odd(extension) or (not names.are_plain([name]) and any(map(_is_odd, _shown_components(name)))):
             self.found.add("odd name", offset, text_of(name), "the name cannot be shown as it is; it is escaped")
 
     def _key(self, key: bytes, offset: int) -> None:
-        digest = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+        digest = _digest(key)
         first = self.seen.setdefault(digest, offset)
         if first == offset:
             self.found.keys.append(digest)
@@ -273,6 +315,10 @@ def _is_odd(component: bytes) -> bool:
 def _shown_components(name: bytes) -> list[bytes]:
     folder, base = names.split_folder(name)
     return [*names.folder_components(folder), base]
+
+
+def _digest(key: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
 
 
 def text_of(name: bytes) -> str:

@@ -44,7 +44,7 @@ from wdsfs.console import (
 from wdsfs.errors import CommitError, ExportError, MountError, OverlayBusy, OverlayUnusable, UsageError, several
 
 if TYPE_CHECKING:
-    from wdsfs.changes import Changes, Remark, Sample
+    from wdsfs.changes import Changes, Remark, Rules, Sample
     from wdsfs.commit import Files, Plan, Runner, Step
     from wdsfs.control import Daemon, Talk
     from wdsfs.lower import Lower
@@ -83,7 +83,7 @@ class Session:
     talk: Talk | None = None
     mountpoint: str | None = None
 
-    def changes(self) -> Changes:
+    def changes(self, rules: Rules | None = None) -> Changes:
         from wdsfs import changes, overlay
 
         if self.directory is None:
@@ -93,7 +93,7 @@ class Session:
         def open_file(node: UpperNode) -> int:
             return overlay.open_below(directory, node)
 
-        return changes.find(self.tree, overlay.load(directory), open_file)
+        return changes.find(self.tree, overlay.load(directory), open_file, rules or changes.Rules())
 
     def files(self) -> Files:
         from wdsfs.commit import Files
@@ -336,9 +336,10 @@ def diff(
     """Show what was changed in a writable mount, or with --overlay DIR in SHARDS: samples added, changed, removed
     and renamed.
 
-    Behind a changed sample stand its extensions: +added ~changed -removed. What cannot be packed is told with the
-    reason, and so are conflicts, which stand in the way of every commit, with --leave-out, too. The exit code is
-    1 then.
+    After a changed sample stand its extensions: +added ~changed -removed =same content with another time ("time
+    only" if that is all). What cannot be packed is listed with the reason, and so are conflicts, which stand in
+    the way of every commit, with --leave-out, too. The exit code is 1 then. What programs leave behind
+    (`.cls.swp`, `cls~`, `.DS_Store`) is listed apart, and no commit packs it without --with-leavings.
 
     \b
     Examples:
@@ -359,14 +360,22 @@ def diff(
     else:
         for sample in [*found.samples, *found.others]:
             click.echo(_line(sample))
-        remarks = {"conflict": found.conflicts, "cannot be packed": found.unpackable, "note": found.notes}
+        remarks = {
+            "conflict": found.conflicts,
+            "cannot be packed": found.unpackable,
+            "left behind": found.leavings,
+            "note": found.notes,
+        }
         for word, some in remarks.items():
             for one in some:
                 click.echo(f"{word}: {os.fsdecode(one.path)}: {one.reason}")
     counts = Counter(sample.kind for sample in found.samples)
     told = [f"{counts[kind]:,} {kind}" for kind in ("added", "changed", "renamed", "removed")]
-    conflicts = f", {counted(len(found.conflicts), 'conflict')}" if found.conflicts else ""
-    click.echo(f"samples: {', '.join(told)}; {len(found.unpackable):,} cannot be packed{conflicts}", err=True)
+    told += [f"{counts[kind]:,} {kind}" for kind in ("time only",) if counts[kind]]
+    files = [f"{len(found.unpackable):,} cannot be packed"]
+    files += [counted(len(found.conflicts), "conflict")] if found.conflicts else []
+    files += [f"{len(found.leavings):,} left behind by programs"] if found.leavings else []
+    click.echo(f"samples: {', '.join(told)}; {', '.join(files)}", err=True)
     sys.exit(1 if found.unpackable or found.conflicts else 0)
 
 
@@ -374,18 +383,24 @@ def _line(sample: Sample) -> str:
     path = os.fsdecode(sample.path)
     if sample.was:
         path = f"{os.fsdecode(sample.was)} -> {path}"
-    columns = [("+", sample.added), ("~", sample.changed), ("-", sample.removed)]
+    columns = [("+", sample.added), ("~", sample.changed), ("-", sample.removed), ("=", sample.times)]
     shown = [mark + os.fsdecode(one) for mark, some in columns for one in some]
     # Of a sample that comes or goes as a whole its extensions say nothing new.
-    return " ".join([f"{sample.kind:<8}", path, *(shown if sample.kind in ("changed", "renamed") else ())])
+    whole = sample.kind in ("added", "removed")
+    return " ".join([f"{sample.kind:<8}", path, *(() if whole else shown)])
 
 
 def _report(found: Changes) -> dict[str, Any]:
     def row(sample: Sample) -> dict[str, Any]:
-        columns = {name: _texts(getattr(sample, name)) for name in ("added", "changed", "removed")}
+        columns = {name: _texts(getattr(sample, name)) for name in ("added", "changed", "removed", "times")}
         return {"kind": sample.kind, "path": _text(sample.path), "was": _text(sample.was) or None, **columns}
 
-    remarks = {"conflicts": found.conflicts, "unpackable": found.unpackable, "notes": found.notes}
+    remarks = {
+        "conflicts": found.conflicts,
+        "unpackable": found.unpackable,
+        "leavings": found.leavings,
+        "notes": found.notes,
+    }
     return {
         "samples": [row(sample) for sample in found.samples],
         "others": [row(sample) for sample in found.others],
@@ -427,6 +442,14 @@ def _texts(names: Sequence[bytes]) -> list[str]:
 @click.option("--sort", is_flag=True, help="Sort the samples of each shard by key.")
 @click.option("--leave-out", is_flag=True, help="Go ahead without the files that cannot be packed.")
 @click.option(
+    "--with-leavings",
+    is_flag=True,
+    help="Also pack what programs have left behind (`.cls.swp`, `cls~`, `.DS_Store`).",
+)
+@click.option(
+    "--ignore-times", is_flag=True, help="Files of which only the time has changed stay as they are in the shards."
+)
+@click.option(
     "--export",
     "exports",
     type=cli_export.FORMATS,
@@ -460,6 +483,8 @@ def commit(
     copy: bool,
     sort: bool,
     leave_out: bool,
+    with_leavings: bool,
+    ignore_times: bool,
     exports: tuple[str, ...],
     space_check: bool,
     dry_run: bool,
@@ -487,7 +512,10 @@ def commit(
     from wdsfs.spec import expand, extended
 
     since = time.monotonic()
-    options = Options(output, maxcount, maxsize, changed_only, in_place, link, sort, leave_out)
+    options = Options(
+        *(output, maxcount, maxsize, changed_only, in_place, link, sort),
+        *(leave_out, with_leavings, ignore_times),
+    )
     _check(options, copy)
     wanted = Wanted(sources, selection)
     view = {"layout": layout, "names": names, "merge": merge}
@@ -497,7 +525,7 @@ def commit(
         begun = unfinished(session.place)
         if begun and not in_place:
             raise _unfinished_advice(overlay, wanted)
-        found = None if begun else session.changes()
+        found = None if begun else session.changes(options.rules)
         plan = read_plan(session.place, below) if found is None else Planner(below, found, options).make()
         untold = _untold(found) if found is not None and changed_only else None
         session.refuse_inside(plan)

@@ -27,11 +27,11 @@ from typing import NamedTuple
 import numpy as np
 
 from wdsfs import braces, header
-from wdsfs.changes import Changes, NewSample, Remark, ShardChanges
+from wdsfs.changes import Changes, NewSample, Remark, Rules, ShardChanges
 from wdsfs.errors import CommitError, StaleShard, UsageError
 from wdsfs.index import look
 from wdsfs.lower import Lower, NotIndexed
-from wdsfs.names import split
+from wdsfs.names import split, suffix_of
 from wdsfs.overlay import OPEN_DIRECTORY
 from wdsfs.pack import (
     Cut,
@@ -66,7 +66,8 @@ log = logging.getLogger(__name__)
 class Options:
     """What the command line asks for. `output` names the new shards: `%06d` or braces for the number.
 
-    `leave_out`: files that cannot be packed are no reason not to commit; they stay in the overlay.
+    `leave_out`: files that cannot be packed are no reason not to commit; they stay in the overlay. `with_leavings`
+    and `ignore_times` say what counts as a change (`changes.Rules`).
     """
 
     output: str | None = None
@@ -78,6 +79,12 @@ class Options:
     sort: bool = False
 
     leave_out: bool = False
+    with_leavings: bool = False
+    ignore_times: bool = False
+
+    @property
+    def rules(self) -> Rules:
+        return Rules(self.with_leavings, self.ignore_times)
 
     @property
     def resplits(self) -> bool:
@@ -178,7 +185,7 @@ class Planner:
             told = _listing([os.fsencode(f"{word}{os.fsdecode(one.path)}: {one.reason}") for word, one in refused])
             advice = "" if options.in_place or changes.conflicts else "\n--leave-out goes ahead without it"
             raise CommitError(f"this cannot be packed:{told}{advice}")
-        self.plan.left_out = list(changes.unpackable)
+        self.plan.left_out = [*changes.leavings, *changes.unpackable]
         if options.changed_only:
             self.plan.left_out += self._changed_strays()
 
@@ -213,11 +220,20 @@ class Planner:
             if target in seen:
                 raise CommitError(f"{os.fsdecode(target)} would be written twice")
             seen.add(target)
+            self._refuse_compressed_name(target)
             if target in sources and not self.options.in_place:
                 text = f"{os.fsdecode(target)} is one of the shards: choose another --output, or --in-place"
                 raise CommitError(text)
             if sources[target] > 1:
                 raise CommitError(f"{os.fsdecode(target)} is several shards of the set")
+
+    def _refuse_compressed_name(self, target: bytes) -> None:
+        suffix = suffix_of(target)
+        if suffix not in (b"", b".tar") and not (self.options.in_place and os.path.lexists(target)):
+            text = f"commit writes plain tars, and under a name in {suffix.decode()} readers would unpack them"
+            raise UsageError(
+                f"--output: {os.fsdecode(target)}: {text}; name them .tar and compress them afterwards"
+            )
 
     # --- one shard for each
 

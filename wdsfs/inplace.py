@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsfs import trust
+from wdsfs.changes import Remark
 from wdsfs.commit import NEW, REWRITE, Plan, Runner, Step
 from wdsfs.errors import CommitError
 from wdsfs.index import look
@@ -357,7 +358,8 @@ def plan_to_json(plan: Plan) -> bytes:
     ]
     sources = {number: [os.fsdecode(one.path), list(one.fingerprint)] for number, one in plan.sources.items()}
     upper = {os.fsdecode(path): list(stamp) for path, stamp in plan.upper.items()}
-    about = {"version": VERSION, "sources": sources, "steps": steps, "upper": upper}
+    left_out = [[os.fsdecode(one.path), one.reason] for one in plan.left_out]
+    about = {"version": VERSION, "sources": sources, "steps": steps, "upper": upper, "left_out": left_out}
     return json.dumps(about, indent=1).encode() + b"\n"
 
 
@@ -370,6 +372,7 @@ def plan_from_json(data: bytes) -> Plan:
     for number, (path, (size, mtime_ns, identity)) in about["sources"].items():
         plan.sources[int(number)] = Source(os.fsencode(path), (size, mtime_ns, identity))
     plan.upper = {os.fsencode(path): (inode, ctime) for path, (inode, ctime) in about["upper"].items()}
+    plan.left_out = [Remark(os.fsencode(path), reason) for path, reason in about.get("left_out", ())]
     for one in about["steps"]:
         output = Output(os.fsencode(one["target"]), [_piece_from_json(piece) for piece in one["pieces"]])
         plan.steps.append(Step(output, one["action"], one["number"], one["samples"]))

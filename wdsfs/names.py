@@ -29,6 +29,43 @@ SHARD_SUFFIXES = (
 _ODD = (b"%", b"\0", b"//", b"/./", b"/../")
 _ESCAPED = re.compile(rb"%(00|25|2E)")
 
+# What readers keep in a sample beside its columns. A column of this name stops the webdataset library.
+RESERVED = frozenset((b"__key__", b"__url__", b"__local_path__"))
+
+# Semantics decision: what editors, desktops and file systems leave in directories is no column of a sample.
+_LEAVING = re.compile(
+    rb"""
+      \..+\.sw(?:px?|[a-px])     # vim: swap files
+    | 4913                       #      the file by which it tries a directory
+    | .+~                        # Emacs, vim, gedit, kate: the version before
+    | \#.+\#                     # Emacs: what is not saved yet
+    | \.\#.+                     #      a lock, which is a symbolic link to nothing
+    | \.~lock\..+\#              # LibreOffice: a lock
+    | \..+\.kate-swp             # kate: a swap file
+    | \.goutputstream-.+         # GNOME: a file that is being saved
+    | \..+\.[A-Za-z0-9]{6}       # rsync: a file that is being copied
+    | \.DS_Store | \._.+         # macOS
+    | Thumbs\.db | ehthumbs\.db | [Dd]esktop\.ini        # Windows
+    | \.directory                # KDE
+    | \.fuse_hidden.+ | \.nfs[0-9a-f]+                   # removed while open
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_LEAVINGS = frozenset(  # directories of such
+    (
+        b".ipynb_checkpoints",
+        b"__MACOSX",
+        b".AppleDouble",
+        b"@eaDir",
+        b".Spotlight-V100",
+        b".fseventsd",
+        b".Trashes",
+    )
+)
+_TRASH = b".Trash-"
+
+_PATH_MAX = 4095  # bytes
+
 
 class Split(NamedTuple):
     """A sample member's name: `folder` (raw, with its last slash; empty at the top), stem, extension."""
@@ -57,10 +94,12 @@ def split(name: bytes) -> Split | None:
 
 def without_suffix(path: bytes) -> bytes:
     """The path of a shard without what tells that it is one: `a/x.tar.gz` -> `a/x`."""
-    for suffix in SHARD_SUFFIXES:
-        if path.endswith(suffix):
-            return path[: -len(suffix)]
-    return path
+    return path[: len(path) - len(suffix_of(path))]
+
+
+def suffix_of(path: bytes) -> bytes:
+    """What tells of a path that it is a shard: `a/x.tar.gz` -> `.tar.gz`; empty if nothing does."""
+    return next((suffix for suffix in SHARD_SUFFIXES if path.endswith(suffix)), b"")
 
 
 def split_folder(name: bytes) -> tuple[bytes, bytes]:
@@ -90,6 +129,23 @@ def folder_components(folder: bytes) -> list[bytes]:
     while components and components[0] == b".":
         del components[0]
     return components
+
+
+def is_leaving(name: bytes, directory: bool = False) -> bool:
+    """Whether a file or a directory is called as what programs leave behind, and nobody wants in a sample."""
+    if directory:
+        return name in _LEAVINGS or name.startswith(_TRASH)
+    return _LEAVING.fullmatch(name) is not None
+
+
+def unextractable(name: bytes) -> str | None:
+    """Why `tar` cannot extract a member of this name, whatever else is in the tar; None if it can."""
+    components = name.split(b"/")
+    if b".." in components:
+        return "`..` is part of it"
+    if max(map(len, components)) > NAME_MAX or len(name) > _PATH_MAX:
+        return "it is too long for a file system"
+    return "it has a NUL byte" if b"\0" in name else None
 
 
 def readable(name: bytes) -> str:
