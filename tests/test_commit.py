@@ -31,6 +31,7 @@ from wdsfs.index import look
 from wdsfs.inplace import Replacement, _freed_by, plan_from_json, plan_to_json, read_plan, unfinished
 from wdsfs.overlay import Place, Settings, ShardSeen
 from wdsfs.pack import Disk
+from wdsfs.reading import PLAIN, Reading
 from wdsfs.tree import View
 
 FIRST = tars.tar(
@@ -53,8 +54,15 @@ EDITS: dict[Any, Any] = {
 class Set:
     """Shards s0, s1 ... with an overlay `o`, and a directory `out`."""
 
-    def __init__(self, home: Path, *shards: bytes, view: View | None = None, merge: bool = False) -> None:
-        self.home, self.view, self.merge = home, view or View(), merge
+    def __init__(
+        self,
+        home: Path,
+        *shards: bytes,
+        view: View | None = None,
+        merge: bool = False,
+        reading: Reading = PLAIN,
+    ) -> None:
+        self.home, self.view, self.merge, self.reading = home, view or View(), merge, reading
         self.shards = [home / f"s{number}.tar" for number in range(len(shards))]
         for path, data in zip(self.shards, shards, strict=True):
             path.write_bytes(data)
@@ -62,7 +70,7 @@ class Set:
         (home / "o/upper").mkdir(parents=True)
         (home / "o/work").mkdir()
         seen = (ShardSeen(path.stem.encode(), os.fsencode(path), look(os.fsencode(path))) for path in self.shards)
-        settings = Settings(self.view.layout, self.view.names, merge, tuple(seen))
+        settings = Settings(self.view.layout, self.view.names, merge, tuple(seen), reading)
         overlay.write_settings(self.place, settings)
 
     def edit(self, upper: Mapping[Any, Any]) -> Set:
@@ -76,7 +84,7 @@ class Set:
         upper = self.place.upper
         directory = os.open(upper, os.O_RDONLY | os.O_DIRECTORY) if upper.exists() else os.open(self.home, 0)
         try:
-            with a_tree(self.home, [b""] * len(self.shards), self.view, self.merge) as tree:
+            with a_tree(self.home, [b""] * len(self.shards), self.view, self.merge, self.reading) as tree:
                 fresh = not unfinished(self.place)
                 if fresh:
                     plan = Planner(tree.lower, find(tree, upper), Options(**options)).make()
@@ -96,7 +104,7 @@ class Set:
 
     def plan(self, **options: Any) -> Plan:
         options.setdefault("output", f"{self.home}/out/o-%03d.tar")
-        with a_tree(self.home, [b""] * len(self.shards), self.view, self.merge) as tree:
+        with a_tree(self.home, [b""] * len(self.shards), self.view, self.merge, self.reading) as tree:
             return Planner(tree.lower, find(tree, self.place.upper), Options(**options)).make()
 
     def out(self) -> list[bytes]:

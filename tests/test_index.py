@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
@@ -245,14 +246,14 @@ def test_thousands_of_shards(tmp_path: Path) -> None:
 # --- a shard that is being written ------------------------------------------------------------------------
 
 
-def _writing(path: Path, times: int) -> Callable[[int, list[int], None], bytes]:
+def _writing(path: Path, times: int) -> Callable[..., bytes]:
     """`builder.build`, while somebody appends a member to the shard during the first so many scans."""
     scans = 0
 
-    def build(fd: int, fingerprint: list[int], problem: None) -> bytes:
+    def build(*arguments: Any) -> bytes:
         nonlocal scans
         scans += 1
-        data = original(fd, fingerprint, problem)
+        data: bytes = original(*arguments)
         if scans <= times:
             whole = path.read_bytes().removesuffix(tars.END)
             path.write_bytes(whole + tars.tar(tars.member(b"late%d.txt" % scans)))
@@ -427,11 +428,11 @@ def test_readers_that_were_killed_do_not_count_any_more(prepared: Prepared) -> N
         sets.run(code, directory, *paths_of(shards))
 
 
-def build_or_wait(path: bytes) -> bytes:
+def build_or_wait(path: bytes, **options: Any) -> bytes:
     """`build_file`, which for some shards never ends."""
     if b"slow" in path:
         signal.pause()
-    return build_file(path)
+    return build_file(path, **options)
 
 
 def test_an_interrupt_keeps_what_is_finished_and_leaves_no_process(tmp_path: Path) -> None:

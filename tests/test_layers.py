@@ -28,13 +28,14 @@ inodes     |                                                        | third-part
 board      | inodes                                                 | third-party disks
 snapshots  |                                                        | third-party
 names      | errors                                                 | third-party disks clock
+reading    |                                                        | third-party disks clock
 trust      | errors                                                 | third-party clock
 system     | errors trust                                           | third-party
 control    | errors system                                          | fuse lmdb numpy terminal
 braces     | errors                                                 | fuse trio lmdb numpy terminal disks clock
 documents  | errors                                                 | fuse trio lmdb numpy terminal clock
 lists      | errors braces documents                                | fuse trio lmdb numpy terminal clock
-spec       | errors names braces documents lists                    | fuse trio lmdb numpy terminal clock
+spec       | errors names reading braces documents lists            | fuse trio lmdb numpy terminal clock
 pool       | errors spec                                            | third-party
 source     |                                                        | third-party clock
 seek       |                                                        | fuse trio lmdb numpy terminal clock
@@ -44,24 +45,24 @@ codecs     | errors                                                 | fuse trio 
 compressed | errors source seek copies shard codecs                 | fuse trio lmdb terminal clock
 header     |                                                        | third-party disks clock
 record     | inodes shard source                                    | fuse trio lmdb terminal clock
-builder    | errors inodes names record shard source                | fuse trio lmdb terminal clock
-formats    | errors names shard record                              | fuse trio lmdb terminal clock
+builder    | errors inodes names reading record shard source        | fuse trio lmdb terminal clock
+formats    | errors names reading shard record                              | fuse trio lmdb terminal clock
 energon    | errors names shard                                     | fuse trio lmdb terminal clock
 ahead      | formats energon source                                   | fuse trio lmdb terminal clock
 labels     | errors names system trust                              | fuse trio lmdb numpy terminal clock
 compose    | errors names shard record builder codecs               | fuse trio lmdb terminal clock
 pages      | errors                                                 | fuse trio lmdb terminal
-index      | errors inodes trust system spec pool copies compressed record builder pages ahead | fuse trio terminal
+index| errors inodes trust system reading spec pool copies compressed record builder pages ahead|fuse trio terminal
 lower      | errors board inodes source spec compressed shard record index    | fuse trio lmdb terminal
-derived    | errors board names spec record codecs labels compose index lower | fuse trio lmdb terminal
+derived    | errors board names reading spec record codecs labels compose index lower | fuse trio lmdb terminal
 tree       | errors inodes names shard record lower                 | fuse trio lmdb terminal
 merged     | errors inodes names record lower tree                  | fuse trio lmdb terminal
 numbered   | errors inodes lower merged record spec tree            | fuse trio lmdb terminal
 report     | board lower tree                                       | fuse trio lmdb numpy terminal
 pack       | errors header index record shard source                | fuse trio lmdb terminal clock
-overlay    | errors inodes trust                                    | third-party clock
+overlay    | errors inodes reading trust                            | third-party clock
 changes    | errors board inodes names record shard lower tree overlay pack | fuse trio lmdb terminal clock
-commit     | errors braces header index names record lower overlay pack changes | fuse trio lmdb terminal clock
+commit | errors braces header index names record shard lower overlay pack changes | fuse trio lmdb terminal clock
 export     | __init__ errors pool record formats energon index lower pack | fuse trio lmdb terminal clock
 inplace    | errors trust index lower overlay pack changes commit   | fuse trio lmdb terminal clock
 journal    |                                                        | third-party disks clock
@@ -76,10 +77,10 @@ writes     | errors board inodes ops protocol special tree writable   | fuse tri
 stack      | errors trust spec index inplace tree overlay journal upper writable | fuse trio lmdb numpy terminal
 engine     | errors board protocol worker tree writable ops         | fuse lmdb numpy terminal
 mount      | *                                                      | lmdb numpy terminal
-check      | errors names source compressed shard record formats energon ahead | fuse trio lmdb terminal
+check      | errors names reading source compressed shard record formats energon ahead | fuse trio lmdb terminal
 statistics | errors record lower                                    | fuse trio lmdb terminal
 doctor     | errors system                                          | trio lmdb numpy terminal
-console    | errors trust copies index lower pool spec tree compose derived | fuse trio lmdb numpy
+console    | errors trust copies index lower pool reading spec tree compose derived | fuse trio lmdb numpy
 cli_export | *                                                      | fuse trio lmdb numpy
 cli_overlay | *                                                     | fuse trio lmdb numpy
 cli        | *                                                      | fuse trio lmdb numpy

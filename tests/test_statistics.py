@@ -69,6 +69,8 @@ def test_totals_and_sizes_equal_a_count_by_hand(tmp_path: Path) -> None:
         "shard_bytes": sum(map(len, contents)),
         "damaged": 0,
         "in_no_sample": 4,
+        "apart": 0,
+        "joined": 0,
     }
     assert rows == [
         {

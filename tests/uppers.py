@@ -14,6 +14,7 @@ from wdsfs.index import open_index
 from wdsfs.lower import Lower
 from wdsfs.merged import make_tree
 from wdsfs.overlay import UpperNode, open_below
+from wdsfs.reading import PLAIN, Reading
 from wdsfs.spec import expand
 from wdsfs.tree import Tree, View
 
@@ -54,11 +55,13 @@ def write_upper(directory: Path, wanted: Mapping[Any, Any]) -> None:
 
 
 @contextmanager
-def a_tree(home: Path, shards: Sequence[bytes], view: View, merge: bool = False) -> Iterator[Tree]:
+def a_tree(
+    home: Path, shards: Sequence[bytes], view: View, merge: bool = False, reading: Reading = PLAIN
+) -> Iterator[Tree]:
     for number, data in enumerate(shards):
         if not (home / f"s{number}.tar").exists():
             (home / f"s{number}.tar").write_bytes(data)
-    found = expand([f"{home}/s{{0..{len(shards) - 1}}}.tar"])
+    found = expand([f"{home}/s{{0..{len(shards) - 1}}}.tar"], reading=reading)
     index = open_index(home / "index")
     index.refresh([one for one, _ in index.stale(found)])
     below = Lower(found, index)

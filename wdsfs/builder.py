@@ -21,6 +21,7 @@ from wdsfs import names, shard
 from wdsfs.errors import CorruptShard
 from wdsfs.inodes import FOLDER, INDEX_MAX, MEMBER, SAMPLE, index_of, kind_of, position
 from wdsfs.names import readable
+from wdsfs.reading import PLAIN, Reading
 from wdsfs.record import FORMAT, HAS_SAMPLES, IS_TWIN, KINDS, LINK, MAGIC, STRAY, TWIN, ends_checksum
 from wdsfs.source import TarBytes
 
@@ -98,7 +99,10 @@ class _Link(NamedTuple):
 class _Builder:
     """Collects entries and members chunk by chunk in compact arrays."""
 
-    def __init__(self) -> None:
+    def __init__(self, group_by_key: bool = False) -> None:
+        # Samples by raw key, where members that lie apart are one sample; those that have some.
+        self.known: dict[bytes, int] | None = {} if group_by_key else None
+        self.apart: set[int] = set()
         self.folders = _Folders()
         self.entry_folder, self.entry_crc = array("I"), array("I")
         self.entry_flags = bytearray()
@@ -132,7 +136,8 @@ class _Builder:
 
     def _add_plain(self, member_names: list[bytes]) -> None:
         """The fast path: regular members, none of them sparse, whose names need no escape."""
-        key, entry, extensions = self.key, self.key_entry, self.extensions
+        key, entry, extensions, folders = self.key, self.key_entry, self.extensions, self.folders
+        apart = self.known is not None
         quick = None  # the key when a name that starts so, and has no more slashes, is surely of its sample
         add_entry, add_extension = self.member_entry.append, self.member_extension.append
         for name in member_names:
@@ -147,7 +152,9 @@ class _Builder:
                 head = folder + stem
                 if head != key:
                     key = head
-                    entry = self._entry(self.folders.number(folder), stem, 0)
+                    # Not by `_sample` as a rule: a call for each sample is a percent of all.
+                    where = folders.number(folder)
+                    entry = self._sample(key, where, stem) if apart else self._entry(where, stem, 0)
                 quick = None if key.startswith(b"__") else key  # `__a.b` is in a sample, `__a.b__` is not
             add_entry(entry)
             number = extensions.get(extension)
@@ -176,7 +183,7 @@ class _Builder:
                 key = split.folder + split.stem
                 if key != self.key:
                     self.key = key
-                    self.key_entry = self._entry(self.folders.number(split.folder), split.stem, 0)
+                    self.key_entry = self._sample(key, self.folders.number(split.folder), split.stem)
                 entry = self.key_entry
             else:
                 extension = b""
@@ -230,6 +237,17 @@ class _Builder:
         if len(self.unshown) < PROBLEMS_MAX:
             self.unshown.append(shard.Problem(offset, kind, readable(name)))
 
+    def _sample(self, key: bytes, folder: int, stem: bytes) -> int:
+        """The entry of a sample of which a run of members begins."""
+        found = None if self.known is None else self.known.get(key)
+        if found is not None:
+            self.apart.add(found)
+            return found
+        entry = self._entry(folder, stem, 0)
+        if self.known is not None:
+            self.known[key] = entry
+        return entry
+
     def _entry(self, folder: int, stem: bytes, flags: int) -> int:
         self.entry_crc.append(zlib.crc32(stem, self.folders.prefixes[folder]))
         self.entry_folder.append(folder)
@@ -242,8 +260,10 @@ class _Builder:
         return self._entry(self.folders.number(folder), base, STRAY | flags)
 
 
-def build(fd: TarBytes, fingerprint: list[int], problem: shard.Problem | None = None) -> bytes:
-    """The record of the shard open at `fd`.
+def build(
+    fd: TarBytes, fingerprint: list[int], problem: shard.Problem | None = None, reading: Reading = PLAIN
+) -> bytes:
+    """The record of the shard open at `fd`, read so.
 
     `fingerprint` (size in bytes, mtime in ns, inode) is what the caller saw of the file before, `problem` what is
     wrong with it besides; they are stored as they are. A damaged shard gives a record of what is intact, with the
@@ -251,15 +271,16 @@ def build(fd: TarBytes, fingerprint: list[int], problem: shard.Problem | None = 
     than a record can number.
     """
     problems = [] if problem is None else [problem]
-    builder = _Builder()
-    for chunk in shard.scan(fd, problems):
+    builder = _Builder(reading.group_by_key)
+    marks = reading.marks()
+    for chunk in shard.scan(fd, problems, marks=marks):
         builder.add(chunk)
         if len(builder.member_entry) > INDEX_MAX:
             raise CorruptShard(f"more than {INDEX_MAX} members in one shard")
     packer = _Packer(builder, problems)
     packer.pack()
     ends = [builder.last_head, ends_checksum(fd, builder.last_head)]
-    return packer.to_bytes(fingerprint, ends)
+    return packer.to_bytes(fingerprint, ends, end_marks=len(marks or ()))
 
 
 @dataclass(slots=True)
@@ -650,7 +671,9 @@ class _Packer:
         dotted = np.fromiter((b"." in self.entry_names[n][1:] for n in strays.tolist()), bool, len(strays))
         return set(self.entry_folder[strays[doubtful | dotted]].tolist())
 
-    def to_bytes(self, fingerprint: list[int], ends: list[int], view: dict[str, Any] | None = None) -> bytes:
+    def to_bytes(
+        self, fingerprint: list[int], ends: list[int], view: dict[str, Any] | None = None, end_marks: int = 0
+    ) -> bytes:
         """The whole record: magic, length of the directory, the directory (JSON), the sections, a checksum."""
         offset, table = 0, []
         parts: list[bytes] = []
@@ -679,6 +702,10 @@ class _Packer:
         }
         if view is not None:
             meta["view"] = view
+        if end_marks:
+            meta["end_marks"] = end_marks
+        if b.apart:
+            meta["apart"] = len(b.apart)
         text = json.dumps(meta, separators=(",", ":")).encode()
         text += b" " * (-(len(text) + 4) % 8)
         body = b"".join([len(text).to_bytes(4, "little"), text, *parts])

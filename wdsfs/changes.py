@@ -12,6 +12,7 @@ What lies where in a tar is `pack.py`, what is written in which shard `commit.py
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from typing import NamedTuple
 
 from wdsfs import inodes, lower, names
 from wdsfs.board import sum_of
-from wdsfs.errors import NoSuchEntry, NotADirectory
+from wdsfs.errors import NoSuchEntry, NotADirectory, ShardError
 from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of
 from wdsfs.lower import NotIndexed
 from wdsfs.overlay import DIRECTORY, FILE, SYMLINK, WHITEOUT, Origin, UpperNode
@@ -54,9 +55,14 @@ OLD_STEM = (
 )
 MEETING = "would make one sample of two with the same key: rename one of them"
 LINKED = "has hard links in the shard, which cannot be changed"
+DOUBLED = (
+    "has an extension twice, in members that lie apart: side by side readers refuse them; remove or rename one"
+)
 # Left out unless asked for.
 LEAVING = "looks like what an editor or a desktop has left behind; a commit packs it with --with-leavings"
 # Notes: nothing is left out.
+JOINED = "is several tars joined: a commit makes one of them, which every reader sees whole"
+APART = "has samples whose members lie apart: a commit puts them side by side, as other readers need them"
 EMPTY_DIRECTORY = "is an empty directory, and a tar of samples has none"
 DANGLING = "hides nothing: there is nothing of this name below"
 TIME_IGNORED = "has another time than in the shard and the same content"
@@ -638,6 +644,10 @@ class _Summary:
             if changes:
                 self.found.shards[number] = changes
         self._tell_added()
+        for number in range(len(self.lower)):
+            if not self.lower.shards[number].reading.is_plain:
+                with contextlib.suppress(ShardError):  # one that cannot be read cannot be written anew, either
+                    self._tell_mended(number, walk.record(number))
         self._note_unextractable()
         self.found.leavings.sort()
         self.found.unpackable.sort()
@@ -823,6 +833,22 @@ class _Summary:
                 self.found.conflicts.append(Remark(path, MEETING))
             last = place, key
 
+    # --- shards that other tools read in another way
+
+    def _tell_mended(self, number: int, record: Record) -> None:
+        """What a commit puts right in a shard, and what it cannot put right."""
+        name = self.lower.shards[number].name
+        if record.end_marks:
+            self.found.notes.append(Remark(name, JOINED))
+        if record.apart:
+            self.found.notes.append(Remark(name, APART))
+        changes = self.found.shards.get(number, ShardChanges())
+        for entry in record.samples_apart():
+            left = [_lower_case(extension) for extension in _extensions_left(record, entry, changes)]
+            if len(set(left)) < len(left):
+                path = self.walk.paths.get((number, entry)) or name + b"/" + record.entry_path(entry)
+                self.found.conflicts.append(Remark(path, DOUBLED))
+
     # --- new samples
 
     def _tell_added(self) -> None:
@@ -895,6 +921,18 @@ def _folder_of(record: Record, components: Sequence[bytes]) -> int | None:
         if folder is not None:
             folder = record.find_folder(folder, component, record.crc_below(folder, component))
     return folder
+
+
+def _extensions_left(record: Record, entry: int, changes: ShardChanges) -> Iterator[bytes]:
+    """The extensions that a sample has with these changes."""
+    for member in record.entry_members(entry):
+        new = changes.members.get(member)
+        if new is None:
+            yield record.extension(member)
+        for one in (*(new or ()), *changes.behind.get(member, ())):
+            found = names.split(one.name)
+            if found is not None:
+                yield found.extension
 
 
 def _lower_case(extension: bytes) -> str:

@@ -21,6 +21,7 @@ import numpy as np
 from wdsfs import compressed, energon, formats, names, shard
 from wdsfs.ahead import reading_ahead
 from wdsfs.errors import MissingShard, StaleShard, UnreadableShard
+from wdsfs.reading import PLAIN, Reading
 from wdsfs.record import KINDS
 from wdsfs.source import TarBytes, open_beside
 
@@ -65,8 +66,11 @@ class Lint:
             self.findings.append(Finding(kind, offset, member, text))
 
 
-def lint(path: bytes) -> Lint:
-    """Look at one shard. Raises MissingShard, UnreadableShard."""
+def lint(path: bytes, reading: Reading = PLAIN) -> Lint:
+    """Look at one shard, read so. Raises MissingShard, UnreadableShard.
+
+    What other readers trip over is found whichever way it is read: data behind an end mark, split samples.
+    """
     found = Lint()
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not be waited for
@@ -77,21 +81,24 @@ def lint(path: bytes) -> Lint:
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise UnreadableShard(f"{os.fsdecode(path)}: is no regular file")
-        reader = _Reader(found)
+        reader = _Reader(found, reading)
         kind = compressed.kind_of(fd)
         if kind is not None and path.endswith(b".tar"):
             text = f"called .tar, but {kind}-compressed: webdataset reads it, DALI, Energon and wids do not"
             found.add("compressed", -1, "", text)
         with compressed.opened(fd, path) as (source, problem), reading_ahead(fd, path):
             problems = [] if problem is None else [problem]
-            for chunk in shard.scan(source, problems):
+            marks = reading.marks()
+            for chunk in shard.scan(source, problems, marks=marks):
                 reader.read(chunk)
-            reader.end_sample()
+            reader.end()
             reader.find_clashes(source)
+        if marks:
+            found.add("behind end mark", marks[0], "", _joined_text(len(marks)))
         for problem in problems:
             member = text_of(reader.last[1]) if problem.offset == reader.last[0] else ""
             found.add(problem.kind, problem.offset, member, problem.text)
-        for side, text in _side_indexes(path, fd) if source == fd else ():
+        for side, text in _side_indexes(path, fd, reading) if source == fd else ():
             found.add("wrong index", -1, "", f"{os.fsdecode(side)}: {text}")
     except StaleShard as error:
         raise UnreadableShard(f"{error}; try again when it is finished") from None
@@ -102,9 +109,15 @@ def lint(path: bytes) -> Lint:
     return found
 
 
-def _side_indexes(path: bytes, fd: int) -> Iterator[tuple[bytes, str]]:
+def _joined_text(marks: int) -> str:
+    more = f" and {marks - 1:,} more end marks" if marks > 1 else ""
+    return f"another tar lies behind the end-of-archive mark{more}; readers stop here without --ignore-zeros"
+
+
+def _side_indexes(path: bytes, fd: int, reading: Reading) -> Iterator[tuple[bytes, str]]:
     """The indexes of other tools that lie beside a shard and are not of what is in it, and why."""
-    sides = ((formats.dali_path(path), formats.dali_misfit), (energon.offsets_path(path), energon.misfit))
+    dali_misfit = functools.partial(formats.dali_misfit, reading=reading)
+    sides = ((formats.dali_path(path), dali_misfit), (energon.offsets_path(path), energon.misfit))
     for side, misfit in sides:
         try:
             file = open_beside(side)  # closed below; what reading the shard says is not the index's
@@ -122,8 +135,10 @@ def _side_indexes(path: bytes, fd: int) -> Iterator[tuple[bytes, str]]:
 class _Reader:
     """Groups members into samples as a reader of the format does, and notes what is odd on the way."""
 
-    def __init__(self, found: Lint) -> None:
-        self.found = found
+    def __init__(self, found: Lint, reading: Reading = PLAIN) -> None:
+        self.found, self.reading = found, reading
+        # Where members that lie apart are one sample: offset, key and extensions of each, by the key's digest.
+        self.gathered: dict[int, tuple[int, bytes, set[bytes]]] | None = {} if reading.group_by_key else None
         self.key: bytes | None = None
         self.offset = 0
         self.extensions: set[bytes] = set()
@@ -171,7 +186,7 @@ class _Reader:
         clashes = [(offset, name) for name, offset in self.strays.items() if hash(name) in self.folders]
         splits = filter(None, map(names.split, self.dotted))
         if any(_digest(one.folder + one.stem) in self.seen for one in splits):
-            for chunk in shard.scan(source, []):
+            for chunk in shard.scan(source, [], marks=self.reading.marks()):
                 rows = zip(chunk.heads.tolist(), chunk.names, chunk.types.tolist(), strict=True)
                 clashes += [(at, name) for at, name, kind in rows if kind == shard.REGULAR and name in self.dotted]
         for offset, name in sorted(set(clashes)):
@@ -220,20 +235,35 @@ class _Reader:
             self.found.offsets.append(offset)
         else:
             text = f"the sample was seen at offset {first} before: its members are not side by side"
+            if self.gathered is None:
+                text += "; --group-by-key shows them together"
             self.found.add("split sample", offset, text_of(key), text)
+        if self.gathered is not None:
+            self.offset, _, self.extensions = self.gathered.setdefault(digest, (offset, key, self.extensions))
+            self.lowered = {extension.lower() for extension in self.extensions}
 
     def end_sample(self) -> None:
         if self.key is None:
             return
+        if self.gathered is None:
+            self._count(self.offset, self.key, self.extensions)
+        self.key, self.extensions, self.lowered = None, set(), set()
+
+    def end(self) -> None:
+        """To be called behind the last member."""
+        self.end_sample()
+        for sample in (self.gathered or {}).values():
+            self._count(*sample)
+
+    def _count(self, offset: int, key: bytes, extensions: set[bytes]) -> None:
         self.found.samples += 1
-        pattern = frozenset(self.extensions)
+        pattern = frozenset(extensions)
         if pattern in self.found.patterns or len(self.found.patterns) < PATTERNS:
             self.found.patterns[pattern] = self.found.patterns.get(pattern, 0) + 1
             examples = self.found.examples.setdefault(pattern, [])
             if len(examples) < EXAMPLES and self.kept < KEPT:
-                examples.append((self.offset, text_of(self.key)))
+                examples.append((offset, text_of(key)))
                 self.kept += 1
-        self.key, self.extensions, self.lowered = None, set(), set()
 
 
 class Judge:

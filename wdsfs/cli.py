@@ -345,7 +345,7 @@ def index_command(
     for text in index.miscounted(found):
         log.warning("%s", text)
     pruned = index.prune() + labels.prune(index.label_tables) if prune else 0
-    summaries = [index.summary(one.path) for one in found]
+    summaries = [index.summary(one.key) for one in found]
     report = {
         "shards": len(found),
         "rebuilt": len(stale),
@@ -574,6 +574,9 @@ def info(
     if report["damaged"]:
         verb = "is" if report["damaged"] == 1 else "are"
         click.echo(f"{counted(report['damaged'], 'shard')} {verb} damaged; see: wdsfs check")
+    if report["apart"] or report["joined"]:
+        told = f"{counted(report['apart'], 'sample')} with members that lie apart"
+        click.echo(f"{told}, {counted(report['joined'], 'shard')} of several tars; a commit puts that right")
     table = table_of("extension", "files", "bytes", "smallest", "median", "90 %", "largest")
     for row in report["extensions"]:
         sizes = [row[key] for key in ("bytes", "min", "median", "p90", "max")]
@@ -620,7 +623,8 @@ def check(shards: tuple[str, ...], selection: Selection, jobs: int | None, notes
         where = f"{path}:{finding.offset}" if finding.offset >= 0 else path
         click.echo(": ".join(filter(None, (where, finding.member, f"[{finding.kind}] {finding.text}"))))
 
-    for one, result in pool.each(lint, found, jobs_of(jobs)):
+    look = functools.partial(lint, reading=selection.reading)
+    for one, result in pool.each(look, found, jobs_of(jobs)):
         path = os.fsdecode(one.path)
         if isinstance(result, ShardError):
             counts["unreadable"] += 1

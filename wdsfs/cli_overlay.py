@@ -86,14 +86,14 @@ class Session:
     def changes(self, rules: Rules | None = None) -> Changes:
         from wdsfs import changes, overlay
 
-        if self.directory is None:
-            return changes.Changes()
-        directory = self.directory
+        directory = -1 if self.directory is None else self.directory
 
         def open_file(node: UpperNode) -> int:
             return overlay.open_below(directory, node)
 
-        return changes.find(self.tree, overlay.load(directory), open_file, rules or changes.Rules())
+        # Also where nothing is changed yet: there is something to say of shards that other tools read otherwise.
+        upper = overlay.empty() if self.directory is None else overlay.load(directory)
+        return changes.find(self.tree, upper, open_file, rules or changes.Rules())
 
     def files(self) -> Files:
         from wdsfs.commit import Files
@@ -162,12 +162,13 @@ def _held(overlay: str, wanted: Wanted, view: dict[str, Any], index: dict[str, A
     from wdsfs.spec import expand, refuse_left_out
 
     place = Place(Path(os.path.abspath(overlay)))
-    settings = read_settings(place)
+    settings, selection = read_settings(place), wanted.selection
     if settings is not None:
-        _agree(settings, view)
+        _agree(settings, view, selection)
+        selection = selection._replace(reading=settings.reading)
     with contextlib.ExitStack() as stack:
         stack.enter_context(held(place))
-        shards = expand(wanted.sources, *wanted.selection)
+        shards = expand(wanted.sources, *selection)
         refuse_left_out(shards, "the overlay is of whole shards")
         if not unfinished(place):
             clean(place)
@@ -188,6 +189,7 @@ def _mounted(mountpoint: str, view: dict[str, Any], index: dict[str, Any], freez
     from wdsfs.inplace import unfinished
     from wdsfs.merged import make_tree
     from wdsfs.overlay import Place, read_settings, refuse_outputs
+    from wdsfs.reading import Reading
     from wdsfs.spec import Shard
 
     daemon, directory = _daemon_of(mountpoint)
@@ -204,7 +206,8 @@ def _mounted(mountpoint: str, view: dict[str, Any], index: dict[str, Any], freez
             raise _silent(mountpoint, error) from None
         if "error" in answer:
             raise OverlayBusy(answer["error"])
-        shards = [Shard(os.fsencode(path), os.fsencode(name)) for name, path in answer["shards"]]
+        reading = Reading(**answer.get("reading", {}))
+        shards = [Shard(os.fsencode(path), os.fsencode(name), reading=reading) for name, path in answer["shards"]]
         place = Place(Path(directory))
         if not unfinished(place):
             refuse_outputs(place, [shard.path for shard in shards])
@@ -267,15 +270,15 @@ def _upper(place: Place) -> Iterator[int | None]:
         os.close(directory)
 
 
-def _agree(settings: Settings, view: dict[str, Any]) -> None:
+def _agree(settings: Settings, view: dict[str, Any], selection: Selection) -> None:
     """Take the options of the view from the overlay where the user gave none. Raises UsageError for others."""
     context = click.get_current_context()
     made = {"layout": settings.layout, "names": settings.names, "merge": settings.merge}
-    for name, value in made.items():
-        given = context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)
-        if given and view[name] != value:
-            options = [f"--layout {settings.layout}", f"--names {settings.names}"] + ["--merge"] * settings.merge
-            raise UsageError(f"the overlay was made with {' '.join(options)}: use these options, or none")
+    given = {**view, **selection.reading._asdict()}
+    for name, value in {**made, **settings.reading._asdict()}.items():
+        typed = context.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)
+        if typed and given[name] != value:
+            raise UsageError(f"the overlay was made with {' '.join(settings.options)}: use these options, or none")
     view.update(made)
 
 

@@ -5,13 +5,16 @@ written, so that `--dry-run` shows it and everything that can be refused is refu
 shards elsewhere, several at a time, and never touches the sources; `inplace.py` lets them take their place.
 
 Rules: an edited sample stays where its first member was, samples stay in their order, new ones follow the last one
-of their shard. Untouched members are raw runs. The same input gives the same bytes.
+of their shard. Untouched members are raw runs. The same input gives the same bytes. Where a shard is read in
+another way than other tools read it (`reading.Reading`), the new one is such that they find the same in it, also
+when nothing else changes.
 
 Reads shards and the upper, writes shards and DIR; no FUSE. One thread plans and talks to the index; threads write.
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import logging
 import os
@@ -25,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wdsfs import braces, header
 from wdsfs.changes import Changes, NewSample, Remark, Rules, ShardChanges
@@ -50,6 +54,7 @@ from wdsfs.pack import (
     unpacked_size,
 )
 from wdsfs.record import STRAY, Record
+from wdsfs.shard import HARMLESS
 
 MAXCOUNT, MAXSIZE = 100_000, 3e9  # ShardWriter's defaults: samples, bytes of content
 AHEAD = 2  # shards per thread that are made ready before one is free
@@ -239,9 +244,25 @@ class Planner:
 
     def _one_to_one(self) -> Iterator[Step]:
         for number in range(len(self.lower)):
-            found = self.changes.shards.get(number)
-            yield self._whole(number) if found is None and not self.options.sort else self._rewritten(number)
+            as_it_is = number not in self.changes.shards and not self.options.sort and not self._mends(number)
+            yield self._whole(number) if as_it_is else self._rewritten(number)
         yield from self._further()
+
+    def _mends(self, number: int) -> bool:
+        """Whether a shard without changes is written anew: other readers find something else in it."""
+        if self.lower.shards[number].reading.is_plain:
+            return False
+        record = self.lower.with_index(lambda: self.lower.record(number))
+        if not record.is_irregular:
+            return False
+        damage = next((problem for problem in record.problems if problem.kind not in HARMLESS), None)
+        reason = None if damage is None else f"is damaged ({damage.text})"
+        if reason is None and self.options.in_place and self.lower.is_compressed(number):
+            reason = "is compressed, so it cannot be replaced by a plain tar"
+        if reason is not None:
+            text = "%s %s: it stays as it is, and other readers still find something else in it"
+            log.warning(text, self.lower.path_text(number), reason)
+        return reason is None
 
     def _whole(self, number: int) -> Step:
         """A shard as it is. Its record is not looked at: of a large set most shards are such."""
@@ -259,6 +280,8 @@ class Planner:
         record, source = self._layout(number)
         found = self.changes.shards.get(number, ShardChanges())
         samples = record.samples + len(found.appended) - _removed(record, found)
+        if source.moves:
+            self._refuse_scattering(number, record, source)
         if self.options.sort:
             units = self._sorted(list(self._units(number, record, source, found)))
             pieces = source.whole([piece for unit in units for piece in unit.pieces])
@@ -334,36 +357,33 @@ class Planner:
         """The samples of a shard in order, with the changes."""
         self._refuse_scattering(number, record, source)
         cuts = _cuts(source, found)
-        flags = record.array("entry.flags")[source.entries]
-        places = np.flatnonzero((flags & STRAY) == 0)
-        entries = source.entries[places]
-        places = places[np.flatnonzero(np.diff(entries, prepend=-1))].tolist()
+        in_sample = (record.array("entry.flags")[source.entries] & STRAY) == 0
+        # A sample begins with its first member. Members of it that lie further on are among the cuts.
+        firsts = np.unique(source.entries[in_sample], return_index=True)[1]
+        places = np.sort(np.flatnonzero(in_sample)[firsts])
         borders = [*source.heads[places].tolist(), source.tail]
-        sums = np.concatenate(([0], np.cumsum(source.sizes))).tolist()
-        at = sum(cut.start < borders[0] for cut in cuts)
+        sizes = _sizes_of_units(source, in_sample, places)
+        at = bisect.bisect_left(cuts, borders[0], key=lambda cut: cut.start)
         yield Unit(b"", 0, 0, list(source.between(0, borders[0], cuts[:at])))
-        for nth, place in enumerate(places):
+        for nth, place in enumerate(places.tolist()):
             start, end = borders[nth], borders[nth + 1]
             first = at
             # New members behind a sample's last one stand at its end, which may be the next one's start.
             while at < len(cuts) and (cuts[at].start < end or cuts[at].end == cuts[at].start == end):
                 at += 1
-            entry = int(source.entries[place])
-            stop = places[nth + 1] if nth + 1 < len(places) else len(source.sizes)
             pieces = list(source.between(start, end, cuts[first:at]))
-            key, left, change = _outcome(record, entry, found)
-            yield Unit(key, int(left), sums[stop] - sums[place] + change if left else 0, pieces)
+            key, left, change = _outcome(record, int(source.entries[place]), found)
+            yield Unit(key, int(left), sizes[nth] + change if left else 0, pieces)
         yield from map(_unit_of, found.appended)
 
     def _refuse_scattering(self, number: int, record: Record, source: Layout) -> None:
         """What says something of other members cannot be moved away from them."""
-        path = self.lower.path_text(number)
-        if record.has_links:
-            raise CommitError(f"{path} has hard links: its samples can neither be sorted nor split up anew")
-        if source.common:
-            raise CommitError(
-                f"{path} has a global PAX header: its samples can neither be sorted nor split up anew"
-            )
+        what = "hard links" if record.has_links else "a global PAX header" if source.common else ""
+        if what:
+            cannot = "its samples can neither be sorted nor split up anew"
+            if source.moves:
+                cannot = "members that lie apart cannot be moved; use it without --group-by-key"
+            raise CommitError(f"{self.lower.path_text(number)} has {what}: {cannot}")
 
     def _delta_units(self, number: int) -> Iterator[Unit]:
         """The changed and new samples of a shard, whole."""
@@ -385,7 +405,9 @@ class Planner:
     # --- in place
 
     def _plan_in_place(self) -> None:
-        for number in sorted(self.changes.shards):
+        for number in range(len(self.lower)):
+            if number not in self.changes.shards and not self._mends(number):
+                continue
             self._refuse_compressed_in_place(number, "replaced")
             step = self._rewritten(number)
             step.output.target = os.path.realpath(self.lower.shards[number].path)
@@ -421,6 +443,18 @@ def _listing(lines: Sequence[bytes]) -> str:
 
 def _unit_of(sample: NewSample) -> Unit:
     return Unit(sample.key, 1, sum(new.size for new in sample.members), list(sample.members))
+
+
+def _sizes_of_units(source: Layout, in_sample: NDArray[np.bool_], places: NDArray[np.int64]) -> list[int]:
+    """The bytes of content of each unit: of its sample, and of the strays behind that."""
+    unit_of = np.searchsorted(places, np.arange(len(source.sizes)), side="right") - 1
+    numbers = np.full(int(source.entries.max(initial=-1)) + 1, -1)
+    numbers[source.entries[places]] = np.arange(len(places))
+    unit_of[in_sample] = numbers[source.entries[in_sample]]
+    found = np.zeros(len(places) + 1, np.int64)  # the last is in front of the first sample
+    np.add.at(found, unit_of, source.sizes)
+    sizes: list[int] = found.tolist()
+    return sizes
 
 
 def _removed(record: Record, found: ShardChanges) -> int:

@@ -45,15 +45,38 @@ def shards_argument(command: Command) -> Command:
 
 
 def set_options(command: Command) -> Command:
-    """The options of whatever takes SHARDS: which part of them is wanted. The command gets a `selection`."""
+    """The options of whatever takes SHARDS: which part of them is wanted, and how they are read.
+
+    The command gets a `selection`.
+    """
 
     @wraps(command)
     def with_selection(
-        *arguments: Any, split: str | None, shard_id: int | None, num_shards: int | None, **others: Any
+        *arguments: Any,
+        split: str | None,
+        shard_id: int | None,
+        num_shards: int | None,
+        ignore_zeros: bool,
+        group_by_key: bool,
+        **others: Any,
     ) -> Any:
-        return command(*arguments, selection=_selection(split, shard_id, num_shards), **others)
+        from wdsfs.reading import Reading
+
+        selection = _selection(split, shard_id, num_shards)
+        selection = selection._replace(reading=Reading(ignore_zeros, group_by_key))
+        return command(*arguments, selection=selection, **others)
 
     for option in (
+        click.option(
+            "--group-by-key",
+            is_flag=True,
+            help="One sample for each key, also where its members lie apart in the shard.",
+        ),
+        click.option(
+            "--ignore-zeros",
+            is_flag=True,
+            help="Read on behind the end mark of a tar: several tars joined by cat are one shard.",
+        ),
         click.option(
             "--num-shards", type=click.IntRange(1), metavar="M", help="How many parts --shard-id counts."
         ),
@@ -506,7 +529,7 @@ def opened(
         with opened_set(found, index_dir, jobs, quiet) as below:
             yield below
         return
-    companions = Companions(composition)
+    companions = Companions(composition, selection.reading)
     index = _index_of([*found, *companions.shards], index_dir, jobs, quiet)
     below = open_lower(found, index, composition, companions)
     try:

@@ -7,7 +7,7 @@ its process being gone. This module has the client side and the files; the daemo
 | the client sends | the daemon answers |
 |---|---|
 | `{"do": "status"}` | its report |
-| `{"do": "shards"}` | `{"shards": [[name, path], ...]}` |
+| `{"do": "shards"}` | `{"shards": [[name, path], ...], "reading": {option: true or false}}` |
 | `{"do": "freeze"}` | the same once nobody changes anything any more, or `{"error": text}` |
 | then `{"new": [path, ...]}` | `{}`: the mount shows what is there now, with these further shards |
 
@@ -50,7 +50,7 @@ class Daemon:
     log: str | None
     overlay: str | None = None
     index: str | None = None
-    selection: list[str] = field(default_factory=list)  # as options: --split, --shard-id, --num-shards
+    selection: list[str] = field(default_factory=list)  # as options: --split, --shard-id, --ignore-zeros ...
     composition: str = ""  # the options of a view, as they are typed
     index_tree: bool = False
 

@@ -51,6 +51,7 @@ from wdsfs.index import COMMIT_BYTES, COMMIT_SECONDS, PATIENCE_SECONDS, Index, U
 from wdsfs.labels import LabelFile, label_file
 from wdsfs.lower import GONE, Content, File, Fingerprint, Held, Lower, NotIndexed
 from wdsfs.names import plain_key
+from wdsfs.reading import PLAIN, Reading
 from wdsfs.record import STRAY, Record, equal_range
 from wdsfs.spec import Shard, expand
 
@@ -66,8 +67,9 @@ class Companions:
     Raises what `spec.expand` raises, UsageError.
     """
 
-    def __init__(self, wanted: Composition) -> None:
-        self.joined: list[list[Shard]] = [expand([spec]) for spec in wanted.join]
+    def __init__(self, wanted: Composition, reading: Reading = PLAIN) -> None:
+        # Semantics decision: joined shards are read as those of the set are.
+        self.joined: list[list[Shard]] = [expand([spec], reading=reading) for spec in wanted.join]
         self.labels: list[LabelFile] = [label_file(text) for text in wanted.associate]
         self.class_names = None if wanted.class_names is None else os.path.abspath(wanted.class_names)
         if self.class_names is not None:
@@ -81,8 +83,16 @@ class Companions:
     @property
     def files(self) -> list[bytes]:
         """All files that are read, with those that may come beside them."""
-        found = [one.path for one in self.shards]
-        found += [path for file in self.labels for path in file.parts]
+        return [one.path for one in self.shards] + self._others
+
+    @property
+    def names(self) -> list[bytes]:
+        """What tells all of these, and how they are read, from others."""
+        return [one.key for one in self.shards] + self._others
+
+    @property
+    def _others(self) -> list[bytes]:
+        found = [path for file in self.labels for path in file.parts]
         return found + ([os.fsencode(self.class_names)] if self.class_names is not None else [])
 
 
@@ -143,7 +153,7 @@ class DerivedLower(Lower):
         self.wanted = replace(wanted, class_digits=1) if self._finds_digits else wanted
         # What the options leave alone has the record that it has, under the name that it has.
         self._alone = [wanted.is_plain and not one.without for one in shards]
-        parts = [*companions.files, *(repr(file.table).encode() for file in companions.labels)]
+        parts = [*companions.names, *(repr(file.table).encode() for file in companions.labels)]
         parts += [repr(sorted(one.without)).encode() for one in companions.shards]
         self._common = hashlib.blake2b(b"\0".join(parts), digest_size=16).digest()
         self._keys = self._view_keys()
@@ -179,9 +189,9 @@ class DerivedLower(Lower):
     def _view_keys(self) -> list[bytes]:
         """Under which the index has the records of this view."""
         return [
-            one.path
+            one.key
             if alone
-            else one.path + b"\0" + self.wanted.digest(one.without, one.name, self._common + self._beside(at))
+            else one.key + b"\0" + self.wanted.digest(one.without, one.name, self._common + self._beside(at))
             for at, (one, alone) in enumerate(zip(self.shards, self._alone, strict=True))
         ]
 

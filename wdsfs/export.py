@@ -173,6 +173,7 @@ class Export:
             record = self._record(number)
             try:
                 formats.refuse_damaged(record)
+                formats.refuse_irregular(record, "wids")
             except ExportError as error:
                 raise ExportError(f"{os.fsdecode(one.path)}: {error}") from None
             url = os.fsdecode(below(directory, one.path) or one.path)
@@ -273,10 +274,10 @@ class Export:
             yield sample
 
     def _energon_shard(self, database: energon.Database, number: int, earlier: Collection[str]) -> array[int]:
-        self._refuse_compressed(number)
-        path = self.lower.shards[number].path
+        path, record = self.lower.shards[number].path, self._record(number)
         fd = open_shard(path)
         try:
+            formats.refuse_irregular(record, "Energon")
             before = fingerprint_of(os.fstat(fd))
             borders = database.add(len(earlier), self._noticed(path, energon.samples(fd)))
             if fingerprint_of(os.fstat(fd)) != before:

@@ -23,6 +23,7 @@ import numpy as np
 from wdsfs import names, shard
 from wdsfs.errors import ExportError
 from wdsfs.names import readable
+from wdsfs.reading import PLAIN, Reading
 from wdsfs.record import Record
 from wdsfs.shard import HARMLESS
 
@@ -64,6 +65,16 @@ def refuse_damaged(record: Record) -> None:
     damage = [problem for problem in record.problems if problem.kind not in HARMLESS]
     if damage:
         raise ExportError(f"the shard is damaged: {damage[0].text}")
+
+
+def refuse_irregular(record: Record, tool: str) -> None:
+    """Raises ExportError for a shard in which a tool that reads it by itself would find other samples."""
+    if record.is_irregular:
+        what = "its samples lie apart" if record.apart else "it is several tars joined"
+        raise ExportError(
+            f"{what}, and {tool} would find other samples in it: write it anew first, by a commit of a mount with "
+            "the same options"
+        )
 
 
 # --- DALI --------------------------------------------------------------------------------------------------
@@ -142,7 +153,7 @@ class _Rows(NamedTuple):
         self.extensions.append(extension)
 
 
-def dali_misfit(fd: int, index: BinaryIO) -> str | None:
+def dali_misfit(fd: int, index: BinaryIO, reading: Reading = PLAIN) -> str | None:
     """What is wrong with a DALI index of the shard open at `fd`; None if nothing is, or if it is something else.
 
     It has to name places of regular members only, with their sizes and extensions, and all members of samples. How
@@ -153,7 +164,7 @@ def dali_misfit(fd: int, index: BinaryIO) -> str | None:
     index.seek(0)
     numbers: dict[bytes, int] = {}
     there, wanted = _Rows.empty(), 0
-    for chunk in shard.scan(fd, []):
+    for chunk in shard.scan(fd, [], marks=reading.marks()):
         columns = (chunk.names, chunk.types.tolist(), chunk.datas.tolist(), chunk.sizes.tolist())
         for name, kind, data, size in zip(*columns, strict=True):
             if kind == shard.REGULAR:

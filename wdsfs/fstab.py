@@ -30,7 +30,9 @@ _OWN_VALUES = frozenset(
         *("class-from", "class-names", "class-digits", "columns", "missing", "duplicates", "join", "associate"),
     )
 )
-_OWN_FLAGS = frozenset(("merge", "lazy", "index-tree", "ignore-case", "decode-members"))
+_OWN_FLAGS = frozenset(
+    ("merge", "lazy", "index-tree", "ignore-case", "decode-members", "ignore-zeros", "group-by-key")
+)
 _OWN = _OWN_VALUES | _OWN_FLAGS
 
 # What speaks to mount(8), to systemd or to a person. "rw" is among them because mount(8) adds it wherever

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import logging
 import os
@@ -35,6 +36,7 @@ import numpy as np
 from wdsfs import builder, compressed, copies, pages, pool, system, trust
 from wdsfs.ahead import reading_ahead
 from wdsfs.errors import IndexUnusable, MissingShard, ShardError, StaleShard, UnreadableShard
+from wdsfs.reading import PLAIN, Reading
 from wdsfs.record import Record
 from wdsfs.spec import Shard
 
@@ -140,8 +142,8 @@ def opened_shard(path: bytes) -> Iterator[tuple[int, compressed.Opened]]:
         os.close(fd)
 
 
-def build_file(path: bytes) -> bytes:
-    """The record of the shard at `path`.
+def build_file(path: bytes, reading: Reading = PLAIN) -> bytes:
+    """The record of the shard at `path`, read so.
 
     Raises MissingShard or UnreadableShard when there is nothing to read, or when it is being written for longer
     than one cares to wait; a damaged shard gives a record.
@@ -151,14 +153,14 @@ def build_file(path: bytes) -> bytes:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise UnreadableShard(f"{os.fsdecode(path)}: is no regular file")
         with reading_ahead(fd, path):
-            return _build_when_quiet(fd, path)
+            return _build_when_quiet(fd, path, reading)
     except OSError as error:
         raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
     finally:
         os.close(fd)
 
 
-def _build_when_quiet(fd: int, path: bytes) -> bytes:
+def _build_when_quiet(fd: int, path: bytes, reading: Reading) -> bytes:
     """A shard that is still being written changes while it is read: what counts is a quiet pass."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
@@ -166,7 +168,7 @@ def _build_when_quiet(fd: int, path: bytes) -> bytes:
         before = fingerprint_of(found)
         wait_for_tick(found)
         with contextlib.suppress(StaleShard), compressed.opened(fd, path) as (source, problem):
-            data = builder.build(source, list(before), problem)
+            data = builder.build(source, list(before), problem, reading)
             if fingerprint_of(os.fstat(fd)) == before:
                 return data
         if time.monotonic() > deadline:
@@ -232,7 +234,8 @@ class Index:
     def summary(self, path: bytes) -> Summary | None:
         """The stored summary of the shard at `path`, valid or not.
 
-        For what was derived from a shard (`derived`) the path is followed by a NUL and what tells it from others.
+        For one that is not read plainly (`Shard.key`), and for what was derived from a shard (`derived`), the path
+        is followed by a NUL and what tells it from others.
         """
         value = self._get(b"s" + _digest(path))
         found = None if value is None else _unseal(value)
@@ -260,7 +263,7 @@ class Index:
             except (MissingShard, UnreadableShard):
                 yield one, 0
                 continue
-            summary = self.summary(one.path)
+            summary = self.summary(one.key)
             if summary is None or summary.fingerprint != fingerprint:
                 yield one, fingerprint[0]
 
@@ -270,7 +273,7 @@ class Index:
         A few of them one by one, and how many more. What is not indexed is left out.
         """
         expected = (one for one in shards if one.expected_samples is not None)
-        seen = ((one, summary) for one in expected if (summary := self.summary(one.path)) is not None)
+        seen = ((one, summary) for one in expected if (summary := self.summary(one.key)) is not None)
         found = [f"{os.fsdecode(one.path)}: {text}" for one, has in seen if (text := one.miscount(has.samples))]
         if len(found) <= MISCOUNTED_TOLD:
             return found
@@ -364,8 +367,11 @@ class Index:
         `on_done` hears of each shard when it is built: its summary, or why it could not be read. What is
         finished stays, also when this is interrupted.
         """
-        with contextlib.closing(pool.each(build_file, shards, jobs, executor)) as results:
-            self._collect(results, on_done)
+        for reading in dict.fromkeys(one.reading for one in shards):
+            some = [one for one in shards if one.reading == reading]
+            build = functools.partial(build_file, reading=reading)
+            with contextlib.closing(pool.each(build, some, jobs, executor)) as results:
+                self._collect(results, on_done)
 
     def _collect(
         self,
@@ -379,7 +385,7 @@ class Index:
                 if isinstance(result, ShardError):
                     on_done(one, None, str(result))
                     continue
-                pending.append((one.path, result))
+                pending.append((one.key, result))
                 size += len(result)
                 on_done(one, Summary(*_SUMMARY.unpack(summarize(Record(result, verify=False)))), None)
                 if time.monotonic() - since > COMMIT_SECONDS or size > COMMIT_BYTES:

@@ -27,6 +27,7 @@ import stat
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,8 @@ class Replacement:
         """Write the plan down. From here on the commit has to be finished."""
         if self.place.is_bare:
             self.runner.plan.upper = dict(_stamps(os.fsencode(self.place.path), b""))
+        else:
+            self.place.upper.mkdir(exist_ok=True)  # of an overlay that is an empty directory
         data = plan_to_json(self.runner.plan)
         self.sum = hashlib.blake2b(data, digest_size=16).hexdigest()
         with named(os.fsencode(self.journal)):
@@ -278,7 +281,7 @@ def _stamps_of(found: os.stat_result) -> tuple[tuple[int, int], tuple[int, int]]
 def renewed(settings: Settings) -> Settings:
     """The settings with the shards as they are now."""
     shards = tuple(ShardSeen(one.name, one.path, look(one.path)) for one in settings.shards)
-    return Settings(settings.layout, settings.names, settings.merge, shards)
+    return replace(settings, shards=shards)
 
 
 # --- space -------------------------------------------------------------------------------------------------

@@ -171,7 +171,7 @@ class Lower:
         self.shards = shards
         self.index = index
         self.plain: Lower = self  # the lower of the shards as they are
-        self._keys = [shard.path for shard in shards]  # under which the index has their records
+        self._keys = [shard.key for shard in shards]  # under which the index has their records
         self.generation = 0  # counts changes of the set under the mount
         self._tags = Tags(len(shards)) if tags is None else tags
         self._alarms, self._believed = 0, 0.0
@@ -371,7 +371,7 @@ class Lower:
 
     def build(self, number: int) -> bytes:
         """The record of a shard as it is now. Safe in a thread. Raises MissingShard, UnreadableShard."""
-        return index_module.build_file(self.shards[number].path)
+        return index_module.build_file(self.shards[number].path, self.shards[number].reading)
 
     def install(self, number: int, data: bytes) -> None:
         """Store a record that `build` made. Raises MissingShard, UnreadableShard."""

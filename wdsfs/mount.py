@@ -276,7 +276,8 @@ def run(mount: Mount, front: Front, leave: Callable[[], None], ready: Callable[[
     workers are forked; `ready` when the tree is usable. Raises WdsfsError when it cannot be mounted.
     """
     parsed = parse_options(mount.options, mount.overlay is not None)
-    shards, companions = expand(mount.specs, *mount.selection), Companions(mount.composition)
+    shards = expand(mount.specs, *mount.selection)
+    companions = Companions(mount.composition, mount.selection.reading)
     composition = mount.composition
     if mount.overlay is not None:
         _refuse_view(mount, shards)
@@ -639,7 +640,8 @@ class _Session:
 
     def _shards(self) -> dict[str, Any]:
         shards = self.wanted.shards
-        return {"shards": [[os.fsdecode(shard.name), os.fsdecode(shard.path)] for shard in shards]}
+        names = [[os.fsdecode(shard.name), os.fsdecode(shard.path)] for shard in shards]
+        return {"shards": names, "reading": self.mount.selection.reading._asdict()}
 
     async def _let_finish(self) -> None:
         """Wait for what a worker is at: it may have begun before the freeze."""

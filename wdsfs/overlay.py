@@ -36,13 +36,16 @@ import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wdsfs import trust
 from wdsfs.errors import OverlayBusy, OverlayUnusable, several
 from wdsfs.inodes import ROOT, UP
+from wdsfs.reading import PLAIN, Reading
 
-VERSION = 1  # of overlay.json and of everything beside it
+# Of overlay.json and all beside it. The second is for shards that are not read plainly: to a program that
+# does not know how to, the paths would be of another tree.
+VERSION, VERSION_READ = 1, 2
 
 FILE, DIRECTORY, SYMLINK, WHITEOUT, OTHER = range(5)
 
@@ -157,6 +160,11 @@ THE_WHITEOUT = UpperNode(
 # --- reading the upper -------------------------------------------------------------------------------------
 
 
+def empty() -> UpperNode:
+    """The top of an upper that has nothing in it."""
+    return UpperNode(DIRECTORY, ROOT, None, b"")
+
+
 def load(directory: int) -> UpperNode:
     """The names in the upper that this descriptor is of; read-only.
 
@@ -174,7 +182,7 @@ class _Loader:
         self.linked: dict[int, UpperNode] = {}
 
     def load(self) -> UpperNode:
-        root = UpperNode(DIRECTORY, ROOT, None, b"")
+        root = empty()
         here = os.open(".", OPEN_DIRECTORY, dir_fd=self.top)
         try:
             self._read_directory(root, here)
@@ -368,6 +376,13 @@ class Settings:
     names: str
     merge: bool
     shards: tuple[ShardSeen, ...]
+    reading: Reading = PLAIN
+
+    @property
+    def options(self) -> list[str]:
+        """The options of a command that shows the set so."""
+        names = [f"--names {self.names}"] if self.layout == "samples" else []
+        return [f"--layout {self.layout}", *names, *["--merge"] * self.merge, *self.reading.arguments]
 
     def to_json(self) -> bytes:
         shards = [
@@ -378,20 +393,25 @@ class Settings:
             }
             for one in self.shards
         ]
-        about = {"version": VERSION, "layout": self.layout, "names": self.names, "merge": self.merge}
+        about: dict[str, Any] = {"layout": self.layout, "names": self.names, "merge": self.merge}
+        if self.reading.is_plain:
+            about = {"version": VERSION, **about}
+        else:
+            about = {"version": VERSION_READ, **about, "reading": self.reading._asdict()}
         return json.dumps({**about, "shards": shards}, indent=1).encode() + b"\n"
 
     @staticmethod
     def from_json(data: bytes) -> Settings:
         """Raises ValueError, KeyError, TypeError for what `to_json` does not write."""
         about = json.loads(data)
-        if about["version"] != VERSION:
-            raise ValueError(f"version {about['version']}, not {VERSION}")
+        if about["version"] not in (VERSION, VERSION_READ):
+            raise ValueError(f"version {about['version']}, not {VERSION} or {VERSION_READ}")
+        reading = PLAIN if about["version"] == VERSION else Reading(**about["reading"])
         shards = (
             ShardSeen(os.fsencode(one["name"]), os.fsencode(one["path"]), _three(one["fingerprint"]))
             for one in about["shards"]
         )
-        return Settings(str(about["layout"]), str(about["names"]), bool(about["merge"]), tuple(shards))
+        return Settings(str(about["layout"]), str(about["names"]), bool(about["merge"]), tuple(shards), reading)
 
 
 def _three(numbers: list[int]) -> tuple[int, int, int]:

@@ -134,14 +134,14 @@ def split_trailing(pieces: Sequence[Piece]) -> tuple[list[Piece], list[Piece]]:
 
 
 class Cut(NamedTuple):
-    """A change of a shard: the bytes `start` to `end` give way to new members. Cuts are sorted by their place.
+    """A change of a shard: the bytes `start` to `end` give way to new members, or to ones from further on.
 
     `kept` are global PAX headers between the headers of a member that goes: those behind it depend on them.
     """
 
     start: int
     end: int
-    new: tuple[New, ...] = ()
+    new: tuple[Piece, ...] = ()
     kept: tuple[tuple[int, int], ...] = ()
 
 
@@ -153,6 +153,9 @@ class Layout:
     `members` and `entries` are numbers in the record. `tail` is where the end mark starts, or would start.
     `globals` are the first and last bytes (the latter exclusive) of global PAX headers between members, in order,
     `common` the keywords of all global PAX headers.
+
+    What other readers do not see (`reading.Reading`) is put right in each cut: `marks` are end marks to leave out
+    (from byte, to byte), `moves` members that lie apart from the rest of their sample, with the one to follow.
     """
 
     number: int
@@ -167,6 +170,8 @@ class Layout:
     tail: int
     globals: list[tuple[int, int]] = field(default_factory=list)
     common: tuple[bytes, ...] = ()
+    marks: list[tuple[int, int]] = field(default_factory=list)
+    moves: list[tuple[int, list[int]]] = field(default_factory=list)
     _place: Numbers | None = None
 
     def place(self, member: int) -> int:
@@ -185,13 +190,35 @@ class Layout:
         return int(self.heads[at]), int(self.ends[at])
 
     def cut(self, members: Mapping[int, tuple[New, ...]], behind: Mapping[int, tuple[New, ...]]) -> list[Cut]:
-        """The cuts that put new members in the place of some, and others behind some. Raises CorruptShard."""
-        found = [Cut(self.member(member)[1], self.member(member)[1], new) for member, new in behind.items()]
+        """The cuts that put new members in the place of some, and others behind some, sorted by their place.
+
+        Raises CorruptShard.
+        """
+        found = [Cut(*mark) for mark in self.marks]
+        moved = {member for _, some in self.moves for member in some}
+        after: dict[int, list[Piece]] = {one: list(new) for one, new in behind.items() if one not in moved}
         with opened_shard(self.path) as (_, tar):
+            for anchor, some in self.moves:
+                pieces = after.setdefault(anchor, [])
+                for member in some:
+                    start, end = self.member(member)
+                    kept = tuple(shard.global_headers(tar.source, start, end))
+                    pieces += members.get(member, self._without(start, end, kept))
+                    pieces += behind.get(member, ())
+                    found.append(Cut(start, end, (), kept))
             for member, new in members.items():
-                start, end = self.member(member)
-                found.append(Cut(start, end, new, tuple(shard.global_headers(tar.source, start, end))))
-        return sorted(found)
+                if member not in moved:
+                    start, end = self.member(member)
+                    found.append(Cut(start, end, new, tuple(shard.global_headers(tar.source, start, end))))
+        found += [Cut(self.member(one)[1], self.member(one)[1], tuple(new)) for one, new in after.items()]
+        return sorted(found, key=lambda cut: (cut.start, cut.end))
+
+    def _without(self, start: int, end: int, left_out: Sequence[tuple[int, int]]) -> Iterator[Piece]:
+        """A part of the shard without some parts of it."""
+        for begin, stop in left_out:
+            yield from self._run(start, begin)
+            start = stop
+        yield from self._run(start, end)
 
     def pieces(self, cuts: Sequence[Cut], appended: Sequence[New] = ()) -> list[Piece]:
         """The whole shard with these cuts, then new members; at least an end mark follows."""
@@ -276,22 +303,45 @@ def _measure(number: int, path: bytes, record: Record, fd: TarBytes, fingerprint
         *(number, path, size, fingerprint, heads[members], ends[members], sizes[members]),
         *(members, entries[members], tail),
     )
-    _find_globals(found, fd)
+    found.moves = _moves(record)
+    _read_gaps(found, fd)
     return found
 
 
-def _find_globals(found: Layout, fd: TarBytes) -> None:
-    """Fill in the global PAX headers, which lie in the gaps between members, and their keywords."""
+def _moves(record: Record) -> list[tuple[int, list[int]]]:
+    """For each sample whose members lie apart the last one of its first run, and those that are to follow it."""
+    entries = record.samples_apart()
+    if not entries:
+        return []
+    order = record.members_in_order()
+    rank = np.empty(record.members, np.int64)
+    rank[order] = np.arange(len(order))
+    found = []
+    for entry in entries:
+        own = record.entry_members(entry)
+        first = int(np.argmax(np.diff(rank[own.start : own.stop]) != 1))
+        found.append((own[first], list(own[first + 1 :])))
+    return found
+
+
+def _read_gaps(found: Layout, fd: TarBytes) -> None:
+    """Fill in what lies in the gaps between members: global PAX headers, with their keywords, and end marks."""
     starts = np.concatenate(([0], found.ends))
     stops = np.concatenate((found.heads, [found.tail]))
     if (starts > stops).any():
         raise CommitError(f"{os.fsdecode(found.path)}: its members overlap")
     keywords: set[bytes] = set()
-    for at in np.flatnonzero(starts < stops).tolist():
-        for start, end, words in shard.split_gap(fd, int(starts[at]), int(stops[at])):
-            if words is not None:
-                found.globals.append((start, end))
-                keywords |= words
+    for gap in np.flatnonzero(starts < stops).tolist():
+        at, stop = int(starts[gap]), int(stops[gap])
+        while at < stop:
+            for start, end, words in shard.split_gap(fd, at, stop):
+                if words is not None:
+                    found.globals.append((start, end))
+                    keywords |= words
+                at = end
+            if at < stop:  # a tar that follows the end mark of another one
+                found.marks.append((at, shard.end_of_zeros(fd, at, stop)))
+                at = found.marks[-1][1]
     found.common = tuple(key for key in header.OVERRIDABLE if key in keywords)
 
 

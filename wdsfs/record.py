@@ -234,7 +234,9 @@ class Record:
         "_made",
         "all_listed",
         "all_sampled",
+        "apart",
         "column",
+        "end_marks",
         "ends",
         "entries",
         "fingerprint",
@@ -301,6 +303,9 @@ class Record:
         self.unshown = [shard.Problem(*member) for member in meta["unshown"]]
         self.unshown_count: int = meta["unshown_count"]
         self.has_links: bool = meta["links"]
+        # What only `reading.Reading` shows: end marks that tars follow, and samples whose members lie apart.
+        self.end_marks: int = meta.get("end_marks", 0)
+        self.apart: int = meta.get("apart", 0)
         # Of a record that was derived from others (`compose`): where its members lie. Else None.
         self.view: dict[str, Any] | None = meta.get("view")
         # No member is a link of any kind: each is one regular file.
@@ -407,6 +412,30 @@ class Record:
         entries = np.flatnonzero((self.array("entry.flags") & STRAY) == 0)
         heads = self.array("member.head")[self.array("entry.member")[entries]]
         return entries[np.argsort(heads, kind="stable")]
+
+    @property
+    def is_irregular(self) -> bool:
+        """Whether other readers of the format find less in the shard, or other samples."""
+        return bool(self.end_marks or self.apart)
+
+    def samples_apart(self) -> list[int]:
+        """The samples whose members are not side by side, which the reading has put together."""
+        if not self.apart:
+            return []
+        entries = self._entries_of_members()[self.members_in_order()]
+        runs = entries[np.flatnonzero(np.diff(entries, prepend=-1))]
+        numbers, counts = np.unique(runs, return_counts=True)
+        found: list[int] = numbers[counts > 1].tolist()
+        return found
+
+    def members_in_order(self) -> NDArray[np.int64]:
+        """The members of samples, in the order of the tar."""
+        members = np.flatnonzero((self.array("entry.flags")[self._entries_of_members()] & STRAY) == 0)
+        return members[np.argsort(self.array("member.head")[members], kind="stable")]
+
+    def _entries_of_members(self) -> NDArray[np.int64]:
+        starts = self.array("entry.member").astype(np.int64)
+        return np.repeat(np.arange(self.entries), starts[1:] - starts[:-1])
 
     def twin_sample(self, folder: int) -> int | None:
         """The sample that shares its directory with this folder."""

@@ -29,6 +29,7 @@ from wdsfs.source import TarBytes, pread, size_of, skip_hole
 BLOCK = 512
 BATCH = 8192  # headers per chunk: 4 MiB of header bytes, so memory stays flat in shards of any size
 WINDOW_MIN, WINDOW_MAX = 2048, 1 << 18  # bytes read at a time while hopping
+ZEROS_MIN, ZEROS_MAX = 1 << 14, 1 << 20  # bytes of zeros read at a time; GNU tar pads to 10 KiB
 EXTENSION_MAX = 1 << 20  # bytes of PAX and GNU headers before one member; most hold a path and a few numbers
 SPARSE_MAX = 1 << 20  # segments of one sparse member
 WEIGHT_MAX = 1 << 24  # bytes of extension headers and sparse maps per chunk; a fuller one ends early
@@ -140,13 +141,24 @@ def _pread(fd: TarBytes, size: int, offset: int) -> bytes:
     return data
 
 
-def scan(fd: TarBytes, problems: list[Problem], start: int = 0, limit: int | None = None) -> Iterator[Chunk]:
+def scan(
+    fd: TarBytes,
+    problems: list[Problem],
+    start: int = 0,
+    limit: int | None = None,
+    marks: list[int] | None = None,
+) -> Iterator[Chunk]:
     """Yield the members of the tar at `fd` from byte `start` on, in order, `limit` of them at most.
 
     What cannot be read ends the scan and is appended to `problems`; the members before it are yielded. Like
     tarfile and GNU tar the scan ends at the first block of zeros, and a tar without one is complete when it
     ends behind a member; both the data behind such a mark and a missing mark are reported. Raises OSError
     when the file cannot be read.
+
+    With `marks` it goes on where a header is the first thing behind the zeros, as GNU tar's --ignore-zeros does;
+    the offsets of the end marks that it has passed so are appended.
+    Semantics decision: anything else there ends the shard, where GNU tar looks at block after block for the next
+    header: what looks like one may be the content of a member.
     """
     size = size_of(fd)
     window = _Window(fd, size)
@@ -154,7 +166,7 @@ def scan(fd: TarBytes, problems: list[Problem], start: int = 0, limit: int | Non
     position, more = start, True
     left = limit
     while more:
-        batch = _Batch()
+        batch = _Batch(marks is not None)
         wanted = BATCH if left is None else min(BATCH, left)
         try:
             position, more = _walk(window, position, wanted, batch, common)
@@ -171,6 +183,8 @@ def scan(fd: TarBytes, problems: list[Problem], start: int = 0, limit: int | Non
         # A wrong checksum ends the shard where it stands: what the walk saw behind it counts for nothing.
         end = damage.offset if broken is not None and damage is not None else size + 1
         problems.extend(p for p in batch.problems if p.offset < end and p != damage)
+        if marks is not None:
+            marks.extend(mark for mark in batch.marks if mark < end)
         if damage is not None:
             problems.append(damage)
         if chunk.names:
@@ -209,7 +223,9 @@ def compression(start: bytes) -> str | None:
 class _Batch:
     """What the walk collects for one chunk; `_decode` turns it into columns."""
 
-    def __init__(self) -> None:
+    def __init__(self, ignore_zeros: bool = False) -> None:
+        self.ignore_zeros = ignore_zeros
+        self.marks: list[int] = []  # end marks that were passed
         self.headers: list[bytes] = []
         self.heads: list[int] = []
         self.datas: list[int] = []
@@ -297,8 +313,11 @@ def _walk_slowly(window: _Window, position: int, batch: _Batch, common: dict[byt
                     "raise ReadError there; any commit that changes the shard leaves it out"
                 )
                 batch.problems.append(Problem(start, "trailing header", text))
-            _report_tail(window, position, batch.problems)
-            return None
+            following = _behind_mark(window, position, batch)
+            if following is None:
+                return None
+            head = start = position = following
+            continue
         kind = header[156]
         if kind not in _EXTENSIONS:
             break
@@ -379,26 +398,39 @@ def _padded(size: int) -> int:
     return (size + BLOCK - 1) & -BLOCK
 
 
-def _report_tail(window: _Window, position: int, problems: list[Problem]) -> None:
-    """Report what lies behind the end mark at `position`: a second tar, for example."""
-    behind = position + BLOCK
-    while behind < window.size:
-        found = skip_hole(window.fd, behind)
-        if found is None:
-            return
-        behind = found
-        data = pread(window.fd, 1 << 20, behind)
-        if not data:
-            return
-        if data.count(0) != len(data):
-            first = behind + len(data) - len(data.lstrip(b"\0"))
-            text = (
-                f"{window.size - first} bytes from offset {first} lie behind the end-of-archive mark at offset "
-                f"{position}; as in tar and webdataset they are not read"
-            )
-            problems.append(Problem(first, "behind end mark", text))
-            return
-        behind += len(data)
+def _behind_mark(window: _Window, position: int, batch: _Batch) -> int | None:
+    """Where another tar begins behind the end mark at `position`, if it is to be read; what is not is reported."""
+    first = _skip_zeros(window.fd, position + BLOCK, window.size)
+    if first == window.size:
+        return None
+    block = first - first % BLOCK
+    joined = is_header(_pread(window.fd, BLOCK, block))
+    if joined and batch.ignore_zeros:
+        batch.marks.append(position)
+        return block
+    why = "; no header is there, so they are not read" if batch.ignore_zeros else ""
+    why = why or "; as in tar and webdataset they are not read"
+    text = (
+        f"{window.size - first} bytes from offset {first} lie behind the end-of-archive mark at offset {position}"
+        f"{why}{' (another tar: --ignore-zeros reads it)' if joined else ''}"
+    )
+    batch.problems.append(Problem(first, "behind end mark", text))
+    return None
+
+
+def _skip_zeros(fd: TarBytes, position: int, end: int) -> int:
+    """The first byte from `position` on that is not 0; `end` if there is none in front of it."""
+    span = ZEROS_MIN
+    while position < end:
+        found = skip_hole(fd, position)
+        data = b"" if found is None else pread(fd, min(span, end - found), found)
+        if found is None or not data:
+            return end
+        rest = len(data.lstrip(b"\0"))
+        if rest:
+            return found + len(data) - rest
+        position, span = found + len(data), min(2 * span, ZEROS_MAX)
+    return end
 
 
 # --- header fields -----------------------------------------------------------------------------------------
@@ -776,6 +808,12 @@ def split_gap(fd: TarBytes, start: int, end: int) -> Iterator[tuple[int, int, fr
             behind = end_of(fd, start)
         yield start, behind, keywords
         start = behind
+
+
+def end_of_zeros(fd: TarBytes, start: int, end: int) -> int:
+    """The first block from the zero block at byte `start` on that is not one; `end` if all are, up to there."""
+    first = _skip_zeros(fd, start + BLOCK, end)
+    return min(first - first % BLOCK, end) if first < end else end
 
 
 def global_headers(fd: TarBytes, head: int, data: int) -> list[tuple[int, int]]:

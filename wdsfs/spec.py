@@ -27,6 +27,7 @@ from typing import NamedTuple
 from wdsfs import braces, documents, lists, names
 from wdsfs.errors import MissingShard, SpecError, UnreadableShard
 from wdsfs.lists import Word
+from wdsfs.reading import PLAIN, Reading
 
 MAX_SHARDS = braces.MAX_WORDS  # per call
 JOINER = b"--"
@@ -61,18 +62,19 @@ class Slice(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """Which part of what the specs name is wanted: `expand(specs, *selection)`."""
+    """Which part of what the specs name is wanted, and how it is read: `expand(specs, *selection)`."""
 
     split: str | None = None
     slice: Slice | None = None
+    reading: Reading = PLAIN
 
     @property
     def arguments(self) -> list[str]:
         """The options of a command that select the same."""
-        split = [] if self.split is None else ["--split", self.split]
-        if self.slice is None:
-            return split
-        return [*split, "--shard-id", str(self.slice.shard_id), "--num-shards", str(self.slice.num_shards)]
+        found = [] if self.split is None else ["--split", self.split]
+        if self.slice is not None:
+            found += ["--shard-id", str(self.slice.shard_id), "--num-shards", str(self.slice.num_shards)]
+        return found + self.reading.arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,8 @@ class Shard:
     `without` are the keys, as in the names of members, of samples that are left out. `expected_samples` is how
     many there are in the shard, those included, according to the file that names it.
 
-    `place` is the number of the shard in the whole set, and how many that has, if this is a part of it.
+    `place` is the number of the shard in the whole set, and how many that has, if this is a part of it. `reading`
+    is the same for all shards of a set.
     """
 
     path: bytes
@@ -93,6 +96,12 @@ class Shard:
     without: frozenset[bytes] = frozenset()
     expected_samples: int | None = None
     place: tuple[int, int] | None = field(default=None, compare=False)
+    reading: Reading = PLAIN
+
+    @property
+    def key(self) -> bytes:
+        """What the index keeps the shard's record under."""
+        return self.path + self.reading.mark
 
     def miscount(self, samples: int) -> str:
         """What is wrong when the shard has this many samples; empty if nothing is."""
@@ -101,8 +110,10 @@ class Shard:
         return f"has {samples:,} samples; the file that names it says {self.expected_samples:,}"
 
 
-def expand(specs: Sequence[str | bytes], split: str | None = None, slice: Slice | None = None) -> list[Shard]:
-    """The shards that `specs` name, in order: all of them, or those of a split, or of a slice.
+def expand(
+    specs: Sequence[str | bytes], split: str | None = None, slice: Slice | None = None, reading: Reading = PLAIN
+) -> list[Shard]:
+    """The shards that `specs` name, in order: all of them, or those of a split, or of a slice; to be read so.
 
     Semantics decision: a spec that names something that exists is taken literally, whatever braces, glob
     characters or `::` it holds. Otherwise it is split at `::`, then variables are replaced, then braces are
@@ -125,7 +136,7 @@ def expand(specs: Sequence[str | bytes], split: str | None = None, slice: Slice 
     paths = _absolute([word.path for word in found])
     _refuse_repeated(paths, found)
     shards = [
-        Shard(path, name, word.without, word.samples)
+        Shard(path, name, word.without, word.samples, reading=reading)
         for path, name, word in zip(paths, _names(paths), found, strict=True)
     ]
     return shards if slice is None else _sliced(shards, slice)
@@ -161,7 +172,7 @@ def extended(shards: Sequence[Shard], paths: Sequence[bytes]) -> list[Shard]:
         if path not in known:
             name = _free_name(_stems([path])[0].rpartition(b"/")[2], taken)
             taken.add(name)
-            found.append(Shard(path, name))
+            found.append(Shard(path, name, reading=shards[0].reading))
     return found
 
 

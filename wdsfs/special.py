@@ -218,14 +218,22 @@ class Special:
         return "".join(f"{row}\n" for row in rows).encode("utf-8", "surrogateescape")
 
     def _wids_index(self) -> bytes:
-        """Raises ShardErrors: a reader of a list without one shard would take it for the whole set."""
+        """Raises ShardErrors, ExportError: a reader takes a list without one shard for the whole set."""
         rows = []
         for number in range(len(self.lower)):
             summary = self._indexed(number, self.plain.summary)
+            if not self.plain.shards[number].reading.is_plain:
+                self._refuse_irregular(number)
             # An absolute path: the reader takes others from the directory of the index.
             path = self.lower.path_text(number)
             rows.append(formats.WidsShard(path, summary.samples, summary.fingerprint[0]))
         return formats.wids_index(rows)
+
+    def _refuse_irregular(self, number: int) -> None:
+        try:
+            formats.refuse_irregular(self._indexed(number, self.plain.record), "wids")
+        except ExportError as error:
+            raise ExportError(f"{self.plain.path_text(number)}: {error}") from None
 
     def _mtime_ns(self, number: int) -> int:
         with contextlib.suppress(ShardError):

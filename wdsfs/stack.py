@@ -10,6 +10,7 @@ import mmap
 import os
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from wdsfs import journal, trust
@@ -48,7 +49,8 @@ class Stack:
         self.place = Place(directory.absolute())
         self.owner, self.umask = owner, umask
         self._memory = mmap.mmap(-1, journal.SIZE + 2)
-        wanted = Settings(view.layout, view.names, merge, tuple(_seen(shard) for shard in shards))
+        seen = tuple(_seen(shard) for shard in shards)
+        wanted = Settings(view.layout, view.names, merge, seen, shards[0].reading)
         try:
             trust.directory(directory, create=True)
             self._lock = hold(self.place)  # open as long as this process or a worker is there
@@ -64,7 +66,7 @@ class Stack:
             if found is None:
                 write_settings(self.place, wanted)
             else:
-                check_view(self.place, found, view, merge)
+                check_view(self.place, found, wanted)
                 _compare(self.place, found, wanted)
         except OSError as error:
             raise OverlayUnusable(f"{directory} cannot be used as an overlay: {error.strerror}") from error
@@ -105,15 +107,14 @@ def _seen(shard: Shard) -> ShardSeen:
         return ShardSeen(shard.name, shard.path, (0, 0, 0))
 
 
-def check_view(place: Place, found: Settings, view: View, merge: bool) -> None:
+def check_view(place: Place, found: Settings, wanted: Settings) -> None:
     """Raises OverlayUnusable when the overlay was made over another view: its paths mean nothing in this one."""
-    if (found.layout, found.names, found.merge) == (view.layout, view.names, merge):
+    if replace(found, shards=()) == replace(wanted, shards=()):
         return
-    options = f"--layout {found.layout}" + (f" --names {found.names}" if found.layout == "samples" else "")
-    options += " --merge" if found.merge else ""
+    more = [option for option in ("--merge", *wanted.reading.arguments) if option not in found.options]
     raise OverlayUnusable(
-        f"the overlay {place.path} was made with {options}, and its paths are of that tree; use it with the same "
-        f"options{'' if found.merge else ' and without --merge'}, or commit it first"
+        f"the overlay {place.path} was made with {' '.join(found.options)}, and its paths are of that tree; use "
+        f"it with the same options{' and without ' + ' '.join(more) if more else ''}, or commit it first"
     )
 
 

@@ -49,10 +49,13 @@ class _Sizes:
 
 
 def gather(lower: Lower) -> dict[str, Any]:
-    """Totals and, per extension, counts and size quantiles (bytes) of all shards that can be read."""
+    """Totals and, per extension, counts and size quantiles (bytes) of all shards that can be read.
+
+    `apart` counts samples whose members lie apart, `joined` shards that are several tars, where they are read so.
+    """
     by_extension: dict[bytes, _Sizes] = {}
     report: dict[str, Any] = dict.fromkeys(
-        ("shards", "samples", "members", "bytes", "shard_bytes", "damaged", "in_no_sample"), 0
+        ("shards", "samples", "members", "bytes", "shard_bytes", "damaged", "in_no_sample", "apart", "joined"), 0
     )
     for number in range(len(lower)):
         report["shards"] += 1
@@ -66,6 +69,8 @@ def gather(lower: Lower) -> dict[str, Any]:
         report["bytes"] += record.total_size()
         report["shard_bytes"] += record.fingerprint[0]
         report["damaged"] += bool(record.problem_count)
+        report["apart"] += record.apart
+        report["joined"] += bool(record.end_marks)
         report["in_no_sample"] += _add(record, by_extension)
     rows = [sizes.report(extension) for extension, sizes in by_extension.items()]
     report["extensions"] = sorted(rows, key=lambda row: (-row["count"], row["extension"]))

@@ -1,0 +1,613 @@
+"""Tars that other tools read in another way: joined ones, and samples whose members lie apart."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import random
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sets
+import tars
+from conftest import Program
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tars import BLOCK, END, member, tar
+from test_check import findings, write
+from test_commit import Set
+from uppers import WHITEOUT
+
+from wdsfs import shard
+from wdsfs.builder import build
+from wdsfs.check import lint
+from wdsfs.fstab import translate
+from wdsfs.index import build_file
+from wdsfs.reading import PLAIN, Reading
+from wdsfs.record import Record
+from wdsfs.spec import Selection, Shard, expand
+
+ZEROS, BY_KEY, BOTH = Reading(ignore_zeros=True), Reading(group_by_key=True), Reading(True, True)
+OPTIONS = {PLAIN: [], ZEROS: ["--ignore-zeros"], BY_KEY: ["--group-by-key"], BOTH: BOTH.arguments}
+
+
+def scanned(path: Path) -> tuple[list[bytes], list[shard.Problem], list[int]]:
+    """The names that a scan behind end marks finds, what it reports, and the marks."""
+    problems: list[shard.Problem] = []
+    marks: list[int] = []
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        found = [name for chunk in shard.scan(fd, problems, marks=marks) for name in chunk.names]
+    finally:
+        os.close(fd)
+    return found, problems, marks
+
+
+def by_tarfile(path: Path) -> list[bytes]:
+    with tarfile.open(path, "r:", ignore_zeros=True) as archive:
+        return [os.fsencode(name) for name in archive.getnames()]
+
+
+def by_gnu_tar(path: Path, code: int = 0) -> list[bytes]:
+    done = subprocess.run(["tar", "--ignore-zeros", "-tf", path], capture_output=True, check=False)
+    assert done.returncode == code, done
+    return done.stdout.splitlines()
+
+
+def record_of(path: Path, reading: Reading = PLAIN) -> Record:
+    return Record(build_file(os.fsencode(path), reading))
+
+
+def shown(record: Record) -> list[tuple[bytes, list[bytes]]]:
+    """The samples of a record in the order of the tar: key, extensions."""
+    entries = record.samples_in_order().tolist()
+    return [(record.entry_path(e), [record.extension(m) for m in record.entry_members(e)]) for e in entries]
+
+
+def by_webdataset(content: bytes) -> list[tuple[bytes, list[bytes]]]:
+    """The same, of a tar as the webdataset library groups it."""
+    found = tars.by_webdataset(content)
+    return [(one.pop("__key__").encode(), [name.encode() for name in one]) for one in found]
+
+
+# --- tars that were joined ---------------------------------------------------------------------------------
+
+
+def test_joined_tars_are_one(tmp_path: Path) -> None:
+    path = tmp_path / "s.tar"
+    padded = tar(member(b"a.txt", b"a")).ljust(20 * BLOCK, b"\0")
+    path.write_bytes(padded + tar(member(b"b.txt", b"b")) + tar(member(b"c.txt", b"c"), end=b""))
+    names, problems, marks = scanned(path)
+    assert names == by_tarfile(path) == by_gnu_tar(path) == [b"a.txt", b"b.txt", b"c.txt"]
+    assert [problem.kind for problem in problems] == ["no end mark"]
+    assert marks == [2 * BLOCK, 22 * BLOCK]
+    plain, joined = record_of(path), record_of(path, ZEROS)
+    assert (plain.members, plain.end_marks, joined.members, joined.end_marks) == (1, 0, 3, 2)
+    assert [problem.kind for problem in plain.problems] == ["behind end mark"]
+    assert "another tar: --ignore-zeros reads it" in plain.problems[0].text
+
+
+@pytest.mark.parametrize("front", [b"", bytes(BLOCK), bytes(50 * BLOCK)])
+def test_zeros_in_front_of_all_and_at_the_end(tmp_path: Path, front: bytes) -> None:
+    path = tmp_path / "s.tar"
+    path.write_bytes(
+        front + member(b"a.txt", b"a") + bytes(3 * BLOCK) + member(b"b.txt", b"b") + bytes(100 * BLOCK)
+    )
+    names, problems, _ = scanned(path)
+    assert names == by_tarfile(path) == by_gnu_tar(path)
+    assert problems == []
+
+
+def test_what_is_no_header_behind_an_end_mark_ends_the_shard(tmp_path: Path) -> None:
+    """Also where one follows: it may be the content of a member."""
+    path = tmp_path / "s.tar"
+    inner = tar(member(b"inner.txt", b"x"))
+    path.write_bytes(tar(member(b"a.txt", b"a")) + b"garbage".ljust(BLOCK, b".") + inner)
+    names, problems, marks = scanned(path)
+    assert (names, marks) == ([b"a.txt"], [])
+    assert [(problem.kind, problem.offset) for problem in problems] == [("behind end mark", 4 * BLOCK)]
+    assert "no header is there, so they are not read" in problems[0].text
+    path.write_bytes(tar(member(b"a.txt", b"a")) + b"xyz" + inner)  # not at the start of a block
+    assert scanned(path)[0] == [b"a.txt"]
+    path.write_bytes(tar(member(b"a.txt", b"a")) + inner[: BLOCK - 1])
+    assert scanned(path)[0] == [b"a.txt"]
+
+
+def test_a_tar_in_a_member_stays_content(tmp_path: Path) -> None:
+    path = tmp_path / "s.tar"
+    inner = tar(member(b"inner.txt", b"x"))
+    joined = inner + tar(member(b"more.txt", b"y"))
+    path.write_bytes(
+        tar(member(b"a.tar", bytes(2 * BLOCK) + joined), member(b"b.txt")) + tar(member(b"c.tar", inner))
+    )
+    assert scanned(path)[0] == by_tarfile(path) == by_gnu_tar(path) == [b"a.tar", b"b.txt", b"c.tar"]
+
+
+def test_a_first_part_that_is_cut_off_ends_the_shard(tmp_path: Path) -> None:
+    path = tmp_path / "s.tar"
+    first, second = tar(member(b"a.txt", b"a"), member(b"b.txt", bytes(5000))), tar(member(b"c.txt", b"c"))
+    path.write_bytes(first[: 4 * BLOCK] + second * 10)
+    names, problems, marks = scanned(path)
+    assert (names, [problem.kind for problem in problems]) == ([b"a.txt", b"b.txt"], ["damaged"])
+    assert marks == []
+    path.write_bytes(tar(member(b"a.txt", b"a")) + first[: 4 * BLOCK])
+    names, problems, marks = scanned(path)
+    assert (names, len(marks)) == ([b"a.txt", b"a.txt", b"b.txt"], 1)
+    assert [problem.kind for problem in problems] == ["truncated"]
+
+
+def test_marks_behind_a_broken_header_do_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "s.tar"
+    broken = member(b"b.txt", b"b", checksum=1)
+    path.write_bytes(tar(member(b"a.txt", b"a")) + tar(broken) + tar(member(b"c.txt")) + tar(member(b"d.txt")))
+    names, problems, marks = scanned(path)
+    assert (names, marks) == ([b"a.txt"], [])
+    assert [problem.kind for problem in problems] == ["behind end mark"]
+    path.write_bytes(tar(member(b"a.txt", b"a"), broken) + tar(member(b"c.txt")))
+    names, problems, marks = scanned(path)
+    assert (names, marks, problems[0].kind) == ([b"a.txt"], [], "damaged")
+
+
+def test_a_global_header_goes_on_behind_an_end_mark(tmp_path: Path) -> None:
+    path = tmp_path / "s.tar"
+    common = tars.pax({b"mtime": b"77"}, b"g")
+    path.write_bytes(tar(common, member(b"a.txt")) + tar(member(b"b.txt")) + common + tar(member(b"c.txt")))
+    record = record_of(path, ZEROS)
+    assert [record.member(one).mtime_ns for one in range(3)] == [77 * 10**9] * 3
+    with tarfile.open(path, "r:", ignore_zeros=True) as archive:
+        assert [one.mtime for one in archive] == [77] * 3
+
+
+def test_many_end_marks_are_read_in_little_time(tmp_path: Path) -> None:
+    """Zeros are read a little at a time, not a mebibyte for each mark."""
+    path = tmp_path / "s.tar"
+    count = 3000
+    path.write_bytes(b"".join(member(b"%d.txt" % n) + bytes(BLOCK) for n in range(count)))
+    read = 0
+
+    class Counting:
+        size = path.stat().st_size
+
+        def __init__(self) -> None:
+            self.fd = os.open(path, os.O_RDONLY)
+
+        def pread(self, size: int, offset: int, /) -> bytes:
+            nonlocal read
+            data = os.pread(self.fd, size, offset)
+            read += len(data)
+            return data
+
+        def close(self) -> None:
+            os.close(self.fd)
+
+    source = Counting()
+    record = Record(build(source, [0, 0, 0], None, ZEROS))
+    source.close()
+    assert (record.members, record.end_marks) == (count, count - 1)
+    assert read < 40 * source.size
+
+
+parts = st.lists(
+    st.tuples(st.lists(st.sampled_from(["a.x", "a.y", "b.x", "d/b.y", "c"]), max_size=4), st.integers(0, 30)),
+    min_size=1,
+    max_size=5,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(parts)
+def test_joined_tars_are_read_as_by_tarfile_and_gnu_tar(
+    tmp_path_factory: pytest.TempPathFactory, some: Any
+) -> None:
+    path = tmp_path_factory.mktemp("joined") / "s.tar"
+    content = b""
+    for names, zeros in some:
+        content += b"".join(member(name.encode(), name.encode() * 9) for name in names) + bytes(BLOCK * zeros)
+    path.write_bytes(content + END)
+    assert scanned(path)[0] == by_tarfile(path) == by_gnu_tar(path)
+
+
+# --- members that lie apart --------------------------------------------------------------------------------
+
+# As `tar cf x.tar *.jpg *.cls` writes it.
+APART = tar(
+    *(member(b"d/%b.jpg" % key, b"J" + key) for key in (b"a", b"b", b"c")),
+    member(b"README", b"r"),
+    *(member(b"d/%b.cls" % key, b"C" + key) for key in (b"a", b"b", b"c")),
+)
+TOGETHER = [(b"d/" + key, [b"jpg", b"cls"]) for key in (b"a", b"b", b"c")]
+
+
+def test_a_sample_has_all_members_of_its_key(tmp_path: Path) -> None:
+    path = tmp_path / "s.tar"
+    path.write_bytes(APART)
+    assert len(shown(record_of(path))) == 6
+    record = record_of(path, BY_KEY)
+    assert shown(record) == TOGETHER
+    assert (record.samples, record.apart, record.samples_apart()) == (3, 3, [1, 2, 3])
+    assert record.is_irregular
+    assert not record_of(path).is_irregular
+
+
+def test_members_are_in_the_order_of_the_tar(tmp_path: Path) -> None:
+    path = tmp_path / "s.tar"
+    names = (b"b.z", b"a.y", b"b.a", b"stray", b"c.x", b"b.z", b"a.x", b"./a.q", b"c.w", b"c.v")
+    path.write_bytes(tar(*(member(name, name) for name in names)))
+    record = record_of(path, BY_KEY)
+    # `./a` and `a` are two keys for every reader; a stray ends no sample; an extension may come twice.
+    found = [(b"b", [b"z", b"a", b"z"]), (b"a", [b"y", b"x"]), (b"c", [b"x", b"w", b"v"]), (b"a", [b"q"])]
+    assert shown(record) == found
+    assert record.apart == 3
+    paths = {record.entry_path(entry) for entry in record.samples_apart()}
+    assert paths == {b"a", b"b", b"c"}
+
+
+keys_and_extensions = st.lists(
+    st.tuples(st.sampled_from("abcd"), st.sampled_from("xyz")), unique=True, max_size=12
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(keys_and_extensions, st.booleans())
+def test_a_record_by_key_has_each_key_once(
+    tmp_path_factory: pytest.TempPathFactory, some: list[tuple[str, str]], odd: bool
+) -> None:
+    path = tmp_path_factory.mktemp("apart") / "s.tar"
+    start = [tars.old_sparse(b"sparse", [(0, b"x")], 9)] if odd else []  # the slow way through the builder
+    path.write_bytes(tar(*start, *(member(f"{key}.{ext}".encode(), key.encode()) for key, ext in some)))
+    record = record_of(path, BY_KEY)
+    wanted: dict[bytes, list[bytes]] = {}
+    for key, extension in some:
+        wanted.setdefault(key.encode(), []).append(extension.encode())
+    assert shown(record) == list(wanted.items())
+    plain = record_of(path)
+    assert record.apart == len({key for key, _ in shown(plain) if [one for one, _ in shown(plain)].count(key) > 1})
+
+
+def test_ordinary_shards_have_the_same_record_whichever_way(tmp_path: Path) -> None:
+    one = sets.make(tmp_path, 1, 20)[0]
+    plain = build_file(one.path)
+    assert all(build_file(one.path, reading) == plain for reading in OPTIONS)
+
+
+# --- the set, the index ------------------------------------------------------------------------------------
+
+
+def test_a_reading_is_part_of_what_a_record_is_kept_under() -> None:
+    keys = {Shard(b"/x.tar", b"x", reading=reading).key for reading in OPTIONS}
+    assert len(keys) == 4
+    assert Shard(b"/x.tar", b"x").key == b"/x.tar"
+    assert all(key.partition(b"\0")[0] == b"/x.tar" for key in keys)
+
+
+def test_the_selection_tells_how_shards_are_read(tmp_path: Path) -> None:
+    sets.make(tmp_path, 2)
+    selection = Selection(reading=BOTH)
+    assert selection.arguments == ["--ignore-zeros", "--group-by-key"]
+    assert [one.reading for one in expand([str(tmp_path)], *selection)] == [BOTH, BOTH]
+
+
+def test_two_mounts_of_one_shard_are_both_right(program: Program) -> None:
+    """Records of both readings are in one index."""
+    program.write("x.tar", APART + tar(member(b"e.txt", b"e")))
+    second = program.directory("mnt2")
+    with program.mounted("x.tar") as plain, program.mounted(*BOTH.arguments, "x.tar", at=second) as whole:
+        assert sorted(os.listdir(plain.path / "x/d")) == ["a", "a~2", "b", "b~2", "c", "c~2"]
+        assert sorted(os.listdir(whole.path / "x/d")) == ["a", "b", "c"]
+        assert os.listdir(whole.path / "x/d/a") == ["jpg", "cls"]
+        assert (whole.path / "x/d/c/cls").read_bytes() == b"Cc"
+        assert (whole.path / "x/e/txt").read_bytes() == b"e"
+        assert not (plain.path / "x/e").exists()
+        assert os.getxattr(whole.path / "x/d/a/cls", "user.wdsfs.member") == b"d/a.cls"
+        inodes = [os.stat(whole.path / "x/d" / name).st_ino for name in ("a/jpg", "a/cls", "b/cls")]
+        assert json.loads((whole.path / ".wdsfs/status.json").read_text())["selection"] == BOTH.arguments
+        plain.expect_log("x.tar: ")
+        whole.expect_log("x.tar: its samples lie apart, and wids would find other samples")
+        with pytest.raises(OSError, match="Input/output error"):
+            (whole.path / ".wdsfs/shards.json").read_bytes()
+    with program.mounted(*BOTH.arguments, "x.tar", at=program.directory("mnt3")) as whole:
+        assert inodes == [os.stat(whole.path / "x/d" / name).st_ino for name in ("a/jpg", "a/cls", "b/cls")]
+    assert program.json("index", "x.tar")["rebuilt"] == 0
+    assert program.json("index", *BOTH.arguments, "x.tar")["rebuilt"] == 0
+    assert program.json("index", "--group-by-key", "x.tar")["rebuilt"] == 1
+
+
+def test_compressed_joined_tars(program: Program) -> None:
+    joined = tar(member(b"a.txt", b"a")).ljust(20 * BLOCK, b"\0") + tar(member(b"b.txt", b"b"))
+    program.write("one.tgz", gzip.compress(joined))
+    program.write("two.tar.gz", gzip.compress(joined[: 20 * BLOCK]) + gzip.compress(joined[20 * BLOCK :]))
+    for name in ("one", "two"):
+        assert program.run("cat", "--ignore-zeros", ".", f"{name}/b/txt", cwd=program.home).stdout == b"b"
+    program.run("commit", "--ignore-zeros", "--overlay", program.directory("o"), "-o", "n-%d.tar", "one.tgz")
+    assert by_webdataset((program.home / "n-0.tar").read_bytes()) == [(b"a", [b"txt"]), (b"b", [b"txt"])]
+
+
+def test_the_options_go_with_views(program: Program) -> None:
+    program.write("x.tar", APART)
+    program.write(
+        "j.tar", tar(member(b"d/a.txt", b"1")) + tar(*(member(b"d/%b.txt" % key, b"2") for key in (b"b", b"c")))
+    )
+    done = program.run(
+        "ls", "-R", *BOTH.arguments, "--columns", "cls", "--columns", "txt", "--join", "j.tar", "x.tar"
+    )
+    assert [line for line in done.stdout.split() if not line.endswith(b"/")] == [
+        b"x/d/%b/%b" % (key, one) for key in (b"a", b"b", b"c") for one in (b"cls", b"txt")
+    ]
+    merged = program.run("ls", "--merge", "-R", "--group-by-key", "--names", "full", "x.tar").stdout.split()
+    assert b"d/a/a.cls" in merged
+    classes = program.run("ls", "-R", "--group-by-key", "--layout", "classes", "x.tar").stdout.split()
+    assert b"Ca/x--d--a.jpg" in classes
+    numbered = program.run("ls", "-R", "--group-by-key", "--index-tree", "x.tar").stdout
+    assert numbered.count(b"/00000") == 3
+    counted = program.json("info", *BOTH.arguments, "x.tar", "j.tar")
+    assert (counted["samples"], counted["apart"], counted["joined"]) == (6, 3, 1)
+
+
+def test_fstab_takes_the_options() -> None:
+    call = translate(["/x.tar", "/mnt", "-o", "ignore_zeros,group-by-key"])
+    assert call.arguments[1:3] == BOTH.arguments
+
+
+# --- check -------------------------------------------------------------------------------------------------
+
+
+def test_check_names_the_options(tmp_path: Path) -> None:
+    content = tar(member(b"a.x"), member(b"b.x"), member(b"a.y")) + tar(member(b"b.y"))
+    path = write(tmp_path, content)
+    plain = {one.kind: one.text for one in lint(path).findings}
+    assert "--group-by-key shows them together" in plain["split sample"]
+    assert "--ignore-zeros reads it" in plain["behind end mark"]
+    whole = lint(path, BOTH)
+    assert [(one.kind, one.offset, one.member) for one in whole.findings] == [
+        ("split sample", 2 * BLOCK, "a"),
+        ("split sample", 5 * BLOCK, "b"),
+        ("behind end mark", 3 * BLOCK, ""),
+    ]
+    assert (whole.samples, whole.patterns) == (2, {frozenset([b"x", b"y"]): 2})
+    assert lint(path, ZEROS).samples == 4
+    clean = tar(member(b"a.x"), member(b"a.y"), member(b"b.x"))
+    assert findings(tmp_path, clean) == [one[:3] for one in lint(write(tmp_path, clean), BOTH).findings] == []
+
+
+def test_check_finds_extensions_that_would_meet(tmp_path: Path) -> None:
+    path = write(tmp_path, tar(member(b"a.x"), member(b"b.x"), member(b"a.X")))
+    kinds = [one.kind for one in lint(path, BY_KEY).findings]
+    assert kinds == ["split sample", "duplicate extension"]
+
+
+# --- exports -----------------------------------------------------------------------------------------------
+
+
+def test_exports_are_right_for_their_reader_or_refused(program: Program) -> None:
+    shard_path = program.write("x.tar", APART)
+    out = program.directory("out")
+    program.run("export", "--format", "dali", "--group-by-key", "-o", out, "x.tar")
+    lines = (out / "x.idx").read_text().splitlines()
+    assert lines[0] == "v1.2 3"
+    for line, key in zip(lines[1:], "abc", strict=True):
+        words = line.split()
+        content = [APART[int(at) : int(at) + int(size)] for at, size in (words[1:3], words[5:7])]
+        assert content == [f"J{key}".encode(), f"C{key}".encode()]
+    for kind in ("energon", "wids"):
+        text = program.refused("export", "--format", kind, "--group-by-key", "-o", program.home, "x.tar", code=9)
+        assert f"{shard_path}: its samples lie apart" in text
+    program.write("y.tar", tar(member(b"a.txt")) + tar(member(b"b.txt")))
+    text = program.refused("export", "--format", "wids", "--ignore-zeros", "-o", out, "y.tar", code=9)
+    assert "it is several tars joined, and wids would find other samples" in text
+    (program.home / "x.idx").write_text((out / "x.idx").read_text())
+    assert b"wrong index" not in program.run("check", "--group-by-key", "x.tar", code=1).stdout
+
+
+# --- commits -----------------------------------------------------------------------------------------------
+
+
+def committed(program: Program, *arguments: str, code: int = 0) -> list[bytes]:
+    """The shards that a commit writes with these options."""
+    program.run("commit", *arguments, "-o", "new/n-%03d.tar", code=code)
+    return [path.read_bytes() for path in sorted((program.home / "new").glob("*.tar"))]
+
+
+def test_a_commit_without_a_change_writes_samples_together(program: Program) -> None:
+    """The documented way to put a shard right: an empty directory for an overlay."""
+    program.write("x.tar", APART)
+    program.write("y.tar", tar(member(b"ok.x"), member(b"ok.y")))
+    overlay = str(program.directory("o"))
+    first, second = committed(program, "--group-by-key", "--overlay", overlay, "x.tar", "y.tar")
+    assert by_webdataset(first) == TOGETHER
+    assert second == tar(member(b"ok.x"), member(b"ok.y"))
+    told = program.json("commit", "-n", "--group-by-key", "--overlay", overlay, "-o", "z-%d.tar", "x.tar", "y.tar")
+    assert [row["action"] for row in told] == ["rewrite", "copy"]
+    # Nothing but the order of members is another: each is there byte for byte.
+    blocks = {name: member(name, content) for name, content in ((b"d/a.jpg", b"Ja"), (b"d/a.cls", b"Ca"))}
+    assert first.startswith(blocks[b"d/a.jpg"] + blocks[b"d/a.cls"])
+    assert sorted(first[at : at + BLOCK] for at in range(0, len(first), BLOCK)) == sorted(
+        APART[at : at + BLOCK] for at in range(0, len(APART), BLOCK)
+    )
+
+
+def test_a_commit_in_place_puts_right_what_it_shows(program: Program) -> None:
+    program.write("x.tar", APART)
+    program.write("y.tar", tar(member(b"a.txt", b"1")).ljust(20 * BLOCK, b"\0") + tar(member(b"b.txt", b"2")))
+    ordinary = program.write("z.tar", tar(member(b"ok.x"), member(b"ok.y")))
+    before = ordinary.stat().st_ino, ordinary.stat().st_ctime_ns
+    with program.mounted(*BOTH.arguments, "--overlay", "o", "x.tar", "y.tar", "z.tar") as mounted:
+        told = program.run("diff", mounted.path).stdout
+        assert told.count(b"note: ") == 2
+        (mounted.path / "x/d/b/txt").write_bytes(b"a caption")
+        (mounted.path / "x/d/a/cls").write_bytes(b"changed")
+        (mounted.path / "x/d/c/jpg").unlink()
+        program.run("commit", "--in-place", mounted.path)
+        assert (mounted.path / "x/d/a/cls").read_bytes() == b"changed"
+        assert program.run("diff", mounted.path).stdout == b""
+        mounted.allow_log("has changed")
+    first, second = ((program.home / name).read_bytes() for name in ("x.tar", "y.tar"))
+    assert by_webdataset(first) == [
+        (b"d/a", [b"jpg", b"cls"]),
+        (b"d/b", [b"jpg", b"cls", b"txt"]),
+        (b"d/c", [b"cls"]),
+    ]
+    assert by_webdataset(second) == [(b"a", [b"txt"]), (b"b", [b"txt"])]
+    assert tars.by_webdataset(first)[0]["cls"] == b"changed"
+    assert by_gnu_tar(program.home / "y.tar") == [b"a.txt", b"b.txt"]
+    assert (ordinary.stat().st_ino, ordinary.stat().st_ctime_ns) == before
+
+
+def test_an_empty_directory_is_told_of_and_refused_as_an_overlay(program: Program) -> None:
+    program.write("x.tar", APART)
+    program.write("y.tar", tar(member(b"a.x"), member(b"b.x"), member(b"a.x")))
+    program.directory("o")
+    told = program.run("diff", "--group-by-key", "--overlay", "o", "x.tar", "y.tar", code=1).stdout.decode()
+    assert "note: x: has samples whose members lie apart" in told
+    assert "conflict: y/a: has an extension twice" in told
+    text = program.run(
+        "commit", "--group-by-key", "--overlay", "o", "-o", "n-%d.tar", "x.tar", "y.tar", code=7
+    ).stderr
+    assert b"conflict: y/a: has an extension twice" in text
+    assert not (program.home / "n-0.tar").exists()
+
+
+def test_in_place_over_an_empty_directory(program: Program) -> None:
+    path = program.write("x.tar", APART)
+    program.run("commit", "--in-place", "--group-by-key", "--overlay", program.directory("o"), "x.tar")
+    assert by_webdataset(path.read_bytes()) == TOGETHER
+    done = program.run("commit", "--in-place", "--group-by-key", "--overlay", "o", "x.tar")
+    assert b"changes no shard" in done.stdout
+
+
+@pytest.mark.parametrize("options", [("--sort",), ("--maxcount", "2"), ("--maxsize", "3")])
+def test_samples_that_lie_apart_are_sorted_and_split_up(program: Program, options: tuple[str, ...]) -> None:
+    program.write(
+        "x.tar", tar(member(b"b.x", b"1"), member(b"a.x", b"2"), member(b"b.y", b"34")) + tar(member(b"a.y"))
+    )
+    found = committed(program, *BOTH.arguments, "--overlay", str(program.directory("o")), *options, "x.tar")
+    assert len(found) == {"--sort": 1, "--maxcount": 1, "--maxsize": 2}[options[0]]
+    samples = [sample for content in found for sample in by_webdataset(content)]
+    wanted = [(b"b", [b"x", b"y"]), (b"a", [b"x", b"y"])]
+    assert samples == (sorted(wanted) if options == ("--sort",) else wanted)
+
+
+def test_an_overlay_remembers_how_its_shards_are_read(program: Program) -> None:
+    program.write("x.tar", APART)
+    with program.mounted("--group-by-key", "--overlay", "o", "x.tar") as mounted:
+        (mounted.path / "x/d/a/txt").write_bytes(b"new")
+        text = program.refused("diff", "--group-by-key", mounted.path, code=2)
+        assert "--group-by-key is for SHARDS" in text
+    assert b"d/a +txt" in program.run("diff", "--overlay", "o", "x.tar").stdout
+    text = program.refused("diff", "--ignore-zeros", "--overlay", "o", "x.tar", code=2)
+    assert "was made with --layout samples --names ext --group-by-key" in text
+    text = program.refused("mount", "--overlay", "o", "x.tar", program.mountpoint, code=8)
+    assert "was made with --layout samples --names ext --group-by-key" in text
+    text = program.refused("mount", *BOTH.arguments, "--overlay", "o", "x.tar", program.mountpoint, code=8)
+    assert "without --merge --ignore-zeros" in text
+
+
+def test_a_renamed_and_a_removed_sample(program: Program) -> None:
+    program.write("x.tar", APART)
+    with program.mounted("--group-by-key", "--overlay", "o", "x.tar") as mounted:
+        (mounted.path / "x/d/b").rename(mounted.path / "x/d/z")
+        for name in ("jpg", "cls"):
+            (mounted.path / "x/d/c" / name).unlink()
+        (mounted.path / "x/d/c").rmdir()
+        assert b"renamed  x/d/b -> x/d/z" in program.run("diff", mounted.path).stdout
+        found = committed(program, str(mounted.path))
+    assert by_webdataset(found[0]) == [(b"d/a", [b"jpg", b"cls"]), (b"d/z", [b"jpg", b"cls"])]
+
+
+def test_extensions_that_would_meet_are_a_conflict(program: Program) -> None:
+    program.write("x.tar", tar(member(b"a.jpg", b"1"), member(b"b.jpg"), member(b"a.jpg", b"2"), member(b"b.JPG")))
+    with program.mounted("--group-by-key", "--overlay", "o", "x.tar") as mounted:
+        assert sorted(os.listdir(mounted.path / "x/a")) == ["jpg", "jpg~2"]
+        told = program.run("diff", mounted.path, code=1).stdout.decode()
+        assert "conflict: x/a: has an extension twice" in told
+        assert "conflict: x/b: has an extension twice" in told
+        program.run("commit", mounted.path, "-o", "n.tar", code=7)
+        (mounted.path / "x/a/jpg~2").unlink()
+        (mounted.path / "x/b/JPG").rename(mounted.path / "x/b/png")
+        found = committed(program, str(mounted.path))
+    assert by_webdataset(found[0]) == [(b"a", [b"jpg"]), (b"b", [b"jpg", b"png"])]
+
+
+@pytest.mark.parametrize(
+    ("odd", "what"),
+    [
+        (member(b"link", kind=tars.HARD_LINK, link=b"a.x"), "hard links"),
+        (tars.pax({b"mtime": b"9"}, b"g"), "a global PAX header"),
+    ],
+)
+def test_what_cannot_be_moved_is_refused(program: Program, odd: bytes, what: str) -> None:
+    program.write("x.tar", tar(member(b"a.x"), odd, member(b"b.x"), member(b"a.y")))
+    overlay = str(program.directory("o"))
+    text = program.refused("commit", "--group-by-key", "--overlay", overlay, "-o", "n.tar", "x.tar", code=7)
+    assert f"x.tar has {what}: members that lie apart cannot be moved" in text
+    assert committed(program, "--ignore-zeros", "--overlay", overlay, "x.tar")
+
+
+def test_what_cannot_be_written_anew_stays_as_it_is(program: Program) -> None:
+    """A damaged shard is copied, a compressed one is not replaced; both are told."""
+    damaged = APART[: 12 * BLOCK] + b"?" * BLOCK
+    program.write("x.tar", damaged)
+    overlay = str(program.directory("o"))
+    done = program.run("commit", "--group-by-key", "--overlay", overlay, "-o", "n.tar", "x.tar")
+    assert (program.home / "n.tar").read_bytes() == damaged
+    assert b"is damaged" in done.stderr
+    assert b"it stays as it is, and other readers still find something else in it" in done.stderr
+    packed = program.write("y.tar.gz", gzip.compress(APART))
+    before = packed.read_bytes()
+    done = program.run("commit", "--in-place", "--group-by-key", "--overlay", overlay, "y.tar.gz")
+    assert b"is compressed, so it cannot be replaced" in done.stderr
+    assert packed.read_bytes() == before
+
+
+def test_a_member_that_is_moved_takes_its_headers_along(program: Program) -> None:
+    """Long names, and a global header between them, which stays where it was."""
+    comment = tars.pax({b"comment": b"x"}, b"g")
+    long = b"d/" + b"n" * 150
+    apart = tars.pax({b"path": long + b".y"}) + comment + member(b"short", b"Y")
+    program.write("x.tar", tar(tars.gnu_long(long + b".x") + member(b"s", b"X"), member(b"b.x", b"B"), apart))
+    found = committed(program, "--group-by-key", "--overlay", str(program.directory("o")), "x.tar")
+    with tarfile.open(fileobj=io.BytesIO(found[0])) as archive:
+        assert [os.fsencode(name) for name in archive.getnames()] == [long + b".x", long + b".y", b"b.x"]
+    assert by_webdataset(found[0]) == [(long, [b"x", b"y"]), (b"b", [b"x"])]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6))
+def test_random_shards_are_put_right(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    """What webdataset reads of the new shards is what the mount showed, with random changes."""
+    rng = random.Random(seed)
+    home = tmp_path_factory.mktemp("random")
+    pairs = [(key, ext) for key in "abcde" for ext in "xyz" if rng.random() < 0.7]
+    rng.shuffle(pairs)
+    content = b""
+    for number, (key, ext) in enumerate(pairs):
+        content += member(f"{key}.{ext}".encode(), f"{key}{ext}".encode() * rng.randrange(400))
+        content += rng.choice([b"", b"", bytes(BLOCK * rng.randrange(25)), member(b"stray%d" % number)])
+    wanted: dict[str, dict[str, bytes]] = {}
+    edits: dict[Any, Any] = {}
+    here = Set(home, content + END, reading=BOTH)
+    record = record_of(here.shards[0], BOTH)
+    for key, ext in pairs:
+        data = content[content.index(f"{key}.{ext}".encode()) + BLOCK :]
+        wanted.setdefault(key, {})[ext] = data[: record_size(record, key, ext)]
+        what = rng.randrange(6)
+        if what == 0:
+            del wanted[key][ext]
+            edits.setdefault(key, {})[ext] = WHITEOUT
+        elif what == 1:
+            wanted[key][ext] = edits.setdefault(key, {})[ext] = b"changed"
+        elif what == 2:
+            wanted[key]["new"] = edits.setdefault(key, {})["new"] = b"new"
+    options = rng.choice([{}, {"in_place": True}, {"sort": True}, {"maxcount": 2}])
+    out = here.edit({"s0": edits}).commit(**options)
+    found = {sample.pop("__key__"): sample for tar in out for sample in tars.by_webdataset(tar)}
+    assert found == {key: columns for key, columns in wanted.items() if columns}
+
+
+def record_size(record: Record, key: str, extension: str) -> int:
+    entry = next(e for e in range(record.entries) if record.entry_path(e) == key.encode())
+    return record.member(record.find_members(entry, extension.encode())[0]).size
