@@ -38,6 +38,7 @@ class Sizes:
     index_members: int = 360_000
     mount_shards: int = 1000
     memory_samples: int = 200_000
+    merged_names: int = 100_000
     create_files: int = 5000
     rewrite_files: int = 1000
     stream_mb: int = 500
@@ -53,6 +54,7 @@ TINY = Sizes(
     index_members=48_000,
     mount_shards=20,
     memory_samples=40_000,
+    merged_names=1000,
     create_files=200,
     rewrite_files=60,
     stream_mb=10,
@@ -60,6 +62,7 @@ TINY = Sizes(
 )
 LARGE_MEMORY_SAMPLES = 10_000_000
 MEMORY_SHARD = 10_000  # samples in a shard of the set that memory is measured on
+MERGED_SHARDS = (10, 100, 1000, 10_000)  # with equal keys, for as many names in all
 
 
 class Member(NamedTuple):
@@ -314,6 +317,10 @@ def _many(data: Set, sizes: Sizes) -> None:
     _links(data, "many", max(2, sizes.memory_samples // MEMORY_SHARD), MEMORY_SHARD)
 
 
+def _merged(shards: int) -> Callable[[Set, Sizes], None]:
+    return lambda data, sizes: _links(data, "merged", shards, sizes.merged_names // shards)
+
+
 WRITERS: dict[str, Callable[[Set, Sizes], None]] = {
     "small": _small,
     "tree": _tree,
@@ -327,6 +334,7 @@ WRITERS: dict[str, Callable[[Set, Sizes], None]] = {
     "shards": _shards,
     "few": _few,
     "many": _many,
+    **{f"merged-{shards}": _merged(shards) for shards in MERGED_SHARDS},
 }
 
 

@@ -236,6 +236,12 @@ FIGURES = [
         for size in ("3 kB", "100 kB")
     ),
     Figure("index besides names", "bytes a member", 40.0, _plain("index size", "besides names")),
+    Figure(
+        "one tree over 10,000 shards, equal keys, listing",
+        "us a name",
+        50,
+        _plain("one tree over all shards", "listing, 10,000 shards"),
+    ),
     Figure("memory after a walk", "a set of 10,000 samples", 1.1, _memory),
     *(
         Figure(f"training loader, {case}", "extracted", 1.1, _times("training loader", case, "extracted"))

@@ -345,6 +345,10 @@ class Wdsfs(System):
         with self._daemon(data, command, self.environment(data)) as pid:
             yield View(self.mountpoint(data), layout, lambda shard: f"/{shard.stem}", pid)
 
+    def merged(self, data: Set) -> contextlib.AbstractContextManager[View]:
+        """One tree over all shards; its directories are samples."""
+        return self._mount(data, "samples", "--merge")
+
     def commit(self, data: Set, overlay: Path, output: Path, limit: float) -> None:
         """Pack the changes of an overlay into new shards."""
         options = [*self._options(data, "files"), "--overlay", overlay, "-o", output]

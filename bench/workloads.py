@@ -26,7 +26,7 @@ from pathlib import Path
 
 from bench import cache, clients
 from bench.clients import Clients, ClientsFailed, File, Job, Measured, Outcome, Spot
-from bench.data import BLOCK, LARGE_MEMORY_SAMPLES, Member, Set, Sets, Shard
+from bench.data import BLOCK, LARGE_MEMORY_SAMPLES, MERGED_SHARDS, Member, Set, Sets, Shard
 from bench.report import Case, Results
 from bench.systems import (
     Broken,
@@ -43,6 +43,7 @@ from bench.systems import (
 MICRO = 1e6
 KILLS, KILL_SECONDS, KILL_CLIENTS = 100, 20.0, 4
 SETTLE_SECONDS = 0.1  # from the first answer until all processes of a mount have started
+LOOKUPS = 10_000  # names of a merged tree
 RESIDENT_MOST = 0.02  # of what should have left the page cache
 
 
@@ -490,6 +491,41 @@ def memory(bench: Bench) -> None:
                 bench.add(case, "MiB", system.name, anonymous_bytes(view.pids) / (1 << 20))
 
 
+def merged(bench: Bench) -> None:
+    """One tree over shards with equal keys: a listing, and on a fresh mount names that were never listed."""
+    for shards in MERGED_SHARDS:
+        if bench.sets.sizes.merged_names < shards:
+            continue
+        data = bench.sets.get(f"merged-{shards}")
+        for repetition, system in bench.turns(bench.taking(data, among=["wdsfs"])):
+            assert isinstance(system, Wdsfs)
+            case = f"{shards:,} shards"
+            with bench.attempt(system), _merged(bench, system, data) as view:
+                lister = clients.ListTop(str(view.root))
+                with bench.clients([lister]) as listing:
+                    bench.add(
+                        f"listing, {case}", "us/name", system.name, listing.go().seconds / data.count * MICRO
+                    )
+                names = os.listdir(view.root)
+                if len(set(names)) != data.count:
+                    raise Broken(f"{len(set(names))} names are listed of {data.count}")
+                bench.add(f"memory, {case}", "MiB", system.name, anonymous_bytes(view.pids) / (1 << 20))
+            chosen = random.Random(repetition).sample(names, min(LOOKUPS, len(names)))
+            with bench.attempt(system), _merged(bench, system, data) as view:
+                job = clients.StatFiles([File(f"{view.root}/{name}", 0, 0) for name in chosen])
+                with bench.clients([job]) as looking:
+                    each = looking.go().seconds / len(chosen) * MICRO
+                bench.add(f"lookup at random, {case}", "us/name", system.name, each)
+
+
+@contextlib.contextmanager
+def _merged(bench: Bench, system: Wdsfs, data: Set) -> Iterator[View]:
+    with system.merged(data) as view:
+        with bench.clients([clients.StatRoot(str(view.root))]) as first:
+            first.go()
+        yield view
+
+
 # --- writing -------------------------------------------------------------------------------------------------
 
 NEW_SIZE = 3000  # bytes of a new file
@@ -756,6 +792,7 @@ WORKLOADS: dict[str, tuple[str, Callable[[Bench], None]]] = {
     "index": ("indexing", index),
     "mount-time": ("mount time", mount_time),
     "memory": ("memory", memory),
+    "merged": ("one tree over all shards", merged),
     "write": ("writing", write),
     "commit": ("commit", commit),
     "loader": ("training loader", loader),

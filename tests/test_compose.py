@@ -1006,7 +1006,8 @@ def test_a_merged_tree_shows_what_was_not_refused(tmp_path: Path) -> None:
         assert tree.totals().damaged == 1
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(below.index, "_write", _refuse_import)  # the table of names is as it was
-            below.union(tree._record_or_none)
+            tree._generation = -1
+            tree.prepare()
 
 
 def test_what_another_process_refused_is_settled(tmp_path: Path) -> None:

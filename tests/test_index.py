@@ -1319,6 +1319,6 @@ def test_a_damaged_union_is_made_again(prepared: Prepared) -> None:
             assert union_of(index, shards) == expected
 
 
-def test_a_union_that_is_gone_is_an_error() -> None:
-    with pytest.raises(IndexUnusable, match="mount again"):
-        Union(b"u", lambda key: None).columns()
+def test_a_union_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    with opened(tmp_path) as index, pytest.raises(IndexUnusable, match="mount again"):
+        Union(b"u", index).columns()

@@ -18,7 +18,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "wdsfs"
 
 # Lowest first: a module may import from rows above its own, and of those from the ones its row names
-# ("*": from all). What the words of the last column stand for is listed below the table.
+# ("*": from all). A row without a name goes on with the row above. What the words of the last column stand for
+# is listed below the table.
 TABLE = """
 module     | may import from wdsfs                                  | stays away from
 -----------+--------------------------------------------------------+------------------------------
@@ -45,18 +46,20 @@ codecs     | errors                                                 | fuse trio 
 compressed | errors source seek copies shard codecs                 | fuse trio lmdb terminal clock
 header     |                                                        | third-party disks clock
 record     | inodes shard source                                    | fuse trio lmdb terminal clock
+claims     | names record                                           | fuse trio lmdb terminal disks clock
 builder    | errors inodes names reading record shard source        | fuse trio lmdb terminal clock
-formats    | errors names reading shard record                              | fuse trio lmdb terminal clock
+formats    | errors names reading shard record                      | fuse trio lmdb terminal clock
 energon    | errors names shard                                     | fuse trio lmdb terminal clock
 ahead      | formats energon source                                   | fuse trio lmdb terminal clock
 labels     | errors names system trust                              | fuse trio lmdb numpy terminal clock
 compose    | errors names shard record builder codecs               | fuse trio lmdb terminal clock
 pages      | errors                                                 | fuse trio lmdb terminal
-index| errors inodes trust system reading spec pool copies compressed record builder pages ahead|fuse trio terminal
-lower      | errors board inodes source spec compressed shard record index    | fuse trio lmdb terminal
+index      | errors inodes trust system reading spec pool copies compressed record claims |
+           | builder pages ahead                                    | fuse trio terminal
+lower      | errors board inodes source spec compressed shard record claims index | fuse trio lmdb terminal
 derived    | errors board names reading spec record codecs labels compose index lower | fuse trio lmdb terminal
 tree       | errors inodes names shard record lower                 | fuse trio lmdb terminal
-merged     | errors inodes names record lower tree                  | fuse trio lmdb terminal
+merged     | errors inodes names record claims index lower tree     | fuse trio lmdb terminal
 numbered   | errors inodes lower merged record spec tree            | fuse trio lmdb terminal
 report     | board lower tree                                       | fuse trio lmdb numpy terminal
 pack       | errors header index record shard source                | fuse trio lmdb terminal clock
@@ -110,7 +113,9 @@ class Room(NamedTuple):
 def parse_table() -> dict[str, Room]:
     rows = [[cell.strip() for cell in line.split("|")] for line in TABLE.splitlines() if "|" in line]
     rooms: dict[str, Room] = {}
-    for name, ours, away in rows[1:]:
+    for at in [at for at, row in enumerate(rows) if not row[0]]:  # the rest of the row above
+        rows[at - 1] = [" ".join(cells).strip() for cells in zip(rows[at - 1], rows[at], strict=True)]
+    for name, ours, away in [row for row in rows[1:] if row[0]]:
         stays_away = set[str]().union(*(GROUPS.get(word, {word}) for word in away.split()))
         rooms[name] = Room(set(rooms) if ours == "*" else set(ours.split()), stays_away)
     return rooms

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import tarfile
+import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -97,6 +100,7 @@ def check_consistency(tree: Tree) -> dict[bytes, bytes]:
             assert not {b"/"[0], 0} & set(entry.name)
             assert len(entry.name) <= NAME_MAX
             assert tree.lookup(inode, entry.name) == entry.node == tree.getattr(entry.node.inode)
+            assert (inode, entry.name) in tree.places(entry.node.inode)
             if entry.node.mode & 0o040000:
                 assert tree.parent(entry.node.inode) == inode
                 directories.append((path + b"/" + entry.name, entry.node.inode))
@@ -304,6 +308,87 @@ def test_merged_a_sample_and_a_folder_of_other_shards_share_a_directory() -> Non
             b"/a/b~2": b"3",
             b"/a~2/jpg": b"4",
         }
+
+
+def test_merged_paths_with_one_checksum_are_numbered_apart() -> None:
+    one, other = b"plumless", b"buckeroo"
+    assert zlib.crc32(one) == zlib.crc32(other)
+    keys = [[one], [other, one], [other], [one, other], [one + b"~2"], [one]]
+    shards = [tar([(key.decode() + ".x", b"%d" % n + key) for key in own]) for n, own in enumerate(keys)]
+    with a_tree(shards, View(), merge=True) as tree:
+        assert check_consistency(tree) == {
+            b"/plumless/x": b"0plumless",
+            b"/plumless~3/x": b"1plumless",
+            b"/plumless~4/x": b"3plumless",
+            b"/plumless~5/x": b"5plumless",
+            b"/plumless~2/x": b"4plumless~2",
+            b"/buckeroo/x": b"1buckeroo",
+            b"/buckeroo~2/x": b"2buckeroo",
+            b"/buckeroo~3/x": b"3buckeroo",
+        }
+        for missing in (b"buckeroo~4", b"plumless~6"):
+            with pytest.raises(NoSuchEntry):
+                tree.lookup(ROOT, missing)
+
+
+@pytest.mark.parametrize("length", [244, 245, 246, 253, 254, 255])
+def test_merged_names_that_are_cut_for_their_numbers_are_found(length: int) -> None:
+    keys = ["k" * length, "l" * (length - 2) + "~2", "l" * (length - 2)]
+    with a_tree([tar([(f"d/{key}.x", b"%d" % n) for key in keys]) for n in range(11)], View(), merge=True) as tree:
+        assert len(check_consistency(tree)) == 33
+
+
+Counted = Literal["listed", "looked up", "last page"]
+
+
+def steps(tree: Tree, folder: bytes) -> dict[Counted, float]:
+    """Calls of functions for each name of a folder, in all."""
+    inode, count = tree.resolve(folder).inode, 0
+
+    def call(*_: object) -> None:
+        nonlocal count
+        count += 1
+
+    def counted(question: Callable[[], object], names: int) -> float:
+        nonlocal count
+        question()  # once, so that records are open
+        count = 0
+        sys.setprofile(call)
+        try:
+            question()
+        finally:
+            sys.setprofile(None)
+        return count / names
+
+    entries = list(tree.listing(inode))[2:]
+    return {
+        "listed": counted(lambda: list(tree.listing(inode)), len(entries)),
+        "looked up": counted(lambda: [tree.lookup(inode, one.name) for one in entries], len(entries)),
+        "last page": counted(lambda: list(tree.listing(inode, entries[-2].cursor)), 1),
+    }
+
+
+@pytest.mark.parametrize("view", [View(), View("files")], ids=str)
+@pytest.mark.parametrize(
+    "paths",
+    [
+        pytest.param(lambda shard: [f"d/{n}.x" for n in range(4)], id="equal"),
+        pytest.param(lambda shard: [f"d/{shard}-{n}.x" for n in range(4)], id="unique"),
+        pytest.param(lambda shard: ["d/a.x", "d/a~2.x", "d/b.x", "d/b.x"], id="numbered"),
+        pytest.param(lambda shard: ["d.y", "d/a.x", "d/a/b.x", "d/c.x", "d/~2.x"], id="shared"),
+        pytest.param(lambda shard: ["d/" + "a" * 255 + ".x", "d/b.x"], id="cut"),
+    ],
+)
+def test_merged_a_name_takes_as_many_steps_in_many_shards_as_in_few(
+    paths: Callable[[int], list[str]], view: View
+) -> None:
+    def measured(count: int) -> dict[Counted, float]:
+        shards = [tar([(path, b"") for path in paths(shard)]) for shard in range(count)]
+        with a_tree(shards, view, merge=True) as tree:
+            return steps(tree, b"d")
+
+    few, many = measured(6), measured(60)
+    assert {what: value for what, value in many.items() if value > 1.25 * few[what]} == {}, (few, many)
 
 
 def test_a_merged_listing_is_not_continued_in_a_changed_shard() -> None:

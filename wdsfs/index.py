@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import lmdb
 import numpy as np
 
-from wdsfs import builder, compressed, copies, pages, pool, system, trust
+from wdsfs import builder, claims, compressed, copies, pages, pool, system, trust
 from wdsfs.ahead import reading_ahead
 from wdsfs.errors import IndexUnusable, MissingShard, ShardError, StaleShard, UnreadableShard
 from wdsfs.reading import PLAIN, Reading
@@ -430,12 +430,44 @@ class Index:
         now, 0 for one without a record.
         """
         key = b"u" + _digest(b"\0".join(paths))
+        self._keep(key, fingerprints, lambda: Union.build(len(paths), records))
+        return Union(key, self)
+
+    def claims(
+        self,
+        paths: Sequence[bytes],
+        kind: bytes,
+        fingerprints: Sequence[tuple[int, int, int]],
+        records: Callable[[int], Record | None],
+        wants: Callable[[Record], claims.Wants],
+    ) -> Claims:
+        """As `union`: the claims of the whole set. `kind` is a name for what `wants` counts as wanted."""
+        key = b"c" + _digest(b"\0".join((*paths, kind)))
+        self._keep(key, fingerprints, lambda: claims.build(len(paths), records, wants))
+        return Claims(key, self)
+
+    def _keep(
+        self,
+        key: bytes,
+        fingerprints: Sequence[tuple[int, int, int]],
+        build: Callable[[], tuple[Sequence[Sequence[int]], bytes]],
+    ) -> None:
+        """Make the value at `key` unless it is of shards with these fingerprints.
+
+        `build` gives the fingerprints that it has seen, and the value.
+        """
         value = self._get(key)
         sound = value is not None and zlib.crc32(value[20:]) == int.from_bytes(value[16:20], "little")
-        if value is None or not sound or bytes(value[:16]) != Union.state(fingerprints):
-            state, body = Union.build(len(paths), records)
-            self._write([(key, state + zlib.crc32(body).to_bytes(4, "little") + body)])
-        return Union(key, self._get)
+        if value is None or not sound or bytes(value[:16]) != _state(fingerprints):
+            seen, body = build()
+            self._write([(key, _state(seen) + zlib.crc32(body).to_bytes(4, "little") + body)])
+
+    def kept(self, key: bytes) -> memoryview:
+        """What `union` or `claims` made, in place, valid until the index is renewed."""
+        value = self._get(key)
+        if value is None:
+            raise IndexUnusable("the index of the merged tree is gone; mount again")
+        return value[20:]
 
     @property
     def label_tables(self) -> Path:
@@ -486,18 +518,12 @@ class Union:
     of different paths only cost a question more. 8 bytes a name.
     """
 
-    def __init__(self, key: bytes, get: Callable[[bytes], memoryview | None]) -> None:
-        self._key, self._get = key, get
+    def __init__(self, key: bytes, index: Index) -> None:
+        self._key, self._index = key, index
 
     @staticmethod
-    def state(fingerprints: Sequence[Sequence[int]]) -> bytes:
-        """16 bytes that change with any of the fingerprints."""
-        packed = b"".join(struct.pack("<QqQ", *one) for one in fingerprints)
-        return hashlib.blake2b(packed, digest_size=16).digest()
-
-    @staticmethod
-    def build(count: int, records: Callable[[int], Record | None]) -> tuple[bytes, bytes]:
-        """The state of the records that went into it, and the two columns, twice."""
+    def build(count: int, records: Callable[[int], Record | None]) -> tuple[list[Sequence[int]], bytes]:
+        """The fingerprints of the records that went into it, and the two columns, twice."""
         fingerprints: list[Sequence[int]] = []
         sums: dict[str, list[Any]] = {"folder": [], "entry": []}
         owners: dict[str, list[Any]] = {"folder": [], "entry": []}
@@ -519,20 +545,34 @@ class Union:
             shards = np.concatenate([np.zeros(0, np.uint32), *owners[kind]]).astype("<u4")
             order = np.argsort(hashes, kind="stable")
             parts.append(len(hashes).to_bytes(8, "little") + hashes[order].tobytes() + shards[order].tobytes())
-        return Union.state(fingerprints), b"".join(parts)
+        return fingerprints, b"".join(parts)
 
     def columns(self) -> list[tuple[memoryview, memoryview]]:
         """(sums, shards) of folders and of entries, in place, valid until the index is renewed."""
-        value = self._get(self._key)
-        if value is None:
-            raise IndexUnusable("the index of the merged tree is gone; mount again")
-        at, found = 20, []
+        value = self._index.kept(self._key)
+        at, found = 0, []
         for _ in range(2):
             size = 4 * int.from_bytes(value[at : at + 8], "little")
             at += 8
             found.append((value[at : at + size].cast("I"), value[at + size : at + 2 * size].cast("I")))
             at += 2 * size
         return found
+
+
+class Claims:
+    """Which shards want a path in one tree over all of them, exactly. 8 bytes a name."""
+
+    def __init__(self, key: bytes, index: Index) -> None:
+        self._key, self._index = key, index
+        self._snapshot = -1
+        self._tables: claims.Tables | None = None
+
+    def tables(self) -> claims.Tables:
+        """The tables in place, valid until the index is renewed."""
+        if self._tables is None or self._snapshot != self._index.snapshot:
+            self._tables = claims.parse(self._index.kept(self._key))
+            self._snapshot = self._index.snapshot
+        return self._tables
 
 
 def summarize(one: Record) -> bytes:
@@ -548,6 +588,12 @@ def summarize(one: Record) -> bytes:
         one.problem_count,
         one.unshown_count,
     )
+
+
+def _state(fingerprints: Sequence[Sequence[int]]) -> bytes:
+    """16 bytes that change with any of the fingerprints."""
+    packed = b"".join(struct.pack("<QqQ", *one) for one in fingerprints)
+    return hashlib.blake2b(packed, digest_size=16).digest()
 
 
 def _seal(data: bytes) -> bytes:

@@ -23,8 +23,9 @@ from wdsfs import compressed, shard, source
 from wdsfs import index as index_module
 from wdsfs import record as record_module
 from wdsfs.board import Tags
+from wdsfs.claims import Wants
 from wdsfs.errors import CorruptShard, ShardError, StaleShard, UnreadableShard
-from wdsfs.index import Index, Summary, Union
+from wdsfs.index import Claims, Index, Summary, Union
 from wdsfs.record import Record
 from wdsfs.source import TarBytes
 from wdsfs.spec import Shard
@@ -429,10 +430,21 @@ class Lower:
     def union(self, records: Callable[[int], Record | None]) -> Union:
         """The union over the set as it is now. Records that were in use are so no more."""
         try:
-            fingerprints = [self._indexed_fingerprint(number) for number in range(len(self.shards))]
-            return self.index.union(self._keys, fingerprints, records)
+            return self.index.union(self._keys, self._indexed_fingerprints(), records)
         finally:
             self._drop_records()
+
+    def claims(
+        self, kind: bytes, records: Callable[[int], Record | None], wants: Callable[[Record], Wants]
+    ) -> Claims:
+        """The claims of the set as it is now (`Index.claims`). Records that were in use are so no more."""
+        try:
+            return self.index.claims(self._keys, kind, self._indexed_fingerprints(), records, wants)
+        finally:
+            self._drop_records()
+
+    def _indexed_fingerprints(self) -> list[Fingerprint]:
+        return [self._indexed_fingerprint(number) for number in range(len(self.shards))]
 
     def _indexed_fingerprint(self, number: int) -> Fingerprint:
         """The fingerprint of a shard that has a record; 0 for one that cannot be read."""

@@ -113,6 +113,10 @@ class _Aliases:
         at = bisect.bisect_left(self.child, child)
         return self.name[at] if at < len(self.child) and self.child[at] == child else None
 
+    def all(self) -> Iterator[tuple[int, int, bytes]]:
+        """Each child with its parent and its name."""
+        yield from zip(self.child, self.parent, self.name.of(range(len(self.name))), strict=True)
+
     def find(self, crc: int, parent: int, name: bytes) -> int | None:
         for at in equal_range(self.hash, crc):
             number = self.order[at]
@@ -464,8 +468,7 @@ class Record:
 
     def member(self, member: int) -> Member:
         head = self._head[member] * shard.BLOCK
-        mtime = self._mtime[0 if self._same_time else member] * self._time_unit
-        return Member(head, head + self._body[member] * shard.BLOCK, self._size[member], mtime)
+        return Member(head, head + self._body[member] * shard.BLOCK, self._size[member], self.mtime_ns(member))
 
     def extent(self, member: int) -> tuple[int, int]:
         """Where the content of a member begins in its shard, and its size (bytes)."""
@@ -492,7 +495,10 @@ class Record:
 
     def size_and_time(self, member: int) -> tuple[int, int]:
         """Size (bytes) and mtime (ns) of a member."""
-        return self._size[member], self._mtime[0 if self._same_time else member] * self._time_unit
+        return self._size[member], self.mtime_ns(member)
+
+    def mtime_ns(self, member: int) -> int:
+        return self._mtime[0 if self._same_time else member] * self._time_unit
 
     def file_names(self, members: range) -> list[bytes]:
         """The plain names of neighbouring members, with their extensions; of strays, just theirs."""

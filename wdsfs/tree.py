@@ -262,7 +262,7 @@ class Tree:
         mtime = record.fingerprint[1]
         if kind == SAMPLE:
             first = record.entry_member[index]
-            mtime, links = record.member(first).mtime_ns, 2
+            mtime, links = record.mtime_ns(first), 2
         else:
             links = 2 + self._count_directories(record, index)
             if self.files_layout:
