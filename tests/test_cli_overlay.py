@@ -17,7 +17,7 @@ import pytest
 import tars
 from conftest import PATIENCE, Program
 from test_cli import program  # noqa: F401  # a fixture
-from test_commit import EDITS, FIRST, SECOND, Set, bare, keys
+from test_commit import EDITS, FIRST, SECOND, Set, bare, half_way, keys
 from test_pack import Killed
 from uppers import OPAQUE, WHITEOUT, write_upper
 
@@ -230,7 +230,7 @@ def test_an_unfinished_commit(program: Program, here: Set) -> None:  # noqa: F81
     here.edit({"s1": {"e": WHITEOUT}})
     with pytest.raises(Killed):
         here.commit(Killer(), in_place=True)
-    finish = b"wdsfs commit --in-place --overlay o 's{0..1}.tar'"
+    finish = b"wdsfs commit --in-place --overlay o 's{0..1}.tar' (or end it as it is: --abandon in the place of"
     assert finish in program.run("diff", "--overlay", "o", SHARDS, code=7).stderr
     assert finish in program.run("commit", "--overlay", "o", "--output", "%d", SHARDS, code=7).stderr
     done = program.run("commit", "--in-place", "--overlay", "o", "s1.tar", "s0.tar", code=7)
@@ -321,6 +321,46 @@ def test_what_a_commit_left_that_was_killed_at_its_end_goes(program: Program, he
     (program.home / "o.wdsfs-commit/commit.log").touch()
     program.run("diff", "--overlay", "o", SHARDS)
     assert not (program.home / "o.wdsfs-commit").exists()
+
+
+def test_there_is_nothing_to_abandon(program: Program, here: Set) -> None:  # noqa: F811
+    done = program.run("commit", "--abandon", "--overlay", "o", SHARDS, code=7)
+    assert b"was stopped half-way, so there is none to abandon" in done.stderr
+    for option in ("--in-place", "--sort", "--copy", "--dry-run"):
+        done = program.run("commit", "--abandon", option, "--overlay", "o", SHARDS, code=2)
+        assert b"it takes no option that says what to write" in done.stderr
+
+
+def test_abandoning(program: Program, tmp_path: Path) -> None:  # noqa: F811
+    half, whole = half_way(tmp_path / "set")
+    half.shards[1].write_bytes(FIRST)
+    overlay, shards = half.home / "o", f"{half.home}/{SHARDS}"
+    assert (
+        b"s1.tar: changed by" in program.run("commit", "--in-place", "--overlay", overlay, shards, code=7).stderr
+    )
+    done = program.run("commit", "--abandon", "--overlay", overlay, shards)
+    assert lines(done.stdout) == [
+        "abandoned: 1 of 3 shards written",
+        f"not written: {half.home}/s1.tar",
+        f"not written: {half.home}/s2.tar",
+        "what is in no shard is still in the overlay; see: wdsfs diff",
+    ]
+    done = program.run("diff", "--overlay", overlay, shards)
+    assert lines(done.stdout) == ["added    s1/e", "added    more/x"]
+    assert b"s1.tar: changed since the overlay was made" in done.stderr
+    assert b"s0.tar" not in done.stderr
+    assert half.shards[0].read_bytes() == whole[0]
+
+
+def test_abandoning_as_json(program: Program, tmp_path: Path) -> None:  # noqa: F811
+    half, _ = half_way(tmp_path / "set", merge=True)
+    overlay, shards = half.home / "o", f"{half.home}/{SHARDS}"
+    report = json.loads(program.run("commit", "--abandon", "--json", "--overlay", overlay, shards).stdout)
+    assert [[Path(one["shard"]).name for one in report[key]] for key in ("shards", "left")] == [
+        ["s0.tar"],
+        ["s1.tar"],
+    ]
+    assert (Path(report["aside"]) / "e/txt").read_bytes() == b"new"
 
 
 # --- interrupted -------------------------------------------------------------------------------------------

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import io
 import itertools
+import json
 import os
 import shutil
 import subprocess
@@ -25,7 +27,7 @@ from uppers import OPAQUE, WHITEOUT, a_tree, find, write_upper
 
 from wdsfs import index, overlay, pack
 from wdsfs.changes import Remark
-from wdsfs.commit import NO_SAMPLE, Files, Options, Plan, Planner, Runner, continued, namer
+from wdsfs.commit import NO_SAMPLE, Files, Options, Plan, Planner, Runner, Step, continued, namer
 from wdsfs.errors import CommitError, StaleShard, UsageError
 from wdsfs.index import look
 from wdsfs.inplace import Replacement, _freed_by, plan_from_json, plan_to_json, read_plan, unfinished
@@ -101,6 +103,12 @@ class Set:
         finally:
             os.close(directory)
         return self.set() if options.get("in_place") else self.out()
+
+    def abandon(self, disk: Disk | None = None) -> tuple[list[Step], Path | None]:
+        """Abandon a commit in place that was stopped half-way, as the command does."""
+        with a_tree(self.home, [b""] * len(self.shards), self.view, self.merge) as tree:
+            runner = Runner(tree.lower, read_plan(self.place, tree.lower), Files(-1), 1, disk)
+            return Replacement(self.place, runner).abandon(tree.merged)
 
     def plan(self, **options: Any) -> Plan:
         options.setdefault("output", f"{self.home}/out/o-%03d.tar")
@@ -572,9 +580,9 @@ def test_in_place_two_links_to_one_shard(tmp_path: Path) -> None:
 class Everything:
     """A set and its overlay, as they were: to be put back for another try."""
 
-    def __init__(self, here: Set) -> None:
+    def __init__(self, here: Set, name: str = "kept") -> None:
         self.here = here
-        self.kept = here.home.with_name("kept")
+        self.kept = here.home.with_name(name)
         shutil.copytree(here.home, self.kept, symlinks=True, copy_function=self._copy)
 
     def _copy(self, source: str, target: str, **_: Any) -> None:
@@ -583,6 +591,14 @@ class Everything:
     def put_back(self) -> None:
         shutil.rmtree(self.here.home)
         subprocess.run(["cp", "-a", self.kept, self.here.home], check=True)
+
+    def stamp_log(self) -> None:
+        """Let the log of a commit name the copies of the shards that it has written."""
+        log = self.here.place.work / "commit.log"
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        for line in lines:
+            line["file"][0] = os.stat(line["target"]).st_ino
+        log.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 @pytest.mark.parametrize("merge", [False, True])
@@ -775,18 +791,195 @@ def test_an_old_shard_with_another_name_makes_no_room(tmp_path: Path) -> None:
     assert _freed_by(step) == 0
 
 
+def half_way(home: Path, merge: bool = False) -> tuple[Set, list[bytes]]:
+    """A set whose commit in place was killed when its first shard was replaced, and what it would become."""
+    home.mkdir()
+    here = Set(home, FIRST, SECOND, merge=merge)
+    here.edit({"d": {"a": {"jpg": b"changed"}}, "e": {"txt": b"new"}} if merge else EDITS)
+    here.edit({} if merge else {"s1": {"e": {"txt": b"new"}}, "more": {"x": {"txt": b"x"}}})
+    before = Everything(here)
+    whole = here.commit(in_place=True)
+    before.put_back()
+    for step in itertools.count():
+        with pytest.raises(Killed):
+            here.commit(Faulty(step, Killed()), in_place=True)
+        if here.shards[0].read_bytes() != FIRST:
+            break
+    return here, whole
+
+
+def chmod(path: Path) -> None:
+    path.chmod(0o600)
+
+
+def touch(path: Path) -> None:
+    os.utime(path)
+
+
+def move_and_back(path: Path) -> None:
+    path.rename(path.with_suffix(".away"))
+    path.with_suffix(".away").rename(path)
+
+
+def copy_over(path: Path) -> None:
+    shutil.copy(path, path.with_suffix(".copy"))
+    path.with_suffix(".copy").rename(path)
+
+
+@pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.parametrize(
+    ("act", "number"), [*((act, 1) for act in (chmod, touch, move_and_back, copy_over)), (touch, 0), (chmod, 0)]
+)
+def test_in_place_when_a_shard_has_another_time(
+    act: Any, number: int, merge: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of one that is still to be replaced, or that is replaced: its members are what they were."""
+    here, whole = half_way(tmp_path / "set", merge)
+    act(here.shards[number])
+    assert here.commit(in_place=True) == whole
+    assert os.listdir(here.home / "o/upper") == []
+    assert ("the same members" in caplog.text) == (number == 1)
+
+
+def test_in_place_when_the_content_of_a_member_was_written(tmp_path: Path) -> None:
+    """It is in the new shard, as if the commit were planned now."""
+    here, _ = half_way(tmp_path / "set")
+    content = SECOND.replace(b"f" + bytes(511), b"g" + bytes(511))
+    assert content != SECOND
+    here.shards[1].write_bytes(content)
+    assert samples(here.commit(in_place=True)[1]) == {"e": {"txt": b"new"}, "d/f": {"txt": b"g"}}
+
+
 def test_in_place_when_somebody_else_has_changed_a_shard(tmp_path: Path) -> None:
-    here = Set(tmp_path, FIRST, SECOND).edit(EDITS).edit({"s1": {"e": {"txt": b"new"}}})
+    """It cannot be finished, but abandoned: the rest is planned anew over what is there now."""
+    here, whole = half_way(tmp_path / "set")
+    other = numbered(3)
+    here.shards[1].write_bytes(other)
+    for _ in range(2):
+        with pytest.raises(CommitError, match=r"s1.tar: changed by somebody else.*--abandon"):
+            here.commit(in_place=True)
+    assert here.set() == [whole[0], other]
+    done, aside = here.abandon()
+    assert ([step.number for step in done], aside) == ([0], None)
+    assert not unfinished(here.place)
+    assert os.listdir(here.home / "o/work") == []
+    assert sorted(os.listdir(here.home / "o/upper")) == ["more", "s1"]
+    assert here.set() == [whole[0], other]
+    contents = here.commit(in_place=True)
+    assert [contents[0], contents[2]] == [whole[0], whole[2]]
+    assert samples(contents[1]) == {**samples(other), "e": {"txt": b"new"}}
+
+
+def test_in_place_when_a_shard_has_changed_before_the_first_was_replaced(tmp_path: Path) -> None:
+    """Then nothing is half done, and the commit is planned anew."""
+    here = Set(tmp_path, FIRST, SECOND).edit(EDITS)
+    for step in itertools.count():
+        with pytest.raises(Killed):
+            here.commit(Faulty(step, Killed()), in_place=True)
+        if unfinished(here.place):
+            break
+    here.shards[0].write_bytes(SECOND)
+    with pytest.raises(CommitError, match=r"s0.tar: changed by somebody else.*repeat the command"):
+        here.commit(in_place=True)
+    assert not unfinished(here.place)
+    assert keys(*here.commit(in_place=True)) == [["e", "d/f", "d/a", "d/n"], ["e", "d/f"]]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_in_place_when_a_new_shard_is_somebody_else_s(number: int, tmp_path: Path) -> None:
+    """The files of the further shards that are written go from the overlay, those of the others stay."""
+    here = Set(tmp_path, FIRST).edit({"more": {"x": {"txt": b"x"}}, "next": {"y": {"txt": b"y", "cls": b"1"}}})
+    for step in itertools.count():
+        with pytest.raises(Killed):
+            here.commit(Faulty(step, Killed()), in_place=True)
+        if (tmp_path / "s1.tar").exists():
+            break
+    (tmp_path / f"s{number}.tar").unlink(missing_ok=True)
+    (tmp_path / f"s{number}.tar").write_bytes(b"mine")
+    with pytest.raises(CommitError, match=f"s{number}.tar: changed by somebody else"):
+        here.commit(in_place=True)
+    done, _ = here.abandon()
+    assert [step.output.target for step in done] == ([os.fsencode(tmp_path / "s1.tar")] if number == 2 else [])
+    assert sorted(os.listdir(tmp_path / "o/upper")) == (["next"] if number == 2 else ["more", "next"])
+    assert sorted(os.listdir(tmp_path / "o/upper/next/y")) == ["cls", "txt"]
+
+
+def test_abandoning_a_merged_commit_puts_the_overlay_aside(tmp_path: Path) -> None:
+    """Names in a merged tree depend on all shards, so nobody can tell what the rest of it means now."""
+    here, whole = half_way(tmp_path / "set", merge=True)
+    here.shards[1].write_bytes(numbered(3))
+    _, aside = here.abandon()
+    assert aside is not None
+    assert (aside / "e/txt").read_bytes() == b"new"
+    assert os.listdir(here.home / "o/upper") == []
+    assert here.commit(in_place=True) == [whole[0], numbered(3)]
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_abandoning_is_killed_at_every_step(merge: bool, tmp_path: Path) -> None:
+    here, whole = half_way(tmp_path / "set", merge)
+    here.shards[1].write_bytes(numbered(3))
+    before = Everything(here, "again")
+    before.stamp_log()
+    for step in itertools.count():
+        before.put_back()
+        before.stamp_log()
+        try:
+            here.abandon(Faulty(step, Killed()))
+        except Killed:
+            if unfinished(here.place):
+                here.abandon()
+        else:
+            break
+        assert here.set() == [whole[0], numbered(3)]
+        assert sorted(os.listdir(here.home / "o/upper")) == ([] if merge else ["more", "s1"])
+        aside = [path.read_bytes() for path in here.home.glob("o/upper.abandoned-*/e/txt")]
+        assert aside == ([b"new"] if merge else [])
+    assert step > 2
+
+
+def test_abandoning_a_commit_of_a_bare_upper(tmp_path: Path) -> None:
+    """What came since the commit began stays."""
+    here = Set(tmp_path, FIRST, SECOND)
+    bare(here, {**EDITS, "s1": {"e": {"txt": b"new"}}})
     for step in itertools.count():
         with pytest.raises(Killed):
             here.commit(Faulty(step, Killed()), in_place=True)
         if here.shards[0].read_bytes() != FIRST:
             break
     here.shards[1].write_bytes(numbered(3))
-    with pytest.raises(CommitError, match="changed by somebody else"):
+    (tmp_path / "o/s0/late").write_bytes(b"")
+    with pytest.raises(CommitError, match="--abandon"):
         here.commit(in_place=True)
-    assert here.shards[1].read_bytes() == numbered(3)
-    assert (tmp_path / "o/upper/s1/e/txt").exists()
+    here.abandon()
+    assert sorted(os.listdir(tmp_path)) == ["index", "o", "s0.tar", "s1.tar"]
+    assert sorted(path.relative_to(tmp_path / "o").as_posix() for path in (tmp_path / "o").glob("**/*")) == [
+        *("s0", "s0/late", "s1", "s1/e", "s1/e/txt")
+    ]
+
+
+@pytest.mark.parametrize("touched", [False, True])
+def test_a_journal_of_the_version_before(touched: bool, tmp_path: Path) -> None:
+    """It has no checksums: a shard that was touched cannot be known again, so the commit can only be abandoned."""
+    here, whole = half_way(tmp_path / "set")
+    journal, log = here.place.work / "commit.json", here.place.work / "commit.log"
+    about = json.loads(journal.read_bytes())
+    assert about["version"] == 2
+    about["version"] = 1
+    for source in about["sources"].values():
+        assert len(source.pop()) == 32
+    old = json.dumps(about, indent=1).encode() + b"\n"
+    sums = [hashlib.blake2b(data, digest_size=16).hexdigest() for data in (journal.read_bytes(), old)]
+    journal.write_bytes(old)
+    log.write_text(log.read_text().replace(*sums))
+    if not touched:
+        assert here.commit(in_place=True) == whole
+        return
+    touch(here.shards[1])
+    with pytest.raises(CommitError, match=r"s1.tar: changed by somebody else.*--abandon"):
+        here.commit(in_place=True)
+    here.abandon()
+    assert here.commit(in_place=True) == whole
 
 
 def test_a_plan_as_json(tmp_path: Path) -> None:

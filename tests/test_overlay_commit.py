@@ -383,6 +383,46 @@ def test_a_commit_that_is_killed_is_finished_by_the_next(a_set: Program) -> None
         (top / "new").mkdir()
 
 
+def test_a_commit_that_is_killed_is_finished_when_a_shard_was_touched(a_set: Program) -> None:
+    with a_set.mounted(*OPTIONS) as mounted:
+        mounted.expect_log("a commit in place was stopped half-way")
+        mounted.allow_log("has changed")
+        edit(mounted.path)
+        Commit(a_set, mounted.path).kill()
+        os.utime(a_set.home / "s1.tar")
+        (a_set.home / "s0.tar").chmod(0o640)
+        commit(a_set, "--in-place", mounted.path)
+        wait_until(lambda: (mounted.path / "s3").is_dir(), "the new shard")
+        check_edited(mounted.path, "s3")
+
+
+def test_a_commit_that_cannot_be_finished_is_abandoned(a_set: Program) -> None:
+    """The mount goes on: it shows the replaced shards, and over the others what was changed in them."""
+    with a_set.mounted(*OPTIONS) as mounted:
+        mounted.expect_log("a commit in place was stopped half-way")
+        mounted.allow_log("has changed")
+        top = mounted.path
+        edit(top)
+        Commit(a_set, top).kill()
+        a_set.write("s1.tar", shard([("010.jpg", b"other"), ("new.jpg", b"other")]))
+        assert "--abandon in the place of --in-place" in a_set.refused("diff", top, code=7)
+        assert "s1.tar: changed by somebody else" in a_set.refused("commit", "--in-place", top, code=7)
+        with fails(errno.EBUSY):
+            (top / "s2/000/cls").write_bytes(b"")
+        assert b"abandoned: 1 of 3 shards written" in commit(a_set, "--abandon", top)
+        wait_until(lambda: _can_write(top), "the thaw")
+        (top / "new").rmdir()
+        found = a_set.json("diff", top)["samples"]
+        assert [(one["kind"], one["path"]) for one in found] == [("changed", "s1/010"), ("added", "more/x")]
+        assert (top / "s0/003/cls").read_bytes() == b"7"
+        assert sorted(os.listdir(top / "s1")) == ["010", "new"]
+        commit(a_set, "--in-place", top)
+        wait_until(lambda: (top / "s3").is_dir(), "the new shard")
+        assert (top / "s1/010/txt").read_bytes() == b"a caption"
+        assert (top / "s1/010/jpg").read_bytes() == b"other"
+        assert (top / "s3/x/jpg").read_bytes() == b"new"
+
+
 @pytest.mark.parametrize("step", ["sync_directory", "remove"])
 def test_a_commit_that_is_killed_while_it_empties_the_overlay(a_set: Program, step: str) -> None:
     """All shards are there. What is written afterwards must not go where nobody looks any more."""

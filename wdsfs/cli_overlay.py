@@ -311,7 +311,10 @@ def _compare(settings: Settings, shards: dict[bytes, bytes]) -> list[str]:
 def _unfinished_advice(overlay: str | None, wanted: Wanted) -> CommitError:
     which = ["--overlay", overlay] if overlay is not None else []
     command = shlex.join(["wdsfs", "commit", "--in-place", *which, *wanted.selection.arguments, *wanted.sources])
-    return CommitError(f"a commit of this overlay was stopped half-way; finish it with: {command}")
+    return CommitError(
+        f"a commit of this overlay was stopped half-way; finish it with: {command} (or end it as it is: --abandon "
+        "in the place of --in-place)"
+    )
 
 
 # --- diff --------------------------------------------------------------------------------------------------
@@ -440,6 +443,11 @@ def _texts(names: Sequence[bytes]) -> list[str]:
     "--changed-only", is_flag=True, help="Only new and changed samples, whole, into shards of their own."
 )
 @click.option("--in-place", is_flag=True, help="Replace the shards that change, and empty the overlay.")
+@click.option(
+    "--abandon",
+    is_flag=True,
+    help="End a commit in place that was stopped half-way as it is: what is not replaced stays in the overlay.",
+)
 @click.option("--link", is_flag=True, help="Hard-link shards without changes. (That changes their ctime.)")
 @click.option("--copy", is_flag=True, help="Copy shards without changes.  [default]")
 @click.option("--sort", is_flag=True, help="Sort the samples of each shard by key.")
@@ -482,6 +490,7 @@ def commit(
     maxsize: float | None,
     changed_only: bool,
     in_place: bool,
+    abandon: bool,
     link: bool,
     copy: bool,
     sort: bool,
@@ -519,13 +528,19 @@ def commit(
         *(output, maxcount, maxsize, changed_only, in_place, link, sort),
         *(leave_out, with_leavings, ignore_times),
     )
-    _check(options, copy)
+    if abandon and (options != Options() or copy or exports or dry_run):
+        raise UsageError("--abandon only ends what was begun: it takes no option that says what to write")
+    if not abandon:
+        _check(options, copy)
     wanted = Wanted(sources, selection)
     view = {"layout": layout, "names": names, "merge": merge}
     index = {"index_dir": index_dir, "jobs": jobs, "quiet": quiet}
     with ended_in_order(), _session(overlay, wanted, view, index, freeze=not dry_run) as session:
         below = session.tree.lower
         begun = unfinished(session.place)
+        if abandon:
+            _abandon(session, begun, as_json)
+            return
         if begun and not in_place:
             raise _unfinished_advice(overlay, wanted)
         found = None if begun else session.changes(options.rules)
@@ -539,18 +554,20 @@ def commit(
         with _bar(plan, quiet) as on_bytes:
             runner = Runner(below, plan, session.files(), jobs_of(jobs), on_bytes=on_bytes)
             if in_place:
-                replacement = Replacement(session.place, runner, lambda: session.tell(new), space_check)
-                done = _run(runner, replacement, begun)
+                replacement = Replacement(session.place, runner, session.tell, space_check)
+                with _disk_errors():
+                    done = _run(runner, replacement, begun)
             else:
                 assert found is not None
                 assert output is not None
                 session.note_outputs(plan, found, output, done=False)
-                done = _run(runner, None, begun)
+                with _disk_errors():
+                    done = _run(runner, None, begun)
                 session.note_outputs(plan, found, output, done=True)
         below_shards = below.shards
     _show_done(plan, done, untold, time.monotonic() - since, as_json)
     if in_place and not as_json:
-        _show_further(plan)
+        _show_further(plan.steps)
     targets = [step.output.target for step in plan.steps]
     if in_place:
         cli_export.warn_of_older(targets, exports)
@@ -559,6 +576,32 @@ def commit(
         shards = extended(below_shards, new) if in_place else expand(targets)
         failures = cli_export.after_commit(shards, exports, in_place, index)
         sys.exit(ExportError.exit_code if failures else 0)
+
+
+def _abandon(session: Session, begun: bool, as_json: bool) -> None:
+    """End a commit in place as it is, and tell what is in the shards and what is not. Raises CommitError."""
+    from wdsfs.commit import Runner
+    from wdsfs.inplace import Replacement, read_plan
+
+    if not begun:
+        raise CommitError("no commit in place of this overlay was stopped half-way, so there is none to abandon")
+    below = session.tree.lower
+    runner = Runner(below, read_plan(session.place, below), session.files())
+    with _disk_errors():
+        done, aside = Replacement(session.place, runner, session.tell).abandon(session.tree.merged)
+    left = [step for step in runner.plan.steps if step not in done]
+    if as_json:
+        report = {"shards": _rows(done), "left": _rows(left), "aside": None if aside is None else str(aside)}
+        click.echo(json.dumps(report))
+        return
+    click.echo(f"abandoned: {len(done)} of {counted(len(runner.plan.steps), 'shard')} written")
+    for step in left:
+        click.echo(f"not written: {os.fsdecode(step.output.target)}")
+    if aside is None:
+        click.echo("what is in no shard is still in the overlay; see: wdsfs diff")
+    else:
+        click.echo(f"in a merged tree it cannot be told which changes are in which shard: all are in {aside}")
+    _show_further(done)
 
 
 def _check(options: Any, copy: bool) -> None:
@@ -577,8 +620,18 @@ def _check(options: Any, copy: bool) -> None:
             raise UsageError(text)
 
 
+@contextlib.contextmanager
+def _disk_errors() -> Iterator[None]:
+    """Raise CommitError for what a disk says."""
+    try:
+        yield
+    except OSError as error:
+        where = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
+        raise CommitError(f"{where}{error.strerror}; repeat the command when there is a remedy") from None
+
+
 def _run(runner: Runner, replacement: Any, begun: bool) -> list[Step]:
-    """Do what is planned. Raises what the runner raises, and CommitError for what a disk says."""
+    """Do what is planned. Raises what the runner raises, and OSErrors."""
     try:
         if replacement is None:
             return runner.write()
@@ -598,9 +651,6 @@ def _run(runner: Runner, replacement: Any, begun: bool) -> list[Step]:
             else "; nothing was replaced, and the overlay is as it was"
         )
         raise
-    except OSError as error:
-        where = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
-        raise CommitError(f"{where}{error.strerror}; repeat the command when there is a remedy") from None
 
 
 @contextlib.contextmanager
@@ -701,9 +751,9 @@ def _show_left_out(plan: Plan) -> None:
         click.echo(f"left out: {os.fsdecode(one.path)}: {one.reason}")
 
 
-def _show_further(plan: Plan) -> None:
+def _show_further(steps: Sequence[Step]) -> None:
     """The new shards are in the set of whoever names them."""
-    new = [os.path.basename(os.fsdecode(step.output.target)) for step in plan.steps if step.action == "new"]
+    new = [os.path.basename(os.fsdecode(step.output.target)) for step in steps if step.action == "new"]
     if new:
         shards = "this shard" if len(new) == 1 else "these shards"
         names = ", ".join(new) if len(new) <= 3 else f"{new[0]} ... {new[-1]}"

@@ -21,12 +21,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import shutil
 import stat
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,15 @@ from typing import Any
 from wdsfs import trust
 from wdsfs.changes import Remark
 from wdsfs.commit import NEW, REWRITE, Plan, Runner, Step
-from wdsfs.errors import CommitError
+from wdsfs.errors import CommitError, ShardError, several
 from wdsfs.index import look
-from wdsfs.lower import Lower
+from wdsfs.lower import Lower, NotIndexed
 from wdsfs.overlay import Place, Settings, ShardSeen, read_settings, write_settings
 from wdsfs.pack import New, Output, Piece, Run, Source, Zeros, named
 
-VERSION = 1  # of the journal
+VERSION = 2  # of the journal; 1 has no checksums
+
+log = logging.getLogger(__name__)
 
 
 def state_of(place: Place) -> Path:
@@ -72,23 +75,30 @@ def unfinished(place: Place) -> bool:
     return (state_of(place) / "commit.json").exists()
 
 
+DONE, LEFT, CHANGED = "done", "left", "changed"  # states of a shard of an unfinished commit
+
+
 class Replacement:
     """An in-place commit of the overlay at `place`, which the caller holds.
 
-    `emptied` is called when the overlay is new and the old one still there: whoever shows it has to change over
-    before the commit is over, since behind that nobody would tell them. With `check_space`, nothing is written
-    that the file systems have no room for.
+    `emptied` is called with the further shards when the overlay is new and the old one still there: whoever shows
+    it has to change over before the commit is over, since nobody would tell them later. With `check_space`,
+    nothing is written that the file systems have no room for.
     """
 
     def __init__(
-        self, place: Place, runner: Runner, emptied: Callable[[], None] = lambda: None, check_space: bool = True
+        self,
+        place: Place,
+        runner: Runner,
+        emptied: Callable[[Sequence[bytes]], None] = lambda _: None,
+        check_space: bool = True,
     ) -> None:
         self.place, self.runner, self.disk = place, runner, runner.disk
         self.emptied, self.check_space = emptied, check_space
         self.directory = state_of(place)
         self.journal, self.log = self.directory / "commit.json", self.directory / "commit.log"
         # Ties the log to the journal: a power cut may bring the log of an earlier commit back.
-        self.sum = hashlib.blake2b(plan_to_json(runner.plan), digest_size=16).hexdigest()
+        self.sum = _sum(self.journal.read_bytes()) if self.journal.exists() else ""
         self._lock = threading.Lock()
 
     def begin(self) -> None:
@@ -97,8 +107,9 @@ class Replacement:
             self.runner.plan.upper = dict(_stamps(os.fsencode(self.place.path), b""))
         else:
             self.place.upper.mkdir(exist_ok=True)  # of an overlay that is an empty directory
+        self._add_checksums()
         data = plan_to_json(self.runner.plan)
-        self.sum = hashlib.blake2b(data, digest_size=16).hexdigest()
+        self.sum = _sum(data)
         with named(os.fsencode(self.journal)):
             self._write_journal(data)
 
@@ -119,6 +130,13 @@ class Replacement:
         self.disk.sync_directory(os.fsencode(self.directory))
         self.disk.sync_directory(os.fsencode(self.directory.parent))
 
+    def _add_checksums(self) -> None:
+        """Note what the shards are that give way, so that they are known again with another time or mode."""
+        sources, lower = self.runner.plan.sources, self.runner.lower
+        for number, source in sources.items():
+            with contextlib.suppress(NotIndexed):  # it has changed this moment: that stops the commit anyway
+                sources[number] = source._replace(checksum=lower.record(number).checksum())
+
     def _create_log(self) -> None:
         """An empty log, on disk: a line that is synced later must not be lost with the name of its file."""
         fd = trust.open_file(self.log, os.O_WRONLY | os.O_CREAT, 0o644)
@@ -134,15 +152,28 @@ class Replacement:
 
         Raises CommitError when somebody else has changed a shard meanwhile, and when there is no room.
         """
-        lines = self._read_log()
-        left = [step for step in self.runner.plan.steps if not self._is_done(step, lines)]
+        states = [(step, self._state(step)) for step in self.runner.plan.steps]
+        changed = [os.fsdecode(step.output.target) for step, state in states if state == CHANGED]
+        if changed and not self._lines():
+            self.disk.remove(os.fsencode(self.journal))
+            raise CommitError(
+                f"{several(changed)}: changed by somebody else, or gone, since the commit was begun. Nothing had "
+                "been replaced, so the commit is undone: repeat the command"
+            )
+        if changed:
+            raise CommitError(
+                f"{several(changed)}: changed by somebody else, or gone, since the commit was begun, so it cannot "
+                "be finished. --abandon in the place of --in-place ends it: shards that are replaced stay so, the "
+                "changes of the others stay in the overlay, for another commit"
+            )
+        left = [step for step, state in states if state == LEFT]
         self.runner.lower.release()  # a shard that is open keeps its space when it is replaced
         try:
             if self.check_space:
                 refuse_without_space(left, self.runner.jobs)
             self.runner.each(left, self._replace)
         except BaseException:
-            if not self._read_log():  # nothing has been replaced: as if it had not been begun
+            if not self._lines():  # nothing has been replaced: as if it had not been begun
                 self.disk.remove(os.fsencode(self.journal))
             raise
         self._log({"published": True})
@@ -162,24 +193,38 @@ class Replacement:
 
         self.runner.writer.publish(step.output, replaces, tell)
 
-    def _is_done(self, step: Step, lines: list[dict[str, Any]]) -> bool:
-        """Whether a shard is the one that was to be written; if not, it must be what it was before."""
+    def _state(self, step: Step) -> str:
+        """Whether a shard is there that was to be written, or what it was before, or something else."""
         target = step.output.target
         try:
             found = os.stat(target)
         except FileNotFoundError:
-            if step.action == NEW:
-                return False
-            raise CommitError(f"{os.fsdecode(target)} is gone; {self._advice()}") from None
-        file = [found.st_ino, found.st_size, found.st_mtime_ns]
-        if any(line.get("target") == os.fsdecode(target) and line["file"] == file for line in lines):
-            return True
-        if step.number is None or look(target) != self.runner.plan.sources[step.number].fingerprint:
-            raise CommitError(f"{os.fsdecode(target)} was changed by somebody else; {self._advice()}")
-        return False
+            return LEFT if step.action == NEW else CHANGED
+        # Not its time: somebody may have touched it. While it was written the old shard had another inode number.
+        file = [found.st_ino, found.st_size]
+        if any(line.get("target") == os.fsdecode(target) and line["file"][:2] == file for line in self._lines()):
+            return DONE
+        return LEFT if step.number is not None and self._is_source(step.number, target) else CHANGED
 
-    def _advice(self) -> str:
-        return f"the commit cannot be finished; what it was about to do is in {self.journal}"
+    def _is_source(self, number: int, target: bytes) -> bool:
+        """Whether a shard is what it was when the commit was begun, so that the plan can be carried out.
+
+        The plan is of the places and names of members. Where these are what they were, it holds: what else has
+        been written there meanwhile goes into the new shard, as if the commit were planned now.
+        """
+        source, lower = self.runner.plan.sources[number], self.runner.lower
+        try:
+            if look(target) == source.fingerprint:
+                return True
+            record = lower.with_index(lambda: lower.record(number))
+        except ShardError:
+            return False
+        if record.checksum() != source.checksum:
+            return False
+        log.warning("%s: has another time, mode or place than before, and the same members", os.fsdecode(target))
+        size, mtime_ns, identity = record.fingerprint
+        self.runner.plan.sources[number] = source._replace(fingerprint=(size, mtime_ns, identity))
+        return True
 
     # --- the log
 
@@ -192,7 +237,7 @@ class Replacement:
             finally:
                 os.close(fd)
 
-    def _read_log(self) -> list[dict[str, Any]]:
+    def _lines(self) -> list[dict[str, Any]]:
         """The lines of this commit; one that a kill cut short says nothing, for nothing was done behind it."""
         lines = []
         with contextlib.suppress(FileNotFoundError):
@@ -202,6 +247,65 @@ class Replacement:
                     if line["commit"] == self.sum:
                         lines.append(line)
         return lines
+
+    # --- giving up
+
+    def abandon(self, merged: bool) -> tuple[list[Step], Path | None]:
+        """End the commit where it is: returns the steps that are done, and where the overlay was put, if it was.
+
+        What is in the shards goes from the overlay, the changes of the other shards stay. In a merged tree it
+        cannot be told whose they are: names depend on all shards. There the whole upper is put aside, unless
+        nothing was done. Can be repeated from any point.
+        """
+        done = [step for step in self.runner.plan.steps if self._state(step) == DONE]
+        upper = self.place.path if self.directory != self.place.work else self.place.path / "upper"
+        aside = None
+        if merged and self._lines():
+            aside = upper.with_name(f"{upper.name}.abandoned-{self.sum[:8]}")
+            self._put_aside(upper, aside)
+        else:
+            for step in done:
+                self._take_out(upper, step)
+        self.disk.sync_directory(os.fsencode(upper))
+        settings = read_settings(self.place)
+        if settings is not None:
+            write_settings(self.place, renewed(settings, {self._path(step) for step in done}))
+        self.emptied(_further(done))
+        self.disk.remove(os.fsencode(self.journal))
+        self.disk.sync_directory(os.fsencode(self.directory))
+        clean(self.place)
+        return done, aside
+
+    def _path(self, step: Step) -> bytes:
+        return self.runner.plan.sources[step.number].path if step.number is not None else b""
+
+    def _put_aside(self, upper: Path, aside: Path) -> None:
+        aside.mkdir(exist_ok=True)
+        for name in sorted(os.listdir(upper)):
+            self.disk.rename(os.fsencode(upper / name), os.fsencode(aside / name))
+        self.disk.sync_directory(os.fsencode(aside))
+
+    def _take_out(self, upper: Path, step: Step) -> None:
+        """Remove from an upper what a step has brought into the shards: all below the directory of its shard, or
+        the files that are in a further one."""
+        if step.number is not None:
+            self._remove_below(os.fsencode(upper), self.runner.lower.shards[step.number].name)
+            return
+        for piece in step.output.pieces:
+            if isinstance(piece, New):
+                path = os.path.join(os.fsencode(upper), piece.path)
+                with contextlib.suppress(FileNotFoundError):
+                    self.disk.remove(path)
+                with contextlib.suppress(OSError):  # not empty, or the upper itself
+                    while (path := os.path.dirname(path)) != os.fsencode(upper):
+                        os.rmdir(path)
+
+    def _remove_below(self, upper: bytes, name: bytes) -> None:
+        path = os.path.join(upper, name)
+        if self.directory == self.place.work:
+            self._remove_tree(Path(os.fsdecode(path)))
+        else:
+            self._remove_planned(upper, b"", only=name)
 
     # --- the overlay
 
@@ -213,7 +317,7 @@ class Replacement:
             self._remove_planned(os.fsencode(self.place.path), b"")
             self.disk.sync_directory(os.fsencode(self.place.path))
         self.place.outputs.unlink(missing_ok=True)  # what they were written from is no longer in the overlay
-        self.emptied()
+        self.emptied(_further(self.runner.plan.steps))
         self.disk.remove(os.fsencode(self.journal))  # this ends the commit; the rest is only in the way
         self.disk.sync_directory(os.fsencode(self.directory))
         self.disk.remove(os.fsencode(self.log))
@@ -239,10 +343,15 @@ class Replacement:
         if settings is not None:
             write_settings(self.place, renewed(settings))
 
-    def _remove_planned(self, directory: bytes, path: bytes) -> None:
-        """Remove from an upper of the kernel's what was there when the commit began; what came since stays."""
+    def _remove_planned(self, directory: bytes, path: bytes, only: bytes | None = None) -> None:
+        """Remove from an upper of the kernel's what was there when the commit began; what came since stays.
+
+        With `only`, just what has this name in the directory, and what is in it.
+        """
         with os.scandir(directory) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
+                if only is not None and entry.name != only:
+                    continue
                 inner = path + b"/" + entry.name if path else entry.name
                 found = entry.stat(follow_symlinks=False)
                 if entry.is_dir(follow_symlinks=False):
@@ -259,6 +368,14 @@ class Replacement:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+
+
+def _further(steps: Sequence[Step]) -> list[bytes]:
+    return [step.output.target for step in steps if step.action == NEW]
+
+
+def _sum(journal: bytes) -> str:
+    return hashlib.blake2b(journal, digest_size=16).hexdigest()
 
 
 def _stamps(directory: bytes, path: bytes) -> Iterator[tuple[bytes, tuple[int, int]]]:
@@ -278,9 +395,12 @@ def _stamps_of(found: os.stat_result) -> tuple[tuple[int, int], tuple[int, int]]
     return (found.st_ino, found.st_ctime_ns), (found.st_ino, found.st_mtime_ns)
 
 
-def renewed(settings: Settings) -> Settings:
-    """The settings with the shards as they are now."""
-    shards = tuple(ShardSeen(one.name, one.path, look(one.path)) for one in settings.shards)
+def renewed(settings: Settings, paths: Collection[bytes] | None = None) -> Settings:
+    """The settings with the shards as they are now, or just those with these paths."""
+    shards = tuple(
+        ShardSeen(one.name, one.path, look(one.path)) if paths is None or one.path in paths else one
+        for one in settings.shards
+    )
     return replace(settings, shards=shards)
 
 
@@ -359,7 +479,10 @@ def plan_to_json(plan: Plan) -> bytes:
         }
         for step in plan.steps
     ]
-    sources = {number: [os.fsdecode(one.path), list(one.fingerprint)] for number, one in plan.sources.items()}
+    sources = {
+        number: [os.fsdecode(one.path), list(one.fingerprint), one.checksum]
+        for number, one in plan.sources.items()
+    }
     upper = {os.fsdecode(path): list(stamp) for path, stamp in plan.upper.items()}
     left_out = [[os.fsdecode(one.path), one.reason] for one in plan.left_out]
     about = {"version": VERSION, "sources": sources, "steps": steps, "upper": upper, "left_out": left_out}
@@ -369,11 +492,11 @@ def plan_to_json(plan: Plan) -> bytes:
 def plan_from_json(data: bytes) -> Plan:
     """Raises ValueError, KeyError, TypeError for what `plan_to_json` does not write."""
     about = json.loads(data)
-    if about["version"] != VERSION:
+    if about["version"] not in (1, VERSION):
         raise ValueError(f"version {about['version']}, not {VERSION}")
     plan = Plan()
-    for number, (path, (size, mtime_ns, identity)) in about["sources"].items():
-        plan.sources[int(number)] = Source(os.fsencode(path), (size, mtime_ns, identity))
+    for number, (path, (size, mtime_ns, identity), *checksum) in about["sources"].items():
+        plan.sources[int(number)] = Source(os.fsencode(path), (size, mtime_ns, identity), *checksum)
     plan.upper = {os.fsencode(path): (inode, ctime) for path, (inode, ctime) in about["upper"].items()}
     plan.left_out = [Remark(os.fsencode(path), reason) for path, reason in about.get("left_out", ())]
     for one in about["steps"]:

@@ -519,8 +519,11 @@ class _Written(NamedTuple):
 
 
 class Source(NamedTuple):
+    """A shard of the set as it was when a commit was planned; `checksum` is that of its record, if it is known."""
+
     path: bytes
     fingerprint: tuple[int, int, int]
+    checksum: str = ""
 
 
 class Writer:
@@ -615,7 +618,7 @@ class Writer:
     @contextlib.contextmanager
     def _source(self, number: int) -> Iterator[TarBytes]:
         """A source shard, opened; that nothing was written to it is certain only behind the copying."""
-        path, fingerprint = self.sources[number]
+        path, fingerprint, _ = self.sources[number]
         with opened_shard(path) as (fd, tar):
             _check_unchanged(fd, path, fingerprint)
             yield tar.source
