@@ -182,7 +182,7 @@ def test_the_view_is_that_of_the_overlay(program: Program) -> None:  # noqa: F81
     done = program.run("diff", "--overlay", "o", SHARDS)
     assert lines(done.stdout) == ["changed  d/a ~jpg"]
     done = program.run("diff", "--overlay", "o", "--layout", "samples", SHARDS, code=2)
-    assert b"made with --layout files --names ext --merge" in done.stderr
+    assert b"made with --layout files --merge" in done.stderr
 
 
 def test_a_bare_upper_is_read_as_told(program: Program) -> None:  # noqa: F811
