@@ -93,7 +93,8 @@ def test_help_lists_the_commands(flag: str) -> None:
     done = CliRunner().invoke(cli.main, [flag])
     assert done.exit_code == 0
     browsing = {"index", "ls", "cat", "info", "check"}
-    assert {"mount", "umount", "status", "doctor", "diff", "commit", "export", "help"} | browsing == set(COMMANDS)
+    editing = {"diff", "commit", "restore"}
+    assert {"mount", "umount", "status", "doctor", "export", "help"} | editing | browsing == set(COMMANDS)
     assert all(re.search(rf"^  {command} +\w", done.output, re.M) for command in COMMANDS)
     assert "Exit codes:" in done.output
 
@@ -108,7 +109,7 @@ def test_every_command_explains_itself(command: str) -> None:
         if isinstance(parameter, click.Option) and not parameter.hidden:
             assert parameter.help, parameter.name
             assert all(name in done.output for name in parameter.opts)
-    if command in ("index", "ls", "info", "check", "status", "doctor", "diff", "commit"):
+    if command in ("index", "ls", "info", "check", "status", "doctor", "diff", "commit", "restore"):
         assert "--json" in done.output
 
 

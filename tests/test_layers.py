@@ -68,9 +68,10 @@ changes    | errors board inodes names record shard lower tree overlay pack | fu
 commit | errors braces header index names record shard lower overlay pack changes | fuse trio lmdb terminal clock
 export     | __init__ errors pool record formats energon index lower pack | fuse trio lmdb terminal clock
 inplace    | errors trust index lower overlay pack changes commit   | fuse trio lmdb terminal clock
+restore    | errors board inodes lower overlay tree                | fuse trio lmdb numpy terminal clock
 journal    |                                                        | third-party disks clock
 upper      | errors inodes overlay                                  | third-party clock
-writable   | errors board inodes journal names lower overlay tree upper | fuse trio lmdb numpy terminal clock
+writable | errors board inodes journal names lower overlay tree restore upper | fuse trio lmdb numpy terminal clock
 special | errors board inodes names snapshots control formats record index lower tree report writable | fuse trio
 protocol   |                                                        | fuse trio lmdb terminal disks clock
 watch      | board inodes protocol spec                             | fuse trio lmdb numpy terminal
@@ -86,6 +87,7 @@ doctor     | errors system                                          | trio lmdb 
 console    | errors trust copies index lower pool reading spec tree compose derived | fuse trio lmdb numpy
 cli_export | *                                                      | fuse trio lmdb numpy
 cli_overlay | *                                                     | fuse trio lmdb numpy
+cli_restore | *                                                     | fuse trio lmdb numpy
 cli        | *                                                      | fuse trio lmdb numpy
 fstab      | errors system control mount cli                        | third-party
 __main__   | cli fstab                                              | third-party

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsfs import __version__, cli_export, cli_overlay
+from wdsfs import __version__, cli_export, cli_overlay, cli_restore
 from wdsfs.console import (
     INTERRUPTED,
     build_index,
@@ -648,6 +648,7 @@ def check(shards: tuple[str, ...], selection: Selection, jobs: int | None, notes
 main.add_command(cli_export.export)
 main.add_command(cli_overlay.diff)
 main.add_command(cli_overlay.commit)
+main.add_command(cli_restore.restore)
 
 
 # --- about mounts and the machine --------------------------------------------------------------------------

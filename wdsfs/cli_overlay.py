@@ -144,7 +144,7 @@ def _session(
     if overlay is None and wanted.selection.arguments:
         raise UsageError(f"{wanted.selection.arguments[0]} is for SHARDS; a mount knows which it shows")
     with (
-        _mounted(wanted.sources[0], view, index, freeze)
+        mounted(wanted.sources[0], view, index, freeze)
         if overlay is None
         else _held(overlay, wanted, view, index) as one
     ):
@@ -177,11 +177,11 @@ def _held(overlay: str, wanted: Wanted, view: dict[str, Any], index: dict[str, A
         if settings is not None:
             _warn_of_changed(place, settings, below)
         tree = make_tree(below, view_of(view["layout"], view["names"]), view["merge"])
-        yield Session(place, tree, stack.enter_context(_upper(place)))
+        yield Session(place, tree, stack.enter_context(upper_of(place)))
 
 
 @contextlib.contextmanager
-def _mounted(mountpoint: str, view: dict[str, Any], index: dict[str, Any], freeze: bool) -> Iterator[Session]:
+def mounted(mountpoint: str, view: dict[str, Any], index: dict[str, Any], freeze: bool) -> Iterator[Session]:
     """The overlay of a mount; with `freeze` nobody changes anything in it for the time."""
     from pathlib import Path
 
@@ -192,7 +192,7 @@ def _mounted(mountpoint: str, view: dict[str, Any], index: dict[str, Any], freez
     from wdsfs.reading import Reading
     from wdsfs.spec import Shard
 
-    daemon, directory = _daemon_of(mountpoint)
+    daemon, directory = daemon_of(mountpoint)
     view.update(layout=daemon.layout, names=daemon.names, merge=daemon.merge)
     index["index_dir"] = index["index_dir"] or daemon.index
     tell_all("WDSFS_INDEX_DIR", index["index_dir"])
@@ -203,7 +203,7 @@ def _mounted(mountpoint: str, view: dict[str, Any], index: dict[str, Any], freez
             talk = stack.enter_context(control.Talk(daemon))
             answer = talk.ask({"do": "freeze" if freeze else "shards"}, FREEZE_SECONDS)
         except (OSError, ValueError) as error:
-            raise _silent(mountpoint, error) from None
+            raise silent(mountpoint, error) from None
         if "error" in answer:
             raise OverlayBusy(answer["error"])
         reading = Reading(**answer.get("reading", {}))
@@ -216,11 +216,11 @@ def _mounted(mountpoint: str, view: dict[str, Any], index: dict[str, Any], freez
         settings = read_settings(place)
         if settings is not None:
             _warn_of_changed(place, settings, below)
-        upper = stack.enter_context(_upper(place))
+        upper = stack.enter_context(upper_of(place))
         yield Session(place, tree, upper, talk if freeze else None, mountpoint)
 
 
-def _daemon_of(mountpoint: str) -> tuple[Daemon, str]:
+def daemon_of(mountpoint: str) -> tuple[Daemon, str]:
     """The daemon of a mount, and the directory of its overlay. Raises MountError when it has none."""
     from wdsfs import control
 
@@ -234,7 +234,7 @@ def _daemon_of(mountpoint: str) -> tuple[Daemon, str]:
     return daemon, daemon.overlay
 
 
-def _silent(mountpoint: str, error: Exception) -> MountError:
+def silent(mountpoint: str, error: Exception) -> MountError:
     again = f"end it with `wdsfs umount {shlex.quote(mountpoint)}`, and mount it again"
     return MountError(f"{mountpoint}: its daemon does not answer ({error}); {again}")
 
@@ -256,7 +256,7 @@ def _sync(mountpoint: str) -> None:
 
 
 @contextlib.contextmanager
-def _upper(place: Place) -> Iterator[int | None]:
+def upper_of(place: Place) -> Iterator[int | None]:
     """A descriptor of the upper, None if there is none yet."""
     from wdsfs.overlay import OPEN_DIRECTORY
 

@@ -8,6 +8,7 @@ its process being gone. This module has the client side and the files; the daemo
 |---|---|
 | `{"do": "status"}` | its report |
 | `{"do": "shards"}` | `{"shards": [[name, path], ...], "reading": {option: true or false}}` |
+| `{"do": "restore", "paths": [path, ...]}` | `{"done": true}` when that is done and seen, or `{"error": text}` |
 | `{"do": "freeze"}` | the same once nobody changes anything any more, or `{"error": text}` |
 | then `{"new": [path, ...]}` | `{}`: the mount shows what is there now, with these further shards |
 

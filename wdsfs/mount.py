@@ -43,6 +43,7 @@ from wdsfs.lower import Lower
 from wdsfs.merged import is_merged
 from wdsfs.numbered import check_name, make_numbered
 from wdsfs.ops import TIMEOUT_SECONDS, Operations, Owner, SpecialOperations
+from wdsfs.protocol import notes_of
 from wdsfs.snapshots import Snapshots
 from wdsfs.spec import Selection, Shard, expand, extended, refuse_left_out
 from wdsfs.special import Special
@@ -51,7 +52,7 @@ from wdsfs.tree import Tree, View
 from wdsfs.upper import sync_filesystem
 from wdsfs.worker import SPIN_SECONDS
 from wdsfs.writable import WritableTree
-from wdsfs.writes import WritableOperations
+from wdsfs.writes import RESTORE, WritableOperations
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ LEFT, READY, GONE = b"-", b"+", b"."  # what a daemon tells the process that wai
 TELL_SECONDS = 3.0  # of an unmount, after which it says what it waits for
 LOOK_SECONDS = 0.2  # how often that one looks whether the daemon is still there
 ID_MAX = (1 << 32) - 2  # the kernel takes the last number for "nobody at all"
+VALUE_MAX = 1 << 16  # bytes of an extended attribute (XATTR_SIZE_MAX)
 SYNC_SECONDS = 10.0  # how long the end of a mount by a signal waits for what is in the kernel's memory
 DEAD_MOUNT_ERRNOS = frozenset((errno.ENOTCONN, errno.ECONNABORTED))
 
@@ -364,7 +366,7 @@ def _serve(
     operations = (
         Operations(parsed.owner, board)
         if stack is None
-        else WritableOperations(parsed.owner, board, lambda: stack.frozen)
+        else WritableOperations(parsed.owner, board, lambda: stack.frozen, stack.note)
     )
     daemon = _daemon(mount, wanted)
     operations.special = SpecialOperations(parsed.owner, board, Special(daemon, board, Snapshots()))
@@ -508,6 +510,7 @@ class _Session:
         self.mount, self.signals = wanted.mount, signals
         self.usable = False
         self.committing = False  # a client that commits is there
+        self.restoring = trio.Lock()
         self.failure: MountError | None = None
 
     async def run(self) -> None:
@@ -555,7 +558,7 @@ class _Session:
             log.info("mounted %s shards at %s", len(self.wanted.shards), self.mount.mountpoint)
             await trio.serve_listeners(self._answer, [trio.SocketListener(listener)])
 
-    async def _in_child(self, function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    async def _in_child(self, function: Callable[[], dict[str, Any]], keep_device: bool = False) -> dict[str, Any]:
         """What `function` returns in a forked process, empty if it fails: this one opens no index and touches no
         mount."""
         receiver, sender = os.pipe()
@@ -563,7 +566,8 @@ class _Session:
         if not pid:
             try:
                 signal.set_wakeup_fd(-1)
-                os.close(self.engine.device)  # else what nobody answers would keep the mount alive, and itself
+                if not keep_device:
+                    os.close(self.engine.device)  # else what nobody answers would keep the mount alive, and itself
                 os.write(sender, json.dumps(function()).encode() + b"\n")
             except Exception:
                 log.exception("a question to the mount has failed")
@@ -598,6 +602,8 @@ class _Session:
                 question = await lines.receive()
                 if question.get("do") == "freeze":
                     await self._freeze(lines)
+                elif question.get("do") == "restore":
+                    await lines.send(await self._restore([os.fsencode(path) for path in question["paths"]]))
                 elif question.get("do") == "shards":
                     await lines.send(self._shards())
                 elif question.get("do") == "status":
@@ -637,6 +643,48 @@ class _Session:
                 )
             else:
                 stack.freeze(False)
+
+    async def _restore(self, paths: list[bytes]) -> dict[str, Any]:
+        """Have the worker undo what was changed at these paths, and the kernel ask again for it."""
+        stack, where = self.wanted.stack, self.mount.mountpoint
+        if stack is None:
+            return {"error": f"{where} has no overlay"}
+        async with self.restoring:
+            if stack.frozen:
+                why = (
+                    "a commit in place was stopped half-way"
+                    if stack.is_half_committed
+                    else "it is being committed"
+                )
+                return {"error": f"{where}: nothing can be restored: {why}"}
+            done = await self._in_child(lambda: self._ask_worker(paths))
+            sent = await self._in_child(lambda: self._invalidate(stack), keep_device=True)
+            if sent:
+                stack.drop_notes()
+        return done if done and sent else {"error": f"{where}: this could not be done; see {self.daemon.log}"}
+
+    def _ask_worker(self, paths: list[bytes]) -> dict[str, Any]:
+        """In a child: the mount itself is the only way to a worker."""
+        waiting = list(reversed(paths))
+        while waiting:
+            some = [waiting.pop()]
+            while waiting and sum(map(len, some)) + len(some) + len(waiting[-1]) <= VALUE_MAX:
+                some.append(waiting.pop())
+            try:
+                os.setxattr(self.mount.mountpoint, RESTORE, b"\0".join(some))
+            except OSError as error:
+                return {"error": f"{self.mount.mountpoint}: nothing more can be restored: {error.strerror}"}
+        return {"done": True}
+
+    def _invalidate(self, stack: Stack) -> dict[str, Any]:
+        """In a child: this may wait for a directory in which somebody is busy."""
+        for note in notes_of(stack.notes()):
+            try:
+                os.write(self.engine.device, note)
+            except OSError as error:
+                if error.errno != errno.ENOENT:  # the kernel does not know that one
+                    raise
+        return {"done": True}
 
     def _shards(self) -> dict[str, Any]:
         shards = self.wanted.shards

@@ -400,6 +400,16 @@ def forget_entry(parent: int, name: bytes) -> bytes:
     return header(0, len(body), -_INVAL_ENTRY) + body
 
 
+def notes_of(data: bytes) -> list[bytes]:
+    """Notifications that were written one behind the other."""
+    found, at = [], 0
+    while at < len(data):
+        length = int.from_bytes(data[at : at + 4], "little")
+        found.append(data[at : at + length])
+        at += length
+    return found
+
+
 def forget_attributes(inode: int) -> bytes:
     """Ask again for what stat says of an inode."""
     return _inode_note(inode, -1)

@@ -49,6 +49,7 @@ class Stack:
         self.place = Place(directory.absolute())
         self.owner, self.umask = owner, umask
         self._memory = mmap.mmap(-1, journal.SIZE + 2)
+        self._notes = os.memfd_create("wdsfs-notes")
         seen = tuple(_seen(shard) for shard in shards)
         wanted = Settings(view.layout, view.names, merge, seen, shards[0].reading)
         try:
@@ -78,6 +79,18 @@ class Stack:
         upper = Upper(self.place, self.owner, inherited)
         self._memory[_BEGUN] = 1
         return WritableTree(below, upper, self.owner, Journal(self._memory), inherited, self.umask)
+
+    def note(self, note: bytes) -> None:
+        """Keep a notification for the kernel, in memory that outlives this process, until it can be sent."""
+        os.pwrite(self._notes, note, os.fstat(self._notes).st_size)
+
+    def notes(self) -> bytes:
+        """All that were kept."""
+        return os.pread(self._notes, os.fstat(self._notes).st_size, 0)
+
+    def drop_notes(self) -> None:
+        """They were sent."""
+        os.ftruncate(self._notes, 0)
 
     def finish(self) -> None:
         """Have everything on disk at the end, also when no worker was left to see to it."""

@@ -718,6 +718,12 @@ class Upper:
         self._whiteout(name, self.directory(parent), parent)
         self._enter(THE_WHITEOUT, parent, name)
 
+    def reveal(self, parent: UpperNode, name: bytes) -> None:
+        """Take a whiteout away: what the lower has under its name is seen again."""
+        self.calls.unlink(name, self.directory(parent))
+        del parent.children[name]
+        parent.dirty = True
+
     def remove(self, parent: UpperNode, name: bytes, node: UpperNode, hide: bool) -> None:
         """Remove a name of a file, or an empty directory with all its whiteouts."""
         directory = self.directory(parent)

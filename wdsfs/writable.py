@@ -28,7 +28,7 @@ import logging
 import os
 import stat
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from wdsfs import inodes, lower
@@ -52,6 +52,7 @@ from wdsfs.journal import Journal
 from wdsfs.lower import Content
 from wdsfs.names import NAME_MAX
 from wdsfs.overlay import DIRECTORY, FILE, RESERVED, SYMLINK, THE_WHITEOUT, Origin, UpperNode
+from wdsfs.restore import Restoration, Target, number_of
 from wdsfs.tree import AT_PARENT, AT_SELF, XATTR, Entry, Node, Totals, Tree, text_of
 from wdsfs.upper import EXCHANGE, NOREPLACE, Attributes, Upper
 
@@ -181,8 +182,10 @@ class WritableTree:
                 continue
             node.known = self._known
             if node.lower <= 0 and node.origin is not None:
-                number = self._number_of(node.origin)
-                if number is not None and self._nodes.get(number, node) is node:
+                number = number_of(self.lower, node.origin)
+                if number is None or self._nodes.get(number, node) is not node:
+                    continue
+                if not self._is_moved(node, number):
                     node.inode = number
                     if kind_of(number) == MEMBER and self.tree.files_layout:
                         linked.append(node)
@@ -194,17 +197,18 @@ class WritableTree:
             for node in linked:
                 self._link_all(node)
 
-    def _number_of(self, origin: Origin) -> int | None:
-        """The inode number that an origin has now; None when its shard is no longer what it was."""
-        _, shard, where = inodes.unpack(origin.inode)
-        if shard >= len(self.lower) or not kind_of(where):
-            return None
+    def _is_moved(self, node: UpperNode, number: int) -> bool:
+        """Whether the lower shows what a node is a copy of, at another place than the node's: then the number is
+        that of the lower's. A whiteout may be gone, by `restore` or by hand."""
         try:
-            if sum_of(self.lower.fingerprint(shard)) != origin.sum:
-                return None
-            return inodes.pack(self.lower.tag(shard), shard, where)
-        except ShardError:
-            return None
+            places = self.tree.places(number)
+            return any(self._is_shown(*place) for place in places) and not self._is_home(node, number)
+        except (ShardError, NoSuchEntry):
+            return False
+
+    def _is_home(self, node: UpperNode, number: int) -> bool:
+        """Whether a node is where the lower has what it is a copy of."""
+        return any((directory.lower, name) in self.tree.places(number) for directory, name in node.places())
 
     def _origin(self, inode: int) -> Origin:
         return Origin(inode, sum_of(self.lower.fingerprint(inodes.unpack(inode)[1])))
@@ -861,6 +865,87 @@ class WritableTree:
         directory, to = self._directory(parent), self._directory(new_parent)
         self.journal.begin("rename", key, (source.inode, target.inode))
         self.upper.exchange((directory, name, node), (to, new_name, other))
+
+    # --- giving back what the lower has
+
+    def restore(self, paths: Iterable[bytes], told: Callable[[int, bytes], None]) -> None:
+        """Undo what was changed at these paths (below the top, without a slash in front) and below them; see
+        `restore.py`. Can be repeated from any point.
+
+        `told` hears, before each step, which name of which directory the kernel has to ask again for, and with an
+        empty name of which inode. Raises NoSuchEntry for something in what was removed, replaced or renamed.
+        """
+        self._follow()
+        restoration = Restoration(self.tree, self.upper.top)
+        targets = restoration.targets(paths)
+        for target in targets:
+            for one in list(restoration.entries(target)):
+                if one.directory.children.get(one.name) is one.node:
+                    self._give_back(one, told)
+        self._settle_numbers(told)
+        for directory in {target.directory for target in targets}:
+            if directory.chain()[-1] is self.upper.top:  # else it is gone, too
+                self.upper.sync(directory)
+
+    def _give_back(self, one: Target, told: Callable[[int, bytes], None]) -> None:
+        """Take a name away that the upper has, and do not hide the lower's."""
+        told(one.directory.inode, one.name)
+        if one.node is THE_WHITEOUT:
+            self.upper.reveal(one.directory, one.name)
+            self._orders.pop(one.directory, None)
+        elif one.node.inode & UP:
+            self.upper.remove(one.directory, one.name, one.node, False)
+            self._forget_removed(one.node)
+            self._orders.pop(one.directory, None)
+        else:
+            self._give_copy_back(one, told)
+
+    def _give_copy_back(self, one: Target, told: Callable[[int, bytes], None]) -> None:
+        """The same of a copy of something in the lower, whose number it has: that is the lower's again.
+
+        All names that it has from the lower go together, or the lower's and the copy would have one number.
+        """
+        node, number = one.node, one.node.inode
+        told(number, b"")
+        places = node.places()
+        homes = [place for place in places if (place[0].lower, place[1]) in self._lower_places(number)]
+        going = homes if one[:2] in homes else [one[:2]]
+        if len(going) == len(places):
+            node.known = 0  # no orphan: who has it open sees the lower's
+            if self._nodes.get(number) is node:
+                del self._nodes[number]
+        for directory, name in going:
+            told(directory.inode, name)
+            self.upper.remove(directory, name, node, False)
+            self._orders.pop(directory, None)
+        self._orders.pop(node, None)
+
+    def _lower_places(self, number: int) -> list[tuple[int, bytes]]:
+        try:
+            return self.tree.places(number)
+        except (ShardError, NoSuchEntry):
+            return []
+
+    def _settle_numbers(self, told: Callable[[int, bytes], None]) -> None:
+        """Let what is seen of the lower again have its number, and all its names."""
+        # Samples before their files: where the one is decides whether the lower's others are seen.
+        for number, node in sorted(self._nodes.items(), key=lambda item: (kind_of(item[0]), item[0])):
+            if number & UP or number == ROOT or node.lower == number or not self._is_moved(node, number):
+                continue
+            if self.upper.is_orphan(node):
+                self.upper.destroy(node)
+                del self._nodes[number]
+                continue
+            for directory, name in node.places():
+                told(directory.inode, name)
+            self._renumber(node, self.upper.stat(node).st_ino | UP)
+        self._gone = {inode for inode in self._gone if not self._is_seen_again(inode)}
+
+    def _is_seen_again(self, inode: int) -> bool:
+        try:
+            return self._has_a_name(inode)
+        except (ShardError, NoSuchEntry):
+            return False
 
     # --- attributes
 

@@ -27,6 +27,10 @@ from wdsfs.writable import Change, WritableTree
 
 log = logging.getLogger(__name__)
 
+# An attribute of the top that only the daemon itself sets: the paths, with NUL bytes between them, of what is to
+# be restored. A worker receives nothing but requests of the kernel.
+RESTORE = b"user.wdsfs.restore"
+
 WRITE_MAX = 1 << 20  # bytes of one WRITE
 ROOM = WRITE_MAX + protocol.PAGE  # of a request with them
 FLAGS = READ_FLAGS | protocol.HANDLE_KILLPRIV_V2
@@ -43,15 +47,25 @@ _NOT_TO_BE_HAD = frozenset(
 
 
 class WritableOperations(Operations):
-    """Answers the requests of a mount with an overlay. While `frozen` says so, who writes gets EBUSY."""
+    """Answers the requests of a mount with an overlay. While `frozen` says so, who writes gets EBUSY.
+
+    `later` takes notifications that the kernel can be sent only when no request is being answered: those of names
+    wait for locks that whoever asks for something may hold.
+    """
 
     alone = True
     flags, write_max, room = FLAGS, WRITE_MAX, ROOM
     tree: WritableTree  # type: ignore[assignment]  # it answers all that is asked of a Tree
 
-    def __init__(self, owner: Owner, board: Board, frozen: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        owner: Owner,
+        board: Board,
+        frozen: Callable[[], bool] = lambda: False,
+        later: Callable[[bytes], None] = lambda note: None,
+    ) -> None:
         super().__init__(owner, board)
-        self._frozen = frozen
+        self._frozen, self._later = frozen, later
         self._may_chown = os.geteuid() == 0
         self._caller = (0, 0)
         self._told = lambda inode: self.tree.remember(inode)
@@ -165,8 +179,20 @@ class WritableOperations(Operations):
 
     def setxattr(self, inode: int, body: bytes) -> Reply:
         name, value, flags = protocol.setxattr_of(body)
+        if name == RESTORE and inode == ROOT:
+            return self._restore(value)
         self.tree.setxattr(inode, name, value, flags)
         return b""
+
+    def _restore(self, value: bytes) -> Reply:
+        if self._caller[0] != os.geteuid():  # whoever may write to the top may not do this
+            return errno.EPERM
+        with self.slowly():
+            self.tree.restore(value.split(b"\0"), self._note)
+        return b""
+
+    def _note(self, inode: int, name: bytes) -> None:
+        self._later(protocol.forget_entry(inode, name) if name else protocol.forget_content(inode))
 
     def removexattr(self, inode: int, body: bytes) -> Reply:
         self.tree.removexattr(inode, protocol.name_of(body))
