@@ -183,9 +183,8 @@ class WritableTree:
             node.known = self._known
             if node.lower <= 0 and node.origin is not None:
                 number = number_of(self.lower, node.origin)
-                if number is None or self._nodes.get(number, node) is not node:
-                    continue
-                if not self._is_moved(node, number):
+                is_free = number is not None and self._nodes.get(number, node) is node
+                if number is not None and is_free and not self._is_moved(node, number):
                     node.inode = number
                     if kind_of(number) == MEMBER and self.tree.files_layout:
                         linked.append(node)
