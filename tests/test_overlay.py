@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,7 @@ from wdsfs.overlay import (
     read_settings,
     write_settings,
 )
+from wdsfs.reading import Reading
 from wdsfs.upper import Upper
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes root")
@@ -120,6 +123,12 @@ def test_settings_come_back(tmp_path: Path) -> None:
     settings = Settings("samples", "ext", True, (ShardSeen(b"\xff", b"/\xfe/a.tar", (1, -2, 3)),))
     write_settings(place, settings)
     assert read_settings(place) == settings
+    assert json.loads(place.settings.read_text())["version"] == 1
+    # What is read in another way is another tree, which an older program must not take for the one it shows.
+    settings = replace(settings, reading=Reading(group_by_key=True))
+    write_settings(place, settings)
+    assert read_settings(place) == settings
+    assert json.loads(place.settings.read_text())["version"] == 2
     place.settings.write_text('{"version": 99}')
     with pytest.raises(OverlayUnusable, match="99"):
         read_settings(place)

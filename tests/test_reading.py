@@ -9,6 +9,7 @@ import os
 import random
 import subprocess
 import tarfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from wdsfs import shard
 from wdsfs.builder import build
 from wdsfs.check import lint
 from wdsfs.fstab import translate
-from wdsfs.index import build_file
+from wdsfs.index import build_file, open_index
+from wdsfs.lower import Lower
 from wdsfs.reading import PLAIN, Reading
 from wdsfs.record import Record
 from wdsfs.spec import Selection, Shard, expand
@@ -290,6 +292,24 @@ def test_the_selection_tells_how_shards_are_read(tmp_path: Path) -> None:
     selection = Selection(reading=BOTH)
     assert selection.arguments == ["--ignore-zeros", "--group-by-key"]
     assert [one.reading for one in expand([str(tmp_path)], *selection)] == [BOTH, BOTH]
+
+
+def test_a_shard_is_indexed_on_demand_in_each_way(tmp_path: Path) -> None:
+    """As a `--lazy` mount does; and the records of one that is gone go, of all readings."""
+    path = tmp_path / "x.tar"
+    path.write_bytes(APART)
+    index = open_index(tmp_path / "index")
+    for reading, samples in ((BY_KEY, 3), (PLAIN, 6), (BOTH, 3)):
+        below = Lower(expand([str(path)], reading=reading), index)
+        assert below.with_index(partial(below.record, 0)).samples == samples
+        below.release()
+    path.write_bytes(APART + tar(member(b"more.txt")))
+    below = Lower(expand([str(path)], reading=BOTH), index)
+    assert below.with_index(partial(below.record, 0)).samples == 4
+    below.release()
+    path.unlink()
+    assert index.prune() == 3
+    index.close()
 
 
 def test_two_mounts_of_one_shard_are_both_right(program: Program) -> None:

@@ -406,7 +406,8 @@ class Settings:
         about = json.loads(data)
         if about["version"] not in (VERSION, VERSION_READ):
             raise ValueError(f"version {about['version']}, not {VERSION} or {VERSION_READ}")
-        reading = PLAIN if about["version"] == VERSION else Reading(**about["reading"])
+        told = {} if about["version"] == VERSION else about["reading"]
+        reading = Reading(**{name: bool(value) for name, value in told.items()})
         shards = (
             ShardSeen(os.fsencode(one["name"]), os.fsencode(one["path"]), _three(one["fingerprint"]))
             for one in about["shards"]
