@@ -323,6 +323,23 @@ def test_what_a_commit_left_that_was_killed_at_its_end_goes(program: Program, he
     assert not (program.home / "o.wdsfs-commit").exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+@pytest.mark.parametrize("name", ["o.wdsfs-commit/commit.json", "o.wdsfs-outputs.json"])
+def test_what_another_user_has_put_beside_an_upper(name: str, program: Program, here: Set) -> None:  # noqa: F811
+    """A directory such as /tmp lets anybody do that, and a journal says what is written where."""
+    bare(here, EDITS)
+    planted = program.home / name
+    if planted.parent != program.home:
+        planted.parent.mkdir()
+        os.chown(planted.parent, 12345, 12345)
+    planted.write_text("{}")
+    os.chown(planted, 12345, 12345)
+    for command in (["diff"], ["commit", "--in-place"], ["commit", "-o", "new/s%d.tar"]):
+        error = program.run(*command, "--overlay", "o", SHARDS, code=8).stderr.decode()
+        assert "o.wdsfs-" in error
+        assert "another user (12345)" in error
+
+
 def test_there_is_nothing_to_abandon(program: Program, here: Set) -> None:  # noqa: F811
     done = program.run("commit", "--abandon", "--overlay", "o", SHARDS, code=7)
     assert b"was stopped half-way, so there is none to abandon" in done.stderr

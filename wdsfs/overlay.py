@@ -347,13 +347,17 @@ class Place(NamedTuple):
     def outputs(self) -> Path:
         """Which shards were written from it: for an upper that the kernel wrote beside it, not in it."""
         beside = self.path.with_name(self.path.name + ".wdsfs-outputs.json")
-        # An upper that a commit has emptied does not show that it was one.
-        return beside if self.is_bare or beside.exists() else self.path / "outputs.json"
+        return self.path / "outputs.json" if self.is_ours else beside
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is a directory that a mount has made: not an upper of the kernel's, which may be empty."""
+        return self.settings.exists() or (self.path / "upper").is_dir()
 
     @property
     def is_bare(self) -> bool:
         """Whether it has contents, but not ours: `upperdir=` of a kernel's overlay mount."""
-        if self.settings.exists() or (self.path / "upper").is_dir():
+        if self.is_ours:
             return False
         ours = {"lock", "work"}
         return self.path.is_dir() and not ours.issuperset(os.listdir(self.path))
@@ -463,7 +467,8 @@ class Written(NamedTuple):
 def read_outputs(place: Place) -> list[Written]:
     """What outputs.json says; nothing when there is none. Raises OverlayUnusable."""
     try:
-        about = json.loads(place.outputs.read_bytes())
+        with os.fdopen(trust.open_file(place.outputs, os.O_RDONLY), "rb") as file:
+            about = json.load(file)
         if about["version"] != VERSION:
             raise ValueError(f"version {about['version']}, not {VERSION}")
         return [
@@ -472,6 +477,8 @@ def read_outputs(place: Place) -> list[Written]:
         ]
     except FileNotFoundError:
         return []
+    except trust.Untrusted as error:
+        raise OverlayUnusable(error.strerror) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         text = f"{place.outputs} cannot be used: {error}; it only says which shards were written from the overlay"
         raise OverlayUnusable(f"{text}, so it may be removed") from None
