@@ -369,6 +369,19 @@ def test_abandoning(program: Program, tmp_path: Path) -> None:  # noqa: F811
     assert half.shards[0].read_bytes() == whole[0]
 
 
+def test_abandoning_without_a_shard(program: Program, tmp_path: Path) -> None:  # noqa: F811
+    half, _ = half_way(tmp_path / "set")
+    half.shards[1].unlink()
+    options = ("--overlay", half.home / "o", f"{half.home}/{SHARDS}")
+    for command in (["diff"], ["commit", "--in-place"], ["commit", "--abandon"]):
+        error = program.run(*command, *options, code=7).stderr
+        assert b"put the shard back, or an empty file in its place" in error
+    half.shards[1].touch()
+    assert b"changed by somebody else, or gone" in program.run("commit", "--in-place", *options, code=7).stderr
+    assert b"1 of 3 shards written" in program.run("commit", "--abandon", *options).stdout
+    assert lines(program.run("diff", *options).stdout) == ["added    s1/e", "added    more/x"]
+
+
 def test_abandoning_as_json(program: Program, tmp_path: Path) -> None:  # noqa: F811
     half, _ = half_way(tmp_path / "set", merge=True)
     overlay, shards = half.home / "o", f"{half.home}/{SHARDS}"

@@ -423,6 +423,22 @@ def test_a_commit_that_cannot_be_finished_is_abandoned(a_set: Program) -> None:
         assert (top / "s3/x/jpg").read_bytes() == b"new"
 
 
+def test_a_commit_of_a_mount_is_abandoned_without_one_of_its_shards(a_set: Program) -> None:
+    with a_set.mounted(*OPTIONS) as mounted:
+        mounted.expect_log("a commit in place was stopped half-way")
+        mounted.allow_log("has changed")
+        mounted.allow_log("s1.tar")
+        edit(mounted.path)
+        Commit(a_set, mounted.path).kill()
+        (a_set.home / "s1.tar").unlink()
+        refused = a_set.run("commit", "--in-place", mounted.path, code=7).stderr
+        assert b"s1.tar: changed by somebody else, or gone" in refused
+        assert b"abandoned: 1 of 3 shards written" in commit(a_set, "--abandon", mounted.path)
+        wait_until(lambda: _can_write(mounted.path), "the thaw")
+        assert (mounted.path / "s0/003/cls").read_bytes() == b"7"
+    assert sorted(os.listdir(a_set.home / "o/upper")) == ["more", "new", "s1"]
+
+
 @pytest.mark.parametrize("step", ["sync_directory", "remove"])
 def test_a_commit_that_is_killed_while_it_empties_the_overlay(a_set: Program, step: str) -> None:
     """All shards are there. What is written afterwards must not go where nobody looks any more."""

@@ -41,7 +41,16 @@ from wdsfs.console import (
     view_of,
     view_options,
 )
-from wdsfs.errors import CommitError, ExportError, MountError, OverlayBusy, OverlayUnusable, UsageError, several
+from wdsfs.errors import (
+    CommitError,
+    ExportError,
+    MissingShard,
+    MountError,
+    OverlayBusy,
+    OverlayUnusable,
+    UsageError,
+    several,
+)
 
 if TYPE_CHECKING:
     from wdsfs.changes import Changes, Remark, Rules, Sample
@@ -168,7 +177,17 @@ def _held(overlay: str, wanted: Wanted, view: dict[str, Any], index: dict[str, A
         selection = selection._replace(reading=settings.reading)
     with contextlib.ExitStack() as stack:
         stack.enter_context(held(place))
-        shards = expand(wanted.sources, *selection)
+        try:
+            shards = expand(wanted.sources, *selection)
+        except MissingShard as error:
+            if not unfinished(place):
+                raise
+            text = (
+                "a commit of this overlay was stopped half-way: put the shard back, or an empty file in its place"
+            )
+            raise CommitError(
+                f"{error}; {text}, then finish it (--in-place) or end it as it is (--abandon)"
+            ) from None
         refuse_left_out(shards, "the overlay is of whole shards")
         if not unfinished(place):
             clean(place)
