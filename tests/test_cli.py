@@ -615,14 +615,16 @@ def test_status(shards: Program) -> None:
         assert report["memory_bytes"] > 1 << 20
         assert report["uptime_seconds"] > 0
         assert report in [{**one, **_moving(report)} for one in shards.json("status")]
-        table = shards.run("status").stdout.decode()
-        (row,) = [line for line in table.splitlines() if str(mounted.path) in line]
-        assert re.search(r"running +2 +5 +samples, full names, merged +ro ", row)
+        told = shards.run("status").stdout.decode(errors="replace")  # other tests have mounts, too
+        (block,) = [
+            one for one in re.split(r"\n(?! )", told) if one.startswith(f"{mounted.path}: running, read-only")
+        ]
+        assert f"\n  shards   s-{{0,1}}.tar (in {shards.home})\n  layout   samples, full names, merged\n" in block
+        assert "\n  content  2 shards (2 indexed), 5 samples\n  load     " in block
         detail = shards.run("status", mounted.path).stdout.decode()
-        assert f"running, process {mounted.pid}" in detail
+        assert re.search(rf"^  process +{mounted.pid}$", detail, re.M)
         assert report["log"] in detail
         assert "2 shards (2 indexed), 5 samples, 7 members" in detail
-        assert re.search(r"mode +ro\n", detail)
         assert "overlay" not in detail
 
 
@@ -635,17 +637,79 @@ def test_a_mount_of_a_part_of_a_dataset(prepared: Program) -> None:
         (report,) = prepared.json("status", mounted.path)
         assert (report["selection"], report["specs"]) == (options, ["@list.txt"])
         detail = prepared.run("status", mounted.path).stdout.decode()
-        assert re.search(r"shards +--split train --shard-id 1 --num-shards 2 @list\.txt\n", detail)
+        shown = rf"shards +--split train --shard-id 1 --num-shards 2 @list\.txt \(in {prepared.home}\)\n"
+        assert re.search(shown, detail)
 
 
-@pytest.mark.parametrize(("option", "mode"), [("rw", "rw"), ("ro", "ro")])
+@pytest.mark.parametrize(("option", "mode"), [("rw", "read-write"), ("ro", "read-only")])
 def test_status_of_a_mount_with_an_overlay(shards: Program, option: str, mode: str) -> None:
     with shards.mounted("--overlay", "edits", "-o", option, "s-{0,1}.tar") as mounted:
         overlay = f"{shards.home}/edits"
         assert mounted.status()["overlay"] == overlay
-        assert re.search(rf" {mode} .* {overlay}\n", shards.run("status").stdout.decode())
-        detail = shards.run("status", mounted.path).stdout.decode()
-        assert re.search(rf" mode +{mode}\n overlay +{overlay}\n", detail)
+        for arguments in ([], [mounted.path]):
+            told = shards.run("status", *arguments).stdout.decode(errors="replace")
+            assert re.search(rf"^{mounted.path}: running, {mode}.*(\n  .*)*\n  overlay +{overlay}\n", told, re.M)
+            assert "stopped half-way" not in told
+        (shards.home / "edits/work/commit.json").write_text("{}")
+        assert "one in place was stopped half-way; finish it" in shards.run("status", mounted.path).stdout.decode()
+        assert shards.json("status", mounted.path)[0]["unfinished_commit"] is True
+        assert json.loads((mounted.path / ".wdsfs/status.json").read_text())["unfinished_commit"] is True
+        (shards.home / "edits/work/commit.json").unlink()
+
+
+@pytest.mark.parametrize("columns", ["80", "100"])
+def test_status_fits_a_terminal(shards: Program, columns: str) -> None:
+    """Nothing is cut within a word, and what has no room goes on in the next line."""
+    specs = [shards.write(f"a-{number}.tar", tars.tar(tars.A)).name for number in range(30)]
+    with shards.mounted(*specs) as mounted:
+        main, terminal = os.openpty()
+        try:
+            done = Program.run(shards, "status", mounted.path, stdout=terminal, env={"COLUMNS": columns})
+            assert done.stderr == b""
+            shown = os.read(main, 1 << 16).decode().splitlines()
+        finally:
+            os.close(main)
+            os.close(terminal)
+        whole = shards.run("status", mounted.path).stdout.decode()
+        for line in shown:
+            assert len(line) <= int(columns) or len(line.split()) <= 2, line  # a path that is longer
+        words = [word for line in shown for word in line.split()]
+        assert (
+            words[5 : words.index("layout")] == whole[: whole.index("\n  layout")].split()[5:]
+        )  # behind the time
+        assert len(shown) > len(whole.splitlines())
+
+
+def test_root_sees_the_mounts_of_others(user_program: Program, tmp_path: Path) -> None:
+    """As the kernel has them: nothing that they wrote themselves is read."""
+    if os.geteuid():
+        pytest.skip("only root sees them")
+    user_program.write("a.tar", tars.tar(tars.A))
+    root = Here(tmp_path)
+    with user_program.mounted("a.tar") as mounted:
+        registration = user_program.registration(mounted.path)
+        true = registration.read_text()
+        registration.write_text(json.dumps({**json.loads(true), "specs": ["\x1b[2Jlies"], "overlay": "/etc"}))
+        told = root.run("status", mounted.path).stdout.decode()
+        assert told.splitlines()[:2] == [f"{mounted.path}: mounted, read-only, by nobody", "  shards  a.tar"]
+        assert "its daemon is not asked, because it belongs to nobody" in told
+        (report,) = root.json("status", mounted.path)
+        assert report.items() >= {"user": "nobody", "state": "mounted", "specs": ["a.tar"], "mode": "ro"}.items()
+        assert f"{mounted.path}: mounted" in root.run("status").stdout.decode(errors="replace")
+        registration.write_text(true)
+
+
+def test_where_a_mount_in_the_foreground_logs(shards: Program) -> None:
+    """systemd says what the journal is (systemd.exec(5))."""
+    log = shards.home / "foreground.log"
+    with shards.mounted("s-0.tar", foreground=True) as mounted:
+        assert mounted.status()["log"] == str(log)
+    found = log.stat()
+    journal = {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
+    shards.environment |= journal
+    with shards.mounted("s-0.tar", foreground=True) as mounted:
+        assert mounted.status()["log"] == "journal"
+        assert re.search(r"^  log +journal$", shards.run("status", mounted.path).stdout.decode(), re.M)
 
 
 def _moving(report: dict[str, object]) -> dict[str, object]:

@@ -72,7 +72,7 @@ restore    | errors board inodes lower overlay tree                | fuse trio l
 journal    |                                                        | third-party disks clock
 upper      | errors inodes overlay                                  | third-party clock
 writable | errors board inodes journal names lower overlay tree restore upper | fuse trio lmdb numpy terminal clock
-special | errors board inodes names snapshots control formats record index lower tree report writable | fuse trio
+special | errors board inodes names snapshots control formats record index lower tree report writable |
 protocol   |                                                        | fuse trio lmdb terminal disks clock
 watch      | board inodes protocol spec                             | fuse trio lmdb numpy terminal
 worker     | protocol                                               | fuse trio lmdb numpy terminal
@@ -88,6 +88,7 @@ console    | errors trust copies index lower pool reading spec tree compose deri
 cli_export | *                                                      | fuse trio lmdb numpy
 cli_overlay | *                                                     | fuse trio lmdb numpy
 cli_restore | *                                                     | fuse trio lmdb numpy
+cli_status | *                                                      | fuse trio lmdb numpy
 cli        | *                                                      | fuse trio lmdb numpy
 fstab      | errors system control mount cli                        | third-party
 __main__   | cli fstab                                              | third-party

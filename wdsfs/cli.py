@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsfs import __version__, cli_export, cli_overlay, cli_restore
+from wdsfs import __version__, cli_export, cli_overlay, cli_restore, cli_status
 from wdsfs.console import (
     INTERRUPTED,
     build_index,
@@ -47,8 +47,6 @@ from wdsfs.console import (
 from wdsfs.errors import UsageError, WdsfsError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from wdsfs.compose import Composition
     from wdsfs.index import Index
     from wdsfs.lower import Lower
@@ -654,149 +652,7 @@ main.add_command(cli_restore.restore)
 # --- about mounts and the machine --------------------------------------------------------------------------
 
 
-@main.command()
-@click.argument("mountpoint", required=False)
-@json_option
-def status(mountpoint: str | None, as_json: bool) -> None:
-    """Show every wdsfs mount of this user, or one of them in full.
-
-    \b
-    Example:
-      wdsfs status /mnt/train
-    """
-    from wdsfs import control
-    from wdsfs.errors import MountError
-
-    daemons = control.daemons()
-    if mountpoint is not None:
-        wanted = control.canonical(mountpoint)
-        daemons = [one for one in daemons if one.mountpoint == wanted]
-        if not daemons:
-            raise MountError(f"{wanted}: no mount of yours is there; see: wdsfs status")
-    reports = []
-    for one in daemons:
-        answer = control.ask(one) if one.alive else None
-        state = control.RUNNING if answer else control.state_without_answer(one)
-        reports.append(control.report(one, state, answer))
-    if as_json:
-        click.echo(json.dumps(reports))
-    elif not reports:
-        click.echo("no wdsfs mounts")
-    elif mountpoint is None:
-        print_table(_status_table([{**_UNTOLD, **report} for report in reports]))
-    else:
-        print_table(_status_detail({**_UNTOLD, **reports[0]}))
-    if any(report["state"] == control.UNSUPERVISED for report in reports):
-        click.echo("without its supervisor a mount works until its workers die; mount it again soon", err=True)
-    if any(report["state"] == control.DEAD for report in reports):
-        click.echo("a dead mount is cleared with: wdsfs umount MOUNTPOINT", err=True)
-
-
-# For what the daemon of another version does not tell: it may have been started before an upgrade.
-_UNTOLD: dict[str, Any] = {
-    **dict.fromkeys(("shards", "indexed", "samples", "members", "bytes", "bytes_read"), 0),
-    **dict.fromkeys(("uptime_seconds", "memory_bytes", "restarts", "open_files", "failures"), 0),
-    "damaged_count": 0,
-    "index": "",
-    "composition": "",
-    "processes": [],
-    "damaged": [],
-    "notices": [],
-    "requests": {},
-}
-
-
-def _status_table(reports: list[dict[str, Any]]) -> Table:
-    table = table_of(
-        "mountpoint",
-        "state",
-        "shards",
-        "samples",
-        "layout",
-        "mode",
-        "uptime",
-        "memory",
-        "requests",
-        "read",
-        "damaged",
-        "overlay",
-    )
-    for report in reports:
-        table.add_row(
-            report["mountpoint"],
-            report["state"],
-            *(
-                [
-                    f"{report['shards']:,}",
-                    f"{report['samples']:,}",
-                    _layout(report),
-                    _mode(report),
-                    _duration(report["uptime_seconds"]),
-                    bytes_text(report["memory_bytes"]),
-                    f"{sum(report['requests'].values()):,}",
-                    bytes_text(report["bytes_read"]),
-                    str(report["damaged_count"] or len(report["damaged"])),
-                ]
-                if report["state"] == "running"
-                else ["-", "-", _layout(report), _mode(report), "-", "-", "-", "-", "-"]
-            ),
-            report["overlay"] or "-",
-        )
-    return table
-
-
-def _status_detail(report: dict[str, Any]) -> Table:
-    table = table_of("", "")
-    table.show_header = False
-    table.columns[1].justify = "left"
-    table.add_row("mountpoint", report["mountpoint"])
-    table.add_row("state", f"{report['state']}, process {report['pid']}")
-    table.add_row("shards", " ".join([*report["selection"], *report["specs"]]))
-    table.add_row("layout", _layout(report))
-    if report["composition"]:
-        table.add_row("view", report["composition"])
-    table.add_row("mode", _mode(report))
-    if report["overlay"]:
-        table.add_row("overlay", report["overlay"])
-    table.add_row("log", report["log"] or "the terminal")
-    if report["state"] != "running":
-        return table
-    content = f"{report['samples']:,} samples, {report['members']:,} members, {bytes_text(report['bytes'])}"
-    table.add_row("content", f"{report['shards']:,} shards ({report['indexed']:,} indexed), {content}")
-    table.add_row("index", report["index"])
-    table.add_row("uptime", _duration(report["uptime_seconds"]))
-    processes = f"{len(report['processes'])} processes, {report['restarts']} workers replaced"
-    table.add_row("memory", f"{bytes_text(report['memory_bytes'])} of its own in {processes}")
-    table.add_row("shards open", f"{report['open_files']}, counted in each worker")
-    requests = sorted(report["requests"].items(), key=lambda item: -item[1])
-    table.add_row("requests", ", ".join(f"{count:,} {name}" for name, count in requests) or "none")
-    table.add_row("bytes", f"{bytes_text(report['bytes_read'])} read")
-    table.add_row("failures", f"{report['failures']:,} requests")
-    for damaged in report["damaged"]:
-        table.add_row("damaged", f"{damaged['shard']}: {damaged['problem']}")
-    if report["damaged_count"] > len(report["damaged"]):
-        table.add_row("damaged", f"{report['damaged_count']:,} in all; see .wdsfs/problems.txt in the mount")
-    for text in report["notices"]:
-        table.add_row("notice", text)
-    return table
-
-
-def _layout(report: dict[str, Any]) -> str:
-    more = {
-        ", full names": report["names"] == "full",
-        ", merged": report["merge"],
-        ", numbered": report["index_tree"],
-    }
-    layout: str = report["layout"]
-    return layout + "".join(text for text, so in more.items() if so)
-
-
-def _mode(report: dict[str, Any]) -> str:
-    """Whether it can be written: with an overlay, if the kernel was not told otherwise (`-o ro`)."""
-    from wdsfs import system
-
-    mounted = system.mounted_at(report["mountpoint"])
-    return "ro" if not report["overlay"] or (mounted is not None and "ro" in mounted.options) else "rw"
+main.add_command(cli_status.status)
 
 
 @main.command()
@@ -850,13 +706,3 @@ def help_command(ctx: click.Context, command: str | None) -> None:
         raise UsageError(f"there is no command {command!r}; there are: {', '.join(main.list_commands(above))}")
     with click.Context(found, parent=above, info_name=command) as context:
         click.echo(found.get_help(context))
-
-
-# --- showing -----------------------------------------------------------------------------------------------
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    return f"{days}d {hours:02}:{minutes:02}:{rest:02}" if days else f"{hours}:{minutes:02}:{rest:02}"

@@ -10,7 +10,10 @@ import functools
 import logging
 import os
 import shlex
+import shutil
 import signal
+import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -580,6 +583,23 @@ def print_table(table: Table) -> None:
     with console.capture() as capture:
         console.print(table)
     click.echo("\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip()))
+
+
+def print_block(head: str, rows: Sequence[tuple[str, str]]) -> None:
+    """A line, and below it names with their values: wrapped between words on a terminal, whole lines in a pipe.
+
+    A path that is longer than the terminal is wide is left to it.
+    """
+    width = 0
+    if sys.stdout is not None and sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+    names = max((len(name) for name, _ in rows), default=0)
+    for start, value in (("", head), *((f"  {name:<{names}}  ", value) for name, value in rows)):
+        text, indent = start + shown(value), " " * max(len(start), 2)
+        lines = textwrap.wrap(
+            text, width or sys.maxsize, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        click.echo("\n".join(lines))
 
 
 def shown(text: str) -> str:

@@ -54,6 +54,7 @@ class Daemon:
     selection: list[str] = field(default_factory=list)  # as options: --split, --shard-id, --ignore-zeros ...
     composition: str = ""  # the options of a view, as they are typed
     index_tree: bool = False
+    directory: str = ""  # the working directory, which relative specs are of
 
     @property
     def alive(self) -> bool:
@@ -151,6 +152,17 @@ def _read(file: Path) -> Daemon | None:
         return Daemon(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError):  # just gone, or written by another version
         return None
+
+
+def foreign() -> list[system.MountPoint]:
+    """For root: the mounts of wdsfs that other users have made; empty for others.
+
+    From the kernel's table alone. Their registrations are what they wrote, and a question to their sockets or
+    their mounts may wait for ever.
+    """
+    if os.geteuid() != 0:
+        return []
+    return [one for one in system.mounts() if one.fstype == "fuse.wdsfs" and one.user]
 
 
 def find(mountpoint: str) -> Daemon | None:

@@ -88,6 +88,11 @@ def unfinished(place: Place) -> bool:
 DONE, LEFT, CHANGED = "done", "left", "changed"  # states of a shard of an unfinished commit
 
 
+def is_half_done(overlay: str | None) -> bool:
+    """`unfinished` for the overlay of a mount, if it has one."""
+    return overlay is not None and unfinished(Place(Path(overlay)))
+
+
 class Replacement:
     """An in-place commit of the overlay at `place`, which the caller holds.
 

@@ -39,6 +39,7 @@ from wdsfs.derived import Companions, DerivedLower, is_view, open_lower
 from wdsfs.engine import Engine
 from wdsfs.errors import MountError, ShardError, UsageError, WdsfsError
 from wdsfs.index import Index, open_index
+from wdsfs.inplace import is_half_done
 from wdsfs.lower import Lower
 from wdsfs.merged import is_merged
 from wdsfs.numbered import check_name, make_numbered
@@ -369,7 +370,8 @@ def _serve(
         else WritableOperations(parsed.owner, board, lambda: stack.frozen, stack.note)
     )
     daemon = _daemon(mount, wanted)
-    operations.special = SpecialOperations(parsed.owner, board, Special(daemon, board, Snapshots()))
+    special = Special(daemon, board, Snapshots(), lambda: is_half_done(daemon.overlay))
+    operations.special = SpecialOperations(parsed.owner, board, special)
     options = {"default_permissions", *parsed.fuse} | ({"ro"} if stack is None else set())
     for name, value in (("subtype", "wdsfs"), ("fsname", _fsname(mount.specs))):
         if not any(option.startswith(f"{name}=") for option in options):
@@ -419,13 +421,32 @@ def _daemon(mount: Mount, wanted: _Set) -> control.Daemon:
         names=mount.view.names,
         merge=mount.merge,
         started=time.time(),
-        log=None if mount.log is None else str(mount.log),
+        log=_place_of_stderr() if mount.log is None else str(mount.log),
         overlay=None if wanted.stack is None else str(wanted.stack.place.path),
         index=str(wanted.index.directory.absolute()),
         selection=mount.selection.arguments,
         composition=mount.composition.text,
         index_tree=mount.view.index_tree,
+        directory=_working_directory(),
     )
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it has been removed
+        return ""
+
+
+def _place_of_stderr() -> str | None:
+    """Where a mount in the foreground logs: "journal" under systemd, or a file; None for a terminal or a pipe."""
+    try:
+        found = os.fstat(2)
+        if os.environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}":  # systemd.exec(5)
+            return "journal"
+        return os.readlink("/proc/self/fd/2") if stat.S_ISREG(found.st_mode) else None
+    except OSError:
+        return None
 
 
 def _follower(wanted: _Set) -> Callable[[Engine], None] | None:
@@ -661,7 +682,11 @@ class _Session:
             sent = await self._in_child(lambda: self._invalidate(stack), keep_device=True)
             if sent:
                 stack.drop_notes()
-        return done if done and sent else {"error": f"{where}: this could not be done; see {self.daemon.log}"}
+        return (
+            done
+            if done and sent
+            else {"error": f"{where}: this could not be done; see {self.daemon.log or 'its log'}"}
+        )
 
     def _ask_worker(self, paths: list[bytes]) -> dict[str, Any]:
         """In a child: the mount itself is the only way to a worker."""
@@ -706,7 +731,8 @@ class _Session:
 
     def _report(self) -> dict[str, Any]:
         tree = self.wanted.lower_tree()
-        return report.gather(tree.lower, tree.totals, self.engine.board, self.daemon.started)
+        told = report.gather(tree.lower, tree.totals, self.engine.board, self.daemon.started)
+        return {**told, "unfinished_commit": is_half_done(self.daemon.overlay)}
 
 
 # --- background --------------------------------------------------------------------------------------------

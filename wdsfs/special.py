@@ -67,7 +67,8 @@ class Text(NamedTuple):
 
 
 class Special:
-    """What is in the hidden directory. Made before the workers are forked; each then calls `attach`.
+    """What is in the hidden directory. Made before the workers are forked; each then calls `attach`. `half_done`
+    says whether a commit in place was stopped half-way.
 
     Answers what `tree.Tree` answers, in the same words, of the inodes of this directory only; what no such inode
     can be gets StaleEntry.
@@ -75,8 +76,14 @@ class Special:
 
     merged = False  # its directories are not kept by the kernel in a merged tree, nor need they be
 
-    def __init__(self, daemon: control.Daemon, board: Board, snapshots: Snapshots) -> None:
-        self.daemon, self.board = daemon, board
+    def __init__(
+        self,
+        daemon: control.Daemon,
+        board: Board,
+        snapshots: Snapshots,
+        half_done: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.daemon, self.board, self._half_done = daemon, board, half_done
         self._snapshots = snapshots
         self._texts: OrderedDict[int, Text] = OrderedDict()
         self._kept_bytes = 0
@@ -210,7 +217,7 @@ class Special:
     def _report(self) -> dict[str, object]:
         state = control.RUNNING if self.daemon.alive else control.UNSUPERVISED
         told = report.gather(self.lower, self.tree.totals, self.board, self.daemon.started)
-        return control.report(self.daemon, state, told)
+        return {**control.report(self.daemon, state, told), "unfinished_commit": self._half_done()}
 
     def _problems(self) -> bytes:
         """A line for each shard that is not whole, as far as they are indexed."""

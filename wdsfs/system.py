@@ -56,6 +56,12 @@ class MountPoint:
     super_options: tuple[str, ...]
     device: int
 
+    @property
+    def user(self) -> int:
+        """Who has made a FUSE mount, 0 for others."""
+        found = [one.partition("=")[2] for one in self.super_options if one.startswith("user_id=")]
+        return int(found[0]) if found else 0
+
 
 def parse_mountinfo(text: bytes) -> list[MountPoint]:
     """The mounts in the order of the text, which is the order in which they were made."""
