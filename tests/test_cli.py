@@ -300,7 +300,7 @@ def test_ls_says_what_a_mount_shows(program: Program) -> None:
     for options in ([], ["--merge", "--layout", "files"], ["--names", "full"]):
         listed = program.run("ls", "-R0", *options, program.home).stdout
         with program.mounted(*options, program.home) as mounted:
-            mounted.allow_log("something is wrong")
+            mounted.allow_log(r"\.tar: .*; see: wdsfs check", "more shards are damaged")
             found = program.tool("find", ".", "-mindepth", "1", "-printf", r"%P%y\0", cwd=mounted.path)
         shown = {line[:-1] + (b"/" if line.endswith(b"d") else b"") for line in found.split(b"\0") if line}
         assert {line for line in listed.split(b"\0") if line} == shown
@@ -334,6 +334,7 @@ def test_names_of_any_bytes(program: Program) -> None:
     assert found
     assert {one["shard"] for one in found} == {os.fsdecode(bytes(shard))}
     with program.mounted(shard) as mounted:
+        mounted.expect_log("without an end-of-archive mark")
         assert b"sh\xfe.tar" in program.run("status", mounted.path).stdout
         assert program.run("status").stdout
 
@@ -436,7 +437,7 @@ def test_index_tells_of_damage(program: Program) -> None:
     program.write("a.tar", tars.ODD["cut in content"].tar())
     done = program.run("index", "--json", "a.tar")
     assert json.loads(done.stdout)["damaged"] == 1
-    assert b"a.tar: something is wrong with it; see: wdsfs check" in done.stderr
+    assert b"a.tar: the file ends at byte 1536" in done.stderr
 
 
 MEMBERS, SHARDS = 10_000, 40
@@ -579,10 +580,6 @@ def test_a_shard_that_cannot_be_read(user_program: Program) -> None:
     assert b"Permission denied" in program.run("cat", spec, "b/b/txt", code=3).stderr
     assert json.loads(program.run("index", "--json", spec, code=3).stdout)["unreadable"] == 1
     assert b"[unreadable]" in program.run("check", spec, code=3).stdout
-    done = program.run("info", "--json", spec)
-    assert json.loads(done.stdout).items() >= {"shards": 3, "damaged": 1, "samples": 2}.items()
-    assert b"Permission denied" in done.stderr
-    assert lines(program.run("ls", "--merge", spec).stdout) == [b"a/", b"b/"]
 
 
 # --- status and doctor -------------------------------------------------------------------------------------

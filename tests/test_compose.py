@@ -993,7 +993,7 @@ def test_a_merged_tree_shows_what_was_not_refused(tmp_path: Path) -> None:
     shards = [write(tmp_path / f"s{n}.tar", [(b"k%d" % n, [(b"jpg", b"J")])]) for n in range(2)]
     file = as_lines(tmp_path / "l.jsonl", [{"key": "k0", "label": 0}, {"key": "k1", "label": 1}])
     with a_view(tmp_path, shards, Composition(associate=(str(file),))) as below:
-        tree = make_tree(below, View(), merge=True)
+        tree = make_tree(below, View(partial=True), merge=True)
         tree.prepare()
         assert [entry.name for entry in tree.listing(1, 2)] == [b"k0", b"k1"]
         as_lines(file, [{"key": "k1", "label": "new"}])
@@ -1002,6 +1002,12 @@ def test_a_merged_tree_shows_what_was_not_refused(tmp_path: Path) -> None:
             with contextlib.suppress(ViewError):
                 settled(below, number)
         assert [entry.name for entry in tree.listing(1, 2)] == [b"k1"]
+        whole = make_tree(below, View(), merge=True)
+        with pytest.raises(UnreadableShard, match=r"'k0' is not in .*; until it can be read, names .* missing"):
+            list(whole.listing(1, 2))
+        with pytest.raises(UnreadableShard):
+            whole.lookup(1, b"k0")
+        assert whole.lookup(1, b"k1").size == 0
         assert read(below, 1, tree.resolve(b"k1/label").inode & (1 << 30) - 1) == b"new"
         assert tree.totals().damaged == 1
         with pytest.MonkeyPatch.context() as patch:
@@ -1260,7 +1266,9 @@ def test_a_class_that_is_too_long_for_the_others_is_never_shown(program: Program
         )
         mounted.allow_log("")
         assert (mounted.path / "11" / "a--k001.jpg").read_bytes() == b"11"
-        assert not (mounted.path / "100").exists()
+        for path in (mounted.path, mounted.path / "100"):
+            with pytest.raises(OSError, match="Input/output error"):
+                os.listdir(path)
     with program.mounted("{a,b}.tar", "--layout", "classes", at=program.directory("again")) as mounted:
         assert sorted(os.listdir(mounted.path)) == ["000", "005", "011", "100"]
         assert mounted.status()["composition"] == "--class-from cls"

@@ -80,11 +80,12 @@ ops        | errors names board inodes lower protocol tree writable special | fu
 writes     | errors board inodes ops protocol special tree writable   | fuse trio lmdb numpy terminal
 stack      | errors trust spec index inplace tree overlay journal upper writable | fuse trio lmdb numpy terminal
 engine     | errors board protocol worker tree writable ops         | fuse lmdb numpy terminal
-mount      | *                                                      | lmdb numpy terminal
 check      | errors names reading source compressed shard record formats energon ahead | fuse trio lmdb terminal
+soundness  | errors lower check                                     | fuse trio lmdb terminal clock
+mount      | *                                                      | lmdb numpy terminal
 statistics | errors record lower                                    | fuse trio lmdb terminal
 doctor     | errors system                                          | trio lmdb numpy terminal
-console    | errors trust copies index lower pool reading spec tree compose derived | fuse trio lmdb numpy
+console    | errors trust copies index lower pool reading spec tree compose derived soundness| fuse trio lmdb numpy
 cli_export | *                                                      | fuse trio lmdb numpy
 cli_overlay | *                                                     | fuse trio lmdb numpy
 cli_restore | *                                                     | fuse trio lmdb numpy

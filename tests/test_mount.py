@@ -579,9 +579,9 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Program:
 def test_every_odd_shard_of_a_set(odd: Program) -> None:
     """The mount works, each shard shows what is intact in it, and status names those that are not whole."""
     with odd.mounted("--layout", "files", odd.home) as mounted:
-        mounted.expect_log(
-            *(f"{re.escape(name)}.tar: something is wrong" for name in BAD), "cut in content.tar.* ends "
-        )
+        named = sorted(BAD)[:3]
+        mounted.expect_log(*(f"{re.escape(name)}.tar: .*; see: wdsfs check" for name in named))
+        mounted.expect_log(f"{len(BAD) - 3} more shards are damaged", "cut in content.tar.* ends ")
         mounted.allow_log("huge size.tar.* ends ")
         assert (mounted.path / "good/b.txt").read_bytes() == tars.ABC
         for name, case in tars.ODD.items():
@@ -597,9 +597,7 @@ def test_every_odd_shard_of_a_set(odd: Program) -> None:
 def test_odd_shards_in_the_other_views(odd: Program, options: list[str]) -> None:
     """Whatever is shown can be read or says EIO; `find` and the listing of each directory agree."""
     with odd.mounted(*options, odd.home) as mounted:
-        mounted.allow_log(
-            "something is wrong", "(cut in content|huge size).tar.* ends "
-        )  # said when it is indexed
+        mounted.allow_log("; see: wdsfs check", "(cut in content|huge size).tar.* ends ")
         shown = read_back(mounted.path)
         assert len(shown) > 60
         assert set(map(type, shown.values())) == {bytes, int}
@@ -614,7 +612,7 @@ def test_a_cut_member_can_be_read_up_to_the_cut(program: Program) -> None:
     program.write("a.tar", whole[: len(tars.A) + 512 + 200_000])
     program.write("b.tar", SMALL)
     with program.mounted("{a,b}.tar") as mounted:
-        mounted.expect_log("a.tar: something is wrong", r"a\.tar.* ends ")
+        mounted.expect_log(r"a\.tar: .* ends at byte .*; see: wdsfs check", r"a\.tar: the shard ends ")
         path = mounted.path / "a/cut/bin"
         assert path.stat().st_size == 300_000
         fd = os.open(path, os.O_RDONLY)
@@ -855,7 +853,7 @@ def test_a_killed_mount_of_an_ordinary_user(user_program: Program) -> None:
 def test_a_worker_is_replaced_also_while_a_shard_cannot_be_indexed(program: Program) -> None:
     """One tree over all shards wants them all before it serves. That is no reason for a worker to end."""
     shards = [program.write("a.tar", SMALL), program.write("b.tar", SMALL)]
-    with program.mounted("--merge", *shards) as mounted:
+    with program.mounted("--merge", "--allow-missing", *shards) as mounted:
         mounted.expect_log("ended .killed by SIGKILL.; it is replaced", "is no regular file; it is tried again")
         mounted.allow_log("b.tar has changed", "a shard has changed while")
         os.rename(shards[1], program.home / "kept")
@@ -1235,6 +1233,29 @@ def test_python_warnings_are_errors(program: Program) -> None:
     program.write("a.tar", SMALL)
     with program.mounted("a.tar", env={"PYTHONWARNINGS": "error"}) as mounted:
         assert (mounted.path / "a/a/txt").read_bytes() == b"aaa"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        (b"a.left.JPG", (), "loaders that look for *.jpg need --names full or --layout classes"),
+        (b"a.flac", ("--merge",), "loaders that look for *.flac need --names full or --layout classes"),
+        (b"a.jpg", ("--overlay", "up"), "loaders that look for *.jpg need --names full or --layout files"),
+        (b"a.jpg", ("--lazy",), ""),  # not known yet
+        (b"a.jpg", ("--quiet",), ""),
+        (b"a.jpg", ("--names", "full"), ""),
+        (b"a.jpg", ("--layout", "files"), ""),
+        (b"a.jpg", ("--columns", "cls"), ""),
+        (b"a.txt", (), ""),
+    ],
+)
+def test_a_mount_says_what_loaders_by_suffix_need(
+    program: Program, name: bytes, options: tuple[str, ...], said: str
+) -> None:
+    program.write("a.tar", tars.tar(tars.member(name), tars.member(b"a.cls", b"0")))
+    with program.mounted("a.tar", *options) as mounted:
+        assert mounted.output == (f"wdsfs: {said}\n" if said else "")
+        assert len(mounted.output) <= 80
 
 
 # --- refusals ----------------------------------------------------------------------------------------------

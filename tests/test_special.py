@@ -577,7 +577,7 @@ def test_unmodified_tools_and_the_hidden_directory(program: Program) -> None:
     program.write("s-0.tar", sets.content(0))
     program.write("s-1.tar", sets.content(1)[: 512 * 5 + 1])
     with program.mounted("-o", "umask=022", "--workers", "3", "s-{0,1}.tar") as mounted:
-        mounted.expect_log("s-1.tar: something is wrong with it")
+        mounted.expect_log(r"s-1.tar: .*; see: wdsfs check")
         hidden = mounted.path / ".wdsfs"
         assert sorted(os.listdir(mounted.path)) == ["s-0", "s-1"]
         told = json.loads((hidden / "status.json").read_text())

@@ -1,7 +1,8 @@
 """The structural lint of `wdsfs check`: what in a shard set readers of the format would trip over.
 
 Reads the headers of the shards afresh, not the index, so it also proves that they can be read now. `lint` is
-a pure function of one shard; `Judge` puts the shards of a set together. docs/semantics.md lists the kinds.
+a pure function of one shard; `Judge` puts the shards of a set together. docs/semantics.md lists the kinds. For
+`--strict` there is `lint_record`, which asks the record for the part of that which it knows.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wdsfs import compressed, energon, formats, names, shard
 from wdsfs.ahead import reading_ahead
 from wdsfs.errors import MissingShard, StaleShard, UnreadableShard
 from wdsfs.reading import PLAIN, Reading
-from wdsfs.record import KINDS
+from wdsfs.record import KINDS, STRAY, Record
 from wdsfs.source import TarBytes, open_beside
 
 EXAMPLES = 100  # findings of one kind in one shard that are told one by one; further ones are counted
@@ -43,6 +45,11 @@ class Finding(NamedTuple):
     @property
     def is_note(self) -> bool:
         return self.kind in NOTES
+
+    def line(self, path: str) -> str:
+        """As a line of a report on the shard at `path`."""
+        where = f"{path}:{self.offset}" if self.offset >= 0 else path
+        return ": ".join(filter(None, (where, self.member, f"[{self.kind}] {self.text}")))
 
 
 @dataclass(slots=True)
@@ -112,6 +119,50 @@ def lint(path: bytes, reading: Reading = PLAIN) -> Lint:
 def _joined_text(marks: int) -> str:
     more = f" and {marks - 1:,} more end marks" if marks > 1 else ""
     return f"another tar lies behind the end-of-archive mark{more}; readers stop here without --ignore-zeros"
+
+
+def lint_record(record: Record) -> Lint:
+    """What a record says of its shard: damage, split samples, and which extensions samples have."""
+    found = Lint(samples=record.samples, members=record.members)
+    for problem in record.problems:
+        found.add(problem.kind, problem.offset, "", problem.text)
+    if record.problem_count > len(record.problems):
+        more = record.problem_count - len(record.problems)
+        found.add(record.problems[0].kind, -1, "", f"and {more} more problems")
+    starts = record.array("entry.member").astype(np.int64)
+    samples = np.flatnonzero((record.array("entry.flags") & STRAY) == 0)
+    _find_split_samples(record, samples, starts, found)
+    _find_patterns(record, samples, starts, found)
+    return found
+
+
+def _find_split_samples(
+    record: Record, samples: NDArray[np.int64], starts: NDArray[np.int64], found: Lint
+) -> None:
+    paths = record.paths()
+    first: dict[bytes, int] = {}
+    for entry in samples[np.argsort(starts[samples], kind="stable")].tolist():
+        before = first.setdefault(paths[entry], entry)
+        if before != entry:
+            offsets = [record.member(int(starts[one])).head for one in (before, entry)]
+            text = f"the sample was seen at offset {offsets[0]} before: its members are not side by side"
+            found.add("split sample", offsets[1], text_of(paths[entry]), text)
+
+
+def _find_patterns(record: Record, samples: NDArray[np.int64], starts: NDArray[np.int64], found: Lint) -> None:
+    """Samples by the set of their extensions, those with equally many at a time."""
+    extensions = [record.extension_name[number] for number in range(len(record.extension_name))]
+    numbers, counts = record.array("member.ext").astype(np.int64), starts[samples + 1] - starts[samples]
+    for count in np.unique(counts).tolist():
+        alike = samples[counts == count]
+        rows = np.sort(numbers[starts[alike][:, None] + np.arange(count)], axis=1)
+        kinds, which, times = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
+        for kind, (row, number) in enumerate(zip(kinds.tolist(), times.tolist(), strict=True)):
+            pattern = frozenset(extensions[one] for one in row)
+            found.patterns[pattern] = found.patterns.get(pattern, 0) + number
+            examples = found.examples.setdefault(pattern, [])
+            for entry in alike[np.flatnonzero(which.reshape(-1) == kind)[: EXAMPLES - len(examples)]].tolist():
+                examples.append((record.member(int(starts[entry])).head, text_of(record.entry_path(entry))))
 
 
 def _side_indexes(path: bytes, fd: int, reading: Reading) -> Iterator[tuple[bytes, str]]:

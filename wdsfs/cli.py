@@ -23,6 +23,7 @@ import click
 from wdsfs import __version__, cli_export, cli_overlay, cli_restore, cli_status
 from wdsfs.console import (
     INTERRUPTED,
+    Opening,
     build_index,
     bytes_text,
     compressed_options,
@@ -39,6 +40,8 @@ from wdsfs.console import (
     set_options,
     shards_argument,
     shown,
+    soundness_options,
+    suffix_hint,
     table_of,
     tree_options,
     trust_option,
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
     from wdsfs.compose import Composition
     from wdsfs.index import Index
     from wdsfs.lower import Lower
+    from wdsfs.soundness import Tolerance
     from wdsfs.spec import Selection, Shard
     from wdsfs.tree import Entry, Node, Tree
 
@@ -156,6 +160,7 @@ def _prepare_streams() -> None:
 @click.argument("mountpoint")
 @tree_options
 @index_tree_option
+@soundness_options
 @click.option("-f", "--foreground", is_flag=True, help="Stay in front and log to the terminal.")
 @click.option("-r", "--read-only", is_flag=True, help="The same as -o ro: an overlay is shown, not changed.")
 @click.option(
@@ -214,6 +219,7 @@ def mount(
     jobs: int | None,
     quiet: bool,
     composition: Composition,
+    tolerance: Tolerance,
 ) -> None:
     """Mount SHARDS at MOUNTPOINT, read-only unless with --overlay. Returns when the tree is usable.
 
@@ -232,9 +238,10 @@ def mount(
         raise UsageError("the MOUNTPOINT is empty")
     wanted = mounting.Mount(
         specs=list(shards),
-        selection=selection,
+        selection=selection._replace(allow_missing=tolerance.allow_missing),
         mountpoint=mountpoint,
-        view=view_of(layout, names, index_tree),
+        view=view_of(layout, names, index_tree, tolerance.allow_missing),
+        tolerance=tolerance,
         merge=merge,
         composition=composition,
         index_dir=path_of(index_dir),
@@ -248,13 +255,18 @@ def mount(
         foreground=foreground,
     )
 
-    def indexer(index: Index, stale: Sequence[Shard], jobs: int) -> None:
-        build_index(index, stale, jobs, quiet)
+    def indexer(index: Index, stale: Sequence[Shard], jobs: int) -> dict[bytes, str]:
+        return build_index(index, stale, jobs, quiet)
 
-    def composer(below: Lower) -> None:
-        make_view(below, quiet)
+    def composer(below: Lower) -> dict[bytes, str]:
+        return make_view(below, quiet)
 
-    front = mounting.Front(indexer, composer)
+    def adviser(below: Lower) -> None:
+        hint = None if quiet else suffix_hint(below, wanted.view, overlay is not None)
+        if hint is not None:
+            log.info("%s", hint)
+
+    front = mounting.Front(indexer, composer, adviser)
     if foreground:
         code = mounting.guarded(
             lambda: mounting.run(wanted, front, lambda: None, lambda: mounting.notify_systemd("READY=1"))
@@ -331,6 +343,8 @@ def index_command(
     from wdsfs import labels
     from wdsfs.errors import IndexUnusable
     from wdsfs.index import open_index
+    from wdsfs.lower import Lower
+    from wdsfs.soundness import Tolerance, judge
     from wdsfs.spec import expand
 
     since = time.monotonic()
@@ -340,14 +354,14 @@ def index_command(
         log.warning("%s", notice)
     stale = [one for one, _ in index.stale(found)]
     unreadable = build_index(index, stale, jobs_of(jobs), quiet)
-    for text in index.miscounted(found):
+    for text in [*judge(Lower(found, index), unreadable, Tolerance(), whole=False), *index.miscounted(found)]:
         log.warning("%s", text)
     pruned = index.prune() + labels.prune(index.label_tables) if prune else 0
     summaries = [index.summary(one.key) for one in found]
     report = {
         "shards": len(found),
         "rebuilt": len(stale),
-        "unreadable": unreadable,
+        "unreadable": len(unreadable),
         "damaged": sum(bool(one.problems) for one in summaries if one),
         "samples": sum(one.samples for one in summaries if one),
         "members": sum(one.members for one in summaries if one),
@@ -364,7 +378,7 @@ def index_command(
     else:
         click.echo(
             f"{report['shards']} shards, {report['samples']:,} samples, {report['members']:,} members; "
-            f"{report['rebuilt']} indexed in {report['seconds']} s; kept in {report['index']}"
+            f"{report['rebuilt']} indexed in {report['seconds']} s\nkept in {report['index']}"
         )
     if report["unreadable"]:
         sys.exit(3)
@@ -385,6 +399,7 @@ def _output(data: bytes) -> None:
 @click.option("-R", "--recursive", is_flag=True, help="Everything below, as paths.")
 @click.option("-0", "--null", is_flag=True, help="End each name with a NUL byte.")
 @json_option
+@soundness_options
 @index_options
 def ls(
     arguments: tuple[str, ...],
@@ -401,6 +416,7 @@ def ls(
     jobs: int | None,
     quiet: bool,
     composition: Composition,
+    tolerance: Tolerance,
 ) -> None:
     """List a directory of the tree without mounting it.
 
@@ -412,14 +428,16 @@ def ls(
       wdsfs ls train-000000.tar train-000000/images17
       wdsfs ls -R --layout files train-000000.tar
     """
+    from wdsfs.merged import is_merged
     from wdsfs.numbered import check_name, make_numbered
     from wdsfs.spec import split_path
 
     shards, path = split_path(arguments)
     end = b"\0" if null else b"\n"
     failed: list[WdsfsError] = []
-    view = view_of(layout, names, index_tree)
-    with opened(shards, selection, index_dir, jobs, quiet, composition) as below:
+    view = view_of(layout, names, index_tree, tolerance.allow_missing)
+    opening = Opening(index_dir, jobs, quiet, tolerance)
+    with opened(shards, selection, opening, composition, is_merged(view, merge)) as below:
         check_name(below.shards, view, merge)
         tree = make_numbered(below, view, merge)
         start = os.fsencode(path or "").strip(b"/")
@@ -497,6 +515,7 @@ def _long_line(node: Node) -> bytes:
 @click.argument("arguments", metavar="SHARDS... PATH", nargs=-1, required=True)
 @set_options
 @tree_options
+@soundness_options
 @index_options
 def cat(
     arguments: tuple[str, ...],
@@ -508,6 +527,7 @@ def cat(
     jobs: int | None,
     quiet: bool,
     composition: Composition,
+    tolerance: Tolerance,
 ) -> None:
     """Write a file of the tree to standard output without mounting it.
 
@@ -519,13 +539,14 @@ def cat(
 
     from wdsfs import lower
     from wdsfs.errors import IsADirectory, NoSuchEntry
-    from wdsfs.merged import make_tree
+    from wdsfs.merged import is_merged, make_tree
 
     *shards, path = arguments
     if not shards:
         raise UsageError("cat needs SHARDS and the PATH of a file")
-    view = view_of(layout, names)
-    with opened(shards, selection, index_dir, jobs, quiet, composition) as below:
+    view = view_of(layout, names, partial=tolerance.allow_missing)
+    opening = Opening(index_dir, jobs, quiet, tolerance)
+    with opened(shards, selection, opening, composition, is_merged(view, merge)) as below:
         tree = make_tree(below, view, merge)
         node = below.with_index(lambda: tree.resolve(os.fsencode(path).strip(b"/")))
         if _is_directory(node):
@@ -542,6 +563,7 @@ def cat(
 @shards_argument
 @set_options
 @json_option
+@soundness_options
 @index_options
 def info(
     shards: tuple[str, ...],
@@ -550,6 +572,7 @@ def info(
     index_dir: str | None,
     jobs: int | None,
     quiet: bool,
+    tolerance: Tolerance,
 ) -> None:
     """Count shards, samples, members and bytes, and the sizes of each extension.
 
@@ -560,7 +583,8 @@ def info(
     from wdsfs.compose import Composition
     from wdsfs.statistics import gather
 
-    with opened(shards, selection, index_dir, jobs, quiet, Composition()) as below:
+    opening = Opening(index_dir, jobs, quiet, tolerance)
+    with opened(shards, selection, opening, Composition(), whole=True) as below:
         report = gather(below)
     if as_json:
         click.echo(json.dumps(report))
@@ -618,8 +642,7 @@ def check(shards: tuple[str, ...], selection: Selection, jobs: int | None, notes
         if as_json:
             click.echo(json.dumps({"shard": path, **finding._asdict()}))
             return
-        where = f"{path}:{finding.offset}" if finding.offset >= 0 else path
-        click.echo(": ".join(filter(None, (where, finding.member, f"[{finding.kind}] {finding.text}"))))
+        click.echo(finding.line(path))
 
     look = functools.partial(lint, reading=selection.reading)
     for one, result in pool.each(look, found, jobs_of(jobs)):

@@ -11,11 +11,12 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from wdsfs.console import (
+    Opening,
     counted,
     ended_in_order,
     index_options_with,
@@ -25,12 +26,14 @@ from wdsfs.console import (
     opened_set,
     set_options,
     shards_argument,
+    soundness_options,
 )
 from wdsfs.errors import ExportError, several
 
 if TYPE_CHECKING:
     from wdsfs.export import Report
     from wdsfs.lower import Lower
+    from wdsfs.soundness import Tolerance
     from wdsfs.spec import Selection, Shard
 
 log = logging.getLogger("wdsfs")
@@ -52,6 +55,7 @@ FORMATS = click.Choice(["dali", "energon", "wids"])
 )
 @click.option("--md5", is_flag=True, help="For wids: the MD5 of each shard, which takes reading all of it.")
 @json_option
+@soundness_options
 @index_options_with("Processes that read shards.")
 def export(
     kinds: tuple[str, ...],
@@ -63,6 +67,7 @@ def export(
     index_dir: str | None,
     jobs: int | None,
     quiet: bool,
+    tolerance: Tolerance,
 ) -> None:
     """Write the indexes of SHARDS that other tools read, into the directory DIR.
 
@@ -81,7 +86,8 @@ def export(
     """
     from wdsfs.spec import refuse_left_out
 
-    with opened(shards, selection, index_dir, jobs, quiet) as below:
+    opening = Opening(index_dir, jobs, quiet, tolerance)
+    with opened(shards, selection, opening, whole=True) as below:
         refuse_left_out(below.shards, "an index is of whole shards")
         report = write(below, kinds, os.fsencode(output), jobs_of(jobs), quiet, md5)
     if as_json:
@@ -137,13 +143,13 @@ def warn_of_older(shards: Sequence[bytes], kinds: Sequence[str]) -> None:
         log.warning("%s: of the shards as they were before; renew them with: wdsfs export", several(older))
 
 
-def after_commit(shards: Sequence[Shard], kinds: Sequence[str], in_place: bool, index: dict[str, Any]) -> bool:
+def after_commit(shards: Sequence[Shard], kinds: Sequence[str], in_place: bool, opening: Opening) -> bool:
     """Write these indexes of shards that a commit has written, or of a whole set in which it has replaced some.
 
     They go beside the shards; what is there once for a set goes above them all, or in place where it was. Returns
     whether something could not be written.
     """
     directory = None if in_place else os.path.commonpath([os.path.dirname(one.path) for one in shards])
-    with opened_set(shards, **index) as below:
-        report = write(below, kinds, directory, jobs_of(index["jobs"]), index["quiet"])
+    with opened_set(shards, opening) as below:
+        report = write(below, kinds, directory, jobs_of(opening.jobs), opening.quiet)
     return bool(report.failures)

@@ -17,7 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -26,6 +26,7 @@ from click.core import ParameterSource
 from wdsfs import cli_export
 from wdsfs.console import (
     INTERRUPTED,
+    Opening,
     bytes_text,
     counted,
     ended_in_order,
@@ -36,6 +37,7 @@ from wdsfs.console import (
     opened_set,
     print_table,
     set_options,
+    soundness_options,
     table_of,
     tell_all,
     view_of,
@@ -58,7 +60,8 @@ if TYPE_CHECKING:
     from wdsfs.control import Daemon, Talk
     from wdsfs.lower import Lower
     from wdsfs.overlay import Place, Settings, UpperNode
-    from wdsfs.spec import Selection
+    from wdsfs.soundness import Tolerance
+    from wdsfs.spec import Selection, Shard
     from wdsfs.tree import Tree
 
 log = logging.getLogger("wdsfs")
@@ -145,23 +148,23 @@ class Session:
 
 @contextlib.contextmanager
 def _session(
-    overlay: str | None, wanted: Wanted, view: dict[str, Any], index: dict[str, Any], freeze: bool
+    overlay: str | None, wanted: Wanted, view: dict[str, Any], opening: Opening, freeze: bool, whole: bool = False
 ) -> Iterator[Session]:
-    """The overlay of a mount, or one that is not mounted."""
+    """The overlay of a mount, or one that is not mounted. `whole` says that all shards of the set are needed."""
     if overlay is None and len(wanted.sources) != 1:
         raise UsageError("name one MOUNTPOINT, or --overlay DIR and the SHARDS below it")
     if overlay is None and wanted.selection.arguments:
         raise UsageError(f"{wanted.selection.arguments[0]} is for SHARDS; a mount knows which it shows")
     with (
-        mounted(wanted.sources[0], view, index, freeze)
+        mounted(wanted.sources[0], view, opening, freeze, whole)
         if overlay is None
-        else _held(overlay, wanted, view, index) as one
+        else _held(overlay, wanted, view, opening, whole) as one
     ):
         yield one
 
 
 @contextlib.contextmanager
-def _held(overlay: str, wanted: Wanted, view: dict[str, Any], index: dict[str, Any]) -> Iterator[Session]:
+def _held(overlay: str, wanted: Wanted, view: dict[str, Any], opening: Opening, whole: bool) -> Iterator[Session]:
     """Hold the overlay and open the set below it, shown as it was when the overlay was made."""
     from pathlib import Path
 
@@ -177,6 +180,7 @@ def _held(overlay: str, wanted: Wanted, view: dict[str, Any], index: dict[str, A
         selection = selection._replace(reading=settings.reading)
     with contextlib.ExitStack() as stack:
         stack.enter_context(held(place))
+        selection = selection._replace(allow_missing=opening.tolerance.allow_missing)
         try:
             shards = expand(wanted.sources, *selection)
         except MissingShard as error:
@@ -192,7 +196,7 @@ def _held(overlay: str, wanted: Wanted, view: dict[str, Any], index: dict[str, A
         if not unfinished(place):
             clean(place)
             refuse_outputs(place, [shard.path for shard in shards])
-        below = stack.enter_context(opened_set(shards, **index))
+        below = stack.enter_context(_opened(shards, view, opening, whole))
         if settings is not None:
             _warn_of_changed(place, settings, below)
         tree = make_tree(below, view_of(view["layout"], view["names"]), view["merge"])
@@ -200,7 +204,9 @@ def _held(overlay: str, wanted: Wanted, view: dict[str, Any], index: dict[str, A
 
 
 @contextlib.contextmanager
-def mounted(mountpoint: str, view: dict[str, Any], index: dict[str, Any], freeze: bool) -> Iterator[Session]:
+def mounted(
+    mountpoint: str, view: dict[str, Any], opening: Opening, freeze: bool, whole: bool = False
+) -> Iterator[Session]:
     """The overlay of a mount; with `freeze` nobody changes anything in it for the time."""
     from pathlib import Path
 
@@ -213,8 +219,8 @@ def mounted(mountpoint: str, view: dict[str, Any], index: dict[str, Any], freeze
 
     daemon, directory = daemon_of(mountpoint)
     view.update(layout=daemon.layout, names=daemon.names, merge=daemon.merge)
-    index["index_dir"] = index["index_dir"] or daemon.index
-    tell_all("WDSFS_INDEX_DIR", index["index_dir"])
+    opening = replace(opening, index_dir=opening.index_dir or daemon.index)
+    tell_all("WDSFS_INDEX_DIR", opening.index_dir)
     with contextlib.ExitStack() as stack:
         if freeze:
             _sync(mountpoint)
@@ -230,7 +236,7 @@ def mounted(mountpoint: str, view: dict[str, Any], index: dict[str, Any], freeze
         place = Place(Path(directory))
         if not unfinished(place):
             refuse_outputs(place, [shard.path for shard in shards])
-        below = stack.enter_context(opened_set(shards, **index))
+        below = stack.enter_context(_opened(shards, view, opening, whole))
         tree = make_tree(below, view_of(view["layout"], view["names"]), view["merge"])
         settings = read_settings(place)
         if settings is not None:
@@ -272,6 +278,18 @@ def _sync(mountpoint: str) -> None:
             "so nothing was committed; the log (see `wdsfs status`) says more. Make the change again if it is "
             "needed, then repeat the command"
         ) from None
+
+
+def _opened(
+    shards: Sequence[Shard], view: dict[str, Any], opening: Opening, whole: bool
+) -> contextlib.AbstractContextManager[Lower]:
+    """The set below an overlay. What cannot be read stays in it: changes of it are no new samples."""
+    if view["merge"] and opening.tolerance.allow_missing:
+        raise UsageError(
+            "--allow-missing is not for an overlay with --merge: nobody could say whether a sample is new, or "
+            "belongs to one that cannot be read"
+        )
+    return opened_set(shards, opening, whole=(whole or view["merge"]) and not opening.tolerance.allow_missing)
 
 
 @contextlib.contextmanager
@@ -375,8 +393,8 @@ def diff(
 
     wanted = Wanted(sources, selection)
     view = {"layout": layout, "names": names, "merge": merge}
-    index = {"index_dir": index_dir, "jobs": jobs, "quiet": quiet}
-    with _session(overlay, wanted, view, index, freeze=False) as session:
+    opening = Opening(index_dir, jobs, quiet)
+    with _session(overlay, wanted, view, opening, freeze=False) as session:
         if unfinished(session.place):
             raise _unfinished_advice(overlay, wanted)
         found = session.changes()
@@ -496,6 +514,7 @@ def _texts(names: Sequence[bytes]) -> list[str]:
 )
 @click.option("-n", "--dry-run", is_flag=True, help="Only show which shards would be written.")
 @json_option
+@soundness_options
 @index_options_with("Processes that index shards, and shards that are written at a time.")
 def commit(
     sources: tuple[str, ...],
@@ -523,6 +542,7 @@ def commit(
     index_dir: str | None,
     jobs: int | None,
     quiet: bool,
+    tolerance: Tolerance,
 ) -> None:
     """Pack the changes of a writable mount, or with --overlay DIR those to SHARDS, into new shards.
 
@@ -546,6 +566,7 @@ def commit(
     options = Options(
         *(output, maxcount, maxsize, changed_only, in_place, link, sort),
         *(leave_out, with_leavings, ignore_times),
+        allow_missing=tolerance.allow_missing,
     )
     if abandon and (options != Options() or copy or exports or dry_run):
         raise UsageError("--abandon only ends what was begun: it takes no option that says what to write")
@@ -553,8 +574,10 @@ def commit(
         _check(options, copy)
     wanted = Wanted(sources, selection)
     view = {"layout": layout, "names": names, "merge": merge}
-    index = {"index_dir": index_dir, "jobs": jobs, "quiet": quiet}
-    with ended_in_order(), _session(overlay, wanted, view, index, freeze=not dry_run) as session:
+    opening = Opening(index_dir, jobs, quiet, tolerance)
+    writes_all = not in_place and not changed_only
+    session_of = _session(overlay, wanted, view, opening, freeze=not dry_run, whole=writes_all)
+    with ended_in_order(), session_of as session:
         below = session.tree.lower
         begun = unfinished(session.place)
         if abandon:
@@ -593,7 +616,7 @@ def commit(
     if exports and (targets or in_place):
         # Whatever was written now: the commit that this one finishes may have been stopped in front of it.
         shards = extended(below_shards, new) if in_place else expand(targets)
-        failures = cli_export.after_commit(shards, exports, in_place, index)
+        failures = cli_export.after_commit(shards, exports, in_place, Opening(index_dir, jobs, quiet))
         sys.exit(ExportError.exit_code if failures else 0)
 
 

@@ -13,12 +13,12 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from wdsfs.cli_overlay import FREEZE_SECONDS, daemon_of, mounted, silent, upper_of
-from wdsfs.console import index_options, json_option, opened_set, shown, view_of
+from wdsfs.console import Opening, index_options, json_option, opened_set, shown, view_of
 from wdsfs.errors import CommitError, NoSuchEntry, OverlayBusy, OverlayUnusable, UsageError, several
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ def restore(
         raise UsageError(
             "--all takes no PATH" if everything else "name the PATHs that are to be restored, or --all"
         )
-    index = {"index_dir": index_dir, "jobs": jobs, "quiet": quiet}
-    with _mounted(mountpoint[0], index) if mountpoint else _held(str(overlay), index) as session:
+    opening = Opening(index_dir, jobs, quiet)
+    with _mounted(mountpoint[0], opening) if mountpoint else _held(str(overlay), opening) as session:
         _refuse_unfinished(session.place)
         tops = [_below(path, mountpoint[0] if mountpoint else None) for path in given]
         paths = [b""] if everything else _expanded(tops, session)
@@ -108,7 +108,7 @@ def _refuse_unfinished(place: Place) -> None:
 
 
 @contextlib.contextmanager
-def _mounted(mountpoint: str, index: dict[str, Any]) -> Iterator[_Session]:
+def _mounted(mountpoint: str, opening: Opening) -> Iterator[_Session]:
     from wdsfs import control, overlay
 
     daemon, _ = daemon_of(mountpoint)
@@ -124,13 +124,13 @@ def _mounted(mountpoint: str, index: dict[str, Any]) -> Iterator[_Session]:
         if "error" in answer:
             raise OverlayBusy(answer["error"])
 
-    with mounted(mountpoint, {}, index, freeze=False) as one:
+    with mounted(mountpoint, {}, opening, freeze=False) as one:
         assert one.directory is not None
         yield _Session(one.place, one.tree, overlay.load(one.directory), undo)
 
 
 @contextlib.contextmanager
-def _held(overlay: str, index: dict[str, Any]) -> Iterator[_Session]:
+def _held(overlay: str, opening: Opening) -> Iterator[_Session]:
     """The overlay with the shards that it was made over: it has their paths."""
     from pathlib import Path
 
@@ -150,7 +150,7 @@ def _held(overlay: str, index: dict[str, Any]) -> Iterator[_Session]:
                 "by hand what is to go (docs/overlay.md)"
             )
         shards = [Shard(one.path, one.name, reading=settings.reading) for one in settings.shards]
-        below = stack.enter_context(opened_set(shards, **index))
+        below = stack.enter_context(opened_set(shards, opening))
         tree = make_tree(below, view_of(settings.layout, settings.names), settings.merge)
 
         def undo(paths: Sequence[bytes]) -> None:

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from wdsfs import braces, header
 from wdsfs.changes import Changes, NewSample, Remark, Rules, ShardChanges
-from wdsfs.errors import CommitError, StaleShard, UsageError
+from wdsfs.errors import CommitError, ShardError, StaleShard, UsageError
 from wdsfs.index import look
 from wdsfs.lower import Lower, NotIndexed
 from wdsfs.names import split, suffix_of
@@ -72,7 +72,8 @@ class Options:
     """What the command line asks for. `output` names the new shards: `%06d` or braces for the number.
 
     `leave_out`: files that cannot be packed are no reason not to commit; they stay in the overlay. `with_leavings`
-    and `ignore_times` say what counts as a change (`changes.Rules`).
+    and `ignore_times` say what counts as a change (`changes.Rules`). `allow_missing`: shards that cannot be read
+    are no reason either.
     """
 
     output: str | None = None
@@ -86,6 +87,7 @@ class Options:
     leave_out: bool = False
     with_leavings: bool = False
     ignore_times: bool = False
+    allow_missing: bool = False
 
     @property
     def rules(self) -> Rules:
@@ -181,6 +183,17 @@ class Planner:
             text = "nothing was written, since files would be in no shard; this is an error of wdsfs"
             raise CommitError(f"{text}, please report it with these names:{_listing(sorted(forgotten))}")
 
+    def _numbers(self) -> Iterator[int]:
+        """The shards of the set; without those that cannot be read, if they may be missing: none has changes."""
+        for number in range(len(self.lower)):
+            try:
+                self.lower.with_index(lambda: self.lower.summary(number))  # noqa: B023  # called at once
+            except ShardError:
+                if not self.options.allow_missing:
+                    raise
+            else:
+                yield number
+
     def _refuse_losses(self) -> None:
         changes, options = self.changes, self.options
         refused = [("conflict: ", one) for one in changes.conflicts]
@@ -243,7 +256,7 @@ class Planner:
     # --- one shard for each
 
     def _one_to_one(self) -> Iterator[Step]:
-        for number in range(len(self.lower)):
+        for number in self._numbers():
             as_it_is = number not in self.changes.shards and not self.options.sort and not self._mends(number)
             yield self._whole(number) if as_it_is else self._rewritten(number)
         yield from self._further()
@@ -293,7 +306,7 @@ class Planner:
     # --- samples in a row
 
     def _resplit(self) -> Iterator[Step]:
-        units = itertools.chain.from_iterable(self._units_of(number) for number in range(len(self.lower)))
+        units = itertools.chain.from_iterable(self._units_of(number) for number in self._numbers())
         yield from self._rolled(itertools.chain(units, self._further_units()))
 
     def _units_of(self, number: int) -> Iterator[Unit]:

@@ -9,12 +9,12 @@ import contextlib
 import functools
 import logging
 import os
-import shlex
 import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from wdsfs.compose import Composition
     from wdsfs.index import Index
     from wdsfs.lower import Lower
+    from wdsfs.soundness import Tolerance
     from wdsfs.spec import Selection, Shard
     from wdsfs.tree import View
 
@@ -234,7 +235,7 @@ def index_options_with(jobs: str) -> Callable[[Command], Command]:
             type=click.IntRange(1),
             help=f"{jobs}  [default: one per core]",
         ),
-        click.option("-q", "--quiet", is_flag=True, help="No progress bar."),
+        click.option("-q", "--quiet", is_flag=True, help="No progress bar, no hints."),
     )
 
     def with_options(command: Command) -> Command:
@@ -243,6 +244,31 @@ def index_options_with(jobs: str) -> Callable[[Command], Command]:
         return trust_option(compressed_options(command))
 
     return with_options
+
+
+def soundness_options(command: Command) -> Command:
+    """What a command tolerates of a set; it gets a `tolerance`."""
+
+    @wraps(command)
+    def with_tolerance(*arguments: Any, allow_missing: bool, strict: bool, **others: Any) -> Any:
+        from wdsfs.soundness import Tolerance
+
+        return command(*arguments, tolerance=Tolerance(allow_missing, strict).check(), **others)
+
+    for option in (
+        click.option(
+            "--strict",
+            is_flag=True,
+            help="Refuse a set with any damage, unreadable shard, split sample or missing column, and list them.",
+        ),
+        click.option(
+            "--allow-missing",
+            is_flag=True,
+            help="Go on without shards that are missing or cannot be read, where that makes the set smaller.",
+        ),
+    ):
+        with_tolerance = option(with_tolerance)
+    return cast(Command, with_tolerance)
 
 
 def view_options(command: Command) -> Command:
@@ -404,14 +430,14 @@ index_tree_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
 
 
-def view_of(layout: str, names: str, index_tree: bool = False) -> View:
+def view_of(layout: str, names: str, index_tree: bool = False, partial: bool = False) -> View:
     from wdsfs.tree import View
 
     if layout != "samples" and index_tree:
         raise UsageError(f"--index-tree is for --layout samples; in --layout {layout} a sample has no directory")
     if layout != "samples" and names == "full":
         raise UsageError(f"--names full is for --layout samples; in --layout {layout} the names are always whole")
-    return View(layout, names, index_tree)
+    return View(layout, names, index_tree, partial)
 
 
 def jobs_of(jobs: int | None) -> int:
@@ -429,10 +455,10 @@ def path_of(text: str | None) -> Path | None:
 # --- indexing with progress --------------------------------------------------------------------------------
 
 
-def build_index(index: Index, stale: Sequence[Shard], jobs: int, quiet: bool = False) -> int:
-    """Index these shards, showing a bar when somebody watches; returns how many of them cannot be read."""
+def build_index(index: Index, stale: Sequence[Shard], jobs: int, quiet: bool = False) -> dict[bytes, str]:
+    """Index these shards, showing a bar when somebody watches; returns by path why some cannot be read."""
     if not stale:
-        return 0
+        return {}
     with when_interrupted("; what was indexed is kept"):
         return _build_index(index, stale, jobs, quiet)
 
@@ -446,7 +472,8 @@ def when_interrupted(text: str) -> Iterator[None]:
     del meta[INTERRUPTED]  # and not after an exception: it may be the interrupt
 
 
-def _build_index(index: Index, stale: Sequence[Shard], jobs: int, quiet: bool) -> int:
+def _build_index(index: Index, stale: Sequence[Shard], jobs: int, quiet: bool) -> dict[bytes, str]:
+    unreadable: dict[bytes, str] = {}
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -462,16 +489,12 @@ def _build_index(index: Index, stale: Sequence[Shard], jobs: int, quiet: bool) -
     )
     with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
         task = progress.add_task("indexing", total=len(stale), rate="-")
-        members = unreadable = 0
+        members = 0
 
         def on_done(one: Shard, summary: Summary | None, error: str | None) -> None:
-            nonlocal members, unreadable
-            if summary is None:
-                unreadable += 1
-                log.warning("%s", error)
-            elif summary.problems:
-                path = os.fsdecode(one.path)
-                log.warning("%s: something is wrong with it; see: wdsfs check %s", path, shlex.quote(path))
+            nonlocal members
+            if error is not None:
+                unreadable[one.path] = error
             members += summary.members if summary else 0
             elapsed = progress.tasks[task].elapsed or 0
             progress.update(task, advance=1, rate=f"{members / elapsed:,.0f}" if elapsed > 0.1 else "-")
@@ -480,21 +503,12 @@ def _build_index(index: Index, stale: Sequence[Shard], jobs: int, quiet: bool) -
     return unreadable
 
 
-def _index_of(found: Sequence[Shard], index_dir: str | None, jobs: int | None, quiet: bool) -> Index:
-    from wdsfs.index import open_index
-
-    index = open_index(path_of(index_dir))
-    for notice in index.notices:
-        log.warning("%s", notice)
-    build_index(index, [one for one, _ in index.stale(found)], jobs_of(jobs), quiet)
-    return index
-
-
 # --- the set -----------------------------------------------------------------------------------------------
 
 
-def make_view(below: Lower, quiet: bool) -> None:
-    """Derive what a view is made of, showing a bar when somebody watches. Raises ViewError when it is refused."""
+def make_view(below: Lower, quiet: bool) -> dict[bytes, str]:
+    """Derive what a view is made of, showing a bar when somebody watches; returns the shards of which it cannot be
+    made, by path, and why. Raises ViewError when it is refused."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -502,62 +516,126 @@ def make_view(below: Lower, quiet: bool) -> None:
     from wdsfs.errors import ViewError
 
     if not isinstance(below, DerivedLower):
-        return
+        return {}
     console = Console(stderr=True)
     with Progress(console=console, disable=quiet or not console.is_terminal) as progress:
         task = progress.add_task("composing", total=len(below))
         refused = below.make(lambda done: progress.update(task, completed=done))
     if refused is not None:
         raise ViewError(refused)
+    return below.unmade
+
+
+def _no_tolerance() -> Tolerance:
+    from wdsfs.soundness import Tolerance
+
+    return Tolerance()
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How a command opens its set: the options that all of them have."""
+
+    index_dir: str | None
+    jobs: int | None
+    quiet: bool
+    tolerance: Tolerance = field(default_factory=_no_tolerance)
 
 
 @contextlib.contextmanager
 def opened(
     shards: Sequence[str],
     selection: Selection,
-    index_dir: str | None,
-    jobs: int | None,
-    quiet: bool,
+    opening: Opening,
     composition: Composition | None = None,
+    whole: bool = False,
 ) -> Iterator[Lower]:
     """The lower of a set, all of it indexed, shown as `composition` says; without one all shards as they are.
 
-    Raises ViewError when that is refused.
+    What is wrong with it is said. `whole`: shards that cannot be read would be missing in what is shown; where
+    that is tolerated, they are left out. Raises what `soundness.judge` raises, and ViewError when the view is
+    refused.
     """
-    from wdsfs.derived import Companions, open_lower
     from wdsfs.spec import expand
 
-    found = expand(shards, *selection)
-    if composition is None:
-        with opened_set(found, index_dir, jobs, quiet) as below:
-            yield below
-        return
-    companions = Companions(composition, selection.reading)
-    index = _index_of([*found, *companions.shards], index_dir, jobs, quiet)
-    below = open_lower(found, index, composition, companions)
-    try:
-        make_view(below, quiet)
+    selection = selection._replace(allow_missing=opening.tolerance.allow_missing)
+    with opened_set(expand(shards, *selection), opening, composition, whole) as below:
         yield below
-    finally:
-        below.close()
 
 
 @contextlib.contextmanager
-def opened_set(shards: Sequence[Shard], index_dir: str | None, jobs: int | None, quiet: bool) -> Iterator[Lower]:
+def opened_set(
+    shards: Sequence[Shard], opening: Opening, composition: Composition | None = None, whole: bool = False
+) -> Iterator[Lower]:
     """As `opened`, of shards that are known."""
+    from wdsfs.derived import Companions, open_lower
+    from wdsfs.index import open_index
     from wdsfs.lower import Lower
+    from wdsfs.soundness import judge
 
-    below = Lower(shards, _index_of(shards, index_dir, jobs, quiet))
+    companions = None if composition is None else Companions(composition, shards[0].reading)
+    index = open_index(path_of(opening.index_dir))
+    for notice in index.notices:
+        log.warning("%s", notice)
+    stale = index.stale([*shards, *(companions.shards if companions else ())])
+    unreadable = build_index(index, [one for one, _ in stale], jobs_of(opening.jobs), opening.quiet)
+    if whole and opening.tolerance.allow_missing:
+        shards = readable(shards, unreadable)
+    if composition is None or companions is None:
+        below = Lower(shards, index)
+    else:
+        below = open_lower(shards, index, composition, companions)
     try:
+        unreadable |= make_view(below, opening.quiet)
+        for text in judge(below, unreadable, opening.tolerance, whole):
+            log.warning("%s", text)
         yield below
     finally:
         below.close()
+
+
+def readable(shards: Sequence[Shard], unreadable: Mapping[bytes, str]) -> list[Shard]:
+    """The shards without those that cannot be read. Raises UnreadableShard if none is left."""
+    from wdsfs.errors import UnreadableShard, several
+
+    found = [one for one in shards if one.path not in unreadable]
+    if not found:
+        raise UnreadableShard(f"no shard of the set can be read: {several(list(unreadable.values()))}")
+    return found
 
 
 def left_out_text(shards: Sequence[Shard]) -> str:
     """What to say where whole shards are looked at, of which a mount leaves out samples; empty if it does not."""
     keys = sum(len(one.without) for one in shards)
     return f"counted here, too: {counted(keys, 'sample')} excluded by a split file" if keys else ""
+
+
+# Images, sound and films, by the end of their names: what loaders look for in directories.
+_MEDIA = frozenset(
+    b"jpg jpeg png webp gif bmp tif tiff ppm pgm pbm avif jxl wav flac mp3 ogg opus m4a mp4 mkv webm mov".split()
+)
+_LOOKED_AT = 3  # shards
+
+
+def suffix_hint(below: Lower, view: View, writable: bool) -> str | None:
+    """What to say of a set of images or sound whose files are called `jpg`, so that loaders do not find them.
+
+    None where there is nothing to say, or nothing known.
+    """
+    from wdsfs.errors import ShardError
+    from wdsfs.lower import NotIndexed
+
+    if view.layout != "samples" or view.names == "full":
+        return None
+    for number in range(min(len(below), _LOOKED_AT)):
+        with contextlib.suppress(ShardError, NotIndexed):
+            record = below.record(number)
+            for extension in record.extension_name.of(range(len(record.extension_name))):
+                suffix = extension.lower().rpartition(b".")[2]
+                if suffix in _MEDIA:
+                    other = "--layout files" if writable else "--layout classes"
+                    return f"loaders that look for *.{suffix.decode()} need --names full or {other}"
+    return None
 
 
 # --- showing -----------------------------------------------------------------------------------------------

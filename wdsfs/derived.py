@@ -179,7 +179,12 @@ class DerivedLower(Lower):
         self._decoded: OrderedDict[tuple[int, int, int], bytes] = OrderedDict()
         self._decoded_bytes = 0
         self._unions: dict[int, tuple[int, Union]] = {}
+        self.unmade: dict[bytes, str] = {}  # shards, by path, that `make` has not made a record of, and why
         self._missing: list[_BaseWanted] = []  # found not to be indexed while something was read
+
+    @property
+    def sources(self) -> list[Lower]:
+        return self._lowers
 
     def partner(self, which: int, number: int) -> int | None:
         """The shard of a joined set that stands beside the one with this number: of sets with as many shards."""
@@ -338,11 +343,15 @@ class DerivedLower(Lower):
             self.generation += 1
             return True
 
-    def install(self, number: int, data: bytes) -> None:
-        text = refusal(Record(data, verify=False))
+    def _tell_damage(self, number: int, made: Record) -> None:
+        text = refusal(made)
         if text is not None:  # nobody asked for this shard when the mount began, or it has changed
             log.error("nothing is shown of this shard: %s", text)
-        super().install(number, data)
+        # What is wrong with the shard itself was said when it was indexed.
+        texts = [problem.text for problem in made.problems if problem.kind == UNDECODED]
+        if texts:
+            more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
+            log.warning("%s: %s%s", self.path_text(number), texts[0], more)
 
     def _class_names(self, path: str) -> dict[str, str]:
         try:
@@ -376,13 +385,14 @@ class DerivedLower(Lower):
         so far are derived again, with more digits. They are few, since most numbers of a set have as many as the
         longest. What was derived with fewer is kept, so that the next mount of the same shards derives nothing.
 
+        What cannot be read is left out, and stands in `unmade`.
+
         `on_done` hears how many shards are done. Raises MissingShard, UnreadableShard for what the shards are to
         be shown with.
         """
         self._companions()
-        told: set[str] = set()
         while True:
-            refused = self._make_all(on_done, told)
+            refused = self._make_all(on_done)
             digits = 0 if refused is None else digits_wanted(refused)
             if not (digits and self._finds_digits):
                 return None if refused is None else refusal(refused)
@@ -390,10 +400,11 @@ class DerivedLower(Lower):
             self._keys = self._view_keys()
             self._drop_records()
 
-    def _make_all(self, on_done: Callable[[int], None], told: set[str]) -> Record | None:
+    def _make_all(self, on_done: Callable[[int], None]) -> Record | None:
         """Derive what has to be derived, up to the first shard that is refused; returns its record."""
         pending: list[tuple[bytes, bytes]] = []
         refused: Record | None = None
+        self.unmade.clear()
         since, size = time.monotonic(), 0
         for number in range(len(self)):
             made: Record | None = None
@@ -404,13 +415,10 @@ class DerivedLower(Lower):
                 except NotIndexed:
                     data = self.build(number)
                     made = Record(data, verify=False)
-                    self._tell_undecoded(number, made)
                     pending.append((self._keys[number], data))
                     size += len(data)
-            except ShardError as error:  # as for a plain mount: the others are shown
-                if str(error) not in told:
-                    told.add(str(error))
-                    log.warning("%s", error)
+            except ShardError as error:
+                self.unmade[self.shards[number].path] = str(error)
             if made is not None and refusal(made) is not None:
                 refused = made
                 break
@@ -421,12 +429,6 @@ class DerivedLower(Lower):
         self._store(pending)
         return refused
 
-    def _tell_undecoded(self, number: int, made: Record) -> None:
-        texts = [problem.text for problem in made.problems if problem.kind == UNDECODED]
-        if texts:
-            more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
-            log.warning("%s: %s%s", self.path_text(number), texts[0], more)
-
     def _store(self, pending: list[tuple[bytes, bytes]]) -> None:
         if pending:
             self.index.store(pending)
@@ -434,10 +436,18 @@ class DerivedLower(Lower):
 
     def damaged(self) -> Iterator[tuple[str, str]]:
         """As `Lower.damaged`, with the shards that are joined: what they lack is missing here."""
+        yield from self._with_joined(super().damaged(), Lower.damaged)
+
+    def known_damage(self) -> Iterator[tuple[str, str]]:
+        yield from self._with_joined(super().known_damage(), Lower.known_damage)
+
+    def _with_joined(
+        self, own: Iterator[tuple[str, str]], ask: Callable[[Lower], Iterator[tuple[str, str]]]
+    ) -> Iterator[tuple[str, str]]:
         told = {self.path_text(number) for number in range(len(self))}
-        yield from super().damaged()
+        yield from own
         for below in self.joined:
-            for path, text in below.damaged():
+            for path, text in ask(below):
                 if path not in told:
                     told.add(path)
                     yield path, text

@@ -31,7 +31,10 @@ _OWN_VALUES = frozenset(
     )
 )
 _OWN_FLAGS = frozenset(
-    ("merge", "lazy", "index-tree", "ignore-case", "decode-members", "ignore-zeros", "group-by-key")
+    (
+        *("merge", "lazy", "index-tree", "ignore-case", "decode-members"),
+        *("ignore-zeros", "group-by-key", "allow-missing", "strict"),
+    )
 )
 _OWN = _OWN_VALUES | _OWN_FLAGS
 

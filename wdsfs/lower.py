@@ -195,6 +195,11 @@ class Lower:
         return len(self.shards)
 
     @property
+    def sources(self) -> list[Lower]:
+        """The lowers of all shards that this is made of, as they are."""
+        return [self]
+
+    @property
     def open_files(self) -> int:
         """How many shards are open."""
         return len(self._files)
@@ -381,6 +386,12 @@ class Lower:
         self._renewed = time.monotonic()
         self.generation += 1
         self._look(number, self._states.get(number), time.monotonic())
+        self._tell_damage(number, Record(data, verify=False))
+
+    def _tell_damage(self, number: int, made: Record) -> None:
+        """Log what is wrong with a shard that was indexed just now."""
+        if made.problem_count:
+            log.warning("%s: %s", self.path_text(number), _damage_text(made))
 
     def index_now(self, number: int) -> None:
         """Index a shard that is NotIndexed, unless another process has done so by now."""
@@ -458,9 +469,7 @@ class Lower:
         for number in range(len(self.shards)):
             try:
                 if self.summary(number).problems:
-                    record = self.record(number)
-                    more = f" (and {record.problem_count - 1} more)" if record.problem_count > 1 else ""
-                    yield self.path_text(number), record.problems[0].text + more
+                    yield self.path_text(number), _damage_text(self.record(number))
             except NotIndexed:
                 failure = self._failed.get(number)
                 if failure is not None and failure.fingerprint == self._states[number].fingerprint:
@@ -468,6 +477,14 @@ class Lower:
             except ShardError as error:
                 path = self.path_text(number)
                 yield path, str(error).removeprefix(f"{path}: ")  # whoever shows it names the shard already
+
+    def known_damage(self) -> Iterator[tuple[str, str]]:
+        """As `damaged`, of shards that can be read and are indexed already; no other file is looked at."""
+        for number, key in enumerate(self._keys):
+            summary = self.index.summary(key)
+            if summary is not None and summary.problems:
+                with suppress(NotIndexed, ShardError):  # changed since, or not readable: no damage that is known
+                    yield self.path_text(number), _damage_text(self.record(number))
 
     def path_text(self, number: int) -> str:
         return os.fsdecode(self.shards[number].path)
@@ -600,6 +617,11 @@ class Lower:
     def close(self) -> None:
         self.release()
         self.index.close()
+
+
+def _damage_text(record: Record) -> str:
+    more = f" (and {record.problem_count - 1} more)" if record.problem_count > 1 else ""
+    return record.problems[0].text + more
 
 
 _scratch = memoryview(bytearray(READ_MAX))

@@ -7,6 +7,10 @@ number is that of the folder in the first shard that has it.
 Semantics decision: when several shards want one name, the first shard's gets it, later ones are shown as
 `name~2`, `name~3` and so on; a folder always keeps its name, being one folder in all shards. A sample whose
 key is also a folder shares the directory with it, also when they come from different shards.
+
+Semantics decision: while a shard cannot be read, nobody knows which names it would add. What is known can be
+opened, but a listing would be a smaller set without a word, and a name that is not found may be in that shard:
+both are errors, unless the view may be partial.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from typing import NamedTuple, TypeVar
 
 from wdsfs import inodes, names
 from wdsfs.claims import Table, Tables, Wants, stems
-from wdsfs.errors import NoSuchEntry, NotADirectory, ShardError, StaleShard
+from wdsfs.errors import NoSuchEntry, NotADirectory, ShardError, StaleShard, UnreadableShard
 from wdsfs.index import Claims
 from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of, position
 from wdsfs.lower import Lower
@@ -92,6 +96,7 @@ class MergedTree(Tree):
     def __init__(self, lower: Lower, view: View) -> None:
         super().__init__(lower, view)
         self._generation = -1
+        self._lost: list[int] = []  # shards that cannot be read: their names are missing
         self._tag = 0
         self._looked, self._heard = 0.0, 0
         self._directories: OrderedDict[int, Directory] = OrderedDict()
@@ -106,8 +111,10 @@ class MergedTree(Tree):
         To be called first by every public method: it lets go of the records that are in use.
         """
         if self._generation != self.lower.generation:
+            self._lost.clear()
             for number in range(len(self.lower)):
-                self._record_or_none(number)
+                if self._record_or_none(number) is None:
+                    self._lost.append(number)
             self._claims: Claims = self.lower.claims(b"%d" % self.domain, self._record_or_none, self._wants)
             self._directories.clear()
             self._numbers_in_twin = None
@@ -126,6 +133,18 @@ class MergedTree(Tree):
         self.lower.look_at_all()
         self._looked = time.monotonic()
         return self._generation != self.lower.generation
+
+    def _refuse_partial(self) -> None:
+        """Raises UnreadableShard where names of the tree are missing, and may not be. NotIndexed, as `_load`."""
+        while self._lost and not self.view.partial:
+            try:
+                for number in self._lost:
+                    self.lower.record(number)
+            except ShardError as error:
+                text = "until it can be read, names in the merged tree are missing"
+                raise UnreadableShard(f"{error}; {text}") from None
+            self._generation = -1  # they are back
+            self._load()
 
     def _record_or_none(self, number: int) -> Record | None:
         try:
@@ -416,6 +435,7 @@ class MergedTree(Tree):
             return self._node_of(child)
         if self._look_around():
             return self.lookup(parent, name)
+        self._refuse_partial()
         raise NoSuchEntry(f"no {text_of(name)!r} in {text_of(at.place.path)!r} of the merged tree")
 
     def _directory(self, inode: int) -> Directory:
@@ -497,6 +517,7 @@ class MergedTree(Tree):
         if inode != ROOT and kind_of(inode) != FOLDER:
             yield from super().listing(inode, after)
             return
+        self._refuse_partial()
         if after > AT_PARENT and not self._is_of_this_set(after):
             path = text_of(self._directory(inode).place.path)
             raise StaleShard(f"a shard has changed while {path!r} of the merged tree was listed")

@@ -46,6 +46,7 @@ from wdsfs.numbered import check_name, make_numbered
 from wdsfs.ops import TIMEOUT_SECONDS, Operations, Owner, SpecialOperations
 from wdsfs.protocol import notes_of
 from wdsfs.snapshots import Snapshots
+from wdsfs.soundness import Tolerance, judge
 from wdsfs.spec import Selection, Shard, expand, extended, refuse_left_out
 from wdsfs.special import Special
 from wdsfs.stack import Stack
@@ -98,6 +99,7 @@ class Mount:
     merge: bool = False
     selection: Selection = field(default_factory=Selection)
     composition: Composition = field(default_factory=Composition)
+    tolerance: Tolerance = field(default_factory=Tolerance)
     index_dir: Path | None = None
     jobs: int = 1
     lazy: bool = False
@@ -116,10 +118,14 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """What a front end shows while the set is made ready: called with shards to index, with what to derive."""
+    """What a front end shows while the set is made ready: called with shards to index, with what to derive.
 
-    indexer: Callable[[Index, Sequence[Shard], int], None]
-    composer: Callable[[Lower], None]
+    Both return the shards that cannot be read, by path, and why. `adviser` may say something of what is mounted.
+    """
+
+    indexer: Callable[[Index, Sequence[Shard], int], dict[bytes, str]]
+    composer: Callable[[Lower], dict[bytes, str]]
+    adviser: Callable[[Lower], None] = lambda _: None
 
 
 def parse_options(options: Sequence[str], writable: bool = False) -> FuseOptions:
@@ -298,18 +304,21 @@ def run(mount: Mount, front: Front, leave: Callable[[], None], ready: Callable[[
                 )
         busy = [*(one.path for one in shards), *companions.files, *map(os.fsencode, own)]
         check_mountpoint(mount.mountpoint, parsed.nonempty, busy)
-        # One tree over all shards, and numbers over all of them, need all of them.
-        if not mount.lazy or mount.merge or mount.view.index_tree:
-            front.indexer(index, [one for one, _ in index.stale([*shards, *companions.shards])], mount.jobs)
-            for text in index.miscounted(shards):
-                log.warning("%s", text)
-            below = open_lower(shards, index, mount.composition, companions)
-            try:
-                front.composer(below)
+        below = open_lower(shards, index, mount.composition, companions)
+        try:
+            unreadable: dict[bytes, str] = {}
+            # One tree over all shards, numbers over all of them, and a look at all of them, need all of them.
+            if not mount.lazy or mount.merge or mount.view.index_tree or mount.tolerance.strict:
+                stale = index.stale([*shards, *companions.shards])
+                unreadable |= front.indexer(index, [one for one, _ in stale], mount.jobs)
+                unreadable |= front.composer(below)
                 if isinstance(below, DerivedLower):
                     composition = below.wanted  # with what was found out on the way
-            finally:
-                below.release()
+            remarks = [*judge(below, unreadable, mount.tolerance, mount.merge), *index.miscounted(shards)]
+            _say(remarks)
+            front.adviser(below)
+        finally:
+            below.release()
         if not mount.foreground:
             mount.log = open_log(mount.mountpoint)
         index.suspend()
@@ -318,9 +327,20 @@ def run(mount: Mount, front: Front, leave: Callable[[], None], ready: Callable[[
             owner = parsed.owner.uid, parsed.owner.gid
             stack = Stack(mount.overlay, shards, mount.view, mount.merge, owner, parsed.owner.umask)
         wanted = _Set(mount, shards, composition, companions, index, descriptors, Tags(len(shards)), stack)
-        _serve(mount, parsed, wanted, leave, ready)
+
+        def leave_and_log() -> None:
+            leave()
+            if not mount.foreground:  # what was said on the terminal, now in the log
+                _say(remarks)
+
+        _serve(mount, parsed, wanted, leave_and_log, ready)
     finally:
         index.discard()
+
+
+def _say(remarks: Sequence[str]) -> None:
+    for text in remarks:
+        log.warning("%s", text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ replaced as in that library, and a leading `~` is expanded. No shard is opened a
 what a shard holds is for `shard.py` to say. Plain functions over the file system's names; no FUSE, no LMDB.
 
 The order of the shards is the order of the specs, and the set is exactly what was asked for: a shard that is
-not there or that is named twice is an error, never a smaller set.
+not there or that is named twice is an error, never a smaller set (unless that is asked for).
 """
 
 from __future__ import annotations
@@ -67,10 +67,11 @@ class Selection(NamedTuple):
     split: str | None = None
     slice: Slice | None = None
     reading: Reading = PLAIN
+    allow_missing: bool = False
 
     @property
     def arguments(self) -> list[str]:
-        """The options of a command that select the same."""
+        """The options of a command that select the same of what is there."""
         found = [] if self.split is None else ["--split", self.split]
         if self.slice is not None:
             found += ["--shard-id", str(self.slice.shard_id), "--num-shards", str(self.slice.num_shards)]
@@ -111,9 +112,15 @@ class Shard:
 
 
 def expand(
-    specs: Sequence[str | bytes], split: str | None = None, slice: Slice | None = None, reading: Reading = PLAIN
+    specs: Sequence[str | bytes],
+    split: str | None = None,
+    slice: Slice | None = None,
+    reading: Reading = PLAIN,
+    allow_missing: bool = False,
 ) -> list[Shard]:
     """The shards that `specs` name, in order: all of them, or those of a split, or of a slice; to be read so.
+
+    With `allow_missing` they need not all be there, but one has to be.
 
     Semantics decision: a spec that names something that exists is taken literally, whatever braces, glob
     characters or `::` it holds. Otherwise it is split at `::`, then variables are replaced, then braces are
@@ -132,7 +139,7 @@ def expand(
     words = _limited(_words(specs))
     if not words:
         raise SpecError("no shards given: name at least one, for example 'train-{000000..000099}.tar'")
-    found = _existing_files(words, split)
+    found = _existing_files(words, split, allow_missing)
     paths = _absolute([word.path for word in found])
     _refuse_repeated(paths, found)
     shards = [
@@ -335,7 +342,7 @@ def _glob_paths(base: str, word: str) -> list[str]:
 # -- from words to files that exist --------------------------------------------------------------------------
 
 
-def _existing_files(words: list[Word], split: str | None) -> list[Word]:
+def _existing_files(words: list[Word], split: str | None, allow_missing: bool) -> list[Word]:
     """The words, with what holds or names shards replaced by these. Raises for what is no regular file."""
     modes = _modes(word.path for word in words)
     found = _limited(_shard_words(words, modes, split))
@@ -347,7 +354,7 @@ def _existing_files(words: list[Word], split: str | None) -> list[Word]:
             missing.append(word)
         elif not stat.S_ISREG(mode):
             raise SpecError(f"{word.shown} is no regular file")
-    if missing:
+    if missing and not (allow_missing and len(missing) < len(found)):
         raise _missing_shards(missing, len(found))
     return found
 

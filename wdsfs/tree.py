@@ -45,12 +45,14 @@ class View:
 
     `layout` is samples, files or classes, `names` of the files in a sample ext or full; `index_tree` says whether
     there is a link to each sample by its number. Classes are files of records that have the classes for folders
-    (`compose`).
+    (`compose`). A tree over all shards is an error to list while one of them cannot be read, unless it may be
+    `partial`.
     """
 
     layout: str = SAMPLES_LAYOUT
     names: str = EXTENSION_NAMES
     index_tree: bool = False
+    partial: bool = False
 
     @property
     def domain(self) -> int:
