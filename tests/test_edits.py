@@ -21,12 +21,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import tars
+from conftest import Program
 from uppers import find
-from writables import EXT, FILES, FULL, Members, Mount, fast_directory, shard
+from writables import EXT, FILES, FULL, Members, Mount, fast_directory, shard, walk_directory
 
 from wdsfs import changes
 from wdsfs.changes import Changes, Rules
@@ -122,7 +124,7 @@ Samples = dict[bytes, dict[bytes, Column]]  # by shown path and extension
 class World:
     """A mount, the model of it, and what the set was like before."""
 
-    mount: Mount
+    mount: Mount | KernelMount
     view: View
     merge: bool
     rng: random.Random
@@ -288,6 +290,49 @@ class TimedMount(Mount):
 
     def change_mode(self, path: bytes, mode: int) -> None:
         self.change(path, mode=mode)
+
+
+class KernelMount:
+    """The same of a mount, by way of the kernel."""
+
+    def __init__(self, top: Path) -> None:
+        self.top = os.fsencode(top)
+
+    def at(self, path: bytes) -> bytes:
+        return os.path.join(self.top, path)
+
+    def look(self, path: bytes) -> Any:
+        return SimpleNamespace(mtime_ns=os.lstat(self.at(path)).st_mtime_ns)
+
+    def walk(self) -> dict[bytes, tuple[Any, ...]]:
+        return walk_directory(self.top)
+
+    def put(self, path: bytes, data: bytes) -> None:
+        Path(os.fsdecode(self.at(path))).write_bytes(data)
+
+    def mkdir(self, path: bytes) -> None:
+        os.mkdir(self.at(path))
+
+    def symlink(self, target: bytes, path: bytes) -> None:
+        os.symlink(target, self.at(path))
+
+    def link(self, path: bytes, new: bytes) -> None:
+        os.link(self.at(path), self.at(new), follow_symlinks=False)
+
+    def unlink(self, path: bytes) -> None:
+        os.unlink(self.at(path))
+
+    def rmdir(self, path: bytes) -> None:
+        os.rmdir(self.at(path))
+
+    def rename(self, path: bytes, new: bytes) -> None:
+        os.rename(self.at(path), self.at(new))
+
+    def change_time(self, path: bytes, mtime_ns: int) -> None:
+        os.utime(self.at(path), ns=(mtime_ns, mtime_ns))
+
+    def change_mode(self, path: bytes, mode: int) -> None:
+        os.chmod(self.at(path), mode)
 
 
 def is_below(path: bytes, top: bytes) -> bool:
@@ -711,3 +756,59 @@ def test_random_edits(group: int) -> None:
         run(seed, counts)
     if "WDSFS_EDITS" in os.environ:
         print(dict(counts))
+
+
+OPTIONS = {EXT: (), FULL: ("--names", "full"), FILES: ("--layout", "files")}
+
+
+def reported(report: dict[str, Any]) -> Changes:
+    """What `diff --json` says."""
+
+    def names(texts: list[str]) -> tuple[bytes, ...]:
+        return tuple(map(os.fsencode, texts))
+
+    def sample(row: dict[str, Any]) -> changes.Sample:
+        columns = {name: names(row[name]) for name in ("added", "changed", "removed", "times")}
+        return changes.Sample(row["kind"], os.fsencode(row["path"]), was=os.fsencode(row["was"] or ""), **columns)
+
+    def remarks(kind: str) -> list[changes.Remark]:
+        return [changes.Remark(os.fsencode(one["path"]), one["reason"]) for one in report[kind]]
+
+    return Changes(
+        samples=[sample(row) for row in report["samples"]],
+        others=[sample(row) for row in report["others"]],
+        **{kind: remarks(kind) for kind in ("unpackable", "conflicts", "notes", "leavings")},
+    )
+
+
+@pytest.mark.parametrize(
+    "name", sorted(VIEWS) if "WDSFS_EDITS" in os.environ else ["files", "merged-full", "samples"]
+)
+def test_random_edits_of_a_mount(name: str, program: Program) -> None:
+    """The same by the programs: a mount, `diff` and `commit --in-place`."""
+    view, merge = VIEWS[name]
+    options = [*OPTIONS[view], *["--merge"] * merge]
+    for number, members in enumerate(SHARDS):
+        program.write(f"s{number}.tar", shard(members))
+    with program.mounted(*options, "--overlay", "o", "s{0..1}.tar") as mounted:
+        world = World(KernelMount(mounted.path), view, merge, random.Random(f"{name} {FIRST}"))
+        world.before, _ = world.look()
+        world.files, world.directories = world.look()
+        for _ in range(20):
+            world.step()
+        before, after = Before(world, merge), model_of(world, world.files)
+        found = reported(program.json("diff", mounted.path, code=1 if after.bad else 0))
+        assert {one.path for one in found.leavings} == after.left
+        assert {one.path for one in found.unpackable + found.conflicts} == after.bad
+        for path in after.bad:
+            world.mount.unlink(path)
+        found = reported(program.json("diff", mounted.path))
+        check_diff(found, before, after)
+        done = program.json("commit", "--in-place", mounted.path)
+        assert {os.fsencode(one["path"]) for one in done["left_out"]} == after.left
+    outputs = sorted(program.home.glob("*.tar"))
+    hidden = before.hidden if view is not FILES else {}
+    may_meet = any(one.reason == changes.FILE_AND_FOLDER for one in found.notes)
+    check_written(
+        program.home, outputs, [path.read_bytes() for path in outputs], "in place", after, hidden, may_meet
+    )
