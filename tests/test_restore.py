@@ -330,3 +330,17 @@ def test_names_of_a_hard_link_come_back_together() -> None:
         assert mount.look(b"s0/b").links == 3
         restore(mount, b"s0/new")
         assert with_numbers(mount) == before
+
+
+def test_a_hard_link_comes_back_with_its_directory() -> None:
+    """It is the file that it was, which is still changed; restoring the name itself undoes that, too."""
+    with a_set(*SETS["files"]) as tree, mounted(tree) as mount:
+        mount.write(b"s0/b", b"!")
+        mount.unlink(b"s0/d/a")
+        mount.unlink(b"s0/d/b.x")
+        mount.rmdir(b"s0/d")
+        restore(mount, b"s0/d")
+        assert (mount.read(b"s0/d/b.x"), mount.read(b"s0/d/a"), mount.read(b"s0/b")) == (b"dbx", b"!x", b"!x")
+        assert mount.look(b"s0/d/a").inode == mount.look(b"s0/b").inode
+        restore(mount, b"s0/b")
+        assert mount.read(b"s0/d/a") == mount.read(b"s0/b") == b"ax"
