@@ -477,7 +477,7 @@ def test_a_commit_in_place_puts_right_what_it_shows(program: Program) -> None:
     assert (ordinary.stat().st_ino, ordinary.stat().st_ctime_ns) == before
 
 
-def test_an_empty_directory_is_told_of_and_refused_as_an_overlay(program: Program) -> None:
+def test_an_empty_directory_has_the_same_notes_and_conflicts(program: Program) -> None:
     program.write("x.tar", APART)
     program.write("y.tar", tar(member(b"a.x"), member(b"b.x"), member(b"a.x")))
     program.directory("o")

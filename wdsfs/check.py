@@ -118,7 +118,7 @@ def lint(path: bytes, reading: Reading = PLAIN) -> Lint:
 
 def _joined_text(marks: int) -> str:
     more = f" and {marks - 1:,} more end marks" if marks > 1 else ""
-    return f"another tar lies behind the end-of-archive mark{more}; readers stop here without --ignore-zeros"
+    return f"another tar follows the end-of-archive mark{more}; readers stop here without --ignore-zeros"
 
 
 def lint_record(record: Record) -> Lint:

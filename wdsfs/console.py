@@ -79,7 +79,7 @@ def set_options(command: Command) -> Command:
         click.option(
             "--ignore-zeros",
             is_flag=True,
-            help="Read on behind the end mark of a tar: several tars joined by cat are one shard.",
+            help="Read on after the end mark of a tar: several tars joined by cat are one shard.",
         ),
         click.option(
             "--num-shards", type=click.IntRange(1), metavar="M", help="How many parts --shard-id counts."

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Reading(NamedTuple):
-    """`ignore_zeros`: a tar goes on behind end marks. `group_by_key`: a sample has all members of its key."""
+    """`ignore_zeros`: a tar goes on after end marks. `group_by_key`: a sample has all members of its key."""
 
     ignore_zeros: bool = False
     group_by_key: bool = False
@@ -26,7 +26,7 @@ class Reading(NamedTuple):
         return ["--ignore-zeros"] * self.ignore_zeros + ["--group-by-key"] * self.group_by_key
 
     def marks(self) -> list[int] | None:
-        """A new list for `shard.scan`, which reads on behind end marks where it gets one."""
+        """A new list for `shard.scan`, which reads on after end marks where it gets one."""
         return [] if self.ignore_zeros else None
 
     @property
