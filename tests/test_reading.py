@@ -520,9 +520,9 @@ def test_an_overlay_remembers_how_its_shards_are_read(program: Program) -> None:
     assert b"d/a +txt" in program.run("diff", "--overlay", "o", "x.tar").stdout
     text = program.refused("diff", "--ignore-zeros", "--overlay", "o", "x.tar", code=2)
     assert "was made with --layout samples --names ext --group-by-key" in text
-    text = program.refused("mount", "--overlay", "o", "x.tar", program.mountpoint, code=8)
+    text = program.refused("mount", "-q", "--overlay", "o", "x.tar", program.mountpoint, code=8)
     assert "was made with --layout samples --names ext --group-by-key" in text
-    text = program.refused("mount", *BOTH.arguments, "--overlay", "o", "x.tar", program.mountpoint, code=8)
+    text = program.refused("mount", "-q", *BOTH.arguments, "--overlay", "o", "x.tar", program.mountpoint, code=8)
     assert "without --merge --ignore-zeros" in text
 
 
