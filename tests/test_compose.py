@@ -510,8 +510,8 @@ def test_what_is_gone_is_looked_for_once_for_all_shards(
     file = as_csv(tmp_path / "l.csv")
     with a_view(tmp_path, shards, Composition(associate=(str(file),), missing=SKIP, duplicates=SKIP)) as below:
         looks: list[object] = []
-        look = derived._stamp_of
-        monkeypatch.setattr(derived, "_stamp_of", lambda one: (looks.append(one), look(one))[1])
+        look = DerivedLower._stamp_of
+        monkeypatch.setattr(DerivedLower, "_stamp_of", lambda at, one: (looks.append(one), look(at, one))[1])
         file.rename(tmp_path / "kept")
         below.distrust()
         below.look_at_all()

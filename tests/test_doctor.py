@@ -7,8 +7,10 @@ import stat
 from pathlib import Path
 
 import pytest
+import tars
+from conftest import Program
 
-from wdsfs import doctor, system
+from wdsfs import control, doctor, system
 from wdsfs.doctor import Finding
 
 
@@ -44,7 +46,7 @@ def test_a_diagnosis_has_every_check_once(tmp_path: Path) -> None:
     names = [finding.name for finding in findings]
     assert names == [
         "/dev/fuse", "privileges", "fusermount3", "libfuse", "kernel", "allow_other", "open files",
-        "index directory", f"mount point {tmp_path}",
+        "index directory", "runtime directory", "log directory", f"mount point {tmp_path}",
     ]  # fmt: skip
     assert len(doctor.diagnose()) == len(findings) - 1
 
@@ -242,7 +244,7 @@ def test_an_empty_directory_will_do(place: Path, root: None) -> None:
 
 
 def test_a_missing_mount_point(place: Path) -> None:
-    assert_remedy(doctor.check_mountpoint(f"{place}/x"), "fail", "does not exist", f"mkdir -p '{place}/x'")
+    assert_remedy(doctor.check_mountpoint(f"{place}/x"), "fail", "no such directory", f"mkdir -p '{place}/x'")
 
 
 def test_a_file_as_mount_point(place: Path) -> None:
@@ -252,7 +254,7 @@ def test_a_file_as_mount_point(place: Path) -> None:
 
 def test_a_mount_point_with_content(place: Path, root: None) -> None:
     (place / "x").touch()
-    assert_remedy(doctor.check_mountpoint(str(place)), "fail", "hide the 1 names", "-o nonempty")
+    assert_remedy(doctor.check_mountpoint(str(place)), "fail", "is not empty", "-o nonempty")
 
 
 @pytest.mark.parametrize(
@@ -266,17 +268,79 @@ def test_a_mount_point_with_content(place: Path, root: None) -> None:
 def test_a_mount_point_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch, code: int, detail: str, remedy: str
 ) -> None:
-    def refuse(path: str) -> os.stat_result:
+    def refuse(path: str) -> os.statvfs_result:
         raise OSError(code, os.strerror(code), path)
 
-    monkeypatch.setattr(os, "stat", refuse)
+    monkeypatch.setattr(os, "statvfs", refuse)
     assert_remedy(doctor.check_mountpoint("/a b"), "fail", detail, remedy)
 
 
 def test_a_place_that_is_mounted_already(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = f"1 1 0:1 / {str(place).replace(' ', chr(92) + '040')} ro - fuse.wdsfs x ro\n"
     monkeypatch.setattr(system, "mounts", lambda: system.parse_mountinfo(line.encode()))
-    assert_remedy(doctor.check_mountpoint(str(place)), "fail", "mounted here already", "wdsfs umount")
+    monkeypatch.setattr(control, "find", lambda path: None)
+    assert_remedy(doctor.check_mountpoint(str(place)), "ok", "by another user or in another session", "")
+    daemon = control.Daemon(1, 1, str(place), ["a.tar"], "samples", "ext", False, 1.0, None)
+    monkeypatch.setattr(control, "find", lambda path: daemon)
+    monkeypatch.setattr(control, "ask", lambda one: None)
+    monkeypatch.setattr(control, "state_without_answer", lambda one: control.SILENT)
+    assert_remedy(doctor.check_mountpoint(str(place)), "warn", "not answering", "wdsfs umount")
+
+
+def test_a_healthy_mount(program: Program) -> None:
+    """It is as it should be: nobody is told to end it, by either command that looks."""
+    program.write("a.tar", tars.tar(tars.member(b"a.txt", b"a")))
+    with program.mounted("a.tar") as mounted:
+        *_, finding = program.json("doctor", mounted.path)
+        assert finding["level"] == "ok"
+        assert finding["detail"] == f"wdsfs is mounted here and answers (process {mounted.pid})"
+        said = program.refused("mount", "a.tar", mounted.path, code=5)
+        assert f"wdsfs is mounted there already (process {mounted.pid})" in said
+
+
+def test_the_same_is_wrong_for_both_commands(program: Program) -> None:
+    """`mount` refuses what `doctor` warns of, in the same words."""
+    program.write("a.tar", tars.tar(tars.member(b"a.txt", b"a")))
+    program.write("full/x", b"")
+    program.run("index", "a.tar")
+    for place in ("full", "missing", "full/x"):
+        *_, finding = program.json("doctor", place, code=5)
+        said = program.refused("mount", "a.tar", place, code=5)
+        assert finding["level"] == "fail"
+        assert finding["detail"] in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes a second user, whom only root can be")
+def test_a_runtime_directory_of_another_user(user_program: Program) -> None:
+    """Nothing works then, and doctor says so, and what to do."""
+    wrong = Path(f"/tmp/wdsfs-{user_program.uid}")
+    environment = {"XDG_RUNTIME_DIR": "/nowhere"}
+    if wrong.exists():
+        pytest.skip(f"{wrong} is in use")
+    wrong.mkdir()
+    try:
+        findings = {one["name"]: one for one in user_program.json("doctor", code=5, env=environment)}
+        finding = findings["runtime directory"]
+        assert finding["level"] == "fail"
+        assert f"{wrong} belongs to another user (uid 0): have it removed" in finding["detail"]
+        assert "set XDG_RUNTIME_DIR" in finding["remedy"]
+        assert "set XDG_RUNTIME_DIR" in user_program.refused("status", code=5, env=environment)
+    finally:
+        wrong.rmdir()
+
+
+def test_directories_that_others_can_write(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    os.chmod(tmp_path / "open", 0o777)
+    for check, instead in (
+        (doctor.check_index_directory, "/var/tmp"),
+        (doctor.check_log_directory, "runtime directory"),
+    ):
+        for name in ("open", "open/new"):
+            finding = check(tmp_path / name)
+            assert_remedy(finding, "warn", f"others can write to {tmp_path}/open", "chmod go-w")
+            assert instead in finding.detail
+    assert list((tmp_path / "open").iterdir()) == []
 
 
 def test_a_sticky_directory_of_another_user(place: Path, user: int) -> None:
@@ -316,7 +380,7 @@ def test_a_refused_file_system(place: Path, user: int, monkeypatch: pytest.Monke
     assert_remedy(finding, "fail", "3.2.6 lets no user mount over lustre", "fuse3 3.3 or newer, or a mount point")
     monkeypatch.setattr(system, "filesystem_type", lambda path: "beegfs")
     finding = doctor.check_mountpoint(str(place), version=(3, 14, 0))
-    assert_remedy(finding, "fail", "over beegfs", "mkdir -p /tmp/$USER/mnt")
+    assert_remedy(finding, "fail", "over beegfs", "mktemp -d")
 
 
 def test_apparmor_confines_fusermount(tmp_path: Path, user: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +393,9 @@ def test_apparmor_confines_fusermount(tmp_path: Path, user: int, monkeypatch: py
     for allowed in ("/mnt/x", "/home/ann/x", "/tmp/x", f"/run/user/{user}/x"):
         assert not doctor.confined(allowed, str(profile))
     monkeypatch.setattr(doctor, "confined", lambda path: True)
-    assert_remedy(doctor.check_mountpoint(str(tmp_path)), "warn", "AppArmor", "docs/deployment.md")
+    (tmp_path / "mnt").mkdir()
+    finding = doctor.check_mountpoint(str(tmp_path / "mnt"))
+    assert_remedy(finding, "warn", "AppArmor", "docs/deployment.md")
 
 
 # -- containers ----------------------------------------------------------------------------------------------

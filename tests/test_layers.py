@@ -33,6 +33,7 @@ reading    |                                                        | third-part
 trust      | errors                                                 | third-party clock
 system     | errors trust                                           | third-party
 control    | errors system                                          | fuse lmdb numpy terminal
+mountpoint | errors trust system control                            | fuse trio lmdb numpy terminal
 braces     | errors                                                 | fuse trio lmdb numpy terminal disks clock
 documents  | errors                                                 | fuse trio lmdb numpy terminal clock
 lists      | errors braces documents                                | fuse trio lmdb numpy terminal clock
@@ -56,8 +57,10 @@ compose    | errors names shard record builder codecs               | fuse trio 
 pages      | errors                                                 | fuse trio lmdb terminal
 index      | errors inodes trust system reading spec pool copies compressed record claims |
            | builder pages ahead                                    | fuse trio terminal
-lower      | errors board inodes source spec compressed shard record claims index | fuse trio lmdb terminal
-derived    | errors board names reading spec record codecs labels compose index lower | fuse trio lmdb terminal
+access     | errors trust index                                     | fuse trio lmdb numpy terminal clock
+lower      | errors access board inodes source spec compressed shard record claims index | fuse trio lmdb terminal
+derived    | errors access board names reading spec record codecs labels compose index lower |
+           |                                                        | fuse trio lmdb terminal
 tree       | errors inodes names shard record lower                 | fuse trio lmdb terminal
 merged     | errors inodes names record claims index lower tree     | fuse trio lmdb terminal
 numbered   | errors inodes lower merged record spec tree            | fuse trio lmdb terminal
@@ -84,7 +87,7 @@ check      | errors names reading source compressed shard record formats energon
 soundness  | errors lower check                                     | fuse trio lmdb terminal clock
 mount      | *                                                      | lmdb numpy terminal
 statistics | errors record lower                                    | fuse trio lmdb terminal
-doctor     | errors system                                          | trio lmdb numpy terminal
+doctor     | errors trust system control mountpoint                 | trio lmdb numpy terminal
 console    | errors trust copies index lower pool reading spec tree compose derived soundness| fuse trio lmdb numpy
 cli_export | *                                                      | fuse trio lmdb numpy
 cli_overlay | *                                                     | fuse trio lmdb numpy

@@ -165,7 +165,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Stands in for private_directory: what it was asked for."""
     asked: list[Path] = []
 
-    def private_directory(path: Path, error: type[Exception]) -> Path:
+    def private_directory(path: Path, error: type[Exception], create: bool = True) -> Path:
         asked.append(path)
         return path
 

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs import codecs, labels, lower
-from wdsfs import index as index_module
+from wdsfs.access import Access
 from wdsfs.board import Tags
 from wdsfs.compose import (
     DECODED,
@@ -108,11 +108,12 @@ def open_lower(
     companions: Companions,
     descriptors: int = 256,
     tags: Tags | None = None,
+    access: Access | None = None,
 ) -> Lower:
     """The lower for these options, derived if need be."""
     if not is_view(shards, wanted):
-        return Lower(shards, index, descriptors, tags)
-    return DerivedLower(shards, index, wanted, companions, descriptors, tags)
+        return Lower(shards, index, descriptors, tags, access)
+    return DerivedLower(shards, index, wanted, companions, descriptors, tags, access)
 
 
 class _UnionWanted(Exception):
@@ -145,8 +146,9 @@ class DerivedLower(Lower):
         companions: Companions,
         descriptors: int = 256,
         tags: Tags | None = None,
+        access: Access | None = None,
     ) -> None:
-        super().__init__(shards, index, descriptors, tags)
+        super().__init__(shards, index, descriptors, tags, access)
         self.companions = companions
         # The digits of classes that are numbers are found out by `make`, unless the options say them.
         self._finds_digits = wanted.classes and wanted.class_digits is None
@@ -158,8 +160,8 @@ class DerivedLower(Lower):
         self._common = hashlib.blake2b(b"\0".join(parts), digest_size=16).digest()
         self._keys = self._view_keys()
         each = max(1, descriptors // (1 + len(companions.joined)))
-        self.plain = Lower(shards, index, each)
-        self.joined = [Lower(joined, index, each) for joined in companions.joined]
+        self.plain = Lower(shards, index, each, access=access)
+        self.joined = [Lower(joined, index, each, access=access) for joined in companions.joined]
         self._lowers = [self.plain, *self.joined]
         self._places = {
             one.path: (below, number)
@@ -246,11 +248,32 @@ class DerivedLower(Lower):
         return self._files_seen
 
     def _stamps(self) -> list[Fingerprint]:
-        found = [index_module.look(one.path) for one in self.companions.shards]
-        found += [_stamp_of(file) for file in self.companions.labels]
+        found = [self.access.look(one.path) for one in self.companions.shards]
+        found += [self._stamp_of(file) for file in self.companions.labels]
         if self.companions.class_names is not None:
-            found.append(_look(os.fsencode(self.companions.class_names)))
+            found.append(self._look_beside(os.fsencode(self.companions.class_names)))
         return found
+
+    def _look_beside(self, path: bytes) -> Fingerprint:
+        try:
+            return self.access.look(path)
+        except MissingShard:
+            raise MissingShard(f"{os.fsdecode(path)}: the file is gone") from None
+
+    def _stamp_of(self, file: LabelFile) -> Fingerprint:
+        """The fingerprint of a label file, with that of what SQLite keeps beside it mixed in."""
+        size, mtime_ns, identity = self._look_beside(file.path)
+        for path in file.parts[1:]:
+            try:
+                beside = os.stat(path)
+            except OSError:
+                continue
+            # An empty one says as much as none. Not the ctime: SQLite sets it when it opens one to read.
+            if not beside.st_size:
+                continue
+            packed = struct.pack("<QqQ", beside.st_size, beside.st_mtime_ns, beside.st_ino)
+            identity ^= int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
+        return size, mtime_ns, identity
 
     def distrust(self) -> None:
         super().distrust()
@@ -322,7 +345,9 @@ class DerivedLower(Lower):
         one = self.shards[number]
         with ExitStack() as stack:
             tables = [
-                stack.enter_context(labels.opened(file, _stamp_of(file), self.index.label_tables))
+                stack.enter_context(
+                    labels.opened(file, self._stamp_of(file), self.index.label_tables, self.access.open)
+                )
                 for file in self.companions.labels
             ]
             source = Source(one.path, one.name, _record(self.plain, number), one.without)
@@ -533,12 +558,12 @@ class DerivedLower(Lower):
         if file is not None and list(file.fingerprint) == about["fingerprint"]:
             return file
         known = next(one for one in self.companions.labels if one.path == path)
-        if list(_stamp_of(known)) != about["fingerprint"]:
+        if list(self._stamp_of(known)) != about["fingerprint"]:
             raise StaleShard(f"{os.fsdecode(path)} has changed since this was opened")
-        fd = index_module.open_shard(path)
+        fd = self.access.open(path)
         size, mtime_ns, identity = about["fingerprint"]
         fresh = File(fd, fd, path, (size, mtime_ns, identity), os.fstat(fd).st_ctime_ns)
-        if list(_stamp_of(known)) != about["fingerprint"]:
+        if list(self._stamp_of(known)) != about["fingerprint"]:
             fresh.close()
             raise StaleShard(f"{os.fsdecode(path)} has changed since this was opened")
         if file is not None:
@@ -649,26 +674,3 @@ def _packed_address(record: Record, row: int) -> tuple[int, int]:
     assert record.view is not None
     shift, address = record.view["shift"], record.column["decoded.from"][row]
     return address >> shift, address & (1 << shift) - 1
-
-
-def _look(path: bytes) -> Fingerprint:
-    try:
-        return index_module.look(path)
-    except MissingShard:
-        raise MissingShard(f"{os.fsdecode(path)}: the file is gone") from None
-
-
-def _stamp_of(file: LabelFile) -> Fingerprint:
-    """The fingerprint of a label file, with that of what SQLite keeps beside it mixed in."""
-    size, mtime_ns, identity = _look(file.path)
-    for path in file.parts[1:]:
-        try:
-            beside = os.stat(path)
-        except OSError:
-            continue
-        # An empty one says as much as none. Not the ctime: SQLite sets it when it opens one to read.
-        if not beside.st_size:
-            continue
-        packed = struct.pack("<QqQ", beside.st_size, beside.st_mtime_ns, beside.st_ino)
-        identity ^= int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
-    return size, mtime_ns, identity

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from wdsfs import system
+from wdsfs import control, mountpoint, system, trust
+from wdsfs.errors import MountError
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -59,8 +60,8 @@ class Finding:
     remedy: str = ""
 
 
-def diagnose(mountpoint: str | None = None, index_dir: str | None = None) -> list[Finding]:
-    """All checks, and those of a mount point and an index directory when they are given.
+def diagnose(place: str | None = None, index_dir: str | None = None) -> list[Finding]:
+    """All checks, and that of a mount point, `place`, when it is given.
 
     Without `index_dir` the one that a mount would take is checked: WDSFS_INDEX_DIR, else the cache directory.
     """
@@ -73,9 +74,11 @@ def diagnose(mountpoint: str | None = None, index_dir: str | None = None) -> lis
         check_allow_other(),
         check_open_files(),
         check_index_directory(Path(index_dir or os.environ.get("WDSFS_INDEX_DIR") or system.cache_dir())),
+        check_runtime_directory(),
+        check_log_directory(system.state_dir()),
     ]
-    if mountpoint is not None:
-        findings.append(check_mountpoint(mountpoint))
+    if place is not None:
+        findings.append(check_mountpoint(place))
     return findings
 
 
@@ -229,6 +232,9 @@ def check_index_directory(directory: Path, free: int | None = None) -> Finding:
     name = "index directory"
     quoted = shlex.quote(str(directory))
     place = _nearest_existing(directory)
+    unsafe = _unsafe(directory)
+    if unsafe is not None:
+        return Finding(name, "warn", f"{unsafe[0]}: the index goes to /var/tmp instead", unsafe[1])
     if not place.is_dir():
         detail = f"{place} is no directory: each mount would index anew"
         return Finding(name, "warn", detail, "wdsfs mount --index-dir DIR ..., or set WDSFS_INDEX_DIR")
@@ -246,6 +252,46 @@ def check_index_directory(directory: Path, free: int | None = None) -> Finding:
     return Finding(name, "ok", shown)
 
 
+def check_runtime_directory() -> Finding:
+    """The place of control sockets: without it nothing can be mounted, shown or ended. Nothing is made."""
+    name = "runtime directory"
+    try:
+        return Finding(name, "ok", str(system.runtime_dir(create=False)))
+    except MountError as error:
+        remedy = f"sudo rm -r /tmp/wdsfs-{os.geteuid()}, or set XDG_RUNTIME_DIR to a directory of your own"
+        return Finding(name, "fail", str(error), remedy)
+
+
+def check_log_directory(directory: Path) -> Finding:
+    """The place of logs; in a bad one there are none, and they go to the runtime directory."""
+    name, place = "log directory", _nearest_existing(directory)
+    unsafe = _unsafe(directory)
+    if unsafe is not None:
+        return Finding(name, "warn", f"{unsafe[0]}: logs go to the runtime directory", unsafe[1])
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        detail = f"{place} is not writable: logs go to the runtime directory"
+        return Finding(name, "warn", detail, "set XDG_STATE_HOME to a directory of your own")
+    return Finding(name, "ok", str(directory))
+
+
+def _unsafe(directory: Path) -> tuple[str, str] | None:
+    """Why a directory that wdsfs uses, or would make, is not safe from other users, and the remedy."""
+    # A mount makes these safe itself, if they are its user's.
+    own = directory in (system.cache_dir(), system.state_dir())
+    place = _nearest_existing(directory)
+    try:
+        if place != directory or (own and place.stat().st_uid == os.geteuid()):
+            trust.way(directory if place == directory else place / "new")
+        else:
+            trust.directory(place)
+    except trust.Untrusted as error:
+        text, _, remedy = str(error.strerror).partition(": ")
+        return text, remedy
+    except OSError:
+        pass  # what else is wrong is said by others
+    return None
+
+
 def _nearest_existing(path: Path) -> Path:
     path = path.absolute()
     while not os.path.lexists(path) and path != path.parent:
@@ -257,47 +303,41 @@ def _nearest_existing(path: Path) -> Path:
 
 
 def check_mountpoint(path: str, version: tuple[int, ...] | None = None) -> Finding:
-    """Whether `path` can be mounted on. `version` is that of fusermount3; it is asked when needed."""
+    """Whether `path` can be mounted on, or is: what `mount` asks, and what fusermount3 does.
+
+    `version` is that of fusermount3; it is asked when needed.
+    """
     name = f"mount point {path}"
-    quoted = shlex.quote(path)
+    place = control.canonical(path)
     try:
-        found = os.stat(path)
-    except OSError as error:
-        return Finding(name, "fail", *_unreachable(error, quoted))
-    if not stat.S_ISDIR(found.st_mode):
-        return Finding(name, "fail", "is no directory", "choose a directory")
-    mounted = system.mounted_at(path)
-    if mounted and mounted.fstype == "fuse.wdsfs":
-        return Finding(name, "fail", "wdsfs is mounted here already", f"wdsfs umount {quoted}")
+        found = mountpoint.obstacle(place)
+    except MountError as error:  # without a runtime directory, which has a finding of its own
+        return Finding(name, "warn", "cannot be looked at without a runtime directory", str(error))
+    if found is not None and found.mounted:
+        return _check_mounted(name, place)
+    if found is not None:
+        remedy = found.remedy or f"choose another directory; see: ls -ld {shlex.quote(path)}"
+        return Finding(name, "fail", found.text, remedy)
     if os.geteuid() != 0:
-        problem = _user_problem(path, found, version)
+        problem = _user_problem(path, os.stat(path), version)
         if problem:
             return Finding(name, "fail", *problem)
         if confined(path):
             detail = "AppArmor's profile of fusermount3 may not let a user mount here"
             return Finding(name, "warn", detail, "mount below your home, or see AppArmor in docs/deployment.md")
-    try:
-        content = len(os.listdir(path))
-    except OSError as error:
-        return Finding(name, "warn", f"cannot be listed: {error.strerror}")
-    if content:
-        detail = f"not empty: a mount would hide the {content:,} names in it"
-        return Finding(
-            name, "fail", detail, f"choose an empty directory, or: wdsfs mount -o nonempty ... {quoted}"
-        )
     return Finding(name, "ok", f"an empty directory ({system.filesystem_type(path)})")
 
 
-def _unreachable(error: OSError, quoted: str) -> tuple[str, str]:
-    """What is wrong with a mount point that cannot even be looked at, and the remedy."""
-    if error.errno in (errno.ENOTCONN, errno.ECONNABORTED):
-        return "a dead mount: its daemon is gone", f"wdsfs umount {quoted}"
-    if error.errno == errno.ENOENT:
-        return "does not exist", f"mkdir -p {quoted}"
-    if error.errno == errno.EACCES:
-        # Also what a FUSE mount of another user answers, even to root.
-        return "cannot be entered, or is another user's FUSE mount", f"ls -ld {quoted}; findmnt {quoted}"
-    return os.strerror(error.errno or 0), f"ls -ld {quoted}"
+def _check_mounted(name: str, place: str) -> Finding:
+    """A mount of wdsfs that is there, and serves: the kernel has just been answered."""
+    daemon = control.find(place)
+    if daemon is None:
+        return Finding(name, "ok", "wdsfs is mounted here, by another user or in another session, and answers")
+    if control.ask(daemon) is not None:
+        return Finding(name, "ok", f"wdsfs is mounted here and answers (process {daemon.pid})")
+    state = control.state_without_answer(daemon)
+    quoted = shlex.quote(place)
+    return Finding(name, "warn", f"wdsfs is mounted here, {state}", f"wdsfs umount {quoted}, and mount it again")
 
 
 def _user_problem(path: str, found: os.stat_result, version: tuple[int, ...] | None) -> tuple[str, str] | None:
@@ -315,7 +355,7 @@ def _user_problem(path: str, found: os.stat_result, version: tuple[int, ...] | N
     newer = f"fuse3 {_dotted(since)} or newer, or " if since else ""
     return (
         f"fusermount3 {_dotted(version)} lets no user mount over {fstype}",
-        f"{newer}a mount point on a local disk: mkdir -p /tmp/$USER/mnt",
+        f"{newer}a mount point on a local disk: mktemp -d",
     )
 
 

@@ -10,6 +10,7 @@
     |   |-- UnreadableShard    EIO        3   it is there, but cannot be opened or read
     |   |-- CorruptShard       EIO        3   its bytes are no (whole) tar
     |   |-- ViewError          EIO        3   what is to be shown of it (`--columns`, `--join` ...) cannot be made
+    |   |-- RefusedShard       EACCES     3   others may have put another file in its place since the mount
     |   '-- StaleShard         ESTALE     3   it changed underneath
     |-- IndexUnusable          EIO        4   the index directory cannot be used
     |-- MountError             EIO        5   the mount could not be made, found or ended
@@ -75,6 +76,10 @@ class CorruptShard(ShardError):
 
 class ViewError(ShardError):
     pass
+
+
+class RefusedShard(ShardError):
+    errno = errno.EACCES
 
 
 class StaleShard(ShardError):

@@ -120,9 +120,9 @@ def open_shard(path: bytes) -> int:
         raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
 
 
-def is_compressed(path: bytes) -> bool:
+def is_compressed(path: bytes, open_file: Callable[[bytes], int] = open_shard) -> bool:
     """Whether the shard at `path` is compressed. Raises MissingShard, UnreadableShard."""
-    fd = open_shard(path)
+    fd = open_file(path)
     try:
         return compressed.kind_of(fd) is not None
     except OSError as error:
@@ -142,13 +142,13 @@ def opened_shard(path: bytes) -> Iterator[tuple[int, compressed.Opened]]:
         os.close(fd)
 
 
-def build_file(path: bytes, reading: Reading = PLAIN) -> bytes:
-    """The record of the shard at `path`, read so.
+def build_file(path: bytes, reading: Reading = PLAIN, open_file: Callable[[bytes], int] = open_shard) -> bytes:
+    """The record of the shard at `path`, read so; `open_file` gives a descriptor of it.
 
     Raises MissingShard or UnreadableShard when there is nothing to read, or when it is being written for longer
     than one cares to wait; a damaged shard gives a record.
     """
-    fd = open_shard(path)
+    fd = open_file(path)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise UnreadableShard(f"{os.fsdecode(path)}: is no regular file")

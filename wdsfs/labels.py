@@ -16,7 +16,7 @@ import json
 import os
 import sqlite3
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,9 +96,20 @@ class OpenLabels:
         return values
 
 
+def _open_file(path: bytes) -> int:
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
 @contextlib.contextmanager
-def opened(file: LabelFile, fingerprint: tuple[int, int, int], directory: Path) -> Iterator[OpenLabels]:
+def opened(
+    file: LabelFile,
+    fingerprint: tuple[int, int, int],
+    directory: Path,
+    open_file: Callable[[bytes], int] = _open_file,
+) -> Iterator[OpenLabels]:
     """The file as it is now, which is what `fingerprint` says; its table lies in `directory`.
+
+    `open_file` gives a descriptor of it; SQLite opens by the path.
 
     Raises MissingShard, UnreadableShard, ViewError for what cannot be read as labels.
     """
@@ -108,7 +119,7 @@ def opened(file: LabelFile, fingerprint: tuple[int, int, int], directory: Path) 
         if not _fits(table, fingerprint):
             with system.locked(directory / "lock"):
                 if not _fits(table, fingerprint):  # another process may have read it meanwhile
-                    _import(file, fingerprint, table)
+                    _import(file, fingerprint, table, open_file)
         with contextlib.closing(_open(table)) as db:
             if _meta(db) != _state(fingerprint):
                 raise StaleShard(f"{os.fsdecode(file.path)} has changed while it was read")
@@ -168,7 +179,7 @@ def _fits(table: Path, fingerprint: Sequence[int]) -> bool:
         return False
 
 
-def _import(file: LabelFile, fingerprint: Sequence[int], table: Path) -> None:
+def _import(file: LabelFile, fingerprint: Sequence[int], table: Path, open_file: Callable[[bytes], int]) -> None:
     new = table.with_suffix(".new")
     new.unlink(missing_ok=True)
     try:
@@ -182,7 +193,7 @@ def _import(file: LabelFile, fingerprint: Sequence[int], table: Path) -> None:
             )
             numbers: dict[str, int] = {}
             batch: list[tuple[bytes, int, bytes]] = []
-            for key, line, values in _rows(file):
+            for key, line, values in _rows(file, open_file):
                 batch.append((names.plain_key(key), line, _pack(file, line, values, numbers)))
                 if len(batch) == _BATCH:
                     db.executemany("INSERT INTO labels VALUES (?, ?, ?)", batch)
@@ -264,20 +275,20 @@ def _value(file: LabelFile, line: int, column: str, value: Any) -> bytes | None:
         ) from None
 
 
-def _rows(file: LabelFile) -> Iterator[Row]:
+def _rows(file: LabelFile, open_file: Callable[[bytes], int]) -> Iterator[Row]:
     """The rows of a label file. Raises ViewError, which names file, line and field; OSError."""
     if file.kind == _SQLITE:
         yield from _sqlite_rows(file)
     elif file.kind == _LINES:
-        yield from _json_rows(file)
+        yield from _json_rows(file, open_file)
     else:
-        yield from _csv_rows(file)
+        yield from _csv_rows(file, open_file)
 
 
-def _csv_rows(file: LabelFile) -> Iterator[Row]:
+def _csv_rows(file: LabelFile, open_file: Callable[[bytes], int]) -> Iterator[Row]:
     delimiter = "\t" if file.kind == _TSV else ","
     before = csv.field_size_limit(FIELD_MAX)
-    with open(file.path, newline="", encoding="utf-8-sig", errors="surrogateescape") as stream:
+    with open(open_file(file.path), newline="", encoding="utf-8-sig", errors="surrogateescape") as stream:
         lines = csv.reader(stream, delimiter=delimiter, strict=True)
         try:
             columns = next(lines, [])
@@ -305,8 +316,8 @@ def _csv_rows(file: LabelFile) -> Iterator[Row]:
             csv.field_size_limit(before)
 
 
-def _json_rows(file: LabelFile) -> Iterator[Row]:
-    with open(file.path, "rb") as stream:
+def _json_rows(file: LabelFile, open_file: Callable[[bytes], int]) -> Iterator[Row]:
+    with os.fdopen(open_file(file.path), "rb") as stream:
         for line, text in enumerate(iter(lambda: stream.readline(FIELD_MAX + 1), b""), 1):
             if not text.strip():
                 continue

@@ -22,9 +22,10 @@ from typing import NamedTuple, TypeVar
 from wdsfs import compressed, shard, source
 from wdsfs import index as index_module
 from wdsfs import record as record_module
+from wdsfs.access import Access
 from wdsfs.board import Tags
 from wdsfs.claims import Wants
-from wdsfs.errors import CorruptShard, ShardError, StaleShard, UnreadableShard
+from wdsfs.errors import CorruptShard, RefusedShard, ShardError, StaleShard, UnreadableShard
 from wdsfs.index import Claims, Index, Summary, Union
 from wdsfs.record import Record
 from wdsfs.source import TarBytes
@@ -167,9 +168,15 @@ class Lower:
     """`shards` in the order of the set, their records from `index`."""
 
     def __init__(
-        self, shards: Sequence[Shard], index: Index, descriptors: int = 256, tags: Tags | None = None
+        self,
+        shards: Sequence[Shard],
+        index: Index,
+        descriptors: int = 256,
+        tags: Tags | None = None,
+        access: Access | None = None,
     ) -> None:
         self.shards = shards
+        self.access = access or Access()
         self.index = index
         self.plain: Lower = self  # the lower of the shards as they are
         self._keys = [shard.key for shard in shards]  # under which the index has their records
@@ -221,7 +228,8 @@ class Lower:
             found = self._stat(number)
         except ShardError as error:
             if state is not None and state.fingerprint != GONE:
-                if str(error) != self._said:  # of many shards it is the same where a view lacks something
+                # A refusal is logged already; and of many shards it is the same where a view lacks something.
+                if str(error) != self._said and not isinstance(error, RefusedShard):
                     log.error("%s; what was open from it gets ESTALE", error)
                 self._said = str(error)
                 self._forget(number)
@@ -244,7 +252,7 @@ class Lower:
         log.warning(text, self.path_text(number))
 
     def _stat(self, number: int) -> Fingerprint:
-        return index_module.look(self.shards[number].path)
+        return self.access.look(self.shards[number].path)
 
     def look_at_all(self) -> None:
         """See what every shard is, unless that was seen a moment ago. What cannot be read is for who needs it."""
@@ -377,7 +385,8 @@ class Lower:
 
     def build(self, number: int) -> bytes:
         """The record of a shard as it is now. Safe in a thread. Raises MissingShard, UnreadableShard."""
-        return index_module.build_file(self.shards[number].path, self.shards[number].reading)
+        one = self.shards[number]
+        return index_module.build_file(one.path, one.reading, self.access.open)
 
     def install(self, number: int, data: bytes) -> None:
         """Store a record that `build` made. Raises MissingShard, UnreadableShard."""
@@ -526,7 +535,7 @@ class Lower:
             self._files.move_to_end(number)
             return file
         path = self.shards[number].path
-        fd = index_module.open_shard(path)
+        fd = self.access.open(path)
         file = File(fd, fd, path, fingerprint, 0)
         try:
             file.source = self._source(fd, path)
@@ -546,7 +555,7 @@ class Lower:
 
     def is_compressed(self, number: int) -> bool:
         """Whether a shard is compressed. Raises MissingShard, UnreadableShard."""
-        return index_module.is_compressed(self.shards[number].path)
+        return index_module.is_compressed(self.shards[number].path, self.access.open)
 
     def _source(self, fd: int, path: bytes) -> TarBytes:
         """Where the bytes of a shard come from. Raises StaleShard, UnreadableShard."""

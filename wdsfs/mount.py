@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import faulthandler
-import functools
 import json
 import logging
 import os
@@ -24,7 +23,7 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +32,7 @@ import pyfuse3
 import trio
 
 from wdsfs import control, report, system, trust, watch
+from wdsfs.access import Access, access_of
 from wdsfs.board import Board, Tags
 from wdsfs.compose import Composition
 from wdsfs.derived import Companions, DerivedLower, is_view, open_lower
@@ -42,6 +42,7 @@ from wdsfs.index import Index, open_index
 from wdsfs.inplace import is_half_done
 from wdsfs.lower import Lower
 from wdsfs.merged import is_merged
+from wdsfs.mountpoint import DEAD_MOUNT_ERRNOS, check_mountpoint
 from wdsfs.numbered import check_name, make_numbered
 from wdsfs.ops import TIMEOUT_SECONDS, Operations, Owner, SpecialOperations
 from wdsfs.protocol import notes_of
@@ -59,7 +60,6 @@ from wdsfs.writes import RESTORE, WritableOperations
 log = logging.getLogger(__name__)
 
 LOG_BYTES = 4 << 20  # a mount that finds a longer log starts a new one and keeps the old
-LINKS_MAX = 40  # what the kernel follows on the way to a file
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LEFT, READY, GONE = b"-", b"+", b"."  # what a daemon tells the process that waits for it
 TELL_SECONDS = 3.0  # of an unmount, after which it says what it waits for
@@ -67,7 +67,6 @@ LOOK_SECONDS = 0.2  # how often that one looks whether the daemon is still there
 ID_MAX = (1 << 32) - 2  # the kernel takes the last number for "nobody at all"
 VALUE_MAX = 1 << 16  # bytes of an extended attribute (XATTR_SIZE_MAX)
 SYNC_SECONDS = 10.0  # how long the end of a mount by a signal waits for what is in the kernel's memory
-DEAD_MOUNT_ERRNOS = frozenset((errno.ENOTCONN, errno.ECONNABORTED))
 
 # Options of `-o` that libfuse or the kernel understands. Anything else is a typing error and is said to be one.
 _FLAGS = frozenset(
@@ -184,71 +183,6 @@ def _number(option: str, value: str, base: int, largest: int) -> int:
 # --- checks before anything is done ------------------------------------------------------------------------
 
 
-def check_mountpoint(mountpoint: str, nonempty: bool, busy: Sequence[bytes]) -> None:
-    """Raises MountError when nothing can or should be mounted there.
-
-    `busy` are paths that the daemon itself needs: over one of them it would wait for itself for ever.
-    """
-    try:
-        os.statvfs(mountpoint)  # stat alone can be answered by the kernel when a mount is dead
-        found = os.stat(mountpoint)
-    except FileNotFoundError:
-        raise MountError(
-            f"{mountpoint}: no such directory; make it with: mkdir -p {shlex.quote(mountpoint)}"
-        ) from None
-    except OSError as error:
-        if error.errno in DEAD_MOUNT_ERRNOS:
-            raise MountError(
-                f"{mountpoint}: a dead mount is there; clear it with: wdsfs umount {shlex.quote(mountpoint)}"
-            ) from None
-        raise MountError(f"{mountpoint}: {error.strerror}") from None
-    if not stat.S_ISDIR(found.st_mode):
-        raise MountError(f"{mountpoint}: is no directory")
-    mounted, daemon = system.mounted_at(mountpoint), control.find(mountpoint)
-    if mounted is not None and (daemon is not None or mounted.fstype == "fuse.wdsfs"):
-        who = f" (process {daemon.pid})" if daemon is not None else ""
-        raise MountError(f"{mountpoint}: wdsfs is mounted there already{who}")
-    top = os.fsencode(mountpoint)
-    for path in busy:
-        for place in _way(os.path.abspath(path)):
-            if place == top or place.startswith(top.rstrip(b"/") + b"/"):
-                raise MountError(f"{mountpoint}: the mount would hide {os.fsdecode(path)}, which it needs itself")
-    if not nonempty and _has_entries(mountpoint):
-        raise MountError(f"{mountpoint}: is not empty; -o nonempty mounts over what is there")
-
-
-def _way(path: bytes) -> Iterator[bytes]:
-    """Every directory and link that is passed on the way to a path: each is as needed as where it leads to."""
-    place, ahead, links = b"/", path.split(b"/")[::-1], 0
-    while ahead and links < LINKS_MAX:
-        name = ahead.pop()
-        if name in (b"", b"."):
-            continue
-        place = os.path.dirname(place) if name == b".." else os.path.join(place, name)
-        yield place
-        target = _link_target(place)
-        if target is not None:
-            links += 1
-            place = b"/" if target.startswith(b"/") else os.path.dirname(place)
-            ahead.extend(target.split(b"/")[::-1])
-
-
-@functools.lru_cache(1024)
-def _link_target(path: bytes) -> bytes | None:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return None
-
-
-def _has_entries(directory: str) -> bool:
-    try:
-        with os.scandir(directory) as entries:
-            return next(entries, None) is not None
-    except OSError:  # not readable: libfuse will say what is wrong with it
-        return False
-
-
 def raise_file_limit() -> int:
     """Take as many descriptors as this process may have; returns how many shards may be open at a time."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -288,6 +222,9 @@ def run(mount: Mount, front: Front, leave: Callable[[], None], ready: Callable[[
     shards = expand(mount.specs, *mount.selection)
     companions = Companions(mount.composition, mount.selection.reading)
     composition = mount.composition
+    # Before anything is read: what comes later is held against this.
+    shared = os.geteuid() == 0 or "allow_other" in parsed.fuse
+    access = access_of([*(one.path for one in shards), *companions.files], shared)
     if mount.overlay is not None:
         _refuse_view(mount, shards)
     check_name(shards, mount.view, mount.merge)
@@ -304,7 +241,7 @@ def run(mount: Mount, front: Front, leave: Callable[[], None], ready: Callable[[
                 )
         busy = [*(one.path for one in shards), *companions.files, *map(os.fsencode, own)]
         check_mountpoint(mount.mountpoint, parsed.nonempty, busy)
-        below = open_lower(shards, index, mount.composition, companions)
+        below = open_lower(shards, index, mount.composition, companions, access=access)
         try:
             unreadable: dict[bytes, str] = {}
             # One tree over all shards, numbers over all of them, and a look at all of them, need all of them.
@@ -326,7 +263,7 @@ def run(mount: Mount, front: Front, leave: Callable[[], None], ready: Callable[[
         if mount.overlay is not None:
             owner = parsed.owner.uid, parsed.owner.gid
             stack = Stack(mount.overlay, shards, mount.view, mount.merge, owner, parsed.owner.umask)
-        wanted = _Set(mount, shards, composition, companions, index, descriptors, Tags(len(shards)), stack)
+        wanted = _Set(mount, shards, composition, companions, access, index, descriptors, Tags(len(shards)), stack)
 
         def leave_and_log() -> None:
             leave()
@@ -351,6 +288,7 @@ class _Set:
     shards: Sequence[Shard]
     composition: Composition
     companions: Companions
+    access: Access
     index: Index
     descriptors: int
     tags: Tags
@@ -364,7 +302,10 @@ class _Set:
     def lower_tree(self) -> Tree:
         """What the shards hold."""
         index = self.index.reopen()
-        below = open_lower(self.shards, index, self.composition, self.companions, self.descriptors, self.tags)
+        below = open_lower(
+            *(self.shards, index, self.composition, self.companions),
+            *(self.descriptors, self.tags, self.access),
+        )
         return _prepared(make_numbered(below, self.mount.view, self.mount.merge))
 
 
@@ -746,7 +687,8 @@ class _Session:
         """Show the shards as they are now, and these behind them."""
         shards = extended(self.wanted.shards, further)
         tags = self.wanted.tags.extended(len(shards))
-        self.wanted = replace(self.wanted, shards=shards, tags=tags)
+        access = self.wanted.access.renewed([*(one.path for one in shards), *self.wanted.companions.files])
+        self.wanted = replace(self.wanted, shards=shards, tags=tags, access=access)
         self.engine.renew(self.wanted.tree, _follower(self.wanted))
 
     def _report(self) -> dict[str, Any]:

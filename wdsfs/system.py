@@ -169,8 +169,8 @@ def _xdg(variable: str, default: str) -> Path:
     return Path(chosen) if os.path.isabs(chosen) else Path(os.path.expanduser("~")) / default
 
 
-def runtime_dir() -> Path:
-    """The directory of control sockets and process ids, created with mode 0700.
+def runtime_dir(create: bool = True) -> Path:
+    """The directory of control sockets and process ids, created with mode 0700, unless it is only asked for.
 
     For root always /run/wdsfs, so that `status` finds in a login session what was mounted at boot. For others
     the session's runtime directory, with or without XDG_RUNTIME_DIR (cron jobs have none), where there is
@@ -180,11 +180,11 @@ def runtime_dir() -> Path:
     """
     for parent in _runtime_parents():
         try:
-            return private_directory(parent / "wdsfs", MountError)
+            return private_directory(parent / "wdsfs", MountError, create)
         except MountError:
             continue  # no space, read-only ...: /tmp decides
     try:
-        return private_directory(Path(f"/tmp/wdsfs-{os.geteuid()}"), MountError)
+        return private_directory(Path(f"/tmp/wdsfs-{os.geteuid()}"), MountError, create)
     except MountError as error:
         raise MountError(f"{error}; or set XDG_RUNTIME_DIR to a directory of your own") from None
 
@@ -262,8 +262,8 @@ def beside_index(directory: Path) -> Path:
     return own
 
 
-def private_directory(path: Path, error: type[WdsfsError]) -> Path:
-    """Create a directory that only this user can use, or see that it is one.
+def private_directory(path: Path, error: type[WdsfsError], create: bool = True) -> Path:
+    """Create a directory that only this user can use, or see that it is one, or without `create` could be.
 
     In /tmp anyone can make a directory or a link of a known name first, and would then own what is put into
     it. So it is opened without following a link, and its owner is checked on the descriptor; once it is ours,
@@ -271,6 +271,9 @@ def private_directory(path: Path, error: type[WdsfsError]) -> Path:
     """
     try:
         trust.way(path)
+        if not create and not os.path.lexists(path):
+            os.stat(path.parent)
+            return path
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -280,7 +283,7 @@ def private_directory(path: Path, error: type[WdsfsError]) -> Path:
         found = os.fstat(fd)
         if found.st_uid != os.geteuid():
             raise error(f"the directory {path} belongs to another user (uid {found.st_uid}): have it removed")
-        if stat.S_IMODE(found.st_mode) & 0o077:
+        if create and stat.S_IMODE(found.st_mode) & 0o077:
             os.fchmod(fd, 0o700)
     finally:
         os.close(fd)

@@ -40,13 +40,14 @@ class Untrusted(PermissionError):
 
 
 class Trust(NamedTuple):
-    """Who is trusted: owners by uid, and groups by gid, which may write.
+    """Who is trusted: owners by uid, and groups by gid, which may write; `users` and `named` groups were named.
 
-    What belongs to one of the `named` groups was made by one of its members, so that its owner is trusted, too.
+    What belongs to one of the named groups was made by one of its members, so that its owner is trusted, too.
     """
 
     owners: frozenset[int]
     groups: frozenset[int]
+    users: frozenset[int]
     named: frozenset[int]
     everyone: bool = False
 
@@ -62,15 +63,16 @@ def trusted() -> Trust:
 
 @functools.lru_cache(8)
 def _trusted(user: int, names: str) -> Trust:
-    owners, named = {0, user}, set()
+    users, named = set(), set()
     given = [name.strip() for name in names.split(",") if name.strip()]
     for name in given:
         if name.startswith("@"):
             named.add(_number(name, name[1:], lambda text: grp.getgrnam(text).gr_gid))
         elif name != EVERYONE:
-            owners.add(_number(name, name, lambda text: pwd.getpwnam(text).pw_uid))
+            users.add(_number(name, name, lambda text: pwd.getpwnam(text).pw_uid))
     groups = {0, *_private_group(user), *named}
-    return Trust(frozenset(owners), frozenset(groups), frozenset(named), EVERYONE in given)
+    owners = {0, user, *users}
+    return Trust(frozenset(owners), frozenset(groups), frozenset(users), frozenset(named), EVERYONE in given)
 
 
 def _number(name: str, text: str, find: Callable[[str], int]) -> int:
