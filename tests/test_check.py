@@ -390,3 +390,17 @@ def test_samples_without_an_extension_that_most_others_have(tmp_path: Path) -> N
 def test_an_extension_of_just_half_of_the_samples_is_not_missed(tmp_path: Path) -> None:
     judge, _ = judged(tmp_path, tar(member(b"a.x"), member(b"a.y"), member(b"b.x")))
     assert list(judge.missing()) == []
+
+
+def test_an_extension_in_another_letter_case_is_named(tmp_path: Path) -> None:
+    keys = [(b"a", b"jpg"), (b"b", b"jpg"), (b"c", b"JPG"), (b"d", b"png")]
+    content = tars.tar(*(tars.member(key + b"." + one) for key, one in keys for one in (one, b"cls")))
+    judge = Judge()
+    assert not list(judge.add("s", lint(write(tmp_path, content))))
+    said = {finding.member: finding.text for _, finding in judge.missing()}
+    assert said == {}  # two of four are not most
+    content = tars.tar(*(tars.member(key + b"." + one) for key, one in [*keys, (b"e", b"jpg")]))
+    judge = Judge()
+    assert not list(judge.add("s", lint(write(tmp_path, content))))
+    said = {finding.member: finding.text for _, finding in judge.missing()}
+    assert said == {"c": "has no jpg, but JPG (the same to webdataset, not to others)", "d": "has no jpg"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gzip
 import json
 import logging
 import os
@@ -125,7 +126,7 @@ def test_version(flag: str) -> None:
     assert done.output == f"wdsfs, version {__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [[], ["nothing"], ["ls"], ["mount", "x"], ["--nothing"], ["cat", "-x"]])
+@pytest.mark.parametrize("arguments", [[], ["nothing"], ["ls"], ["info"], ["--nothing"], ["cat", "-x"]])
 def test_wrong_arguments(arguments: list[str]) -> None:
     done = CliRunner().invoke(cli.main, arguments)
     assert done.exit_code == 2
@@ -404,7 +405,7 @@ def test_info(shards: Program) -> None:
 def test_info_of_nothing(program: Program) -> None:
     program.write("a.tar", tars.END)
     assert program.json("info", "a.tar").items() >= {"shards": 1, "samples": 0, "extensions": []}.items()
-    assert b"1 shards, 0 samples" in program.run("info", "a.tar").stdout
+    assert b"1 shard, 0 samples" in program.run("info", "a.tar").stdout
 
 
 # --- index -------------------------------------------------------------------------------------------------
@@ -528,7 +529,7 @@ def test_check_of_a_clean_set(program: Program) -> None:
     program.write("a.tar", tars.tar(tars.A, tars.B))
     done = program.run("check", "a.tar")
     assert done.stdout == b""
-    assert b"1 shards, 2 samples, 2 members: 0 findings, 0 notes" in done.stderr
+    assert b"1 shard, 2 samples, 2 members: 0 findings, 0 notes" in done.stderr
 
 
 def test_check_has_a_line_for_each_finding(program: Program) -> None:
@@ -539,7 +540,7 @@ def test_check_has_a_line_for_each_finding(program: Program) -> None:
     done = program.run("check", shard, code=1)
     assert f"{shard}:{split}: a: [split sample]".encode() in done.stdout
     assert b"[directory]" not in done.stdout
-    assert b"1 notes (--notes shows them)" in done.stderr
+    assert b"1 note (--notes shows them)" in done.stderr
     assert b"[directory]" in program.run("check", "--notes", "--jobs", "1", shard, code=1).stdout
     found = [json.loads(line) for line in lines(program.run("check", "--json", shard, code=1).stdout)]
     assert all(set(one) == {"shard", "kind", "offset", "member", "text"} for one in found)
@@ -842,3 +843,90 @@ def test_the_package_can_be_run() -> None:
     assert (ROOT / "wdsfs" / "__main__.py").exists()
     done = subprocess.run([sys.executable, "-m", "wdsfs", "--version"], cwd=ROOT, capture_output=True, check=True)
     assert done.stdout.decode().strip().endswith(__version__)
+
+
+# --- what is said -------------------------------------------------------------------------------------------
+
+CONTROLS = tars.tar(
+    tars.member(b"d/\x1b[31mred\x07.j\x1bpg", b"x"),
+    tars.member(b"d/\x1b]0;title\x07", b"x"),
+    tars.member("d/ü\nb.jpg".encode(), b"x"),
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("ls", "-R", "s.tar"), 0),
+        (("ls", "-lR", "--layout", "files", "s.tar"), 0),
+        (("info", "s.tar"), 0),
+        (("check", "--notes", "s.tar"), 1),
+        (("cat", "s.tar", "s/d/\x1b[31mred"), 6),
+        (("ls", "s.tar", "s/\x1b[31m"), 6),
+        (("ls", "\x1b.tar"), 3),
+        (("diff", "--overlay", "ov", "s.tar"), 0),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else None,
+)
+def test_names_cannot_control_a_terminal(tmp_path: Path, arguments: tuple[str, ...], code: int) -> None:
+    program = Program(tmp_path)
+    program.write("s.tar", CONTROLS)
+    program.write("ov/upper/s/d/\x1b[31mred\x07/\x1b[2Jcls", b"1")
+    program.run("index", "s.tar")
+    master, slave = os.openpty()
+    try:
+        program.run(*arguments, code=code, stdout=slave, stderr=slave)
+        text = os.read(master, 1 << 16)
+    finally:
+        os.close(slave)
+        os.close(master)
+    plain = re.sub(rb"\x1b\[[0-9;]*m", b"", text) if arguments[0] == "info" else text  # its header is bold
+    assert b"\\x1b" in plain
+    assert not re.search(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", plain), text
+
+
+def test_in_a_pipe_names_are_as_they_are(program: Program) -> None:
+    program.write("s.tar", CONTROLS)
+    assert b"d/\x1b[31mred\x07/" in program.run("ls", "-R", "s.tar", "s").stdout
+
+
+def test_one_of_something_is_one(program: Program) -> None:
+    program.write("s.tar", tars.tar(tars.member(b"a.x"), tars.member(b"b"), tars.member(b"__m__")))
+    done = program.run("check", "s.tar", code=1)
+    assert b"1 shard, 1 sample, 3 members: 1 finding, 1 note (--notes" in done.stderr
+    program.write("t.tar", tars.tar(tars.member(b"a.x")))
+    for command in ("info", "index"):
+        assert program.run(command, "t.tar").stdout.startswith(b"1 shard, 1 sample, 1 member")
+
+
+def test_mount_says_which_argument_is_missing(program: Program) -> None:
+    program.write("s.tar", SAMPLES)
+    said = program.refused("mount", "s.tar", code=2)
+    assert said == "wdsfs: the MOUNTPOINT is missing, an empty directory: wdsfs mount s.tar MOUNTPOINT"
+    assert "MOUNTPOINT is missing" in program.refused("mount", "typo.tar", code=2)
+    assert "MOUNTPOINT is missing" in program.refused("mount", ".", code=2)  # a directory of shards
+    assert "SHARDS are missing" in program.refused("mount", "mnt", code=2)
+    assert "needs SHARDS and a MOUNTPOINT" in program.refused("mount", code=2)
+
+
+def test_options_of_mount_that_are_misspelt(program: Program) -> None:
+    program.write("s.tar", SAMPLES)
+    said = program.refused("mount", "-o", "ro,layout=files", "s.tar", "mnt", code=2)
+    assert said == "wdsfs: -o layout=files: it is an option of its own here: --layout files"
+    said = program.refused("mount", "-o", "allow_othr", "s.tar", "mnt", code=2)
+    assert said.endswith("; did you mean allow_other?")
+
+
+def test_a_misspelt_shard_is_no_path(program: Program) -> None:
+    program.write("a.tar", SAMPLES)
+    for typo in ("dir/typo.tar", "typo.tar", "b-{0..3}.tar.gz"):
+        assert f"no such shard: '{typo}'; nor is it a path" in program.refused("ls", "a.tar", typo, code=3)
+    assert "no 'typo' in" in program.refused("ls", "a.tar", "a/typo", code=6)
+
+
+def test_what_cannot_be_unpacked_is_said_once(program: Program) -> None:
+    with gzip.open(program.home / "bomb.tar.gz", "wb", compresslevel=1) as file:
+        file.write(tars.member(b"a.bin", bytes(100 << 20)) + tars.END)
+    said = program.refused("ls", "--unpack", "never", "bomb.tar.gz", "bomb/a", code=3)
+    assert "it can only be unpacked, since" in said
+    assert "200 times" in program.refused("cat", "--unpack", "never", "bomb.tar.gz", "bomb/a/bin", code=3)

@@ -1305,3 +1305,25 @@ def test_what_commands_refuse(program: Program) -> None:
         program.run("cat", "s.tar", "s/c/jpg", "--columns", "jpg", "--ignore-case", "--missing", "empty").stdout
         == b"C"
     )
+
+
+@pytest.mark.parametrize(
+    ("column", "hint"),
+    [
+        (b"jpg,cls", "for several columns write --columns jpg --columns cls"),
+        (b".jpg", "write --columns jpg"),
+        (b"*.cls", "write --columns cls"),
+        (b"JPG", "--ignore-case matches any letter case"),
+        (b"png", "the shard has the columns 'jpg', 'cls'"),
+    ],
+)
+def test_a_column_that_no_sample_has_is_answered_with_those_that_there_are(
+    tmp_path: Path, column: bytes, hint: str
+) -> None:
+    shard = write(tmp_path / "s.tar", [(b"k", [(b"jpg", b"J"), (b"cls", b"1")])])
+    wanted = Composition(columns=((column,),))
+    with a_view(tmp_path, [shard], wanted, indexed=False) as below, pytest.raises(ViewError) as refused:
+        settled(below, 0)
+    assert f"has no column '{column.decode()}'" in str(refused.value)
+    assert "the shard has the columns 'jpg', 'cls'" in str(refused.value)
+    assert f"{hint}; --missing skip leaves" in str(refused.value)

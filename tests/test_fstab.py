@@ -215,3 +215,19 @@ def test_every_option_of_mount_can_be_written_in_fstab() -> None:
 def test_there_are_such_lines() -> None:
     assert len(LINES) == 3
     assert all(f"`{name}`" in DEPLOYMENT or f"`{name}=`" in DEPLOYMENT for name in fstab._OWN)
+
+
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [
+        ("layot=files", "layout"),
+        ("colums=jpg", "columns"),
+        ("index_dri=/x", "index-dir"),
+        ("allow_othr", "allow_other"),
+    ],
+)
+def test_a_misspelt_option_is_refused_with_what_was_meant(
+    option: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fstab.main([SPEC, "/mnt", "-o", f"ro,{option}"]) == fstab.WRONG_CALL
+    assert capsys.readouterr().err == f"mount.wdsfs: -o {option}: no such option; did you mean {meant}?\n"

@@ -88,13 +88,14 @@ soundness  | errors lower check                                     | fuse trio 
 mount      | *                                                      | lmdb numpy terminal
 statistics | errors record lower                                    | fuse trio lmdb terminal
 doctor     | errors trust system control mountpoint                 | trio lmdb numpy terminal
-console    | errors trust copies index lower pool reading spec tree compose derived soundness| fuse trio lmdb numpy
+console    | errors names trust copies index lower pool reading spec tree compose derived soundness|
+           |                                                        | fuse trio lmdb numpy
 cli_export | *                                                      | fuse trio lmdb numpy
 cli_overlay | *                                                     | fuse trio lmdb numpy
 cli_restore | *                                                     | fuse trio lmdb numpy
 cli_status | *                                                      | fuse trio lmdb numpy
 cli        | *                                                      | fuse trio lmdb numpy
-fstab      | errors system control mount cli                        | third-party
+fstab      | errors names system control mount cli                        | third-party
 __main__   | cli fstab                                              | third-party
 """
 

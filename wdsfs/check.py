@@ -13,7 +13,7 @@ import os
 import stat
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -377,7 +377,7 @@ class Judge:
                 absent = usual - pattern
                 if not absent:
                     continue
-                text = "has no " + ", ".join(sorted(map(text_of, absent)))
+                text = _absent_text(absent, pattern)
                 examples = found.examples[pattern][: EXAMPLES - told]
                 told += len(examples)
                 rest += count - len(examples)
@@ -386,6 +386,17 @@ class Judge:
             if rest:
                 text = f"and {rest} more samples that lack an extension of most others"
                 yield path, Finding("missing extension", -1, "", text)
+
+
+def _absent_text(absent: Iterable[bytes], there: Iterable[bytes]) -> str:
+    """That a sample lacks extensions; one in another letter case is named, as webdataset takes the two for one."""
+    cases = {extension.lower(): extension for extension in there}
+    told = []
+    for extension in sorted(absent):
+        other = cases.get(extension.lower())
+        more = "" if other is None else f", but {text_of(other)} (the same to webdataset, not to others)"
+        told.append(text_of(extension) + more)
+    return "has no " + ", ".join(told)
 
 
 @functools.lru_cache(1024)

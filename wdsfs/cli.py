@@ -13,8 +13,10 @@ import itertools
 import json
 import logging
 import os
+import shlex
 import signal
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +41,6 @@ from wdsfs.console import (
     print_table,
     set_options,
     shards_argument,
-    shown,
     soundness_options,
     suffix_hint,
     table_of,
@@ -48,6 +49,7 @@ from wdsfs.console import (
     view_of,
 )
 from wdsfs.errors import UsageError, WdsfsError
+from wdsfs.names import SHARD_SUFFIXES, shown, shown_lines
 
 if TYPE_CHECKING:
     from wdsfs.compose import Composition
@@ -69,16 +71,25 @@ written, 130 interrupted."""
 
 
 class _Log(logging.Handler):
-    """Messages for the person at the terminal."""
+    """Messages for the person at the terminal. `said` are the last warnings and errors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: deque[str] = deque(maxlen=100)
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
+        if record.levelno >= logging.WARNING:
+            self.said.append(text)
         if record.exc_info:
             text += "\n" + logging.Formatter().formatException(record.exc_info)
         word = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
         # A terminal that is gone, or a pipe that nobody reads, must not end a mount.
         with contextlib.suppress(OSError, ValueError):
-            click.echo(f"wdsfs: {word}{text}", err=True)
+            click.echo(shown_lines(f"wdsfs: {word}{text}"), err=True)
+
+
+_LOG = _Log()
 
 
 @contextlib.contextmanager
@@ -105,7 +116,8 @@ class _Group(click.Group):
                     sys.stdout.flush()  # here, where what goes wrong with it has a message
             return result
         except WdsfsError as error:
-            click.echo(f"wdsfs: {error}", err=True)
+            if str(error) not in _LOG.said:
+                click.echo(shown_lines(f"wdsfs: {error}"), err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
             click.echo(f"wdsfs: interrupted{ctx.meta.get(INTERRUPTED, '')}", err=True)
@@ -137,7 +149,8 @@ def main(verbose: bool) -> None:
       wdsfs umount /mnt/train
     """
     _prepare_streams()
-    logging.basicConfig(handlers=[_Log()], level=logging.DEBUG if verbose else logging.INFO, force=True)
+    _LOG.said.clear()
+    logging.basicConfig(handlers=[_LOG], level=logging.DEBUG if verbose else logging.INFO, force=True)
 
 
 def _prepare_streams() -> None:
@@ -155,9 +168,9 @@ def _prepare_streams() -> None:
 
 
 @main.command()
-@shards_argument
+@click.argument("shards", metavar="SHARDS...", nargs=-1)
 @set_options
-@click.argument("mountpoint")
+@click.argument("mountpoint", metavar="MOUNTPOINT", required=False)
 @tree_options
 @index_tree_option
 @soundness_options
@@ -202,7 +215,7 @@ def _prepare_streams() -> None:
 def mount(
     shards: tuple[str, ...],
     selection: Selection,
-    mountpoint: str,
+    mountpoint: str | None,
     layout: str,
     names: str,
     merge: bool,
@@ -234,6 +247,9 @@ def mount(
     from wdsfs import mount as mounting
     from wdsfs.pool import default_jobs
 
+    _refuse_own_options(options)
+    if mountpoint is None or not shards:
+        raise _incomplete(mountpoint)
     if not mountpoint:
         raise UsageError("the MOUNTPOINT is empty")
     wanted = mounting.Mount(
@@ -274,6 +290,28 @@ def mount(
     else:
         code = mounting.in_background(wanted, front)
     sys.exit(code)
+
+
+def _refuse_own_options(options: Sequence[str]) -> None:
+    """Raises UsageError for `-o layout=files`, which only mount(8) takes."""
+    own = {param.name for param in mount.params if isinstance(param, click.Option)}
+    for option in ",".join(options).split(","):
+        name, equals, value = option.partition("=")
+        if name.replace("-", "_") in own:
+            dashed = f"--{name.replace('_', '-')}" + (f" {shlex.quote(value)}" if equals else "")
+            raise UsageError(f"-o {option}: it is an option of its own here: {dashed}")
+
+
+def _incomplete(given: str | None) -> UsageError:
+    """What to say of `wdsfs mount` with one argument, or with none."""
+    from wdsfs.spec import names_a_shard
+
+    if given is None:
+        return UsageError("mount needs SHARDS and a MOUNTPOINT: wdsfs mount SHARDS... MOUNTPOINT")
+    quoted = shlex.quote(given)
+    if given.endswith(tuple(map(os.fsdecode, SHARD_SUFFIXES))) or names_a_shard(given):
+        return UsageError(f"the MOUNTPOINT is missing, an empty directory: wdsfs mount {quoted} MOUNTPOINT")
+    return UsageError(f"SHARDS are missing, only a MOUNTPOINT is given: wdsfs mount SHARDS... {quoted}")
 
 
 @main.command()
@@ -358,13 +396,15 @@ def index_command(
         log.warning("%s", text)
     pruned = index.prune() + labels.prune(index.label_tables) if prune else 0
     summaries = [index.summary(one.key) for one in found]
+    samples = sum(one.samples for one in summaries if one)
+    members = sum(one.members for one in summaries if one)
     report = {
         "shards": len(found),
         "rebuilt": len(stale),
         "unreadable": len(unreadable),
         "damaged": sum(bool(one.problems) for one in summaries if one),
-        "samples": sum(one.samples for one in summaries if one),
-        "members": sum(one.members for one in summaries if one),
+        "samples": samples,
+        "members": members,
         "pruned": pruned,
         "seconds": round(time.monotonic() - since, 3),
         "index": str(index.directory),
@@ -377,7 +417,7 @@ def index_command(
         click.echo(json.dumps(report))
     else:
         click.echo(
-            f"{report['shards']} shards, {report['samples']:,} samples, {report['members']:,} members; "
+            f"{_contents(len(found), samples, members)}; "
             f"{report['rebuilt']} indexed in {report['seconds']} s\nkept in {report['index']}"
         )
     if report["unreadable"]:
@@ -428,12 +468,14 @@ def ls(
       wdsfs ls train-000000.tar train-000000/images17
       wdsfs ls -R --layout files train-000000.tar
     """
+    from wdsfs.errors import EntryError, MissingShard
     from wdsfs.merged import is_merged
     from wdsfs.numbered import check_name, make_numbered
     from wdsfs.spec import split_path
 
     shards, path = split_path(arguments)
     end = b"\0" if null else b"\n"
+    on_terminal = sys.stdout is not None and sys.stdout.isatty()
     failed: list[WdsfsError] = []
     view = view_of(layout, names, index_tree, tolerance.allow_missing)
     opening = Opening(index_dir, jobs, quiet, tolerance)
@@ -441,15 +483,22 @@ def ls(
         check_name(below.shards, view, merge)
         tree = make_numbered(below, view, merge)
         start = os.fsencode(path or "").strip(b"/")
-        node = below.with_index(lambda: tree.resolve(start))
+        try:
+            node = below.with_index(lambda: tree.resolve(start))
+        except EntryError as error:
+            if path is None or not os.fsencode(path).endswith(SHARD_SUFFIXES):
+                raise
+            raise MissingShard(f"no such shard: {path!r}; nor is it a path in the tree ({error})") from None
         rows = _walk(tree, node, b"", recursive, failed) if _is_directory(node) else [(start, node)]
         for name, child in rows:
             if as_json:
                 _output(json.dumps(_describe(name, child)).encode() + b"\n")
-            elif long:
-                _output(_long_line(child) + b" " + name + end)
+                continue
+            line = name if null or not on_terminal else os.fsencode(shown(os.fsdecode(name)))
+            if long:
+                _output(_long_line(child) + b" " + line + end)
             else:
-                _output(name + (b"/" if _is_directory(child) else b"") + end)
+                _output(line + (b"/" if _is_directory(child) else b"") + end)
     if failed:
         sys.stdout.flush()
         sys.exit(failed[0].exit_code)
@@ -590,7 +639,7 @@ def info(
         click.echo(json.dumps(report))
         return
     click.echo(
-        f"{report['shards']} shards, {report['samples']:,} samples, {report['members']:,} members, "
+        f"{_contents(report['shards'], report['samples'], report['members'])}, "
         f"{bytes_text(report['bytes'])} of content in {bytes_text(report['shard_bytes'])} of shards"
     )
     if report["damaged"]:
@@ -602,7 +651,7 @@ def info(
     table = table_of("extension", "files", "bytes", "smallest", "median", "90 %", "largest")
     for row in report["extensions"]:
         sizes = [row[key] for key in ("bytes", "min", "median", "p90", "max")]
-        table.add_row(row["extension"] or "(none)", f"{row['count']:,}", *map(bytes_text, sizes))
+        table.add_row(shown(row["extension"]) or "(none)", f"{row['count']:,}", *map(bytes_text, sizes))
     print_table(table)
 
 
@@ -642,7 +691,7 @@ def check(shards: tuple[str, ...], selection: Selection, jobs: int | None, notes
         if as_json:
             click.echo(json.dumps({"shard": path, **finding._asdict()}))
             return
-        click.echo(finding.line(path))
+        click.echo(shown(finding.line(path)))
 
     look = functools.partial(lint, reading=selection.reading)
     for one, result in pool.each(look, found, jobs_of(jobs)):
@@ -656,8 +705,8 @@ def check(shards: tuple[str, ...], selection: Selection, jobs: int | None, notes
     for path, finding in [*judge.shared_keys(), *judge.missing()]:
         tell(path, finding)
     summary = (
-        f"{len(found)} shards, {judge.samples:,} samples, {judge.members:,} members: "
-        f"{counts['findings']} findings, {counts['notes']} notes"
+        f"{_contents(len(found), judge.samples, judge.members)}: "
+        f"{counted(counts['findings'], 'finding')}, {counted(counts['notes'], 'note')}"
         + (" (--notes shows them)" if counts["notes"] and not notes else "")
     )
     click.echo(summary, err=True)
@@ -729,3 +778,10 @@ def help_command(ctx: click.Context, command: str | None) -> None:
         raise UsageError(f"there is no command {command!r}; there are: {', '.join(main.list_commands(above))}")
     with click.Context(found, parent=above, info_name=command) as context:
         click.echo(found.get_help(context))
+
+
+# --- showing -----------------------------------------------------------------------------------------------
+
+
+def _contents(shards: int, samples: int, members: int) -> str:
+    return ", ".join((counted(shards, "shard"), counted(samples, "sample"), counted(members, "member")))

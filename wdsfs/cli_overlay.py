@@ -36,6 +36,7 @@ from wdsfs.console import (
     json_option,
     opened_set,
     print_table,
+    say,
     set_options,
     soundness_options,
     table_of,
@@ -402,7 +403,7 @@ def diff(
         click.echo(json.dumps(_report(found)))
     else:
         for sample in [*found.samples, *found.others]:
-            click.echo(_line(sample))
+            say(_line(sample))
         remarks = {
             "conflict": found.conflicts,
             "cannot be packed": found.unpackable,
@@ -411,7 +412,7 @@ def diff(
         }
         for word, some in remarks.items():
             for one in some:
-                click.echo(f"{word}: {os.fsdecode(one.path)}: {one.reason}")
+                say(f"{word}: {os.fsdecode(one.path)}: {one.reason}")
     counts = Counter(sample.kind for sample in found.samples)
     told = [f"{counts[kind]:,} {kind}" for kind in ("added", "changed", "renamed", "removed")]
     told += [f"{counts[kind]:,} {kind}" for kind in ("time only",) if counts[kind]]
@@ -638,7 +639,7 @@ def _abandon(session: Session, begun: bool, as_json: bool) -> None:
         return
     click.echo(f"abandoned: {len(done)} of {counted(len(runner.plan.steps), 'shard')} written")
     for step in left:
-        click.echo(f"not written: {os.fsdecode(step.output.target)}")
+        say(f"not written: {os.fsdecode(step.output.target)}")
     if aside is None:
         click.echo("what is in no shard is still in the overlay; see: wdsfs diff")
     else:
@@ -784,13 +785,13 @@ def _show_done(
     click.echo(f"shards: {', '.join(told)}{kept}; {samples:,} samples, {size}, in {seconds:.1f} s")
     for step in plan.steps:
         if step.action == "new":
-            click.echo(f"new: {os.fsdecode(step.output.target)}")
+            say(f"new: {os.fsdecode(step.output.target)}")
     _show_untold(untold)
 
 
 def _show_left_out(plan: Plan) -> None:
     for one in plan.left_out:
-        click.echo(f"left out: {os.fsdecode(one.path)}: {one.reason}")
+        say(f"left out: {os.fsdecode(one.path)}: {one.reason}")
 
 
 def _show_further(steps: Sequence[Step]) -> None:
@@ -799,7 +800,7 @@ def _show_further(steps: Sequence[Step]) -> None:
     if new:
         shards = "this shard" if len(new) == 1 else "these shards"
         names = ", ".join(new) if len(new) <= 3 else f"{new[0]} ... {new[-1]}"
-        click.echo(f"SHARDS of the next mount must include {shards}, too: {names}")
+        say(f"SHARDS of the next mount must include {shards}, too: {names}")
 
 
 _WORDS = {"rewrite": "rewritten", "new": "new", "copy": "copied", "link": "linked"}

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from wdsfs.cli_overlay import FREEZE_SECONDS, daemon_of, mounted, silent, upper_of
-from wdsfs.console import Opening, index_options, json_option, opened_set, shown, view_of
+from wdsfs.console import Opening, index_options, json_option, opened_set, view_of
 from wdsfs.errors import CommitError, NoSuchEntry, OverlayBusy, OverlayUnusable, UsageError, several
+from wdsfs.names import shown
 
 if TYPE_CHECKING:
     from wdsfs.overlay import Place, UpperNode

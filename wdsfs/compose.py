@@ -46,6 +46,7 @@ _SHIFT = 40  # bits of the number in an address while a record is made; a stored
 _STEM_MAX = 200  # bytes of a file's name before its extension, in the classes layout
 CLASS_DIGITS_MAX = 18  # of a class that counts as a number
 _NUMBER = re.compile(rb"([+-]?)([0-9]{1,%d})" % CLASS_DIGITS_MAX)
+COLUMNS_NAMED = 20  # columns that a message names
 _WAY_OUT = "--missing skip leaves such samples out, --missing empty shows them without"
 _TWICE_OUT = "--duplicates skip leaves such samples out, --duplicates empty shows them without"
 
@@ -595,7 +596,10 @@ class _Composer:
             shown[fresh] = names_[rows.extension[fresh]]
             missing = np.setdiff1d(np.arange(count), entries, assume_unique=True)
             text = f"has no column {_text(b';'.join(alternatives))!r}"
-            kept &= self._judged(self.wanted.missing, missing, text, _WAY_OUT)
+            way_out = _WAY_OUT
+            if not len(entries):  # not one has it: it may be called otherwise
+                way_out = f"{self._columns_hint(alternatives)}; {_WAY_OUT}"
+            kept &= self._judged(self.wanted.missing, missing, text, way_out)
             if len(missing) and self.wanted.missing == EMPTY:
                 empty = self._place(NOTHING, self.source.path, ()) if empty < 0 else empty
                 name, mtime = self._number(alternatives[0]), self.record.fingerprint[1]
@@ -603,6 +607,23 @@ class _Composer:
         rows.extension = shown
         self.rows = rows.take(chosen).plus(_rows(found))
         self._keep(kept)
+
+    def _columns_hint(self, alternatives: tuple[bytes, ...]) -> str:
+        """What may have been meant by a column that no sample of the shard has."""
+        there = [one for one in self.extensions if one]
+        more = f" and {len(there) - COLUMNS_NAMED} more" if len(there) > COLUMNS_NAMED else ""
+        named = ", ".join(repr(_text(one)) for one in there[:COLUMNS_NAMED])
+        hint = f"the shard has the columns {named}{more}" if there else "the shard has no columns"
+        for one in alternatives:
+            parts = one.split(b",")
+            if len(parts) > 1 and all(part in there for part in parts):
+                options = " ".join(f"--columns {_text(part)}" for part in parts)
+                return f"{hint}; for several columns write {options}"
+            if one.lstrip(b".*") in there:
+                return f"{hint}; write --columns {_text(one.lstrip(b'.*'))}"
+            if any(one.lower() == other.lower() for other in there):
+                return f"{hint}; --ignore-case matches any letter case"
+        return hint
 
     def _typed(self, alternatives: tuple[bytes, ...]) -> dict[int, int]:
         """The extensions that match one of these, with the one that each is shown as."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from wdsfs.errors import UsageError
+from wdsfs.names import shown
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -680,9 +681,9 @@ def print_block(head: str, rows: Sequence[tuple[str, str]]) -> None:
         click.echo("\n".join(lines))
 
 
-def shown(text: str) -> str:
-    """A path or a message of somebody else for a terminal: what would control that is written as an escape."""
-    return "".join(c if c.isprintable() or 0xDC80 <= ord(c) <= 0xDCFF else repr(c)[1:-1] for c in text)
+def say(text: str) -> None:
+    """Write a line of results: to a terminal without what would control it, else as it is."""
+    click.echo(shown(text) if sys.stdout is not None and sys.stdout.isatty() else text)
 
 
 def counted(count: int, noun: str) -> str:

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from wdsfs import names
 from wdsfs.errors import UsageError
 
 USAGE = "usage: mount.wdsfs SHARDS[::SHARDS...] MOUNTPOINT [-sfnv] [-o OPTION,...]"
@@ -91,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         cli.main(call.arguments, prog_name="wdsfs")
     except SystemExit as end:  # the way click ends
-        return 0 if not end.code else MOUNT_FAILURE
+        return 0 if not end.code else WRONG_CALL if end.code == UsageError.exit_code else MOUNT_FAILURE
     return 0
 
 
@@ -108,9 +109,21 @@ def translate(argv: Sequence[str]) -> Call:
     given = [option for flag, value in flags for option in _options_of(flag, value)]
     own = [_own(option) for option in given if _name(option) in _OWN]
     passed = [option for option in given if _name(option) not in _OWN]
+    for option in passed:
+        _refuse_misspelt(option)
     passed += _source_option(spec, passed)
     through = ["-o", ",".join(passed)] if passed else []
     return Call(["mount", *own, *through, "--", spec, mountpoint], fake=("-f", "") in flags)
+
+
+def _refuse_misspelt(option: str) -> None:
+    """Raises UsageError for what is nearly one of our own options, and none that is known otherwise."""
+    from wdsfs.mount import known_options
+
+    known, name = {one.rstrip("=") for one in known_options()} | _NOT_FOR_US, option.partition("=")[0]
+    meant = "" if name in known else names.meant(_name(option), sorted(_OWN | known))
+    if meant:
+        raise UsageError(f"-o {option}: no such option{meant}")
 
 
 def _options_of(flag: str, value: str) -> Iterator[str]:

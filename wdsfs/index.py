@@ -195,6 +195,7 @@ class Index:
         self.directory = directory
         self._base_directory = base_directory
         self.notices: list[str] = []
+        self.failures: dict[bytes, str] = {}  # by key: shards that `refresh` could not read, and why
         self._env, self._base = env, base
         self._retired: lmdb.Environment | None = None  # damaged; kept mapped, in case a Record is still around
         self._data_inode = _data_inode(directory)
@@ -383,6 +384,7 @@ class Index:
         try:
             for one, result in results:
                 if isinstance(result, ShardError):
+                    self.failures[one.key] = str(result)
                     on_done(one, None, str(result))
                     continue
                 pending.append((one.key, result))

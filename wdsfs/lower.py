@@ -184,7 +184,7 @@ class Lower:
         self._tags = Tags(len(shards)) if tags is None else tags
         self._alarms, self._believed = 0, 0.0
         self._states: dict[int, _State] = {}
-        self._failed: dict[int, _Failure] = {}
+        self._failed = self._failures_of(index)
         self._said = ""  # the last error that was logged
         self._records: OrderedDict[int, Record] = OrderedDict()
         self._resting: OrderedDict[int, Record] = OrderedDict()  # those that were used before them
@@ -319,6 +319,8 @@ class Lower:
             fingerprint = self._look(number, state, time.monotonic())
             state = self._states[number]
         if tag is not None and tag != state.tag:
+            if not tag:  # that of a shard which could not be indexed, and was listed all the same
+                self._want(number, fingerprint)
             raise StaleShard(f"{self.path_text(number)} has changed since this was opened")
         if self._snapshot != self.index.snapshot:  # somebody else who shares the index has renewed it
             self._drop_records()
@@ -429,6 +431,17 @@ class Lower:
         if last is not None and last.fingerprint == fingerprint:
             wait = min(2 * last.wait, FAILED_SECONDS_MAX)
         return _Failure(fingerprint, wait, time.monotonic() + max(wait, FAILED_SHARE * took), text)
+
+    def _failures_of(self, index: Index) -> dict[int, _Failure]:
+        """What could not be indexed a moment ago is not tried again at once."""
+        found: dict[int, _Failure] = {}
+        for number, key in enumerate(self._keys) if index.failures else ():
+            if key in index.failures:
+                with suppress(ShardError):
+                    now = index_module.look(self.shards[number].path)
+                    until = time.monotonic() + FAILED_SECONDS
+                    found[number] = _Failure(now, FAILED_SECONDS, until, index.failures[key])
+        return found
 
     def _has_failed(self, number: int) -> bool:
         try:

@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 import pyfuse3
 import trio
 
-from wdsfs import control, report, system, trust, watch
+from wdsfs import control, names, report, system, trust, watch
 from wdsfs.access import Access, access_of
 from wdsfs.board import Board, Tags
 from wdsfs.compose import Composition
@@ -149,10 +149,17 @@ def parse_options(options: Sequence[str], writable: bool = False) -> FuseOptions
         elif option in _FLAGS or (equals and name in _VALUES):
             parsed.fuse.add(option)
         else:
-            known = ", ".join(sorted(_FLAGS | {f"{name}=" for name in _VALUES | {"uid", "gid", "umask"}}))
-            raise UsageError(f"-o {option}: no such option; known are {known}")
+            known = sorted(known_options())
+            raise UsageError(
+                f"-o {option}: no such option; known are {', '.join(known)}{names.meant(name, known)}"
+            )
     parsed.owner = Owner(uid, gid, umask)
     return parsed
+
+
+def known_options() -> set[str]:
+    """What `-o` takes; an option with a value ends in `=`."""
+    return {*_FLAGS} | {f"{name}=" for name in _VALUES | {"uid", "gid", "umask"}}
 
 
 def _split(options: Sequence[str]) -> list[str]:
@@ -799,6 +806,13 @@ def open_log(mountpoint: str) -> Path | None:
     return None
 
 
+class _Formatter(logging.Formatter):
+    """Lines that a terminal may be shown, whatever names are in them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return names.shown_lines(super().format(record))
+
+
 def log_to_file(path: Path | None) -> None:
     """Send the log of this process to a file, with tracebacks of crashes and, on SIGUSR1, of all threads."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
@@ -806,7 +820,7 @@ def log_to_file(path: Path | None) -> None:
     # Not rotated while the mount runs: the crash handlers below keep writing to this one file.
     stream = os.fdopen(fd, "a", buffering=1, encoding="utf-8", errors="backslashreplace")
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(_Formatter("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)

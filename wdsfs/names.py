@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import NamedTuple
 
 NAME_MAX = 255  # bytes; what tools assume of a file name, and what statfs reports
@@ -151,6 +153,27 @@ def unextractable(name: bytes) -> str | None:
 def readable(name: bytes) -> str:
     """A raw name for messages and JSON; a tar may hold names of a mebibyte."""
     return name[:1000].decode("utf-8", "backslashreplace") + ("..." if len(name) > 1000 else "")
+
+
+def shown(text: str) -> str:
+    """A name or a message of somebody else for a terminal, on one line: what would control it is an escape.
+
+    Bytes that are no UTF-8 (`os.fsdecode`) stay as they are.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or 0xDC80 <= ord(c) <= 0xDCFF else repr(c)[1:-1] for c in text)
+
+
+def shown_lines(text: str) -> str:
+    """As `shown`, of a text that may have several lines."""
+    return "\n".join(map(shown, text.split("\n")))
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """What to add to a message about a word that is not known, if one of these is much like it."""
+    close = get_close_matches(word, [one.rstrip("=") for one in known], 1, 0.7)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def plain_key(key: bytes) -> bytes:

@@ -192,12 +192,13 @@ def split_path(arguments: Sequence[str]) -> tuple[list[str], str | None]:
     `${NAME}` in it is never PATH. No list is read to know that.
     """
     *specs, last = arguments
-    if not specs or _names_a_shard(last):
+    if not specs or names_a_shard(last):
         return list(arguments), None
     return specs, last
 
 
-def _names_a_shard(argument: str) -> bool:
+def names_a_shard(argument: str) -> bool:
+    """Whether this argument is SHARDS: at least one of the shards that it names is there."""
     if _VARIABLE.search(argument):
         return True  # if it is not set, `expand` says so
     try:
