@@ -645,8 +645,9 @@ def test_status_of_a_mount_with_an_overlay(shards: Program, option: str, mode: s
         overlay = f"{shards.home}/edits"
         assert mounted.status()["overlay"] == overlay
         for arguments in ([], [mounted.path]):
-            told = shards.run("status", *arguments).stdout.decode(errors="replace")
-            assert re.search(rf"^{mounted.path}: running, {mode}.*(\n  .*)*\n  overlay +{overlay}\n", told, re.M)
+            every = shards.run("status", *arguments).stdout.decode(errors="replace")
+            (told,) = [one for one in re.split(r"\n(?! )", every + "\n") if one.startswith(f"{mounted.path}: ")]
+            assert re.search(rf"^{mounted.path}: running, {mode}.*(\n  .*)*\n  overlay +{overlay}\n", told)
             assert "stopped half-way" not in told
         (shards.home / "edits/work/commit.json").write_text("{}")
         assert "one in place was stopped half-way; finish it" in shards.run("status", mounted.path).stdout.decode()
