@@ -511,7 +511,7 @@ def test_after_the_end_of_all_a_killed_commit_is_finished_without_a_mount(a_set:
         running.kill()
         mounted.wait_for_exit()
         a_set.run("umount", mounted.path)
-    assert "commit" in a_set.refused("mount", *OPTIONS, a_set.mountpoint, code=8)
+    assert "commit" in a_set.refused("mount", "-q", *OPTIONS, a_set.mountpoint, code=8)
     commit(a_set, "--in-place", *OPTIONS)
     with a_set.mounted("--overlay", "o", "s{0..3}.tar") as mounted:
         check_edited(mounted.path, "s3")

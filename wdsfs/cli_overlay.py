@@ -576,7 +576,7 @@ def commit(
     wanted = Wanted(sources, selection)
     view = {"layout": layout, "names": names, "merge": merge}
     opening = Opening(index_dir, jobs, quiet, tolerance)
-    writes_all = not in_place and not changed_only
+    writes_all = not (in_place or changed_only or abandon)
     session_of = _session(overlay, wanted, view, opening, freeze=not dry_run, whole=writes_all)
     with ended_in_order(), session_of as session:
         below = session.tree.lower
