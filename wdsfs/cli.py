@@ -277,10 +277,8 @@ def mount(
     def composer(below: Lower) -> dict[bytes, str]:
         return make_view(below, quiet)
 
-    def adviser(below: Lower) -> None:
-        hint = None if quiet else suffix_hint(below, wanted.view, overlay is not None)
-        if hint is not None:
-            log.info("%s", hint)
+    def adviser(below: Lower) -> str | None:
+        return None if quiet else suffix_hint(below, wanted.view, overlay is not None)
 
     front = mounting.Front(indexer, composer, adviser)
     if foreground:

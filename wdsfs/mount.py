@@ -119,12 +119,13 @@ class Mount:
 class Front:
     """What a front end shows while the set is made ready: called with shards to index, with what to derive.
 
-    Both return the shards that cannot be read, by path, and why. `adviser` may say something of what is mounted.
+    Both return the shards that cannot be read, by path, and why. `adviser` returns what to say of a set that can
+    be mounted.
     """
 
     indexer: Callable[[Index, Sequence[Shard], int], dict[bytes, str]]
     composer: Callable[[Lower], dict[bytes, str]]
-    adviser: Callable[[Lower], None] = lambda _: None
+    adviser: Callable[[Lower], str | None] = lambda _: None
 
 
 def parse_options(options: Sequence[str], writable: bool = False) -> FuseOptions:
@@ -260,7 +261,7 @@ def run(mount: Mount, front: Front, leave: Callable[[], None], ready: Callable[[
                     composition = below.wanted  # with what was found out on the way
             remarks = [*judge(below, unreadable, mount.tolerance, mount.merge), *index.miscounted(shards)]
             _say(remarks)
-            front.adviser(below)
+            advice = front.adviser(below)
         finally:
             below.release()
         if not mount.foreground:
@@ -271,6 +272,8 @@ def run(mount: Mount, front: Front, leave: Callable[[], None], ready: Callable[[
             owner = parsed.owner.uid, parsed.owner.gid
             stack = Stack(mount.overlay, shards, mount.view, mount.merge, owner, parsed.owner.umask)
         wanted = _Set(mount, shards, composition, companions, access, index, descriptors, Tags(len(shards)), stack)
+        if advice is not None:
+            log.info("%s", advice)
 
         def leave_and_log() -> None:
             leave()
