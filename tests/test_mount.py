@@ -1072,8 +1072,8 @@ def test_a_mount_in_the_foreground_tells_the_service_manager(program: Program) -
     program.write("a.tar", SMALL)
     with program.mounted("a.tar", foreground=True) as mounted:
         assert os.listdir(mounted.path) == ["a"]
-        assert mounted.status()["log"] is None
-        assert f"mounted 1 shards at {mounted.path}" in mounted.log()
+        assert mounted.status()["log"] == str(program.home / "foreground.log")  # where stderr goes
+        assert f"mounted 1 shard at {mounted.path}" in mounted.log()
 
 
 def test_a_service_manager_that_does_not_listen(program: Program) -> None:
@@ -1192,7 +1192,7 @@ def test_a_state_directory_that_cannot_be_made(program: Program) -> None:
         mounted.expect_log("no log can be kept")
         log = Path(mounted.status()["log"])
         assert log.parent == program.registration(mounted.path).parent
-        assert "mounted 1 shards" in log.read_text()
+        assert "mounted 1 shard" in log.read_text()
         log.unlink()
 
 

@@ -29,7 +29,6 @@ from wdsfs.console import (
     build_index,
     bytes_text,
     compressed_options,
-    counted,
     index_options,
     index_tree_option,
     jobs_of,
@@ -48,7 +47,7 @@ from wdsfs.console import (
     trust_option,
     view_of,
 )
-from wdsfs.errors import UsageError, WdsfsError
+from wdsfs.errors import UsageError, WdsfsError, counted
 from wdsfs.names import SHARD_SUFFIXES, shown, shown_lines
 
 if TYPE_CHECKING:

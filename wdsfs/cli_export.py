@@ -17,7 +17,6 @@ import click
 
 from wdsfs.console import (
     Opening,
-    counted,
     ended_in_order,
     index_options_with,
     jobs_of,
@@ -28,7 +27,7 @@ from wdsfs.console import (
     shards_argument,
     soundness_options,
 )
-from wdsfs.errors import ExportError, several
+from wdsfs.errors import ExportError, counted, several
 
 if TYPE_CHECKING:
     from wdsfs.export import Report

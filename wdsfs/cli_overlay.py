@@ -28,7 +28,6 @@ from wdsfs.console import (
     INTERRUPTED,
     Opening,
     bytes_text,
-    counted,
     ended_in_order,
     index_options,
     index_options_with,
@@ -52,6 +51,7 @@ from wdsfs.errors import (
     OverlayBusy,
     OverlayUnusable,
     UsageError,
+    counted,
     several,
 )
 

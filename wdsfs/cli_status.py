@@ -14,8 +14,8 @@ from typing import Any
 
 import click
 
-from wdsfs.console import bytes_text, counted, json_option, print_block
-from wdsfs.errors import MountError, several
+from wdsfs.console import bytes_text, json_option, print_block
+from wdsfs.errors import MountError, counted, several
 
 MOUNTED = "mounted"  # the state of a mount of another user: nobody was asked
 SPECS_MAX, PROBLEMS_MAX = 5, 3  # of a mount among others
@@ -157,7 +157,7 @@ def _shards(report: dict[str, Any], in_full: bool) -> str:
 
 
 def _load(report: dict[str, Any]) -> list[tuple[str, str]]:
-    requests = f"{sum(report['requests'].values()):,} requests"
+    requests = counted(sum(report["requests"].values()), "request")
     return [("load", f"{bytes_text(report['memory_bytes'])} of memory, {requests}, {_read(report)}")]
 
 
@@ -170,7 +170,7 @@ def _load_in_full(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("open", f"{counted(report['open_files'], 'shard')}, counted in each worker"),
         ("requests", ", ".join(f"{count:,} {name}" for name, count in requests) or "none"),
         ("bytes", _read(report)),
-        ("failures", f"{report['failures']:,} requests"),
+        ("failures", counted(report["failures"], "request")),
     ]
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from wdsfs.errors import UsageError
+from wdsfs.errors import UsageError, counted
 from wdsfs.names import shown
 
 if TYPE_CHECKING:
@@ -684,11 +684,6 @@ def print_block(head: str, rows: Sequence[tuple[str, str]]) -> None:
 def say(text: str) -> None:
     """Write a line of results: to a terminal without what would control it, else as it is."""
     click.echo(shown(text) if sys.stdout is not None and sys.stdout.isatty() else text)
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 shard`, `2 shards`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def bytes_text(count: float) -> str:

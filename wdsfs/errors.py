@@ -166,6 +166,11 @@ class NameTooLong(EntryError):
     errno = errno.ENAMETOOLONG
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 shard`, `2 shards`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def several(things: Sequence[str], most: int = 3) -> str:
     """For a message: `a, b, c and 7 more`."""
     return ", ".join(things[:most]) + (f" and {len(things) - most} more" if len(things) > most else "")

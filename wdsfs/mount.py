@@ -37,7 +37,7 @@ from wdsfs.board import Board, Tags
 from wdsfs.compose import Composition
 from wdsfs.derived import Companions, DerivedLower, is_view, open_lower
 from wdsfs.engine import Engine
-from wdsfs.errors import MountError, ShardError, UsageError, WdsfsError
+from wdsfs.errors import MountError, ShardError, UsageError, WdsfsError, counted
 from wdsfs.index import Index, open_index
 from wdsfs.inplace import is_half_done
 from wdsfs.lower import Lower
@@ -547,7 +547,7 @@ class _Session:
                 return
             self.ready()
             self.usable = True
-            log.info("mounted %s shards at %s", len(self.wanted.shards), self.mount.mountpoint)
+            log.info("mounted %s at %s", counted(len(self.wanted.shards), "shard"), self.mount.mountpoint)
             await trio.serve_listeners(self._answer, [trio.SocketListener(listener)])
 
     async def _in_child(self, function: Callable[[], dict[str, Any]], keep_device: bool = False) -> dict[str, Any]:
