@@ -11,7 +11,8 @@ from typing import Any
 
 import tars
 
-from wdsfs.index import Index, Summary, build_file, look, summarize
+from wdsfs.identity import look
+from wdsfs.index import Index, Summary, build_file, summarize
 from wdsfs.record import Record
 from wdsfs.spec import Shard
 

@@ -12,8 +12,8 @@ import tars
 from uppers import NO_RULES, OPAQUE, WHITEOUT, a_tree, find, write_upper
 
 from wdsfs import changes
-from wdsfs.board import sum_of
 from wdsfs.changes import Changes, Remark, Rules, Sample
+from wdsfs.identity import sum_of
 from wdsfs.tree import View
 
 FIRST = tars.tar(

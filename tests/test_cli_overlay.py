@@ -21,7 +21,7 @@ from test_commit import EDITS, FIRST, SECOND, Set, bare, half_way, keys
 from test_pack import Killed
 from uppers import OPAQUE, WHITEOUT, write_upper
 
-from wdsfs.pack import Disk
+from wdsfs.durable import Disk
 from wdsfs.tree import View
 
 

@@ -25,14 +25,14 @@ from hypothesis import strategies as st
 from test_pack import Faulty, Killed
 from uppers import OPAQUE, WHITEOUT, a_tree, find, write_upper
 
-from wdsfs import index, overlay, pack
+from wdsfs import identity, index, overlay, pack
 from wdsfs.changes import Remark
 from wdsfs.commit import NO_SAMPLE, Files, Options, Plan, Planner, Runner, Step, continued, namer
+from wdsfs.durable import Disk
 from wdsfs.errors import CommitError, StaleShard, UsageError
-from wdsfs.index import look
-from wdsfs.inplace import Replacement, _freed_by, plan_from_json, plan_to_json, read_plan, unfinished
-from wdsfs.overlay import Place, Settings, ShardSeen
-from wdsfs.pack import Disk
+from wdsfs.identity import look
+from wdsfs.inplace import Replacement, _freed_by, plan_from_json, plan_to_json, read_plan
+from wdsfs.overlay import Place, Settings, ShardSeen, unfinished
 from wdsfs.reading import PLAIN, Reading
 from wdsfs.tree import View
 
@@ -698,7 +698,8 @@ def test_in_place_and_the_power_fails_at_every_step(tmp_path: Path, monkeypatch:
         # Only a real power cut gives a file its old ctime back.
         return found.st_size, found.st_mtime_ns, found.st_ino
 
-    monkeypatch.setattr(index, "fingerprint_of", without_ctime)
+    for module in (identity, index):
+        monkeypatch.setattr(module, "fingerprint_of", without_ctime)
     monkeypatch.setattr(pack, "fingerprint_of", without_ctime)
     (tmp_path / "set").mkdir()
     (tmp_path / "attic").mkdir()

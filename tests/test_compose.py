@@ -26,8 +26,7 @@ import sets
 import tars
 from conftest import Program, wait_until
 
-from wdsfs import codecs, console, derived, labels, lower
-from wdsfs import index as index_module
+from wdsfs import codecs, console, derived, identity, labels, lower
 from wdsfs.compose import EMPTY, ERROR, SKIP, Composition, class_source, columns_of, read_class_names
 from wdsfs.derived import Companions, DerivedLower, is_view, open_lower
 from wdsfs.errors import (
@@ -1157,7 +1156,7 @@ def test_tables_of_label_files_go_with_them(tmp_path: Path) -> None:
 
 def test_a_damaged_table_of_labels_is_made_anew_for_the_next_one(tmp_path: Path) -> None:
     file = labels.label_file(str(as_csv(tmp_path / "l.csv")))
-    stamp = index_module.look(file.path)
+    stamp = identity.look(file.path)
 
     def found() -> dict[bytes, list[dict[bytes, bytes]]]:
         with labels.opened(file, stamp, tmp_path / "tables") as table:

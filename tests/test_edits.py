@@ -33,7 +33,8 @@ from writables import EXT, FILES, FULL, Members, Mount, fast_directory, shard, w
 from wdsfs import changes
 from wdsfs.changes import Changes, Rules
 from wdsfs.commit import Files, Options, Planner, Runner
-from wdsfs.index import look, open_index
+from wdsfs.identity import look
+from wdsfs.index import open_index
 from wdsfs.inplace import Replacement
 from wdsfs.lower import Lower
 from wdsfs.merged import make_tree

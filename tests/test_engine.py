@@ -21,7 +21,8 @@ from conftest import Mounted, Program, wait_until
 
 from wdsfs import board as boards
 from wdsfs import control
-from wdsfs.board import DEADLY, Board, Tags
+from wdsfs.board import DEADLY, Board
+from wdsfs.generations import Tags
 from wdsfs.inodes import TAG_MAX
 
 FILES = 200

@@ -19,11 +19,11 @@ from test_cli import program  # noqa: F401  # a fixture
 from test_commit import EDITS, FIRST, SECOND, Set
 from test_pack import Faulty, Killed, every_step
 
+from wdsfs.durable import Disk
 from wdsfs.errors import ExportError
 from wdsfs.export import DALI, ENERGON, FORMATS, WIDS, Export, below, energon_root
 from wdsfs.index import open_index
 from wdsfs.lower import Lower
-from wdsfs.pack import Disk
 
 ONE = tar(A, member(b"a.cls", b"1"), B)
 TWO = tar(member(b"d/c.txt", b"cc"))

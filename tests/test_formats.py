@@ -16,10 +16,10 @@ import pytest
 import tars
 from tars import A, B, member, tar
 
-from wdsfs import builder, energon, formats
+from wdsfs import builder, energon, formats, wids
 from wdsfs.errors import ExportError
-from wdsfs.formats import WidsShard
 from wdsfs.record import Record
+from wdsfs.wids import WidsShard
 
 # Headers of 512 bytes, each content padded to 512: a member of 1 to 512 bytes takes 1,024.
 PLAIN = tar(
@@ -188,7 +188,7 @@ def test_an_index_of_a_shard_without_members() -> None:
 
 
 def test_a_wids_index() -> None:
-    text = formats.wids_index([WidsShard("a.tar", 3, 10240), WidsShard("/b/c.tar", 0, 1024, "d41d8c")])
+    text = wids.wids_index([WidsShard("a.tar", 3, 10240), WidsShard("/b/c.tar", 0, 1024, "d41d8c")])
     assert json.loads(text) == {
         "__kind__": "wids-shard-index-v1",
         "wids_version": 1,
@@ -197,7 +197,7 @@ def test_a_wids_index() -> None:
             {"url": "/b/c.tar", "md5sum": "d41d8c", "nsamples": 0, "filesize": 1024},
         ],
     }
-    assert json.loads(formats.wids_index([], "train"))["name"] == "train"
+    assert json.loads(wids.wids_index([], "train"))["name"] == "train"
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_a_wids_index() -> None:
 )
 def test_what_wids_reads_otherwise(content: bytes, message: str | None) -> None:
     with tars.opened(content) as fd:
-        found = formats.wids_misreading(fd)
+        found = wids.wids_misreading(fd)
     assert found is None if message is None else found is not None and message in found
 
 

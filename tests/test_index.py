@@ -31,7 +31,8 @@ from conftest import descendants, new_processes
 from wdsfs import builder, pool, record, system
 from wdsfs import index as index_module
 from wdsfs.errors import IndexUnusable, MissingShard, ShardError, UnreadableShard
-from wdsfs.index import Index, Summary, Union, build_file, look, open_index
+from wdsfs.identity import look
+from wdsfs.index import Index, Summary, Union, build_file, open_index
 from wdsfs.record import Record
 from wdsfs.spec import Shard
 

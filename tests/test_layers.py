@@ -25,77 +25,90 @@ module     | may import from wdsfs                                  | stays away
 -----------+--------------------------------------------------------+------------------------------
 __init__   |                                                        | third-party
 errors     |                                                        | third-party disks clock
+identity   | errors                                                 | third-party clock
 inodes     |                                                        | third-party disks clock
-board      | inodes                                                 | third-party disks
+generations | identity inodes                                        | third-party disks clock
+board      |                                                        | third-party disks
 snapshots  |                                                        | third-party
-names      | errors                                                 | third-party disks clock
+names      |                                                        | third-party disks clock
 reading    |                                                        | third-party disks clock
 trust      | errors                                                 | third-party clock
-system     | errors trust                                           | third-party
-control    | errors system                                          | fuse lmdb numpy terminal
-mountpoint | errors trust system control                            | fuse trio lmdb numpy terminal
+system     | trust errors                                           | third-party
+control    | system                                                 | fuse lmdb numpy terminal
+mountpoint | control system errors trust                            | fuse trio lmdb numpy terminal
 braces     | errors                                                 | fuse trio lmdb numpy terminal disks clock
 documents  | errors                                                 | fuse trio lmdb numpy terminal clock
-lists      | errors braces documents                                | fuse trio lmdb numpy terminal clock
-spec       | errors names reading braces documents lists            | fuse trio lmdb numpy terminal clock
+lists      | braces documents errors                                | fuse trio lmdb numpy terminal clock
+spec       | braces documents lists names errors reading            | fuse trio lmdb numpy terminal clock
 pool       | errors spec                                            | third-party
 source     |                                                        | third-party clock
+durable    | errors source                                          | third-party clock
 seek       |                                                        | fuse trio lmdb numpy terminal clock
-copies     | errors system trust                                    | third-party
-shard      | errors names source                                    | fuse trio lmdb terminal clock
+copies     | system trust errors                                    | third-party
+shard      | errors source                                          | fuse trio lmdb terminal clock
+wids       | names shard                                            | fuse trio lmdb terminal clock
 codecs     | errors                                                 | fuse trio lmdb numpy terminal clock
-compressed | errors source seek copies shard codecs                 | fuse trio lmdb terminal clock
+compressed | codecs copies seek shard source errors                 | fuse trio lmdb terminal clock
 header     |                                                        | third-party disks clock
-record     | inodes shard source                                    | fuse trio lmdb terminal clock
+record     | shard source                                           | fuse trio lmdb terminal clock
 claims     | names record                                           | fuse trio lmdb terminal disks clock
-builder    | errors inodes names reading record shard source        | fuse trio lmdb terminal clock
-formats    | errors names reading shard record                      | fuse trio lmdb terminal clock
-energon    | errors names shard                                     | fuse trio lmdb terminal clock
-ahead      | formats energon source                                   | fuse trio lmdb terminal clock
-labels     | errors names system trust                              | fuse trio lmdb numpy terminal clock
-compose    | errors names shard record builder codecs               | fuse trio lmdb terminal clock
-pages      | errors                                                 | fuse trio lmdb terminal
-index      | errors inodes trust system reading spec pool copies compressed record claims |
-           | builder pages ahead                                    | fuse trio terminal
-access     | errors trust index                                     | fuse trio lmdb numpy terminal clock
-lower      | errors access board inodes source spec compressed shard record claims index | fuse trio lmdb terminal
-derived    | errors access board names reading spec record codecs labels compose index lower |
-           |                                                        | fuse trio lmdb terminal
-tree       | errors inodes names shard record lower                 | fuse trio lmdb terminal
-merged     | errors inodes names record claims index lower tree     | fuse trio lmdb terminal
-numbered   | errors inodes lower merged record spec tree            | fuse trio lmdb terminal
+builder    | names shard errors inodes reading record source        | fuse trio lmdb terminal clock
+energon    | names shard errors                                     | fuse trio lmdb terminal clock
+ahead      | source                                                 | fuse trio lmdb terminal clock
+formats    | names shard ahead errors reading record                | fuse trio lmdb terminal clock
+labels     | names system trust errors                              | fuse trio lmdb numpy terminal clock
+compose    | codecs names shard builder errors record               | fuse trio lmdb terminal clock
+pages      |                                                        | fuse trio lmdb terminal
+index      | builder claims compressed copies pages pool system     |
+           | trust ahead errors identity reading record spec        | fuse trio terminal
+access     | identity trust index errors                            | fuse trio lmdb numpy terminal clock
+lower      | compressed identity shard source index record access   |
+           | claims errors generations spec                         | fuse trio lmdb terminal
+derived    | codecs labels lower access compose errors generations  |
+           | index names reading record spec                        | fuse trio lmdb terminal
+tree       | inodes names errors lower record shard                 | fuse trio lmdb terminal
+merged     | inodes names claims errors index lower record tree     | fuse trio lmdb terminal
+numbered   | inodes errors lower merged record spec tree            | fuse trio lmdb terminal
 report     | board lower tree                                       | fuse trio lmdb numpy terminal
-pack       | errors header index record shard source                | fuse trio lmdb terminal clock
-overlay    | errors inodes reading trust                            | third-party clock
-changes    | errors board inodes names record shard lower tree overlay pack | fuse trio lmdb terminal clock
-commit | errors braces header index names record shard lower overlay pack changes | fuse trio lmdb terminal clock
-export     | __init__ errors pool record formats energon index lower pack | fuse trio lmdb terminal clock
-inplace    | errors trust index lower overlay pack changes commit   | fuse trio lmdb terminal clock
-restore    | errors board inodes lower overlay tree                | fuse trio lmdb numpy terminal clock
+pack       | header shard durable errors identity index record source | fuse trio lmdb terminal clock
+overlay    | trust errors inodes reading                            | third-party clock
+changes    | inodes lower names errors identity overlay pack record |
+           | shard tree                                             | fuse trio lmdb terminal clock
+commit     | braces header changes durable errors identity lower    |
+           | names overlay pack record shard                        | fuse trio lmdb terminal clock
+export     | __init__ ahead energon formats pool wids durable       |
+           | errors identity index lower record                     | fuse trio lmdb terminal clock
+inplace    | trust changes commit errors identity lower overlay pack | fuse trio lmdb terminal clock
+restore    | inodes errors identity lower overlay tree              | fuse trio lmdb numpy terminal clock
 journal    |                                                        | third-party disks clock
 upper      | errors inodes overlay                                  | third-party clock
-writable | errors board inodes journal names lower overlay tree restore upper | fuse trio lmdb numpy terminal clock
-special | errors board inodes names snapshots control formats record index lower tree report writable |
+writable   | inodes lower errors identity journal names overlay     |
+           | restore tree upper                                     | fuse trio lmdb numpy terminal clock
+special    | control formats inodes names report wids board errors  |
+           | identity lower record snapshots tree writable          |
 protocol   |                                                        | fuse trio lmdb terminal disks clock
-watch      | board inodes protocol spec                             | fuse trio lmdb numpy terminal
+watch      | protocol generations inodes spec                       | fuse trio lmdb numpy terminal
 worker     | protocol                                               | fuse trio lmdb numpy terminal
-ops        | errors names board inodes lower protocol tree writable special | fuse trio lmdb numpy terminal disks
-writes     | errors board inodes ops protocol special tree writable   | fuse trio lmdb numpy terminal
-stack      | errors trust spec index inplace tree overlay journal upper writable | fuse trio lmdb numpy terminal
-engine     | errors board protocol worker tree writable ops         | fuse lmdb numpy terminal
-check      | errors names reading source compressed shard record formats energon ahead | fuse trio lmdb terminal
-soundness  | errors lower check                                     | fuse trio lmdb terminal clock
+ops        | lower protocol board errors inodes names special tree  |
+           | writable                                               | fuse trio lmdb numpy terminal disks
+writes     | protocol board errors inodes ops special tree writable | fuse trio lmdb numpy terminal
+stack      | journal trust errors identity overlay spec tree upper  |
+           | writable                                               | fuse trio lmdb numpy terminal
+engine     | protocol worker board errors ops tree writable         | fuse lmdb numpy terminal
+check      | ahead compressed energon formats names shard errors    |
+           | reading record source                                  | fuse trio lmdb terminal
+soundness  | check errors lower                                     | fuse trio lmdb terminal clock
 mount      | *                                                      | lmdb numpy terminal
-statistics | errors record lower                                    | fuse trio lmdb terminal
-doctor     | errors trust system control mountpoint                 | trio lmdb numpy terminal
-console    | errors names trust copies index lower pool reading spec tree compose derived soundness|
-           |                                                        | fuse trio lmdb numpy
+statistics | errors lower record                                    | fuse trio lmdb terminal
+doctor     | control mountpoint system trust errors                 | trio lmdb numpy terminal
+console    | errors names compose index lower soundness spec tree   |
+           | reading copies trust pool derived                      | fuse trio lmdb numpy
 cli_export | *                                                      | fuse trio lmdb numpy
-cli_overlay | *                                                     | fuse trio lmdb numpy
-cli_restore | *                                                     | fuse trio lmdb numpy
+cli_overlay | *                                                      | fuse trio lmdb numpy
+cli_restore | *                                                      | fuse trio lmdb numpy
 cli_status | *                                                      | fuse trio lmdb numpy
 cli        | *                                                      | fuse trio lmdb numpy
-fstab      | errors names system control mount cli                        | third-party
+fstab      | names errors cli mount                                 | third-party
 __main__   | cli fstab                                              | third-party
 """
 

@@ -19,9 +19,10 @@ import sets
 import tars
 
 from wdsfs import builder, lower, system
-from wdsfs.board import Tags
 from wdsfs.errors import CorruptShard, MissingShard, StaleShard, UnreadableShard
-from wdsfs.index import build_file, look, open_index
+from wdsfs.generations import Tags
+from wdsfs.identity import look
+from wdsfs.index import build_file, open_index
 from wdsfs.inodes import TAG_MAX
 from wdsfs.lower import Content, Lower, NotIndexed
 from wdsfs.merged import make_tree

@@ -265,15 +265,15 @@ def test_files_that_were_copied_over_themselves(a_set: Program) -> None:
 # A commit that waits in front of the rename of the shard s1, having made the file "waits", until "go" is there.
 SLOW = """
 import os, time
-from wdsfs import pack
-original = pack.Disk.rename
+from wdsfs import durable
+original = durable.Disk.rename
 def rename(self, source, target):
     if target.endswith(b"s1.tar"):
         open("waits", "w").close()
         while not os.path.exists("go"):
             time.sleep(0.001)
     return original(self, source, target)
-pack.Disk.rename = rename
+durable.Disk.rename = rename
 from wdsfs.cli import main
 main(prog_name="wdsfs")
 """

@@ -369,14 +369,14 @@ def test_a_writable_mount_outlives_its_supervisor(program: Program) -> None:
 # `wdsfs`, killed when the first of the shards has been replaced.
 _KILLED_COMMIT = """
 import os, signal
-from wdsfs import cli, pack
+from wdsfs import cli, durable
 
 def rename(disk, source, target):
     os.rename(source, target)
     if target.endswith(b".tar"):
         os.kill(os.getpid(), signal.SIGKILL)
 
-pack.Disk.rename = rename
+durable.Disk.rename = rename
 cli.main(prog_name="wdsfs")
 """
 

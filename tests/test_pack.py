@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import tars
 
-from wdsfs import header, pack, record, shard
+from wdsfs import durable, header, pack, record, shard
+from wdsfs.durable import Disk, temporary_of
 from wdsfs.errors import CommitError, CorruptShard, StaleShard
 from wdsfs.index import build_file
-from wdsfs.pack import Disk, Layout, New, Output, Piece, Run, Source, Writer, Zeros, joined, temporary_of
+from wdsfs.pack import Layout, New, Output, Piece, Run, Source, Writer, Zeros, joined
 
 SAMPLES = tars.tar(
     tars.member(b"d/", kind=tars.DIRECTORY),
@@ -284,7 +285,7 @@ def test_what_is_copied_must_be_there(bench: Bench) -> None:
 
 
 def test_a_large_file_goes_in_parts(bench: Bench) -> None:
-    content = os.urandom(3 * pack.CHUNK + 5)
+    content = os.urandom(3 * durable.CHUNK + 5)
     tar = bench.write({b"c.txt": (bench.new(b"c.txt", content),)})
     assert tars.by_webdataset(tar)[-1]["txt"] == content
 

@@ -17,8 +17,8 @@ import pytest
 import tars
 from conftest import Mounted, Program, fails, wait_until
 
-from wdsfs import index
-from wdsfs.board import Tags
+from wdsfs import identity
+from wdsfs.generations import Tags
 
 Answer = TypeVar("Answer")
 
@@ -286,13 +286,13 @@ def test_a_change_with_the_same_tag(program: Program, mounted: Mounted) -> None:
     """
     path = program.home / "a.tar"
     big = mounted.path / "a/big/bin"
-    old_tag = Tags(1).of(0, index.fingerprint_of(path.stat()))
+    old_tag = Tags(1).of(0, identity.fingerprint_of(path.stat()))
     fd = os.open(big, os.O_RDONLY)
     try:
         assert os.pread(fd, 4096, 0) == b"\1" * 4096
         assert (mounted.path / "a/small/txt").read_bytes() == b"\1" * 100
         new = program.write("new", shard(2))
-        found = index.fingerprint_of(new.stat())
+        found = identity.fingerprint_of(new.stat())
         times = itertools.count(found[1])
         chosen = next(t for t in times if Tags(1).of(0, (found[0], t, found[2])) == old_tag)
         os.utime(new, ns=(chosen, chosen))

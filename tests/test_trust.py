@@ -21,11 +21,12 @@ from conftest import Program
 
 from wdsfs import export, labels, system, trust
 from wdsfs.copies import NoRoom, cache
+from wdsfs.durable import Disk, temporary_of
 from wdsfs.errors import IndexUnusable, MountError, OverlayUnusable, UsageError
-from wdsfs.index import Index, look, open_index
+from wdsfs.identity import look
+from wdsfs.index import Index, open_index
 from wdsfs.lower import Lower
 from wdsfs.overlay import Place, hold
-from wdsfs.pack import Disk, temporary_of
 from wdsfs.trust import Untrusted
 
 NOBODY = 65534
@@ -259,7 +260,8 @@ _POISON = """
 import os, sys, tempfile
 from pathlib import Path
 from wdsfs import builder
-from wdsfs.index import look, open_index
+from wdsfs.identity import look
+from wdsfs.index import open_index
 directory, path, other = map(os.fsencode, sys.argv[1:])
 BECOME
 os.umask(0)

@@ -15,7 +15,7 @@ import wire
 from conftest import wait_until
 
 from wdsfs import watch
-from wdsfs.board import Tags
+from wdsfs.generations import Tags
 from wdsfs.spec import Shard
 from wdsfs.watch import Watch
 

@@ -17,10 +17,10 @@ import stat
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from wdsfs import identity, trust
 from wdsfs import index as index_module
-from wdsfs import trust
 from wdsfs.errors import MissingShard, RefusedShard, UnreadableShard
-from wdsfs.index import fingerprint_of
+from wdsfs.identity import fingerprint_of
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Access:
 
     def look(self, path: bytes) -> Fingerprint:
         """The fingerprint of the file at `path` now. Raises MissingShard, UnreadableShard, RefusedShard."""
-        return index_module.look(path)
+        return identity.look(path)
 
     def open(self, path: bytes) -> int:
         """A descriptor of the file at `path`. Raises MissingShard, UnreadableShard, RefusedShard."""
@@ -79,7 +79,7 @@ class GuardedAccess(Access):
             self._known[path] = fingerprint_of(found)
 
     def look(self, path: bytes) -> Fingerprint:
-        found = index_module.look(path)
+        found = identity.look(path)
         if self._known.get(path) == found or path not in self._seen:
             return found
         try:

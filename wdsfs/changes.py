@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wdsfs import inodes, lower, names
-from wdsfs.board import sum_of
 from wdsfs.errors import NoSuchEntry, NotADirectory, ShardError
+from wdsfs.identity import sum_of
 from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of
 from wdsfs.lower import NotIndexed
 from wdsfs.overlay import DIRECTORY, FILE, SYMLINK, WHITEOUT, Origin, UpperNode

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsfs import compressed, energon, formats, names, shard
+from wdsfs import ahead, compressed, energon, formats, names, shard
 from wdsfs.ahead import reading_ahead
 from wdsfs.errors import MissingShard, StaleShard, UnreadableShard
 from wdsfs.reading import PLAIN, Reading
@@ -168,7 +168,7 @@ def _find_patterns(record: Record, samples: NDArray[np.int64], starts: NDArray[n
 def _side_indexes(path: bytes, fd: int, reading: Reading) -> Iterator[tuple[bytes, str]]:
     """The indexes of other tools that lie beside a shard and are not of what is in it, and why."""
     dali_misfit = functools.partial(formats.dali_misfit, reading=reading)
-    sides = ((formats.dali_path(path), dali_misfit), (energon.offsets_path(path), energon.misfit))
+    sides = ((ahead.dali_path(path), dali_misfit), (ahead.energon_path(path), energon.misfit))
     for side, misfit in sides:
         try:
             file = open_beside(side)  # closed below; what reading the shard says is not the index's

@@ -169,9 +169,8 @@ def _held(overlay: str, wanted: Wanted, view: dict[str, Any], opening: Opening, 
     """Hold the overlay and open the set below it, shown as it was when the overlay was made."""
     from pathlib import Path
 
-    from wdsfs.inplace import clean, unfinished
     from wdsfs.merged import make_tree
-    from wdsfs.overlay import Place, held, read_settings, refuse_outputs
+    from wdsfs.overlay import Place, clean, held, read_settings, refuse_outputs, unfinished
     from wdsfs.spec import expand, refuse_left_out
 
     place = Place(Path(os.path.abspath(overlay)))
@@ -212,9 +211,8 @@ def mounted(
     from pathlib import Path
 
     from wdsfs import control
-    from wdsfs.inplace import unfinished
     from wdsfs.merged import make_tree
-    from wdsfs.overlay import Place, read_settings, refuse_outputs
+    from wdsfs.overlay import Place, read_settings, refuse_outputs, unfinished
     from wdsfs.reading import Reading
     from wdsfs.spec import Shard
 
@@ -322,7 +320,7 @@ def _agree(settings: Settings, view: dict[str, Any], selection: Selection) -> No
 
 def _warn_of_changed(place: Place, settings: Settings, below: Lower) -> None:
     """Say which shards are not what they were when the overlay was made. Raises OverlayUnusable."""
-    from wdsfs.inplace import unfinished
+    from wdsfs.overlay import unfinished
 
     changed = _compare(settings, {shard.name: shard.path for shard in below.shards})
     if changed and not unfinished(place):  # else it is the commit that has changed them
@@ -333,7 +331,7 @@ def _warn_of_changed(place: Place, settings: Settings, below: Lower) -> None:
 def _compare(settings: Settings, shards: dict[bytes, bytes]) -> list[str]:
     """See that the set is the one below the overlay; returns what has changed. Raises OverlayUnusable."""
     from wdsfs.errors import ShardError
-    from wdsfs.index import look
+    from wdsfs.identity import look
 
     missing = [os.fsdecode(one.name) for one in settings.shards if one.name not in shards]
     if missing:
@@ -390,7 +388,7 @@ def diff(
       wdsfs diff /mnt/train
       wdsfs diff --overlay edits 'train-{000000..000999}.tar'
     """
-    from wdsfs.inplace import unfinished
+    from wdsfs.overlay import unfinished
 
     wanted = Wanted(sources, selection)
     view = {"layout": layout, "names": names, "merge": merge}
@@ -560,7 +558,8 @@ def commit(
       wdsfs commit --overlay edits --changed-only -o 'delta-%06d.tar' 'train-*.tar'
     """
     from wdsfs.commit import Options, Planner, Runner
-    from wdsfs.inplace import Replacement, read_plan, unfinished
+    from wdsfs.inplace import Replacement, read_plan
+    from wdsfs.overlay import unfinished
     from wdsfs.spec import expand, extended
 
     since = time.monotonic()

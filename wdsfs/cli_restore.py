@@ -99,7 +99,7 @@ def restore(
 
 
 def _refuse_unfinished(place: Place) -> None:
-    from wdsfs.inplace import unfinished
+    from wdsfs.overlay import unfinished
 
     if unfinished(place):
         raise CommitError(

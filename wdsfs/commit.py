@@ -32,14 +32,14 @@ from numpy.typing import NDArray
 
 from wdsfs import braces, header
 from wdsfs.changes import Changes, NewSample, Remark, Rules, ShardChanges
+from wdsfs.durable import Disk
 from wdsfs.errors import CommitError, ShardError, StaleShard, UsageError
-from wdsfs.index import look
+from wdsfs.identity import look
 from wdsfs.lower import Lower, NotIndexed
 from wdsfs.names import split, suffix_of
 from wdsfs.overlay import OPEN_DIRECTORY
 from wdsfs.pack import (
     Cut,
-    Disk,
     Layout,
     New,
     Output,

@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 
 from wdsfs import codecs, labels, lower
 from wdsfs.access import Access
-from wdsfs.board import Tags
 from wdsfs.compose import (
     DECODED,
     MISSING,
@@ -47,6 +46,7 @@ from wdsfs.compose import (
     refuse,
 )
 from wdsfs.errors import MissingShard, ShardError, StaleShard, UnreadableShard, UsageError, ViewError
+from wdsfs.generations import Tags
 from wdsfs.index import COMMIT_BYTES, COMMIT_SECONDS, PATIENCE_SECONDS, Index, Union, wait_for_tick
 from wdsfs.labels import LabelFile, label_file
 from wdsfs.lower import GONE, Content, File, Fingerprint, Held, Lower, NotIndexed

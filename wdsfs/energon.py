@@ -40,11 +40,6 @@ CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, pa
 _UNSAFE = "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;"  # the file gets its name when it is whole and synced
 
 
-def offsets_path(shard: bytes) -> bytes:
-    """Where Energon looks for the offsets of a shard called *.tar."""
-    return shard + b".idx"
-
-
 class Part(NamedTuple):
     """A member of a sample: extension, offset and size (bytes) of its content."""
 
@@ -124,19 +119,6 @@ def misfit(fd: int, index: BinaryIO) -> str | None:
         return f"{len(data)} bytes are no whole number of offsets"
     what = f"sample {wrong} starts" if wrong < expected else "the samples end"
     return f"it has offset {told[wrong]} where {what} at {wanted[wrong]}"
-
-
-def places(index: BinaryIO, most: int) -> Sequence[int]:
-    """Where a `.tar.idx` says that samples start (bytes), unless it tells of more than `most`.
-
-    Raises ValueError for something else.
-    """
-    found = array("Q")
-    data = index.read(found.itemsize * (most + 2))
-    if len(data) == found.itemsize * (most + 2):
-        return ()
-    found.frombytes(data)
-    return found
 
 
 class Database:

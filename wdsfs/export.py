@@ -20,11 +20,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from wdsfs import __version__, energon, formats, pool
+from wdsfs import __version__, ahead, energon, formats, pool, wids
+from wdsfs.durable import Disk, temporary_of
 from wdsfs.errors import ExportError, ShardError, StaleShard, UnreadableShard, several
-from wdsfs.index import fingerprint_of, open_shard
+from wdsfs.identity import fingerprint_of
+from wdsfs.index import open_shard
 from wdsfs.lower import Lower
-from wdsfs.pack import Disk, temporary_of
 from wdsfs.record import Record
 
 DALI, ENERGON, WIDS = FORMATS = ("dali", "energon", "wids")
@@ -140,9 +141,7 @@ class Export:
 
     def _dali(self, directory: bytes | None) -> None:
         for number, one in enumerate(self.lower.shards):
-            path = (
-                formats.dali_path(one.path) if directory is None else os.path.join(directory, one.name + b".idx")
-            )
+            path = ahead.dali_path(one.path) if directory is None else os.path.join(directory, one.name + b".idx")
             try:
                 record = self._record(number)
                 if record.samples or record.problems:
@@ -177,9 +176,9 @@ class Export:
             except ExportError as error:
                 raise ExportError(f"{os.fsdecode(one.path)}: {error}") from None
             url = os.fsdecode(below(directory, one.path) or one.path)
-            rows.append(formats.WidsShard(url, record.samples, record.fingerprint[0], sums.get(one.path)))
+            rows.append(wids.WidsShard(url, record.samples, record.fingerprint[0], sums.get(one.path)))
             self.on_shard()
-        self._put(os.path.join(directory, WIDS_NAME), [formats.wids_index(rows)])
+        self._put(os.path.join(directory, WIDS_NAME), [wids.wids_index(rows)])
 
     # --- Energon
 
@@ -239,7 +238,7 @@ class Export:
             try:
                 for name, number in names.items():
                     borders = self._energon_shard(database, number, counts)
-                    own = energon.offsets_path(os.path.join(root, os.fsencode(name)))
+                    own = ahead.energon_path(os.path.join(root, os.fsencode(name)))
                     if borders:
                         counts[name] = len(borders) - 1
                         self._compare_samples(number, counts[name])
@@ -323,8 +322,8 @@ def left_behind(shards: Iterable[bytes], kinds: Collection[str]) -> list[bytes]:
     for path in shards:
         folder = os.path.join(energon_root(os.path.dirname(path)), energon.FOLDER)
         places = {
-            DALI: [formats.dali_path(path)],
-            ENERGON: [energon.offsets_path(path), os.path.join(folder, b"index.sqlite")],
+            DALI: [ahead.dali_path(path)],
+            ENERGON: [ahead.energon_path(path), os.path.join(folder, b"index.sqlite")],
             WIDS: [os.path.join(os.path.dirname(path), WIDS_NAME)],
         }
         for kind, paths in places.items():
@@ -357,7 +356,7 @@ def _telling(path: bytes, pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _wids_misreading(path: bytes) -> str | None:
-    return _of_file(path, formats.wids_misreading)
+    return _of_file(path, wids.wids_misreading)
 
 
 def _md5(path: bytes) -> str | None:

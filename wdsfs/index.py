@@ -36,6 +36,7 @@ import numpy as np
 from wdsfs import builder, claims, compressed, copies, pages, pool, system, trust
 from wdsfs.ahead import reading_ahead
 from wdsfs.errors import IndexUnusable, MissingShard, ShardError, StaleShard, UnreadableShard
+from wdsfs.identity import fingerprint_of, look
 from wdsfs.reading import PLAIN, Reading
 from wdsfs.record import Record
 from wdsfs.spec import Shard
@@ -61,7 +62,6 @@ _SUMMARY = struct.Struct("<QqQIIIIIIQII")
 _CRC_BYTES = 4
 _FILES = ("data.mdb", "lock.mdb")
 MISCOUNTED_TOLD = 3  # shards that warnings name
-_MIX = 0x9E3779B97F4A7C15  # the golden ratio in 64 bits
 
 
 class Summary(NamedTuple):
@@ -83,30 +83,6 @@ class Summary(NamedTuple):
     @property
     def fingerprint(self) -> tuple[int, int, int]:
         return self.size, self.mtime_ns, self.identity
-
-
-def fingerprint_of(found: os.stat_result) -> tuple[int, int, int]:
-    """What tells a file from its successors: size in bytes, mtime in ns, and inode number and ctime as one number.
-
-    The ctime is in it because nothing else gives away a file that was rewritten in place and got its old mtime
-    back (`cp -p`, `rsync -t --inplace`). The price: after a chmod or a new hard link a shard is indexed again.
-    """
-    # Some file systems have times that 64 bits of nanoseconds do not reach (the year 2262).
-    mtime_ns = max(min(found.st_mtime_ns, (1 << 63) - 1), -(1 << 63))
-    return found.st_size, mtime_ns, (found.st_ino ^ found.st_ctime_ns * _MIX) & 0xFFFFFFFFFFFFFFFF
-
-
-def look(path: bytes) -> tuple[int, int, int]:
-    """The fingerprint of the file at `path` now. Raises MissingShard, UnreadableShard."""
-    try:
-        found = fingerprint_of(os.stat(path))
-        if not os.access(path, os.R_OK):
-            raise UnreadableShard(f"{os.fsdecode(path)}: {os.strerror(errno.EACCES)}")
-        return found
-    except FileNotFoundError:
-        raise MissingShard(f"{os.fsdecode(path)}: the shard is gone") from None
-    except OSError as error:
-        raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
 
 
 def open_shard(path: bytes) -> int:

@@ -35,54 +35,15 @@ from typing import Any
 from wdsfs import trust
 from wdsfs.changes import Remark
 from wdsfs.commit import NEW, REWRITE, Plan, Runner, Step
-from wdsfs.errors import CommitError, OverlayUnusable, ShardError, several
-from wdsfs.index import look
+from wdsfs.errors import CommitError, ShardError, several
+from wdsfs.identity import look
 from wdsfs.lower import Lower, NotIndexed
-from wdsfs.overlay import Place, Settings, ShardSeen, read_settings, write_settings
+from wdsfs.overlay import Place, Settings, ShardSeen, clean, read_settings, state_of, unfinished, write_settings
 from wdsfs.pack import New, Output, Piece, Run, Source, Zeros, named
 
 VERSION = 2  # of the journal; 1 has no checksums
 
 log = logging.getLogger(__name__)
-
-
-def state_of(place: Place) -> Path:
-    """Where the journal of an in-place commit is: for an upper of the kernel's beside it, not in it.
-
-    Raises OverlayUnusable when somebody else has made that directory: a journal says what is written where.
-    """
-    if place.is_ours:
-        return place.work
-    beside = _beside(place)
-    if os.path.lexists(beside):
-        try:
-            trust.directory(beside)
-        except OSError as error:
-            raise OverlayUnusable(f"{beside}: {error.strerror}") from None
-    # A commit that was killed while it emptied such an upper has left nothing that tells that it was one.
-    return beside if place.is_bare or (beside / "commit.json").exists() else place.work
-
-
-def _beside(place: Place) -> Path:
-    return place.path.with_name(place.path.name + ".wdsfs-commit")
-
-
-def clean(place: Place) -> None:
-    """Remove what a commit leaves that was killed at its very end, or before its first shard. The caller holds the
-    overlay, and no commit of it is unfinished."""
-    beside = _beside(place)
-    if not place.is_ours and beside.is_dir() and not (beside / "commit.json").exists():
-        shutil.rmtree(beside, ignore_errors=True)
-    if not place.is_bare:
-        shutil.rmtree(place.work / "committed", ignore_errors=True)
-        for name in ("commit.log", "commit.json.tmp"):
-            with contextlib.suppress(OSError):
-                (place.work / name).unlink()
-
-
-def unfinished(place: Place) -> bool:
-    """Whether an in-place commit of this overlay was stopped half-way: then only `replace` may use it."""
-    return (state_of(place) / "commit.json").exists()
 
 
 DONE, LEFT, CHANGED = "done", "left", "changed"  # states of a shard of an unfinished commit

@@ -19,13 +19,13 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from wdsfs import compressed, shard, source
+from wdsfs import compressed, identity, shard, source
 from wdsfs import index as index_module
 from wdsfs import record as record_module
 from wdsfs.access import Access
-from wdsfs.board import Tags
 from wdsfs.claims import Wants
 from wdsfs.errors import CorruptShard, RefusedShard, ShardError, StaleShard, UnreadableShard
+from wdsfs.generations import Tags
 from wdsfs.index import Claims, Index, Summary, Union
 from wdsfs.record import Record
 from wdsfs.source import TarBytes
@@ -438,7 +438,7 @@ class Lower:
         for number, key in enumerate(self._keys) if index.failures else ():
             if key in index.failures:
                 with suppress(ShardError):
-                    now = index_module.look(self.shards[number].path)
+                    now = identity.look(self.shards[number].path)
                     until = time.monotonic() + FAILED_SECONDS
                     found[number] = _Failure(now, FAILED_SECONDS, until, index.failures[key])
         return found
@@ -604,7 +604,7 @@ class Lower:
         fd, fingerprint = file.fd, file.fingerprint
         try:
             found = os.fstat(fd)
-            if index_module.fingerprint_of(found) != fingerprint:  # replaced since the last look
+            if identity.fingerprint_of(found) != fingerprint:  # replaced since the last look
                 self._look(number, self._states.get(number), time.monotonic())
                 raise StaleShard(f"{self.path_text(number)} has changed since this was opened")
             # The fingerprint has proved that nothing was written; this catches a file that was given the old

@@ -33,11 +33,12 @@ import trio
 
 from wdsfs import control, names, report, system, trust, watch
 from wdsfs.access import Access, access_of
-from wdsfs.board import Board, Tags
+from wdsfs.board import Board
 from wdsfs.compose import Composition
 from wdsfs.derived import Companions, DerivedLower, is_view, open_lower
 from wdsfs.engine import Engine
 from wdsfs.errors import MountError, ShardError, UsageError, WdsfsError, counted
+from wdsfs.generations import Tags
 from wdsfs.index import Index, open_index
 from wdsfs.inplace import is_half_done
 from wdsfs.lower import Lower

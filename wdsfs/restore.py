@@ -16,8 +16,8 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from wdsfs import inodes
-from wdsfs.board import sum_of
 from wdsfs.errors import NoSuchEntry, NotADirectory, ShardError
+from wdsfs.identity import sum_of
 from wdsfs.inodes import ROOT, kind_of
 from wdsfs.lower import Lower
 from wdsfs.overlay import DIRECTORY, THE_WHITEOUT, Origin, UpperNode

@@ -29,8 +29,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple, TypeVar
 
-from wdsfs import control, formats, inodes, names, report
-from wdsfs.board import Board, sum_of
+from wdsfs import control, formats, inodes, names, report, wids
+from wdsfs.board import Board
 from wdsfs.errors import (
     ExportError,
     IsADirectory,
@@ -40,6 +40,7 @@ from wdsfs.errors import (
     ShardError,
     StaleEntry,
 )
+from wdsfs.identity import sum_of
 from wdsfs.inodes import DALI, DALI_INDEX, HIDDEN, METRICS, PROBLEMS, ROOT, SHARDS, STATUS, pack_extra
 from wdsfs.lower import MANY, NotIndexed
 from wdsfs.record import Record
@@ -233,8 +234,8 @@ class Special:
                 self._refuse_irregular(number)
             # An absolute path: the reader takes others from the directory of the index.
             path = self.lower.path_text(number)
-            rows.append(formats.WidsShard(path, summary.samples, summary.fingerprint[0]))
-        return formats.wids_index(rows)
+            rows.append(wids.WidsShard(path, summary.samples, summary.fingerprint[0]))
+        return wids.wids_index(rows)
 
     def _refuse_irregular(self, number: int) -> None:
         try:

@@ -15,10 +15,19 @@ from pathlib import Path
 
 from wdsfs import journal, trust
 from wdsfs.errors import OverlayUnusable, ShardError, several
-from wdsfs.index import look
-from wdsfs.inplace import clean, unfinished
+from wdsfs.identity import look
 from wdsfs.journal import Journal
-from wdsfs.overlay import Place, Settings, ShardSeen, hold, read_settings, refuse_outputs, write_settings
+from wdsfs.overlay import (
+    Place,
+    Settings,
+    ShardSeen,
+    clean,
+    hold,
+    read_settings,
+    refuse_outputs,
+    unfinished,
+    write_settings,
+)
 from wdsfs.spec import Shard
 from wdsfs.tree import Tree, View
 from wdsfs.upper import Upper

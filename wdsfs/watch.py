@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from inotify_simple import INotify, flags
 
 from wdsfs import protocol
-from wdsfs.board import Tags
+from wdsfs.generations import Tags
 from wdsfs.inodes import ROOT
 from wdsfs.spec import Shard
 

@@ -32,7 +32,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from wdsfs import inodes, lower
-from wdsfs.board import sum_of
 from wdsfs.errors import (
     CrossDevice,
     EntryExists,
@@ -47,6 +46,7 @@ from wdsfs.errors import (
     ShardError,
     Unsupported,
 )
+from wdsfs.identity import sum_of
 from wdsfs.inodes import MEMBER, ROOT, SAMPLE, UP, kind_of
 from wdsfs.journal import Journal
 from wdsfs.lower import Content
