@@ -31,7 +31,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from wdsfs import control, system
+from wdsfs import host
+from wdsfs.status import control
 
 # Many a container sets this. Then every process that the tests start compiles all of wdsfs anew: a sixth of
 # the time that these processes take.
@@ -66,14 +67,14 @@ import ctypes, difflib, importlib, os, pkgutil, subprocess, sys, tempfile
 import click._termui_impl
 import rich.console, rich.progress, rich.table, rich.box, rich.traceback, concurrent.futures.process
 import wdsfs
-for module in pkgutil.iter_modules(wdsfs.__path__):
-    if module.name != "__main__":
-        importlib.import_module("wdsfs." + module.name)
+for module in pkgutil.walk_packages(wdsfs.__path__, "wdsfs."):
+    if module.name != "wdsfs.__main__":
+        importlib.import_module(module.name)
 uid, gid = int(sys.argv[1]), int(sys.argv[2])
 del sys.argv[1:3]
 os.setgroups([]), os.setgid(gid), os.setuid(uid)
 ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
-sys.exit(wdsfs.cli.main(prog_name="wdsfs"))
+sys.exit(wdsfs.cli.main.main(prog_name="wdsfs"))
 """
 
 
@@ -422,7 +423,7 @@ class Mounted:
 
     def check_leftovers(self) -> None:
         self.wait_for_exit()
-        assert system.mounted_at(self.path) is None
+        assert host.mounted_at(self.path) is None
         left = self._known & descendants(os.getpid())
         wait_until(lambda: not {pid for pid in left if control.start_ticks(pid)}, "the end of all processes")
         registration = self.program.registration(self.path)
@@ -468,7 +469,7 @@ def force_unmount(path: Path) -> None:
     """Whatever hangs in a FUSE mount gets an error, and the mount is gone."""
     command = ["fusermount3", "-u", "-z", "--"] if os.geteuid() else ["umount", "--force", "--lazy"]
     for _ in range(3):  # there may be one on top of another
-        mounted = system.mounted_at(path)
+        mounted = host.mounted_at(path)
         if mounted is not None and mounted.fstype.startswith("fuse"):
             subprocess.run([*command, path], capture_output=True, check=False)
 

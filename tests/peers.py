@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PATIENCE, ROOT, Program
+
+from tests.conftest import PATIENCE, ROOT, Program
 
 REQUIRED = bool(os.environ.get("WDSFS_REQUIRE_TOOLS"))
 TOOLS, DALI = ROOT / "build" / "tools-venv", ROOT / "build" / "dali-venv"

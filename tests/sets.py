@@ -9,15 +9,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import tars
+from tests import tars
+from wdsfs.index.record import Record
+from wdsfs.index.store import Index, Summary, build_file, summarize
+from wdsfs.spec.expand import Shard
+from wdsfs.storage.identity import look
 
-from wdsfs.identity import look
-from wdsfs.index import Index, Summary, build_file, summarize
-from wdsfs.record import Record
-from wdsfs.spec import Shard
-
-TESTS = Path(__file__).parent
-ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
+ROOT = Path(__file__).parent.parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 PATIENCE = 60.0  # seconds until a process is given up
 
 
@@ -62,9 +61,9 @@ def right_summary(shard: Shard) -> Summary:
 
 
 def _unpack(packed: bytes) -> Iterable[int]:
-    from wdsfs import index
+    from wdsfs.index import store
 
-    return index._SUMMARY.unpack(packed)
+    return store._SUMMARY.unpack(packed)
 
 
 def check(index: Index, shards: Sequence[Shard]) -> None:

@@ -11,12 +11,16 @@ from pathlib import Path
 
 import click
 import pytest
-from conftest import Program, need_fuse
-from test_layers import MODULES, imports_of_module
-from typed import steps_of, type_in
 
-from wdsfs import builder, changes, check, header, index, overlay, record
-from wdsfs.cli import main
+from tests.conftest import Program, need_fuse
+from tests.test_layers import FILES, ROOMS
+from tests.typed import steps_of, type_in
+from wdsfs.cli.main import main
+from wdsfs.commit import diff
+from wdsfs.index import record, record_builder, store
+from wdsfs.interop import lint
+from wdsfs.overlay import upper_format
+from wdsfs.tar import header_encoder
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -30,7 +34,7 @@ def test_the_example_in_format_md_is_what_is_stored(tmp_path: Path) -> None:
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
     fd = os.open(path, os.O_RDONLY)
-    built = record.Record(builder.build(fd, [1, 2, 3]))
+    built = record.Record(record_builder.build(fd, [1, 2, 3]))
     os.close(fd)
     text = (ROOT / "docs/format.md").read_text()
     rows = re.findall(r"^\| `([a-z]+\.[a-z.]+)` \| `([0-9a-f ]+)`", text, re.MULTILINE)
@@ -41,11 +45,11 @@ def test_the_example_in_format_md_is_what_is_stored(tmp_path: Path) -> None:
 
 def test_format_md_names_every_section_and_the_format(tmp_path: Path) -> None:
     text = (ROOT / "docs/format.md").read_text()
-    source = (ROOT / "wdsfs/builder.py").read_text()
+    source = (ROOT / "wdsfs/index/record_builder.py").read_text()
     for section in re.findall(r"_put(?:_names|_hash)?\(\s*\"([a-z.]+)\"", source):
         assert f"`{section}" in text, section
-    assert f"`{index.FORMAT.decode()}`, the format of the environment" in text
-    assert f"`{index._SUMMARY.format}`" in text
+    assert f"`{store.FORMAT.decode()}`, the format of the environment" in text
+    assert f"`{store._SUMMARY.format}`" in text
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -78,9 +82,11 @@ def test_every_link_leads_somewhere(document: Path) -> None:
 
 def test_semantics_md_lists_every_kind_of_finding() -> None:
     text = (ROOT / "docs/semantics.md").read_text()
-    sources = "".join((ROOT / f"wdsfs/{name}.py").read_text() for name in ("shard", "record", "check"))
+    sources = "".join(
+        (ROOT / f"wdsfs/{name}.py").read_text() for name in ("tar/scan", "index/record", "interop/lint")
+    )
     kinds = set(re.findall(r"(?:Problem|_Damage)\([^,\"]+, \"([a-z ]+)\"", sources))
-    kinds |= set(re.findall(r"(?:found\.add|Finding)\(\"([a-z ]+)\"", sources)) | check.NOTES
+    kinds |= set(re.findall(r"(?:found\.add|Finding)\(\"([a-z ]+)\"", sources)) | lint.NOTES
     assert len(kinds) > 8
     for kind in kinds:
         assert f"`{kind}`" in text, kind
@@ -90,16 +96,16 @@ def test_format_md_has_a_header_as_a_commit_writes_it() -> None:
     text = (ROOT / "docs/format.md").read_text()
     rows = re.findall(r"^\| ([0-9]+) \| [^|]+ \| `([0-9a-f ]+)`", text, re.MULTILINE)
     assert len(rows) > 10
-    written = bytearray(header.BLOCK)
+    written = bytearray(header_encoder.BLOCK)
     for offset, digits in rows:
         data = bytes.fromhex(digits)
         written[int(offset) : int(offset) + len(data)] = data
-    assert bytes(written) == header.encode(b"images/image007.cls", 1, 1_700_000_000)
+    assert bytes(written) == header_encoder.encode(b"images/image007.cls", 1, 1_700_000_000)
     long = b"d/" + b"n" * 120 + b".jpg"
     length = re.search(r"takes ([\d,]+) bytes of headers", text)
     assert length is not None
-    assert int(length[1].replace(",", "")) == len(header.encode(long, 1, 1_700_000_000))
-    assert b"136 path=" + long + b"\n" in header.encode(long, 1, 1_700_000_000)
+    assert int(length[1].replace(",", "")) == len(header_encoder.encode(long, 1, 1_700_000_000))
+    assert b"136 path=" + long + b"\n" in header_encoder.encode(long, 1, 1_700_000_000)
     assert "`136 path=" in text
 
 
@@ -107,14 +113,20 @@ def test_overlay_md_has_every_reason_and_every_attribute() -> None:
     text = (ROOT / "docs/overlay.md").read_text().replace("\\_", "_")
     reasons = [
         str(node.value.value)
-        for node in ast.parse((ROOT / "wdsfs/changes.py").read_text()).body
+        for node in ast.parse((ROOT / "wdsfs/commit/diff.py").read_text()).body
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and " " in str(node.value.value)
     ]
-    assert changes.OUTSIDE in reasons
+    assert diff.OUTSIDE in reasons
     assert len(reasons) > 10
     for reason in reasons:
         assert f"| {reason} |" in text, reason
-    for name in (overlay.OPAQUE, overlay.WHITED_OUT, overlay.ORIGIN, overlay.MODE, overlay.OPAQUE_OF_ROOT):
+    for name in (
+        upper_format.OPAQUE,
+        upper_format.WHITED_OUT,
+        upper_format.ORIGIN,
+        upper_format.MODE,
+        upper_format.OPAQUE_OF_ROOT,
+    ):
         assert f"`{name}`" in text, name
 
 
@@ -142,19 +154,15 @@ def _write_set(directory: Path) -> None:
 
 def test_design_md_has_every_module_and_draws_every_import_downwards() -> None:
     text = (ROOT / "docs/design.md").read_text()
-    table = text[text.index("| module | what it is |") : text.index("## Decisions")]
-    named = [
-        name for cell in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall("`(.*?)`", cell)
-    ]
-    modules = [module for module in MODULES if not module.startswith("__")]
-    assert sorted(named) == sorted(modules)
-    drawing = text[text.index("```\n", text.index("## The modules")) + 4 :]
-    drawing = drawing[: drawing.index("```")]
-    storeys = {
-        word: at for at, line in enumerate(drawing.splitlines()) for word in re.findall("[a-z_]+", line[16:])
-    }
-    assert sorted(storeys) == sorted(modules)
-    for module in modules:
-        for found in imports_of_module(module):
-            if found.ours not in (None, "__init__"):
-                assert storeys[module] < storeys[str(found.ours)], f"{module} -> {found.ours}"
+    chapter = text[text.index("## The rooms") : text.index("## Decisions")]
+    modules = {file.relative_to(ROOT / "wdsfs").with_suffix("").as_posix() for file in FILES.values()}
+    assert sorted(re.findall(r"^\| `([a-z_/]+)` \|", chapter, re.MULTILINE)) == sorted(
+        module for module in modules if not module.endswith("__")
+    )
+    assert set(re.findall(r"`([a-z]+/[a-z_]+)`", chapter)) <= modules
+    drawing = chapter.split("```")[1]
+    storeys = {room: at for at, line in enumerate(drawing.splitlines()) for room in line[:30].split()}
+    assert sorted(storeys) == sorted(ROOMS)
+    for room, row in ROOMS.items():
+        for below in row.may_import:
+            assert storeys[room] < storeys[below], f"{room} -> {below}"

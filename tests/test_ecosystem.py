@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tars
 import webdataset
-from conftest import PATIENCE, Mounted, Program
-from peers import DALI, TOOLS, environment_of, need_tool, run_script
 from PIL import Image
 
-from wdsfs.spec import expand
+from tests import tars
+from tests.conftest import PATIENCE, Mounted, Program
+from tests.peers import DALI, TOOLS, environment_of, need_tool, run_script
+from wdsfs.spec.expand import expand
 
 Samples = dict[str, dict[str, bytes]]  # by key, then by extension; in the order of the set
 

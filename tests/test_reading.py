@@ -14,37 +14,36 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sets
-import tars
-from conftest import Program
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tars import BLOCK, END, member, tar
-from test_check import findings, write
-from test_commit import Set
-from uppers import WHITEOUT
 
-from wdsfs import shard
-from wdsfs.builder import build
-from wdsfs.check import lint
-from wdsfs.fstab import translate
-from wdsfs.index import build_file, open_index
-from wdsfs.lower import Lower
+from tests import sets, tars
+from tests.commit.test_plan import Set
+from tests.conftest import Program
+from tests.interop.test_lint import findings, write
+from tests.tars import BLOCK, END, member, tar
+from tests.uppers import WHITEOUT
+from wdsfs.cli.mount_helper import translate
+from wdsfs.dataset.shard_set import Lower
+from wdsfs.index.record import Record
+from wdsfs.index.record_builder import build
+from wdsfs.index.store import build_file, open_index
+from wdsfs.interop.lint import lint
 from wdsfs.reading import PLAIN, Reading
-from wdsfs.record import Record
-from wdsfs.spec import Selection, Shard, expand
+from wdsfs.spec.expand import Selection, Shard, expand
+from wdsfs.tar import scan
 
 ZEROS, BY_KEY, BOTH = Reading(ignore_zeros=True), Reading(group_by_key=True), Reading(True, True)
 OPTIONS = {PLAIN: [], ZEROS: ["--ignore-zeros"], BY_KEY: ["--group-by-key"], BOTH: BOTH.arguments}
 
 
-def scanned(path: Path) -> tuple[list[bytes], list[shard.Problem], list[int]]:
+def scanned(path: Path) -> tuple[list[bytes], list[scan.Problem], list[int]]:
     """The names that a scan behind end marks finds, what it reports, and the marks."""
-    problems: list[shard.Problem] = []
+    problems: list[scan.Problem] = []
     marks: list[int] = []
     fd = os.open(path, os.O_RDONLY)
     try:
-        found = [name for chunk in shard.scan(fd, problems, marks=marks) for name in chunk.names]
+        found = [name for chunk in scan.scan(fd, problems, marks=marks) for name in chunk.names]
     finally:
         os.close(fd)
     return found, problems, marks

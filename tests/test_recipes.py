@@ -13,9 +13,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Program, need_fuse
-from peers import DALI, SCRIPTS, TOOLS, environment_of, need_tool
-from typed import files_of, steps_of, type_in
+
+from tests.conftest import ROOT, Program, need_fuse
+from tests.peers import DALI, SCRIPTS, TOOLS, environment_of, need_tool
+from tests.typed import files_of, steps_of, type_in
 
 _TEXT = (ROOT / "docs/recipes.md").read_text()
 PAGES = {page.partition("\n")[0]: page for page in re.split(r"^## ", _TEXT, flags=re.MULTILINE)[1:]}

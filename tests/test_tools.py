@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import tars
 import webdataset
-from conftest import Mounted, Program
+
+from tests import tars
+from tests.conftest import Mounted, Program
 
 SAMPLES = [
     {

@@ -15,19 +15,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import sets
-import tars
-from conftest import Program
 
-from wdsfs import export, labels, system, trust
-from wdsfs.copies import NoRoom, cache
-from wdsfs.durable import Disk, temporary_of
+from tests import sets, tars
+from tests.conftest import Program
+from wdsfs import host, trust
+from wdsfs.dataset.shard_set import Lower
 from wdsfs.errors import IndexUnusable, MountError, OverlayUnusable, UsageError
-from wdsfs.identity import look
-from wdsfs.index import Index, open_index
-from wdsfs.lower import Lower
-from wdsfs.overlay import Place, hold
+from wdsfs.index.store import Index, open_index
+from wdsfs.interop import export
+from wdsfs.overlay.upper_format import Place, hold
+from wdsfs.storage.durable import Disk, temporary_of
+from wdsfs.storage.identity import look
+from wdsfs.storage.unpack_cache import NoRoom, cache
 from wdsfs.trust import Untrusted
+from wdsfs.views import label_files
 
 NOBODY = 65534
 SMALL = tars.tar(tars.member(b"a.txt", b"aaa"), tars.member(b"a.cls", b"1"))
@@ -54,7 +55,7 @@ def common() -> Iterator[Path]:
 def spare(common: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the index goes instead of a directory that is not safe."""
     place = common / "spare"
-    monkeypatch.setattr(system, "node_local_dir", lambda: place)
+    monkeypatch.setattr(host, "node_local_dir", lambda: place)
     return place
 
 
@@ -199,7 +200,7 @@ def test_a_fuse_mount_of_another_user(user_program: Program, monkeypatch: pytest
     """Its daemon can say of any file that it is ours."""
     user_program.write("a.tar", SMALL)
     with user_program.mounted("a.tar") as mounted:
-        found = system.mounted_at(mounted.path)
+        found = host.mounted_at(mounted.path)
         assert found is not None
         assert trust._fuse_mounter(found.device) == user_program.uid
     monkeypatch.setattr(trust, "_fuse_mounter", lambda _: 12345)
@@ -259,9 +260,9 @@ def test_an_index_directory_that_another_user_made_first(common: Path, spare: Pa
 _POISON = """
 import os, sys, tempfile
 from pathlib import Path
-from wdsfs import builder
-from wdsfs.identity import look
-from wdsfs.index import open_index
+from wdsfs.index import record_builder as builder
+from wdsfs.storage.identity import look
+from wdsfs.index.store import open_index
 directory, path, other = map(os.fsencode, sys.argv[1:])
 BECOME
 os.umask(0)
@@ -392,11 +393,11 @@ def test_where_the_index_went_there_goes_the_cache(
 @needs_root
 def test_tables_of_labels(common: Path) -> None:
     (common / "l.csv").write_text("key,x\na,1\n")
-    file = labels.label_file(str(common / "l.csv"))
+    file = label_files.label_file(str(common / "l.csv"))
     another("mkdir", common / "labels")
     with (
         pytest.raises(Exception, match="belongs to another user"),
-        labels.opened(file, look(file.path), common / "labels"),
+        label_files.opened(file, look(file.path), common / "labels"),
     ):
         pass
     assert os.listdir(common / "labels") == []
@@ -406,10 +407,10 @@ def test_tables_of_labels(common: Path) -> None:
 def test_a_runtime_directory_that_another_user_made_first(common: Path) -> None:
     another("mkdir", common / "wdsfs-0")
     with pytest.raises(MountError, match=r"belongs to another user .*: have it removed"):
-        system.private_directory(common / "wdsfs-0", MountError)
+        host.private_directory(common / "wdsfs-0", MountError)
     another("mkdir", "-p", common / "theirs")
     with pytest.raises(MountError, match="belongs to another user"):
-        system.private_directory(common / "theirs/wdsfs", MountError)
+        host.private_directory(common / "theirs/wdsfs", MountError)
 
 
 @needs_root

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from conftest import PATIENCE, Program
+from tests.conftest import PATIENCE, Program
 
 _MARK = "-- end of the answer --"
 _MARKED = re.compile(rf"{_MARK} (\d+)\n")

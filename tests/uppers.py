@@ -8,17 +8,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from wdsfs import changes, overlay
-from wdsfs.changes import Changes
-from wdsfs.index import open_index
-from wdsfs.lower import Lower
-from wdsfs.merged import make_tree
-from wdsfs.overlay import UpperNode, open_below
+from wdsfs.commit import diff
+from wdsfs.commit.diff import Changes
+from wdsfs.dataset.merged_tree import make_tree
+from wdsfs.dataset.shard_set import Lower
+from wdsfs.dataset.shard_tree import Tree, View
+from wdsfs.index.store import open_index
+from wdsfs.overlay import upper_format
+from wdsfs.overlay.upper_format import UpperNode, open_below
 from wdsfs.reading import PLAIN, Reading
-from wdsfs.spec import expand
-from wdsfs.tree import Tree, View
+from wdsfs.spec.expand import expand
 
-NO_RULES = changes.Rules()
+NO_RULES = diff.Rules()
 WHITEOUT, OPAQUE = object(), object()  # in a description of an upper: a name that is gone; see `write_upper`
 
 
@@ -71,13 +72,13 @@ def a_tree(
         below.close()
 
 
-def find(tree: Tree, upper: Path, rules: changes.Rules = NO_RULES) -> Changes:
+def find(tree: Tree, upper: Path, rules: diff.Rules = NO_RULES) -> Changes:
     directory = os.open(upper, os.O_RDONLY | os.O_DIRECTORY)
     try:
 
         def open_file(node: UpperNode) -> int:
             return open_below(directory, node)
 
-        return changes.find(tree, overlay.load(directory), open_file, rules)
+        return diff.find(tree, upper_format.load(directory), open_file, rules)
     finally:
         os.close(directory)

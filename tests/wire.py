@@ -1,7 +1,7 @@
 """The kernel's end of the FUSE protocol for tests: requests put together, answers taken apart.
 
-Written down from include/uapi/linux/fuse.h a second time, without a look at `wdsfs.protocol`: what is wrong in one
-of the two shows.
+Written down from include/uapi/linux/fuse.h a second time, without a look at `wdsfs.fuse.protocol`: what is wrong
+in one of the two shows.
 """
 
 from __future__ import annotations

@@ -18,17 +18,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from wdsfs.dataset.merged_tree import make_tree
+from wdsfs.dataset.shard_set import Lower
+from wdsfs.dataset.shard_tree import Node, Tree, View
 from wdsfs.errors import WdsfsError
-from wdsfs.index import open_index
+from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
-from wdsfs.journal import SIZE, Journal
-from wdsfs.lower import Lower
-from wdsfs.merged import make_tree
-from wdsfs.overlay import Place
-from wdsfs.spec import expand
-from wdsfs.tree import Node, Tree, View
-from wdsfs.upper import Calls, Upper
-from wdsfs.writable import Change, WritableTree
+from wdsfs.overlay.request_journal import SIZE, Journal
+from wdsfs.overlay.upper_dir import Calls, Upper
+from wdsfs.overlay.upper_format import Place
+from wdsfs.overlay.writable_tree import Change, WritableTree
+from wdsfs.spec.expand import expand
 
 EXT, FULL, FILES = View(), View(names="full"), View("files")
 MTIME = 1_600_000_000

@@ -1,7 +1,7 @@
 """The programs `wdsfs` and `mount.wdsfs`, and `python -m wdsfs`.
 
 Nothing is imported before an interrupt simply ends the program: in an import it would be a traceback. The command
-line takes over where it can say something about it (`cli._Group`).
+line takes over where it can say something about it (`main._Group`).
 """
 
 import signal
@@ -15,17 +15,17 @@ def _end_at_interrupts() -> None:
 def main() -> None:
     """The program wdsfs."""
     _end_at_interrupts()
-    from wdsfs import cli
+    from wdsfs.cli import main
 
-    cli.main(prog_name="wdsfs")
+    main.main(prog_name="wdsfs")
 
 
 def mount_helper() -> int:
     """The program mount.wdsfs."""
     _end_at_interrupts()
-    from wdsfs import fstab
+    from wdsfs.cli import mount_helper
 
-    return fstab.main()
+    return mount_helper.main()
 
 
 if __name__ == "__main__":

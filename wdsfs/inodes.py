@@ -20,7 +20,8 @@ The lower 32 bits, kind and index, are the node's `position` in its record.
 
 What is in no shard, and not in the upper either, is an *extra*: of its index the highest 4 bits say what it is,
 and the other 26, with the 30 bits of shard and tag above them, are a number of 56 bits that means something to
-`special.py` or `numbered.py`. Those of the hidden directory, and only those, have `NOT_HIDDEN` all zero.
+`status/dot_wdsfs.py` or `dataset/numbered_tree.py`. Those of the hidden directory, and only those, have
+`NOT_HIDDEN` all zero.
 """
 
 from __future__ import annotations

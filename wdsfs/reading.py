@@ -2,7 +2,8 @@
 
 All shards of a set are read alike. Plainly, a tar ends at its first end mark and a sample is a run of adjacent
 members, as for every reader of the format; both options are for tars that such a reader does not see whole. What
-they do to the bytes is in `shard.scan` and `builder`; a record is kept under the shard's path and `Reading.mark`.
+they do to the bytes is in `scan.scan` and `record_builder.py`; a record is kept under the shard's path and
+`Reading.mark`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Reading(NamedTuple):
         return ["--ignore-zeros"] * self.ignore_zeros + ["--group-by-key"] * self.group_by_key
 
     def marks(self) -> list[int] | None:
-        """A new list for `shard.scan`, which reads on after end marks where it gets one."""
+        """A new list for `scan.scan`, which reads on after end marks where it gets one."""
         return [] if self.ignore_zeros else None
 
     @property

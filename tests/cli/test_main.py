@@ -1,0 +1,937 @@
+"""The command line: every command and option, what it prints, and with which code it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gzip
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from tests import tars
+from tests.conftest import PATIENCE, ROOT, Program, descendants, fails, need_fuse, wait_until
+from wdsfs import __version__
+from wdsfs.cli import main
+from wdsfs.status import control
+
+SAMPLES = tars.tar(
+    tars.member(b"d/b.txt", b"bbb", mtime=1_600_000_000),
+    tars.member(b"d/b.jpg", tars.ABC),
+    tars.member(b"d/a.txt", b"a"),
+    tars.member(b"README", b"read me"),
+    tars.member(b"c.txt", b"c"),
+)
+COMMANDS = sorted(main.main.commands)
+
+
+class Here(Program):
+    """Runs commands inside this process, which is ten times as fast, where nothing speaks against it."""
+
+    def run(
+        self, *arguments: str | bytes | Path, code: int | None = 0, **options: Any
+    ) -> subprocess.CompletedProcess[bytes]:
+        if arguments[0] == "mount" or options.keys() - {"env"}:
+            return super().run(*arguments, code=code, **options)
+        words = [os.fsdecode(os.fspath(one)) for one in arguments]
+        environment = {**dict.fromkeys(os.environ), **self.environment, **options.get("env", {})}
+        with contextlib.chdir(self.home):
+            done = CliRunner().invoke(main.main, words, env=environment, prog_name="wdsfs")
+        unexpected = done.exc_info if not isinstance(done.exception, SystemExit | None) else None
+        assert unexpected is None, "".join(traceback.format_exception(*unexpected))
+        assert code is None or done.exit_code == code, (done.exit_code, done.stdout, done.stderr)
+        return subprocess.CompletedProcess(words, done.exit_code, done.stdout_bytes, done.stderr_bytes)
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Program]:
+    """And leaves the logging of this process as it was."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield Here(tmp_path)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.fixture
+def shards(program: Program) -> Program:
+    program.write("s-0.tar", SAMPLES)
+    program.write("s-1.tar", tars.tar(tars.A, tars.B))
+    return program
+
+
+def lines(out: bytes) -> list[bytes]:
+    return out.splitlines()
+
+
+@pytest.fixture
+def prepared(shards: Program) -> Program:
+    """An Energon dataset of the two, with a number of samples that is wrong and a sample that is excluded."""
+    meta = shards.home / ".nv-meta"
+    meta.mkdir()
+    (meta / ".info.json").write_text(json.dumps({"shard_counts": {"s-1.tar": 5, "s-0.tar": 3}}))
+    (meta / "split.yaml").write_text(
+        "split_parts: {train: ['s-{0..1}.tar'], val: [s-1.tar]}\nexclude: [s-0.tar/d/b]"
+    )
+    return shards
+
+
+# --- help --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_lists_the_commands(flag: str) -> None:
+    done = CliRunner().invoke(main.main, [flag])
+    assert done.exit_code == 0
+    browsing = {"index", "ls", "cat", "info", "check"}
+    editing = {"diff", "commit", "restore"}
+    assert {"mount", "umount", "status", "doctor", "export", "help"} | editing | browsing == set(COMMANDS)
+    assert all(re.search(rf"^  {command} +\w", done.output, re.M) for command in COMMANDS)
+    assert "Exit codes:" in done.output
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    """With an example that starts as one types it, and a sentence for every option."""
+    done = CliRunner().invoke(main.main, [command, "--help"])
+    assert done.exit_code == 0
+    assert re.search(rf"Examples?:\n +wdsfs {command} ", done.output)
+    for parameter in main.main.commands[command].params:
+        if isinstance(parameter, click.Option) and not parameter.hidden:
+            assert parameter.help, parameter.name
+            assert all(name in done.output for name in parameter.opts)
+    if command in ("index", "ls", "info", "check", "status", "doctor", "diff", "commit", "restore"):
+        assert "--json" in done.output
+
+
+def test_help_as_a_command(program: Program) -> None:
+    for words, options in ((["help"], ["--help"]), (["help", "umount"], ["umount", "--help"])):
+        assert program.run(*words).stdout == program.run(*options).stdout
+    assert "there is no command 'monut'; there are: cat, check" in program.refused("help", "monut", code=2)
+
+
+@pytest.mark.parametrize("flag", ["-V", "--version"])
+def test_version(flag: str) -> None:
+    done = CliRunner().invoke(main.main, [flag])
+    assert done.output == f"wdsfs, version {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["nothing"], ["ls"], ["info"], ["--nothing"], ["cat", "-x"]])
+def test_wrong_arguments(arguments: list[str]) -> None:
+    done = CliRunner().invoke(main.main, arguments)
+    assert done.exit_code == 2
+    assert "Usage:" in done.output
+
+
+def test_help_loads_nothing_slow(program: Program) -> None:
+    text = (
+        "import sys; from wdsfs.cli.main import main; main(['--help'], standalone_mode=False); print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text], env=program.environment, capture_output=True, check=True, text=True
+    )
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert "click" in loaded
+    assert loaded & {"trio", "pyfuse3", "lmdb", "numpy", "rich", "multiprocessing", "asyncio"} == set()
+
+
+def test_help_is_there_at_once(program: Program) -> None:
+    """Under 0.3 s of imports, as the interpreter itself counts them; the best of several runs, because others
+    use this machine, too.
+    """
+
+    def seconds() -> float:
+        done = subprocess.run(
+            [sys.executable, "-X", "importtime", "-m", "wdsfs", "--help"],
+            env=program.environment,
+            capture_output=True,
+            check=True,
+            text=True,
+        )
+        own = re.findall(r"^import time: +(\d+) \|", done.stderr, re.M)
+        assert len(own) > 50
+        return sum(map(int, own)) / 1e6
+
+    assert min(seconds() for _ in range(5)) < 0.3
+
+
+# --- ls ----------------------------------------------------------------------------------------------------
+
+
+def test_ls(shards: Program) -> None:
+    assert lines(shards.run("ls", "s-{0,1}.tar").stdout) == [b"s-0/", b"s-1/"]
+    assert lines(shards.run("ls", "s-0.tar", "s-0").stdout) == [b"d/", b"c/"]
+    assert lines(shards.run("ls", "s-0.tar", "/s-0/d/").stdout) == [b"b/", b"a/"]
+    assert lines(shards.run("ls", "s-0.tar", "s-0/d/b").stdout) == [b"txt", b"jpg"]
+    assert lines(shards.run("ls", "s-0.tar", "s-0/d/b/txt").stdout) == [b"s-0/d/b/txt"]
+    assert lines(shards.run("ls", "--names", "full", "s-0.tar", "s-0/d/b").stdout) == [b"b.txt", b"b.jpg"]
+    assert lines(shards.run("ls", "--layout", "files", "s-0.tar", "s-0").stdout) == [b"d/", b"README", b"c.txt"]
+    assert lines(shards.run("ls", "--merge", "s-*.tar").stdout) == [b"d/", b"c/", b"a/", b"b/"]
+
+
+def test_ls_recursive(shards: Program) -> None:
+    expected = [b"d/", b"d/b/", b"d/b/txt", b"d/b/jpg", b"d/a/", b"d/a/txt", b"c/", b"c/txt"]
+    assert lines(shards.run("ls", "-R", "s-0.tar", "s-0").stdout) == expected
+    null = shards.run("ls", "-R0", "s-0.tar", "s-0").stdout
+    assert null == b"".join(line + b"\0" for line in expected)
+
+
+def test_ls_long(shards: Program) -> None:
+    out = lines(shards.run("ls", "-l", "s-0.tar", "s-0/d/b", env={"TZ": "UTC"}).stdout)
+    assert out[0] == b"-r--r--r--            3 2020-09-13 12:26 txt"
+    (directory, *_) = lines(shards.run("ls", "--long", "s-0.tar").stdout)
+    assert re.fullmatch(rb"dr-xr-xr-x +0 \d{4}-\d\d-\d\d \d\d:\d\d s-0", directory)
+
+
+def test_ls_json(shards: Program) -> None:
+    """One object a line."""
+    out = shards.run("ls", "-R", "--json", "s-0.tar", "s-0").stdout
+    rows = [json.loads(line) for line in lines(out)]
+    assert [row["name"] for row in rows] == ["d", "d/b", "d/b/txt", "d/b/jpg", "d/a", "d/a/txt", "c", "c/txt"]
+    assert rows[2].items() >= {"directory": False, "size": 3, "mtime_ns": 1_600_000_000 * 10**9}.items()
+    assert rows[0]["directory"] is True
+    assert len({row["inode"] for row in rows}) == len(rows)
+    assert all(set(row) == {"name", "directory", "size", "mtime_ns", "inode"} for row in rows)
+
+
+def test_ls_of_every_kind_of_spec(prepared: Program) -> None:
+    (prepared.home / "list.txt").write_text("s-1.tar\ns-0.tar\n")
+    (prepared.home / "x.json").write_text(
+        json.dumps({"wids_version": 1, "shardlist": [{"url": "s-0.tar", "nsamples": 3}]})
+    )
+    (prepared.home / "x.yaml").write_text("datasets: [{shards: 's-{1,0}.tar'}]")
+    both = b"s-1/\ns-0/\n"
+    for specs in (["@list.txt"], ["x.yaml"], ["."], [".nv-meta"], ["${TWO}"]):
+        assert prepared.run("ls", *specs, env={"WDS_TWO": "s-{1,0}.tar"}).stdout == both
+    assert prepared.run("ls", "--split", "val", ".").stdout == b"s-1/\n"
+    assert prepared.run("ls", "--shard-id=1", "--num-shards=2", "@list.txt").stdout == b"s-0/\n"
+    assert (
+        prepared.run("ls", "x.json", "s-0/c").stdout == prepared.run("ls", "@list.txt", "s-0/c").stdout == b"txt\n"
+    )
+    assert (
+        prepared.run("cat", "--split", "val", ".", "s-1/a/txt").stdout
+        == prepared.run("cat", "s-1.tar", "s-1/a/txt").stdout
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--shard-id=1"], b"--shard-id and --num-shards belong together"),
+        (["--num-shards=1"], b"--shard-id and --num-shards belong together"),
+        (["--shard-id=2", "--num-shards=2"], b"the last of 2 is 1"),
+        (["--shard-id=0", "--num-shards=3"], b"has 2 shards and cannot be cut into 3 parts"),
+        (["--shard-id=-1", "--num-shards=3"], b"-1 is not in the range"),
+        (["--split=test"], b"no split is called 'test'; there are: 'train', 'val'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["mount", "index", "ls", "cat", "info", "check", "diff", "commit"])
+def test_which_part_of_the_shards(prepared: Program, command: str, options: list[str], message: bytes) -> None:
+    """Every command that takes SHARDS takes these, and refuses them for the same reasons."""
+    further = {"mount": [".", "mnt"], "cat": [".", "x"], "diff": ["."], "commit": ["-o", "out/%d.tar", "."]}
+    over = ["--overlay", "."] if command in ("diff", "commit") else []
+    arguments = [command, *options, *over, *further.get(command, ["."])]
+    done = Here.run(prepared, *arguments, code=2) if command != "mount" else _mount_here(prepared, arguments)
+    assert message in done.stderr
+
+
+def _mount_here(program: Program, arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
+    with contextlib.chdir(program.home):
+        done = CliRunner().invoke(
+            main.main, ["mount", "--foreground", *arguments[1:]], env=dict(program.environment)
+        )
+    assert done.exit_code == 2, done.stderr
+    return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout_bytes, done.stderr_bytes)
+
+
+def test_a_mount_has_no_parts(prepared: Program) -> None:
+    for command in (["diff"], ["commit", "--in-place"]):
+        done = prepared.run(*command, "--split", "val", "mnt", code=2)
+        assert b"--split is for SHARDS; a mount knows which it shows" in done.stderr
+
+
+def test_an_overlay_is_of_whole_shards(prepared: Program) -> None:
+    (prepared.home / "edits").mkdir()
+    for arguments in (["diff", "--overlay", "edits"], ["commit", "--in-place", "--overlay", "edits"]):
+        done = prepared.run(*arguments, ".", code=2)
+        assert b"s-0.tar' are excluded by the split file" in done.stderr
+    assert (
+        b"--overlay is for whole shards"
+        in _mount_here(prepared, ["mount", "--overlay", "edits", ".", "mnt"]).stderr
+    )
+    assert prepared.run("diff", "--overlay", "edits", "--split", "val", ".").stdout == b""
+
+
+def test_other_numbers_of_samples_than_the_index_says(prepared: Program) -> None:
+    text = b"s-1.tar: has 2 samples; the file that names it says 5"
+    assert text in prepared.run("index", ".").stderr
+    assert text not in prepared.run("index", "s-1.tar").stderr
+    done = prepared.run("check", ".", code=1)
+    assert b"s-1.tar: [sample count] has 2 samples; the file that names it says 5" in done.stdout
+    assert b"counted here, too: 1 sample excluded by a split file" in done.stderr
+    assert prepared.json("info", ".")["samples"] == 4
+    assert prepared.json("info", "s-0.tar", "s-1.tar")["samples"] == 4 + 1
+
+
+def test_ls_of_a_directory_in_many_pieces(program: Program) -> None:
+    """More entries than are asked for at a time, and just as many."""
+    for count in (999, 1000, 1001, 3000):
+        program.write("a.tar", tars.tar(*(tars.header(b"%04d.x" % number) for number in range(count))))
+        assert lines(program.run("ls", "a.tar", "a").stdout) == [b"%04d/" % number for number in range(count)]
+
+
+def test_the_last_argument_of_ls(shards: Program) -> None:
+    """It is a path in the tree when it names no shard."""
+    assert lines(shards.run("ls", "s-0.tar", "s-1.tar").stdout) == [b"s-0/", b"s-1/"]
+    shards.write("s-0", b"a file with the name of a directory of the tree")
+    assert "s-0" in shards.refused("ls", "s-0.tar", "s-0/nothing", code=6)
+
+
+def test_ls_says_what_a_mount_shows(program: Program) -> None:
+    for name, case in tars.ODD.items():
+        case.write(program.home / f"{name.replace('/', '|')}.tar")
+    for options in ([], ["--merge", "--layout", "files"], ["--names", "full"]):
+        listed = program.run("ls", "-R0", *options, program.home).stdout
+        with program.mounted(*options, program.home) as mounted:
+            mounted.allow_log(r"\.tar: .*; see: wdsfs check", "more shards are damaged")
+            found = program.tool("find", ".", "-mindepth", "1", "-printf", r"%P%y\0", cwd=mounted.path)
+        shown = {line[:-1] + (b"/" if line.endswith(b"d") else b"") for line in found.split(b"\0") if line}
+        assert {line for line in listed.split(b"\0") if line} == shown
+
+
+@pytest.mark.parametrize(
+    "path", ["s-2", "s-0/d/b/png", "s-0/d/b/txt/x", "s-0/..", "s-0/d/../d", "S-0", "s-0/d/b/TXT"]
+)
+def test_paths_that_are_not_there(shards: Program, path: str) -> None:
+    for command in ("ls", "cat"):
+        assert path.rpartition("/")[2][:1] in shards.refused(command, "s-0.tar", path, code=6)
+
+
+def test_names_of_any_bytes(program: Program) -> None:
+    name = b"inv\xff\n\x1b[31m \xc3\xbc"
+    shard = program.write(
+        b"sh\xfe.tar", tars.tar(tars.member(name + b".txt", b"x"), tars.header(b"cut.bin", 1000))
+    )
+    damaged = {"code": 1}
+    assert program.run("ls", "-R0", shard).stdout.split(b"\0")[:3] == [
+        b"sh\xfe/",
+        b"sh\xfe/" + name + b"/",
+        b"sh\xfe/" + name + b"/txt",
+    ]
+    assert program.run("cat", shard, b"sh\xfe/" + name + b"/txt").stdout == b"x"
+    assert b"sh\xfe.tar" in program.run("check", shard, **damaged).stdout
+    assert json.loads(lines(program.run("ls", "--json", shard).stdout)[0])["name"] == "sh\udcfe"
+    assert program.run("index", shard).stdout
+    assert program.run("info", shard).stdout
+    found = [json.loads(line) for line in lines(program.run("check", "--json", shard, **damaged).stdout)]
+    assert found
+    assert {one["shard"] for one in found} == {os.fsdecode(bytes(shard))}
+    with program.mounted(shard) as mounted:
+        mounted.expect_log("without an end-of-archive mark")
+        assert b"sh\xfe.tar" in program.run("status", mounted.path).stdout
+        assert program.run("status").stdout
+
+
+# --- cat ---------------------------------------------------------------------------------------------------
+
+
+def test_cat_is_exact(program: Program) -> None:
+    big = os.urandom((3 << 20) + 17)
+    program.write("a.tar", tars.tar(tars.member(b"big.bin", big), tars.member(b"no.txt"), tars.B))
+    assert program.run("cat", "a.tar", "a/big/bin").stdout == big
+    assert program.run("cat", "a.tar", "a/no/txt").stdout == b""
+    assert program.run("cat", "--names", "full", "a.tar", "a/b/b.txt").stdout == tars.ABC
+    assert program.run("cat", "--merge", "a.tar", "b/txt").stdout == tars.ABC
+    assert program.run("cat", "--layout", "files", "a.tar", "a/b.txt").stdout == tars.ABC
+
+
+@pytest.mark.parametrize("name", [name for name in tars.ODD if name.startswith("sparse")])
+def test_cat_of_sparse_members(program: Program, name: str) -> None:
+    case = tars.ODD[name]
+    case.write(program.home / "a.tar")
+    for path, content in case.files.items():
+        assert program.run("cat", "--layout", "files", "a.tar", b"a/" + path).stdout == content
+
+
+def test_cat_of_links(program: Program) -> None:
+    links = [
+        tars.member(b"h.txt", kind=tars.HARD_LINK, link=b"b.txt"),
+        tars.member(b"s.txt", kind=tars.SYMLINK, link=b"b.txt"),
+    ]
+    program.write("a.tar", tars.tar(tars.B, *links))
+    assert program.run("cat", "--layout", "files", "a.tar", "a/h.txt").stdout == tars.ABC
+    assert "'b.txt'" in program.refused("cat", "--layout", "files", "a.tar", "a/s.txt", code=6)
+
+
+def test_cat_of_what_is_no_file(shards: Program) -> None:
+    for path in ("s-0", "s-0/d/b", ""):
+        assert "directory" in shards.refused("cat", "s-0.tar", path, code=6)
+    assert "PATH" in shards.refused("cat", "s-0.tar", code=2)
+
+
+def test_cat_of_what_is_cut_off(program: Program) -> None:
+    program.write("a.tar", tars.ODD["cut in content"].tar())
+    done = program.run("cat", "-q", "a.tar", "a/b/txt", code=3)
+    assert b"a.tar" in lines(done.stderr)[-1]
+    assert tars.ABC.startswith(done.stdout)
+
+
+# --- info --------------------------------------------------------------------------------------------------
+
+
+def test_info(shards: Program) -> None:
+    report = shards.json("info", "s-{0,1}.tar")
+    expected = {"shards": 2, "samples": 5, "members": 7, "bytes": 3 + 768 + 1 + 7 + 1 + 3 + 768, "damaged": 0}
+    assert report.items() >= expected.items()
+    assert report["shard_bytes"] == sum(path.stat().st_size for path in shards.home.glob("*.tar"))
+    by_extension = {row["extension"]: row for row in report["extensions"]}
+    assert list(by_extension) == ["txt", "jpg"]
+    assert by_extension["txt"] == {
+        "extension": "txt", "count": 5, "bytes": 776, "min": 1, "median": 3, "p90": 768, "max": 768
+    }  # fmt: skip
+    text = shards.run("info", "s-{0,1}.tar").stdout
+    assert b"2 shards, 5 samples, 7 members" in text
+    assert re.search(rb"^ ?txt +5 +776 B", text, re.M)
+
+
+def test_info_of_nothing(program: Program) -> None:
+    program.write("a.tar", tars.END)
+    assert program.json("info", "a.tar").items() >= {"shards": 1, "samples": 0, "extensions": []}.items()
+    assert b"1 shard, 0 samples" in program.run("info", "a.tar").stdout
+
+
+# --- index -------------------------------------------------------------------------------------------------
+
+
+def test_index_builds_what_has_changed(shards: Program) -> None:
+    report = shards.json("index", "s-{0,1}.tar")
+    keys = {"shards", "rebuilt", "unreadable", "damaged", "samples", "members", "pruned", "seconds", "index"}
+    assert set(report) == keys
+    assert report.items() >= {"shards": 2, "rebuilt": 2, "samples": 5, "members": 7, "damaged": 0}.items()
+    assert report["index"] == str(shards.home / "index")
+    assert shards.json("index", "s-{0,1}.tar")["rebuilt"] == 0
+    os.utime(shards.home / "s-1.tar")
+    assert shards.json("index", "s-{0,1}.tar")["rebuilt"] == 1
+    shards.write("s-2.tar", tars.tar(tars.A))
+    assert shards.json("index", "s-*.tar").items() >= {"shards": 3, "rebuilt": 1}.items()
+    assert b"0 indexed" in shards.run("index", "--quiet", "--jobs", "1", "s-*.tar").stdout
+    other = ["--index-dir", shards.home / "other index"]
+    assert shards.json("index", *other, "s-*.tar")["rebuilt"] == 3
+
+
+def test_index_forgets_what_is_gone(shards: Program) -> None:
+    shards.run("index", "s-{0,1}.tar")
+    (shards.home / "s-1.tar").unlink()
+    assert shards.json("index", "--prune", "s-0.tar").items() >= {"rebuilt": 0, "pruned": 1}.items()
+    assert shards.json("index", "--prune", "s-0.tar")["pruned"] == 0
+
+
+def test_index_tells_of_damage(program: Program) -> None:
+    program.write("a.tar", tars.ODD["cut in content"].tar())
+    done = program.run("index", "--json", "a.tar")
+    assert json.loads(done.stdout)["damaged"] == 1
+    assert b"a.tar: the file ends at byte 1536" in done.stderr
+
+
+MEMBERS, SHARDS = 10_000, 40
+
+
+def write_many(program: Program) -> str:
+    """Enough to be interrupted in the middle: one shard by many names."""
+    shard = program.write("000.tar", tars.tar(*(tars.header(b"%06d.x" % number) for number in range(MEMBERS))))
+    for number in range(1, SHARDS):
+        os.link(shard, program.home / f"{number:03d}.tar")
+    return f"{{000..{SHARDS - 1:03d}}}.tar"
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_an_interrupt_leaves_a_valid_index(program: Program, jobs: str) -> None:
+    """What was done by then is kept, and the next time goes on from there."""
+    spec = write_many(program)
+    with program.start("index", "--jobs", jobs, spec, stderr=subprocess.PIPE, start_new_session=True) as process:
+        wait_until(lambda: any(number >= 10 for number in open_shards(process.pid)), "it to be under way")
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes
+        _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert b"interrupted" in err
+    assert b"Traceback" not in err
+    report = program.json("index", spec)
+    assert 0 < report["rebuilt"] < SHARDS
+    assert report["members"] == SHARDS * MEMBERS
+    assert program.json("index", spec)["rebuilt"] == 0
+
+
+def open_shards(pid: int) -> list[int]:
+    """Numbers of the shards that a process and those below it have open."""
+    found = []
+    for one in [pid, *descendants(pid)]:
+        with contextlib.suppress(OSError):
+            for name in os.listdir(f"/proc/{one}/fd"):
+                number = re.search(r"/(\d{3})\.tar$", os.readlink(f"/proc/{one}/fd/{name}"))
+                if number:
+                    found.append(int(number[1]))
+    return found
+
+
+@pytest.mark.parametrize(("module", "code", "text"), [
+    ("wdsfs.cli.main", -signal.SIGINT, b""),
+    ("click", -signal.SIGINT, b""),
+    ("wdsfs.dataset.statistics", 130, b"wdsfs: interrupted\n"),
+    ("numpy", 130, b"wdsfs: interrupted\n"),
+])  # fmt: skip
+def test_an_interrupt_of_an_import(shards: Program, module: str, code: int, text: bytes) -> None:
+    """No traceback, whenever it comes: of what is imported at the start, and when a command needs it."""
+    script = """
+import os, runpy, signal, sys
+class Interrupter:
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[-1]:
+            sys.argv.pop()
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupter())
+runpy.run_module("wdsfs", run_name="__main__")
+"""
+    command = [sys.executable, "-c", script, "info", "s-0.tar", module]
+    done = subprocess.run(
+        command, env=shards.environment, cwd=shards.home, capture_output=True, timeout=PATIENCE, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, b"", text)
+
+
+def test_an_interrupted_mount(program: Program) -> None:
+    need_fuse()
+    spec = write_many(program)
+    with program.start(
+        "mount", spec, program.mountpoint, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        wait_until(lambda: any(number >= 5 for number in open_shards(process.pid)), "it to be under way")
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert err.count(b"interrupted") == 1
+    assert b"Traceback" not in err
+    assert not program.registration(program.mountpoint).exists()
+    assert os.listdir(program.mountpoint) == []
+
+
+# --- check -------------------------------------------------------------------------------------------------
+
+
+def test_check_of_a_clean_set(program: Program) -> None:
+    program.write("a.tar", tars.tar(tars.A, tars.B))
+    done = program.run("check", "a.tar")
+    assert done.stdout == b""
+    assert b"1 shard, 2 samples, 2 members: 0 findings, 0 notes" in done.stderr
+
+
+def test_check_has_a_line_for_each_finding(program: Program) -> None:
+    shard = program.write(
+        "a.tar", tars.tar(tars.A, tars.B, tars.member(b"a.jpg"), tars.member(b"d/", kind=tars.DIRECTORY))
+    )
+    split = 512 * (2 + 3)
+    done = program.run("check", shard, code=1)
+    assert f"{shard}:{split}: a: [split sample]".encode() in done.stdout
+    assert b"[directory]" not in done.stdout
+    assert b"1 note (--notes shows them)" in done.stderr
+    assert b"[directory]" in program.run("check", "--notes", "--jobs", "1", shard, code=1).stdout
+    found = [json.loads(line) for line in lines(program.run("check", "--json", shard, code=1).stdout)]
+    assert all(set(one) == {"shard", "kind", "offset", "member", "text"} for one in found)
+    assert (found[0]["kind"], found[0]["offset"], found[0]["member"]) == ("split sample", split, "a")
+
+
+@pytest.mark.parametrize("name", [name for name, case in tars.ODD.items() if case.problems])
+def test_check_finds_what_is_wrong(program: Program, name: str) -> None:
+    shard = program.home / "a.tar"
+    tars.ODD[name].write(shard)
+    assert re.search(rf"^{shard}:\d+: .*\[\w".encode(), program.run("check", shard, code=1).stdout, re.M)
+
+
+# --- shards that cannot be had -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["ls", "info", "check", "index", "mount"])
+def test_a_shard_that_is_not_there(shards: Program, command: str) -> None:
+    more = [shards.mountpoint] if command == "mount" else []
+    assert "s-2.tar" in shards.refused(command, "s-{0..2}.tar", *more, code=3)
+
+
+@pytest.mark.parametrize("spec", ["none-*.tar", "", "http://example.org/a.tar", "-", "s-{0..1.tar"])
+def test_a_spec_that_means_nothing(shards: Program, spec: str) -> None:
+    assert shards.refused("info", "--", spec, code=2)
+
+
+def test_a_shard_that_cannot_be_read(user_program: Program) -> None:
+    """It is named, and the others are not silently fewer."""
+    program = user_program
+    program.write("a.tar", tars.tar(tars.A))
+    os.chmod(program.write("b.tar", tars.tar(tars.B)), 0)
+    program.write("c.tar", tars.tar(tars.B))
+    spec = "{a,b,c}.tar"
+    done = program.run("ls", "-R", spec, code=3)
+    assert lines(done.stdout) == [b"a/", b"a/a/", b"a/a/txt", b"b/", b"c/", b"c/b/", b"c/b/txt"]
+    assert b"b.tar: Permission denied" in done.stderr
+    assert b"Permission denied" in program.run("cat", spec, "b/b/txt", code=3).stderr
+    assert json.loads(program.run("index", "--json", spec, code=3).stdout)["unreadable"] == 1
+    assert b"[unreadable]" in program.run("check", spec, code=3).stdout
+
+
+# --- status and doctor -------------------------------------------------------------------------------------
+
+
+def test_status_without_mounts(user_program: Program) -> None:
+    program = user_program
+    assert program.run("status").stdout == b"no wdsfs mounts\n"
+    assert "no mount of yours" in program.refused("status", "--json", program.mountpoint, code=5)
+
+
+def test_status(shards: Program) -> None:
+    with shards.mounted("--merge", "--names", "full", "s-{0,1}.tar") as mounted:
+        assert (mounted.path / "a/a.txt").read_bytes() == b"aaa"
+        (report,) = shards.json("status", mounted.path)
+        expected = {"state": "running", "shards": 2, "indexed": 2, "samples": 5, "members": 7, "merge": True}
+        expected |= {"layout": "samples", "names": "full", "specs": ["s-{0,1}.tar"], "pid": mounted.pid}
+        assert report.items() >= expected.items()
+        keys = {
+            "log",
+            "uptime_seconds",
+            "memory_bytes",
+            "open_files",
+            "requests",
+            "bytes_read",
+            "damaged",
+            "index",
+        }
+        assert set(report) > keys | {"failures", "notices", "mountpoint", "started", "start_ticks"}
+        assert report["memory_bytes"] > 1 << 20
+        assert report["uptime_seconds"] > 0
+        assert report in [{**one, **_moving(report)} for one in shards.json("status")]
+        told = shards.run("status").stdout.decode(errors="replace")  # other tests have mounts, too
+        (block,) = [
+            one for one in re.split(r"\n(?! )", told) if one.startswith(f"{mounted.path}: running, read-only")
+        ]
+        assert f"\n  shards   s-{{0,1}}.tar (in {shards.home})\n  layout   samples, full names, merged\n" in block
+        assert "\n  content  2 shards (2 indexed), 5 samples\n  load     " in block
+        detail = shards.run("status", mounted.path).stdout.decode()
+        assert re.search(rf"^  process +{mounted.pid}$", detail, re.M)
+        assert report["log"] in detail
+        assert "2 shards (2 indexed), 5 samples, 7 members" in detail
+        assert "overlay" not in detail
+
+
+def test_a_mount_of_a_part_of_a_dataset(prepared: Program) -> None:
+    (prepared.home / "list.txt").write_text(".\n")
+    options = ["--split", "train", "--shard-id", "1", "--num-shards", "2"]
+    with prepared.mounted(*options, "@list.txt") as mounted:
+        mounted.expect_log(r"s-1\.tar: has 2 samples; the file that names it says 5")
+        assert os.listdir(mounted.path) == ["s-1"]
+        (report,) = prepared.json("status", mounted.path)
+        assert (report["selection"], report["specs"]) == (options, ["@list.txt"])
+        detail = prepared.run("status", mounted.path).stdout.decode()
+        shown = rf"shards +--split train --shard-id 1 --num-shards 2 @list\.txt \(in {prepared.home}\)\n"
+        assert re.search(shown, detail)
+
+
+@pytest.mark.parametrize(("option", "mode"), [("rw", "read-write"), ("ro", "read-only")])
+def test_status_of_a_mount_with_an_overlay(shards: Program, option: str, mode: str) -> None:
+    with shards.mounted("--overlay", "edits", "-o", option, "s-{0,1}.tar") as mounted:
+        overlay = f"{shards.home}/edits"
+        assert mounted.status()["overlay"] == overlay
+        for arguments in ([], [mounted.path]):
+            every = shards.run("status", *arguments).stdout.decode(errors="replace")
+            (told,) = [one for one in re.split(r"\n(?! )", every + "\n") if one.startswith(f"{mounted.path}: ")]
+            assert re.search(rf"^{mounted.path}: running, {mode}.*(\n  .*)*\n  overlay +{overlay}\n", told)
+            assert "stopped half-way" not in told
+        (shards.home / "edits/work/commit.json").write_text("{}")
+        assert "one in place was stopped half-way; finish it" in shards.run("status", mounted.path).stdout.decode()
+        assert shards.json("status", mounted.path)[0]["unfinished_commit"] is True
+        assert json.loads((mounted.path / ".wdsfs/status.json").read_text())["unfinished_commit"] is True
+        (shards.home / "edits/work/commit.json").unlink()
+
+
+@pytest.mark.parametrize("columns", ["80", "100"])
+def test_status_fits_a_terminal(shards: Program, columns: str) -> None:
+    """Nothing is cut within a word, and what has no room goes on in the next line."""
+    specs = [shards.write(f"a-{number}.tar", tars.tar(tars.A)).name for number in range(30)]
+    with shards.mounted(*specs) as mounted:
+        main, terminal = os.openpty()
+        try:
+            done = Program.run(shards, "status", mounted.path, stdout=terminal, env={"COLUMNS": columns})
+            assert done.stderr == b""
+            shown = os.read(main, 1 << 16).decode().splitlines()
+        finally:
+            os.close(main)
+            os.close(terminal)
+        whole = shards.run("status", mounted.path).stdout.decode()
+        for line in shown:
+            assert len(line) <= int(columns) or len(line.split()) <= 2, line  # a path that is longer
+        words = [word for line in shown for word in line.split()]
+        assert (
+            words[5 : words.index("layout")] == whole[: whole.index("\n  layout")].split()[5:]
+        )  # behind the time
+        assert len(shown) > len(whole.splitlines())
+
+
+def test_root_sees_the_mounts_of_others(user_program: Program, tmp_path: Path) -> None:
+    """As the kernel has them: nothing that they wrote themselves is read."""
+    if os.geteuid():
+        pytest.skip("only root sees them")
+    user_program.write("a.tar", tars.tar(tars.A))
+    root = Here(tmp_path)
+    with user_program.mounted("a.tar") as mounted:
+        registration = user_program.registration(mounted.path)
+        true = registration.read_text()
+        registration.write_text(json.dumps({**json.loads(true), "specs": ["\x1b[2Jlies"], "overlay": "/etc"}))
+        told = root.run("status", mounted.path).stdout.decode()
+        assert told.splitlines()[:2] == [f"{mounted.path}: mounted, read-only, by nobody", "  shards  a.tar"]
+        assert "its daemon is not asked, because it belongs to nobody" in told
+        (report,) = root.json("status", mounted.path)
+        assert report.items() >= {"user": "nobody", "state": "mounted", "specs": ["a.tar"], "mode": "ro"}.items()
+        assert f"{mounted.path}: mounted" in root.run("status").stdout.decode(errors="replace")
+        registration.write_text(true)
+
+
+def test_where_a_mount_in_the_foreground_logs(shards: Program) -> None:
+    """systemd says what the journal is (systemd.exec(5))."""
+    log = shards.home / "foreground.log"
+    with shards.mounted("s-0.tar", foreground=True) as mounted:
+        assert mounted.status()["log"] == str(log)
+    found = log.stat()
+    journal = {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
+    shards.environment |= journal
+    with shards.mounted("s-0.tar", foreground=True) as mounted:
+        assert mounted.status()["log"] == "journal"
+        assert re.search(r"^  log +journal$", shards.run("status", mounted.path).stdout.decode(), re.M)
+
+
+def _moving(report: dict[str, object]) -> dict[str, object]:
+    """What differs from one look to the next."""
+    return {key: report[key] for key in ("uptime_seconds", "memory_bytes", "requests", "processes")}
+
+
+def test_status_of_a_daemon_that_does_not_answer(shards: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "ANSWER_SECONDS", 0.05)
+    with shards.mounted("s-0.tar") as mounted:
+        os.kill(mounted.pid, signal.SIGSTOP)
+        try:
+            (report,) = shards.json("status", mounted.path)
+            assert report["state"] == "not answering"
+            assert b"not answering" in shards.run("status").stdout
+            assert b"not answering" in shards.run("status", mounted.path).stdout
+        finally:
+            os.kill(mounted.pid, signal.SIGCONT)
+
+
+def test_status_of_a_daemon_of_another_version(shards: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was started before an upgrade, and tells less or other things."""
+    monkeypatch.setattr(control, "ask", lambda daemon: {"shards": 7, "news": "x"})
+    with shards.mounted("s-0.tar") as mounted:
+        assert shards.json("status", mounted.path)[0]["news"] == "x"
+        assert b"7 shards" in shards.run("status", mounted.path).stdout
+        assert str(mounted.path).encode() in shards.run("status").stdout
+
+
+def test_all_mounts_are_ended(user_program: Program) -> None:
+    """Those of this user, the latest first, dead ones included; and nothing where there is none."""
+    program = user_program
+    program.write("a.tar", tars.tar(tars.A))
+    other = program.directory("other")
+    assert program.run("umount", "--all").stdout == b"no wdsfs mounts\n"
+    with (
+        program.mounted("a.tar", ends_itself=True) as one,
+        program.mounted("a.tar", at=other, ends_itself=True) as two,
+    ):
+        assert program.run("umount", "--all").stdout == f"{two.path}\n{one.path}\n".encode()
+    assert "name a MOUNTPOINT, or --all" in program.refused("umount", code=2)
+    assert "--all takes no MOUNTPOINT" in program.refused("umount", "--all", other, code=2)
+
+
+@pytest.mark.parametrize("option", ["-r", "--read-only", "-oro"])
+def test_a_mount_that_is_read_only(shards: Program, option: str) -> None:
+    """Without an overlay that is nothing new."""
+    with shards.mounted(option, "--overlay", "edits", "s-0.tar") as mounted, fails(errno.EROFS):
+        (mounted.path / "s-0/c/new").touch()
+    with shards.mounted(option, "s-0.tar"):
+        pass
+
+
+def test_doctor(program: Program) -> None:
+    done = program.run("doctor", "--json", program.mountpoint, code=None)
+    findings = json.loads(done.stdout)
+    assert all(set(one) == {"name", "level", "detail", "remedy"} for one in findings)
+    assert done.returncode == (5 if any(one["level"] == "fail" for one in findings) else 0)
+    text = program.run("doctor", "--index-dir", program.home / "index", code=None).stdout.decode()
+    assert len(re.findall(r"^(ok|warn|fail) ", text, re.M)) >= len(findings) - 1
+    assert program.run("doctor", program.home / "missing", code=5).stdout
+
+
+# --- output that nobody takes ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 30_000])
+def test_a_pipe_that_is_closed(program: Program, count: int) -> None:
+    """`wdsfs ls ... | head -1`: an end without a word, whether much or little was left to say."""
+    program.write("a.tar", tars.tar(*(tars.header(b"%05d.x" % number) for number in range(count))))
+    program.run("index", "a.tar")
+    for arguments in (
+        ["ls", "-R", "a.tar"],
+        ["cat", "a.tar", "a/00000/x"],
+        ["info", "a.tar"],
+        ["ls", "-l", "a.tar"],
+    ):
+        receiver, sender = os.pipe()
+        os.close(receiver)
+        try:
+            done = program.run(*arguments, code=None, stdout=sender)
+        finally:
+            os.close(sender)
+        assert done.stderr == b""
+        assert done.returncode in (0, 1, 141)
+
+
+def test_a_disk_that_is_full(shards: Program) -> None:
+    with open("/dev/full", "wb") as full:
+        for arguments in (["ls", "s-0.tar"], ["cat", "s-0.tar", "s-0/d/b/jpg"], ["info", "--json", "s-0.tar"]):
+            message = shards.refused(*arguments, code=1, stdout=full)
+            assert os.strerror(errno.ENOSPC) in message
+
+
+def test_a_bar_is_for_terminals(shards: Program) -> None:
+    """What goes into a file or a pipe has no control characters."""
+    done = shards.run("index", "s-{0,1}.tar")
+    assert done.stderr == b""
+    assert b"\x1b" not in done.stdout
+    assert b"\x1b" not in shards.run("info", "s-{0,1}.tar").stdout
+    assert b"\x1b" not in shards.run("doctor", code=None).stdout
+
+
+def test_a_bar_on_a_terminal(shards: Program) -> None:
+    main, terminal = os.openpty()
+    os.set_blocking(main, False)
+
+    def shown() -> str:
+        text = b""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                text += os.read(main, 1 << 16)
+        return text.decode()
+
+    try:
+        on_terminal = {"stderr": terminal, "env": {"TERM": "xterm", "COLUMNS": "100"}}
+        shards.run("index", "s-{0,1}.tar", **on_terminal)
+        assert re.search(r"indexing .*2/2.* shards", shown())
+        os.utime(shards.home / "s-0.tar")
+        shards.run("index", "--quiet", "s-{0,1}.tar", **on_terminal)
+        assert shown() == ""
+    finally:
+        os.close(main)
+        os.close(terminal)
+
+
+def test_verbose(shards: Program) -> None:
+    shards.run("-v", "info", "s-0.tar")
+    shards.run("--verbose", "ls", "s-0.tar")
+
+
+def test_the_package_can_be_run() -> None:
+    assert (ROOT / "wdsfs" / "__main__.py").exists()
+    done = subprocess.run([sys.executable, "-m", "wdsfs", "--version"], cwd=ROOT, capture_output=True, check=True)
+    assert done.stdout.decode().strip().endswith(__version__)
+
+
+# --- what is said -------------------------------------------------------------------------------------------
+
+CONTROLS = tars.tar(
+    tars.member(b"d/\x1b[31mred\x07.j\x1bpg", b"x"),
+    tars.member(b"d/\x1b]0;title\x07", b"x"),
+    tars.member("d/ü\nb.jpg".encode(), b"x"),
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("ls", "-R", "s.tar"), 0),
+        (("ls", "-lR", "--layout", "files", "s.tar"), 0),
+        (("info", "s.tar"), 0),
+        (("check", "--notes", "s.tar"), 1),
+        (("cat", "s.tar", "s/d/\x1b[31mred"), 6),
+        (("ls", "s.tar", "s/\x1b[31m"), 6),
+        (("ls", "\x1b.tar"), 3),
+        (("diff", "--overlay", "ov", "s.tar"), 0),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else None,
+)
+def test_names_cannot_control_a_terminal(tmp_path: Path, arguments: tuple[str, ...], code: int) -> None:
+    program = Program(tmp_path)
+    program.write("s.tar", CONTROLS)
+    program.write("ov/upper/s/d/\x1b[31mred\x07/\x1b[2Jcls", b"1")
+    program.run("index", "s.tar")
+    master, slave = os.openpty()
+    try:
+        program.run(*arguments, code=code, stdout=slave, stderr=slave)
+        text = os.read(master, 1 << 16)
+    finally:
+        os.close(slave)
+        os.close(master)
+    plain = re.sub(rb"\x1b\[[0-9;]*m", b"", text) if arguments[0] == "info" else text  # its header is bold
+    assert b"\\x1b" in plain
+    assert not re.search(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", plain), text
+
+
+def test_in_a_pipe_names_are_as_they_are(program: Program) -> None:
+    program.write("s.tar", CONTROLS)
+    assert b"d/\x1b[31mred\x07/" in program.run("ls", "-R", "s.tar", "s").stdout
+
+
+def test_one_of_something_is_one(program: Program) -> None:
+    program.write("s.tar", tars.tar(tars.member(b"a.x"), tars.member(b"b"), tars.member(b"__m__")))
+    done = program.run("check", "s.tar", code=1)
+    assert b"1 shard, 1 sample, 3 members: 1 finding, 1 note (--notes" in done.stderr
+    program.write("t.tar", tars.tar(tars.member(b"a.x")))
+    for command in ("info", "index"):
+        assert program.run(command, "t.tar").stdout.startswith(b"1 shard, 1 sample, 1 member")
+
+
+def test_mount_says_which_argument_is_missing(program: Program) -> None:
+    program.write("s.tar", SAMPLES)
+    said = program.refused("mount", "s.tar", code=2)
+    assert said == "wdsfs: the MOUNTPOINT is missing, an empty directory: wdsfs mount s.tar MOUNTPOINT"
+    assert "MOUNTPOINT is missing" in program.refused("mount", "typo.tar", code=2)
+    assert "MOUNTPOINT is missing" in program.refused("mount", ".", code=2)  # a directory of shards
+    assert "SHARDS are missing" in program.refused("mount", "mnt", code=2)
+    assert "needs SHARDS and a MOUNTPOINT" in program.refused("mount", code=2)
+
+
+def test_options_of_mount_that_are_misspelt(program: Program) -> None:
+    program.write("s.tar", SAMPLES)
+    said = program.refused("mount", "-o", "ro,layout=files", "s.tar", "mnt", code=2)
+    assert said == "wdsfs: -o layout=files: it is an option of its own here: --layout files"
+    said = program.refused("mount", "-o", "allow_othr", "s.tar", "mnt", code=2)
+    assert said.endswith("; did you mean allow_other?")
+
+
+def test_a_misspelt_shard_is_no_path(program: Program) -> None:
+    program.write("a.tar", SAMPLES)
+    for typo in ("dir/typo.tar", "typo.tar", "b-{0..3}.tar.gz"):
+        assert f"no such shard: '{typo}'; nor is it a path" in program.refused("ls", "a.tar", typo, code=3)
+    assert "no 'typo' in" in program.refused("ls", "a.tar", "a/typo", code=6)
+
+
+def test_what_cannot_be_unpacked_is_said_once(program: Program) -> None:
+    with gzip.open(program.home / "bomb.tar.gz", "wb", compresslevel=1) as file:
+        file.write(tars.member(b"a.bin", bytes(100 << 20)) + tars.END)
+    said = program.refused("ls", "--unpack", "never", "bomb.tar.gz", "bomb/a", code=3)
+    assert "it can only be unpacked, since" in said
+    assert "200 times" in program.refused("cat", "--unpack", "never", "bomb.tar.gz", "bomb/a/bin", code=3)

@@ -1,0 +1,233 @@
+"""From what mount(8) passes to what `wdsfs mount` takes. What it passes was seen with util-linux 2.38."""
+
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wdsfs.cli import mount_helper
+from wdsfs.cli.main import mount
+from wdsfs.cli.mount_helper import translate
+from wdsfs.errors import UsageError
+
+SPEC = "/d/t-{0..9}.tar"
+
+
+def arguments(*argv: str) -> list[str]:
+    return translate(argv).arguments
+
+
+def options(option: str, spec: str = SPEC) -> list[str]:
+    """What `-o option` becomes, without what every call has."""
+    head, *found, dashes, given_spec, mountpoint = arguments(spec, "/mnt", "-o", option)
+    assert (head, dashes, given_spec, mountpoint) == ("mount", "--", spec, "/mnt")
+    return found
+
+
+def test_a_plain_line() -> None:
+    assert arguments(SPEC, "/mnt/t", "-o", "rw") == ["mount", "-o", f"fsname={SPEC}", "--", SPEC, "/mnt/t"]
+
+
+def test_a_line_with_everything() -> None:
+    """The options in the order in which mount(8) passed them on."""
+    passed = "ro,relatime,nosuid,nodev,layout=files,index-dir=/tmp/i,uid=1000,allow_other,user,nofail,_netdev,exec"
+    assert arguments("/d x/t.tar", "/mnt/t", "-s", "-n", "-v", "-o", passed) == [
+        "mount",
+        "--layout=files",
+        "--index-dir=/tmp/i",
+        "-o",
+        "ro,nosuid,nodev,uid=1000,allow_other,exec,fsname=/d x/t.tar",
+        "--",
+        "/d x/t.tar",
+        "/mnt/t",
+    ]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("auto", "noauto", "defaults", "user", "users", "user=ann", "owner", "group", "nofail", "_netdev"),
+        *("x-systemd.automount", "x-gvfs-show", "X-mount.mkdir", "comment=a line", "uhelper=udisks2"),
+        *("rw", "relatime", "noatime", "lazytime", ""),
+    ],
+)
+def test_what_is_not_for_us_is_left_out(option: str) -> None:
+    assert options(f"{option},ro") == ["-o", f"ro,fsname={SPEC}"]
+
+
+@pytest.mark.parametrize(
+    ("option", "argument"),
+    [
+        ("layout=files", "--layout=files"),
+        ("names=full", "--names=full"),
+        ("merge", "--merge"),
+        ("lazy", "--lazy"),
+        ("jobs=4", "--jobs=4"),
+        ("split=val", "--split=val"),
+        ("shard-id=1", "--shard-id=1"),
+        ("num_shards=4", "--num-shards=4"),
+        ("index-dir=/var/cache/x", "--index-dir=/var/cache/x"),
+        ("index_dir=/var/cache/x", "--index-dir=/var/cache/x"),
+        ("index-dir=/a\\,b", "--index-dir=/a,b"),
+    ],
+)
+def test_our_own_options(option: str, argument: str) -> None:
+    assert options(option) == [argument, "-o", f"fsname={SPEC}"]
+
+
+@pytest.mark.parametrize("option", ["ro", "nosuid", "noexec", "dev", "allow_other", "uid=7", "umask=022", "odd=1"])
+def test_the_rest_is_passed_on(option: str) -> None:
+    assert options(option) == ["-o", f"{option},fsname={SPEC}"]
+
+
+def test_options_may_come_in_several_pieces_and_places() -> None:
+    assert arguments("-o", "ro", SPEC, "-sv", "/mnt", "-o", "merge,nodev", "-t", "wdsfs", "-N", "/ns") == [
+        *("mount", "--merge", "-o", f"ro,nodev,fsname={SPEC}", "--", SPEC, "/mnt")
+    ]
+    assert arguments(SPEC, "/mnt", "-r")[1:3] == ["-o", f"ro,fsname={SPEC}"]
+
+
+def test_a_comma_in_quotes_stays_in_its_option() -> None:
+    assert options('context="a:b,c",ro') == ["-o", rf'context="a:b\,c",ro,fsname={SPEC}']
+    assert options(r"fsname=a\,b,ro") == ["-o", r"fsname=a\,b,ro"]
+
+
+def test_the_source_is_shown_as_fstab_has_it() -> None:
+    """`mount -a` compares it with the mount table."""
+    assert options("ro", "/d/{a,b}.tar::/e/*.tar") == ["-o", r"ro,fsname=/d/{a\,b}.tar::/e/*.tar"]
+    assert options("ro", "back\\slash.tar") == ["-o", "ro,fsname=back\\\\slash.tar"]
+    assert options("ro,fsname=mine") == ["-o", "ro,fsname=mine"]
+
+
+@pytest.mark.parametrize("spec", ["/dätä/x.tar", "/d/\udcff.tar", "/d/\t.tar", "/d/" + "x" * 2000])
+def test_a_source_that_no_option_can_carry_is_left_out(spec: str) -> None:
+    assert options("ro", spec) == ["-o", "ro"]
+    assert options("rw", spec) == []
+
+
+@given(st.text("ab,\\{}.:/ ", min_size=1, max_size=20))
+def test_any_source_is_one_option(spec: str) -> None:
+    """Taken apart as libfuse does: a backslash keeps the next character."""
+    [_, option] = options("ro", spec)
+    apart, rest = [""], iter(option)
+    for character in rest:
+        if character == ",":
+            apart.append("")
+        else:
+            apart[-1] += next(rest) if character == "\\" else character
+    assert apart == ["ro", f"fsname={spec}"]
+
+
+def test_a_spec_may_look_like_an_option() -> None:
+    assert arguments("-o", "ro", "--", "-x.tar", "/mnt") == [
+        *("mount", "-o", "ro,fsname=-x.tar", "--", "-x.tar", "/mnt")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "are needed"),
+        ([SPEC], "are needed"),
+        ([SPEC, "/mnt", "/more"], "are needed"),
+        ([SPEC, "/mnt", "-z"], "-z"),
+        ([SPEC, "/mnt", "-o"], "-o"),
+        ([SPEC, "/mnt", "-o", "remount,ro"], "cannot be remounted"),
+        ([SPEC, "/mnt", "-o", "layout"], "layout needs a value"),
+        ([SPEC, "/mnt", "-o", "jobs="], "jobs needs a value"),
+        ([SPEC, "/mnt", "-o", "merge=yes"], "merge takes no value"),
+    ],
+)
+def test_wrong_arguments(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match=message):
+        translate(argv)
+    assert mount_helper.main(argv) == mount_helper.WRONG_CALL
+    assert capsys.readouterr().err.startswith("mount.wdsfs: ")
+
+
+# -- the program -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """A command line in the place of the real one: what it was called with."""
+    calls: list[list[str]] = []
+
+    def main(arguments: list[str], prog_name: str) -> None:
+        assert prog_name == "wdsfs"
+        calls.append(arguments)
+        sys.exit(5)
+
+    cli = types.ModuleType("wdsfs.cli.main")
+    cli.main = main  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wdsfs.cli.main", cli)
+    monkeypatch.setattr("wdsfs.cli.main", cli, raising=False)
+    return calls
+
+
+def test_the_program_calls_the_command_line(called: list[list[str]]) -> None:
+    assert mount_helper.main([SPEC, "/mnt", "-o", "ro"]) == mount_helper.MOUNT_FAILURE
+    assert called == [["mount", "-o", f"ro,fsname={SPEC}", "--", SPEC, "/mnt"]]
+
+
+def test_the_program_takes_the_arguments_of_the_process(
+    called: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["mount.wdsfs", SPEC, "/mnt"])
+    assert mount_helper.main() == mount_helper.MOUNT_FAILURE
+
+
+def test_a_fake_mount_checks_its_arguments_only(called: list[list[str]]) -> None:
+    """`mount -f`."""
+    assert mount_helper.main([SPEC, "/mnt", "-f", "-o", "rw"]) == 0
+    assert mount_helper.main([SPEC, "/mnt", "-fv", "-o", "layout="]) == mount_helper.WRONG_CALL
+    assert called == []
+
+
+def test_help(called: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    assert mount_helper.main(["--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: mount.wdsfs SHARDS")
+
+
+# -- what the documentation says -----------------------------------------------------------------------------
+
+DEPLOYMENT = (Path(__file__).parent.parent.parent / "docs" / "deployment.md").read_text()
+LINES = re.findall(r"^(\S+)\s+(/\S+)\s+wdsfs\s+(\S+)\s+0\s+0$", DEPLOYMENT, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("spec", "mountpoint", "option"), LINES)
+def test_the_lines_in_the_documentation_are_understood(spec: str, mountpoint: str, option: str) -> None:
+    call = translate([spec.replace("\\040", " "), mountpoint, "-o", option])
+    passed = call.arguments[call.arguments.index("-o") + 1].split(",")
+    assert {name.partition("=")[0] for name in passed} == {"ro", "allow_other", "fsname"}
+
+
+def test_every_option_of_mount_can_be_written_in_fstab() -> None:
+    """But for those of whoever sits in front of it."""
+    known = {name.removeprefix("--") for one in mount.params for name in one.opts if name.startswith("--")}
+    assert known - {"foreground", "quiet", "read-only"} == mount_helper._OWN  # the last is "ro" there
+
+
+def test_there_are_such_lines() -> None:
+    assert len(LINES) == 3
+    assert all(f"`{name}`" in DEPLOYMENT or f"`{name}=`" in DEPLOYMENT for name in mount_helper._OWN)
+
+
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [
+        ("layot=files", "layout"),
+        ("colums=jpg", "columns"),
+        ("index_dri=/x", "index-dir"),
+        ("allow_othr", "allow_other"),
+    ],
+)
+def test_a_misspelt_option_is_refused_with_what_was_meant(
+    option: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert mount_helper.main([SPEC, "/mnt", "-o", f"ro,{option}"]) == mount_helper.WRONG_CALL
+    assert capsys.readouterr().err == f"mount.wdsfs: -o {option}: no such option; did you mean {meant}?\n"

@@ -1,0 +1,423 @@
+"""`wdsfs diff` and `wdsfs commit`: what they print, and with which code they end."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import tars
+from tests.cli.test_main import program  # noqa: F401  # a fixture
+from tests.commit.test_plan import EDITS, FIRST, SECOND, Set, bare, half_way, keys
+from tests.commit.test_shard_writer import Killed
+from tests.conftest import PATIENCE, Program
+from tests.uppers import OPAQUE, WHITEOUT, write_upper
+from wdsfs.dataset.shard_tree import View
+from wdsfs.storage.durable import Disk
+
+
+@pytest.fixture
+def here(program: Program) -> Set:  # noqa: F811
+    return Set(program.home, FIRST, SECOND).edit(EDITS)
+
+
+SHARDS = "s{0..1}.tar"
+
+
+def lines(out: bytes) -> list[str]:
+    return os.fsdecode(out).splitlines()
+
+
+# --- diff --------------------------------------------------------------------------------------------------
+
+
+def test_diff(program: Program, here: Set) -> None:  # noqa: F811
+    done = program.run("diff", "--overlay", "o", SHARDS)
+    assert lines(done.stdout) == ["changed  s0/d/a +txt ~jpg", "removed  s0/d/b", "added    s0/d/n"]
+    assert b"samples: 1 added, 1 changed, 0 renamed, 1 removed; 0 cannot be packed\n" in done.stderr
+
+
+def test_diff_of_what_cannot_be_packed(program: Program, here: Set) -> None:  # noqa: F811
+    here.edit({"s1": {"stray": b"", "nothing": WHITEOUT}})
+    done = program.run("diff", "--overlay", "o", SHARDS, code=1)
+    assert any(line.startswith("cannot be packed: s1/stray: is outside") for line in lines(done.stdout))
+    assert any(line.startswith("note: s1/nothing: hides nothing") for line in lines(done.stdout))
+
+
+def test_diff_tells_conflicts_apart(program: Program) -> None:  # noqa: F811
+    """They stand in the way with --leave-out, too."""
+    upper = {"s0": {"d": {"a": WHITEOUT, "z": {OPAQUE: True, "a.jpg": b"A"}}}, "loose": b""}
+    Set(program.home, FIRST, SECOND, view=View(names="full")).edit(upper)
+    done = program.run("diff", "--overlay", "o", SHARDS, code=1)
+    words = [line.partition(":")[0] for line in lines(done.stdout)]
+    assert words == ["removed  s0/d/a", "conflict", "cannot be packed"]
+    assert b"1 removed; 1 cannot be packed, 1 conflict\n" in done.stderr
+    report = json.loads(program.run("diff", "--json", "--overlay", "o", SHARDS, code=1).stdout)
+    assert [one["path"] for one in report["conflicts"] + report["unpackable"]] == ["s0/d/z/a.jpg", "loose"]
+
+
+def test_diff_as_json(program: Program, here: Set) -> None:  # noqa: F811
+    here.edit({"s1": {b"\xff": {"txt": b""}}, "loose": b""})
+    report = json.loads(program.run("diff", "--json", "--overlay", "o", SHARDS, code=1).stdout)
+    assert report["samples"][0] == {
+        "kind": "changed",
+        "path": "s0/d/a",
+        "was": None,
+        "added": ["txt"],
+        "changed": ["jpg"],
+        "removed": [],
+        "times": [],
+    }
+    assert report["samples"][-1]["path"] == "s1/\udcff"
+    assert [one["path"] for one in report["unpackable"]] == ["loose"]
+    assert report["conflicts"] == report["notes"] == report["others"] == []
+
+
+def test_an_overlay_without_changes(program: Program) -> None:  # noqa: F811
+    Set(program.home, FIRST, SECOND)
+    assert program.run("diff", "--overlay", "o", SHARDS).stdout == b""
+    done = program.run("commit", "--overlay", "o", "--in-place", SHARDS)
+    assert done.stdout == b"the overlay changes no shard\n"
+
+
+# --- commit ------------------------------------------------------------------------------------------------
+
+
+def test_commit(program: Program, here: Set) -> None:  # noqa: F811
+    command = ("commit", "--overlay", "o", "--output", "out/t-%02d.tar", SHARDS)
+    done = program.run(*command)
+    assert b"shards: 1 rewritten, 1 copied; 5 samples" in done.stdout
+    assert sorted(os.listdir(program.home / "out")) == ["t-00.tar", "t-01.tar"]
+    assert keys(*here.out()) == [["d/a", "c", "d/n"], ["e", "d/f"]]
+    assert b"2 of them there already" in program.run(*command).stdout
+
+
+def test_commit_in_place(program: Program, here: Set) -> None:  # noqa: F811
+    here.edit({"more": {"x": {"txt": b""}}})
+    done = program.run("commit", "--overlay", "o", "--in-place", "--jobs", "2", SHARDS)
+    assert lines(done.stdout)[1:] == [
+        f"new: {program.home}/s2.tar",
+        "SHARDS of the next mount must include this shard, too: s2.tar",
+    ]
+    assert keys(*here.set()) == [["d/a", "c", "d/n"], ["e", "d/f"], ["x"]]
+    assert program.run("diff", "--overlay", "o", SHARDS).stdout == b""
+
+
+def test_dry_run(program: Program, here: Set) -> None:  # noqa: F811
+    command = ("commit", "--overlay", "o", "--output", "out/t-%02d.tar", "--dry-run", SHARDS)
+    done = program.run(*command)
+    assert [line.split()[1:3] for line in lines(done.stdout)[2:]] == [["rewrite", "3"], ["copy", "2"]]
+    [one, _] = json.loads(program.run(*command, "--json").stdout)
+    assert (one["action"], one["samples"]) == ("rewrite", 3)
+    assert not (program.home / "out").exists()
+    assert one["bytes"] == len(here.commit()[0])
+
+
+def test_commit_as_json(program: Program, here: Set) -> None:  # noqa: F811
+    done = program.run("commit", "--overlay", "o", "-o", "d.tar", "--changed-only", "--json", SHARDS)
+    report = json.loads(done.stdout)
+    assert report["written"] == 1
+    assert report["shards"][0]["shard"] == f"{program.home}/d.tar"
+
+
+def test_a_delta_tells_what_it_does_not_tell(program: Program, here: Set) -> None:  # noqa: F811
+    command = ("commit", "--overlay", "o", "-o", "d.tar", "--changed-only", SHARDS)
+    said = b"these shards do not tell which samples are gone under their old names: 1 removed\n"
+    assert program.run(*command, "--dry-run").stdout.endswith(said)
+    assert program.run(*command).stdout.endswith(said)
+    assert json.loads(program.run(*command, "--json").stdout)["not_told"] == {"removed": 1, "renamed": 0}
+    shutil.rmtree(program.home / "o/upper/s0")
+    here.edit({"s1": {"e": WHITEOUT}})
+    assert program.run(*command).stdout == b"the overlay adds and changes no sample\n" + said
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ([], b"--output"),
+        (["--link", "--copy", "-o", "%d"], b"exclude each other"),
+        (["--in-place", "--changed-only"], b"exclude each other"),
+        (["--in-place", "--link"], b"there is no --link"),
+        (["--in-place", "--leave-out"], b"nothing can be left out"),
+        (["--changed-only", "--link", "-o", "%d"], b"--link"),
+        (["--link", "--sort", "-o", "%d"], b"stay as they are"),
+        (["--link", "--maxcount", "3", "-o", "%d"], b"stay as they are"),
+        (["--output", "x-%d-%d"], b"like %06d"),
+        (["--names", "full", "-o", "%d"], b"made with --layout samples --names ext"),
+        (["--maxcount", "0"], b"maxcount"),
+        (["--maxsize", "0"], b"maxsize"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    program: Program,  # noqa: F811
+    here: Set,
+    options: list[str],
+    text: bytes,
+) -> None:
+    done = program.run("commit", "--overlay", "o", *options, SHARDS, code=2)
+    assert text in done.stderr
+
+
+def test_what_cannot_be_packed(program: Program, here: Set) -> None:  # noqa: F811
+    here.edit({"s1": {"stray": b""}})
+    command = ("commit", "--overlay", "o", "--output", "out/%d.tar", SHARDS)
+    assert b"s1/stray: is outside of a sample" in program.run(*command, code=7).stderr
+    program.run(*command, "--leave-out")
+
+
+# --- the overlay and its set -------------------------------------------------------------------------------
+
+
+def test_the_view_is_that_of_the_overlay(program: Program) -> None:  # noqa: F811
+    Set(program.home, FIRST, SECOND, view=View("files"), merge=True).edit({"d": {"a.jpg": b"new"}})
+    done = program.run("diff", "--overlay", "o", SHARDS)
+    assert lines(done.stdout) == ["changed  d/a ~jpg"]
+    done = program.run("diff", "--overlay", "o", "--layout", "samples", SHARDS, code=2)
+    assert b"made with --layout files --merge" in done.stderr
+
+
+def test_a_bare_upper_is_read_as_told(program: Program) -> None:  # noqa: F811
+    Set(program.home, FIRST, SECOND)
+    write_upper(program.home / "bare", {"s0": {"d": {"a.jpg": b"new"}}})
+    done = program.run("diff", "--overlay", "bare", "--layout", "files", SHARDS)
+    assert lines(done.stdout) == ["changed  s0/d/a ~jpg"]
+
+
+def test_a_set_with_a_shard_less(program: Program, here: Set) -> None:  # noqa: F811
+    done = program.run("diff", "--overlay", "o", "s1.tar", code=8)
+    assert b"made over a set with s0" in done.stderr
+
+
+def test_a_set_that_has_changed(program: Program, here: Set) -> None:  # noqa: F811
+    here.shards[1].write_bytes(FIRST)
+    done = program.run("diff", "--overlay", "o", SHARDS)
+    assert b"s1.tar: changed since the overlay was made" in done.stderr
+
+
+def test_an_overlay_in_use(program: Program, here: Set) -> None:  # noqa: F811
+    with (program.home / "o/lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for command in (["diff"], ["commit", "--in-place"]):
+            assert b"in use" in program.run(*command, "--overlay", "o", SHARDS, code=8).stderr
+
+
+def test_an_unfinished_commit(program: Program, here: Set) -> None:  # noqa: F811
+    """Everything but the command that finishes it is refused, and told that command."""
+
+    class Killer(Disk):
+        dead = False
+
+        def open_temporary(self, path: bytes, mode: int = 0o666) -> int:
+            if self.dead:
+                raise Killed
+            return super().open_temporary(path, mode)
+
+        def rename(self, source: bytes, target: bytes) -> None:
+            super().rename(source, target)
+            self.dead = target.endswith(b".tar")
+            if self.dead:
+                raise Killed
+
+    here.edit({"s1": {"e": WHITEOUT}})
+    with pytest.raises(Killed):
+        here.commit(Killer(), in_place=True)
+    finish = b"wdsfs commit --in-place --overlay o 's{0..1}.tar' (or end it as it is: --abandon in the place of"
+    assert finish in program.run("diff", "--overlay", "o", SHARDS, code=7).stderr
+    assert finish in program.run("commit", "--overlay", "o", "--output", "%d", SHARDS, code=7).stderr
+    done = program.run("commit", "--in-place", "--overlay", "o", "s1.tar", "s0.tar", code=7)
+    assert b"in the same order" in done.stderr
+    done = program.run("commit", "--in-place", "--overlay", "o", SHARDS)
+    assert b"1 of them there already" in done.stdout
+    assert b"changed since" not in done.stderr
+    assert keys(*here.set()) == [["d/a", "c", "d/n"], ["d/f"]]
+
+
+def test_outputs_that_mean_nothing(program: Program, here: Set) -> None:  # noqa: F811
+    """Braces that do not close, a directory, and places inside of the overlay."""
+    for pattern, text in (
+        ("out{.tar", "unbalanced braces in 'out{.tar': close them"),
+        ("new/", "--output new/ is a directory: name the shards in it"),
+        ("o/upper/s%d.tar", "would be in the directory of the overlay: name another directory with --output"),
+        ("o/s%d.tar", "would be in the directory of the overlay"),
+    ):
+        assert text in os.fsdecode(program.run("commit", "--overlay", "o", "-o", pattern, SHARDS, code=2).stderr)
+    assert not (program.home / "new").exists()
+    assert sorted(os.listdir(program.home / "o")) == ["lock", "overlay.json", "upper", "work"]
+
+
+def again(program: Program, shards: str, code: int) -> list[str]:  # noqa: F811
+    """What the commands say of the overlay over these shards."""
+    commands = (("diff",), ("commit", "--in-place", "--dry-run"), ("commit", "-o", "again/s%d.tar", "--dry-run"))
+    return [program.run(*one, "--overlay", "o", shards, code=code).stderr.decode() for one in commands]
+
+
+def test_an_overlay_is_not_used_over_what_was_written_from_it(program: Program, here: Set) -> None:  # noqa: F811
+    here.edit({"more": {"x": {"txt": b"x"}}})
+    program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", SHARDS)
+    for error in again(program, "new/s{0..2}.tar", 8):
+        assert "new/s0.tar, " in error
+        assert "new/s2.tar were written by a commit of the overlay" in error
+        assert "Begin with a new directory for --overlay, or name the shards that this one was made over" in error
+        assert "s1.tar" not in error  # nothing of it was changed
+    again(program, SHARDS, 0)
+    program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", SHARDS)  # repeated
+    mounted = program.run("mount", "--overlay", "o", "new/s{0..2}.tar", program.home / "mnt", code=8)
+    assert b"were written by a commit of the overlay" in mounted.stderr
+
+
+@pytest.mark.parametrize("move", [["mv"], ["cp", "-a"]])
+def test_nor_when_they_were_put_in_the_place_of_the_old_ones(
+    move: list[str],
+    program: Program,  # noqa: F811
+    here: Set,
+) -> None:
+    program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", SHARDS)
+    subprocess.run([*move, "new/s0.tar", "s0.tar"], cwd=program.home, check=True)
+    assert all("s0.tar was written by a commit" in error for error in again(program, SHARDS, 8))
+
+
+def test_an_overlay_that_was_emptied_has_nothing_of_what_was_written_from_it(
+    program: Program,  # noqa: F811
+    here: Set,
+) -> None:
+    program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", SHARDS)
+    program.run("commit", "--overlay", "o", "--in-place", SHARDS)
+    assert not here.place.outputs.exists()
+    again(program, "new/s{0..1}.tar", 0)
+
+
+def test_outputs_of_an_upper_of_the_kernel(program: Program, here: Set) -> None:  # noqa: F811
+    bare(here, EDITS)
+    program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", SHARDS)
+    assert os.listdir(program.home / "o") == ["s0"]
+    assert all("s0.tar was written by" in error for error in again(program, "new/s{0..1}.tar", 8))
+    program.run("commit", "--overlay", "o", "--in-place", SHARDS)
+    assert not (program.home / "o.wdsfs-outputs.json").exists()
+    again(program, SHARDS, 0)
+    assert os.listdir(program.home / "o") == []  # no lock either: the kernel would show it
+
+
+def test_outputs_that_cannot_be_read(program: Program, here: Set) -> None:  # noqa: F811
+    here.place.outputs.write_text('{"version": 2}')
+    assert all("outputs.json cannot be used: version 2" in error for error in again(program, SHARDS, 8))
+
+
+def test_what_a_commit_left_that_was_killed_at_its_end_goes(program: Program, here: Set) -> None:  # noqa: F811
+    for name in ("committed/d", "commit.log", "commit.json.tmp"):
+        (here.place.work / name).mkdir(parents=True) if "/" in name else (here.place.work / name).touch()
+    program.run("diff", "--overlay", "o", SHARDS)
+    assert os.listdir(here.place.work) == []
+    bare(here, EDITS)
+    (program.home / "o.wdsfs-commit").mkdir()
+    (program.home / "o.wdsfs-commit/commit.log").touch()
+    program.run("diff", "--overlay", "o", SHARDS)
+    assert not (program.home / "o.wdsfs-commit").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+@pytest.mark.parametrize("name", ["o.wdsfs-commit/commit.json", "o.wdsfs-outputs.json"])
+def test_what_another_user_has_put_beside_an_upper(name: str, program: Program, here: Set) -> None:  # noqa: F811
+    """A directory such as /tmp lets anybody do that, and a journal says what is written where."""
+    bare(here, EDITS)
+    planted = program.home / name
+    if planted.parent != program.home:
+        planted.parent.mkdir()
+        os.chown(planted.parent, 12345, 12345)
+    planted.write_text("{}")
+    os.chown(planted, 12345, 12345)
+    for command in (["diff"], ["commit", "--in-place"], ["commit", "-o", "new/s%d.tar"]):
+        error = program.run(*command, "--overlay", "o", SHARDS, code=8).stderr.decode()
+        assert "o.wdsfs-" in error
+        assert "another user (12345)" in error
+
+
+def test_there_is_nothing_to_abandon(program: Program, here: Set) -> None:  # noqa: F811
+    done = program.run("commit", "--abandon", "--overlay", "o", SHARDS, code=7)
+    assert b"was stopped half-way, so there is none to abandon" in done.stderr
+    for option in ("--in-place", "--sort", "--copy", "--dry-run"):
+        done = program.run("commit", "--abandon", option, "--overlay", "o", SHARDS, code=2)
+        assert b"it takes no option that says what to write" in done.stderr
+
+
+def test_abandoning(program: Program, tmp_path: Path) -> None:  # noqa: F811
+    half, whole = half_way(tmp_path / "set")
+    half.shards[1].write_bytes(FIRST)
+    overlay, shards = half.home / "o", f"{half.home}/{SHARDS}"
+    assert (
+        b"s1.tar: changed by" in program.run("commit", "--in-place", "--overlay", overlay, shards, code=7).stderr
+    )
+    done = program.run("commit", "--abandon", "--overlay", overlay, shards)
+    assert lines(done.stdout) == [
+        "abandoned: 1 of 3 shards written",
+        f"not written: {half.home}/s1.tar",
+        f"not written: {half.home}/s2.tar",
+        "what is in no shard is still in the overlay; see: wdsfs diff",
+    ]
+    done = program.run("diff", "--overlay", overlay, shards)
+    assert lines(done.stdout) == ["added    s1/e", "added    more/x"]
+    assert b"s1.tar: changed since the overlay was made" in done.stderr
+    assert b"s0.tar" not in done.stderr
+    assert half.shards[0].read_bytes() == whole[0]
+
+
+def test_abandoning_without_a_shard(program: Program, tmp_path: Path) -> None:  # noqa: F811
+    half, _ = half_way(tmp_path / "set")
+    half.shards[1].unlink()
+    options = ("--overlay", half.home / "o", f"{half.home}/{SHARDS}")
+    for command in (["diff"], ["commit", "--in-place"], ["commit", "--abandon"]):
+        error = program.run(*command, *options, code=7).stderr
+        assert b"put the shard back, or an empty file in its place" in error
+    half.shards[1].touch()
+    assert b"changed by somebody else, or gone" in program.run("commit", "--in-place", *options, code=7).stderr
+    assert b"1 of 3 shards written" in program.run("commit", "--abandon", *options).stdout
+    assert lines(program.run("diff", *options).stdout) == ["added    s1/e", "added    more/x"]
+
+
+def test_abandoning_as_json(program: Program, tmp_path: Path) -> None:  # noqa: F811
+    half, _ = half_way(tmp_path / "set", merge=True)
+    overlay, shards = half.home / "o", f"{half.home}/{SHARDS}"
+    report = json.loads(program.run("commit", "--abandon", "--json", "--overlay", overlay, shards).stdout)
+    assert [[Path(one["shard"]).name for one in report[key]] for key in ("shards", "left")] == [
+        ["s0.tar"],
+        ["s1.tar"],
+    ]
+    assert (Path(report["aside"]) / "e/txt").read_bytes() == b"new"
+
+
+# --- interrupted -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_stopped_while_writing(number: int, program: Program) -> None:  # noqa: F811
+    """At some instant or other; nothing half-written has a name, and the next run finishes."""
+    big = tars.tar(*(tars.member(b"%d.bin" % n, bytes(1 << 22)) for n in range(16)))
+    here = Set(program.home, big, big, big).edit({f"s{n}": {"0": {"cls": b""}} for n in range(3)})
+    command = [sys.executable, "-m", "wdsfs", "commit", "--overlay", "o", "-o", "out/%d.tar", "s{0..2}.tar"]
+    options: dict[str, Any] = {"cwd": program.home, "env": {**os.environ, **program.environment}}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+    out = Path(program.home, "out")
+    deadline = time.monotonic() + PATIENCE
+    while not (out.exists() and os.listdir(out)) and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=PATIENCE)
+    if number == signal.SIGINT and process.returncode == 130:
+        assert err == b"wdsfs: interrupted; what is finished is kept, and the same command goes on from there\n"
+    suffixes = (".tar", ".tmp") if number == signal.SIGKILL else (".tar",)
+    assert all(name.endswith(suffixes) for name in os.listdir(out))
+    if number in (signal.SIGTERM, signal.SIGHUP):
+        assert process.returncode in (128 + number, 0)
+    assert all(len(keys(path.read_bytes())[0]) == 16 for path in out.glob("?.tar"))
+    done = program.run("commit", "--overlay", "o", "-o", "out/%d.tar", "s{0..2}.tar")
+    assert b"3 rewritten" in done.stdout
+    assert len(here.out()) == 3

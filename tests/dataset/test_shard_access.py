@@ -1,0 +1,247 @@
+"""What comes into the place of a mounted shard: what is shown, and what a mount for others refuses.
+
+Another user, nobody, owns the directory of the shards; the mount is root's, with `allow_other`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import tars
+from tests.conftest import Mounted, Program, wait_until
+from wdsfs.dataset import shard_access
+from wdsfs.errors import MissingShard, RefusedShard
+
+NOBODY, SOMEBODY = 65534, 65533
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="takes a second user, whom only root can be")
+
+OLD = tars.tar(tars.member(b"a.txt", b"old"), tars.member(b"a.cls", b"1"))
+NEW = tars.tar(tars.member(b"a.txt", b"newer"), tars.member(b"a.cls", b"1"))
+SECRET = tars.tar(tars.member(b"secret.txt", b"secret"), tars.member(b"secret.cls", b"1"))
+
+
+def as_user(script: str, *arguments: Path, uid: int = NOBODY) -> bytes:
+    """What a shell script of another user prints; it has to end well."""
+    options = {"user": uid, "group": uid, "extra_groups": []}
+    command = ["sh", "-c", script, "sh", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, check=False, cwd="/", **options)  # type: ignore[call-overload]
+    assert done.returncode == 0, done
+    return bytes(done.stdout)
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that everybody can reach: `theirs` is another user's, with a shard; `private.tar` is root's."""
+    home = Path(tempfile.mkdtemp())
+    os.chmod(home, 0o755)
+    (home / "theirs").mkdir()
+    (home / "theirs/s.tar").write_bytes(OLD)
+    for path in (home / "theirs", home / "theirs/s.tar"):
+        os.chown(path, NOBODY, NOBODY)
+    (home / "private.tar").write_bytes(SECRET)
+    os.chmod(home / "private.tar", 0o600)
+    (home / "mnt").mkdir()
+    yield home
+    shutil.rmtree(home)
+
+
+# --- in the place of a mounted shard ------------------------------------------------------------------------
+
+
+def _link(at: Path) -> None:
+    as_user('rm "$1/theirs/s.tar" && ln -s "$1/private.tar" "$1/theirs/s.tar"', at)
+
+
+def _link_above(at: Path) -> None:
+    as_user('mv "$1/theirs/sub" "$1/theirs/was" && ln -s "$1/dir" "$1/theirs/sub"', at)
+
+
+def _hard_link(at: Path) -> None:
+    """What fs.protected_hardlinks forbids on most machines."""
+    as_user('rm "$1/theirs/s.tar"', at)
+    os.link(at / "private.tar", at / "theirs/s.tar")
+
+
+def _other_owner(at: Path) -> None:
+    as_user('rm "$1/theirs/s.tar"', at)
+    (at / "theirs/s.tar").write_bytes(SECRET)
+    os.chown(at / "theirs/s.tar", SOMEBODY, SOMEBODY)
+
+
+def _moved(at: Path) -> None:
+    """Out of a directory that others may write, as a file of root's may lie in one."""
+    os.rename(at / "private.tar", at / "theirs/s.tar")
+
+
+REFUSED: list[tuple[Callable[[Path], None], str]] = [
+    (_link, "a link leads from there to .*/private.tar"),
+    (_hard_link, "another file of root's, which not everybody may read"),
+    (_other_owner, r"belongs to another user \(65533\)"),
+    (_moved, "another file of root's, which not everybody may read"),
+]
+
+
+@pytest.mark.parametrize(("prepare", "why"), REFUSED)
+def test_what_is_refused(place: Path, prepare: Callable[[Path], None], why: str) -> None:
+    path = os.fsencode(place / "theirs/s.tar")
+    one = shard_access.access_of([path], shared=True)
+    before = one.look(path)
+    os.close(one.open(path))
+    prepare(place)
+    for attempt in (one.look, one.open):
+        with pytest.raises(RefusedShard, match=f"s.tar is refused: since the mount .*{why}, and others can write"):
+            attempt(path)
+    os.unlink(path)
+    with pytest.raises(MissingShard):
+        one.look(path)
+    as_user('cat > "$1"', place / "theirs/s.tar")
+    assert one.look(path) != before
+
+
+def test_a_link_in_the_way(place: Path) -> None:
+    (place / "theirs/sub").mkdir()
+    os.chown(place / "theirs/sub", NOBODY, -1)
+    as_user('cp "$1/theirs/s.tar" "$1/theirs/sub/s.tar"', place)
+    (place / "dir").mkdir()
+    (place / "dir/s.tar").write_bytes(SECRET)
+    path = os.fsencode(place / "theirs/sub/s.tar")
+    one = shard_access.access_of([path], shared=True)
+    _link_above(place)
+    with pytest.raises(RefusedShard, match=r"a link leads from there to .*/dir/s.tar"):
+        one.look(path)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_a_new_shard_of_the_same_owner(place: Path, mode: int) -> None:
+    path = os.fsencode(place / "theirs/s.tar")
+    one = shard_access.access_of([path], shared=True)
+    before = one.look(path)
+    as_user(f'cp "$1/s.tar" "$1/n" && chmod {mode:o} "$1/n" && mv "$1/n" "$1/s.tar"', place / "theirs")
+    assert one.look(path) != before
+    os.close(one.open(path))
+
+
+def test_a_new_shard_of_the_mounter(place: Path) -> None:
+    path = os.fsencode(place / "theirs/s.tar")
+    one = shard_access.access_of([path], shared=True)
+    (place / "new").write_bytes(NEW)
+    os.rename(place / "new", place / "theirs/s.tar")
+    one.look(path)
+    os.close(one.open(path))
+
+
+def test_where_only_trusted_users_can_write(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that root points elsewhere each night, and files of anybody: nobody else can have done it."""
+    for name in ("v1", "v2"):
+        (place / name).mkdir()
+        (place / name / "s.tar").write_bytes(OLD)
+    (place / "now").symlink_to("v1")
+    path = os.fsencode(place / "now/s.tar")
+    one = shard_access.access_of([path], shared=True)
+    (place / "now").unlink()
+    (place / "now").symlink_to("v2")
+    os.chown(place / "v2/s.tar", SOMEBODY, SOMEBODY)
+    os.close(one.open(path))
+    path = os.fsencode(place / "theirs/s.tar")
+    one = shard_access.access_of([path], shared=True)
+    _link(place)
+    monkeypatch.setenv("WDSFS_TRUST", "nobody")
+    os.close(one.open(path))
+
+
+def test_who_is_guarded(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mount that only its user sees pays nothing."""
+    path = os.fsencode(place / "theirs/s.tar")
+    for shared, trusted, guarded in ((True, "", True), (False, "", False), (True, "everyone", False)):
+        monkeypatch.setenv("WDSFS_TRUST", trusted)
+        assert isinstance(shard_access.access_of([path], shared), shard_access.GuardedAccess) == guarded
+
+
+def test_what_was_not_there_at_the_mount(place: Path) -> None:
+    path = os.fsencode(place / "theirs/late.tar")
+    one = shard_access.access_of([path], shared=True)
+    with pytest.raises(MissingShard):
+        one.look(path)
+    as_user('cp "$1/s.tar" "$1/late.tar"', place / "theirs")
+    with pytest.raises(RefusedShard, match="belongs to another user"):
+        one.look(path)
+
+
+def test_an_unchanged_shard_costs_a_look(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No open, no readlink: as many system calls as without."""
+    path = os.fsencode(place / "theirs/s.tar")
+    one = shard_access.access_of([path], shared=True)
+    monkeypatch.setattr(os, "open", None)
+    monkeypatch.setattr(os, "readlink", None)
+    for _ in range(3):
+        one.look(path)
+
+
+# --- mounts -------------------------------------------------------------------------------------------------
+
+
+def reads(mounted: Mounted, name: str) -> bytes:
+    """What another user reads; empty for an error."""
+    options = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+    command = ["cat", str(mounted.path / name)]
+    done = subprocess.run(command, capture_output=True, check=False, cwd="/", **options)  # type: ignore[call-overload]
+    assert done.returncode == 0 or b"Permission denied" in done.stderr or b"Stale" in done.stderr, done
+    return bytes(done.stdout)
+
+
+def test_a_private_tar_is_not_read_through_a_mount_of_root(program: Program, place: Path) -> None:
+    """The other user replaces a shard by a link to it, and by a good one again."""
+    with program.mounted("-o", "allow_other", place / "theirs/s.tar", at=place / "mnt") as mounted:
+        assert reads(mounted, "s/a/txt") == b"old"
+        _link(place)
+        wait_until(lambda: not reads(mounted, "s/a/txt"), "the mount to see the link")
+        listed = subprocess.run(["ls", "-R", mounted.path], capture_output=True, check=False)
+        assert b"secret" not in listed.stdout
+        assert b"Permission denied" in listed.stderr
+        mounted.expect_log(r"s.tar is refused: since the mount a link leads from there to .*/private.tar")
+        wait_until(lambda: mounted.status()["damaged"], "the status")
+        ((damaged,)) = mounted.status()["damaged"]
+        assert "is refused" in damaged["problem"] or "a link leads" in damaged["problem"]
+        assert "private.tar" in (mounted.path / ".wdsfs/problems.txt").read_text()
+        (place / "new").write_bytes(NEW)
+        os.chown(place / "new", NOBODY, NOBODY)
+        os.rename(place / "new", place / "theirs/s.tar")
+        wait_until(lambda: reads(mounted, "s/a/txt") == b"newer", "the good one")
+        mounted.allow_log("has changed; it is indexed anew")
+
+
+def test_who_is_trusted_may_change_the_link(program: Program, place: Path) -> None:
+    os.chmod(place / "private.tar", 0o600)
+    command = ("-o", "allow_other", "--trust", "nobody", place / "theirs/s.tar")
+    with program.mounted(*command, at=place / "mnt") as mounted:
+        _link(place)
+        wait_until(lambda: reads(mounted, "s/secret/txt") == b"secret", "what the link leads to")
+        mounted.expect_log("has changed; it is indexed anew")
+
+
+@pytest.mark.parametrize("view", ["join", "labels"])
+def test_what_shards_are_shown_with_is_guarded_too(program: Program, place: Path, view: str) -> None:
+    program.write("own/s.tar", tars.tar(tars.member(b"a.jpg", b"jjj")))
+    (place / "private.tar").write_bytes(NEW)
+    (place / "theirs/l.csv").write_text("key,x\na,old\n")
+    os.chown(place / "theirs/l.csv", NOBODY, NOBODY)
+    (place / "private.csv").write_text("key,x\na,secret\n")
+    os.chmod(place / "private.csv", 0o600)
+    with_them = ("--join", place / "theirs/s.tar") if view == "join" else ("--associate", place / "theirs/l.csv")
+    shown = "s/a/txt" if view == "join" else "s/a/x"
+    with program.mounted("-o", "allow_other", *with_them, program.home / "own/s.tar", at=place / "mnt") as mounted:
+        assert reads(mounted, shown) == b"old"
+        if view == "join":
+            _link(place)
+        else:
+            as_user('rm "$1/theirs/l.csv" && ln -s "$1/private.csv" "$1/theirs/l.csv"', place)
+        wait_until(lambda: not reads(mounted, shown), "the mount to see the link")
+        mounted.expect_log("is refused: since the mount a link leads from there to .*/private")
+        mounted.allow_log("has changed", "ESTALE", "is tried again later")

@@ -1,0 +1,322 @@
+"""The FUSE wire format: against byte strings written down here, and against `wire`, which was written by itself.
+
+The byte strings are what a little-endian machine sees of include/uapi/linux/fuse.h.
+"""
+
+from __future__ import annotations
+
+import stat
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests import wire
+from wdsfs.fuse import protocol
+from wdsfs.fuse.protocol import Attributes, Kernel
+
+NUMBER = st.integers(0, (1 << 64) - 1)
+SMALL = st.integers(0, (1 << 32) - 1)
+SIGNED = st.integers(-(1 << 63), (1 << 63) - 1)
+NAME = st.binary(min_size=1, max_size=255).filter(lambda name: b"/" not in name and b"\0" not in name)
+MODE = st.sampled_from([stat.S_IFREG | 0o444, stat.S_IFDIR | 0o555, stat.S_IFLNK | 0o777])
+TIMEOUT = st.integers(0, (1 << 63) - 1)
+ATTRIBUTES = st.tuples(NUMBER, NUMBER, NUMBER, SIGNED, SIGNED, SIGNED, *[SMALL] * 3, MODE, *[SMALL] * 6)
+
+# Every field another number, so that none can be taken for its neighbour.
+SOME: Attributes = (7, 1000, 2, 11, 12, 13, 21, 22, 23, stat.S_IFREG | 0o444, 1, 12, 34, 0, 4096, 0)
+SOME_BYTES = bytes.fromhex(
+    "0700000000000000 e803000000000000 0200000000000000"  # ino, size, blocks
+    "0b00000000000000 0c00000000000000 0d00000000000000"  # atime, mtime, ctime
+    "15000000 16000000 17000000"  # and their nanoseconds
+    "24810000 01000000 0c000000 22000000"  # mode, nlink, uid, gid
+    "00000000 00100000 00000000"  # rdev, blksize, flags
+)
+
+
+def signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number
+
+
+# --- requests ----------------------------------------------------------------------------------------------
+
+
+def test_a_request_is_taken_apart() -> None:
+    message = bytes.fromhex(
+        "2d000000 01000000 efcdab8967452301 0807060504030201"  # length, opcode, unique, nodeid
+        "e8030000 e9030000 67120000 0000 0000"  # uid, gid, pid, length of extensions, padding
+        "6e616d6500"
+    )
+    assert protocol.HEADER_SIZE == 40
+    assert protocol.take_apart(message) == (1, 0x0123456789ABCDEF, 0x0102030405060708, b"name\0")
+    assert protocol.unique_of(message) == 0x0123456789ABCDEF
+    assert protocol.name_of(b"name\0") == b"name"
+
+
+@given(opcode=SMALL, unique=NUMBER, node=NUMBER, body=st.binary(max_size=300))
+def test_any_request_is_taken_apart(opcode: int, unique: int, node: int, body: bytes) -> None:
+    message = wire.message(opcode, node, body, unique)
+    assert protocol.take_apart(message) == (opcode, unique, node, body)
+    assert protocol.unique_of(message) == unique
+
+
+def test_opcodes_have_the_numbers_of_the_kernel() -> None:
+    ours = {name: getattr(protocol, name) for name in wire.OPCODES if hasattr(protocol, name)}
+    assert ours.items() <= wire.OPCODES.items()
+    assert len(ours) > 30
+
+
+@given(NUMBER, NUMBER, SMALL)
+def test_where_a_read_begins(handle: int, offset: int, size: int) -> None:
+    assert protocol.read_of(wire.READ_IN.pack(handle, offset, size, 1, 2, 3, 4)) == (offset, size)
+
+
+@given(SMALL, NAME)
+def test_which_attribute_is_asked_for(room: int, name: bytes) -> None:
+    assert protocol.xattr_of(wire.GETXATTR_IN.pack(room, 0) + name + b"\0") == (room, name)
+    assert protocol.xattr_of(wire.GETXATTR_IN.pack(room, 0))[0] == room  # LISTXATTR names none
+
+
+# --- answers -----------------------------------------------------------------------------------------------
+
+
+def test_the_head_of_an_answer() -> None:
+    assert protocol.header(0x0123456789ABCDEF, 4) == bytes.fromhex("14000000 00000000 efcdab8967452301")
+    assert protocol.header(1, 0, 2) == bytes.fromhex("10000000 feffffff 0100000000000000")
+
+
+@given(NUMBER, st.integers(0, 1 << 20), st.integers(0, 4095))
+def test_any_head_of_an_answer(unique: int, length: int, error: int) -> None:
+    assert wire.OUT_HEADER.whole(protocol.header(unique, length, error)) == (16 + length, -error, unique)
+
+
+def test_what_stat_says() -> None:
+    assert protocol.attributes(3600, SOME) == bytes.fromhex("100e000000000000 00000000 00000000") + SOME_BYTES
+
+
+def test_what_a_lookup_says() -> None:
+    head = bytes.fromhex(
+        "0700000000000000 0000000000000000"  # nodeid, generation
+        "0100000000000000 100e000000000000 00000000 00000000"  # seconds, and their nanoseconds
+    )
+    assert protocol.entry(1, 3600, SOME) == head + SOME_BYTES
+    assert protocol.no_entry(1) == bytes(16) + bytes.fromhex("0100000000000000") + bytes(104)
+
+
+@given(TIMEOUT, TIMEOUT, ATTRIBUTES)
+def test_any_attributes(timeout: int, attributes_timeout: int, attributes: Attributes) -> None:
+    entry = wire.ENTRY_OUT.whole(protocol.entry(timeout, attributes_timeout, attributes))
+    assert entry[:6] == (attributes[0], 0, timeout, attributes_timeout, 0, 0)
+    alone = wire.ATTR_OUT.whole(protocol.attributes(timeout, attributes))
+    assert alone[:3] == (timeout, 0, 0)
+    for found in (entry[6:], alone[3:]):
+        assert (*found[:3], *map(signed, found[3:6]), *found[6:]) == attributes
+    assert entry._fields[6:] == alone._fields[3:]
+    missing = wire.ENTRY_OUT.whole(protocol.no_entry(timeout))
+    assert (missing.nodeid, missing.entry_valid) == (0, timeout)
+    assert sum(missing) == timeout
+
+
+def test_short_answers() -> None:
+    assert protocol.opened() == bytes(16)
+    assert protocol.xattr_size(258) == bytes.fromhex("02010000 00000000")
+
+
+@given(NUMBER, NUMBER, SMALL, SMALL, SMALL)
+def test_a_full_file_system(blocks: int, files: int, block_size: int, fragment: int, name_max: int) -> None:
+    found = wire.KSTATFS.whole(protocol.statfs(blocks, files, block_size, fragment, name_max))
+    assert found[:9] == (blocks, 0, 0, files, 0, block_size, name_max, fragment, 0)
+    assert set(found[9:]) == {0}
+
+
+# --- lines of a listing ------------------------------------------------------------------------------------
+
+
+def test_a_line() -> None:
+    expected = bytes.fromhex(
+        "0700000000000000 2a00000000000000 05000000 08000000"  # ino, off, length of the name, DT_REG
+        "612e747874 000000"  # a.txt
+    )
+    assert protocol.line(b"a.txt", 42, 7, stat.S_IFREG | 0o444) == expected
+    assert protocol.line_plus(b"a.txt", 42, 1, 3600, SOME) == protocol.entry(1, 3600, SOME) + expected
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"), [(stat.S_IFDIR | 0o555, 4), (stat.S_IFREG | 0o444, 8), (stat.S_IFLNK | 0o777, 10)]
+)
+def test_the_type_of_a_line(mode: int, kind: int) -> None:
+    """The DT_ of readdir(3)."""
+    (line,) = wire.lines(protocol.line(b"x", 1, 7, mode))
+    assert line.type == kind
+    (line,) = wire.lines(protocol.line_plus(b"x", 1, 0, 0, (*SOME[:9], mode, *SOME[10:])), plus=True)
+    assert (line.type, line.entry.mode) == (kind, mode)
+
+
+@pytest.mark.parametrize("length", range(1, 256))
+def test_lines_are_whole_words(length: int) -> None:
+    line = protocol.line(b"x" * length, 1, 7, stat.S_IFREG)
+    assert len(line) == 24 + -(-length // 8) * 8
+    assert len(protocol.line_plus(b"x" * length, 1, 0, 0, SOME)) == 128 + len(line)
+
+
+@given(st.lists(st.tuples(NAME, NUMBER, NUMBER, MODE), max_size=20))
+def test_any_lines(listed: list[tuple[bytes, int, int, int]]) -> None:
+    """One behind the other, as in an answer; every one can be found again."""
+    lines = [protocol.line(name, cursor, inode, mode) for name, cursor, inode, mode in listed]
+    assert all(len(line) % 8 == 0 for line in lines)
+    found = wire.lines(b"".join(lines))
+    assert [(line.name, line.cursor, line.inode, line.type) for line in found] == [
+        (name, cursor, inode, mode >> 12) for name, cursor, inode, mode in listed
+    ]
+
+
+@given(st.lists(st.tuples(NAME, NUMBER, TIMEOUT, TIMEOUT, ATTRIBUTES), max_size=20))
+def test_any_lines_with_attributes(listed: list[tuple[bytes, int, int, int, Attributes]]) -> None:
+    lines = [protocol.line_plus(*one) for one in listed]
+    assert all(len(line) % 8 == 0 for line in lines)
+    found = wire.lines(b"".join(lines), plus=True)
+    for line, (name, cursor, timeout, attributes_timeout, attributes) in zip(found, listed, strict=True):
+        assert (line.name, line.cursor, line.inode, line.type) == (
+            name,
+            cursor,
+            attributes[0],
+            attributes[9] >> 12,
+        )
+        expected = wire.ENTRY_OUT.whole(protocol.entry(timeout, attributes_timeout, attributes))
+        if name in (b".", b".."):
+            expected = expected._replace(nodeid=0)
+        assert line.entry == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "node"), [(b".", 0), (b"..", 0), (b"...", 7), (b".x", 7), (b"x.", 7), (b". ", 7), (b"x", 7)]
+)
+def test_what_the_kernel_would_never_forget_is_no_lookup(name: bytes, node: int) -> None:
+    (line,) = wire.lines(protocol.line_plus(name, 1, 0, 0, SOME), plus=True)
+    assert (line.entry.nodeid, line.entry.ino, line.inode) == (node, 7, 7)
+
+
+# --- the start of a session --------------------------------------------------------------------------------
+
+EXT = 1 << 30  # FUSE_INIT_EXT: there are flags above 32 bits
+
+
+def hello(major: int = 7, minor: int = 38, flags: int = 0, **more: int) -> bytes:
+    values = {"major": major, "minor": minor, "flags": flags & 0xFFFFFFFF, "flags2": flags >> 32}
+    return wire.INIT_IN.pack(**{**values, "max_readahead": 131072, **more})
+
+
+def test_what_the_kernel_says() -> None:
+    body = bytes.fromhex("07000000 2d000000 00000200 fbffff73 efbeadde") + bytes(44)
+    assert protocol.kernel_of(body) == Kernel(45, 0xDEADBEEF73FFFFFB, 0x20000)
+
+
+@pytest.mark.parametrize(("major", "minor"), [(7, 30), (7, 0), (6, 99), (8, 0), (0, 0)])
+def test_a_protocol_that_is_not_ours(major: int, minor: int) -> None:
+    with pytest.raises(ValueError, match=rf"FUSE {major}\.{minor}; 7\.31 "):
+        protocol.kernel_of(hello(major, minor))
+
+
+def test_an_old_kernel_says_less() -> None:
+    """Before 7.36 there were four words, and a kernel without FUSE_INIT_EXT leaves what is behind them unset."""
+    assert protocol.kernel_of(hello(minor=31, flags=0x1)[:16]) == Kernel(31, 1, 131072)
+    assert protocol.kernel_of(hello(minor=38, flags=1 << 39 | 1)) == Kernel(38, 1, 131072)
+
+
+def test_flags_above_32_bits() -> None:
+    kernel = protocol.kernel_of(hello(flags=1 << 39 | EXT | 1))
+    assert kernel.flags == 1 << 39 | 1 << 30 | 1
+    answer = wire.INIT_OUT.whole(protocol.start(kernel, 1 << 39 | protocol.INIT_EXT, 64))
+    assert (answer.flags, answer.flags2) == (EXT, 1 << 7)
+
+
+def test_the_answer_to_the_kernel() -> None:
+    answer = wire.INIT_OUT.whole(protocol.start(Kernel(45, 0b1111 | EXT, 131072), 0b11010, 64))
+    assert (answer.major, answer.minor, answer.max_readahead) == (7, protocol.MINOR, 131072)
+    assert (answer.flags, answer.flags2) == (0b1010, 0), "no more than wanted, no more than there is"
+    assert (answer.max_background, answer.congestion_threshold) == (64, 48)
+    assert (answer.max_write, answer.time_gran, answer.max_pages) == (4096, 1, 256)
+    assert set(answer[10:11] + answer[12:]) == {0}
+    assert wire.INIT_OUT.whole(protocol.start(Kernel(31, 0, 0), 0, 12, 1 << 20)).minor == 31
+
+
+@given(st.integers(31, 100), NUMBER, NUMBER, st.integers(1, 65535), SMALL)
+def test_any_answer_to_the_kernel(minor: int, flags: int, wanted: int, background: int, readahead: int) -> None:
+    kernel = protocol.kernel_of(hello(minor=minor, flags=flags, max_readahead=readahead))
+    assert kernel == (minor, flags if flags & EXT else flags & 0xFFFFFFFF, readahead)
+    answer = wire.INIT_OUT.whole(protocol.start(kernel, wanted, background))
+    assert answer.flags | answer.flags2 << 32 == kernel.flags & wanted
+    assert answer.minor <= minor
+    assert 0 < answer.max_background == background
+    assert answer.congestion_threshold <= background
+
+
+FLAGS = {
+    "ASYNC_READ": 0,
+    "EXPORT_SUPPORT": 4,
+    "BIG_WRITES": 5,
+    "DO_READDIRPLUS": 13,
+    "PARALLEL_DIROPS": 18,
+    "MAX_PAGES": 22,
+    "CACHE_SYMLINKS": 23,
+    "EXPLICIT_INVAL_DATA": 25,
+    "INIT_EXT": 30,
+}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_flags_are_those_of_the_kernel(name: str) -> None:
+    assert getattr(protocol, name) == 1 << FLAGS[name]
+
+
+# --- notifications -----------------------------------------------------------------------------------------
+
+
+def test_notifications() -> None:
+    """The code is where an answer has its error, and no request has the number 0."""
+    assert protocol.resend() == bytes.fromhex("10000000 07000000 0000000000000000")
+    assert protocol.forget_all() == bytes.fromhex("10000000 08000000 0000000000000000")
+    assert protocol.forget_attributes(7) == bytes.fromhex(
+        "28000000 02000000 0000000000000000 0700000000000000 ffffffffffffffff 0000000000000000"
+    )
+    assert protocol.forget_content(7)[24:] == bytes(16)
+    assert protocol.forget_entry(1, b"a.tar") == bytes.fromhex(
+        "26000000 03000000 0000000000000000"  # length, FUSE_NOTIFY_INVAL_ENTRY
+        "0100000000000000 05000000 00000000"  # parent, length of the name without its end, flags
+        "612e74617200"
+    )
+
+
+@given(NUMBER, NAME)
+def test_any_name_is_forgotten(parent: int, name: bytes) -> None:
+    note = protocol.forget_entry(parent, name)
+    assert wire.OUT_HEADER.unpack(note) == (len(note), 3, 0)
+    assert wire.INVAL_ENTRY.unpack(note, 16) == (parent, len(name), 0)
+    assert note[32:] == name + b"\0"
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.binary(min_size=1, max_size=255).filter(lambda n: b"\0" not in n and n not in (b".", b"..")),
+            st.integers(0, 1 << 40),
+        )
+    ),
+    st.integers(-(1 << 60), 1 << 60),
+    st.integers(0, 5000),
+)
+def test_lines_in_columns_are_lines(files: list[tuple[bytes, int]], mtime_ns: int, room: int) -> None:
+    """What is made at once for many files is what is made for each, as far as there is room."""
+    names, sizes = [name for name, _ in files], np.array([size for _, size in files], np.int64)
+    times = np.full(len(files), mtime_ns) + np.arange(len(files))
+    like = (7, 0, 0, 0, 0, 0, 0, 0, 0, 0o100444, 1, 12, 34, 0, 4096, 0)
+    expected = b""
+    for at, (name, size) in enumerate(files):
+        seconds, ns = divmod(mtime_ns + at, 10**9)
+        attributes = (7 + at, size, (size + 511) // 512, *(seconds,) * 3, *(ns,) * 3, *like[9:])
+        line = protocol.line_plus(name, 100 + at, 3600, 3600, attributes)
+        if len(expected) + len(line) > room:
+            break
+        expected += line
+    assert protocol.lines_plus(names, sizes, times, 7, 100, like, 3600, 3600, room) == expected

@@ -1,0 +1,859 @@
+"""The FUSE adapter with a fake tree and no kernel: what it answers, counts and logs.
+
+Requests are put together and answers taken apart by `wire`, which knows nothing of `wdsfs.fuse.protocol`.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests import wire
+from wdsfs import errors
+from wdsfs.dataset import shard_set
+from wdsfs.dataset.shard_set import Content, NotIndexed
+from wdsfs.dataset.shard_tree import Entry, Node, Totals
+from wdsfs.errors import (
+    CorruptShard,
+    EntryError,
+    NoSuchAttribute,
+    NoSuchEntry,
+    StaleShard,
+    UnreadableShard,
+    WdsfsError,
+)
+from wdsfs.fuse import read_ops
+from wdsfs.fuse.read_ops import Operations, Owner
+from wdsfs.inodes import ROOT
+from wdsfs.status import counters as boards
+from wdsfs.status.counters import DEADLY, DEADLY_NS, Board
+
+FILE, DIRECTORY, LINK = stat.S_IFREG | 0o444, stat.S_IFDIR | 0o555, stat.S_IFLNK | 0o777
+TIME_NS = 1_500_000_000_000_000_001
+FILE_OF: Any = None  # no handler looks at it
+
+
+@dataclass
+class FakeLower:
+    indexed: list[int] = field(default_factory=list)
+    tidied: int = 0
+    distrusted: int = 0
+    try_index: Callable[[int], None] = lambda number: None
+
+    def __post_init__(self) -> None:
+        self.try_index = self.indexed.append
+
+    def tidy(self) -> None:
+        self.tidied += 1
+
+    def distrust(self) -> None:
+        self.distrusted += 1
+
+
+class FakeTree:
+    """Says the same of every inode; `raises` are raised first, one by one, by whatever is asked."""
+
+    merged = False
+
+    def __init__(self) -> None:
+        self.lower = FakeLower()
+        self.raises: list[Exception] = []
+        self.node = Node(7, FILE, 1, 1000, TIME_NS)
+        self.entries: list[Entry | Exception] = []
+        self.asked: list[tuple[Any, ...]] = []
+        self.size = 1000
+        self.on_asked: Callable[[], None] = lambda: None
+
+    def _say(self, *question: Any) -> None:
+        self.asked.append(question)
+        self.on_asked()
+        if self.raises:
+            raise self.raises.pop(0)
+
+    def getattr(self, inode: int) -> Node:
+        self._say("getattr", inode)
+        return self.node._replace(inode=inode)
+
+    def lookup(self, parent: int, name: bytes) -> Node:
+        self._say("lookup", parent, name)
+        return self.node
+
+    def parent(self, inode: int) -> int:
+        self._say("parent", inode)
+        return inode - 1
+
+    def readlink(self, inode: int) -> bytes:
+        self._say("readlink", inode)
+        return b"target"
+
+    def xattrs(self, inode: int) -> list[bytes]:
+        self._say("xattrs", inode)
+        return [b"user.x", b"user.yy"]
+
+    def getxattr(self, inode: int, name: bytes) -> bytes:
+        self._say("getxattr", inode, name)
+        return b"value"
+
+    def listing(self, inode: int, after: int) -> Iterator[Entry]:
+        self._say("listing", inode, after)
+        for entry in self.entries:
+            if isinstance(entry, Exception):
+                raise entry
+            if entry.cursor > after:
+                yield entry
+
+    def run(self, inode: int, after: int, most: int) -> None:
+        """Nothing is alike here."""
+
+    def content(self, inode: int) -> Content:
+        self._say("content", inode)
+        return Content(FILE_OF, 512, self.size, None)
+
+    def totals(self) -> Totals:
+        self._say("totals")
+        return Totals(3, 2, 10, 20, 5000, 1)
+
+
+@pytest.fixture
+def tree() -> FakeTree:
+    return FakeTree()
+
+
+@pytest.fixture
+def operations(tree: FakeTree, monkeypatch: pytest.MonkeyPatch) -> Operations:
+    """Contents can be read, all of them from the page cache."""
+
+    def read_cached(content: Content, offset: int, size: int) -> memoryview:
+        return memoryview(bytes(max(min(size, content.size - offset), 0)))
+
+    monkeypatch.setattr(shard_set, "read_cached", read_cached)
+    board = Board()
+    made = Operations(Owner(12, 34), board)
+    made.attach(tree, board.slot(1))  # type: ignore[arg-type]
+    return made
+
+
+REQUESTS: dict[str, bytes] = {
+    "lookup": wire.lookup(2, b"name"),
+    "lookup of .": wire.lookup(2, b"."),
+    "lookup of ..": wire.lookup(2, b".."),
+    "getattr": wire.getattr(2),
+    "readlink": wire.message("READLINK", 2),
+    "statfs": wire.message("STATFS", 1),
+    "getxattr": wire.getxattr(2, b"user.x", 100),
+    "listxattr": wire.listxattr(2, 100),
+    "readdir": wire.read(2, 0, 4096, "READDIR"),
+    "readdirplus": wire.read(2, 0, 4096, "READDIRPLUS"),
+    "read": wire.read(2, 0, 4096),
+}
+every_request = pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
+FORGETS: dict[str, bytes] = {
+    "forget": wire.message("FORGET", 7, wire.FORGET_IN.pack(3)),
+    "batch_forget": wire.message(
+        "BATCH_FORGET", 0, wire.BATCH_FORGET_IN.pack(2, 0) + 2 * wire.FORGET_ONE.pack((1 << 64) - 1, 1 << 63)
+    ),
+    "batch_forget of nothing": wire.message("BATCH_FORGET", 0, wire.BATCH_FORGET_IN.pack(0, 0)),
+    "interrupt": wire.message("INTERRUPT", 0, wire.INTERRUPT_IN.pack(4)),
+}
+every_forget = pytest.mark.parametrize("request_", FORGETS.values(), ids=FORGETS)
+
+
+def bytes_of(operations: Operations, request: bytes) -> bytes:
+    """An answer that has to be neither an error nor missing."""
+    answer = operations.answer(request)
+    assert isinstance(answer, bytes | memoryview), answer
+    return bytes(answer)
+
+
+def entry_of(operations: Operations, parent: int, name: bytes) -> Any:
+    return wire.ENTRY_OUT.whole(bytes_of(operations, wire.lookup(parent, name)))
+
+
+def attributes_of(operations: Operations, inode: int) -> Any:
+    return wire.ATTR_OUT.whole(bytes_of(operations, wire.getattr(inode)))
+
+
+def all_errors(top: type[WdsfsError] = WdsfsError) -> Iterator[type[WdsfsError]]:
+    for one in top.__subclasses__():
+        if one.__module__ == errors.__name__:  # what a module keeps for itself has the errno of its base
+            yield one
+            yield from all_errors(one)
+
+
+# --- errors ------------------------------------------------------------------------------------------------
+
+
+@every_request
+def test_whatever_goes_wrong_becomes_an_errno(operations: Operations, tree: FakeTree, request_: bytes) -> None:
+    """Anything that came out of `answer` would end the worker."""
+    surprises = [RuntimeError("boo"), KeyError("k"), MemoryError(), AssertionError(), RecursionError(), EOFError()]
+    for surprise in surprises:
+        tree.raises = [surprise]
+        assert operations.answer(request_) == errno.EIO
+    assert operations.board.failures == len(surprises)
+    assert operations.slot.busy_seconds == 0
+    bytes_of(operations, request_)  # and the next request is answered
+
+
+ERRNOS = {
+    "CommitError": errno.EIO,
+    "CorruptShard": errno.EIO,
+    "CrossDevice": errno.EXDEV,
+    "EntryError": errno.EIO,
+    "EntryExists": errno.EEXIST,
+    "ExportError": errno.EIO,
+    "IndexUnusable": errno.EIO,
+    "InvalidRequest": errno.EINVAL,
+    "IsADirectory": errno.EISDIR,
+    "MissingShard": errno.EIO,
+    "MountError": errno.EIO,
+    "NameTooLong": errno.ENAMETOOLONG,
+    "NoSuchAttribute": errno.ENODATA,
+    "NoSuchEntry": errno.ENOENT,
+    "NotADirectory": errno.ENOTDIR,
+    "NotEmpty": errno.ENOTEMPTY,
+    "NotPermitted": errno.EPERM,
+    "OverlayBusy": errno.EBUSY,
+    "OverlayUnusable": errno.EIO,
+    "ReadOnly": errno.EROFS,
+    "RefusedShard": errno.EACCES,
+    "ShardError": errno.EIO,
+    "SpecError": errno.EINVAL,
+    "StaleEntry": errno.ESTALE,
+    "StaleShard": errno.ESTALE,
+    "UnreadableShard": errno.EIO,
+    "Unsupported": errno.ENOTSUP,
+    "UsageError": errno.EINVAL,
+    "ViewError": errno.EIO,
+}
+
+
+@pytest.mark.parametrize("kind", sorted(set(all_errors()), key=lambda kind: kind.__name__))
+def test_each_of_our_errors_has_its_errno(operations: Operations, tree: FakeTree, kind: type[WdsfsError]) -> None:
+    tree.raises = [kind("message")]
+    assert operations.answer(wire.getattr(1)) == ERRNOS[kind.__name__]
+    assert operations.board.failures == (0 if issubclass(kind, EntryError) else 1), "a refusal is none"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.EACCES])
+def test_the_errno_of_the_system_is_passed_on(operations: Operations, tree: FakeTree, number: int) -> None:
+    tree.raises = [OSError(number, os.strerror(number))]
+    assert operations.answer(wire.read(1, 0, 10)) == number
+    assert operations.board.failures == 1
+
+
+def test_an_error_of_the_system_without_number_is_eio(operations: Operations, tree: FakeTree) -> None:
+    tree.raises = [OSError("no number")]
+    assert operations.answer(wire.read(1, 0, 10)) == errno.EIO
+
+
+def test_a_shard_is_never_missing_as_an_entry_is() -> None:
+    """A tool would take ENOENT for "no such sample" and go on with a smaller set."""
+    assert {kind.errno for kind in all_errors(errors.ShardError)} == {errno.EIO, errno.ESTALE, errno.EACCES}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    opcode=st.sampled_from(sorted(wire.OPCODES.values())) | st.integers(0, (1 << 32) - 1),
+    node=st.integers(0, (1 << 64) - 1),
+    body=st.binary(max_size=100) | st.builds(wire.READ_IN.pack, *[st.integers(0, 1 << 20)] * 7),
+)
+def test_any_request_is_answered(operations: Operations, opcode: int, node: int, body: bytes) -> None:
+    """Cut, too long or made of nothing: it costs itself, nothing else."""
+    answer = operations.answer(wire.message(opcode, node, body))
+    if isinstance(answer, int):
+        assert answer in errno.errorcode
+    elif answer is None:
+        assert opcode in (wire.OPCODES["FORGET"], wire.OPCODES["BATCH_FORGET"], wire.OPCODES["INTERRUPT"])
+    else:
+        assert isinstance(answer, bytes | memoryview)
+    assert operations.slot.request is None
+
+
+# --- opcodes that are not handled, or hardly ----------------------------------------------------------------
+
+HANDLED = {
+    *(
+        "LOOKUP",
+        "FORGET",
+        "GETATTR",
+        "READLINK",
+        "READ",
+        "STATFS",
+        "GETXATTR",
+        "LISTXATTR",
+        "READDIR",
+        "RELEASEDIR",
+    ),
+    *("INTERRUPT", "BATCH_FORGET", "READDIRPLUS"),
+}
+
+
+@pytest.mark.parametrize("opcode", [*sorted(wire.OPCODES.keys() - HANDLED), 0, 7, 19, 53, 4096, (1 << 32) - 1])
+def test_what_is_not_known_is_enosys(operations: Operations, tree: FakeTree, opcode: str | int) -> None:
+    """Which OPEN, OPENDIR, FLUSH and ACCESS take for: it goes well, and need not be asked again."""
+    assert operations.answer(wire.message(opcode, 2, bytes(48))) == errno.ENOSYS
+    assert tree.asked == []
+    assert operations.board.failures == 0
+    assert operations.board.counts() == {"other": 1}
+
+
+def test_in_one_tree_the_kernel_keeps_no_listings(operations: Operations, tree: FakeTree) -> None:
+    """There a directory keeps its inode number when a shard changes. It is opened, with no flag."""
+    tree.merged = True
+    opened = wire.OPEN_OUT.whole(bytes_of(operations, wire.message("OPENDIR", 2, bytes(8))))
+    assert opened == (0, 0, 0)
+    assert bytes_of(operations, wire.message("RELEASEDIR", 2, bytes(24))) == b""
+    assert operations.answer(wire.message("OPEN", 2, bytes(8))) == errno.ENOSYS
+
+
+@every_forget
+def test_what_wants_no_answer_gets_none(operations: Operations, tree: FakeTree, request_: bytes) -> None:
+    assert operations.answer(request_) is None
+    assert tree.asked == []
+    assert operations.board.failures == 0
+    assert operations.slot.busy_seconds == 0
+
+
+def test_a_worker_in_quarantine_refuses_everything(operations: Operations, tree: FakeTree) -> None:
+    operations.refuse(operations.board.slot(9))
+    for request in (*REQUESTS.values(), wire.message("OPEN", 2, bytes(8)), wire.message("DESTROY", 0)):
+        assert operations.answer(request) == errno.EIO
+    for request in FORGETS.values():
+        assert operations.answer(request) is None
+    assert tree.asked == []
+    assert tree.lower.tidied == 0
+    assert sum(operations.board.counts().values()) == len(REQUESTS) + 2 + len(FORGETS)
+
+
+# --- requests that workers have died of ---------------------------------------------------------------------
+
+
+def number_of(operations: Operations, tree: FakeTree, request: bytes) -> int:
+    """What the board knows a request by, as the supervisor would find it there after a death."""
+    seen: list[int | None] = []
+    tree.on_asked = lambda: seen.append(operations.slot.request)
+    operations.answer(request)
+    tree.on_asked = lambda: None
+    assert operations.slot.request is None
+    (number,) = set(seen)
+    assert number is not None
+    return number
+
+
+def blame(operations: Operations, number: int, times: int = DEADLY) -> None:
+    for death in range(times):
+        assert operations.board.blame(number) == death + 1
+
+
+@every_request
+def test_a_deadly_request_is_refused_and_no_other(operations: Operations, tree: FakeTree, request_: bytes) -> None:
+    blame(operations, number_of(operations, tree, request_))
+    tree.asked.clear()
+    for _ in range(3):
+        assert operations.answer(request_) == errno.EIO
+    assert tree.asked == []
+    for other in REQUESTS.values():
+        if other != request_:
+            bytes_of(operations, other)
+
+
+def test_a_deadly_request_is_known_under_any_number(operations: Operations, tree: FakeTree) -> None:
+    """The kernel hands it out again as it was, but the next who asks the same has another unique number."""
+    blame(operations, number_of(operations, tree, wire.message("GETATTR", 9, bytes(16), unique=2)))
+    assert operations.answer(wire.message("GETATTR", 9, bytes(16), unique=1 << 40)) == errno.EIO
+    bytes_of(operations, wire.getattr(10))
+
+
+DIFFERENT = {
+    "offset": (wire.read(2, 0, 4096), wire.read(2, 4096, 4096)),
+    "size": (wire.read(2, 0, 4096), wire.read(2, 0, 8192)),
+    "inode": (wire.read(2, 0, 4096), wire.read(3, 0, 4096)),
+    "opcode": (wire.read(2, 0, 4096, "READDIR"), wire.read(2, 0, 4096, "READDIRPLUS")),
+    "name": (wire.lookup(2, b"a"), wire.lookup(2, b"b")),
+    "end of a long name": (wire.lookup(2, b"x" * 254 + b"a"), wire.lookup(2, b"x" * 254 + b"b")),
+}
+
+
+@pytest.mark.parametrize(("deadly", "other"), DIFFERENT.values(), ids=DIFFERENT)
+def test_what_differs_anywhere_is_another_request(
+    operations: Operations, tree: FakeTree, deadly: bytes, other: bytes
+) -> None:
+    blame(operations, number_of(operations, tree, deadly))
+    assert operations.answer(deadly) == errno.EIO
+    bytes_of(operations, other)
+
+
+def test_two_deaths_are_no_proof(operations: Operations, tree: FakeTree) -> None:
+    """Somebody may have killed the worker. The answer clears the request."""
+    request = wire.getattr(9)
+    number = number_of(operations, tree, request)
+    for _ in range(5):
+        blame(operations, number, DEADLY - 1)
+        assert operations.board.watching
+        bytes_of(operations, request)
+        assert not operations.board.watching
+
+
+def test_the_answer_to_another_request_clears_nothing(operations: Operations, tree: FakeTree) -> None:
+    request = wire.getattr(9)
+    number = number_of(operations, tree, request)
+    for death in range(DEADLY):
+        assert operations.board.blame(number) == death + 1
+        bytes_of(operations, wire.getattr(10))
+    assert operations.answer(request) == errno.EIO
+
+
+def test_a_deadly_request_is_tried_again_after_a_while(
+    operations: Operations, tree: FakeTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [10**15]
+    monkeypatch.setattr(boards.time, "monotonic_ns", lambda: clock[0])
+    request = wire.getattr(9)
+    number = number_of(operations, tree, request)
+    blame(operations, number)
+    clock[0] += DEADLY_NS - 1
+    assert operations.answer(request) == errno.EIO, "a refusal must not clear it"
+    clock[0] += 1
+    bytes_of(operations, request)
+    assert not operations.board.watching
+    assert operations.board.blame(number) == 1
+
+
+def test_an_error_is_an_answer_too(operations: Operations, tree: FakeTree) -> None:
+    request = wire.getattr(9)
+    blame(operations, number_of(operations, tree, request), DEADLY - 1)
+    tree.raises = [CorruptShard("cut")]
+    assert operations.answer(request) == errno.EIO
+    assert not operations.board.watching
+
+
+# --- the log -----------------------------------------------------------------------------------------------
+
+
+def fail(operations: Operations, tree: FakeTree, error: Exception) -> None:
+    tree.raises = [error]
+    assert isinstance(operations.answer(wire.getattr(1)), int)
+
+
+def test_the_log_is_not_flooded(
+    operations: Operations, tree: FakeTree, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same message comes once, and again after a while; a different one at once."""
+    clock = [1000.0]
+    monkeypatch.setattr(read_ops.time, "monotonic", lambda: clock[0])
+    for _ in range(100):
+        fail(operations, tree, CorruptShard("a.tar is cut"))
+    fail(operations, tree, CorruptShard("b.tar is cut"))
+    assert caplog.messages == ["a.tar is cut", "b.tar is cut"]
+    assert operations.board.failures == 101
+    clock[0] += read_ops.QUIET_SECONDS
+    fail(operations, tree, CorruptShard("a.tar is cut"))
+    assert caplog.messages[2:] == ["a.tar is cut"]
+
+
+def test_a_surprise_is_told_once_with_its_traceback(
+    operations: Operations, tree: FakeTree, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(100):
+        fail(operations, tree, ZeroDivisionError("surprise"))
+    (record,) = caplog.records
+    assert (record.levelno, bool(record.exc_info)) == (logging.ERROR, True)
+    assert "getattr" in record.message
+    assert "surprise" in record.message
+
+
+def test_what_is_remembered_of_messages_is_bounded(
+    operations: Operations, tree: FakeTree, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(3 * read_ops.QUIET_MAX):
+        fail(operations, tree, CorruptShard(f"{number}.tar is cut"))
+    assert len(operations._said) <= read_ops.QUIET_MAX
+    assert len(caplog.messages) == 3 * read_ops.QUIET_MAX
+
+
+def test_what_is_normal_is_not_logged(
+    operations: Operations, tree: FakeTree, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    tree.raises = [NoSuchEntry("no"), NoSuchAttribute("no")]
+    assert entry_of(operations, 1, b"name").nodeid == 0
+    assert operations.answer(wire.getxattr(1, b"user.y", 100)) == errno.ENODATA
+    operations.answer(wire.message("SYNCFS", 1))
+    assert caplog.messages == []
+
+
+# --- shards that are not indexed ---------------------------------------------------------------------------
+
+
+@every_request
+def test_what_is_not_indexed_is_indexed_first(operations: Operations, tree: FakeTree, request_: bytes) -> None:
+    """Again and again, if need be; then the question is asked anew, with an index that was tidied."""
+    called: list[bool] = []
+    operations._crowded = lambda: called.append(operations.slot.waiting)
+    tree.raises = [NotIndexed(3), NotIndexed(5), NotIndexed(3)]
+    bytes_of(operations, request_)
+    assert tree.lower.indexed == [3, 5, 3]
+    assert tree.lower.tidied == 4
+    assert set(called) == {True}, "others must serve meanwhile"
+    assert len(called) >= 3
+    assert not operations.slot.waiting
+    assert operations.board.failures == 0
+    assert sum(operations.board.counts().values()) == 1
+
+
+def test_one_long_wait_may_lie_inside_of_another(operations: Operations) -> None:
+    """To index a shard, one that is compressed may have to be unpacked: behind that it still takes long."""
+    with operations.slowly():
+        with operations.slowly():
+            assert operations.slot.waiting
+        assert operations.slot.waiting
+    assert not operations.slot.waiting
+
+
+def test_a_shard_that_cannot_be_indexed_is_eio(operations: Operations, tree: FakeTree) -> None:
+    def try_index(number: int) -> None:
+        raise UnreadableShard(f"{number}: Permission denied")
+
+    tree.lower.try_index = try_index
+    tree.raises = [NotIndexed(3)]
+    assert operations.answer(wire.getattr(1)) == errno.EIO
+    assert not operations.slot.waiting
+
+
+# --- attributes and names ----------------------------------------------------------------------------------
+
+
+def test_attributes(operations: Operations) -> None:
+    found = attributes_of(operations, 9)
+    assert (found.ino, found.mode, found.nlink, found.size, found.blocks) == (9, FILE, 1, 1000, 2)
+    assert (found.uid, found.gid, found.blksize, found.rdev, found.flags) == (12, 34, 128 << 10, 0, 0)
+    assert found.mtime == found.atime == found.ctime == 1_500_000_000
+    assert found.mtimensec == found.atimensec == found.ctimensec == 1
+    assert (found.attr_valid, found.attr_valid_nsec) == (read_ops.TIMEOUT_SECONDS, 0)
+    operations.owner = Owner(1, 2, 0o027)
+    assert attributes_of(operations, 9).mode == stat.S_IFREG | 0o440
+
+
+def test_a_name_that_is_found(operations: Operations, tree: FakeTree) -> None:
+    found = entry_of(operations, 99, b"name")
+    assert tree.asked == [("lookup", 99, b"name")]
+    assert (found.nodeid, found.generation, found.ino, found.mode, found.size) == (7, 0, 7, FILE, 1000)
+    assert (found.entry_valid, found.attr_valid) == (read_ops.TIMEOUT_SECONDS, read_ops.TIMEOUT_SECONDS)
+    assert (found.entry_valid_nsec, found.attr_valid_nsec) == (0, 0)
+    assert (found.mtime, found.mtimensec) == (1_500_000_000, 1)
+
+
+@pytest.mark.parametrize(
+    ("mtime_ns", "seconds", "ns"), [(0, 0, 0), (-1, -1, 999_999_999), (-(1 << 31) * 10**9, -(1 << 31), 0)]
+)
+def test_times_before_1970(operations: Operations, tree: FakeTree, mtime_ns: int, seconds: int, ns: int) -> None:
+    tree.node = tree.node._replace(mtime_ns=mtime_ns)
+    found = attributes_of(operations, 9)
+    assert found.mtime == found.ctime == seconds % (1 << 64)  # the kernel takes them for signed
+    assert found.mtimensec == ns
+
+
+@pytest.mark.parametrize("name", [b"\xff\xfe", "Ä".encode(), b"a b\n", b"..."])
+def test_names_are_bytes(operations: Operations, tree: FakeTree, name: bytes) -> None:
+    entry_of(operations, 5, name)
+    assert tree.asked == [("lookup", 5, name)]
+
+
+def test_the_mount_point_is_asked_for_again(operations: Operations) -> None:
+    """Else it would be there, to all appearances, when the mount is dead."""
+    assert attributes_of(operations, ROOT).attr_valid <= 1
+    assert entry_of(operations, ROOT, b".").attr_valid <= 1
+
+
+@pytest.mark.parametrize("size", [0, 1, 511, 512, 513, (1 << 63) - 1])
+def test_blocks_are_those_of_the_size(operations: Operations, tree: FakeTree, size: int) -> None:
+    tree.node = tree.node._replace(size=size)
+    found = attributes_of(operations, 9)
+    assert (found.size, found.blocks) == (size, -(-size // 512))
+
+
+def test_a_missing_name_is_remembered_by_the_kernel(operations: Operations, tree: FakeTree) -> None:
+    tree.raises = [NoSuchEntry("no")]
+    found = entry_of(operations, 99, b"name")
+    assert (found.nodeid, found.entry_valid) == (0, read_ops.TIMEOUT_SECONDS)
+    assert set(found[:2] + found[3:]) == {0}
+    assert operations.board.failures == 0
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_what_a_changed_shard_would_alter_is_asked_for_again(
+    operations: Operations, tree: FakeTree, merged: bool
+) -> None:
+    """Whatever lies at the top; in one tree over all shards absent names, too, wherever."""
+    tree.merged = merged
+    operations.change_seconds = 2
+    assert entry_of(operations, ROOT, b"name").entry_valid == 2
+    assert entry_of(operations, 99, b"name").entry_valid == read_ops.TIMEOUT_SECONDS
+    tree.raises = [NoSuchEntry("no")]
+    assert entry_of(operations, ROOT, b"name").entry_valid == 2
+    tree.raises = [NoSuchEntry("no")]
+    assert entry_of(operations, 99, b"name").entry_valid == (2 if merged else read_ops.TIMEOUT_SECONDS)
+
+
+def test_a_change_is_looked_for_within_a_second(operations: Operations) -> None:
+    """Where nothing is known of events."""
+    assert operations.change_seconds == read_ops.CHANGE_SECONDS <= 1
+
+
+def test_something_stale_makes_all_look_again(operations: Operations, tree: FakeTree) -> None:
+    tree.raises = [StaleShard("changed")]
+    assert operations.answer(wire.getattr(99)) == errno.ESTALE
+    assert tree.lower.distrusted == 1
+
+
+def test_names_that_are_too_long(operations: Operations, tree: FakeTree) -> None:
+    """The kernel passes on up to 1,024 bytes."""
+    entry_of(operations, 1, b"x" * 255)
+    tree.asked.clear()
+    for length in (256, 1024):
+        assert operations.answer(wire.lookup(1, b"x" * length)) == errno.ENAMETOOLONG
+    assert tree.asked == []
+    assert operations.board.failures == 0
+
+
+def test_dot_and_dot_dot(operations: Operations) -> None:
+    """Asked by a server of NFS."""
+    assert entry_of(operations, 5, b".").nodeid == 5
+    assert entry_of(operations, 5, b"..").nodeid == 4
+
+
+def test_the_target_of_a_link(operations: Operations, tree: FakeTree) -> None:
+    assert bytes_of(operations, wire.message("READLINK", 5)) == b"target"
+    assert tree.asked == [("readlink", 5)]
+
+
+def test_statfs(operations: Operations) -> None:
+    found = wire.KSTATFS.whole(bytes_of(operations, wire.message("STATFS", 1)))
+    assert (found.blocks * found.frsize, found.files, found.namelen) == (5120, 20, 255)
+    assert (found.bfree, found.bavail, found.ffree, found.padding) == (0, 0, 0, 0)
+    assert found.bsize == 128 << 10
+    assert set(found[-6:]) == {0}
+
+
+# --- extended attributes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ask", "value"),
+    [
+        pytest.param(lambda room: wire.getxattr(2, b"user.x", room), b"value", id="getxattr"),
+        pytest.param(lambda room: wire.listxattr(2, room), b"user.x\0user.yy\0", id="listxattr"),
+    ],
+)
+def test_room_for_an_attribute(operations: Operations, ask: Callable[[int], bytes], value: bytes) -> None:
+    """None is the question how much is needed."""
+    assert wire.GETXATTR_OUT.whole(bytes_of(operations, ask(0))) == (len(value), 0)
+    assert operations.answer(ask(1)) == errno.ERANGE
+    assert operations.answer(ask(len(value) - 1)) == errno.ERANGE
+    assert bytes_of(operations, ask(len(value))) == value
+    assert bytes_of(operations, ask(65536)) == value
+    assert operations.board.failures == 0
+
+
+def test_an_attribute_without_value(operations: Operations, tree: FakeTree) -> None:
+    tree.getxattr = lambda inode, name: b""  # type: ignore[method-assign]
+    assert wire.GETXATTR_OUT.whole(bytes_of(operations, wire.getxattr(2, b"user.x", 0))) == (0, 0)
+    assert bytes_of(operations, wire.getxattr(2, b"user.x", 1)) == b""
+
+
+def test_the_name_of_an_attribute(operations: Operations, tree: FakeTree) -> None:
+    operations.answer(wire.getxattr(2, b"user.\xff", 10))
+    assert tree.asked == [("getxattr", 2, b"user.\xff")]
+
+
+# --- listings ----------------------------------------------------------------------------------------------
+
+LISTINGS = ["READDIR", "READDIRPLUS"]
+ROOM_MIN = 152 + 256  # for the longest line of all
+
+
+def entries(count: int) -> list[Entry | Exception]:
+    """With names of all lengths up to 255 bytes."""
+    return [
+        Entry(
+            b"%d" % n + b"x" * (n * 7 % 250),
+            Node(100 + n, (FILE, DIRECTORY, LINK)[n % 3], 1, n, TIME_NS),
+            10 * n + 1,
+        )
+        for n in range(count)
+    ]
+
+
+def pages(operations: Operations, opcode: str, room: int) -> list[list[wire.Line]]:
+    """A directory as the kernel lists it; an answer without a line is the end."""
+    found, after = [], 0
+    while True:
+        listing = bytes_of(operations, wire.read(2, after, room, opcode))
+        assert len(listing) <= room
+        page = wire.lines(listing, plus=opcode == "READDIRPLUS")
+        if not page:
+            return found
+        found.append(page)
+        after = page[-1].cursor
+
+
+@pytest.mark.parametrize("opcode", LISTINGS)
+@pytest.mark.parametrize("room", [ROOM_MIN, 1000, 4096, 1 << 20])
+def test_a_listing_goes_on_where_the_room_ended(
+    operations: Operations, tree: FakeTree, opcode: str, room: int
+) -> None:
+    tree.entries = entries(100)
+    found = pages(operations, opcode, room)
+    assert [(line.name, line.inode, line.cursor, line.type << 12) for page in found for line in page] == [
+        (entry.name, entry.node.inode, entry.cursor, stat.S_IFMT(entry.node.mode))
+        for entry in tree.entries
+        if isinstance(entry, Entry)
+    ]
+    size = 24 + (128 if opcode == "READDIRPLUS" else 0) + 256
+    assert all(sum(_length(line) for line in page) > room - size for page in found[:-1]), "room was left"
+
+
+def _length(line: wire.Line) -> int:
+    return 24 + (len(line.name) + 7) // 8 * 8 + (128 if line.entry else 0)
+
+
+@pytest.mark.parametrize("opcode", LISTINGS)
+def test_an_empty_directory(operations: Operations, opcode: str) -> None:
+    assert pages(operations, opcode, 4096) == []
+
+
+def test_a_listing_with_attributes_is_a_lookup_of_each(operations: Operations, tree: FakeTree) -> None:
+    tree.entries = entries(6)
+    operations.change_seconds = 2
+    listing = bytes_of(operations, wire.read(2, 0, 4096, "READDIRPLUS"))
+    for line, entry in zip(wire.lines(listing, plus=True), tree.entries, strict=True):
+        assert isinstance(entry, Entry)
+        tree.node = entry.node
+        assert line.entry == entry_of(operations, 99, entry.name)
+    (first, *_) = wire.lines(bytes_of(operations, wire.read(ROOT, 0, 4096, "READDIRPLUS")), plus=True)
+    assert (first.entry.entry_valid, first.entry.attr_valid) == (2, read_ops.TIMEOUT_SECONDS)
+
+
+def test_dot_and_dot_dot_are_not_counted(operations: Operations, tree: FakeTree) -> None:
+    """The kernel takes a number for them, but not for a lookup that it would have to forget."""
+    node = Node(50, DIRECTORY, 2, 0, TIME_NS)
+    tree.entries = [Entry(b".", node, 1), Entry(b"..", node, 2), Entry(b"...", node, 3)]
+    listing = bytes_of(operations, wire.read(2, 0, 4096, "READDIRPLUS"))
+    found = wire.lines(listing, plus=True)
+    assert [(line.name, line.entry.nodeid, line.inode, line.entry.ino) for line in found] == [
+        (b".", 0, 50, 50),
+        (b"..", 0, 50, 50),
+        (b"...", 50, 50, 50),
+    ]
+
+
+@pytest.mark.parametrize("opcode", LISTINGS)
+@pytest.mark.parametrize("error", [NotIndexed(3), StaleShard("changed"), RuntimeError("surprise")])
+def test_an_error_inside_a_listing(operations: Operations, tree: FakeTree, opcode: str, error: Exception) -> None:
+    """What is listed already is sent, once; the request behind it meets the error."""
+    plus = opcode == "READDIRPLUS"
+    tree.entries = [*entries(2), error]
+    found = wire.lines(bytes_of(operations, wire.read(2, 0, 4096, opcode)), plus)
+    assert [(line.name, line.cursor) for line in found] == [(b"0", 1), (b"1" + b"x" * 7, 11)]
+    assert operations.board.failures == 0
+    rest = wire.read(2, 11, 4096, opcode)
+    if isinstance(error, NotIndexed):
+        tree.lower.try_index = lambda number: tree.entries.__setitem__(slice(None), entries(3))
+        (line,) = wire.lines(bytes_of(operations, rest), plus)
+        assert line.cursor == 21
+    else:
+        assert operations.answer(rest) == (errno.ESTALE if isinstance(error, StaleShard) else errno.EIO)
+
+
+# --- files -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("offset", "size", "expected"), [(0, 4096, 1000), (100, 50, 50), (990, 50, 10)])
+def test_a_read_from_the_page_cache(
+    operations: Operations, tree: FakeTree, offset: int, size: int, expected: int
+) -> None:
+    operations._crowded = lambda: pytest.fail("nobody has to wait for this")
+    assert bytes_of(operations, wire.read(7, offset, size)) == bytes(expected)
+    assert tree.asked == [("content", 7)]
+    assert operations.board.bytes_read == expected
+
+
+def test_a_read_from_a_disk_lets_others_serve(operations: Operations, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[tuple[bool, int, int]] = []
+
+    def read(content: Content, offset: int, length: int) -> bytes:
+        waited.append((operations.slot.waiting, offset, length))
+        return b"x" * length
+
+    monkeypatch.setattr(shard_set, "read_cached", lambda *_: None)
+    monkeypatch.setattr(shard_set, "read", read)
+    called: list[bool] = []
+    operations._crowded = lambda: called.append(operations.slot.waiting)
+    assert bytes_of(operations, wire.read(7, 20, 10)) == b"x" * 10
+    assert waited == [(True, 20, 10)]
+    assert called == [True]
+    assert not operations.slot.waiting
+    assert operations.board.bytes_read == 10
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (StaleShard("changed"), errno.ESTALE),
+        (CorruptShard("cut"), errno.EIO),
+        (OSError(errno.EMFILE, "Too many open files"), errno.EMFILE),
+    ],
+)
+def test_a_read_that_fails(
+    operations: Operations, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: int
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(shard_set, "read_cached", lambda *_: None)
+    monkeypatch.setattr(shard_set, "read", fails)
+    assert operations.answer(wire.read(7, 0, 10)) == expected
+    assert not operations.slot.waiting
+    assert (operations.board.failures, operations.board.bytes_read) == (1, 0)
+
+
+# --- counters ----------------------------------------------------------------------------------------------
+
+
+@every_request
+def test_each_kind_of_request_is_counted(operations: Operations, request_: bytes) -> None:
+    (name,) = (name for name, one in REQUESTS.items() if one is request_)
+    for _ in range(3):
+        operations.answer(request_)
+    assert operations.board.counts() == {name.split()[0].removesuffix("plus"): 3}
+    assert (operations.board.done, operations.board.failures) == (3, 0)
+    assert operations.slot.busy_seconds == 0
+    assert operations.board.waiting == 0
+
+
+def test_what_has_no_counter_of_its_own(operations: Operations, tree: FakeTree) -> None:
+    for request in FORGETS.values():
+        operations.answer(request)
+    tree.merged = True
+    operations.answer(wire.message("OPENDIR", 2, bytes(8)))
+    operations.answer(wire.message("RELEASEDIR", 2, bytes(24)))
+    operations.answer(wire.message("SYNCFS", 1))
+    assert operations.board.counts() == {"forget": 3, "other": 4}
+
+
+def test_a_worker_counts_for_itself(operations: Operations, tree: FakeTree) -> None:
+    operations.answer(wire.getattr(2))
+    operations.attach(tree, operations.board.slot(2))  # type: ignore[arg-type]
+    operations.answer(wire.getattr(2))
+    operations.board.slot(1).reset()
+    assert operations.board.counts() == {"getattr": 2}

@@ -1,0 +1,821 @@
+"""The record: every tree of a shard against a model in plain Python, its tables, and its bytes.
+
+The model says what docs/semantics.md says, by lists and dictionaries, from what tarfile sees of a tar. The
+trees of a record are read here by its own lookups alone, as the mount does.
+"""
+
+from __future__ import annotations
+
+import decimal
+import json
+import os
+import random
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from webdataset import tariterators
+
+from tests import tars
+from tests.tars import ABC, BLOCK, END, ODD, A, B, Listed
+from wdsfs import names
+from wdsfs.index import record, record_builder
+from wdsfs.index.record import BY_EXTENSION, BY_NAME, FILES, HAS_SAMPLES, LINK, STRAY, TWIN, Record
+from wdsfs.inodes import FOLDER, MEMBER, SAMPLE, index_of, kind_of, position
+from wdsfs.tar import scan
+
+TOP = position(FOLDER, 0)
+DOMAINS = [BY_EXTENSION, BY_NAME, FILES]
+FINGERPRINT = [1 << 40, -5, 1 << 63]
+
+Tree = dict[bytes, Any]  # shown name -> Tree of a directory, or int of a file
+
+
+def make(tar: bytes) -> Record:
+    with tars.opened(tar) as fd:
+        return Record(record_builder.build(fd, FINGERPRINT))
+
+
+# --- the model ---------------------------------------------------------------------------------------------
+
+
+class Run(NamedTuple):
+    """A sample, or with `stray` a single member that is in none. Members are (place in the tar, extension)."""
+
+    folder: tuple[bytes, ...]
+    name: bytes
+    stray: bool
+    members: list[tuple[int, bytes]]
+
+
+class Model:
+    """The trees of a shard, from what tarfile lists."""
+
+    def __init__(self, listed: list[Listed]) -> None:
+        self.folders: list[tuple[bytes, ...]] = [()]
+        self.runs: list[Run] = []
+        self.stands_for: dict[int, int | None] = {}  # member -> itself, or what a hard link resolves to
+        last: dict[tuple[bytes, ...], int] = {}
+        key: bytes | None = None
+        for place, one in enumerate(listed):
+            if one.kind == "directory":
+                self.add_folder(one.name + b"/" if one.name else b"")
+            elif one.kind not in ("character", "block", "fifo"):
+                key = self.add_member(place, one, key)
+                self.stands_for[place] = last.get(path_of(one.link)) if one.kind == "link" else place
+                target = self.stands_for[place]
+                if target is not None:
+                    last[path_of(one.name)] = target
+
+    def add_member(self, place: int, one: Listed, key: bytes | None) -> bytes | None:
+        raw, base = one.name[: one.name.rfind(b"/") + 1], one.name[one.name.rfind(b"/") + 1 :]
+        folder = self.add_folder(raw)
+        split = split_by_webdataset(one.name) if one.kind == "file" else None
+        if split is None:
+            self.runs.append(Run(folder, base, True, [(place, b"")]))
+            return key
+        if split[0] != key:
+            self.runs.append(Run(folder, base.partition(b".")[0], False, []))
+        sample = next(run for run in reversed(self.runs) if not run.stray)
+        sample.members.append((place, split[1]))
+        return split[0]
+
+    def add_folder(self, raw: bytes) -> tuple[bytes, ...]:
+        path = path_of(raw + b"x")[:-1]
+        for depth in range(len(path) + 1):
+            if path[:depth] not in self.folders:
+                self.folders.append(path[:depth])
+        return path
+
+    def sampled(self, folder: tuple[bytes, ...]) -> bool:
+        return any(run.folder[: len(folder)] == folder for run in self.runs if not run.stray)
+
+    def twin(self, folder: tuple[bytes, ...]) -> Run | None:
+        """The sample that shares its directory with this folder."""
+        if not folder or not self.sampled(folder):
+            return None
+        return next((run for run in self.runs if not run.stray and (*run.folder, run.name) == folder), None)
+
+    def subfolders(self, folder: tuple[bytes, ...]) -> list[tuple[bytes, ...]]:
+        return [other for other in self.folders if other and other[:-1] == folder]
+
+    def tree(self, domain: int, folder: tuple[bytes, ...] = ()) -> Tree:
+        if domain == FILES:
+            return self.files(folder)
+        directories: list[tuple[bytes, Tree]] = [
+            (sub[-1], self.tree(domain, sub)) for sub in self.subfolders(folder) if self.sampled(sub)
+        ]
+        for run in self.runs:
+            if run.folder == folder and not run.stray and self.twin((*folder, run.name)) is not run:
+                directories.append((run.name, assigned(self.sample_files(domain, run))))
+        tree = assigned(directories)
+        twin = self.twin(folder)
+        return tree if twin is None else {**tree, **assigned(self.sample_files(domain, twin), set(tree))}
+
+    def sample_files(self, domain: int, run: Run) -> list[tuple[bytes, int]]:
+        stem = run.name + b"." if domain == BY_NAME else b""
+        return [(stem + extension, place) for place, extension in run.members]
+
+    def files(self, folder: tuple[bytes, ...]) -> Tree:
+        children: list[tuple[bytes, Any]] = [(sub[-1], self.files(sub)) for sub in self.subfolders(folder)]
+        for run in self.runs:
+            if run.folder == folder:
+                for place, extension in run.members:
+                    stands_for = self.stands_for[place]
+                    if stands_for is not None:
+                        name = run.name if run.stray else run.name + b"." + extension
+                        children.append((name, stands_for))
+        return assigned(children)
+
+
+def split_by_webdataset(name: bytes) -> tuple[bytes, bytes] | None:
+    """The library's own rule; but hidden files are in no sample."""
+    text = name.decode("utf-8", "surrogateescape")
+    meta = "/" not in text and text.startswith("__") and text.endswith("__")
+    top, slash, _ = text.partition("/")
+    meta = meta or (bool(slash) and len(top) >= 4 and top.startswith("__") and top.endswith("__"))
+    key, extension = tariterators.base_plus_ext(text)
+    if meta or key is None or name.rpartition(b"/")[2].startswith(b"."):
+        return None
+    return key.encode("utf-8", "surrogateescape"), extension.encode("utf-8", "surrogateescape")
+
+
+def path_of(name: bytes) -> tuple[bytes, ...]:
+    """The components of a name, without leading `./`."""
+    parts = name.split(b"/")
+    while len(parts) > 1 and parts[0] == b".":
+        del parts[0]
+    return tuple(parts)
+
+
+def assigned(children: Iterable[tuple[bytes, Any]], taken: Iterable[bytes] = ()) -> Tree:
+    """Give each child its name, or the lowest `name~N` that nobody has or wants."""
+    children = [(names.escape(name), value) for name, value in children]
+    wanted, gone = {name for name, _ in children}, set(taken)
+    tree: Tree = {}
+    for name, value in children:
+        shown, number = name, 1
+        while shown in gone or (number > 1 and shown in wanted):
+            number += 1
+            shown = names.numbered(name, number)
+        gone.add(shown)
+        tree[shown] = value
+    return tree
+
+
+# --- the trees of a record ---------------------------------------------------------------------------------
+
+
+class Walker:
+    """Walks one domain of a record; what it lists it also looks up."""
+
+    def __init__(self, one: Record, domain: int) -> None:
+        self.record, self.domain = one, domain
+        self.aliases = one.aliases[domain]
+
+    def tree(self, where: int = TOP) -> Tree:
+        """Shown name -> tree of a directory, or member. Asserts that names are unique and found."""
+        tree: Tree = {}
+        directories = 0
+        for child in self.children(where):
+            name = self.shown(child)
+            assert name not in tree
+            assert self.find(where, name) == child
+            directories += kind_of(child) != MEMBER
+            tree[name] = index_of(child) if kind_of(child) == MEMBER else self.tree(child)
+        if kind_of(where) == FOLDER and self.domain != FILES:
+            assert self.record.count_directories(index_of(where)) == directories
+        assert self.find(where, b"no such name") is None
+        return tree
+
+    def children(self, where: int) -> Iterator[int]:
+        one, index = self.record, index_of(where)
+        if kind_of(where) == SAMPLE:
+            yield from (position(MEMBER, member) for member in one.entry_members(index))
+            return
+        for folder in one.child_folders(index):
+            assert one.folder_parent[folder] == index
+            if self.domain == FILES or one.folder_flags[folder] & HAS_SAMPLES:
+                yield position(FOLDER, folder)
+        for entry in one.folder_entries(index):
+            assert one.folder_of(entry) == index
+            for member in one.entry_members(entry):
+                assert one.entry_of(member) == entry
+                if self.domain == FILES and one.link_target(member) is not None:
+                    yield position(MEMBER, member)
+            if self.domain != FILES and not one.entry_flags[entry] & (STRAY | TWIN):
+                yield position(SAMPLE, entry)
+        twin = None if self.domain == FILES else one.twin_sample(index)
+        if twin is not None:
+            assert one.twin_folder(twin) == index
+            assert one.entry_flags[twin] & TWIN
+            yield from (position(MEMBER, member) for member in one.entry_members(twin))
+
+    def plain(self, child: int) -> bytes:
+        one, index = self.record, index_of(child)
+        if kind_of(child) == FOLDER:
+            return one.folder_name[index]
+        if kind_of(child) == SAMPLE:
+            return one.entry_name[index]
+        entry = one.entry_of(index)
+        if one.entry_flags[entry] & STRAY:
+            return one.entry_name[entry]
+        extension = one.extension(index)
+        return extension if self.domain == BY_EXTENSION else one.entry_name[entry] + b"." + extension
+
+    def shown(self, child: int) -> bytes:
+        alias = None if self.aliases is None else self.aliases.of(child)
+        assert alias is None or alias != self.plain(child)
+        return self.plain(child) if alias is None else alias
+
+    def crc(self, where: int, name: bytes) -> int:
+        """The checksum of the path of a shown name: the plain path of its directory, a slash, the name."""
+        one, index = self.record, index_of(where)
+        if kind_of(where) == FOLDER:
+            path = one.folder_path(index)
+            assert one.crc_below(index, name) == zlib.crc32(path + b"/" + name if index else name)
+            return one.crc_below(index, name)
+        return zlib.crc32(one.entry_path(index) + b"/" + name)
+
+    def find(self, where: int, name: bytes) -> int | None:
+        if self.aliases is not None:
+            found = self.aliases.find(self.crc(where, name), where, name)
+            if found is not None:
+                return found
+        found_plain = [child for child in self.find_plain(where, name) if self.shown(child) == name]
+        assert len(found_plain) <= 1
+        return found_plain[0] if found_plain else None
+
+    def find_plain(self, where: int, name: bytes) -> Iterator[int]:
+        one, index = self.record, index_of(where)
+        if kind_of(where) == SAMPLE:
+            yield from self.find_files(index, name)
+            return
+        crc = self.crc(where, name)
+        folder = one.find_folder(index, name, crc)
+        if folder is not None:
+            assert one.find_path(one.folder_path(folder)) is not None
+            if self.domain == FILES or one.folder_flags[folder] & HAS_SAMPLES:
+                yield position(FOLDER, folder)
+        for entry in one.find_entries(index, name, crc):
+            flags = one.entry_flags[entry]
+            if self.domain != FILES and not flags & (STRAY | TWIN):
+                yield position(SAMPLE, entry)
+            elif self.domain == FILES and flags & STRAY:
+                members = one.entry_members(entry)
+                assert len(members) == 1
+                if one.link_target(members[0]) is not None:
+                    yield position(MEMBER, members[0])
+        twin = one.twin_sample(index)
+        if self.domain != FILES and twin is not None:
+            yield from self.find_files(twin, name)
+        stem = name.partition(b".")[0]
+        if self.domain == FILES and stem != name:
+            for entry in one.find_entries(index, stem, self.crc(where, stem)):
+                if not one.entry_flags[entry] & STRAY:
+                    yield from self.find_files(entry, name)
+
+    def find_files(self, entry: int, name: bytes) -> Iterator[int]:
+        if self.domain != BY_EXTENSION:
+            stem = self.record.entry_name[entry] + b"."
+            if not name.startswith(stem):
+                return
+            name = name[len(stem) :]
+        yield from (position(MEMBER, member) for member in self.record.find_members(entry, name))
+
+
+def walk(one: Record, domain: int, listed: list[Listed]) -> Tree:
+    """The tree of a record, with the places of the members in the tar."""
+    places = {each.head: place for place, each in enumerate(listed)}
+
+    def placed(tree: Tree) -> Tree:
+        return {
+            name: placed(value) if isinstance(value, dict) else places[one.member(value).head]
+            for name, value in tree.items()
+        }
+
+    return placed(Walker(one, domain).tree())
+
+
+def flat(tree: Tree, path: bytes = b"") -> dict[bytes, int]:
+    files: dict[bytes, int] = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            files |= flat(value, path + name + b"/")
+        else:
+            files[path + name] = value
+    return files
+
+
+def content_of(fd: int, one: Record, member: int) -> bytes:
+    place = one.member(member)
+    return scan.read(fd, place.data, place.size, one.segments(member), 0, place.size)
+
+
+# --- trees against the model -------------------------------------------------------------------------------
+
+PARTS = [b"a", b"b", b".", b"/", b"~2", b"%", b"2E", b"__", b"./", b"a.", b"a/", b"b.a", b"a.b~2", b"\0"]
+tiny_names = st.lists(st.sampled_from(PARTS), min_size=1, max_size=5).map(b"".join)
+ab_names = st.text("ab./", min_size=1, max_size=5).map(str.encode)
+kinds = st.sampled_from([tars.FILE] * 12 + [tars.HARD_LINK] * 2 + [tars.SYMLINK, tars.DIRECTORY, tars.FIFO, b"Z"])
+
+
+def built(members: list[tuple[bytes, bytes, bytes]]) -> bytes:
+    """A tar of (name, type, link) with names that may hold NULs."""
+    return tars.tar(
+        *(
+            (tars.pax({b"path": name}) if b"\0" in name else b"") + tars.member(name, kind=kind, link=link)
+            for name, kind, link in members
+        )
+    )
+
+
+def check_trees(tar: bytes) -> None:
+    listed = tars.by_tarfile(tar)
+    one, model = make(tar), Model(listed)
+    for domain in DOMAINS:
+        assert walk(one, domain, listed) == model.tree(domain)
+
+
+@settings(max_examples=1200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(tiny_names, kinds, tiny_names), max_size=10))
+@example([(b"a.b", b"0", b""), (b"a/b.a", b"0", b""), (b"a/b.a", b"0", b""), (b"a.b", b"0", b"")])
+@example([(b".a", b"0", b""), (b"__a.b", b"0", b""), (b"__a.b__", b"0", b"")])
+@example([(b"//a.b", b"0", b""), (b"/a.b", b"0", b""), (b"a.b", b"0", b""), (b"l", b"1", b"/a.b")])
+def test_trees_of_odd_names(members: list[tuple[bytes, bytes, bytes]]) -> None:
+    """Whatever the names in a shard, each tree holds each member once, under a name of its own."""
+    check_trees(built(members))
+
+
+@settings(max_examples=800, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(ab_names, kinds, ab_names), max_size=14), st.sampled_from([1, 2, scan.BATCH]))
+def test_trees_of_names_that_clash(members: list[tuple[bytes, bytes, bytes]], batch: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan, "BATCH", batch)
+        check_trees(built(members))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.sampled_from([b"a.a", b"a.b", b"a.a~2", b"b.a", b"b.a~3", b"a/a.a", b"a/a~2.b"]), max_size=40))
+def test_trees_of_many_repetitions(member_names: list[bytes]) -> None:
+    check_trees(built([(name, tars.FILE, b"") for name in member_names]))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
+    """A sample may go on from one chunk of the scan to the next, also from a plain one to an odd one."""
+    members = [b"a.x", b"a.y", b"README", b"a.z", b"./a.x", b"a.x", b"%.x", b"%.y", b"b.x", b"b.", b"b.z", b".h"]
+    members += [b"b.q", b"../c.x", b"c.x", b"__c.x", b"__c.x__", b"__c.y"]
+    tar = built([(name, tars.FILE, b"") for name in members])
+    want = [flat(walk(make(tar), domain, tars.by_tarfile(tar))) for domain in DOMAINS]
+    monkeypatch.setattr(scan, "BATCH", batch)
+    assert [flat(walk(make(tar), domain, tars.by_tarfile(tar))) for domain in DOMAINS] == want
+    check_trees(tar)
+
+
+def trees(*member_names: bytes) -> list[list[bytes]]:
+    """The paths of the three trees of a shard with these members."""
+    tar = built([(name, tars.FILE, b"") for name in member_names])
+    check_trees(tar)
+    return [sorted(flat(walk(make(tar), domain, tars.by_tarfile(tar)))) for domain in DOMAINS]
+
+
+def test_ordinary_trees() -> None:
+    """A sample is a directory with a file for each extension; with `--names full` the files have their full
+    names; in the `files` layout they lie in the folders of the tar."""
+    assert trees(b"d/a.jpg", b"d/a.cls", b"d/b.left.jpg") == [
+        [b"d/a/cls", b"d/a/jpg", b"d/b/left.jpg"],
+        [b"d/a/a.cls", b"d/a/a.jpg", b"d/b/b.left.jpg"],
+        [b"d/a.cls", b"d/a.jpg", b"d/b.left.jpg"],
+    ]
+
+
+def test_members_in_no_sample() -> None:
+    """A member in no sample does not end one, and is in the `files` layout only."""
+    by_extension, _, files = trees(b"a.x", b"README", b".hidden", b"__meta__/i.json", b"d/LICENSE", b"a.y")
+    assert by_extension == [b"a/x", b"a/y"]
+    assert files == [b".hidden", b"README", b"__meta__/i.json", b"a.x", b"a.y", b"d/LICENSE"]
+
+
+def test_same_key_again() -> None:
+    """A key that comes again later is a second sample, shown as `key~2`."""
+    assert trees(b"a.x", b"b.x", b"a.x", b"a.y")[0] == [b"a/x", b"a~2/x", b"a~2/y", b"b/x"]
+    assert trees(b"a.x", b"./a.x")[0] == [b"a/x", b"a~2/x"]
+
+
+def test_same_extension_again() -> None:
+    """An extension that comes again in a sample is shown as `extension~2`, in each tree."""
+    assert trees(b"a.x", b"a.x", b"a.x~2") == [
+        [b"a/x", b"a/x~2", b"a/x~3"],
+        [b"a/a.x", b"a/a.x~2", b"a/a.x~3"],
+        [b"a.x", b"a.x~2", b"a.x~3"],
+    ]
+
+
+def test_key_that_is_a_folder() -> None:
+    """The key `a` beside keys `a/b`: one directory `a` holds the files of the one and the directories of the
+    others; where they want the same name the directory gets it."""
+    assert trees(b"a.b", b"a.x", b"a/b.x", b"a/b.y")[:2] == [
+        [b"a/b/x", b"a/b/y", b"a/b~2", b"a/x"],
+        [b"a/a.b", b"a/a.x", b"a/b/b.x", b"a/b/b.y"],
+    ]
+    # Strays in a folder do not show it, so it is in nobody's way.
+    assert trees(b"a.x", b"a/README", b"b.x", b"b.x")[0] == [b"a/x", b"b/x", b"b/x~2"]
+    assert trees(b"a/README", b"a.x", b"b.x", b"a.x")[0] == [b"a/x", b"a~2/x", b"b/x"]
+    # The second sample of the sub-key takes `b~2` before the file may.
+    by_extension = trees(b"a.b", b"a.b~2", b"a/b.x", b"a/c.x", b"a/b.x")[0]
+    assert by_extension == [b"a/b/x", b"a/b~2/x", b"a/b~2~2", b"a/b~3", b"a/c/x"]
+
+
+def test_letter_case_is_kept() -> None:
+    """Letter case is kept: `JPG` and `jpg` are two extensions (the webdataset library sees one)."""
+    assert trees(b"a.JPG", b"a.jpg", b"A.jpg")[0] == [b"A/jpg", b"a/JPG", b"a/jpg"]
+
+
+def test_empty_extension() -> None:
+    """The empty extension is shown as `%`, those that are `.` and `..` as `%2E` and `%2E%2E`."""
+    assert trees(b"a.", b"a..", b"a...") == [
+        [b"a/%", b"a/%2E", b"a/%2E%2E"],
+        [b"a/a.", b"a/a..", b"a/a..."],
+        [b"a.", b"a..", b"a..."],
+    ]
+
+
+def test_hidden_member_first() -> None:
+    """A shard may start with a hidden file, as those of macOS do."""
+    assert trees(b".DS_Store", b"a.x", b"._a.x", b"a.y")[0] == [b"a/x", b"a/y"]
+
+
+def test_long_names() -> None:
+    """Names over 255 bytes are cut and end in a checksum; a sample's full file names may be so when its key and
+    extension are not."""
+    stem, extension = b"s" * 200, b"e" * 100
+    tar = tars.tar(*(tars.gnu_long(stem + b"." + text) + A for text in (extension, extension + b"2", b"x")))
+    check_trees(tar)
+    by_extension, by_name, files = (flat(walk(make(tar), domain, tars.by_tarfile(tar))) for domain in DOMAINS)
+    assert list(by_extension) == [stem + b"/" + text for text in (extension, extension + b"2", b"x")]
+    assert {len(name.rpartition(b"/")[2]) for name in by_name} == {255, 202}
+    assert len(by_name) == len(files) == 3
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_odd_cases(case: str) -> None:
+    """The `files` layout of every odd tar, byte for byte, and what is said of it."""
+    tar = ODD[case].tar()
+    one = make(tar)
+    contents: dict[bytes, bytes | None] = {}
+    with tars.opened(tar) as fd:
+        for path, member in flat(Walker(one, FILES).tree()).items():
+            assert (one.symlink(member), one.link_count(one.link_target(member) or 0) > 0) == (None, True)
+            try:
+                contents[path] = content_of(fd, one, member)
+            except (scan.CorruptShard, MemoryError, OverflowError):
+                contents[path] = None
+    assert contents == ODD[case].files
+    assert tuple(problem.kind for problem in one.problems) == ODD[case].problems
+
+
+# --- against the webdataset library ------------------------------------------------------------------------
+
+
+def samples_of(tar: bytes) -> list[tuple[bytes, list[tuple[bytes, bytes]]]]:
+    """Key and (extension, content) of every sample, in the order of the tar."""
+    with tars.opened(tar) as fd:
+        one = Record(record_builder.build(fd, FINGERPRINT))
+        samples = []
+        for entry in range(one.entries):
+            if not one.entry_flags[entry] & STRAY:
+                members = one.entry_members(entry)
+                head = one.member(members[0]).head
+                raw = scan.read_name(fd, head)
+                key = raw[: len(raw) - len(one.extension(members[0])) - 1]
+                files = [(one.extension(member), content_of(fd, one, member)) for member in members]
+                samples.append((head, (key, files)))
+    return [sample for _, sample in sorted(samples)]
+
+
+def as_webdataset(samples: list[tuple[bytes, list[tuple[bytes, bytes]]]]) -> list[dict[str, Any]]:
+    """The same with the documented differences undone: extensions in lower case, the first of each counts."""
+    result = []
+    for key, files in samples:
+        sample: dict[str, Any] = {"__key__": key.decode("utf-8", "surrogateescape")}
+        for extension, content in files:
+            sample.setdefault(extension.decode("utf-8", "surrogateescape").lower(), content)
+        result.append(sample)
+    return result
+
+
+KEYS = st.sampled_from(["a", "b", "d/a", "d/a", "d.v1/a", "d/d/b", "./a", "é", "\udcff"])
+EXTENSIONS = st.sampled_from(["x", "X", "left.x", "", ".", "~2"])
+OTHERS = st.sampled_from(["README", ".hidden", "d/.hidden", "__m__/a.x", "__m.x__", "a/README"])
+member_names = st.one_of(*[st.tuples(KEYS, EXTENSIONS).map(".".join)] * 5, OTHERS)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(member_names, max_size=20), st.sampled_from(sorted(tars.FORMATS)))
+def test_samples_as_webdataset_reads_them(member_names: list[str], kind: str) -> None:
+    """A shard has the samples that the webdataset library reads, in its order and byte for byte, but for the
+    documented differences: letter case, repeated extensions (the library raises an error, nothing is hidden
+    here), and hidden files, which for the library are samples that end others."""
+    infos = []
+    for number, name in enumerate(member_names):
+        info = tars.tarfile.TarInfo(name)
+        info.size = number
+        infos.append((info, bytes([number]) * number))
+    tar = tars.with_tarfile(infos, kind)
+    assert as_webdataset(samples_of(tar)) == tars.by_webdataset(tar)
+
+
+@pytest.mark.parametrize("options", [{}, {"mtime": 0}], ids=repr)
+def test_samples_that_webdataset_wrote(options: dict[str, float]) -> None:
+    rows = [{"__key__": f"d{n % 3}/{n:06}", "jpg": ABC * (n % 5), "cls": b"%d" % n} for n in range(300)]
+    tar = tars.with_webdataset(rows, **options)
+    assert as_webdataset(samples_of(tar)) == tars.by_webdataset(tar)
+    assert [dict(reversed(sample.items())) for sample in tars.by_webdataset(tar)] == [
+        dict(sorted(row.items(), reverse=True)) for row in rows
+    ]
+
+
+def test_differences_from_webdataset() -> None:
+    """A hidden file does not end a sample."""
+    tar = built([(name, tars.FILE, b"") for name in (b"d/a.x", b"d/.h", b"d/a.y")])
+    assert [key for key, _ in samples_of(tar)] == [b"d/a"]
+    assert [sample["__key__"] for sample in tars.by_webdataset(tar, hidden=True)] == ["d/a", "d/", "d/a"]
+
+
+# --- links, sparse files, times, sizes ---------------------------------------------------------------------
+
+
+def files_of(one: Record) -> dict[bytes, int]:
+    return flat(Walker(one, FILES).tree())
+
+
+def test_hard_links() -> None:
+    """A hard link is the member that it names, also through other links: same content, same time, same inode;
+    the member's link count tells how many names it has. Links are in no sample, as for webdataset."""
+    tar = tars.tar(
+        tars.member(b"d/a.bin", b"old"),
+        tars.member(b"d/a.bin", ABC, mtime=9),
+        tars.member(b"one", kind=tars.HARD_LINK, link=b"d/a.bin"),
+        tars.member(b"two.x", kind=tars.HARD_LINK, link=b"./one"),
+        tars.member(b"d/a.bin", b"new"),
+        tars.member(b"three", kind=tars.HARD_LINK, link=b"d/a.bin"),
+    )
+    one = make(tar)
+    files = files_of(one)
+    target = one.link_target(files[b"one"])
+    assert target == one.link_target(files[b"two.x"]) == files[b"d/a.bin~2"] == one.link_target(target)
+    assert one.link_target(files[b"three"]) == files[b"d/a.bin~3"]
+    assert [one.link_count(files[name]) for name in (b"d/a.bin", b"d/a.bin~2", b"d/a.bin~3")] == [1, 3, 2]
+    assert one.member(files[b"two.x"]) == one.member(target)
+    assert one.member(target).mtime_ns == 9_000_000_000
+    assert one.has_links
+    assert [bool(one.entry_flags[one.entry_of(files[n])] & LINK) for n in (b"one", b"d/a.bin")] == [True, False]
+    assert list(flat(Walker(one, BY_EXTENSION).tree())) == [b"d/a/bin", b"d/a/bin~2", b"d/a/bin~3"]
+
+
+def test_dangling_hard_links() -> None:
+    """A hard link to nothing, to itself, to a directory or to a later member is not shown but reported."""
+    links = [b"nothing", b"d/nothing", b"self", b"d", b"later.x", b"dangling"]
+    members = [tars.member(b"d/", kind=tars.DIRECTORY)]
+    members += [tars.member(b"dangling", kind=tars.HARD_LINK, link=link) for link in links]
+    members += [tars.member(b"self", kind=tars.HARD_LINK, link=b"self"), tars.member(b"later.x")]
+    one = make(tars.tar(*members))
+    assert list(files_of(one)) == [b"later.x"]
+    assert [(p.kind, p.offset) for p in one.problems] == [("dangling link", n * BLOCK) for n in range(1, 8)]
+    assert "'d/nothing'" in one.problems[1].text
+
+
+def test_hard_links_to_special_files() -> None:
+    """A hard link to a symbolic link or to a sparse file is one, too."""
+    tar = tars.tar(
+        tars.member(b"s", kind=tars.SYMLINK, link=b"/anywhere"),
+        ODD["sparse GNU"].tar()[: -len(END)],
+        tars.member(b"hs", kind=tars.HARD_LINK, link=b"s"),
+        tars.member(b"hx", kind=tars.HARD_LINK, link=b"s.txt"),
+        tars.member(b"plain"),
+    )
+    one = make(tar)
+    files = files_of(one)
+    assert one.symlink(files[b"s"]) == one.symlink(files[b"hs"]) == b"/anywhere"
+    assert one.symlink(files[b"plain"]) is None
+    assert one.segments(files[b"s.txt"]) == one.segments(files[b"hx"]) == [(1000, 3), (101_003, 3)]
+    assert one.segments(files[b"plain"]) is None
+    with tars.opened(tar) as fd:
+        assert content_of(fd, one, files[b"hx"]) == ODD["sparse GNU"].files[b"s.txt"]
+
+
+def test_sparse_file_that_is_a_hole() -> None:
+    one = make(tars.tar(tars.old_sparse(b"a.hole", [], 1 << 40), ODD["sparse 1.0"].tar()))
+    hole, other = files_of(one)[b"a.hole"], files_of(one)[b"s.txt"]
+    assert (one.member(hole).size, one.segments(hole)) == (1 << 40, [])
+    assert one.segments(other) == [(1000, 3), (101_003, 3)]
+
+
+@pytest.mark.parametrize(
+    ("times", "width"),
+    [
+        ([b"7"] * 4, 0),
+        ([b"-7.5"] * 4, 0),
+        ([b"1700000000", b"0", b"1", b"4294967295"], 4),
+        ([b"1700000000", b"0", b"1", b"4294967296"], 8),
+        ([b"1700000000", b"0", b"1", b"-1"], 8),
+        ([b"1700000000.123456789", b"0", b"1", b"2"], 8),
+        ([b"9999999999999", b"-9999999999999", b"1", b"2"], 8),
+    ],
+)
+def test_times(times: list[bytes], width: int) -> None:
+    """Times are kept exactly; equal ones, and whole seconds, take less room."""
+    one = make(tars.tar(*(tars.pax({b"mtime": text}) + tars.member(b"%d.x" % n) for n, text in enumerate(times))))
+    exact = [int(decimal.Decimal(text.decode()) * 10**9) for text in times]
+    want = [max(min(ns, (1 << 63) - 1), -(1 << 63)) for ns in exact]
+    assert [one.member(member).mtime_ns for member in range(4)] == want
+    assert one.column["member.mtime"].nbytes == width * 4 or (width, one.column["member.mtime"].nbytes) == (0, 8)
+
+
+def test_folder_times() -> None:
+    """A folder has the time of its own member in the tar, if it has one."""
+    directory = tars.member(b"d/", kind=tars.DIRECTORY, mtime=33)
+    one = make(tars.tar(tars.member(b"./", kind=tars.DIRECTORY, mtime=22), tars.member(b"e/a.x"), directory))
+    d, e = one.find_path(b"d"), one.find_path(b"e")
+    assert (d, e) != (None, None)
+    assert [one.folder_mtime_ns(folder or 0) for folder in (0, d, e)] == [22 * 10**9, 33 * 10**9, None]
+    assert make(tars.tar(A)).folder_mtime_ns(0) is None
+
+
+@pytest.mark.parametrize("by_pax", [False, True])
+def test_members_over_4_gib(tmp_path: Any, by_pax: bool) -> None:
+    """Sizes and offsets over 4 GiB are kept."""
+    path = tmp_path / "big.tar"
+    tars.write_large(path, (9 << 30) + 7, by_pax)
+    with tars.opened(path) as fd:
+        one = Record(record_builder.build(fd, FINGERPRINT))
+        files = files_of(one)
+        assert one.member(files[b"big.bin"]).size == (9 << 30) + 7
+        assert content_of(fd, one, files[b"a.txt"]) == b"aaa"
+        assert one.total_size() == (9 << 30) + 10
+
+
+# --- size and speed of shards ------------------------------------------------------------------------------
+
+
+def test_many_extensions() -> None:
+    """A sample may have 10,000 extensions."""
+    extensions = [b"%05d" % number for number in range(10_000)]
+    one = make(tars.tar(*(tars.member(b"a." + extension) for extension in extensions)))
+    assert (one.samples, one.members, one.entries) == (1, 10_000, 1)
+    assert [one.extension(member) for member in one.entry_members(0)] == extensions
+    for number in (0, 1, 9_999):
+        assert one.find_members(0, extensions[number]) == [number]
+    assert one.find_members(0, b"x") == []
+
+
+@pytest.fixture(scope="module")
+def large() -> bytes:
+    """The record of 200,000 samples of 2 members."""
+    columns = []
+    block = bytearray(tars.header(b"0000/000000.jpg"))
+    names_at = [b"%04d/%06d" % (number // 1000, number) for number in range(200_000)]
+    base = sum(block[15:148]) + sum(block[156:]) + 8 * 32
+    for key in names_at:
+        for extension in (b".jpg", b".cls"):
+            name = key + extension
+            block[:15] = name
+            block[148:156] = b"%06o\0 " % (base + sum(name))
+            columns.append(bytes(block))
+    with tars.opened(b"".join(columns) + END) as fd:
+        return record_builder.build(fd, FINGERPRINT)
+
+
+def test_many_samples(large: bytes) -> None:
+    one = Record(large)
+    assert (one.samples, one.members, one.folders, one.problems) == (200_000, 400_000, 201, [])
+    assert one.aliases == [None, None, None]
+    walker = Walker(one, BY_EXTENSION)
+    for number in (0, 999, 1000, 123_456, 199_999):
+        where: int | None = TOP
+        for name in (b"%04d" % (number // 1000), b"%06d" % number, b"cls"):
+            assert where is not None
+            where = walker.find(where, name)
+        assert where is not None
+        assert one.member(index_of(where)).data == (2 * number + 1) * BLOCK + BLOCK
+    assert walker.find(TOP, b"0200") is None
+
+
+def test_records_are_small(large: bytes) -> None:
+    """A member of an ordinary shard takes under 40 bytes of the index besides its name."""
+    one = Record(large)
+    text = one.column["entry.name"].nbytes + one.column["folder.name"].nbytes
+    assert (len(large) - text) / one.members < 20
+    rows = [{"__key__": f"{n:06}", "jpg": ABC, "cls": b"1", "json": b"{}"} for n in range(2000)]
+    for options in ({}, {"mtime": 0}):
+        with tars.opened(tars.with_webdataset(rows, **options)) as fd:
+            data = record_builder.build(fd, FINGERPRINT)
+        assert (len(data) - 2000 * 6) / 6000 < 40
+
+
+def test_a_name_of_many_folders() -> None:
+    """Depth costs no memory: a name may have as many folders as fit into it."""
+    deep = b"a/" * 100_000 + b"b.x"
+    one = make(tars.tar(tars.pax({b"path": deep}), A))
+    assert one.folders == 100_001
+    assert one.entry_path(0) == deep[:-2]
+    assert len(one.array("folder.prefix")) == 100_001
+
+
+# --- the bytes ---------------------------------------------------------------------------------------------
+
+
+def test_same_shard_same_record() -> None:
+    """Building a record is a pure function of the shard's bytes."""
+    for case in ODD.values():
+        with tars.opened(case.tar()) as one, tars.opened(case.tar()) as other:
+            assert record_builder.build(one, FINGERPRINT) == record_builder.build(other, FINGERPRINT)
+
+
+def test_what_is_stored() -> None:
+    device = tars.member(b"null\xff", kind=tars.CHARACTER)
+    with tars.opened(tars.tar(A, device, B)) as fd:
+        data = record_builder.build(fd, FINGERPRINT)
+        one = Record(data)
+        assert one.fingerprint == FINGERPRINT
+        assert record.ends_match(fd, one.ends)
+    assert one.unshown == [scan.Problem(len(A), "character device", "null\\xff")]
+    assert (one.unshown_count, one.problem_count, one.members, one.samples) == (1, 0, 2, 2)
+    assert one.total_size() == 3 + len(ABC)
+    assert one.array("member.size").tolist() == [3, len(ABC)]
+
+
+def test_problems_are_counted() -> None:
+    """Of many problems the first thousand are kept; their texts stay short."""
+    link = tars.member(b"l", kind=tars.HARD_LINK, link=b"nothing")
+    device = tars.pax({b"path": b"x" * 100_000}) + tars.member(b"n", kind=tars.FIFO)
+    with tars.opened(tars.tar(link * 1500, device)) as fd:
+        data = record_builder.build(fd, FINGERPRINT)
+    one = Record(data)
+    assert (len(one.problems), one.problem_count) == (1000, 1500)
+    assert one.problems == sorted(one.problems)
+    assert (one.unshown_count, one.unshown[0].offset) == (1, 1500 * BLOCK)
+    assert len(one.unshown[0].text) < 2000
+
+
+def test_ends_match() -> None:
+    """A shard with other content but the same size and times is noticed by its first or last header."""
+    tar = tars.tar(A, B, tars.member(b"c.txt"))
+    last = len(A) + len(B)
+    ends = make(tar).ends
+    for at in (0, last):
+        changed = tar[:at] + b"X" + tar[at + 1 :]
+        with tars.opened(changed) as fd:
+            assert not record.ends_match(fd, ends)
+    for other in (b"", tar[:100], tar[: len(A)]):
+        with tars.opened(other) as fd:
+            assert not record.ends_match(fd, ends)
+    for case in ODD.values():
+        with tars.opened(case.tar()) as fd:
+            assert record.ends_match(fd, make(case.tar()).ends)
+
+
+def everything() -> bytes:
+    """The record of a shard with all kinds of members."""
+    parts = [case.tar()[: -len(END)] for name, case in ODD.items() if not case.problems and name != "empty tar"]
+    with tars.opened(tars.tar(*parts)) as fd:
+        return record_builder.build(fd, FINGERPRINT)
+
+
+def test_a_damaged_record_is_refused() -> None:
+    """A record is used only when its checksum is right; any changed byte, and any cut, is noticed."""
+    data = everything()
+    assert Record(data).members > 40
+    random_bytes = random.Random(1)
+    places = {*range(2000), *random_bytes.sample(range(len(data)), 3000), len(data) - 1}
+    for at in places:
+        changed = bytearray(data)
+        changed[at] ^= random_bytes.randrange(1, 256)
+        with pytest.raises(ValueError, match="record"):
+            Record(changed)
+    for end in (0, 1, 8, 15, 16, 17, 20, 100, len(data) // 2, len(data) - 1):
+        with pytest.raises(ValueError):  # noqa: PT011  # the length may be gone, too
+            Record(data[:end])
+
+
+def test_another_format_is_refused() -> None:
+    data = everything()
+    length = int.from_bytes(data[16:20], "little")
+    meta = json.loads(data[20 : 20 + length])
+    meta["format"] = record.FORMAT + 1
+    text = json.dumps(meta, separators=(",", ":")).encode().ljust(length)
+    body = len(text).to_bytes(4, "little") + text + data[20 + length :]
+    with pytest.raises(ValueError, match=f"format {record.FORMAT + 1}"):
+        Record(data[:8] + zlib.crc32(body).to_bytes(8, "little") + body)
+    with pytest.raises(ValueError, match="not a shard record"):
+        Record(os.urandom(200))
+
+
+def test_verify_is_optional() -> None:
+    data = bytearray(everything())
+    data[8] ^= 1
+    assert Record(data, verify=False).members == Record(everything()).members

@@ -1,0 +1,1324 @@
+"""The index: what is kept and what is built again, several processes at once, and every bad directory.
+
+Everything here is real: LMDB files, shards, processes that are killed, file systems that are full or read-only.
+What may crash runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import random
+import shutil
+import signal
+import struct
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+from tests import sets, tars
+from tests.conftest import descendants, new_processes
+from wdsfs import host
+from wdsfs.errors import IndexUnusable, MissingShard, ShardError, UnreadableShard
+from wdsfs.index import process_pool, record, record_builder, store
+from wdsfs.index.record import Record
+from wdsfs.index.store import Index, Summary, Union, build_file, open_index
+from wdsfs.spec.expand import Shard
+from wdsfs.storage.identity import look
+
+Prepared = tuple[Path, list[Shard]]
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Prepared:
+    """An index directory that knows four shards."""
+    shards = sets.make(tmp_path / "shards", 4)
+    with opened(tmp_path / "index") as index:
+        index.refresh(shards)
+    return tmp_path / "index", shards
+
+
+@contextlib.contextmanager
+def opened(directory: Path, *notices: str) -> Iterator[Index]:
+    """The index in a directory; each notice has to hold one of these texts."""
+    index = open_index(directory)
+    try:
+        assert len(index.notices) == len(notices), index.notices
+        for notice, text in zip(index.notices, notices, strict=True):
+            assert text in notice
+        yield index
+    finally:
+        index.close()
+
+
+def refresh(index: Index, shards: list[Shard]) -> list[bytes]:
+    """Index what is stale; returns the names of the shards that were built."""
+    built: list[bytes] = []
+    stale = [one for one, _ in index.stale(shards)]
+    index.refresh(stale, on_done=lambda one, summary, error: built.append(one.name))
+    return built
+
+
+def data_of(directory: Path) -> Path:
+    return directory / "data.mdb"
+
+
+# --- what is kept, and what is built again ---------------------------------------------------------------
+
+
+def test_what_was_indexed_is_there_the_next_time(prepared: Prepared) -> None:
+    directory, shards = prepared
+    with opened(directory) as index:
+        assert refresh(index, shards) == []
+        sets.check(index, shards)
+
+
+def test_a_new_index_knows_nothing(tmp_path: Path) -> None:
+    shards = sets.make(tmp_path, 2)
+    with opened(tmp_path / "index") as index:
+        assert index.summary(shards[0].path) is None
+        assert index.record(shards[0].path, look(shards[0].path)) is None
+        sizes = [len(sets.path_of(one).read_bytes()) for one in shards]
+        assert list(index.stale(shards)) == list(zip(shards, sizes, strict=True))
+
+
+def test_progress_is_told_with_the_summary_of_each_shard(tmp_path: Path) -> None:
+    shards = sets.make(tmp_path / "shards", 3)
+    told: dict[Shard, Summary | None] = {}
+    with opened(tmp_path / "index") as index:
+        index.refresh(shards, on_done=lambda one, summary, error: told.update({one: summary}))
+        assert told == {one: sets.right_summary(one) for one in shards}
+
+
+def _touch(path: Path) -> None:
+    os.utime(path, ns=(1, path.stat().st_mtime_ns + 1))
+
+
+def _append(path: Path) -> None:
+    # At the same time: the size alone tells.
+    before = path.stat()
+    with path.open("ab") as file:
+        file.write(bytes(512))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def _rewrite(path: Path) -> None:
+    path.write_bytes(sets.content(7))
+
+
+def _replace(path: Path) -> None:
+    """The same bytes and times under another inode number."""
+    before = path.stat()
+    new = path.with_suffix(".new")
+    new.write_bytes(path.read_bytes())
+    os.utime(new, ns=(before.st_atime_ns, before.st_mtime_ns))
+    new.rename(path)
+
+
+@pytest.mark.parametrize("change", [_touch, _append, _rewrite, _replace])
+def test_only_what_has_changed_is_built_again(prepared: Prepared, change: Callable[[Path], None]) -> None:
+    directory, shards = prepared
+    change(sets.path_of(shards[2]))
+    with opened(directory) as index:
+        assert index.record(shards[2].path, look(shards[2].path)) is None
+        assert refresh(index, shards) == [b"s2"]
+        sets.check(index, shards)
+        assert refresh(index, shards) == []
+
+
+def test_reading_changes_nothing_and_what_changes_the_ctime_is_not_trusted(prepared: Prepared) -> None:
+    directory, shards = prepared
+    path = sets.path_of(shards[0])
+    with opened(directory) as index:
+        path.read_bytes()
+        assert refresh(index, shards) == []
+        path.chmod(0o400)
+        assert refresh(index, shards) == [b"s0"]
+        os.link(path, path.with_suffix(".link"))
+        assert refresh(index, shards) == [b"s0"]
+        sets.check(index, shards)
+
+
+def test_a_link_is_a_shard_of_its_own_and_follows_what_it_names(prepared: Prepared, tmp_path: Path) -> None:
+    directory, shards = prepared
+    link = tmp_path / "link.tar"
+    link.symlink_to(sets.path_of(shards[0]))
+    both = [shards[0], sets.at(link)]
+    with opened(directory) as index:
+        assert refresh(index, both) == [b"link"]
+        link.unlink()
+        link.symlink_to(sets.path_of(shards[1]))
+        assert refresh(index, both) == [b"link"]
+        sets.check(index, both)
+
+
+def test_missing_and_unreadable_shards_are_told_and_the_others_are_indexed(tmp_path: Path) -> None:
+    shards = sets.make(tmp_path / "shards", 5)
+    missing, directory, pipe, loop, whole = (sets.path_of(one) for one in shards)
+    for path in (missing, directory, pipe, loop):
+        path.unlink()
+    directory.mkdir()
+    os.mkfifo(pipe)
+    loop.symlink_to(loop)
+    errors: dict[bytes, str | None] = {}
+    with opened(tmp_path / "index") as index:
+        assert next(index.stale(shards)) == (shards[0], 0)
+        index.refresh(shards, on_done=lambda one, summary, error: errors.update({one.name: error}))
+        expected = {
+            "s0": "no such shard",
+            "s1": "no regular file",
+            "s2": "no regular file",
+            "s3": "symbolic links",
+        }
+        for name, text in expected.items():
+            error = errors[name.encode()]
+            assert error is not None
+            assert text in error
+            assert f"/{name}.tar: " in error
+        assert errors[b"s4"] is None
+        sets.check(index, [sets.at(whole)])
+        assert {one.name for one, _ in index.stale(shards)} == {b"s0", b"s1", b"s2", b"s3"}
+
+
+def test_a_damaged_shard_has_a_record_of_what_is_intact(tmp_path: Path) -> None:
+    path = tmp_path / "cut.tar"
+    path.write_bytes(sets.content(1)[: 5 * 512 + 100])
+    with opened(tmp_path / "index") as index:
+        index.refresh([sets.at(path)])
+        summary = index.summary(os.fsencode(path))
+        assert summary is not None
+        assert (summary.problems, summary.members) == (1, 3)
+        sets.check(index, [sets.at(path)])
+
+
+def test_times_out_of_the_reach_of_64_bits(tmp_path: Path) -> None:
+    """Some file systems have the year 2400; nanoseconds since 1970 in 64 bits end in 2262."""
+    [shard] = sets.make(tmp_path / "shards", 1)
+    os.utime(shard.path, (13_569_465_600, 13_569_465_600))
+    with opened(tmp_path / "index") as index:
+        index.refresh([shard])
+        sets.check(index, [shard])
+        os.utime(shard.path, (-1, -1))
+        assert refresh(index, [shard]) == [b"s0"]
+        sets.check(index, [shard])
+
+
+def test_long_and_undecodable_paths(tmp_path: Path) -> None:
+    deep = os.fsencode(tmp_path) + (b"/" + b"d" * 250) * 14
+    os.makedirs(deep)
+    paths = [deep + b"/" + b"x" * 200 + b".tar", os.fsencode(tmp_path) + b"/\xff\n \xe9.tar"]
+    for number, path in enumerate(paths):
+        with open(path, "wb") as file:
+            file.write(sets.content(number))
+    shards = [sets.at(path) for path in paths]
+    with opened(tmp_path / "index") as index:
+        index.refresh(shards)
+        sets.check(index, shards)
+        for path in paths:
+            os.unlink(path)
+        assert index.prune() == 2
+        with pytest.raises(MissingShard, match="the shard is gone"):
+            look(paths[1])
+
+
+def test_thousands_of_shards(tmp_path: Path) -> None:
+    [first] = sets.make(tmp_path, 1, samples=1)
+    shards = []
+    for number in range(5000):
+        shards.append(sets.at(tmp_path / f"shard-{number:06}.tar"))
+        os.link(first.path, shards[-1].path)
+    with opened(tmp_path / "index") as index:
+        assert len(refresh(index, shards)) == 5000
+    with opened(tmp_path / "index") as index:
+        assert list(index.stale(shards)) == []
+        sets.check(index, shards[::500])
+
+
+# --- a shard that is being written ------------------------------------------------------------------------
+
+
+def _writing(path: Path, times: int) -> Callable[..., bytes]:
+    """`record_builder.build`, while somebody appends a member to the shard during the first so many scans."""
+    scans = 0
+
+    def build(*arguments: Any) -> bytes:
+        nonlocal scans
+        scans += 1
+        data: bytes = original(*arguments)
+        if scans <= times:
+            whole = path.read_bytes().removesuffix(tars.END)
+            path.write_bytes(whole + tars.tar(tars.member(b"late%d.txt" % scans)))
+        return data
+
+    original = record_builder.build
+    return build
+
+
+def test_a_shard_that_is_written_meanwhile_is_read_until_it_is_quiet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [shard] = sets.make(tmp_path, 1)
+    monkeypatch.setattr(store, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(record_builder, "build", _writing(sets.path_of(shard), 3))
+    built = Record(build_file(shard.path))
+    assert tuple(built.fingerprint) == look(shard.path)
+    assert {b"late1", b"late2", b"late3"} < {key for key, _, _ in sets.listing(built)}
+
+
+def test_a_shard_that_is_written_all_the_time_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = sets.make(tmp_path / "shards", 2)
+    monkeypatch.setattr(store, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(store, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(record_builder, "build", _writing(sets.path_of(shards[0]), 1000))
+    with pytest.raises(UnreadableShard, match=r"s0\.tar: is being written"):
+        build_file(shards[0].path)
+    monkeypatch.undo()
+    with opened(tmp_path / "index") as index:
+        assert refresh(index, shards) == [b"s0", b"s1"]
+        sets.check(index, shards)
+
+
+def test_a_shard_that_was_written_this_very_moment_is_read_a_tick_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second write within a tick of the kernel's clock would leave the time as it is."""
+    [shard] = sets.make(tmp_path, 1)
+    waits: list[float] = []
+    os.utime(shard.path, (1, 1))  # the mtime can be set to anything
+    ctime_ns = os.stat(shard.path).st_ctime_ns
+    monkeypatch.setattr(time, "sleep", waits.append)
+    for age_ns in (0, store.TICK_NS - 1, store.TICK_NS, -1, 10**12):
+        monkeypatch.setattr(time, "time_ns", lambda now=ctime_ns + age_ns: now)
+        build_file(shard.path)
+    assert waits == [store.TICK_NS / 1e9] * 2
+
+
+# --- several processes ------------------------------------------------------------------------------------
+
+_INDEX = """
+import sys
+from pathlib import Path
+from tests import sets
+from wdsfs.index.store import open_index
+index = open_index(Path(sys.argv[1]))
+assert not index.notices, index.notices
+shards = [sets.at(Path(path)) for path in sys.argv[2:]]
+"""
+
+
+def paths_of(shards: list[Shard]) -> list[Path]:
+    return [sets.path_of(one) for one in shards]
+
+
+def test_processes_that_index_the_same_set_at_the_same_time(tmp_path: Path) -> None:
+    shards = sets.make(tmp_path / "shards", 30)
+    code = (
+        """
+import sys
+from wdsfs.index import store as module
+module.COMMIT_SECONDS = 0.0
+sys.stdin.read(1)
+"""
+        + _INDEX
+        + """
+index.refresh([one for one, _ in index.stale(shards)])
+sets.check(index, shards)
+index.close()
+"""
+    )
+    processes = [sets.start(code, tmp_path / "index", *paths_of(shards)) for _ in range(3)]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(b"+")
+        process.stdin.close()
+        process.stdin = None
+    for process in processes:
+        assert process.communicate(timeout=sets.PATIENCE) == (b"", b"")
+        assert process.returncode == 0
+    with opened(tmp_path / "index") as index:
+        sets.check(index, shards)
+
+
+def test_what_is_being_read_stays_as_it_was_until_it_is_renewed(prepared: Prepared) -> None:
+    """... however often another process writes meanwhile."""
+    directory, shards = prepared
+    with opened(directory) as index:
+        fingerprints = {one: look(one.path) for one in shards}
+        kept = {one: index.record(one.path, fingerprints[one]) for one in shards}
+        before = {one: sets.listing(found) for one, found in kept.items() if found is not None}
+        assert len(before) == len(shards)
+        code = (
+            _INDEX
+            + """
+for turn in range(20):
+    for number, one in enumerate(shards):
+        sets.path_of(one).write_bytes(sets.content(number, 5 + turn))
+    index.refresh(shards)
+sets.check(index, shards)
+index.close()
+"""
+        )
+        sets.run(code, directory, *paths_of(shards))
+        for one, found in kept.items():
+            assert found is not None
+            assert sets.listing(found) == before[one]
+            assert index.record(one.path, fingerprints[one]) is not None
+            assert index.record(one.path, look(one.path)) is None
+        index.renew()
+        sets.check(index, shards)
+
+
+def test_a_process_that_is_killed_while_it_indexes_leaves_a_valid_index(tmp_path: Path) -> None:
+    shards = sets.make(tmp_path / "shards", 40)
+    code = (
+        """
+import os
+from wdsfs.index import store as module
+module.COMMIT_SECONDS = -1.0
+"""
+        + _INDEX
+        + """
+while True:
+    index.refresh(shards, on_done=lambda *_: os.write(1, b"."))
+"""
+    )
+    random.seed(7)
+    before: dict[Shard, Summary] = {}
+    for _ in range(8):
+        process = sets.start(code, tmp_path / "index", *paths_of(shards))
+        assert process.stdout is not None
+        for _ in range(random.randrange(1, 100)):
+            assert process.stdout.read(1) == b"."
+        process.kill()
+        assert process.communicate()[1] == b""
+        with opened(tmp_path / "index") as index:
+            for one in shards:
+                assert index.summary(one.path) in (None, sets.right_summary(one), before.get(one))
+            refresh(index, shards)
+            sets.check(index, shards)
+        before = {one: sets.right_summary(one) for one in shards}
+        for one in random.sample(shards, 10):
+            sets.path_of(one).write_bytes(sets.content(random.randrange(100), 4))
+
+
+def test_readers_that_were_killed_do_not_count_any_more(prepared: Prepared) -> None:
+    """As long as one counts, LMDB does not use the pages again that it could see, and the file grows."""
+    directory, shards = prepared
+    with opened(directory) as index:
+        process = sets.start(
+            _INDEX + "index.summary(shards[0].path); print(flush=True); sys.stdin.read()",
+            directory,
+            *paths_of(shards),
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.kill()
+        process.communicate()
+        assert str(process.pid) in index._env.readers()
+        code = _INDEX + f'assert "{process.pid}" not in index._env.readers(), index._env.readers()'
+        sets.run(code, directory, *paths_of(shards))
+
+
+def build_or_wait(path: bytes, **options: Any) -> bytes:
+    """`build_file`, which for some shards never ends."""
+    if b"slow" in path:
+        signal.pause()
+    return build_file(path, **options)
+
+
+def test_an_interrupt_keeps_what_is_finished_and_leaves_no_process(tmp_path: Path) -> None:
+    shards = sets.make(tmp_path / "shards", 6)
+    slow = [sets.at(tmp_path / f"slow{number}.tar") for number in range(20)]
+    for one in slow:
+        sets.path_of(one).write_bytes(sets.content(1))
+    code = (
+        """
+import os
+from tests.index import test_store as test_index
+from wdsfs.index import store as module, process_pool as pool
+pool.ALONE_BYTES = 0
+module.build_file = test_index.build_or_wait
+"""
+        + _INDEX
+        + """
+try:
+    index.refresh(shards, 2, lambda *_: os.write(1, b"."))
+except KeyboardInterrupt:
+    index.close()
+    sys.exit(130)
+"""
+    )
+    process = sets.start(code, tmp_path / "index", *paths_of(shards + slow), start_new_session=True)
+    assert process.stdout is not None
+    for _ in shards:
+        assert process.stdout.read(1) == b"."
+    workers = descendants(process.pid)
+    assert len(workers) == 2
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=sets.PATIENCE) == (b"", b"")
+    assert process.returncode == 130
+    for pid in workers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    with opened(tmp_path / "index") as index:
+        sets.check(index, shards)
+        assert [one for one, _ in index.stale(shards + slow)] == slow
+
+
+def test_an_error_while_indexing_keeps_what_is_finished_and_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_pool, "ALONE_BYTES", -1)
+    shards = sets.make(tmp_path / "shards", 30)
+    told: list[Shard] = []
+
+    def on_done(one: Shard, summary: Summary | None, error: str | None) -> None:
+        told.append(one)
+        if len(told) == 5:
+            raise RuntimeError("the terminal is gone")
+
+    with opened(tmp_path / "index") as index:
+        with pytest.raises(RuntimeError) as caught:
+            index.refresh(shards, 2, on_done)
+        assert caught.tb is not None  # it holds the frames, and must not hold the processes
+        assert new_processes() == set()
+        sets.check(index, told)
+
+
+def test_a_fork_can_open_again_what_was_suspended(prepared: Prepared) -> None:
+    directory, shards = prepared
+    code = (
+        _INDEX
+        + """
+import os
+index.suspend()
+for _ in range(2):
+    pid = os.fork()
+    if not pid:
+        own = index.reopen()
+        sets.check(own, shards)
+        own.store([(shards[0].path, module.build_file(shards[0].path))])
+        own.close()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+index.discard()
+"""
+    )
+    code = "import warnings; warnings.simplefilter('ignore'); from wdsfs.index import store as module" + code
+    sets.run(code, directory, *paths_of(shards))
+    with opened(directory) as index:
+        sets.check(index, shards)
+
+
+def test_a_temporary_index_can_be_opened_again_too(prepared: Prepared) -> None:
+    directory, shards = prepared
+    shutil.rmtree(directory)
+    directory.write_bytes(b"a file")
+    with opened(directory, "using a temporary index") as index:
+        place = index.directory
+        index.refresh(shards)
+        index.suspend()
+        for _ in range(2):
+            again = index.reopen()
+            assert again.directory == place
+            sets.check(again, shards)
+            again.close()
+            assert place.is_dir()
+    assert not place.exists()
+
+
+def test_an_index_that_cannot_be_opened_again_gives_a_temporary_one(prepared: Prepared) -> None:
+    directory, shards = prepared
+    with opened(directory) as index:
+        index.suspend()
+        shutil.rmtree(directory)
+        directory.write_bytes(b"a file")
+        again = index.reopen()
+        assert "using a temporary index" in again.notices[0]
+        again.refresh(shards)
+        sets.check(again, shards)
+        again.close()
+        directory.unlink()
+
+
+def test_any_executor_can_do_the_work(tmp_path: Path) -> None:
+    shards = sets.make(tmp_path / "shards", 9)
+    with ThreadPoolExecutor(2) as executor, opened(tmp_path / "index") as index:
+        index.refresh(shards, 2, executor=executor)
+        sets.check(index, shards)
+
+
+# --- the directory ----------------------------------------------------------------------------------------
+
+
+def test_a_missing_directory_is_made(tmp_path: Path) -> None:
+    shards = sets.make(tmp_path / "shards", 1)
+    with opened(tmp_path / "a" / "b" / "index") as index:
+        index.refresh(shards)
+    assert data_of(tmp_path / "a" / "b" / "index").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_environment_names_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WDSFS_INDEX_DIR", "relative")
+    index = open_index()
+    index.close()
+    assert index.directory == tmp_path / "relative"  # absolute: a daemon changes its directory
+    monkeypatch.delenv("WDSFS_INDEX_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    index = open_index()
+    index.close()
+    assert index.directory == tmp_path / "cache" / "wdsfs"
+
+
+def _a_file(directory: Path) -> None:
+    directory.write_bytes(b"")
+
+
+def _below_a_file(directory: Path) -> None:
+    directory.parent.rmdir()
+    directory.parent.write_bytes(b"")
+
+
+def _data_is_a_directory(directory: Path) -> None:
+    data_of(directory).mkdir(parents=True)
+
+
+def _locks_are_a_directory(directory: Path) -> None:
+    (directory / "lock.mdb").mkdir(parents=True)
+
+
+def _open_lock_is_a_directory(directory: Path) -> None:
+    (directory / "open.lock").mkdir(parents=True)
+
+
+def _a_dangling_link(directory: Path) -> None:
+    directory.symlink_to(directory.parent / "nowhere" / "at all")
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        _a_file,
+        _below_a_file,
+        _data_is_a_directory,
+        _locks_are_a_directory,
+        _open_lock_is_a_directory,
+        _a_dangling_link,
+    ],
+)
+def test_a_directory_that_cannot_be_used(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    shards = sets.make(tmp_path / "shards", 2)
+    (tmp_path / "at").mkdir()
+    directory = tmp_path / "at" / "index"
+    spoil(directory)
+    with opened(directory, f"{directory} cannot be") as index:
+        assert "temporary" in index.notices[0]
+        index.refresh(shards)
+        sets.check(index, shards)
+
+
+def test_not_even_a_temporary_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "index").write_bytes(b"")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(IndexUnusable, match="set --index-dir"):
+        open_index(tmp_path / "index")
+
+
+@pytest.mark.parametrize("local_type", ["ext4", "nfs4", None])
+def test_a_network_file_system_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local_type: str | None
+) -> None:
+    shards = sets.make(tmp_path / "shards", 2)
+    home, local = tmp_path / "home", tmp_path / "local"
+
+    def node_local_dir() -> Path:
+        if local_type is None:
+            raise IndexUnusable("somebody else has it")
+        return local
+
+    types = {home: "nfs4", local: local_type}
+    monkeypatch.setattr(host, "filesystem_type", lambda path: types.get(path, "ext4"))
+    monkeypatch.setattr(host, "node_local_dir", node_local_dir)
+    with opened(home, f"{home} is on a network file system (nfs4)") as index:
+        assert (index.directory == local) == (local_type == "ext4")
+        assert ("temporary" in index.notices[0]) == (local_type != "ext4")
+        index.refresh(shards)
+        sets.check(index, shards)
+    assert not home.exists()
+
+
+def test_a_temporary_index_ends_with_its_use(tmp_path: Path) -> None:
+    (tmp_path / "index").write_bytes(b"")
+    with opened(tmp_path / "index", "temporary") as index:
+        assert index.directory.is_dir()
+    assert not index.directory.exists()
+
+
+def test_no_descriptor_is_left_open(prepared: Prepared) -> None:
+    directory, shards = prepared
+
+    def count() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = count()
+    with opened(directory) as index:
+        sets.check(index, shards)
+        build_file(shards[0].path)
+        with contextlib.suppress(ShardError):
+            build_file(b"/nowhere")
+    assert count() == before
+    data_of(directory).write_bytes(b"nonsense" * 10_000)
+    with opened(directory, "is rebuilt"):
+        pass
+    assert count() == before
+    data_of(directory).unlink()
+    data_of(directory).mkdir()
+    with opened(directory, "temporary"):
+        pass
+    assert count() == before
+    with pytest.raises(UnreadableShard):
+        build_file(os.fsencode(directory))
+    assert count() == before
+
+
+# --- file systems that refuse, in mounts of their own -----------------------------------------------------
+
+_MOUNTS = """
+import os, subprocess, sys
+from pathlib import Path
+from tests import sets
+from wdsfs.index import store as module
+from wdsfs.index.store import open_index
+place, shards = Path(sys.argv[1]), [sets.at(Path(path)) for path in sys.argv[2:]]
+def mount(*arguments):
+    subprocess.run(["mount", *map(str, arguments)], check=True)
+def opened(*texts):
+    index = open_index(place / "index")
+    assert len(index.notices) == len(texts), index.notices
+    for notice, text in zip(index.notices, texts):
+        assert text in notice, notice
+    return index
+"""
+
+
+def test_a_read_only_image_is_read_and_what_is_new_goes_to_a_temporary_index(tmp_path: Path) -> None:
+    shards = sets.make(tmp_path / "shards", 3)
+    place = tmp_path / "place"
+    place.mkdir()
+    code = (
+        _MOUNTS
+        + """
+mount("-t", "tmpfs", "none", place)
+index = opened()
+index.refresh(shards[:2])
+index.close()
+mount("-o", "remount,ro", place)
+index = opened("temporary")
+assert not index._base.flags()["lock"]
+assert [one for one, _ in index.stale(shards)] == shards[2:]
+index.refresh(shards[2:])
+sets.check(index, shards)
+index.forget(shards[0].path)
+assert index.summary(shards[0].path) is None
+assert index.record(shards[0].path, module.look(shards[0].path)) is None
+index.refresh(shards[:1])
+sets.check(index, shards)
+index.close()
+"""
+    )
+    sets.run(code, place, *paths_of(shards), wrapper=sets.in_own_mounts())
+
+
+def test_what_is_read_only_here_but_written_elsewhere_is_not_read(tmp_path: Path) -> None:
+    """Without locks nothing keeps the other side from using pages again that are read here."""
+    shards = sets.make(tmp_path / "shards", 2)
+    place = tmp_path / "place"
+    place.mkdir()
+    code = (
+        _MOUNTS
+        + """
+index = opened()
+index.refresh(shards)
+index.close()
+mount("--bind", place, place)
+mount("-o", "remount,bind,ro", place)
+index = opened("temporary")
+assert [one for one, _ in index.stale(shards)] == shards
+index.refresh(shards)
+sets.check(index, shards)
+index.close()
+"""
+    )
+    sets.run(code, place, *paths_of(shards), wrapper=sets.in_own_mounts())
+
+
+def test_a_directory_without_permission(tmp_path: Path) -> None:
+    """Its index is not used: who may not lock may not read."""
+    with tempfile.TemporaryDirectory() as home:
+        os.chmod(home, 0o755)
+        place = Path(home)
+        shards = sets.make(place / "shards", 2)
+        with opened(place / "index") as index:
+            index.refresh(shards)
+        os.chmod(place / "index", 0o500)
+        code = (
+            _MOUNTS
+            + """
+if os.geteuid() == 0:
+    os.setgid(65534), os.setuid(65534)
+index = opened("Permission denied")
+index.refresh([one for one, _ in index.stale(shards)])
+sets.check(index, shards)
+index.close()
+"""
+        )
+        sets.run(code, place, *paths_of(shards))
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """From not a single block left to just enough: there is always an index, and no bus error."""
+    shards = sets.make(tmp_path / "shards", 3)
+    place = tmp_path / "place"
+    place.mkdir()
+    code = (
+        _MOUNTS
+        + """
+import logging
+logging.disable()
+mount("-t", "tmpfs", "-o", "size=1m", "none", place)
+outcomes = set()
+for left in [*range(0, 120, 4), *range(120, 500, 20)]:
+    filler = os.open(place / "filler", os.O_RDWR | os.O_CREAT)
+    os.posix_fallocate(filler, 0, (1 << 20) - (left << 10))
+    index = open_index(place / "index")
+    index.refresh(shards)
+    sets.check(index, shards)
+    outcomes.add(bool(index.notices))
+    assert all("No space left" in notice or "disk is full" in notice for notice in index.notices), index.notices
+    index.close()
+    os.close(filler)
+    for name in ("filler", "index/data.mdb", "index/lock.mdb", "index/lock.new", "index/open.lock"):
+        (place / name).unlink(missing_ok=True)
+assert outcomes == {False, True}
+"""
+    )
+    sets.run(code, place, *paths_of(shards), wrapper=sets.in_own_mounts())
+
+
+def test_a_disk_that_fills_up_while_indexing(tmp_path: Path) -> None:
+    shards = sets.make(tmp_path / "shards", 120, samples=20)
+    place = tmp_path / "place"
+    place.mkdir()
+    code = (
+        _MOUNTS
+        + """
+import logging
+logging.disable()
+module.COMMIT_SECONDS = -1.0
+mount("-t", "tmpfs", "-o", "size=600k", "none", place)
+index = opened()
+index.refresh(shards)
+[notice] = index.notices
+assert "disk is full" in notice and "temporary" in notice, notice
+sets.check(index, shards)
+index.forget(shards[0].path)  # it is in the full one
+assert index.summary(shards[0].path) is None
+index.refresh(shards[:1])
+index.suspend()
+again = index.reopen()
+sets.check(again, shards)
+assert again._base.flags()["lock"]  # others may write to it
+again.close()
+index.discard()
+index = opened()  # what went in before is there
+left = [one for one, _ in index.stale(shards)]
+assert 0 < len(left) < len(shards)
+sets.check(index, [one for one in shards if one not in left])
+index.forget(shards[0].path)  # a full disk takes no deletion either
+assert index.summary(shards[0].path) is None
+index.close()
+"""
+    )
+    sets.run(code, place, *paths_of(shards), wrapper=sets.in_own_mounts())
+
+
+@pytest.mark.parametrize("gigabytes", [300, 40, 4])
+def test_limited_address_space_gives_a_smaller_map(prepared: Prepared, gigabytes: int) -> None:
+    directory, shards = prepared
+    code = (
+        """
+import resource, sys
+limit = int(sys.argv.pop(1)) << 30
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+"""
+        + _INDEX
+        + """
+assert index._env.info()["map_size"] <= limit
+sets.check(index, shards)
+index.refresh(shards)
+sets.check(index, shards)
+index.close()
+"""
+    )
+    sets.run(code, str(gigabytes), directory, *paths_of(shards))
+
+
+def test_too_little_address_space_is_no_reason_to_throw_an_index_away(prepared: Prepared) -> None:
+    directory, shards = prepared
+    code = """
+import resource, sys
+from pathlib import Path
+from wdsfs.errors import IndexUnusable
+from wdsfs.index.store import open_index
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20),) * 2)
+try:
+    open_index(Path(sys.argv[1]))
+except IndexUnusable as error:
+    assert "address space" in str(error), error
+else:
+    raise AssertionError
+"""
+    sets.run(code, directory)
+    with opened(directory) as index:
+        sets.check(index, shards)
+
+
+# --- damage -----------------------------------------------------------------------------------------------
+
+
+def test_an_empty_data_file_is_a_new_index(prepared: Prepared) -> None:
+    directory, shards = prepared
+    data_of(directory).write_bytes(b"")
+    with opened(directory) as index:
+        assert len(refresh(index, shards)) == 4
+        sets.check(index, shards)
+
+
+@pytest.mark.parametrize(
+    "nonsense", [b"x", b"nonsense" * 100, random.Random(1).randbytes(100_000), bytes(1 << 20)]
+)
+def test_garbage_is_replaced(prepared: Prepared, nonsense: bytes) -> None:
+    directory, shards = prepared
+    data_of(directory).write_bytes(nonsense)
+    with opened(directory, "is damaged") as index:
+        assert len(refresh(index, shards)) == 4
+    with opened(directory) as index:
+        sets.check(index, shards)
+
+
+def test_another_format_is_replaced(prepared: Prepared) -> None:
+    directory, shards = prepared
+    with lmdb.open(str(directory), map_size=1 << 30) as env, env.begin(write=True) as txn:
+        txn.put(b"format", b"0.9\xff")
+    with opened(directory, "has format 0.9") as index:
+        assert len(refresh(index, shards)) == 4
+    with opened(directory) as index:
+        sets.check(index, shards)
+
+
+def test_somebody_elses_environment_is_replaced(tmp_path: Path) -> None:
+    directory, shards = tmp_path / "index", sets.make(tmp_path / "shards", 1)
+    directory.mkdir()
+    with lmdb.open(str(directory), map_size=1 << 30) as env, env.begin(write=True) as txn:
+        txn.put(b"something", b"else")
+    with opened(directory, "has format ?") as index:
+        refresh(index, shards)
+        sets.check(index, shards)
+
+
+def _alter(directory: Path, kind: bytes, shard: Shard, alter: Callable[[bytearray], object]) -> None:
+    key = kind + store._digest(shard.path)
+    with lmdb.open(str(directory), map_size=1 << 30) as env, env.begin(write=True) as txn:
+        value = bytearray(txn.get(key))
+        alter(value)
+        txn.put(key, bytes(value))
+
+
+def _flip(at: int) -> Callable[[bytearray], object]:
+    def alter(value: bytearray) -> None:
+        value[at % len(value)] ^= 1 << at % 8
+
+    return alter
+
+
+@pytest.mark.parametrize("kind", [b"s", b"r"])
+def test_a_flipped_bit_in_a_value_makes_it_unknown(prepared: Prepared, kind: bytes) -> None:
+    directory, shards = prepared
+    right = [sets.right_summary(one) for one in shards]
+    for at in random.Random(3).sample(range(1 << 20), 40):
+        _alter(directory, kind, shards[1], _flip(at))
+        with opened(directory) as index:
+            assert [index.summary(one.path) for one in shards] == [
+                None if kind == b"s" and number == 1 else summary for number, summary in enumerate(right)
+            ]
+            found = index.record(shards[1].path, look(shards[1].path))
+            assert (found is None) == (kind == b"r")
+            index.refresh(shards[1:2])
+            sets.check(index, shards)
+
+
+@pytest.mark.parametrize("kind", [b"s", b"r"])
+def test_a_value_of_another_length_makes_it_unknown(prepared: Prepared, kind: bytes) -> None:
+    directory, shards = prepared
+    for size in (0, 3, 4, 60, 63, 64, 100):
+        _alter(directory, kind, shards[1], lambda value, size=size: value.__delitem__(slice(size, None)))
+        with opened(directory) as index:
+            found = index.summary(shards[1].path) if kind == b"s" else index.record(shards[1].path, (0, 0, 0))
+            assert found is None
+            index.refresh(shards[1:2])
+            sets.check(index, shards)
+
+
+def test_a_summary_of_another_shard_is_not_believed(prepared: Prepared) -> None:
+    directory, shards = prepared
+    with lmdb.open(str(directory), map_size=1 << 30) as env, env.begin(write=True) as txn:
+        keys = [b"s" + store._digest(one.path) for one in shards]
+        txn.put(keys[0], txn.get(keys[1]))
+    with opened(directory) as index:
+        assert index.summary(shards[0].path) is None
+        assert index.summary(shards[1].path) == sets.right_summary(shards[1])
+
+
+def test_a_record_of_another_format_is_built_again(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory, shards = prepared
+    with opened(directory) as index, monkeypatch.context() as patch:
+        patch.setattr(record, "FORMAT", record.FORMAT + 1)
+        patch.setattr(record_builder, "FORMAT", record.FORMAT)
+        assert index.record(shards[0].path, look(shards[0].path)) is None
+
+
+def survive(home: Path, spoil: Callable[[bytes, int], bytes], seeds: range) -> dict[int, str]:
+    """Open and use copies of an index that were spoiled, each in a process of its own; what went wrong, by seed.
+
+    Allowed are right answers, and no answer, after which the shard is indexed again. To be run in a process
+    without threads.
+    """
+    shards = sets.make(home / "shards", 24, samples=40)
+    right = {one: sets.right_summary(one) for one in shards}
+    lists = {one: sets.listing(Record(build_file(one.path))) for one in shards}
+    index = open_index(home / "index")
+    index.refresh(shards)
+    for turn in range(5):  # so that there are free pages
+        index.refresh(shards[turn::3])
+    index.close()
+    good = data_of(home / "index").read_bytes()
+    wrong = {}
+    for seed in seeds:
+        copy = home / f"copy{seed}"
+        copy.mkdir()
+        data_of(copy).write_bytes(spoil(good, seed))
+        said, pid = home / "said", os.fork()
+        if not pid:
+            said.write_text("")
+            signal.alarm(30)
+            try:
+                _use(copy, right, lists)
+            except BaseException:
+                said.write_text(traceback.format_exc())
+            finally:
+                os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if status or said.read_text():
+            wrong[seed] = f"exit status {status}, {said.read_text()}"
+        shutil.rmtree(copy)
+    return wrong
+
+
+def _use(directory: Path, right: dict[Shard, Summary], lists: dict[Shard, object]) -> None:
+    logging.disable()
+    index = open_index(directory)
+    for one, summary in right.items():
+        assert index.summary(one.path) in (None, summary)
+        found = index.record(one.path, summary.fingerprint)
+        assert found is None or sets.listing(found) == lists[one]
+    shards = list(right)
+    index.refresh([one for one, _ in index.stale(shards)])
+    index.refresh(shards[3:20])
+    for one, summary in right.items():
+        found = index.record(one.path, summary.fingerprint)
+        if found is None:
+            index.store([(one.path, build_file(one.path))])
+            found = index.record(one.path, summary.fingerprint)
+        assert found is not None
+        assert sets.listing(found) == lists[one]
+        assert index.summary(one.path) == summary
+    index.prune()
+    index.close()
+    # And what is left behind is whole.
+    again = open_index(directory)
+    assert not again.notices, again.notices
+    for one, summary in right.items():
+        assert again.summary(one.path) in (None, summary)
+    again.close()
+
+
+def spoil_pages(good: bytes, seed: int) -> bytes:
+    """Damage of one to three pages, mostly where it hurts: the structure, not the values."""
+    choose = random.Random(seed)
+    size = 4096
+    data = bytearray(good)
+    flags = [int.from_bytes(good[at + 10 : at + 12], "little") for at in range(0, len(good), size)]
+    structure = [page for page, flag in enumerate(flags) if flag in (1, 2, 8)]
+    for _ in range(choose.choice([1, 1, 2, 3])):
+        at = size * choose.choice(
+            [choose.choice(structure), choose.choice(structure), choose.randrange(len(flags)), 0]
+        )
+        match choose.randrange(6):
+            case 0:
+                data[at : at + size] = choose.randbytes(size)
+            case 1:
+                data[at : at + size] = bytes(size)
+            case 2:
+                for _ in range(choose.choice([1, 4])):
+                    data[at + choose.randrange(160)] = choose.randrange(256)
+            case 3:  # in a node
+                slot = at + choose.randrange(16, 60, 2)
+                node = at + int.from_bytes(data[slot : slot + 2], "little") % (size - 40)
+                data[node + choose.randrange(40)] = choose.randrange(256)
+            case 4:  # a number that could be a page's, or a size
+                where = at + choose.randrange(0, size - 8)
+                data[where : where + 8] = choose.choice(
+                    [choose.randrange(len(flags) + 2), 1 << choose.randrange(63)]
+                ).to_bytes(8, "little")
+            case _:  # another page in its place
+                other = size * choose.choice(structure)
+                data[at : at + size] = data[other : other + size]
+    return bytes(data)
+
+
+def cut(good: bytes, seed: int) -> bytes:
+    sizes = [1, 15, 16, 100, 151, 152, 4095, 4096, 4097, 4248, 8191, 8192, 8193, len(good) - 1, len(good) - 4096]
+    return good[: sizes[seed] if seed < len(sizes) else random.Random(seed).randrange(len(good))]
+
+
+@pytest.mark.parametrize(("spoil", "count"), [("spoil_pages", 120), ("cut", 30)])
+def test_damaged_pages_never_crash_and_never_give_a_wrong_answer(tmp_path: Path, spoil: str, count: int) -> None:
+    code = """
+import json, sys, warnings
+warnings.simplefilter("ignore")  # fork and threads: NumPy has started some, and they sleep
+from pathlib import Path
+from tests.index import test_store as test_index
+print(json.dumps(test_index.survive(Path(sys.argv[1]), getattr(test_index, sys.argv[2]), range(int(sys.argv[3])))))
+"""
+    assert json.loads(sets.run(code, tmp_path, spoil, str(count))) == {}
+
+
+def test_damage_that_shows_while_writing_has_the_index_rebuilt(tmp_path: Path) -> None:
+    """The header of a large value is looked at only when the value is replaced."""
+    shards = sets.make(tmp_path / "shards", 3, samples=300)
+    directory = tmp_path / "index"
+    with opened(directory) as index:
+        index.refresh(shards)
+    data = bytearray(data_of(directory).read_bytes())
+    heads = [
+        at
+        for at in range(0, len(data), 4096)
+        if data[at + 10] == 4 and data[at : at + 8] == struct.pack("<Q", at // 4096)
+    ]
+    assert len(heads) >= 3
+    for at in heads:
+        data[at + 12 : at + 16] = struct.pack("<I", 1 << 31)
+    data_of(directory).write_bytes(data)
+    with opened(directory) as index:
+        index.refresh(shards)
+        [notice] = index.notices
+        assert "is damaged" in notice
+        sets.check(index, shards)
+        assert index.directory == directory
+    with opened(directory) as index:
+        sets.check(index, shards)
+
+
+@pytest.mark.parametrize(
+    ("error", "rebuilt"),
+    [(lmdb.CorruptedError("x"), True), (lmdb.DiskError("x"), False), (lmdb.MapFullError("x"), False)],
+)
+def test_what_is_wrong_decides_whether_the_index_is_kept(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch, error: Exception, rebuilt: bool
+) -> None:
+    directory, shards = prepared
+    with opened(directory) as index:
+        apply, errors = index._apply, [error]
+
+        def failing(changes: object) -> None:
+            if errors:
+                raise errors.pop()
+            apply(changes)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(index, "_apply", failing)
+        index.refresh(shards[:1])
+        assert len(index.notices) == 1
+        assert (index.directory == directory) == rebuilt
+        assert len(list(index.stale(shards))) == (3 if rebuilt else 0)
+        refresh(index, shards)
+        sets.check(index, shards)
+        if not rebuilt:
+            errors.append(error)
+            with pytest.raises(IndexUnusable, match="temporary"):
+                index.refresh(shards[:1])
+    with opened(directory) as index:
+        sets.check(index, shards)
+
+
+def test_a_file_that_does_not_reach_to_its_last_page_is_whole(tmp_path: Path) -> None:
+    """LMDB never writes a page that was given out and freed within one transaction."""
+    shards = sets.make(tmp_path / "shards", 60, samples=1)
+    directory = tmp_path / "index"
+    with opened(directory) as index:
+        index.refresh(shards)
+        for one in shards[:-1]:
+            sets.path_of(one).unlink()
+        assert index.prune() == 59
+        last = index._env.info()["last_pgno"]
+    if data_of(directory).stat().st_size < (last + 1) * 4096:
+        with opened(directory) as index:
+            sets.check(index, shards[-1:])
+
+
+# --- pruning ----------------------------------------------------------------------------------------------
+
+
+def test_prune_drops_what_is_gone_and_nothing_else(prepared: Prepared) -> None:
+    directory, shards = prepared
+    sets.path_of(shards[1]).unlink()
+    sets.path_of(shards[2]).unlink()
+    sets.path_of(shards[2]).symlink_to(sets.path_of(shards[2]))  # cannot be told
+    sets.path_of(shards[3]).write_bytes(b"changed")
+    with opened(directory) as index:
+        assert index.prune() == 1
+        assert [index.summary(one.path) is None for one in shards] == [False, True, False, False]
+        assert index.record(shards[0].path, look(shards[0].path)) is not None
+        assert index.prune() == 0
+    with opened(directory) as index:
+        assert [index.summary(one.path) is None for one in shards] == [False, True, False, False]
+
+
+# --- the union --------------------------------------------------------------------------------------------
+
+
+def records_of(index: Index, shards: list[Shard]) -> Callable[[int], Record | None]:
+    def find(number: int) -> Record | None:
+        with contextlib.suppress(ShardError):
+            return index.record(shards[number].path, look(shards[number].path))
+        return None
+
+    return find
+
+
+def keys_of(shards: list[Shard]) -> list[bytes]:
+    return [one.path for one in shards]
+
+
+def fingerprints_of(shards: list[Shard]) -> list[tuple[int, int, int]]:
+    found = []
+    for one in shards:
+        try:
+            found.append(look(one.path))
+        except ShardError:
+            found.append((0, 0, 0))
+    return found
+
+
+def union_of(index: Index, shards: list[Shard]) -> list[set[tuple[int, int]]]:
+    """For folders and entries the pairs of checksum and shard."""
+    union = index.union(keys_of(shards), fingerprints_of(shards), records_of(index, shards))
+    pairs = []
+    for sums, owners in union.columns():
+        assert list(sums) == sorted(sums)
+        assert len(sums) == len(owners)
+        pairs.append(set(zip(sums, owners, strict=True)))
+    return pairs
+
+
+def model_of(shards: list[Shard]) -> list[set[tuple[int, int]]]:
+    pairs: list[set[tuple[int, int]]] = [set(), set()]
+    for number, one in enumerate(shards):
+        with contextlib.suppress(ShardError):
+            built = Record(build_file(one.path))
+            for kind, table in enumerate(("folder", "entry")):
+                sums = {*built.array(f"{table}.hash").tolist()}
+                sums.update(*(built.array(f"alias{d}.hash").tolist() for d in range(3) if built.aliases[d]))
+                pairs[kind] |= {(crc, number) for crc in sums}
+    return pairs
+
+
+def test_the_union_has_every_path_of_every_shard(tmp_path: Path) -> None:
+    shards = sets.make(tmp_path / "shards", 5)
+    sets.path_of(shards[1]).write_bytes(b"")
+    odd = [b"../a.x", b"b.x", b"b.x", b"a~2.x", b"d/", b"stray", b"a/b.c", b"a.b"]
+    sets.path_of(shards[3]).write_bytes(tars.tar(*map(tars.member, odd)))
+    with opened(tmp_path / "index") as index:
+        index.refresh(shards)
+        assert union_of(index, shards) == model_of(shards)
+        assert union_of(index, shards[1:2]) == model_of(shards[1:2])
+        assert union_of(index, shards[::-1]) == model_of(shards[::-1])
+        assert union_of(index, []) == [set(), set()]
+
+
+def test_the_union_is_kept_until_a_shard_changes(prepared: Prepared) -> None:
+    directory, shards = prepared
+
+    def unexpected(number: int) -> Record | None:
+        raise AssertionError(number)
+
+    with opened(directory) as index:
+        expected = union_of(index, shards)
+    with opened(directory) as index:
+        index.union(keys_of(shards), fingerprints_of(shards), unexpected)
+        assert union_of(index, shards) == expected
+        sets.path_of(shards[0]).write_bytes(sets.content(9, 9))
+        refresh(index, shards)
+        with pytest.raises(AssertionError):
+            index.union(keys_of(shards), fingerprints_of(shards), unexpected)
+        assert union_of(index, shards) == model_of(shards) != expected
+
+
+def test_the_union_of_a_set_without_a_shard_is_not_used_when_the_shard_is_back(prepared: Prepared) -> None:
+    directory, shards = prepared
+    with opened(directory) as index:
+        whole, now, find = union_of(index, shards), fingerprints_of(shards), records_of(index, shards)
+        part = index.union(
+            keys_of(shards), [now[0], (0, 0, 0), *now[2:]], lambda number: find(number) if number != 1 else None
+        )
+        assert {*part.columns()[0][1]} == {0, 2, 3}
+        assert union_of(index, shards) == whole == model_of(shards)
+
+
+def test_the_union_says_which_records_went_into_it(prepared: Prepared) -> None:
+    """A shard that disappears while the union is made must not be taken for a part of it later."""
+    directory, shards = prepared
+    with opened(directory) as index:
+        before = fingerprints_of(shards)
+        find = records_of(index, shards)
+        index.union(keys_of(shards), before, lambda number: None if number == 2 else find(number))
+        assert union_of(index, shards) == model_of(shards)
+
+
+def test_a_damaged_union_is_made_again(prepared: Prepared) -> None:
+    directory, shards = prepared
+    key = b"u" + store._digest(b"\0".join(one.path for one in shards))
+    with opened(directory) as index:
+        expected = union_of(index, shards)
+    for at in (0, 17, 25, 30, 60, -1):
+        with lmdb.open(str(directory), map_size=1 << 30) as env, env.begin(write=True) as txn:
+            value = bytearray(txn.get(key))
+            value[at] ^= 4
+            txn.put(key, bytes(value) if at else b"short")
+        with opened(directory) as index:
+            assert union_of(index, shards) == expected
+
+
+def test_a_union_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    with opened(tmp_path) as index, pytest.raises(IndexUnusable, match="mount again"):
+        Union(b"u", index).columns()

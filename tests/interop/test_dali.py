@@ -1,0 +1,400 @@
+"""Indexes of other tools, as bytes: what is written, byte by byte; what is refused; what is noticed of others'."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sqlite3
+import struct
+import tarfile
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import tars
+from tests.tars import A, B, member, tar
+from wdsfs.errors import ExportError
+from wdsfs.index import record_builder
+from wdsfs.index.record import Record
+from wdsfs.interop import dali as dali_module
+from wdsfs.interop import energon, wids
+from wdsfs.interop.wids import WidsShard
+
+# Headers of 512 bytes, each content padded to 512: a member of 1 to 512 bytes takes 1,024.
+PLAIN = tar(
+    member(b"d/a.jpg", b"jpeg"),
+    member(b"d/a.cls", b"1"),
+    member(b"b.left.jpg", b"x" * 513),
+    member(b"d/c.jpg", b""),
+    member(b"README", b"in no sample, and ends none"),
+    member(b"d/c.cls", b"22"),
+)
+PAX = tar(
+    tars.pax({b"mtime": b"1.5"}), A, tars.pax({b"path": b"long/" + b"n" * 120 + b".txt"}), member(b"cut", b"aa")
+)
+GNU = tar(tars.gnu_long(tars.LONG), member(tars.LONG[:100], b"aaa", magic=tars.GNU), B)
+SPARSE = tars.ODD["sparse GNU"].tar()
+
+
+def record_of(content: bytes) -> Record:
+    with tars.opened(content) as fd:
+        return Record(record_builder.build(fd, [len(content), 0, 0]))
+
+
+def dali(content: bytes) -> bytes:
+    return b"".join(dali_module.dali_index(record_of(content)))
+
+
+# --- DALI --------------------------------------------------------------------------------------------------
+
+
+def test_a_dali_index() -> None:
+    assert dali(PLAIN) == (
+        b"v1.2 3\n"
+        b"jpg 512 4 d/a.jpg cls 1536 1 d/a.cls\n"
+        b"left.jpg 2560 513 b.left.jpg\n"
+        b"jpg 4096 0 d/c.jpg cls 5632 2 d/c.cls\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        # An extension header and its content, then the member's own header.
+        (PAX, b"v1.2 2\ntxt 1536 3 a.txt\ntxt 3584 2 long/" + b"n" * 120 + b".txt\n"),
+        (GNU, b"v1.2 2\ntxt 1536 3 " + tars.LONG + b"\ntxt 2560 768 b.txt\n"),
+    ],
+    ids=["PAX", "GNU"],
+)
+def test_offsets_are_those_of_the_content(content: bytes, expected: bytes) -> None:
+    assert dali(content) == expected
+
+
+def test_samples_are_wdsfs_s_and_in_the_order_of_the_tar() -> None:
+    content = tar(
+        member(b"z/b.txt", b"1"),
+        member(b"./a.txt", b"2"),
+        member(b"a.txt", b"3"),  # another key than ./a
+        member(b"z/b.txt", b"4"),  # the key again: a second sample
+        member(b"d/.hidden", b"5"),
+        member(b"__m__/a.txt", b"6"),
+        member(b"l.txt", kind=tars.SYMLINK, link=b"a.txt"),
+        member(b"z/b.TXT", b"7"),
+        member(b"z/b.txt", b"8"),
+        member(b"\xff.txt", b"9"),
+    )
+    assert dali(content) == (
+        b"v1.2 5\ntxt 512 1 z/b.txt\ntxt 1536 1 a.txt\ntxt 2560 1 a.txt\n"
+        b"txt 3584 1 z/b.txt TXT 7168 1 z/b.TXT txt 8192 1 z/b.txt\ntxt 9216 1 \xff.txt\n"
+    )
+
+
+@pytest.mark.parametrize("blank", [b" ", b"\t", b"\n", b"\r", b"\v", b"\f"])
+def test_names_with_blanks_are_left_out_of_a_dali_index(blank: bytes) -> None:
+    content = tar(member(b"a" + blank + b"b.jpg", b"x"), member(b"c.jpg", b"yy"))
+    assert dali(content) == b"v1.1 2\njpg 512 1\njpg 1536 2\n"
+    # What is in no sample is in no index.
+    stray = tar(member(b"a" + blank + b"b", b"x"), member(b"c.jpg", b"yy"))
+    assert dali(stray) == b"v1.2 1\njpg 1536 2 c.jpg\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (tar(A, member(b"d/b.j pg", b"x")), r"^d/b\.j pg: has a blank in its extension"),
+        (tar(A, member(b"d/b.", b"x")), r"^d/b\.: has an empty extension"),
+        (SPARSE, r"^s\.txt: a sparse member"),
+        (tar(member(b"README", b"x")), "no samples"),
+        (tar(B)[:600], "damaged"),
+    ],
+)
+def test_what_a_dali_index_cannot_have(content: bytes, message: str) -> None:
+    with pytest.raises(ExportError, match=message):
+        dali(content)
+
+
+def test_a_stray_of_an_odd_kind_is_no_obstacle() -> None:
+    assert dali(tar(A, tars.old_sparse(b"README", [(0, b"x")], 10))) == b"v1.2 1\ntxt 512 3 a.txt\n"
+
+
+def test_memory_stays_flat() -> None:
+    count = 20_000
+    content = tar(*(member(b"%06d.%b" % (n, e), b"") for n in range(count) for e in (b"jpg", b"cls")))
+    record = record_of(content)
+    tracemalloc.start()
+    try:
+        size = sum(map(len, dali_module.dali_index(record)))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert size > 40 * count
+    assert peak < size
+
+
+# --- a DALI index that lies there --------------------------------------------------------------------------
+
+
+def misfit(content: bytes, index: bytes) -> str | None:
+    with tars.opened(content) as fd:
+        return dali_module.dali_misfit(fd, io.BytesIO(index))
+
+
+@pytest.mark.parametrize("content", [PLAIN, PAX, GNU], ids=["plain", "PAX", "GNU"])
+def test_an_index_of_this_shard_fits(content: bytes) -> None:
+    assert misfit(content, dali(content)) is None
+
+
+def test_an_index_with_another_grouping_fits() -> None:
+    """`wds2idx` ends a sample at a member without an extension, and makes a sample of that."""
+    theirs = (
+        b"v1.2 5\njpg 512 4 d/a.jpg cls 1536 1 d/a.cls\nleft.jpg 2560 513 b.left.jpg\njpg 4096 0 d/c.jpg\n"
+        b"README 4608 27 README\ncls 5632 2 d/c.cls\n"
+    )
+    assert misfit(PLAIN, theirs) is None
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (b"", None),  # other things are called .idx
+        (b"MMIDIDX\0\0", None),
+        (b"v1.0 3\n", "line 1 is not"),
+        (b"v1.2\n", "line 1 is not"),
+        (b"v1.2 1\njpg 512 4\n", "line 2 is not `extension offset size name`, repeated"),
+        (b"v1.1 1\njpg 4 five\n", "line 2 is not `extension offset size`, repeated"),
+        (b"v1.1 1\njpg 12345678901234567890123 4\n", "line 2 is not"),
+        (b"v1.1 2\njpg 512 4 cls 1536 1\n\n", "line 3 is not"),
+        (b"v1.1 2\njpg 512 4 cls 1536 1\n", "line 1 tells of 2 samples, and 1 lines follow"),
+        (b"v1.1 2\njpg 512 4 cls 1536 1\nleft.jpg 2048 513\n", "line 3 tells of 513 bytes at offset 2048"),
+        (b"v1.1 1\njpg 512 5\n", "line 2 tells of 5 bytes at offset 512"),
+        (b"v1.1 1\npng 512 4\n", "line 2 tells of 4 bytes at offset 512"),
+        (b"v1.1 1\njpg 99999744 5\n", "line 2 tells of 5 bytes at offset 99999744"),
+        (b"v1.1 1\njpg 512 4 cls 1536 1\n", "it lacks 3 of 5 members"),
+    ],
+)
+def test_an_index_of_something_else_does_not(index: bytes, message: str | None) -> None:
+    found = misfit(PLAIN, index)
+    assert found is None if message is None else found is not None and message in found
+
+
+def test_an_index_of_a_shard_without_members() -> None:
+    assert (
+        misfit(tar(), b"v1.1 1\njpg 512 4\n") == "line 2 tells of 4 bytes at offset 512: no such member is there"
+    )
+
+
+# --- wids --------------------------------------------------------------------------------------------------
+
+
+def test_a_wids_index() -> None:
+    text = wids.wids_index([WidsShard("a.tar", 3, 10240), WidsShard("/b/c.tar", 0, 1024, "d41d8c")])
+    assert json.loads(text) == {
+        "__kind__": "wids-shard-index-v1",
+        "wids_version": 1,
+        "shardlist": [
+            {"url": "a.tar", "nsamples": 3, "filesize": 10240},
+            {"url": "/b/c.tar", "md5sum": "d41d8c", "nsamples": 0, "filesize": 1024},
+        ],
+    }
+    assert json.loads(wids.wids_index([], "train"))["name"] == "train"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (tar(A, member(b"README", b"x"), member(b"d/", kind=tars.DIRECTORY), B), None),
+        (tar(tars.pax({b"mtime": b"1.5"}), A), None),  # as the webdataset library writes it
+        (tar(member(b"./a.txt", b"x"), member(b"./a.cls", b"x")), None),
+        (GNU, "long/long"),
+        (tar(member(b"b/a.txt", b"x", prefix=b"p")), "p/b/a.txt is called b/a.txt by wids"),
+        (tar(A, member(b"d/.hidden", b"x")), "d/.hidden is to wids a member of a sample, which it is not"),
+        (tar(A, member(b"__m__/a.json", b"x")), "__m__/a.json is to wids a member"),
+        (tar(A, member(b"d.v1/README", b"x")), "d.v1/README is to wids a member"),
+        (tar(A, member(b"b.txt", b"x", tars.CONTIGUOUS)), "b.txt is to wids no member of a sample"),
+        (tar(A, member(b"b.txt", b"x", base256=True)), "at b.txt wids fails"),
+        (tar(A, member(b"\xff.txt", b"x")), r"at \xff.txt wids fails"),
+    ],
+)
+def test_what_wids_reads_otherwise(content: bytes, message: str | None) -> None:
+    with tars.opened(content) as fd:
+        found = wids.wids_misreading(fd)
+    assert found is None if message is None else found is not None and message in found
+
+
+# --- Energon -----------------------------------------------------------------------------------------------
+
+_NAME, _META = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$"), re.compile(r"__[^/]*__($|/)")
+
+
+def prepared(content: bytes) -> list[energon.Sample]:
+    """What `energon prepare` writes of a shard: by tarfile, member by member."""
+    found: list[energon.Sample] = []
+    with tarfile.open(fileobj=io.BytesIO(content)) as opened:
+        for info in opened:
+            match = _NAME.match(info.name)
+            if not info.isreg() or _META.match(info.name) or match is None:
+                continue
+            if not found or found[-1].key != match[1]:
+                if found:
+                    found[-1] = found[-1]._replace(end=info.offset)
+                found.append(energon.Sample(match[1], info.offset, 0, []))
+            found[-1].parts.append(energon.Part(match[2], info.offset_data, info.size))
+        if found:
+            found[-1] = found[-1]._replace(end=opened.offset)
+    return found
+
+
+def samples(content: bytes) -> list[energon.Sample]:
+    with tars.opened(content) as fd:
+        return list(energon.samples(fd))
+
+
+def test_energon_s_samples() -> None:
+    assert samples(PLAIN) == [
+        ("d/a", 0, 2048, [("jpg", 512, 4), ("cls", 1536, 1)]),
+        ("b", 2048, 3584, [("left.jpg", 2560, 513)]),
+        ("d/c", 3584, 6144, [("jpg", 4096, 0), ("cls", 5632, 2)]),
+    ]
+
+
+# tarfile takes whatever lies where POSIX has a prefix for one, and an empty PAX path for a name.
+ELSE_TO_TARFILE = ("v7", "GNU access times", "PAX with empty values")
+READABLE = [
+    name
+    for name, case in tars.ODD.items()
+    if not case.problems
+    and "sparse" not in name
+    and b"\xff" not in b"".join(case.files)
+    and name not in ELSE_TO_TARFILE
+]
+
+
+@pytest.mark.parametrize("name", READABLE)
+def test_samples_of_odd_tars_are_those_of_prepare(name: str) -> None:
+    content = tars.ODD[name].tar()
+    assert samples(content) == prepared(content)
+
+
+def test_samples_of_odd_names_are_those_of_prepare() -> None:
+    names = [
+        b"./a.txt",
+        b"a.txt",
+        b"d/.hidden",
+        b"README",
+        b"d/b.c.d",
+        b"__m__/a.txt",
+        b"__m__.txt",
+        b"d.v1/x",
+        b"e.",
+    ]
+    for content in (tar(*(member(one, b"x") for one in names)), tar(*(member(b"u\xc3\xbc.txt", b"x"), A))[:-1024]):
+        assert samples(content) == prepared(content) != []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (SPARSE, r"^s\.txt: a sparse member"),
+        (tar(A, member(b"\xff.txt", b"x")), r"^\\xff\.txt: the name is no UTF-8"),
+        (tar(B)[:600], "damaged"),
+        (b"", "damaged"),
+    ],
+)
+def test_what_energon_would_misread(content: bytes, message: str) -> None:
+    with pytest.raises(ExportError, match=message):
+        samples(content)
+
+
+def test_an_energon_index(tmp_path: Path) -> None:
+    path = tmp_path / "index.sqlite"
+    index = energon.Database(bytes(path))
+    assert index.add(0, iter(samples(PLAIN))).tolist() == [0, 2048, 3584, 6144]
+    assert index.add(1, iter([])).tolist() == []
+    assert index.add(1, iter([energon.Sample("x", 512, 1536, [energon.Part("y", 1024, 7)])])).tolist() == [
+        512,
+        1536,
+    ]
+    index.finish()
+    index.close()
+    with sqlite3.connect(path) as db:
+        kept = {table: db.execute(f"SELECT * FROM {table}").fetchall() for table in ("samples", "sample_parts")}
+        indexes = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
+    db.close()
+    assert kept["samples"] == [
+        (0, "d/a", 0, 0, 2048),
+        (0, "b", 1, 2048, 1536),
+        (0, "d/c", 2, 3584, 2560),
+        (1, "x", 0, 512, 1024),
+    ]
+    assert kept["sample_parts"][:3] == [
+        (0, 0, "jpg", 512, 4),
+        (0, 0, "cls", 1536, 1),
+        (0, 1, "left.jpg", 2560, 513),
+    ]
+    assert kept["sample_parts"][-1] == (1, 0, "y", 1024, 7)
+    assert indexes == {
+        "sqlite_autoindex_samples_1",
+        "idx_samples_by_tar_and_idx",
+        "idx_sample_parts_seq",
+        "idx_sample_parts_full",
+    }
+
+
+def test_a_key_is_in_an_energon_index_once(tmp_path: Path) -> None:
+    index = energon.Database(bytes(tmp_path / "index.sqlite"))
+    index.add(0, iter(samples(PLAIN)))
+    with pytest.raises(energon.DuplicateKey) as caught:
+        index.add(1, iter(samples(tar(A, member(b"d/c.txt", b"x")))))
+    index.close()
+    assert (caught.value.key, caught.value.first) == ("d/c", 0)
+
+
+def packed(*offsets: int) -> bytes:
+    return struct.pack(f"={len(offsets)}Q", *offsets)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (packed(0, 2048, 3584, 6144), None),
+        (packed(0, 2048, 3584), "it tells of 2 samples, and there are 3"),
+        (b"", "it tells of 0 samples, and there are 3"),
+        (packed(0, 2048, 3072, 6144), "it has offset 3072 where sample 2 starts at 3584"),
+        (packed(0, 2048, 3584, 6656), "it has offset 6656 where the samples end at 6144"),
+        (packed(0, 2048, 3584, 6144) + b"x", "33 bytes are no whole number of offsets"),
+    ],
+)
+def test_an_energon_offset_file_that_lies_there(index: bytes, message: str | None) -> None:
+    with tars.opened(PLAIN) as fd:
+        assert energon.misfit(fd, io.BytesIO(index)) == message
+
+
+def test_an_energon_offset_file_of_a_shard_that_energon_cannot_read() -> None:
+    with tars.opened(SPARSE) as fd:
+        found = energon.misfit(fd, io.BytesIO(packed(0, 512)))
+    assert found is not None
+    assert found.startswith("the shard cannot be read by Energon: s.txt")
+
+
+def expansions(text: bytes) -> Iterator[str]:
+    from braceexpand import braceexpand
+
+    for line in text.decode().splitlines():
+        if line.startswith("  - "):
+            yield from braceexpand(json.loads(line[4:]))
+
+
+def test_energon_s_texts() -> None:
+    info = energon.info_text({"a.tar": 5, "ü/b.tar": 1}, "wdsfs 1")
+    assert info == (
+        b'{\n  "energon_version": "wdsfs 1",\n'
+        b'  "shard_counts": {\n    "a.tar": 5,\n    "\xc3\xbc/b.tar": 1\n  }\n}'
+    )
+    assert energon.split_text(["a.tar", "b.tar"]) == (
+        b'split_parts:\n  train:\n  - "a.tar"\n  - "b.tar"\n  val: []\n  test: []\nexclude: []\n'
+    )
+    odd = ["a{0..1}.tar", 'q"\\x.tar', "ü.tar"]  # the reader expands braces
+    assert list(expansions(energon.split_text(odd))) == odd

@@ -1,0 +1,406 @@
+"""The lint: each kind of finding with its offset and member, what a set shows that one shard does not, limits."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from webdataset import tariterators
+
+from tests import tars
+from tests.tars import BLOCK, END, member, tar
+from wdsfs.errors import MissingShard, UnreadableShard
+from wdsfs.interop import lint as lint_module
+from wdsfs.interop.lint import Finding, Judge, Lint, lint
+
+
+def write(directory: Path, content: bytes, name: str = "s.tar") -> bytes:
+    path = directory / name
+    path.write_bytes(content)
+    return os.fsencode(path)
+
+
+def findings(directory: Path, content: bytes) -> list[tuple[str, int, str]]:
+    """Kind, offset and member of each finding in a shard."""
+    return [one[:3] for one in lint(write(directory, content)).findings]
+
+
+# --- one shard --------------------------------------------------------------------------------------------
+
+
+def test_a_clean_shard_has_no_findings(tmp_path: Path) -> None:
+    content = tar(
+        *(member(b"d/%d.%b" % (n, ext), b"x" * n) for n in range(300) for ext in (b"jpg", b"seg.png", b"cls"))
+    )
+    found = lint(write(tmp_path, content))
+    assert found.findings == []
+    assert not found.counts
+    assert (found.samples, found.members) == (300, 900)
+    assert found.patterns == {frozenset([b"jpg", b"seg.png", b"cls"]): 300}
+
+
+def test_what_the_webdataset_library_writes_is_clean(tmp_path: Path) -> None:
+    samples = [{"__key__": f"a/{n:03}", "txt": b"x", "cls": b"y" * n} for n in range(20)]
+    assert findings(tmp_path, tars.with_webdataset(samples)) == []
+
+
+def test_what_gnu_tar_writes_is_clean_but_for_the_directories(tmp_path: Path) -> None:
+    (tmp_path / "data" / "d").mkdir(parents=True)
+    for name in ("a.txt", "a.cls", "d/b.txt", "d/b.cls"):
+        (tmp_path / "data" / name).write_text(name)
+    found = lint(write(tmp_path, tars.with_gnu_tar(tmp_path / "data")))
+    assert {one.kind for one in found.findings} == {"directory"}
+    assert all(one.is_note for one in found.findings)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "text"),
+    [
+        (b"README", tars.FILE, "no extension"),
+        (b"d/LICENSE", tars.FILE, "no extension"),
+        (b"d/.hidden.txt", tars.FILE, "starts with a dot"),
+        (b"l.txt", tars.SYMLINK, "symbolic link"),
+        (b"l.txt", tars.HARD_LINK, "hard link"),
+        (b"l.txt", tars.FIFO, "fifo"),
+        (b"l.txt", tars.CHARACTER, "character device"),
+        (b"l.txt", tars.BLOCK_DEVICE, "block device"),
+        (b"l.txt", b"Z", "unknown type 'Z'"),
+    ],
+)
+def test_members_in_no_sample(tmp_path: Path, name: bytes, kind: bytes, text: str) -> None:
+    content = tar(member(b"a.txt", b"x"), member(name, b"", kind, link=b"a.txt"), member(b"a.cls"))
+    found = lint(write(tmp_path, content))
+    [one] = found.findings
+    assert one[:3] == ("not in a sample", 2 * BLOCK, name.decode())
+    assert text in one.text
+    assert not one.is_note
+    assert found.samples == 1  # it does not end the sample around it
+
+
+def test_directories_and_what_belongs_to_the_set_are_notes(tmp_path: Path) -> None:
+    content = tar(
+        member(b"d/", b"", tars.DIRECTORY), member(b"__meta__", b"x"), member(b"__m__/a.json"), member(b"d/a.x")
+    )
+    found = lint(write(tmp_path, content))
+    assert [one[:3] for one in found.findings] == [
+        ("directory", 0, "d"),
+        ("meta", BLOCK, "__meta__"),
+        ("meta", 3 * BLOCK, "__m__/a.json"),
+    ]
+    assert all(one.is_note for one in found.findings)
+
+
+def test_a_split_sample(tmp_path: Path) -> None:
+    names = [b"a.x", b"b.x", b"a.y", b"c.x", b"a.z"]
+    found = lint(write(tmp_path, tar(*map(member, names))))
+    assert [one[:3] for one in found.findings] == [
+        ("split sample", 2 * BLOCK, "a"),
+        ("split sample", 4 * BLOCK, "a"),
+    ]
+    assert "offset 0 " in found.findings[0].text
+    assert found.samples == 5
+    assert len(found.keys) == 3
+
+
+@pytest.mark.parametrize(("second", "text"), [(b"jpg", "'jpg' occurs twice"), (b"JPG", "letter case only")])
+def test_a_duplicate_extension(tmp_path: Path, second: bytes, text: str) -> None:
+    found = lint(write(tmp_path, tar(member(b"a.jpg"), member(b"a.cls"), member(b"a." + second))))
+    [one] = found.findings
+    assert one[:3] == ("duplicate extension", 2 * BLOCK, f"a.{second.decode()}")
+    assert text in one.text
+
+
+@pytest.mark.parametrize("extension", [b"__key__", b"__url__", b"__local_path__", b"__KEY__"])
+def test_a_column_that_webdataset_keeps_for_itself(tmp_path: Path, extension: bytes) -> None:
+    content = tar(member(b"a.txt", b"1"), member(b"a." + extension, b"2"))
+    assert findings(tmp_path, content) == [("reserved extension", 2 * BLOCK, (b"a." + extension).decode())]
+    files = tariterators.tar_file_iterator(io.BytesIO(content))
+    with pytest.raises(ValueError, match="duplicate file name"):
+        list(tariterators.group_by_keys({**file, "__url__": "u", "__local_path__": "p"} for file in files))
+
+
+@pytest.mark.parametrize(
+    ("clash", "offset"),
+    [
+        ([b"../a.txt"], 0),
+        ([b"b.txt", b"d/../a.txt"], 1),
+        ([b"k" * 252 + b".txt"], 0),
+        ([b"README", b"README/a.txt"], 0),
+        ([b"d/README/a.txt", b"b.txt", b"d/README"], 2),
+        ([b"a.b", b"c.txt", b"a.b/c.txt"], 0),
+        ([b"d/a.b/x/c.txt", b"d/a.b"], 1),
+        ([b"a.b/c.txt", b"a.c", b"a/b.txt", b"c.b/c.txt"], None),
+    ],
+)
+def test_what_tar_cannot_extract(tmp_path: Path, clash: list[bytes], offset: int | None) -> None:
+    """A note: readers of samples do not mind. GNU tar itself says whether there is one."""
+    content = tar(*(member(name) if len(name) <= 100 else tars.gnu_long(name) + member(b"x") for name in clash))
+    found = [one for one in lint(write(tmp_path, content)).findings if one.kind == "unextractable"]
+    assert all(one.is_note for one in found)
+    assert [one.offset for one in found] == ([] if offset is None else [offset * BLOCK])
+    (tmp_path / "x").mkdir()
+    command = ["tar", "-C", tmp_path / "x", "-xf", tmp_path / "s.tar"]
+    assert bool(found) == bool(subprocess.run(command, capture_output=True, check=False).returncode)
+
+
+def test_ten_thousand_extensions_in_a_sample(tmp_path: Path) -> None:
+    names = [b"a.%d" % number for number in range(10_000)]
+    assert findings(tmp_path, tar(*map(member, names))) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [b"/abs/a.x", b"../a.x", b"d//a.x", b"d/./a.x", b"a.", b"a..", b"%/a.x", b"n" * 260 + b".x", b"nul\0.x"],
+)
+def test_an_odd_name(tmp_path: Path, name: bytes) -> None:
+    content = tars.pax({b"path": name}) + member(b"x")
+    [one] = [one for one in lint(write(tmp_path, tar(content))).findings if not one.is_note]
+    assert one[:2] == ("odd name", 0)
+    assert one.member.replace("\\x00", "\0").encode() == name
+
+
+@pytest.mark.parametrize("name", [b"./a.x", b"a b.x", b"100%.x", b"a\nb.x", "ä.x".encode(), b"\xff.x", b"a.%"])
+def test_names_that_are_shown_as_they_are(tmp_path: Path, name: bytes) -> None:
+    expected = ["odd name"] if name == b"a.%" else []
+    assert [one[0] for one in findings(tmp_path, tar(member(name)))] == expected
+
+
+@pytest.mark.parametrize(
+    ("cut", "expected"),
+    [
+        (100, [("truncated", 0, "")]),
+        (3 * BLOCK + 100, [("truncated", 3 * BLOCK, "")]),
+        (2 * BLOCK, [("truncated", 0, "a.x")]),
+        (4 * BLOCK + 1, [("truncated", 3 * BLOCK, "b.x")]),
+        (3 * BLOCK, [("no end mark", 3 * BLOCK, "")]),
+        (0, [("empty", 0, "")]),
+    ],
+)
+def test_a_cut_shard(tmp_path: Path, cut: int, expected: list[tuple[str, int, str]]) -> None:
+    content = tar(member(b"a.x", bytes(600)), member(b"b.x", bytes(600)))
+    assert findings(tmp_path, content[:cut]) == expected
+
+
+def test_a_damaged_header(tmp_path: Path) -> None:
+    content = bytearray(tar(member(b"a.x", b"1"), member(b"b.x"), member(b"c.x")))
+    content[2 * BLOCK + 3] ^= 1
+    assert findings(tmp_path, bytes(content)) == [("damaged", 2 * BLOCK, "")]
+
+
+def test_what_is_no_tar(tmp_path: Path) -> None:
+    assert findings(tmp_path, b"just text" * 1000) == [("not a tar", 0, "")]
+
+
+def test_data_behind_the_end_mark(tmp_path: Path) -> None:
+    one = tar(member(b"a.x"))
+    assert findings(tmp_path, one + one) == [("behind end mark", len(one), "")]
+
+
+def test_a_global_header_that_no_member_follows(tmp_path: Path) -> None:
+    comment = tars.pax({b"comment": b"x"}, b"g")
+    content = tar(comment, member(b"a.x"), comment, comment)
+    with pytest.raises(tarfile.ReadError):
+        tars.by_webdataset(content)
+    assert findings(tmp_path, content) == [("trailing header", len(comment) + BLOCK, "")]
+    assert findings(tmp_path, tar(comment)) == [("trailing header", 0, "")]
+    assert findings(tmp_path, tar(comment, member(b"a.x"))) == []
+
+
+@pytest.mark.parametrize("kind", [b"x", b"L", b"K"])
+def test_another_extension_header_that_no_member_follows(tmp_path: Path, kind: bytes) -> None:
+    header = tars.pax({b"path": b"b.x"}) if kind == b"x" else tars.gnu_long(b"b.x", kind)
+    with pytest.raises(tarfile.ReadError):
+        tars.by_webdataset(tar(member(b"a.x"), header))
+    assert findings(tmp_path, tar(member(b"a.x"), header)) == [("damaged", BLOCK, "")]
+
+
+def test_every_odd_tar_has_findings_of_its_problems(tmp_path: Path) -> None:
+    """... and none brings the lint down. A dangling hard link is just in no sample here."""
+    for name, case in tars.ODD.items():
+        path = tmp_path / "odd.tar"
+        case.write(path)
+        kinds = {one.kind for one in lint(os.fsencode(path)).findings}
+        assert set(case.problems) - {"dangling link"} <= kinds, name
+
+
+@given(st.lists(st.binary(min_size=1, max_size=12).filter(lambda name: b"\0" not in name), max_size=12))
+@settings(max_examples=200, deadline=None)
+def test_findings_are_text_on_one_line(names: list[bytes]) -> None:
+    found = Lint()
+    reader = lint_module._Reader(found)
+    with tars.opened(tar(*map(member, names))) as fd:
+        for chunk in lint_module.scan.scan(fd, []):
+            reader.read(chunk)
+    reader.end_sample()
+    for one in found.findings:
+        assert one.member.isprintable()
+        assert one.text.isprintable()
+        (one.member + one.text).encode()
+
+
+def test_shards_that_cannot_be_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.tar")
+    with pytest.raises(MissingShard, match=r"nothing\.tar: there is no such shard"):
+        lint(os.fsencode(tmp_path / "nothing.tar"))
+    for path in (tmp_path, tmp_path / "pipe.tar"):
+        with pytest.raises(UnreadableShard, match=str(path)):
+            lint(os.fsencode(path))
+
+
+def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    lint(write(tmp_path, tar(member(b"a.x"))))
+    with pytest.raises(UnreadableShard):
+        lint(os.fsencode(tmp_path))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# --- limits -----------------------------------------------------------------------------------------------
+
+
+def test_only_so_many_findings_of_a_kind_are_told_one_by_one(tmp_path: Path) -> None:
+    names = [b"stray%d" % number for number in range(lint_module.EXAMPLES + 7)] + [b"a.x", b"a.x"]
+    found = lint(write(tmp_path, tar(*map(member, names))))
+    assert found.counts == {"not in a sample": lint_module.EXAMPLES + 7, "duplicate extension": 1}
+    told = list(Judge().add("s", found))
+    assert len(told) == lint_module.EXAMPLES + 2
+    assert told[-1] == Finding("not in a sample", -1, "", "and 7 more of this kind")
+
+
+def test_only_so_many_samples_without_an_extension_are_told_one_by_one(tmp_path: Path) -> None:
+    names = []
+    for number in range(3000):
+        # Nearly every sample has another set of extensions, and lacks one of the usual two.
+        names += [b"%d.%b" % (number, ext) for ext in ([b"jpg", b"cls"] if number % 3 else [b"jpg"])]
+        names.append(b"%d.x%d" % (number, number))
+    judge = Judge()
+    found = lint(write(tmp_path, tar(*map(member, names))))
+    assert sum(map(len, found.examples.values())) <= lint_module.KEPT
+    assert list(judge.add("s", found)) == []
+    told = [one for _, one in judge.missing()]
+    assert len(told) == lint_module.EXAMPLES + 1
+    assert all(one.text == "has no cls" for one in told[:-1])
+    assert told[-1].offset == -1
+    assert f"and {1000 - lint_module.EXAMPLES} more samples" in told[-1].text
+
+
+def test_only_so_many_sets_of_extensions_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lint_module, "PATTERNS", 5)
+    found = lint(write(tmp_path, tar(*(member(b"%d.%d" % (n, n)) for n in range(20)))))
+    assert len(found.patterns) == 5
+    assert found.samples == 20
+
+
+# --- a set ------------------------------------------------------------------------------------------------
+
+
+def judged(directory: Path, *contents: bytes) -> tuple[Judge, list[str]]:
+    judge, paths = Judge(), []
+    for number, content in enumerate(contents):
+        paths.append(f"s{number}")
+        list(judge.add(paths[-1], lint(write(directory, content))))
+    return judge, paths
+
+
+def test_a_clean_set_has_no_findings(tmp_path: Path) -> None:
+    contents = [tar(*(member(b"%d-%d.%b" % (s, n, e)) for n in range(5) for e in (b"a", b"b"))) for s in range(4)]
+    judge, _ = judged(tmp_path, *contents)
+    assert list(judge.shared_keys()) == []
+    assert list(judge.missing()) == []
+    assert (judge.samples, judge.members) == (20, 40)
+
+
+def test_no_shards_and_empty_shards(tmp_path: Path) -> None:
+    for contents in ([], [END], [END, b"", END]):
+        judge, _ = judged(tmp_path, *contents)
+        assert list(judge.shared_keys()) == []
+        assert list(judge.missing()) == []
+
+
+def test_keys_that_an_earlier_shard_has_too(tmp_path: Path) -> None:
+    judge, _ = judged(
+        tmp_path,
+        tar(*map(member, [b"a.x", b"b.x", b"c.x"])),
+        tar(*map(member, [b"d.x", b"c.x", b"a.x"])),
+        tar(*map(member, [b"e.x"])),
+        tar(*map(member, [b"c.x", b"d.x", b"e.x"])),
+    )
+    told = [(shard, one.kind, one.offset, one.text.split(";")[0]) for shard, one in judge.shared_keys()]
+    assert told == [
+        ("s1", "shared key", BLOCK, "2 of its keys are also in s0"),
+        ("s3", "shared key", 0, "2 of its keys are also in s1"),
+        ("s3", "shared key", 2 * BLOCK, "1 of its keys are also in s2"),
+    ]
+
+
+def test_the_order_in_which_shards_were_read_does_not_matter(tmp_path: Path) -> None:
+    contents = [tar(member(b"a.x"), member(b"b%d.x" % number), member(b"b%d.y" % number)) for number in range(4)]
+    reports = []
+    for order in ([0, 1, 2, 3], [2, 0, 3, 1]):
+        judge = Judge()
+        for number in order:
+            list(judge.add(f"s{number}", lint(write(tmp_path, contents[number]))))
+        reports.append([*judge.shared_keys(), *judge.missing()])
+    assert reports[0] == reports[1] != []
+
+
+def test_shared_keys_against_a_model(tmp_path: Path) -> None:
+    choose = random.Random(4)
+    keys = [sorted(choose.sample(range(60), 20)) for _ in range(6)]
+    judge, _ = judged(tmp_path, *(tar(*(member(b"%d.x" % key) for key in one)) for one in keys))
+    expected: dict[tuple[str, str], list[int]] = {}
+    last: dict[int, int] = {}
+    for number, one in enumerate(keys):
+        for at, key in enumerate(one):
+            if key in last:
+                expected.setdefault((f"s{number}", f"s{last[key]}"), []).append(at * BLOCK)
+            last[key] = number
+    told = {}
+    for shard, one in judge.shared_keys():
+        count, other = int(one.text.split()[0]), one.text.split(";")[0].split()[-1]
+        told[shard, other] = (count, one.offset)
+    assert told == {pair: (len(offsets), min(offsets)) for pair, offsets in expected.items()}
+
+
+def test_a_key_that_is_split_within_a_shard_is_not_shared_with_itself(tmp_path: Path) -> None:
+    judge, _ = judged(tmp_path, tar(*map(member, [b"a.x", b"b.x", b"a.y"])))
+    assert list(judge.shared_keys()) == []
+
+
+def test_samples_without_an_extension_that_most_others_have(tmp_path: Path) -> None:
+    whole = [member(b"a%d.%b" % (number, ext)) for number in range(4) for ext in (b"jpg", b"cls")]
+    judge, _ = judged(
+        tmp_path,
+        tar(*whole, member(b"b.jpg")),
+        tar(member(b"c.txt"), member(b"d.jpg"), member(b"d.cls"), member(b"d.txt")),
+    )
+    assert list(judge.missing()) == [
+        ("s0", Finding("missing extension", 8 * BLOCK, "b", "has no cls")),
+        ("s1", Finding("missing extension", 0, "c", "has no cls, jpg")),
+    ]
+
+
+def test_an_extension_of_just_half_of_the_samples_is_not_missed(tmp_path: Path) -> None:
+    judge, _ = judged(tmp_path, tar(member(b"a.x"), member(b"a.y"), member(b"b.x")))
+    assert list(judge.missing()) == []
+
+
+def test_an_extension_in_another_letter_case_is_named(tmp_path: Path) -> None:
+    keys = [(b"a", b"jpg"), (b"b", b"jpg"), (b"c", b"JPG"), (b"d", b"png")]
+    content = tars.tar(*(tars.member(key + b"." + one) for key, one in keys for one in (one, b"cls")))
+    judge = Judge()
+    assert not list(judge.add("s", lint(write(tmp_path, content))))
+    said = {finding.member: finding.text for _, finding in judge.missing()}
+    assert said == {}  # two of four are not most
+    content = tars.tar(*(tars.member(key + b"." + one) for key, one in [*keys, (b"e", b"jpg")]))
+    judge = Judge()
+    assert not list(judge.add("s", lint(write(tmp_path, content))))
+    said = {finding.member: finding.text for _, finding in judge.missing()}
+    assert said == {"c": "has no jpg, but JPG (the same to webdataset, not to others)", "d": "has no jpg"}

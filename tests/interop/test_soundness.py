@@ -1,0 +1,242 @@
+"""Sets that are not sound: what every command and mount says of them, and which of them go on."""
+
+from __future__ import annotations
+
+import json
+import os
+from errno import EIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import sets, tars
+from tests.conftest import Program, fails, wait_until
+from wdsfs.errors import UsageError
+from wdsfs.index.record import Record
+from wdsfs.index.store import build_file
+from wdsfs.interop import lint
+from wdsfs.interop.soundness import Tolerance
+
+CUT = tars.ODD["cut in content"].tar()
+CUT_SAYS = "the file ends at byte 1536, 768 bytes before the end of the member at offset 1024"
+LABELLED = tars.tar(tars.member(b"a.txt", b"a"), tars.member(b"a.cls", b"0"))
+CLASSES = ("--layout", "classes")
+
+
+@pytest.fixture
+def half(user_program: Program) -> Program:
+    """Two shards, of which one cannot be read."""
+    user_program.write("a.tar", LABELLED)
+    os.chmod(user_program.write("b.tar", LABELLED), 0)
+    return user_program
+
+
+# --- damage is said each time ------------------------------------------------------------------------------
+
+
+def test_every_command_says_what_is_damaged_however_often(program: Program) -> None:
+    program.write("a.tar", CUT)
+    commands = [("index", "a.tar"), ("ls", "a.tar"), ("ls", "--merge", "a.tar"), ("info", "a.tar")]
+    commands += [("ls", *CLASSES, "--missing", "skip", "a.tar")]
+    for _ in range(2):
+        for command in commands:
+            said = program.run(*command).stderr.decode()
+            assert said == f"wdsfs: warning: {program.home}/a.tar: {CUT_SAYS}; see: wdsfs check\n", command
+    assert CUT_SAYS in program.run("export", "--format", "dali", "-o", "x", "a.tar", code=9).stderr.decode()
+
+
+def test_every_mount_says_what_is_damaged_and_logs_it(program: Program) -> None:
+    program.write("a.tar", CUT)
+    for number, options in enumerate([(), (), ("--lazy",), ("--merge",), ("--columns", "nothing;txt")]):
+        with program.mounted("a.tar", *options, at=program.directory(f"m{number}")) as mounted:
+            mounted.expect_log(f"a\\.tar: {CUT_SAYS}")
+            assert mounted.output.count(CUT_SAYS) == 1, options
+            assert mounted.log().count(CUT_SAYS) == 2
+    # A lazy one that finds it later has nobody to tell but the log.
+    program.write("new.tar", CUT)
+    with program.mounted("--lazy", "new.tar", at=program.directory("later")) as mounted:
+        assert mounted.output == ""
+        os.listdir(mounted.path / "new")
+        mounted.expect_log(f"new\\.tar: {CUT_SAYS}")
+
+
+def test_a_shard_that_is_damaged_under_a_mount_is_logged(program: Program) -> None:
+    path = program.write("a.tar", tars.tar(tars.A))
+    with program.mounted("a.tar") as mounted:
+        program.write("new.tar", CUT).rename(path)
+        wait_until(lambda: _listed(mounted.path / "a") and CUT_SAYS in mounted.log(), "the damage")
+        mounted.expect_log("has changed", f"a\\.tar: {CUT_SAYS}")
+
+
+def test_of_many_damaged_shards_some_are_named(program: Program) -> None:
+    for number in range(6):
+        program.write(f"{number}.tar", CUT)
+    said = program.run("ls", "{0..5}.tar").stderr.decode().splitlines()
+    assert [line.count(CUT_SAYS) for line in said] == [1, 1, 1, 0]
+    assert said[-1] == "wdsfs: warning: 3 more shards are damaged; see: wdsfs check"
+
+
+# --- what cannot be read -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("mount", "--merge", "{a,b}.tar", "mnt"),
+        ("mount", "--merge", "--lazy", "{a,b}.tar", "mnt"),
+        ("mount", *CLASSES, "{a,b}.tar", "mnt"),
+        ("ls", "--merge", "{a,b}.tar"),
+        ("ls", *CLASSES, "{a,b}.tar"),
+        ("cat", "--merge", "{a,b}.tar", "a/txt"),
+        ("info", "--json", "{a,b}.tar"),
+        ("export", "--format", "wids", "-o", "x", "{a,b}.tar"),
+        ("export", "--format", "dali", "-o", "x", "{a,b}.tar"),
+        ("commit", "--overlay", "up", "-o", "new-%d.tar", "{a,b}.tar"),
+        ("commit", "--overlay", "up", "--merge", "--in-place", "{a,b}.tar"),
+        ("diff", "--overlay", "up", "--merge", "{a,b}.tar"),
+    ],
+)
+def test_a_set_is_never_smaller_without_being_asked(half: Program, command: tuple[str, ...]) -> None:
+    half.directory("up")
+    message = half.refused(*command, code=3)
+    assert "without what cannot be read the set would be smaller" in message
+    assert f"{half.home}/b.tar: Permission denied; --allow-missing" in message
+    if command[0] not in ("mount", "diff", "cat") and "--merge" not in command[:4]:
+        assert (
+            half.run(*command, "--allow-missing")
+            .stderr.decode()
+            .startswith(f"wdsfs: warning: {half.home}/b.tar: Permission denied\n")
+        )
+
+
+def test_what_may_be_missing_is_left_out(half: Program) -> None:
+    half.directory("up")
+    assert half.run("ls", "--merge", "--allow-missing", "{a,b}.tar").stdout == b"a/\n"
+    assert half.run("ls", *CLASSES, "--allow-missing", "{a,b}.tar", "0").stdout == b"a--a.txt\n"
+    assert half.run("cat", "--merge", "--allow-missing", "{a,b}.tar", "a/txt").stdout == b"a"
+    report = half.json("info", "--allow-missing", "{a,b}.tar")
+    assert (report["shards"], report["samples"]) == (1, 1)
+    half.run("export", "--allow-missing", "--format", "wids", "-o", "x", "{a,b}.tar")
+    index = json.loads((half.home / "x/shardindex.json").read_text())
+    assert [one["url"] for one in index["shardlist"]] == [str(half.home / "a.tar")]
+    # Where each shard has a directory, none is missing: reading in it is an error.
+    assert half.run("ls", "{a,b}.tar").stdout == b"a/\nb/\n"
+    half.run("ls", "-R", "{a,b}.tar", code=3)
+    half.run("commit", "--allow-missing", "--overlay", "up", "-o", "new-%d.tar", "{a,b}.tar")
+    assert (half.home / "new-0.tar").read_bytes() == LABELLED
+    assert not (half.home / "new-1.tar").exists()
+    told = half.refused(
+        "commit", "--allow-missing", "--overlay", "up", "--merge", "-o", "n-%d.tar", "{a,b}.tar", code=2
+    )
+    assert "--allow-missing is not for an overlay with --merge" in told
+
+
+def test_shards_that_are_not_there_may_be_missing(program: Program) -> None:
+    program.write("a.tar", LABELLED)
+    assert "no such" in program.refused("ls", "--allow-missing", "c.tar", code=3)
+    assert "1 of 2 shards are missing" in program.refused("ls", "--merge", "{a,b}.tar", code=3)
+    done = program.run("ls", "--merge", "--allow-missing", "{a,b}.tar")
+    assert (done.stdout, b"b.tar: there is no such shard" in done.stderr) == (b"a/\n", True)
+    with program.mounted("--merge", "--allow-missing", "{a,b}.tar") as mounted:
+        assert os.listdir(mounted.path) == ["a"]
+        mounted.expect_log(r"b\.tar: there is no such shard")
+        program.write("b.tar", tars.tar(tars.member(b"b.txt", b"b")))
+        wait_until(lambda: len(_listed(mounted.path)) == 2, "the shard")
+        mounted.allow_log("")
+
+
+def test_one_tree_cannot_be_listed_while_a_shard_cannot_be_read(program: Program) -> None:
+    """A listing would be a smaller set, and a loader would train on it. What is known can be read."""
+    program.write("a.tar", LABELLED)
+    gone = program.write("b.tar", tars.tar(tars.member(b"d/b.txt", b"b")))
+    for number, options in enumerate([("--merge",), ("--merge", "--allow-missing")]):
+        whole = tars.tar(tars.member(b"d/b.txt", b"b"))
+        program.write("b.tar", whole)
+        with program.mounted(*options, "{a,b}.tar", at=program.directory(f"m{number}")) as mounted:
+            assert sorted(os.listdir(mounted.path)) == ["a", "d"]
+            gone.unlink()
+            mounted.allow_log("")
+            if options[1:]:
+                wait_until(lambda: _listed(mounted.path) == ["a"], "the change")
+                continue
+            wait_until(lambda: _listed(mounted.path) == [EIO], "the change")
+            assert (mounted.path / "a/txt").read_bytes() == b"a"
+            with fails(EIO):
+                (mounted.path / "new").stat()
+            program.write("b.tar", whole)
+            wait_until(lambda: sorted(_listed(mounted.path)) == ["a", "d"], "the shard")
+            assert not (mounted.path / "new").exists()
+
+
+def _listed(directory: Path) -> list[Any]:
+    """What is in a directory; the number of the error if that cannot be said."""
+    try:
+        return os.listdir(directory)
+    except OSError as error:
+        return [error.errno]
+
+
+# --- strict ------------------------------------------------------------------------------------------------
+
+SPLIT = tars.tar(tars.member(b"a.txt"), tars.member(b"b.txt"), tars.member(b"a.cls"), tars.member(b"b.cls"))
+LACKING = tars.tar(*(tars.member(name) for name in (b"a.txt", b"a.cls", b"b.txt", b"b.cls", b"c.txt")))
+
+
+@pytest.mark.parametrize(
+    ("content", "finding"),
+    [
+        (CUT, f"[truncated] {CUT_SAYS}"),
+        (SPLIT, "a.tar:1024: a: [split sample] the sample was seen at offset 0 before"),
+        (LACKING, "a.tar:2048: c: [missing extension] has no cls"),
+    ],
+    ids=["damaged", "split", "lacking"],
+)
+def test_strict_refuses_what_is_not_sound(program: Program, content: bytes, finding: str) -> None:
+    program.write("a.tar", content)
+    program.directory("up")
+    commands = [
+        ("mount", "a.tar", program.mountpoint),
+        ("mount", "--lazy", "a.tar", program.mountpoint),
+        ("ls", "a.tar"),
+        ("info", "a.tar"),
+        ("export", "--format", "dali", "-o", "x", "a.tar"),
+        ("commit", "--overlay", "up", "-o", "new-%d.tar", "a.tar"),
+    ]
+    for command in commands:
+        *found, last = program.run(command[0], "--strict", *command[1:], code=3).stderr.decode().splitlines()
+        assert any(finding in line for line in found), command
+        assert f"--strict: {len(found)} finding" in last
+    assert not program.registration(program.mountpoint).exists()
+    assert list(program.home.glob("new*")) == []
+    checked = program.run("check", "a.tar", code=1).stdout.decode()
+    assert finding in checked
+
+
+def test_strict_refuses_a_shard_that_cannot_be_read_and_lets_a_sound_set_pass(half: Program) -> None:
+    done = half.run("ls", "--strict", "{a,b}.tar", code=3)
+    assert b"b.tar: Permission denied" in done.stderr
+    assert half.run("ls", "--strict", "a.tar").stdout == b"a/\n"
+    assert "contradict" in half.refused("ls", "--strict", "--allow-missing", "a.tar", code=2)
+    with pytest.raises(UsageError):
+        Tolerance(allow_missing=True, strict=True).check()
+
+
+@pytest.mark.parametrize("name", list(tars.ODD))
+def test_a_record_knows_what_a_look_at_the_shard_finds(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(tars.ODD[name].tar())
+    record, found = Record(build_file(os.fsencode(path))), lint.lint(os.fsencode(path))
+    known = lint.lint_record(record)
+    assert (known.samples, known.members) == (found.samples, record.members)
+    assert known.patterns == found.patterns
+    split = [(one.offset, one.member) for one in found.findings if one.kind == "split sample"]
+    assert [(one.offset, one.member) for one in known.findings if one.kind == "split sample"] == split
+
+
+def test_a_record_of_many_samples(tmp_path: Path) -> None:
+    shards = sets.make(tmp_path, 1, samples=300)
+    record, found = Record(build_file(shards[0].path)), lint.lint(shards[0].path)
+    known = lint.lint_record(record)
+    assert known.patterns == found.patterns == {frozenset((b"txt", b"cls")): 300}
+    assert [len(one) for one in known.examples.values()] == [lint.EXAMPLES]

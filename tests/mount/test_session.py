@@ -1,0 +1,1381 @@
+"""Real mounts: what stat, readdir and read say, how a mount begins and ends, and how it is refused.
+
+What the tools make of a mount is in `test_tools.py`, what a changed shard does to one in `test_stale.py`.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import ctypes
+import errno
+import fcntl
+import hashlib
+import itertools
+import mmap
+import multiprocessing
+import os
+import random
+import re
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import tars
+from tests.conftest import (
+    PATIENCE,
+    USER_HOME,
+    Mounted,
+    Program,
+    device_for_everyone,
+    fails,
+    force_unmount,
+    need_fuse,
+    wait_until,
+)
+from wdsfs import host
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+SMALL = tars.tar(tars.A, tars.B)  # a.txt and b.txt
+NANOSECONDS = tars.tar(tars.pax({b"mtime": b"1500000000.123456789"}), tars.member(b"n.txt", b"n"), tars.A)
+
+
+def read_back(path: Path) -> dict[bytes, bytes | int]:
+    """Everything below a directory: content by relative path; for what cannot be read, the errno."""
+    found: dict[bytes, bytes | int] = {}
+    top = os.fsencode(path)
+    for directory, _, files in os.walk(top, onerror=_raise):
+        for name in files:
+            full = os.path.join(directory, name)
+            found[os.path.relpath(full, top)] = content_or_errno(full)
+    return found
+
+
+def content_or_errno(path: bytes) -> bytes | int:
+    """Not by the size that stat says: a damaged shard may say anything."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return b"".join(iter(lambda: file.read(1 << 20), b""))
+    except OSError as error:
+        return error.errno or -1
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+# --- what stat says ----------------------------------------------------------------------------------------
+
+
+def test_stat_is_complete(program: Program) -> None:
+    program.write(
+        "a.tar", tars.tar(tars.member(b"d/a.txt", b"x" * 1025, mtime=1_600_000_000), tars.member(b"d/a.cls"))
+    )
+    program.write("n.tar", NANOSECONDS)
+    with program.mounted("{a,n}.tar") as mounted:
+        file = (mounted.path / "a/d/a/txt").stat()
+        assert stat.filemode(file.st_mode) == "-r--r--r--"
+        assert (file.st_size, file.st_blocks, file.st_nlink) == (1025, 3, 1)
+        assert (file.st_uid, file.st_gid) == (os.getuid(), os.getgid())
+        assert file.st_mtime_ns == file.st_atime_ns == file.st_ctime_ns == 1_600_000_000 * 10**9
+        assert file.st_blksize == 128 << 10
+        empty = (mounted.path / "a/d/a/cls").stat()
+        assert (empty.st_size, empty.st_blocks) == (0, 0)
+        assert (mounted.path / "n/n/txt").stat().st_mtime_ns == 1_500_000_000_123_456_789
+        sample = (mounted.path / "a/d/a").stat()
+        assert stat.filemode(sample.st_mode) == "dr-xr-xr-x"
+        assert (sample.st_nlink, sample.st_blocks) == (2, 0)
+        assert sample.st_mtime_ns == file.st_mtime_ns
+        assert (mounted.path / "a/d").stat().st_nlink == 3
+        assert (mounted.path / "a").stat().st_nlink == 3
+        assert mounted.path.stat().st_nlink == 4
+        assert mounted.path.stat().st_dev != program.home.stat().st_dev
+
+
+@pytest.mark.parametrize("seconds", [-(1 << 31), -1, 0, 1, 1 << 31, 1 << 33])
+def test_times_before_1970_and_after_2038(program: Program, seconds: int) -> None:
+    program.write("a.tar", tars.tar(tars.member(b"a.txt", mtime=seconds)))
+    with program.mounted("a.tar") as mounted:
+        assert (mounted.path / "a/a/txt").stat().st_mtime == seconds
+
+
+def test_times_that_no_file_system_has(program: Program) -> None:
+    """They are shown as some time, and nothing breaks."""
+    program.write("a.tar", tars.tar(*(tars.member(b"%d.txt" % n, mtime=1 << n) for n in range(34, 80))))
+    with program.mounted("a.tar") as mounted:
+        assert len(read_back(mounted.path)) == 46
+        assert program.tool("ls", "-lR", mounted.path).count(b"-r--r--r--") == 46
+
+
+def inodes(top: Path) -> dict[str, int]:
+    return {str(path.relative_to(top)): path.lstat().st_ino for path in [top, *top.rglob("*")]}
+
+
+@pytest.mark.parametrize("options", [[], ["--layout", "files"], ["--merge"], ["--names", "full"]])
+def test_inodes_are_unique_and_the_same_after_a_remount(program: Program, options: list[str]) -> None:
+    for name in "ab":
+        program.write(f"{name}.tar", tars.tar(*(tars.member(b"%c/%d.txt" % (ord(name), n)) for n in range(20))))
+    with program.mounted(*options, "{a,b}.tar") as mounted:
+        first = inodes(mounted.path)
+        assert len(set(first.values())) == len(first) > 40
+    with program.mounted(*options, "{a,b}.tar") as mounted:
+        assert inodes(mounted.path) == first
+
+
+def test_readdir_tells_the_inodes_of_stat(program: Program) -> None:
+    program.write("a.tar", SMALL)
+    with program.mounted("a.tar") as mounted:
+        for directory in (mounted.path, mounted.path / "a", mounted.path / "a/a"):
+            with os.scandir(directory) as listing:
+                entries = list(listing)
+            assert entries
+            assert all(entry.inode() == os.lstat(entry.path).st_ino for entry in entries)
+            listed = {name: inode for inode, name, _ in getdents(directory)}
+            assert listed[b"."] == directory.stat().st_ino
+            if directory != mounted.path:
+                assert listed[b".."] == directory.parent.stat().st_ino
+
+
+def test_df_shows_totals(program: Program) -> None:
+    program.write("a.tar", tars.tar(tars.member(b"a.txt", b"x" * 5000), tars.member(b"a.cls", b"y" * 1000)))
+    with program.mounted("a.tar") as mounted:
+        found = os.statvfs(mounted.path)
+        assert found.f_blocks * found.f_frsize in range(6000, 6000 + 512)
+        assert (found.f_bfree, found.f_bavail, found.f_ffree, found.f_files) == (0, 0, 0, 2)
+        assert found.f_namemax == 255
+        assert found.f_flag & os.ST_RDONLY
+        assert program.tool("df", "--output=size,avail", "--block-size=512", mounted.path).split()[-2:] == [
+            b"12",
+            b"0",
+        ]
+
+
+def test_extended_attributes_tell_where_things_come_from(program: Program) -> None:
+    content = os.urandom(1000)
+    shard = program.write(
+        "a.tar",
+        tars.tar(tars.pax({b"path": b"./d/a.b\0c.jpg"}), tars.member(b"x"), tars.member(b"d/e.txt", content)),
+    )
+    names = ["user.wdsfs.shard", "user.wdsfs.key", "user.wdsfs.member", "user.wdsfs.offset"]
+    with program.mounted("a.tar") as mounted:
+        file = mounted.path / "a/d/e/txt"
+        assert os.listxattr(file) == names
+        assert os.getxattr(file, "user.wdsfs.shard") == bytes(shard)
+        assert os.getxattr(file, "user.wdsfs.key") == b"d/e"
+        assert os.getxattr(file, "user.wdsfs.member") == b"d/e.txt"
+        offset = int(os.getxattr(file, "user.wdsfs.offset"))
+        assert shard.read_bytes()[offset : offset + 1000] == content
+        assert os.getxattr(file.parent, "user.wdsfs.key") == b"d/e"
+        assert os.listxattr(file.parent) == names[:2]
+        assert os.listxattr(mounted.path / "a") == names[:1]
+        assert os.listxattr(mounted.path) == []
+        escaped = mounted.path / "a/d/a/b%00c.jpg"
+        assert os.getxattr(escaped, "user.wdsfs.member") == b"./d/a.b\0c.jpg"
+        for name in ("user.wdsfs.nothing", "user.other", "security.selinux", "system.posix_acl_access"):
+            with fails(errno.ENODATA, errno.EOPNOTSUPP):
+                os.getxattr(file, name)
+        assert b"user.wdsfs.member" in program.tool("getfattr", "-d", file)
+
+
+# --- listings ----------------------------------------------------------------------------------------------
+
+
+def getdents(directory: Path, size: int = 1 << 15) -> list[tuple[int, bytes, int]]:
+    """The entries of a directory as getdents64(2) gives them into a buffer of this size: inode, name, type."""
+    buffer = ctypes.create_string_buffer(size)
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    found = []
+    try:
+        while got := libc.syscall(217, fd, buffer, size):  # x86-64; the test of small buffers says so
+            assert got > 0, os.strerror(ctypes.get_errno())
+            at = 0
+            while at < got:
+                inode, _, length, kind = struct.unpack_from("<QqHB", buffer.raw, at)
+                found.append((inode, buffer.raw[at + 19 : at + length].partition(b"\0")[0], kind))
+                at += length
+    finally:
+        os.close(fd)
+    return found
+
+
+def test_a_listing_is_in_the_order_of_the_tar(program: Program) -> None:
+    keys = [f"{number:04d}" for number in range(3000)]
+    random.Random(1).shuffle(keys)
+    extensions = ["z", "a.b", "M", "m"]
+    members = (tars.member(f"{key}.{extension}".encode()) for key in keys for extension in extensions)
+    program.write("a.tar", tars.tar(*members))
+    with program.mounted("a.tar") as mounted:
+        assert os.listdir(mounted.path / "a") == keys
+        assert os.listdir(mounted.path / "a") == keys
+        assert os.listdir(mounted.path / "a" / keys[7]) == extensions
+
+
+@pytest.mark.parametrize(("options", "count"), [([], 50_000), (["--merge"], 10_000)])
+def test_a_huge_directory_in_small_pieces(program: Program, options: list[str], count: int) -> None:
+    """Complete and none twice, whatever the size of the buffer that the entries are asked for with."""
+    program.write("a.tar", tars.tar(*(tars.header(b"%05d.x" % number) for number in range(count))))
+    with program.mounted(*options, "a.tar") as mounted:
+        directory = mounted.path if options else mounted.path / "a"
+        expected = [b".", b"..", *(b"%05d" % number for number in range(count))]
+        for size in (3000, 1 << 20):
+            assert [name for _, name, _ in getdents(directory, size)] == expected
+
+
+class _Dirent(ctypes.Structure):
+    _fields_ = (
+        ("inode", ctypes.c_uint64),
+        ("offset", ctypes.c_int64),
+        ("length", ctypes.c_uint16),
+        ("kind", ctypes.c_uint8),
+        ("name", ctypes.c_char * 256),
+    )
+
+
+def test_telldir_and_seekdir(program: Program) -> None:
+    """A position in a listing is good for going back to, also behind the end of what was read at once."""
+    program.write("a.tar", tars.tar(*(tars.member(b"%04d.x" % number) for number in range(2000))))
+    libc.opendir.restype = libc.readdir.restype = ctypes.c_void_p
+    libc.telldir.restype = ctypes.c_long
+    with program.mounted("a.tar") as mounted:
+        stream = ctypes.c_void_p(libc.opendir(bytes(mounted.path / "a")))
+        assert stream
+
+        def next_name() -> bytes | None:
+            entry = libc.readdir(stream)
+            return bytes(_Dirent.from_address(entry).name) if entry else None
+
+        places = []
+        while True:
+            place = libc.telldir(stream)
+            name = next_name()
+            if name is None:
+                break
+            places.append((place, name))
+        assert len(places) == 2002
+        random.Random(2).shuffle(places)
+        for place, name in places[:200]:
+            libc.seekdir(stream, ctypes.c_long(place))
+            assert next_name() == name
+        libc.rewinddir(stream)
+        assert next_name() == b"."
+        assert libc.closedir(stream) == 0
+
+
+def test_10000_extensions_in_one_sample(program: Program) -> None:
+    count = 10_000
+    program.write("a.tar", tars.tar(*(tars.member(b"a.%d" % number, b"%d" % number) for number in range(count))))
+    with program.mounted("a.tar") as mounted:
+        sample = mounted.path / "a/a"
+        assert os.listdir(sample) == [str(number) for number in range(count)]
+        for number in (0, 1, 4999, 9999):
+            assert (sample / str(number)).read_bytes() == b"%d" % number
+        assert not (sample / "10000").exists()
+
+
+def test_1000000_samples_in_one_shard(program: Program) -> None:
+    """Ready, and found by name, in memory that does not grow with the shard."""
+    count = 1_000_000
+    write_samples(program.home / "a.tar", count)
+    with program.mounted("a.tar") as mounted:
+        for number in (0, 1, 499_999, 999_999):
+            assert (mounted.path / f"a/{number:07d}/x").stat().st_size == 0
+        assert not (mounted.path / f"a/{count:07d}").exists()
+        with os.scandir(mounted.path / "a") as entries:
+            assert [entry.name for entry in itertools.islice(entries, 5000)] == [f"{n:07d}" for n in range(5000)]
+        report = mounted.status()
+        assert (report["samples"], report["members"]) == (count, count)
+        assert report["memory_bytes"] < 200 << 20
+
+
+def write_samples(path: Path, count: int) -> None:
+    """A shard of this many samples, each an empty member `<7 digits>.x`."""
+    block = np.frombuffer(tars.header(b"0000000.x"), np.uint8)
+    total = int(block.sum()) - int(block[148:156].sum()) + 8 * ord(" ")
+    with path.open("wb") as out:
+        for first in range(0, count, 100_000):
+            numbers = np.arange(first, min(first + 100_000, count))[:, np.newaxis]
+            blocks = np.tile(block, (len(numbers), 1))
+            blocks[:, :7] += (numbers // 10 ** np.arange(6, -1, -1) % 10).astype(np.uint8)
+            sums = total + (blocks[:, :7].astype(np.int64) - ord("0")).sum(1, keepdims=True)
+            blocks[:, 148:154] = sums // 8 ** np.arange(5, -1, -1) % 8 + ord("0")
+            out.write(blocks.tobytes())
+        out.write(tars.END)
+
+
+# --- names -------------------------------------------------------------------------------------------------
+
+
+def test_names_at_the_limits(program: Program) -> None:
+    names = [b"k" * 255, b"k" * 256, b"k" * 1000]
+    members = [tars.gnu_long(name + b".x") + tars.member(b"", name[:3]) for name in names]
+    program.write("a.tar", tars.tar(*members))
+    with program.mounted("a.tar") as mounted:
+        shown = os.listdir(os.fsencode(mounted.path / "a"))
+        assert shown[0] == names[0]
+        assert [len(name) for name in shown] == [255, 255, 255]
+        assert len(set(shown)) == 3
+        assert len(read_back(mounted.path)) == 3
+        for length in (256, 1000, 1024, 1025, 4000):
+            with fails(errno.ENAMETOOLONG):
+                os.stat(mounted.path / ("k" * length))
+
+
+def test_what_is_not_there(program: Program) -> None:
+    program.write("a.tar", SMALL)
+    with program.mounted("a.tar") as mounted:
+        for name in ("b", "a/nothing", "a/a/jpg", "a/a/txt~2", "a/a/", "a/A", "a/a/TXT", "a/a.txt", "a/./b/../c"):
+            if name.endswith("/"):
+                continue
+            for _ in range(2):
+                with pytest.raises(FileNotFoundError):
+                    os.stat(mounted.path / name)
+                with pytest.raises(FileNotFoundError):
+                    os.open(mounted.path / name, os.O_RDONLY)
+        with pytest.raises(NotADirectoryError):
+            os.stat(mounted.path / "a/a/txt/more")
+        with pytest.raises(NotADirectoryError):
+            os.listdir(mounted.path / "a/a/txt")
+        with pytest.raises(IsADirectoryError):
+            (mounted.path / "a/a").read_bytes()
+
+
+def test_a_missing_name_is_asked_for_once(program: Program) -> None:
+    """Loaders probe for files that are not there; the kernel remembers the answer."""
+    program.write("a.tar", SMALL)
+    with program.mounted("a.tar") as mounted:
+        assert not (mounted.path / "a/a/jpg").exists()
+        before = mounted.status()["requests"].get("lookup", 0)
+        for _ in range(100):
+            assert not (mounted.path / "a/a/jpg").exists()
+        assert mounted.status()["requests"].get("lookup", 0) == before
+
+
+def test_dot_dot_stays_in_the_tree(program: Program) -> None:
+    program.write("a.tar", tars.tar(tars.member(b"d/e/a.txt", b"x"), tars.member(b"../../b.txt", b"y")))
+    with program.mounted("a.tar") as mounted:
+        deep = mounted.path / "a/d/e/a"
+        assert os.path.samefile(f"{deep}/../../..", mounted.path / "a")
+        assert os.path.samefile(f"{deep}/../../../..", mounted.path)
+        assert os.path.samefile(f"{deep}/../../../../..", program.home)
+        fd = os.open(deep, os.O_RDONLY)
+        try:
+            assert os.stat("..", dir_fd=fd).st_ino == deep.parent.stat().st_ino
+        finally:
+            os.close(fd)
+        assert sorted(read_back(mounted.path)) == [b"a/%2E%2E/%2E%2E/b/txt", b"a/d/e/a/txt"]
+
+
+# --- reading -----------------------------------------------------------------------------------------------
+
+BIG = random.Random(3).randbytes((3 << 20) + 12_345)
+
+
+@pytest.fixture
+def big(program: Program) -> Program:
+    program.write("a.tar", tars.tar(tars.A, tars.member(b"big.bin", BIG), tars.B))
+    return program
+
+
+def test_reads_at_any_offset(big: Program) -> None:
+    with big.mounted("a.tar") as mounted:
+        fd = os.open(mounted.path / "a/big/bin", os.O_RDONLY)
+        try:
+            size = len(BIG)
+            places = [
+                0,
+                1,
+                511,
+                512,
+                4095,
+                4096,
+                4097,
+                131_071,
+                131_072,
+                size - 1,
+                size,
+                size + 1,
+                size + (1 << 40),
+            ]
+            for place in places:
+                for length in (0, 1, 513, 131_073, size):
+                    assert os.pread(fd, length, place) == BIG[place : place + length]
+            some = random.Random(4)
+            for _ in range(300):
+                place, length = some.randrange(size + 10), some.randrange(200_000)
+                assert os.pread(fd, length, place) == BIG[place : place + length]
+            assert os.lseek(fd, 0, os.SEEK_END) == size
+            assert os.lseek(fd, -3, os.SEEK_END) == size - 3
+            assert os.read(fd, 100) == BIG[-3:]
+            assert os.read(fd, 100) == b""
+            assert os.lseek(fd, 0, os.SEEK_HOLE) == size
+        finally:
+            os.close(fd)
+
+
+def test_mmap(big: Program) -> None:
+    with big.mounted("a.tar") as mounted, (mounted.path / "a/big/bin").open("rb") as file:
+        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as shared:
+            assert shared[1_000_000:1_000_100] == BIG[1_000_000:1_000_100]
+            assert shared[:] == BIG
+        with mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE) as private:
+            private[0] = BIG[0] ^ 1
+        assert file.read(1) == BIG[:1]
+
+
+def test_sendfile(big: Program) -> None:
+    copy = big.home / "copy"
+    with big.mounted("a.tar") as mounted, (mounted.path / "a/big/bin").open("rb") as file, copy.open("wb") as out:
+        at = 0
+        while moved := os.sendfile(out.fileno(), file.fileno(), at, 1 << 20):
+            at += moved
+        assert copy.read_bytes() == BIG
+        # The kernel has no short cut from one file system to another; tools then copy by reading.
+        with fails(errno.EXDEV):
+            os.copy_file_range(file.fileno(), out.fileno(), 1 << 20, 0)
+
+
+def test_a_read_past_the_page_cache(big: Program) -> None:
+    with big.mounted("a.tar") as mounted:
+        fd = os.open(mounted.path / "a/big/bin", os.O_RDONLY | os.O_DIRECT)
+        buffer = mmap.mmap(-1, 1 << 20)
+        try:
+            assert os.preadv(fd, [buffer], 1 << 20) == 1 << 20
+            assert buffer[:] == BIG[1 << 20 : 2 << 20]
+        finally:
+            os.close(fd)
+            buffer.close()
+
+
+def _digest_again_and_again(path: str, seed: int) -> set[str]:
+    """In a process of its own: read the file in pieces of many sizes."""
+    some, found = random.Random(seed), set()
+    for _ in range(3):
+        digest = hashlib.sha256()
+        with open(path, "rb", buffering=0) as file:
+            while part := file.read(some.randrange(1, 300_000)):
+                digest.update(part)
+        found.add(digest.hexdigest())
+    return found
+
+
+def test_readers_at_the_same_time(big: Program) -> None:
+    expected = {hashlib.sha256(BIG).hexdigest()}
+    with big.mounted("a.tar") as mounted:
+        path = str(mounted.path / "a/big/bin")
+        with concurrent.futures.ThreadPoolExecutor(8) as threads:
+            assert all(found == expected for found in threads.map(_digest_again_and_again, [path] * 8, range(8)))
+        context = multiprocessing.get_context("forkserver")
+        with concurrent.futures.ProcessPoolExecutor(3, context) as processes:
+            assert all(found == expected for found in processes.map(_digest_again_and_again, [path] * 3, range(3)))
+
+
+def test_many_small_files_by_many_readers(program: Program) -> None:
+    members = {b"%04d.x" % number: os.urandom(number) for number in range(1500)}
+    program.write("a.tar", tars.tar(*(tars.member(name, content) for name, content in members.items())))
+    with program.mounted("a.tar") as mounted:
+
+        def read(seed: int) -> bool:
+            names = list(members)
+            random.Random(seed).shuffle(names)
+            return all(
+                (mounted.path / "a" / os.fsdecode(name[:-2]) / "x").read_bytes() == members[name] for name in names
+            )
+
+        with concurrent.futures.ThreadPoolExecutor(6) as threads:
+            assert all(threads.map(read, range(6)))
+
+
+def test_a_member_over_8_gib(program: Program) -> None:
+    tars.write_large(program.home / "a.tar")
+    with program.mounted("a.tar") as mounted:
+        file = mounted.path / "a/big/bin"
+        assert file.stat().st_size == 9 << 30
+        with file.open("rb") as opened:
+            opened.seek((9 << 30) - 5)
+            assert opened.read() == b"\0\0end"
+        assert (mounted.path / "a/a/txt").read_bytes() == b"aaa"
+
+
+def test_locks_and_access_checks(program: Program) -> None:
+    program.write("a.tar", SMALL)
+    with program.mounted("a.tar") as mounted:
+        path = mounted.path / "a/a/txt"
+        assert os.access(path, os.R_OK)
+        assert not os.access(path, os.W_OK)
+        with path.open("rb") as one, path.open("rb") as other:
+            fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with fails(errno.EWOULDBLOCK):
+                fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(one, fcntl.LOCK_UN)
+            fcntl.lockf(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+# --- nothing can be written --------------------------------------------------------------------------------
+
+WRITES: dict[str, Callable[[Path], object]] = {
+    "open to write": lambda top: os.open(top / "a/a/txt", os.O_WRONLY),
+    "open to read and write": lambda top: os.open(top / "a/a/txt", os.O_RDWR),
+    "open to truncate": lambda top: os.open(top / "a/a/txt", os.O_RDONLY | os.O_TRUNC),
+    "open to append": lambda top: os.open(top / "a/a/txt", os.O_WRONLY | os.O_APPEND),
+    "create": lambda top: os.open(top / "a/a/new", os.O_WRONLY | os.O_CREAT),
+    "create at the top": lambda top: os.open(top / "new", os.O_WRONLY | os.O_CREAT),
+    "mkdir": lambda top: os.mkdir(top / "a/new"),
+    "rmdir": lambda top: os.rmdir(top / "a/a"),
+    "unlink": lambda top: os.unlink(top / "a/a/txt"),
+    "rename": lambda top: os.rename(top / "a/a/txt", top / "a/a/other"),
+    "rename a directory": lambda top: os.rename(top / "a/a", top / "a/c"),
+    "link": lambda top: os.link(top / "a/a/txt", top / "a/a/other"),
+    "symlink": lambda top: os.symlink("x", top / "a/a/other"),
+    "mknod": lambda top: os.mknod(top / "a/fifo", stat.S_IFIFO | 0o600),
+    "chmod": lambda top: os.chmod(top / "a/a/txt", 0o777),
+    "chown": lambda top: os.chown(top / "a/a/txt", 1, 1),
+    "utime": lambda top: os.utime(top / "a/a/txt"),
+    "truncate": lambda top: os.truncate(top / "a/a/txt", 0),
+    "setxattr": lambda top: os.setxattr(top / "a/a/txt", "user.x", b"y"),
+    "removexattr": lambda top: os.removexattr(top / "a/a/txt", "user.wdsfs.key"),
+    "unnamed file": lambda top: os.open(top / "a", os.O_WRONLY | os.O_TMPFILE),
+}
+
+
+def test_everything_that_writes_gets_erofs(program: Program) -> None:
+    program.write("a.tar", SMALL)
+    with program.mounted("a.tar") as mounted:
+        for write in WRITES.values():
+            with fails(errno.EROFS):
+                write(mounted.path)
+        assert read_back(mounted.path) == {b"a/a/txt": b"aaa", b"a/b/txt": tars.ABC}
+
+
+# --- odd and bad shards ------------------------------------------------------------------------------------
+
+
+def _file_name(case: str) -> str:
+    return case.replace("/", "|")
+
+
+# What is reported when it is mounted; the rest only `check` tells.
+BAD = {_file_name(name) for name, case in tars.ODD.items() if case.problems}
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    program = Program(tmp_path_factory.mktemp("odd"))
+    for name, case in tars.ODD.items():
+        case.write(program.home / f"{_file_name(name)}.tar")
+    program.write("good.tar", SMALL)
+    return program
+
+
+def test_every_odd_shard_of_a_set(odd: Program) -> None:
+    """The mount works, each shard shows what is intact in it, and status names those that are not whole."""
+    with odd.mounted("--layout", "files", odd.home) as mounted:
+        named = sorted(BAD)[:3]
+        mounted.expect_log(*(f"{re.escape(name)}.tar: .*; see: wdsfs check" for name in named))
+        mounted.expect_log(f"{len(BAD) - 3} more shards are damaged", "cut in content.tar.* ends ")
+        mounted.allow_log("huge size.tar.* ends ")
+        assert (mounted.path / "good/b.txt").read_bytes() == tars.ABC
+        for name, case in tars.ODD.items():
+            shown = read_back(mounted.path / _file_name(name))
+            # A cut member may be large: only whether it can be read is asked.
+            expected = {path: errno.EIO if content is None else content for path, content in case.files.items()}
+            assert shown == expected, f"{name}: {case.expected}"
+        assert {Path(one["shard"]).stem for one in mounted.status()["damaged"]} == BAD
+        assert all(one["problem"] for one in mounted.status()["damaged"])
+
+
+@pytest.mark.parametrize("options", [[], ["--names", "full"], ["--merge"], ["--merge", "--layout", "files"]])
+def test_odd_shards_in_the_other_views(odd: Program, options: list[str]) -> None:
+    """Whatever is shown can be read or says EIO; `find` and the listing of each directory agree."""
+    with odd.mounted(*options, odd.home) as mounted:
+        mounted.allow_log("; see: wdsfs check", "(cut in content|huge size).tar.* ends ")
+        shown = read_back(mounted.path)
+        assert len(shown) > 60
+        assert set(map(type, shown.values())) == {bytes, int}
+        assert {content for content in shown.values() if isinstance(content, int)} == {errno.EIO}
+        found = odd.tool("find", ".", "-type", "f", "-print0", cwd=mounted.path)
+        assert {path.removeprefix(b"./") for path in found.split(b"\0") if path} == set(shown)
+
+
+def test_a_cut_member_can_be_read_up_to_the_cut(program: Program) -> None:
+    content = os.urandom(300_000)
+    whole = tars.tar(tars.A, tars.member(b"cut.bin", content))
+    program.write("a.tar", whole[: len(tars.A) + 512 + 200_000])
+    program.write("b.tar", SMALL)
+    with program.mounted("{a,b}.tar") as mounted:
+        mounted.expect_log(r"a\.tar: .* ends at byte .*; see: wdsfs check", r"a\.tar: the shard ends ")
+        path = mounted.path / "a/cut/bin"
+        assert path.stat().st_size == 300_000
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            assert os.pread(fd, 4096, 0) == content[:4096]
+            assert os.pread(fd, 150_000, 0) == content[:150_000]
+            for place in (200_704, 299_999):
+                with fails(errno.EIO):
+                    os.pread(fd, 10, place)
+        finally:
+            os.close(fd)
+        assert (mounted.path / "a/a/txt").read_bytes() == b"aaa"
+        assert (mounted.path / "b/b/txt").read_bytes() == tars.ABC
+        (report,) = mounted.status()["damaged"]
+        assert report["shard"] == str(program.home / "a.tar")
+
+
+def test_hard_links_are_one_file(program: Program) -> None:
+    link = tars.member(b"d/l.txt", kind=tars.HARD_LINK, link=b"b.txt")
+    program.write("a.tar", tars.tar(tars.A, tars.B, link))
+    with program.mounted("--layout", "files", "a.tar") as mounted:
+        one, other = (mounted.path / "a/b.txt").stat(), (mounted.path / "a/d/l.txt").stat()
+        assert (one.st_ino, one.st_nlink, one.st_size) == (other.st_ino, 2, 768)
+        assert one.st_nlink == other.st_nlink
+        assert (mounted.path / "a/a.txt").stat().st_nlink == 1
+        assert (mounted.path / "a/d/l.txt").read_bytes() == tars.ABC
+
+
+def test_symbolic_links_are_as_stored(program: Program) -> None:
+    targets = {b"l1": b"a.txt", b"d/l2": b"../b.txt", b"l3": b"/etc/hostname", b"l4": b"gone", b"l5": b"l5"}
+    links = [tars.member(name, kind=tars.SYMLINK, link=target) for name, target in targets.items()]
+    program.write("a.tar", tars.tar(tars.A, tars.B, *links))
+    with program.mounted("--layout", "files", "a.tar") as mounted:
+        for name, target in targets.items():
+            path = os.path.join(bytes(mounted.path), b"a", name)
+            assert os.readlink(path) == target
+            assert os.lstat(path).st_size == len(target)
+            assert stat.filemode(os.lstat(path).st_mode) == "lrwxrwxrwx"
+        assert (mounted.path / "a/l1").read_bytes() == b"aaa"
+        assert (mounted.path / "a/d/l2").read_bytes() == tars.ABC
+        with fails(errno.ELOOP):
+            (mounted.path / "a/l5").read_bytes()
+    with program.mounted("a.tar") as mounted:
+        assert sorted(os.listdir(mounted.path / "a")) == ["a", "b"]
+
+
+# --- who may see it, and as whose ---------------------------------------------------------------------------
+
+
+def test_an_ordinary_user_mounts(user_program: Program) -> None:
+    program = user_program
+    program.write("a.tar", SMALL)
+    with program.mounted("a.tar") as mounted:
+        path = mounted.path / "a/b/txt"
+        assert program.tool("cat", path) == tars.ABC
+        assert program.tool("stat", "-c", "%u %a %A", path).split() == [b"%d" % program.uid, b"444", b"-r--r--r--"]
+        assert mounted.status()["state"] == "running"
+        program.tool("sh", "-c", f"! touch {mounted.path}/a/x 2>/dev/null && ! rm {path} 2>/dev/null")
+        if program.user:  # not even root sees it without allow_root
+            with pytest.raises(PermissionError):
+                os.stat(path)
+        line = next(one for one in host.mounts() if one.path == bytes(mounted.path))
+        assert {"nosuid", "nodev", "ro"} <= set(line.options)
+
+
+def test_an_ordinary_user_ends_it(user_program: Program) -> None:
+    user_program.write("a.tar", SMALL)
+    with user_program.mounted("a.tar", ends_itself=True) as mounted:
+        user_program.run("umount", mounted.path)
+        assert mounted.wait_for_exit() == 0
+
+
+def test_an_ordinary_user_may_not_let_others_in(user_program: Program) -> None:
+    with open("/etc/fuse.conf") as file:
+        if any(line.strip() == "user_allow_other" for line in file):
+            pytest.skip("this machine allows it: /etc/fuse.conf")
+    user_program.write("a.tar", SMALL)
+    with device_for_everyone():
+        done = user_program.run("mount", "-o", "allow_other", "a.tar", user_program.mountpoint, code=5)
+    assert b"user_allow_other" in done.stderr
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may do this")
+
+
+@needs_root
+def test_allow_other(program: Program, user_program: Program) -> None:
+    program.write("a.tar", SMALL)
+    open_to_all = Path(user_program.home / "all")
+    open_to_all.mkdir()
+    os.chmod(user_program.home, 0o755)
+    with program.mounted("-o", "allow_other,uid=12,gid=34,umask=007", "a.tar", at=open_to_all) as mounted:
+        found = (mounted.path / "a/a/txt").stat()
+        assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (12, 34, 0o440)
+        assert stat.S_IMODE(mounted.path.stat().st_mode) == 0o550
+        user_program.tool("cat", mounted.path / "a/a/txt", code=1)
+    with program.mounted("-o", "allow_other", "a.tar", at=open_to_all) as mounted:
+        assert user_program.tool("cat", mounted.path / "a/a/txt") == b"aaa"
+    with program.mounted("a.tar", at=open_to_all) as mounted:
+        assert user_program.tool("ls", mounted.path, code=2) == b""
+
+
+@needs_root
+def test_under_an_overlay_of_the_kernel(program: Program) -> None:
+    """A way to write on top of a mount, which asks more of a file system than most programs do."""
+    program.write("a.tar", SMALL)
+    lower, upper, work, merged = (program.directory(name) for name in ("lower", "upper", "work", "merged"))
+
+    def overlay(lowest: Path) -> subprocess.CompletedProcess[bytes]:
+        options = f"lowerdir={lowest},upperdir={upper},workdir={work}"
+        return subprocess.run(["mount", "-t", "overlay", "none", "-o", options, merged], check=False)
+
+    if overlay(lower).returncode:
+        pytest.skip("no overlay can be mounted here")
+    subprocess.run(["umount", merged], check=True)
+    with program.mounted("a.tar") as mounted:
+        assert overlay(mounted.path).returncode == 0
+        try:
+            assert (merged / "a/b/txt").read_bytes() == tars.ABC
+            with (merged / "a/b/txt").open("ab") as file:
+                file.write(b"more")
+            (merged / "a/a/txt").unlink()
+            assert read_back(merged) == {b"a/b/txt": tars.ABC + b"more"}
+            assert (mounted.path / "a/b/txt").read_bytes() == tars.ABC
+        finally:
+            subprocess.run(["umount", merged], check=True)
+
+
+def test_the_mount_table_says_what_is_mounted(program: Program) -> None:
+    program.write("a,b c.tar", SMALL)
+    with program.mounted("a,b c.tar") as mounted:
+        (line,) = [one for one in host.mounts() if one.path == bytes(mounted.path)]
+        assert (line.fstype, line.source) == ("fuse.wdsfs", b"wdsfs#a,b c.tar")
+        assert "ro" in line.options
+        assert "default_permissions" in line.super_options
+    with program.mounted("-o", "fsname=my\\,data,noatime,noexec", "a,b c.tar") as mounted:
+        (line,) = [one for one in host.mounts() if one.path == bytes(mounted.path)]
+        assert (line.fstype, line.source) == ("fuse.wdsfs", b"my,data")
+        assert "noexec" in line.options
+    with program.mounted("-o", "subtype=other", "-o", "ro,noatime", "a,b c.tar", ends_itself=True) as mounted:
+        assert host.mounted_at(mounted.path).fstype == "fuse.other"  # type: ignore[union-attr]
+        assert "mounted there already" in program.refused("mount", "a,b c.tar", mounted.path, code=5)
+        program.run("umount", mounted.path)
+
+
+@pytest.mark.parametrize(
+    ("option", "word"),
+    [
+        ("allow_others", "no such option"),
+        ("uid=me", "a number up to"),
+        ("uid=-1", "a number up to"),
+        ("gid=4294967295", "a number up to"),
+        ("umask=999", "an octal number"),
+        ("umask=1777", "an octal number"),
+        ("uid", "no such option"),
+        ("fsname", "no such option"),
+        ("max_read=4096", "no such option"),
+        ("rw", "read-only"),
+        ("remount", "read-only"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(program: Program, option: str, word: str) -> None:
+    program.write("a.tar", SMALL)
+    message = program.refused("mount", "-o", f"ro,{option}", "a.tar", program.mountpoint, code=2)
+    assert f"-o {option}" in message
+    assert word in message
+
+
+@needs_root  # for others fusermount3 looks as root, which the kernel does not let in without allow_other
+def test_auto_unmount(program: Program) -> None:
+    """When the whole mount is killed, the mount point is free again."""
+    program.write("a.tar", SMALL)
+    with program.mounted("-o", "auto_unmount", "a.tar", ends_itself=True) as mounted:
+        kill_all({one for one in mounted.processes() if not _is_fusermount(one)})
+        assert mounted.wait_for_exit() == -signal.SIGKILL
+        wait_until(lambda: host.mounted_at(mounted.path) is None, "the unmount")
+        assert program.json("status", mounted.path)[0]["state"] == "dead"
+        program.run("umount", mounted.path)
+
+
+def _is_fusermount(pid: int) -> bool:
+    return Path(f"/proc/{pid}/comm").read_text().startswith("fusermount")
+
+
+def kill_all(pids: set[int]) -> None:
+    """Stop them first, so that none has the time to replace another."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            os.kill(pid, number)
+    # Those that are children of this process have become zombies, the others are gone.
+    wait_until(lambda: not any(is_running(pid) for pid in pids), "the death of all")
+
+
+def is_dead(path: Path) -> bool:
+    """As a script would see it: by stat alone."""
+    try:
+        os.stat(path)
+    except OSError as error:
+        return error.errno in (errno.ENOTCONN, errno.ECONNABORTED)
+    return False
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
+    except FileNotFoundError:
+        return False
+
+
+# --- death -------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_mount(program: Program) -> None:
+    """It is dead, status says so, mounting there says what to type, and that clears it."""
+    program.write("a.tar", SMALL)
+    with program.mounted("a.tar", ends_itself=True) as mounted:
+        kill_all(mounted.processes())
+        with fails(errno.ENOTCONN, errno.ECONNABORTED):
+            os.listdir(mounted.path)
+        assert mounted.status()["state"] == "dead"
+        assert b"dead" in program.run("status").stdout
+        wait_until(lambda: is_dead(mounted.path), "stat to say so")
+        message = program.refused("mount", "a.tar", mounted.path, code=5)
+        assert f"wdsfs umount {mounted.path}" in message
+        program.run("umount", mounted.path)
+        assert mounted.wait_for_exit() == -signal.SIGKILL
+    with program.mounted("a.tar") as mounted:
+        assert (mounted.path / "a/a/txt").read_bytes() == b"aaa"
+
+
+def test_a_killed_mount_of_an_ordinary_user(user_program: Program) -> None:
+    user_program.write("a.tar", SMALL)
+    with user_program.mounted("a.tar", ends_itself=True) as mounted:
+        kill_all(mounted.processes())
+        user_program.run("umount", mounted.path)
+
+
+def test_a_worker_is_replaced_also_while_a_shard_cannot_be_indexed(program: Program) -> None:
+    """One tree over all shards wants them all before it serves. That is no reason for a worker to end."""
+    shards = [program.write("a.tar", SMALL), program.write("b.tar", SMALL)]
+    with program.mounted("--merge", "--allow-missing", *shards) as mounted:
+        mounted.expect_log("ended .killed by SIGKILL.; it is replaced", "is no regular file; it is tried again")
+        mounted.allow_log("b.tar has changed", "a shard has changed while")
+        os.rename(shards[1], program.home / "kept")
+        shards[1].mkdir()
+        before = workers(mounted)
+        for one in before:
+            os.kill(one, signal.SIGKILL)
+        wait_until(lambda: len(workers(mounted) - before) == len(before), "other workers")
+        wait_until(lambda: sorted(_listed(mounted.path)) == ["a", "b"], "the other shard's tree")
+        shards[1].rmdir()
+        os.rename(program.home / "kept", shards[1])
+        wait_until(lambda: sorted(_listed(mounted.path)) == ["a", "a~2", "b", "b~2"], "the whole tree to be back")
+        assert mounted.status()["restarts"] == len(before)
+
+
+def _listed(path: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        return os.listdir(path)
+    return []
+
+
+def test_a_killed_worker_is_not_noticed(big: Program) -> None:
+    """While a file is read again and again, the processes that serve it are killed one after the other."""
+    with big.mounted("a.tar") as mounted:
+        mounted.expect_log("ended .killed by SIGKILL.; it is replaced")
+        failures: list[object] = []
+        done = threading.Event()
+
+        def read() -> None:
+            try:
+                while not done.is_set():
+                    fd = os.open(mounted.path / "a/big/bin", os.O_RDONLY)
+                    try:
+                        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                        if b"".join(iter(lambda: os.read(fd, 1 << 17), b"")) != BIG:  # noqa: B023  # used at once
+                            failures.append("other bytes")
+                    finally:
+                        os.close(fd)
+            except OSError as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=read) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(10):
+                before = workers(mounted)
+                os.kill(max(before), signal.SIGKILL)
+                wait_until(lambda: workers(mounted) - before, "another worker")  # noqa: B023  # called at once
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join()
+        assert failures == []
+        wait_until(lambda: mounted.status()["restarts"] >= 10, "ten replacements")
+
+
+def workers(mounted: Mounted) -> set[int]:
+    """Without the process that hears of changes, which serves nobody."""
+    return {pid for pid in mounted.status()["processes"] if pid != mounted.pid and is_running(pid)}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("foreground", [False, True])
+def test_signals_end_a_mount_in_good_order(program: Program, number: signal.Signals, foreground: bool) -> None:
+    program.write("a.tar", SMALL)
+    with program.mounted("a.tar", foreground=foreground, ends_itself=True) as mounted:
+        assert (mounted.path / "a/a/txt").read_bytes() == b"aaa"
+        os.kill(mounted.pid, number)
+        assert mounted.wait_for_exit() == 0
+        assert host.mounted_at(mounted.path) is None
+        assert number.name in mounted.log()
+
+
+def test_a_signal_ends_a_mount_that_is_in_use(program: Program) -> None:
+    program.write("a.tar", SMALL)
+    with program.mounted("a.tar", ends_itself=True) as mounted:
+        fd = os.open(mounted.path / "a/a/txt", os.O_RDONLY)
+        os.kill(mounted.pid, signal.SIGTERM)
+        assert mounted.wait_for_exit() == 0
+        assert host.mounted_at(mounted.path) is None
+        with fails(errno.ENOTCONN, errno.ECONNABORTED):  # the second if it was sent while the last process ended
+            os.close(fd)
+
+
+def test_an_early_signal_leaves_no_dead_mount(program: Program) -> None:
+    """Whenever it comes, the mount point is usable afterwards."""
+    need_fuse()
+    program.write("a.tar", SMALL)
+    program.run("index", "a.tar")
+    for step in range(12):
+        process = program.start("mount", "-f", "a.tar", program.mountpoint, stderr=subprocess.DEVNULL)
+        try:
+            # The work of the process so far is the clock: the signal comes ever later in its start.
+            wait_until(lambda: _cpu_ticks(process.pid) >= 8 + 2 * step, "it to get on")  # noqa: B023  # called at once
+            process.terminate()
+            process.wait(PATIENCE)
+            assert host.mounted_at(program.mountpoint) is None
+            assert os.listdir(program.mountpoint) == []
+        finally:
+            process.kill()
+            force_unmount(program.mountpoint)
+            process.wait()
+
+
+def _cpu_ticks(pid: int) -> int:
+    """Time that a process has computed for; much, when it is gone or mounted and idle."""
+    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    idle = fields[0] in (b"Z", b"S")
+    return 1000 if idle else int(fields[11]) + int(fields[12])
+
+
+# --- ending it ---------------------------------------------------------------------------------------------
+
+
+def test_umount_returns_when_the_daemon_is_gone(program: Program) -> None:
+    program.write("a.tar", SMALL)
+    with program.mounted("a.tar", ends_itself=True) as mounted:
+        processes = mounted.processes()
+        done = program.run("umount", mounted.path)
+        assert (done.stdout, done.stderr) == (b"", b"")
+        assert not any(is_running(pid) for pid in processes)
+        assert mounted.wait_for_exit() == 0
+        assert "nothing is mounted" in program.refused("umount", mounted.path, code=5)
+
+
+def test_umount_of_a_mount_in_use(program: Program) -> None:
+    program.write("a.tar", tars.tar(tars.member(b"a.bin", BIG)))
+    with program.mounted("a.tar", ends_itself=True) as mounted:
+        with (mounted.path / "a/a/bin").open("rb") as file:
+            message = program.refused("umount", mounted.path, code=5)
+            assert "busy" in message
+            assert "--lazy" in message
+            assert file.read(10) == BIG[:10]
+            program.run("umount", "--lazy", mounted.path)
+            assert host.mounted_at(mounted.path) is None
+            assert file.read() == BIG[10:]
+        assert mounted.wait_for_exit() == 0
+
+
+def test_a_mount_point_is_free_after_a_lazy_unmount(program: Program) -> None:
+    """While the old mount still has a user, a new one can be made; the end of the old does not touch it."""
+    program.write("a.tar", SMALL)
+    with program.mounted("a.tar", ends_itself=True) as old, (old.path / "a/a/txt").open("rb") as file:
+        program.run("umount", "--lazy", old.path)
+        with program.mounted("a.tar") as new:
+            file.close()
+            assert old.wait_for_exit() == 0
+            assert new.status()["pid"] == new.pid
+            assert (new.path / "a/a/txt").read_bytes() == b"aaa"
+
+
+def test_umount_of_several(program: Program) -> None:
+    """One that fails does not keep the others."""
+    program.write("a.tar", SMALL)
+    other = program.directory("other")
+    with program.mounted("a.tar", ends_itself=True) as one, program.mounted("a.tar", at=other, ends_itself=True):
+        done = program.run("umount", one.path, program.home, other, code=5)
+        assert done.stderr.count(b"\n") == 1
+
+
+def test_umount_is_for_wdsfs_only(program: Program) -> None:
+    assert "not one of wdsfs" in program.refused("umount", "/proc", code=5)
+    assert "nothing is mounted" in program.refused("umount", program.home, code=5)
+    assert "nothing is mounted" in program.refused("umount", program.home / "missing", code=5)
+
+
+def test_umount_by_another_name(program: Program) -> None:
+    """However the mount point is written, with links or relative, it is the same mount."""
+    program.write("a.tar", SMALL)
+    (program.home / "link").symlink_to("mnt")
+    (program.home / "up").symlink_to(program.home)
+    for name in ("link", "up/link"):
+        with program.mounted("a.tar", ends_itself=True) as mounted:
+            assert program.json("status", name)[0]["pid"] == mounted.pid
+            program.run("umount", name)
+            assert mounted.wait_for_exit() == 0
+    need_fuse()
+    program.run("mount", "a.tar", "up/link")
+    assert program.json("status", "./mnt/")[0]["state"] == "running"
+    program.run("umount", "mnt")
+    assert not program.registration(program.mountpoint).exists()
+
+
+# --- beginning it ------------------------------------------------------------------------------------------
+
+
+def test_the_tree_is_usable_when_mount_returns(program: Program) -> None:
+    program.write("a.tar", SMALL)
+    for _ in range(5):
+        with program.mounted("a.tar") as mounted:
+            assert os.listdir(mounted.path) == ["a"]
+
+
+def test_a_mount_lets_go_of_the_terminal(program: Program) -> None:
+    """Also after several processes have indexed: whoever waits for the end of the output gets it.
+
+    `Program.run` waits for that end.
+    """
+    for name in "abc":
+        with (program.home / f"{name}.tar").open("wb") as shard:
+            size = 30 << 20
+            shard.write(tars.header(b"a.bin", size))
+            shard.seek(size, os.SEEK_CUR)
+            shard.write(tars.tar(tars.A))
+    with program.mounted("--jobs", "2", "{a..c}.tar") as mounted:
+        assert len(os.listdir(mounted.path)) == 3
+        terminal = {os.readlink(f"/proc/{pid}/fd/{fd}") for pid in mounted.processes() for fd in (0, 1, 2)}
+        assert terminal == {"/dev/null"}
+        assert {os.getsid(pid) for pid in mounted.processes()} == {mounted.pid}
+        assert os.readlink(f"/proc/{mounted.pid}/cwd") == "/"
+
+
+def test_a_mount_in_the_foreground_tells_the_service_manager(program: Program) -> None:
+    """READY=1 comes when the tree is usable; `mounted` has waited for it."""
+    program.write("a.tar", SMALL)
+    with program.mounted("a.tar", foreground=True) as mounted:
+        assert os.listdir(mounted.path) == ["a"]
+        assert mounted.status()["log"] == str(program.home / "foreground.log")  # where stderr goes
+        assert f"mounted 1 shard at {mounted.path}" in mounted.log()
+
+
+def test_a_service_manager_that_does_not_listen(program: Program) -> None:
+    """The mount works all the same."""
+    program.write("a.tar", SMALL)
+    need_fuse()
+    gone = program.home / "gone"
+    with program.start(
+        "mount", "-f", "a.tar", program.mountpoint, env={"NOTIFY_SOCKET": str(gone)}, stderr=subprocess.PIPE
+    ) as process:
+        wait_until(lambda: program.registration(program.mountpoint).exists(), "the mount")
+        assert (program.mountpoint / "a/a/txt").read_bytes() == b"aaa"
+        program.run("umount", program.mountpoint)
+        assert str(gone).encode() in process.stderr.read()  # type: ignore[union-attr]
+    assert process.returncode == 0
+
+
+def test_lazy_indexes_a_shard_when_it_is_used(program: Program) -> None:
+    for name in "abc":
+        program.write(f"{name}.tar", SMALL)
+    with program.mounted("--lazy", "{a..c}.tar") as mounted:
+        assert mounted.status()["indexed"] == 0
+        assert os.listdir(mounted.path) == ["a", "b", "c"]
+        assert stat.S_ISDIR((mounted.path / "b").stat().st_mode)
+        assert mounted.status()["indexed"] == 0
+        assert (mounted.path / "b/b/txt").read_bytes() == tars.ABC
+        report = mounted.status()
+        assert (report["indexed"], report["members"]) == (1, 2)
+        assert len(read_back(mounted.path)) == 6
+        report = mounted.status()
+        assert (report["indexed"], report["samples"]) == (3, 6)
+        assert os.statvfs(mounted.path).f_files == 6
+
+
+def test_lazy_and_used_by_many_at_once(program: Program) -> None:
+    program.write("a.tar", tars.tar(*(tars.member(b"%04d.x" % number, b"x") for number in range(5000))))
+    paths = [f"a/{number:04d}/x" for number in range(0, 5000, 500)]
+    with program.mounted("--lazy", "a.tar") as mounted, concurrent.futures.ThreadPoolExecutor(8) as threads:
+        assert set(threads.map(lambda path: (mounted.path / path).read_bytes(), paths)) == {b"x"}
+
+
+def test_two_mounts_of_the_same_shards_at_once(program: Program) -> None:
+    """They index at the same time into the same index."""
+    need_fuse()
+    for number in range(20):
+        program.write(
+            f"{number:02d}.tar", tars.tar(*(tars.member(b"%d.x" % n, b"%d" % number) for n in range(300)))
+        )
+    places = [program.directory(f"place{number}") for number in range(3)]
+    started = [program.start("mount", "{00..19}.tar", place, stderr=subprocess.PIPE) for place in places]
+    try:
+        for process in started:
+            _, err = process.communicate(timeout=PATIENCE)
+            assert (process.returncode, err) == (0, b"")
+        for place in places:
+            assert (place / "17/299/x").read_bytes() == b"17"
+    finally:
+        program.run("umount", *places, code=None)
+    assert not any(program.registration(place).exists() for place in places)
+
+
+@pytest.mark.parametrize("name", ["a b", "new\nline", "ümläut", "a,b\\c", "inv\udcffalid", "%n$(id)`id`'\"", "-o"])
+def test_mount_points_and_shards_of_any_name(program: Program, name: str) -> None:
+    program.write(f"shards {name}/{name}.tar", SMALL)
+    place = program.directory(f"at {name}")
+    with program.mounted(f"shards {name}/{name}.tar", at=place) as mounted:
+        assert (mounted.path / name / "b/txt").read_bytes() == tars.ABC
+        assert mounted.status()["mountpoint"] == str(place)
+        assert os.getxattr(mounted.path / name / "b/txt", "user.wdsfs.shard").endswith(os.fsencode(f"{name}.tar"))
+
+
+def test_paths_are_relative_to_where_it_was_typed(program: Program) -> None:
+    program.write("d/a.tar", SMALL)
+    with program.mounted("--index-dir", "../own index", "*.tar", cwd=program.home / "d") as mounted:
+        assert (mounted.path / "a/a/txt").read_bytes() == b"aaa"
+        assert mounted.status()["index"] == str(program.home / "own index")
+        assert (program.home / "own index" / "data.mdb").exists()
+
+
+def test_a_runtime_directory_with_a_long_name(user_program: Program) -> None:
+    """Longer than what fits into the address of a socket."""
+    user_program.write("a.tar", SMALL)
+    (user_program.home / "run").rmdir()
+    long = user_program.directory("r" * 100)
+    (user_program.home / "run").symlink_to(long)
+    with user_program.mounted("a.tar", env={"XDG_RUNTIME_DIR": str(long)}) as mounted:
+        (report,) = user_program.json("status", mounted.path, env={"XDG_RUNTIME_DIR": str(long)})
+        assert report["state"] == "running"
+
+
+def test_closed_standard_streams(program: Program) -> None:
+    """Nothing that the daemon opens may take their numbers: what is written to them would go there."""
+    program.write("a.tar", SMALL)
+    need_fuse()
+    command = [*program.command("mount", "a.tar", program.mountpoint)]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command],
+        env=program.environment,
+        cwd=program.home,
+        timeout=PATIENCE,
+        check=False,
+    )
+    try:
+        assert done.returncode == 0
+        assert (program.mountpoint / "a/a/txt").read_bytes() == b"aaa"
+    finally:
+        program.run("umount", program.mountpoint)
+    assert not program.registration(program.mountpoint).exists()
+
+
+def test_a_state_directory_that_cannot_be_made(program: Program) -> None:
+    """The mount works, and says that it keeps its log elsewhere."""
+    program.write("a.tar", SMALL)
+    program.write("state", b"a file where the directory should be")
+    with program.mounted("a.tar") as mounted:
+        mounted.expect_log("no log can be kept")
+        log = Path(mounted.status()["log"])
+        assert log.parent == program.registration(mounted.path).parent
+        assert "mounted 1 shard" in log.read_text()
+        log.unlink()
+
+
+def test_an_index_directory_that_cannot_be_made(program: Program) -> None:
+    """The mount works with a temporary index, says so, and leaves nothing of it."""
+    program.write("a.tar", SMALL)
+    program.write("file", b"where a directory should be")
+    temporary = program.directory("tmp")
+    places = {"TMPDIR": str(temporary), "WDSFS_INDEX_DIR": str(program.home / "file" / "index")}
+    with program.mounted("a.tar", env=places) as mounted:
+        mounted.expect_log("temporary index")
+        assert (mounted.path / "a/a/txt").read_bytes() == b"aaa"
+        report = mounted.status()
+        assert report["index"].startswith(str(temporary))
+        assert "temporary index" in report["notices"][0]
+    assert list(temporary.iterdir()) == []
+    program.run("mount", "a.tar", program.home / "missing", code=5, env=places)
+    assert list(temporary.iterdir()) == []
+
+
+def test_few_descriptors(program: Program) -> None:
+    """A set of more shards than the process may open files."""
+    for number in range(150):
+        program.write(f"{number:03d}.tar", tars.tar(tars.member(b"a.txt", b"%d" % number)))
+    with program.mounted("{000..149}.tar", preexec_fn=_few_descriptors) as mounted:
+        for _ in range(2):
+            for number in range(150):
+                assert (mounted.path / f"{number:03d}" / "a" / "txt").read_bytes() == b"%d" % number
+
+
+def _few_descriptors() -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+
+
+def test_python_warnings_are_errors(program: Program) -> None:
+    program.write("a.tar", SMALL)
+    with program.mounted("a.tar", env={"PYTHONWARNINGS": "error"}) as mounted:
+        assert (mounted.path / "a/a/txt").read_bytes() == b"aaa"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        (b"a.left.JPG", (), "loaders that look for *.jpg need --names full or --layout classes"),
+        (b"a.flac", ("--merge",), "loaders that look for *.flac need --names full or --layout classes"),
+        (b"a.jpg", ("--overlay", "up"), "loaders that look for *.jpg need --names full or --layout files"),
+        (b"a.jpg", ("--lazy",), ""),  # not known yet
+        (b"a.jpg", ("--quiet",), ""),
+        (b"a.jpg", ("--names", "full"), ""),
+        (b"a.jpg", ("--layout", "files"), ""),
+        (b"a.jpg", ("--columns", "cls"), ""),
+        (b"a.txt", (), ""),
+    ],
+)
+def test_a_mount_says_what_loaders_by_suffix_need(
+    program: Program, name: bytes, options: tuple[str, ...], said: str
+) -> None:
+    program.write("a.tar", tars.tar(tars.member(name), tars.member(b"a.cls", b"0")))
+    with program.mounted("a.tar", *options) as mounted:
+        assert mounted.output == (f"wdsfs: {said}\n" if said else "")
+        assert len(mounted.output) <= 80
+
+
+# --- refusals ----------------------------------------------------------------------------------------------
+
+
+def refusal(program: Program, *arguments: str | Path, code: int = 5) -> str:
+    message = program.refused("mount", *arguments, code=code)
+    assert not program.registration(program.mountpoint).exists()
+    return message
+
+
+def test_a_mount_point_has_to_be_an_empty_directory(program: Program) -> None:
+    program.write("a.tar", SMALL)
+    missing = program.home / "is missing"
+    assert f"mkdir -p '{missing}'" in refusal(program, "a.tar", missing)
+    program.write("file", b"")
+    assert "is no directory" in refusal(program, "a.tar", "file")
+    assert "no such" in refusal(program, "a.tar", program.home / "file" / "below").lower() or True
+    program.write("full/file", b"x")
+    assert "-o nonempty" in refusal(program, "a.tar", "full")
+    with program.mounted("-o", "nonempty", "a.tar", at=program.directory("full2")) as mounted:
+        assert os.listdir(mounted.path) == ["a"]
+
+
+def test_a_mount_over_files_hides_them_and_gives_them_back(program: Program) -> None:
+    program.write("a.tar", SMALL)
+    program.write("full/file", b"x")
+    full = program.home / "full"
+    with program.mounted("-o", "nonempty", "a.tar", at=full, ends_itself=True) as mounted:
+        assert os.listdir(full) == ["a"]
+        program.run("umount", full)
+        assert mounted.wait_for_exit() == 0
+        assert os.listdir(full) == ["file"]
+        (full / "file").unlink()
+
+
+def test_a_mount_must_not_hide_what_it_needs(program: Program) -> None:
+    """Over one of these it would wait for itself for ever."""
+    program.write("shards/a.tar", SMALL)
+    assert "would hide" in refusal(program, "-o", "nonempty", "shards/a.tar", "shards")
+    assert "would hide" in refusal(program, "-o", "nonempty", "shards/a.tar", program.home)
+    # A link in the mount point to a shard elsewhere is needed to find it, and so is one from elsewhere into it.
+    links = program.directory("links")
+    (links / "b.tar").symlink_to(program.home / "shards/a.tar")
+    assert "would hide" in refusal(program, "-o", "nonempty", "links/b.tar", links)
+    outside = program.directory("outside")
+    (outside / "c.tar").symlink_to(links / "b.tar")
+    assert "would hide" in refusal(program, "-o", "nonempty", "outside/c.tar", links)
+    # The index and the log are needed, too.
+    assert "would hide" in refusal(program, "-o", "nonempty", "shards/a.tar", program.home / "index")
+    (program.home / "state/wdsfs").mkdir(parents=True)
+    assert "would hide" in refusal(program, "shards/a.tar", program.home / "state/wdsfs")
+
+
+def test_mounting_twice_is_refused(program: Program) -> None:
+    program.write("a.tar", SMALL)
+    with program.mounted("a.tar") as mounted:
+        message = program.refused("mount", "a.tar", mounted.path, code=5)
+        assert f"mounted there already (process {mounted.pid})" in message
+        program.refused("mount", "-o", "nonempty", "a.tar", mounted.path, code=5)
+        (program.home / "link").symlink_to("mnt")
+        assert "mounted there already" in program.refused("mount", "a.tar", program.home / "link", code=5)
+
+
+def test_shards_that_are_not_there(program: Program) -> None:
+    program.write("a.tar", SMALL)
+    assert "b.tar" in refusal(program, "{a,b}.tar", program.mountpoint, code=3)
+    assert "*.tar.gz" in refusal(program, "*.tar.gz", program.mountpoint, code=2)
+    assert os.listdir(program.mountpoint) == []
+
+
+def test_an_unreadable_shard_does_not_stop_the_mount(user_program: Program) -> None:
+    """It stays listed, and looking inside gives EIO: never a smaller set."""
+    user_program.write("a.tar", SMALL)
+    os.chmod(user_program.write("b.tar", SMALL), 0)
+    with user_program.mounted("{a,b}.tar") as mounted:
+        mounted.expect_log(r"b\.tar: Permission denied")
+        assert user_program.tool("ls", mounted.path).split() == [b"a", b"b"]
+        assert user_program.tool("cat", mounted.path / "a/a/txt") == b"aaa"
+        assert b"Input/output error" in user_program.tool(
+            "ls", mounted.path / "b", code=2, stderr=subprocess.STDOUT
+        )
+        user_program.tool("cat", mounted.path / "b/a/txt", code=1)
+        (damaged,) = mounted.status()["damaged"]
+        assert damaged["shard"].endswith("b.tar")
+
+
+def test_an_unreadable_shard_in_one_tree(user_program: Program) -> None:
+    user_program.write("a.tar", SMALL)
+    os.chmod(user_program.write("b.tar", SMALL), 0)
+    with user_program.mounted("--merge", "--allow-missing", "{a,b}.tar") as mounted:
+        mounted.expect_log(r"b\.tar: Permission denied")
+        assert user_program.tool("cat", mounted.path / "a/txt") == b"aaa"
+
+
+def test_the_status_socket_answers_anything(program: Program) -> None:
+    """Clients that send, leave at once or never read do not disturb it."""
+    program.write("a.tar", SMALL)
+    with program.mounted("a.tar") as mounted:
+        path = str(program.registration(mounted.path).with_suffix(".sock"))
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+        clients = [socket.socket(socket.AF_UNIX) for _ in range(20)]
+        for number, client in enumerate(clients):
+            client.connect(path)
+            if number % 3 == 0:
+                client.sendall(b"GET / HTTP/1.0\r\n\r\n" * 100)
+            if number % 3 == 1:
+                client.close()
+        assert mounted.status()["state"] == "running"
+        for client in clients:
+            client.close()
+        assert mounted.status()["state"] == "running"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_is_left_mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Whatever the tests have done."""
+    yield
+    own = (
+        bytes(tmp_path_factory.getbasetemp()),
+        os.path.join(os.fsencode(tempfile.gettempdir()), USER_HOME.encode()),
+    )
+    assert [one for one in host.mounts() if one.path.startswith(own)] == []

@@ -1,0 +1,468 @@
+"""Hearing of changes: real files and inotify, and a socket in the place of the FUSE descriptor."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import sets, wire
+from tests.conftest import wait_until
+from wdsfs.dataset.generations import Tags
+from wdsfs.mount import watch
+from wdsfs.mount.watch import Watch
+from wdsfs.spec.expand import Shard
+
+MARK = "zz-mark.tar"
+
+
+@pytest.fixture
+def device() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """What `watch` takes for the FUSE descriptor, and the kernel's end of it; each note is one message."""
+    ours, kernels = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, kernels:
+        kernels.settimeout(30)
+        yield ours, kernels
+
+
+class Heard:
+    """A watch over shards, and one more which marks that everything before it has been heard."""
+
+    def __init__(self, home: Path, device: int, shards: list[Shard], look: bool = False) -> None:
+        self.mark = home / MARK
+        self.mark.write_bytes(b"")
+        self.device = device
+        self.shards = [*shards, sets.at(self.mark)]
+        self.watch = Watch(self.shards, look)
+
+    def close(self) -> None:
+        self.watch._notify.close()
+
+    def numbers(self) -> set[int]:
+        """The shards that something has happened to since the last call."""
+        os.utime(self.mark)
+        marked = len(self.shards) - 1
+        found: set[int] = set()
+        while marked not in found:
+            changed = self.watch.wait(self.device)
+            assert changed is not None
+            found |= changed
+        return found - {marked}
+
+
+Listen = Callable[..., Heard]
+
+
+@pytest.fixture
+def listen(tmp_path: Path, device: tuple[socket.socket, socket.socket]) -> Iterator[Listen]:
+    """Makes a watch over the shards at these paths."""
+    made: list[Heard] = []
+
+    def listen(*paths: Path, look: bool = False) -> Heard:
+        made.append(Heard(tmp_path, device[0].fileno(), [sets.at(path) for path in paths], look))
+        return made[-1]
+
+    yield listen
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def heard(tmp_path: Path, listen: Listen) -> Heard:
+    """A watch over a.tar and b.tar."""
+    paths = [tmp_path / f"{name}.tar" for name in "ab"]
+    for path in paths:
+        path.write_bytes(b"old")
+    return listen(*paths)
+
+
+# --- what is heard -----------------------------------------------------------------------------------------
+
+
+def replace(path: Path) -> None:
+    new = path.with_name("new")
+    new.write_bytes(b"new")
+    new.rename(path)
+
+
+def rewrite(path: Path) -> None:
+    path.write_bytes(b"new")
+
+
+def overwrite(path: Path) -> None:
+    with path.open("r+b", buffering=0) as file:
+        file.write(b"new")
+
+
+def append(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"new")
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, 1)
+
+
+def chmod(path: Path) -> None:
+    path.chmod(0o600)
+
+
+def touch(path: Path) -> None:
+    os.utime(path)
+
+
+def delete(path: Path) -> None:
+    path.unlink()
+
+
+def move_away(path: Path) -> None:
+    path.rename(path.with_name("away"))
+
+
+def delete_and_make(path: Path) -> None:
+    path.unlink()
+    path.write_bytes(b"new")
+
+
+def make_a_link(path: Path) -> None:
+    other = path.with_name("other")
+    path.rename(other)
+    path.symlink_to(other)
+
+
+CHANGES = [
+    *(replace, rewrite, overwrite, append, cut, chmod, touch, delete, move_away, delete_and_make, make_a_link),
+]
+every_change = pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+
+
+@every_change
+def test_a_change_is_heard(heard: Heard, change: Callable[[Path], None]) -> None:
+    """Of the shard that it happens to, and of no other."""
+    change(sets.path_of(heard.shards[1]))
+    assert heard.numbers() == {1}
+    change(sets.path_of(heard.shards[0]))
+    assert heard.numbers() == {0}
+    assert heard.numbers() == set()
+
+
+def test_a_shard_that_comes_back_is_heard(heard: Heard) -> None:
+    path = sets.path_of(heard.shards[0])
+    path.unlink()
+    assert heard.numbers() == {0}
+    path.write_bytes(b"back")
+    assert heard.numbers() == {0}
+
+
+def test_a_change_is_heard_while_the_file_is_open(heard: Heard) -> None:
+    with sets.path_of(heard.shards[0]).open("r+b", buffering=0) as file:
+        for _ in range(3):
+            file.write(b"x")
+            assert heard.numbers() == {0}
+
+
+def test_changes_of_several_shards(heard: Heard) -> None:
+    for shard in heard.shards[:2]:
+        rewrite(sets.path_of(shard))
+    assert heard.numbers() == {0, 1}
+
+
+def test_other_files_are_no_business_of_ours(heard: Heard, tmp_path: Path) -> None:
+    """Neither next to a shard nor with a name that is much the same; nor is reading."""
+    for name in ("other.tar", "a.tar.part", ".a.tar", "A.tar", "a", "a.ta"):
+        for change in (rewrite, append, chmod, touch, delete):
+            change(tmp_path / name)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a.tar").write_bytes(b"x")
+    assert (tmp_path / "a.tar").read_bytes() == b"old"
+    assert os.listdir(tmp_path)
+    assert heard.numbers() == set()
+
+
+def test_names_are_bytes(tmp_path: Path, listen: Listen) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff \xc3\xa4.tar"))
+    path.write_bytes(b"old")
+    heard = listen(path)
+    rewrite(path)
+    assert heard.numbers() == {0}
+
+
+def test_shards_in_several_directories(tmp_path: Path, listen: Listen) -> None:
+    """The same name in another directory is another shard."""
+    paths = [tmp_path / directory / "a.tar" for directory in ("x", "y")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_bytes(b"old")
+    heard = listen(*paths)
+    for number, path in enumerate(paths):
+        replace(path)
+        assert heard.numbers() == {number}
+
+
+def test_one_watch_for_each_directory(tmp_path: Path, listen: Listen) -> None:
+    """Of 8,192 that a user may have on a small machine; a set has thousands of shards."""
+    heard = listen(*(sets.path_of(shard) for shard in sets.make(tmp_path, 100, samples=1)))
+    watches = Path(f"/proc/self/fdinfo/{heard.watch._notify.fd}").read_text().count("inotify wd:")
+    assert watches == 1
+
+
+def test_more_events_than_the_kernel_keeps(heard: Heard) -> None:
+    """Then anything may have happened."""
+    most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    path = sets.path_of(heard.shards[0])
+    for number in range(most + 10):  # equal events in a row are kept as one
+        os.utime(heard.mark if number % 2 else path)
+    changed = heard.watch.wait(heard.device)
+    assert changed == {0, 1, 2}
+
+
+# --- symbolic links ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def linked(tmp_path: Path, listen: Listen) -> Heard:
+    """A watch over here/a.tar, a link to there/real.tar."""
+    for name in ("here", "there", "elsewhere"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "real.tar").write_bytes(name.encode())
+    (tmp_path / "here" / "a.tar").symlink_to("../there/real.tar")
+    return listen(tmp_path / "here" / "a.tar")
+
+
+@pytest.mark.parametrize(
+    "change", [one for one in CHANGES if one is not make_a_link], ids=lambda one: one.__name__
+)
+def test_a_change_behind_a_link_is_heard(linked: Heard, tmp_path: Path, change: Callable[[Path], None]) -> None:
+    change(tmp_path / "there" / "real.tar")
+    assert linked.numbers() == {0}
+
+
+def retarget(link: Path, target: str) -> None:
+    """In one step, as `ln -sfT` does."""
+    new = link.with_name("new link")
+    new.symlink_to(target)
+    new.rename(link)
+
+
+def test_a_link_that_leads_elsewhere_is_heard(linked: Heard, tmp_path: Path) -> None:
+    retarget(tmp_path / "here" / "a.tar", "../elsewhere/real.tar")
+    assert linked.numbers() == {0}
+    rewrite(tmp_path / "elsewhere" / "real.tar.other")
+    assert linked.numbers() == set()
+
+
+# What changes the file that a shard's path leads to, without an event of the file or of its last directory.
+
+
+def behind_a_new_target(home: Path) -> None:
+    overwrite(home / "elsewhere" / "a.tar")
+
+
+def a_link_on_the_way_of_a_link(home: Path) -> None:
+    retarget(home / "between", "elsewhere/a.tar")
+
+
+def a_directory_that_is_a_link(home: Path) -> None:
+    """As a mounted volume of Kubernetes does it."""
+    retarget(home / "current", "elsewhere")
+
+
+def a_directory_is_replaced(home: Path) -> None:
+    (home / "real").rename(home / "old")
+    (home / "elsewhere").rename(home / "real")
+
+
+def another_name_of_the_file(home: Path) -> None:
+    overwrite(home / "elsewhere" / "hard.tar")
+
+
+UNHEARD = {
+    "link/a.tar": behind_a_new_target,
+    "chain.tar": a_link_on_the_way_of_a_link,
+    "current/a.tar": a_directory_that_is_a_link,
+    "real/a.tar": a_directory_is_replaced,
+    "real/hard.tar": another_name_of_the_file,
+}
+
+
+@pytest.mark.parametrize(("name", "change"), UNHEARD.items(), ids=lambda one: getattr(one, "__name__", None))
+def test_what_is_not_heard_is_looked_for(
+    tmp_path: Path, listen: Listen, monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Path], None]
+) -> None:
+    """One tree over all shards lets the kernel keep names for an hour, so nothing may be missed there."""
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.01)
+    for directory in ("real", "elsewhere", "link"):
+        (tmp_path / directory).mkdir()
+    (tmp_path / "real" / "a.tar").write_bytes(b"old")
+    (tmp_path / "elsewhere" / "a.tar").write_bytes(b"other")
+    (tmp_path / "elsewhere" / "hard.tar").write_bytes(b"hard")
+    os.link(tmp_path / "elsewhere" / "hard.tar", tmp_path / "real" / "hard.tar")
+    (tmp_path / "link" / "a.tar").symlink_to("../real/a.tar")
+    (tmp_path / "between").symlink_to("real/a.tar")
+    (tmp_path / "chain.tar").symlink_to("between")
+    (tmp_path / "current").symlink_to("real")
+    heard = listen(tmp_path / name, look=True)
+    if change is behind_a_new_target:  # the link itself is heard, what then happens behind it not
+        retarget(tmp_path / "link" / "a.tar", "../elsewhere/a.tar")
+        assert 0 in (heard.watch.wait(heard.device) or ())
+    change(tmp_path)
+    assert heard.watch.wait(heard.device) == {0}
+
+
+def test_a_busy_directory_does_not_keep_from_looking(
+    tmp_path: Path, listen: Listen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody writes a log next to the shards, all the time."""
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.1)
+    for directory in ("real", "elsewhere"):
+        (tmp_path / directory).mkdir()
+        (tmp_path / directory / "a.tar").write_bytes(b"old")
+    (tmp_path / "current").symlink_to("real")
+    heard = listen(tmp_path / "current" / "a.tar", look=True)
+    done = threading.Event()
+
+    def write() -> None:
+        while not done.wait(0.01):
+            (tmp_path / "real" / "log").write_bytes(b"x")
+
+    found: list[set[int] | None] = []
+    writer = threading.Thread(target=write)
+    waiter = threading.Thread(target=lambda: found.append(heard.watch.wait(heard.device)))
+    writer.start()
+    try:
+        a_directory_that_is_a_link(tmp_path)
+        waiter.start()
+        waiter.join(5)
+        in_time = list(found)
+    finally:
+        done.set()
+        writer.join()
+        waiter.join(30)
+    assert found == [{0}]
+    assert in_time == [{0}]
+
+
+# --- the kernel is told ------------------------------------------------------------------------------------
+
+
+class Follower:
+    """`follow` in a thread; when the block is left the file system is gone."""
+
+    def __init__(self, heard: Heard, ours: socket.socket, kernels: socket.socket, epochs: bool) -> None:
+        self.tags = Tags(len(heard.shards))
+        self.kernels = kernels
+        self.life, self.alive = os.pipe()
+        arguments = (heard.watch, ours.fileno(), self.life, self.tags, epochs)
+        self.thread = threading.Thread(target=watch.follow, args=arguments, daemon=True)
+
+    def __enter__(self) -> Follower:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kernels.close()
+        self.thread.join(30)
+        assert not self.thread.is_alive(), "it must end with the file system"
+        os.close(self.life)
+        if self.alive >= 0:
+            os.close(self.alive)
+
+    def note(self) -> bytes:
+        return self.kernels.recv(4096)
+
+
+def test_without_a_file_system_nothing_is_waited_for(
+    heard: Heard, device: tuple[socket.socket, socket.socket]
+) -> None:
+    device[1].close()
+    assert heard.watch.wait(heard.device) is None
+
+
+def test_with_those_who_serve_it_ends_too(heard: Heard, device: tuple[socket.socket, socket.socket]) -> None:
+    """Else it would keep a file system that answers nothing."""
+    with Follower(heard, *device, epochs=True) as follower:
+        os.close(follower.alive)
+        follower.alive = -1
+        follower.thread.join(30)
+        assert not follower.thread.is_alive()
+
+
+def test_the_kernel_is_told_to_ask_again_for_everything(
+    heard: Heard, device: tuple[socket.socket, socket.socket]
+) -> None:
+    with Follower(heard, *device, epochs=True) as follower:
+        for alarms in range(3):
+            before = follower.tags.alarms
+            touch(sets.path_of(heard.shards[alarms % 2]))
+            note = follower.note()
+            assert wire.OUT_HEADER.whole(note) == (16, 8, 0)
+            assert follower.tags.alarms > before, "the processes of the mount know before the kernel does"
+
+
+def test_an_older_kernel_is_told_of_the_directory(
+    heard: Heard, device: tuple[socket.socket, socket.socket]
+) -> None:
+    with Follower(heard, *device, epochs=False) as follower:
+        for number, name in ((1, b"b"), (0, b"a")):
+            touch(sets.path_of(heard.shards[number]))
+            note = follower.note()
+            assert wire.OUT_HEADER.unpack(note) == (len(note), 3, 0)
+            assert wire.INVAL_ENTRY.unpack(note, 16) == (1, 1, 0)
+            assert note[32:] == name + b"\0"
+
+
+def test_a_shard_that_is_being_written_is_not_a_flood(
+    heard: Heard, device: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What happens in the pause behind a note is one note."""
+    pause, paused = threading.Event(), threading.Semaphore(0)
+
+    def sleep(seconds: float) -> None:
+        paused.release()
+        assert pause.wait(30)
+
+    monkeypatch.setattr(watch.time, "sleep", sleep)
+    with Follower(heard, *device, epochs=True) as follower:
+        path = sets.path_of(heard.shards[0])
+        touch(path)
+        assert paused.acquire(timeout=30)
+        for _ in range(1000):
+            append(path)
+        pause.set()
+        assert paused.acquire(timeout=30)
+        assert follower.tags.alarms == 2
+        assert [len(follower.note()) for _ in range(2)] == [16, 16]
+        device[1].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            follower.note()
+
+
+def test_a_kernel_that_refuses_ends_nothing(
+    heard: Heard, device: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not know the name, or the file system is just going."""
+    told: list[bytes] = []
+
+    def write(fd: int, note: bytes) -> int:
+        told.append(note)
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(watch.os, "write", write)
+    with Follower(heard, *device, epochs=False) as follower:
+        for count in (1, 2, 3):
+            touch(sets.path_of(heard.shards[0]))
+            wait_until(lambda count=count: len(told) >= count, "the next note")
+        assert follower.thread.is_alive()
+
+
+# The descriptor is left to the collector: the process of a mount has one more until then.
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+def test_where_nothing_can_be_watched(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        Watch([sets.at(tmp_path / "nothing" / "a.tar")])
+    gc.collect()

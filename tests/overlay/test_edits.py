@@ -1,0 +1,815 @@
+"""Random edits of writable sets against a model: what diff says, what commit writes, and what others then read.
+
+The model is a dictionary of files, changed by the same steps as the mount, and a rule of its own for which name in
+the mount is which member. From these follow the samples that diff should list, the members of the new shards, and
+what tarfile, GNU tar, the webdataset library and a new mount find in them. `WDSFS_EDITS=1000` runs so many seeds,
+from `WDSFS_FIRST_EDIT` on; what was found this way has tests with names in test_changes.py and test_commit.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import random
+import re
+import stat
+import subprocess
+import tarfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests import tars
+from tests.conftest import Program
+from tests.uppers import find
+from tests.writables import EXT, FILES, FULL, Members, Mount, fast_directory, shard, walk_directory
+from wdsfs.commit import diff
+from wdsfs.commit.diff import Changes, Rules
+from wdsfs.commit.plan import Files, Options, Planner, Runner
+from wdsfs.commit.replace_in_place import Replacement
+from wdsfs.dataset.merged_tree import make_tree
+from wdsfs.dataset.shard_set import Lower
+from wdsfs.dataset.shard_tree import View
+from wdsfs.index.store import open_index
+from wdsfs.overlay.upper_format import Place, Settings, ShardSeen, write_settings
+from wdsfs.spec.expand import expand
+from wdsfs.storage.identity import look
+
+SEEDS = int(os.environ.get("WDSFS_EDITS", "60"))
+FIRST = int(os.environ.get("WDSFS_FIRST_EDIT", "0"))
+GROUPS = 20  # tests, so that several processes share the seeds
+
+SHARDS: list[Members] = [
+    [
+        ("d", None),
+        ("d/a.cls", b"1"),
+        ("d/a.jpg", b"A" * 600),
+        ("README", b"read me"),
+        ("d/b.cls", b"2"),
+        ("d/b.jpg", b"B"),
+        (".x.jpg", b"hidden"),
+        ("c.txt", b"c"),
+        ("s", "-> c.txt"),
+        ("d/.h", b"h"),
+        ("d/NOTES", b"n"),
+    ],
+    [
+        ("INFO", b"i"),
+        ("e.txt", b"e"),
+        ("d/f.txt", b"f"),
+        ("d/f.jpg", b"F"),
+        ("g.txt~", b"as it was"),
+        ("g.jpg", b"G"),
+    ],
+]
+VIEWS: dict[str, tuple[View, bool]] = {
+    "samples": (EXT, False),
+    "full": (FULL, False),
+    "files": (FILES, False),
+    "merged": (EXT, True),
+    "merged-full": (FULL, True),
+    "merged-files": (FILES, True),
+}
+TOPS = [b"s0", b"s1", b"more", b"new"]
+NAMES = [
+    b"a",
+    b"n",
+    b"z",
+    b"d",
+    b"jpg",
+    b"cls",
+    b"txt",
+    b"a.b",
+    b"README",
+    b".h",
+    b"txt~",
+    b".DS_Store",
+    b"__key__",
+]
+WHOLE = [b"n.jpg", b"n.cls", b"z.txt", b"a.jpg", b"a.txt", b"b.txt", b".x.jpg", b"c.txt~", b"y.seg.png"]
+LEAVING = re.compile(rb".+~|\.DS_Store|\._.+")  # as far as these names go
+SAMPLE = re.compile(rb"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)  # the webdataset library's rule
+STEPS = ["write", "write", "new", "mkdir", "again", "touch", "chmod", "remove", "remove", "link", "copy", "sample"]
+STEPS += ["symlink", "move", "move file", "move file", "move up"]
+EXPECTED_ERRORS = {
+    *(errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.EINVAL, errno.EISDIR, errno.ENOTDIR, errno.EPERM),
+    errno.EROFS,
+}
+
+
+@dataclass
+class File:
+    """A file as the model has it; `origin` is the member of the shards that it was copied up from."""
+
+    content: bytes
+    origin: bytes = b""
+    link: bool = False
+
+
+class Column(NamedTuple):
+    content: bytes
+    seconds: int
+
+
+Samples = dict[bytes, dict[bytes, Column]]  # by shown path and extension
+
+
+@dataclass
+class World:
+    """A mount, the model of it, and what the set was like before."""
+
+    mount: Mount | KernelMount
+    view: View
+    merge: bool
+    rng: random.Random
+    files: dict[bytes, File] = field(default_factory=dict)
+    directories: set[bytes] = field(default_factory=set)
+    before: dict[bytes, File] = field(default_factory=dict)
+    steps: list[str] = field(default_factory=list)
+
+    # --- the mount
+
+    def look(self) -> tuple[dict[bytes, File], set[bytes]]:
+        """What the mount shows."""
+        files, directories = {}, set()
+        for path, (kind, *about) in self.mount.walk().items():
+            if kind == "directory":
+                directories.add(path)
+            else:
+                files[path] = File(about[0] if kind == "symlink" else about[2], path, kind == "symlink")
+        return files, directories
+
+    def seconds(self, path: bytes) -> int:
+        return self.mount.look(path).mtime_ns // 10**9
+
+    # --- steps
+
+    def do(self, name: str, *arguments: Any) -> bool:
+        """Do something; whether the mount has done it."""
+        try:
+            getattr(self.mount, name)(*arguments)
+        except OSError as error:
+            if error.errno not in EXPECTED_ERRORS:
+                raise
+            return False
+        self.steps.append(f"{name}{arguments}"[:100])
+        return True
+
+    def directory(self) -> bytes:
+        return self.rng.choice(sorted({b"", *self.directories}))
+
+    def place(self) -> bytes:
+        """A path that may be there or not."""
+        directory = self.directory()
+        if not directory and not self.merge:
+            return self.rng.choice(TOPS)
+        names = NAMES if self.view is EXT else NAMES + WHOLE
+        name = self.rng.choice(names)
+        if self.view is FULL and self.rng.random() < 0.6:
+            name = directory.rpartition(b"/")[2] + b"." + self.rng.choice([b"jpg", b"txt", b"txt~", b"__key__"])
+        return directory + b"/" + name if directory else name
+
+    def thing(self) -> bytes:
+        return self.rng.choice(sorted({*self.files, *self.directories}) or [b"nothing"])
+
+    def a_file(self) -> bytes:
+        return self.rng.choice(sorted(path for path, file in self.files.items() if not file.link) or [b"nothing"])
+
+    def write(self, path: bytes, content: bytes) -> None:
+        if path in self.directories or (path in self.files and self.files[path].link):
+            return
+        if self.do("put", path, content):
+            self.files.setdefault(path, File(b"")).content = content  # of all its links
+
+    def remove(self, top: bytes) -> None:
+        """What `rm -r` does."""
+        for path in sorted((p for p in {*self.files, *self.directories} if is_below(p, top)), reverse=True):
+            if path in self.files and self.do("unlink", path):
+                del self.files[path]
+            elif path in self.directories and self.do("rmdir", path):
+                self.directories.remove(path)
+
+    def move(self, old: bytes, new: bytes) -> None:
+        """What `mv -T` does: where a directory of the shards cannot be renamed, it is copied."""
+        if (
+            is_below(new, old)
+            or is_below(old, new)
+            or (old in self.files and self.files[old] is self.files.get(new))
+        ):
+            return  # of two links to one file, nothing happens
+        try:
+            self.mount.rename(old, new)
+        except OSError as error:
+            if error.errno == errno.EXDEV and new not in self.files and new not in self.directories:
+                self.copy(old, new)
+                self.remove(old)
+            elif error.errno not in {*EXPECTED_ERRORS, errno.EXDEV}:
+                raise
+            return
+        self.steps.append(f"rename({old!r}, {new!r})")
+        for path in [path for path in self.files if is_below(path, old)]:
+            self.files[new + path[len(old) :]] = self.files.pop(path)
+        moved = {path for path in self.directories if is_below(path, old)}
+        self.directories = self.directories - moved | {new + path[len(old) :] for path in moved}
+
+    def copy(self, old: bytes, new: bytes) -> None:
+        for path in sorted(path for path in {*self.files, *self.directories} if is_below(path, old)):
+            goal = new + path[len(old) :]
+            if path in self.directories:
+                if goal not in self.directories and self.do("mkdir", goal):
+                    self.directories.add(goal)
+            elif self.files[path].link:
+                if self.do("symlink", self.files[path].content, goal):
+                    self.files[goal] = File(self.files[path].content, link=True)
+            else:
+                self.write(goal, self.files[path].content)
+
+    def step(self) -> None:
+        match self.rng.choice(STEPS):
+            case "write":
+                self.write(self.a_file(), self.rng.choice([b"other", b"A" * 600, b"c"]))
+            case "new":
+                self.write(self.place(), self.rng.randbytes(self.rng.choice([0, 3, 700])))
+            case "mkdir":
+                self.mkdir(self.place())
+            case "again":
+                path = self.a_file()
+                if path in self.files:
+                    self.write(path, self.files[path].content)
+            case "touch":
+                self.do("change_time", self.a_file(), self.rng.choice([5, 1_600_000_000]) * 10**9)
+            case "chmod":
+                self.do("change_mode", self.a_file(), 0o600)
+            case "remove":
+                self.remove(self.thing())
+            case "move":
+                self.move(self.thing(), self.place())
+            case "move file":
+                self.move(self.a_file(), self.place())
+            case "move up":  # between shards
+                path, top = self.a_file(), self.rng.choice(TOPS[:3])
+                self.move(path, top + b"/" + path.rpartition(b"/")[2])
+            case "link":
+                path, new = self.a_file(), self.place()
+                if new not in self.directories and self.do("link", path, new):
+                    self.files[new] = self.files[path]
+            case "copy":
+                path, new = self.thing(), self.place()
+                if not is_below(new, path) and new not in self.files and new not in self.directories:
+                    self.copy(path, new)
+            case "symlink":
+                path = self.place()
+                if self.do("symlink", b"to", path):
+                    self.files[path] = File(b"to", link=True)
+            case "sample":
+                directory = self.place()
+                stem = directory.rpartition(b"/")[2]
+                if self.view is FILES:
+                    self.write(directory + b".jpg", b"new")
+                elif self.mkdir(directory):
+                    self.write(directory + (b"/jpg" if self.view is EXT else b"/" + stem + b".jpg"), b"new")
+
+    def mkdir(self, path: bytes) -> bool:
+        if self.do("mkdir", path):
+            self.directories.add(path)
+            return True
+        return False
+
+
+class TimedMount(Mount):
+    """With steps of one argument each."""
+
+    def change_time(self, path: bytes, mtime_ns: int) -> None:
+        self.change(path, mtime_ns=mtime_ns)
+
+    def change_mode(self, path: bytes, mode: int) -> None:
+        self.change(path, mode=mode)
+
+
+class KernelMount:
+    """The same of a mount, by way of the kernel."""
+
+    def __init__(self, top: Path) -> None:
+        self.top = os.fsencode(top)
+
+    def at(self, path: bytes) -> bytes:
+        return os.path.join(self.top, path)
+
+    def look(self, path: bytes) -> Any:
+        return SimpleNamespace(mtime_ns=os.lstat(self.at(path)).st_mtime_ns)
+
+    def walk(self) -> dict[bytes, tuple[Any, ...]]:
+        return walk_directory(self.top)
+
+    def put(self, path: bytes, data: bytes) -> None:
+        Path(os.fsdecode(self.at(path))).write_bytes(data)
+
+    def mkdir(self, path: bytes) -> None:
+        os.mkdir(self.at(path))
+
+    def symlink(self, target: bytes, path: bytes) -> None:
+        os.symlink(target, self.at(path))
+
+    def link(self, path: bytes, new: bytes) -> None:
+        os.link(self.at(path), self.at(new), follow_symlinks=False)
+
+    def unlink(self, path: bytes) -> None:
+        os.unlink(self.at(path))
+
+    def rmdir(self, path: bytes) -> None:
+        os.rmdir(self.at(path))
+
+    def rename(self, path: bytes, new: bytes) -> None:
+        os.rename(self.at(path), self.at(new))
+
+    def change_time(self, path: bytes, mtime_ns: int) -> None:
+        os.utime(self.at(path), ns=(mtime_ns, mtime_ns))
+
+    def change_mode(self, path: bytes, mode: int) -> None:
+        os.chmod(self.at(path), mode)
+
+
+def is_below(path: bytes, top: bytes) -> bool:
+    return path == top or path.startswith(top + b"/")
+
+
+# --- the rules of the model --------------------------------------------------------------------------------
+
+
+@dataclass
+class Model:
+    """What becomes of the files of a world."""
+
+    world: World
+    samples: Samples = field(default_factory=dict)
+    strays: dict[bytes, Column] = field(default_factory=dict)
+    members: dict[bytes, dict[bytes, bytes]] = field(default_factory=dict)  # by directory at the top, and name
+    paths: dict[bytes, bytes] = field(default_factory=dict)  # of all of these: what a mount shows
+    bad: set[bytes] = field(default_factory=set)
+    left: set[bytes] = field(default_factory=set)
+
+    def take(self, path: bytes, file: File) -> None:
+        world = self.world
+        is_old = path in world.before and world.before[path].link == file.link
+        if not is_old and self._is_left(path, file):
+            self.left.add(path)
+            return
+        top, member = self.member(path)
+        found = None if member is None or file.link else self.key(member)
+        if found is not None and not is_old and not self._is_sound(path, *found):
+            found = None
+        if found is not None:
+            key, extension = found
+            sample = top + b"/" + key if top else key
+            self.samples.setdefault(sample, {})[extension] = Column(file.content, world.seconds(path))
+        elif is_old and world.view is FILES and (not file.link or world.before[path].content == file.content):
+            assert member is not None
+            self.strays[path] = Column(file.content, world.seconds(path))
+        else:
+            self.bad.add(path)
+            return
+        assert member is not None
+        self.paths[path] = file.content
+        if not file.link:
+            self.members.setdefault(top, {})[member] = file.content
+
+    def _is_sound(self, path: bytes, key: bytes, extension: bytes) -> bool:
+        """Whether readers find what was meant; a sample's directory is its key, without a dot."""
+        directory = path.rpartition(b"/")[0]
+        meant = self.world.view is FILES or (b"/" + directory).endswith(b"/" + key)
+        return meant and extension.lower() != b"__key__"
+
+    def _is_left(self, path: bytes, file: File) -> bool:
+        if not LEAVING.fullmatch(path.rpartition(b"/")[2]):
+            return False
+        return not LEAVING.fullmatch(file.origin.rpartition(b"/")[2])
+
+    def member(self, path: bytes) -> tuple[bytes, bytes | None]:
+        """The directory at the top, and the name in the tar; None where there can be none."""
+        top, _, inner = (b"", b"", path) if self.world.merge else path.partition(b"/")
+        if self.world.view is FILES or not inner:
+            return top, inner or None
+        directory, _, name = inner.rpartition(b"/")
+        if not directory:
+            return top, None
+        if self.world.view is EXT:
+            return top, directory + b"." + name
+        stem = directory.rpartition(b"/")[2] + b"."
+        return top, directory + b"." + name[len(stem) :] if name.startswith(stem) else None
+
+    def key(self, member: bytes) -> tuple[bytes, bytes] | None:
+        found = SAMPLE.fullmatch(member)
+        first = member.partition(b"/")[0]
+        if found is None or member.rpartition(b"/")[2].startswith(b".") or re.fullmatch(rb"__.*__", first):
+            return None
+        return found[1], found[2]
+
+
+def model_of(world: World, files: dict[bytes, File]) -> Model:
+    model = Model(world)
+    for path, file in files.items():
+        model.take(path, file)
+    return model
+
+
+class Before:
+    """The samples of the shards as they were."""
+
+    def __init__(self, world: World, merge: bool) -> None:
+        self.samples: Samples = {}
+        self.strays: dict[bytes, Column] = {}  # as shown in the files layout
+        self.hidden: dict[bytes, dict[bytes, bytes]] = {}  # members of no sample, by shard
+        self.order: dict[bytes, list[bytes]] = {}
+        for number, members in enumerate(SHARDS):
+            name = b"s%d" % number
+            top = b"" if merge else name
+            for text, content in members:
+                member = text.encode()
+                found = SAMPLE.fullmatch(member)
+                if found is None or member.rpartition(b"/")[2].startswith(b"."):
+                    path = top + b"/" + member if top else member
+                    if content is not None:
+                        data = content[3:].encode() if isinstance(content, str) else content
+                        self.strays[path] = Column(data, 1_600_000_000)
+                        if isinstance(content, bytes):
+                            self.hidden.setdefault(name, {})[member] = data
+                    continue
+                sample = top + b"/" + found[1] if top else found[1]
+                assert isinstance(content, bytes)
+                self.samples.setdefault(sample, {})[found[2]] = Column(content, 1_600_000_000)
+                if sample not in self.order.setdefault(name, []):
+                    self.order[name].append(sample)
+
+
+# --- what diff says ----------------------------------------------------------------------------------------
+
+
+def columns_of(old: dict[bytes, Column], new: dict[bytes, Column]) -> tuple[set[bytes], ...]:
+    both = old.keys() & new.keys()
+    changed = {one for one in both if old[one].content != new[one].content}
+    times = {one for one in both - changed if old[one].seconds != new[one].seconds}
+    return set(new.keys() - old.keys()), changed, set(old.keys() - new.keys()), times
+
+
+def check_diff(found: Changes, before: Before, after: Model) -> None:
+    old, new = before.samples, after.samples
+    kinds = Counter((one.kind, one.path) for one in found.samples)
+    assert not kinds or max(kinds.values()) == 1
+    by_kind: dict[str, list[diff.Sample]] = {}
+    for one in found.samples:
+        by_kind.setdefault(one.kind, []).append(one)
+    renamed = by_kind.get("renamed", [])
+    gone = {one.path for one in by_kind.get("removed", [])} | {one.was for one in renamed}
+    come = {one.path for one in by_kind.get("added", [])} | {one.path for one in renamed}
+    assert gone == old.keys() - new.keys()
+    assert come == new.keys() - old.keys()
+    for one in found.samples:
+        was = old.get(one.was or one.path, {})
+        shown = tuple(map(set, (one.added, one.changed, one.removed, one.times)))
+        assert shown == columns_of(was, new.get(one.path, {})), one
+    rows = by_kind.get("changed", []) + by_kind.get("time only", [])
+    differing = {path for path in old.keys() & new.keys() if any(columns_of(old[path], new[path]))}
+    assert {one.path for one in rows} == differing
+    assert {one.path for one in by_kind.get("time only", [])} == {
+        path for path in differing if not any(columns_of(old[path], new[path])[:3])
+    }
+    if after.world.view is FILES:
+        expected = {}
+        for path, column in before.strays.items():
+            now = after.strays.get(path)
+            if now is None:
+                expected[path] = "removed"
+            elif now.content != column.content:
+                expected[path] = "changed"
+            elif now.seconds != column.seconds and not after.world.before[path].link:
+                expected[path] = "time only"
+        assert {one.path: one.kind for one in found.others} == expected
+    else:
+        assert not found.others
+
+
+# --- what is written ---------------------------------------------------------------------------------------
+
+
+def listed(data: bytes) -> list[tuple[bytes, bytes]]:
+    """Names and contents of the regular members, as tarfile reads them."""
+    found: list[tuple[bytes, bytes]] = []
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        for one in tar:
+            if one.isfile():
+                content = tar.extractfile(one)
+                assert content is not None
+                found.append((os.fsencode(one.name), content.read()))
+    return found
+
+
+def by_tarfile(data: bytes) -> dict[bytes, bytes]:
+    found = listed(data)
+    assert len(dict(found)) == len(found), f"a name twice in {[name for name, _ in found]}"
+    return dict(found)
+
+
+def by_gnu_tar(home: Path, data: bytes) -> dict[bytes, bytes] | None:
+    """What is in a directory after `tar x`; None if it fails."""
+    directory = home / "extracted"
+    directory.mkdir()
+    done = subprocess.run(["tar", "-C", directory, "-xf", "-"], input=data, capture_output=True, check=False)
+    top = os.fsencode(directory)
+    found = {
+        os.path.relpath(os.path.join(path, name), top): Path(os.fsdecode(os.path.join(path, name))).read_bytes()
+        for path, _, names in os.walk(top)
+        for name in names
+        if stat.S_ISREG(os.lstat(os.path.join(path, name)).st_mode)
+    }
+    subprocess.run(["rm", "-r", directory], check=True)
+    return found if done.returncode == 0 else None
+
+
+def sample_columns(members: dict[bytes, bytes]) -> dict[str, dict[str, bytes]]:
+    """The samples of a tar with these members, as the webdataset library should read them."""
+    samples: dict[str, dict[str, bytes]] = {}
+    for member, content in members.items():
+        found = SAMPLE.fullmatch(member)
+        if found is not None and not member.rpartition(b"/")[2].startswith(b"."):
+            samples.setdefault(found[1].decode(), {})[found[2].decode().lower()] = content
+    return samples
+
+
+def check_readers(home: Path, data: bytes, expected: dict[bytes, bytes], may_meet: bool) -> None:
+    assert by_tarfile(data) == expected
+    read = tars.by_webdataset(data)
+    assert {one.pop("__key__"): one for one in read} == sample_columns(expected)
+    assert len(read) == len(sample_columns(expected))
+    extracted = by_gnu_tar(home, data)
+    assert extracted == expected or (extracted is None and may_meet)
+
+
+@contextlib.contextmanager
+def a_tree(shards: list[Path], index: Path, view: View, merge: bool) -> Iterator[Any]:
+    found = expand([os.fspath(path) for path in shards])
+    opened = open_index(index)
+    opened.refresh(found)
+    tree = make_tree(Lower(found, opened), view, merge)
+    try:
+        yield tree
+    finally:
+        tree.lower.close()
+
+
+def mounted_files(home: Path, shards: list[Path], view: View, merge: bool) -> dict[bytes, bytes]:
+    """What a new mount of these shards shows."""
+    with a_tree(shards, home / "index", view, merge) as tree:
+        mount = Mount(tree, home / f"again-{len(os.listdir(home))}")
+        try:
+            walked = mount.walk()
+        finally:
+            mount.close()
+    return {
+        path: about[0] if kind == "symlink" else about[2]
+        for path, (kind, *about) in walked.items()
+        if kind != "directory"
+    }
+
+
+# --- one run -----------------------------------------------------------------------------------------------
+
+
+def run(seed: int, counts: Counter[str]) -> None:
+    rng = random.Random(seed)
+    name = rng.choice(sorted(VIEWS))
+    view, merge = VIEWS[name]
+    with fast_directory() as home:
+        shards = []
+        for number, members in enumerate(SHARDS):
+            shards.append(home / f"s{number}.tar")
+            shards[-1].write_bytes(shard(members))
+        with a_tree(shards, home / "index", view, merge) as tree:
+            world = World(TimedMount(tree, home / "o"), view, merge, rng)
+            try:
+                world.before, _ = world.look()
+                world.files, world.directories = world.look()
+                for _ in range(rng.randint(1, 14)):
+                    world.step()
+                shown, directories = world.look()
+                assert {path: file.content for path, file in shown.items()} == {
+                    path: file.content for path, file in world.files.items()
+                }
+                assert directories == world.directories
+                finish(home, shards, world, tree, counts)
+            except BaseException as error:
+                error.add_note(f"seed {seed}, {name}:\n  " + "\n  ".join(world.steps))
+                raise
+            finally:
+                world.mount.close()
+        counts[name] += 1
+
+
+def finish(home: Path, shards: list[Path], world: World, tree: Any, counts: Counter[str]) -> None:
+    """Look at the diff, put aside what cannot be packed as its reasons say, commit, and read."""
+    upper = home / "o/upper"
+    before, after = Before(world, world.merge), model_of(world, world.files)
+    found = find(tree, upper)
+    assert {one.path for one in found.leavings} == after.left
+    assert {one.path for one in found.unpackable + found.conflicts} == after.bad
+    assert {one.reason for one in found.conflicts} <= {diff.OLD_STEM}
+    if found.conflicts or world.rng.random() < 0.5:
+        for path in after.bad:
+            world.do("unlink", path)
+            del world.files[path]
+        after.bad.clear()
+        found = find(tree, upper)
+        assert not found.unpackable + found.conflicts
+    check_diff(found, before, after)
+    for one in [*found.samples, *found.others]:
+        counts[one.kind] += 1
+    may_meet = any(one.reason == diff.FILE_AND_FOLDER for one in found.notes)
+    kinds = ["plain", "maxcount", "sort", "changed only", "ignore times"] + ["in place", "in place"] * (
+        not after.bad
+    )
+    kind = world.rng.choice(kinds)
+    counts[kind] += 1
+    options: dict[str, Any] = {
+        "plain": {},
+        "maxcount": {"maxcount": 2},
+        "sort": {"sort": True},
+        "changed only": {"changed_only": True},
+        "ignore times": {"ignore_times": True},
+        "in place": {"in_place": True},
+    }[kind]
+    if kind != "in place":
+        options |= {"output": f"{home}/out/o-%03d.tar", "leave_out": bool(after.bad)}
+    outputs, left_out = commit(home, shards, world, tree, Options(**options))
+    contents = [path.read_bytes() for path in outputs]
+    if kind == "changed only":
+        strays = {path for path, column in after.strays.items() if column.content != before.strays[path].content}
+        strays |= {one.path for one in found.others if one.kind == "time only"}
+        assert left_out == after.left | after.bad | strays
+        check_changed(home, contents, found, after, may_meet)
+        return
+    assert left_out == after.left | after.bad
+    hidden = {top: dict(members) for top, members in before.hidden.items()} if world.view is not FILES else {}
+    check_written(home, outputs, contents, kind, after, hidden, may_meet)
+    if kind in ("plain", "ignore times"):
+        check_order(contents, before, after)
+
+
+def commit(
+    home: Path, shards: list[Path], world: World, tree: Any, options: Options
+) -> tuple[list[Path], set[bytes]]:
+    """The shards of the new set, and what was left out."""
+    place = Place(home / "o")
+    seen = (ShardSeen(path.stem.encode(), os.fsencode(path), look(os.fsencode(path))) for path in shards)
+    write_settings(place, Settings(world.view.layout, world.view.names, world.merge, tuple(seen)))
+    directory = os.open(place.upper, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        found = find(tree, place.upper, Rules(ignore_times=options.ignore_times))
+        plan = Planner(tree.lower, found, options).make()
+        runner = Runner(tree.lower, plan, Files(directory))
+        if options.in_place and plan.steps:
+            replacement = Replacement(place, runner)
+            replacement.begin()
+            replacement.finish()
+        elif not options.in_place:
+            runner.write()
+    finally:
+        os.close(directory)
+    left_out = {one.path for one in plan.left_out}
+    assert len(left_out) == len(plan.left_out)
+    where = home if options.in_place else home / "out"
+    return (sorted(where.glob("*.tar")) if where.is_dir() else []), left_out
+
+
+def check_changed(home: Path, contents: list[bytes], found: Changes, after: Model, may_meet: bool) -> None:
+    """Whole samples that are new or changed, and nothing else."""
+    paths = [one.path for one in found.samples if one.kind != "removed"]
+    read = [sample for data in contents for sample in tars.by_webdataset(data)]
+    expected = []
+    for path in paths:
+        key = path if after.world.merge else path.partition(b"/")[2]
+        columns = {name.decode().lower(): column.content for name, column in after.samples[path].items()}
+        expected.append({"__key__": key.decode(), **columns})
+    assert sorted(map(repr, map(sorted, map(dict.items, read)))) == sorted(
+        map(repr, map(sorted, map(dict.items, expected)))
+    )
+    for (
+        data
+    ) in contents:  # two shards may have samples of one key, which come into one: `tar x` has the second then
+        extracted = by_gnu_tar(home, data)
+        assert extracted == dict(listed(data)) or (extracted is None and may_meet)
+
+
+def check_written(
+    home: Path,
+    outputs: list[Path],
+    contents: list[bytes],
+    kind: str,
+    after: Model,
+    hidden: dict[bytes, dict[bytes, bytes]],
+    may_meet: bool,
+) -> None:
+    world = after.world
+    names = [b"s0", b"s1"]
+    expected: list[dict[bytes, bytes]]
+    if kind == "maxcount" or world.merge:
+        everything = [pair for members in (*after.members.values(), *hidden.values()) for pair in members.items()]
+        written = [pair for data in contents for pair in by_tarfile(data).items()]
+        assert sorted(written) == sorted(everything)
+        expected = [by_tarfile(data) for data in contents]
+    else:
+        names += sorted(after.members.keys() - set(names))
+        expected = [{**after.members.get(top, {}), **hidden.get(top, {})} for top in names]
+        assert len(contents) == len(names)
+    for data, members in zip(contents, expected, strict=True):
+        check_readers(home, data, members, may_meet)
+    if kind == "maxcount":
+        assert all(len(sample_columns(members)) <= 2 for members in expected)
+        return
+    shown = mounted_files(home, outputs, world.view, world.merge)
+    if not world.merge:
+        tops = {path.stem.encode(): top for path, top in zip(outputs, names, strict=True)}
+        shown = {
+            tops[path.partition(b"/")[0]] + b"/" + path.partition(b"/")[2]: data for path, data in shown.items()
+        }
+    assert shown == after.paths
+
+
+def check_order(contents: list[bytes], before: Before, after: Model) -> None:
+    """Samples that are still there are in their shard, in the order that they had."""
+    for number, data in enumerate(contents[: len(SHARDS)]):
+        name = b"s%d" % number
+        top = b"" if after.world.merge else name + b"/"
+        now = [top + sample["__key__"].encode() for sample in tars.by_webdataset(data)]
+        kept = [path for path in before.order[name] if path in after.samples]
+        assert [path for path in now if path in kept] == kept
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_random_edits(group: int) -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(FIRST + group, FIRST + SEEDS, GROUPS):
+        run(seed, counts)
+    if "WDSFS_EDITS" in os.environ:
+        print(dict(counts))
+
+
+OPTIONS = {EXT: (), FULL: ("--names", "full"), FILES: ("--layout", "files")}
+
+
+def reported(report: dict[str, Any]) -> Changes:
+    """What `diff --json` says."""
+
+    def names(texts: list[str]) -> tuple[bytes, ...]:
+        return tuple(map(os.fsencode, texts))
+
+    def sample(row: dict[str, Any]) -> diff.Sample:
+        columns = {name: names(row[name]) for name in ("added", "changed", "removed", "times")}
+        return diff.Sample(row["kind"], os.fsencode(row["path"]), was=os.fsencode(row["was"] or ""), **columns)
+
+    def remarks(kind: str) -> list[diff.Remark]:
+        return [diff.Remark(os.fsencode(one["path"]), one["reason"]) for one in report[kind]]
+
+    return Changes(
+        samples=[sample(row) for row in report["samples"]],
+        others=[sample(row) for row in report["others"]],
+        **{kind: remarks(kind) for kind in ("unpackable", "conflicts", "notes", "leavings")},
+    )
+
+
+@pytest.mark.parametrize(
+    "name", sorted(VIEWS) if "WDSFS_EDITS" in os.environ else ["files", "merged-full", "samples"]
+)
+def test_random_edits_of_a_mount(name: str, program: Program) -> None:
+    """The same by the programs: a mount, `diff` and `commit --in-place`."""
+    view, merge = VIEWS[name]
+    options = [*OPTIONS[view], *["--merge"] * merge]
+    for number, members in enumerate(SHARDS):
+        program.write(f"s{number}.tar", shard(members))
+    with program.mounted(*options, "--overlay", "o", "s{0..1}.tar") as mounted:
+        world = World(KernelMount(mounted.path), view, merge, random.Random(f"{name} {FIRST}"))
+        world.before, _ = world.look()
+        world.files, world.directories = world.look()
+        for _ in range(20):
+            world.step()
+        before, after = Before(world, merge), model_of(world, world.files)
+        found = reported(program.json("diff", mounted.path, code=1 if after.bad else 0))
+        assert {one.path for one in found.leavings} == after.left
+        assert {one.path for one in found.unpackable + found.conflicts} == after.bad
+        for path in after.bad:
+            world.mount.unlink(path)
+        found = reported(program.json("diff", mounted.path))
+        check_diff(found, before, after)
+        done = program.json("commit", "--in-place", mounted.path)
+        assert {os.fsencode(one["path"]) for one in done["left_out"]} == after.left
+    outputs = sorted(program.home.glob("*.tar"))
+    hidden = before.hidden if view is not FILES else {}
+    may_meet = any(one.reason == diff.FILE_AND_FOLDER for one in found.notes)
+    check_written(
+        program.home, outputs, [path.read_bytes() for path in outputs], "in place", after, hidden, may_meet
+    )

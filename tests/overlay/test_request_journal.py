@@ -1,0 +1,63 @@
+"""The journal: what a worker that takes over knows of the request that was under way."""
+
+from __future__ import annotations
+
+from wdsfs.overlay.request_journal import SIZE, Journal
+
+KEY = (1, b"name")
+
+
+def journal(memory: bytearray, requester: int = 7, resent: bool = True) -> Journal:
+    """That of a new worker, which gets a request."""
+    found = Journal(memory)
+    found.requester, found.resent = requester, resent
+    if not resent:
+        found.settle()
+    return found
+
+
+def begun() -> bytearray:
+    """What a worker leaves that was killed at a mkdir of the thread 7."""
+    memory = bytearray(SIZE)
+    journal(memory, resent=False).begin("mkdir", KEY, (5,))
+    return memory
+
+
+def test_the_same_request_is_recognised_once() -> None:
+    one = journal(begun())
+    assert one.repeats("mkdir", KEY) == (5,)
+    assert one.repeats("mkdir", KEY) is None
+
+
+def test_another_request_is_not() -> None:
+    assert journal(begun()).repeats("rmdir", KEY) is None
+    assert journal(begun()).repeats("mkdir", (2, b"name")) is None
+    assert journal(begun(), requester=8).repeats("mkdir", KEY) is None
+    assert journal(begun(), resent=False).repeats("mkdir", KEY) is None
+
+
+def test_what_was_answered_is_forgotten() -> None:
+    memory = begun()
+    one = journal(memory)
+    one.repeats("mkdir", KEY)
+    one.clear()
+    assert journal(memory).repeats("mkdir", KEY) is None
+
+
+def test_a_worker_that_is_killed_before_it_is_asked_leaves_it_to_the_next() -> None:
+    memory = begun()
+    journal(memory).clear()
+    assert journal(memory).repeats("mkdir", KEY) == (5,)
+
+
+def test_when_nothing_was_in_flight_it_is_settled_for_all_that_come_later() -> None:
+    """Else a later mkdir of the same thread, killed twice, would be taken for this one."""
+    memory = begun()
+    journal(memory, resent=False)
+    assert journal(memory).repeats("mkdir", KEY) is None
+
+
+def test_what_does_not_fit_is_not_kept() -> None:
+    memory = begun()
+    journal(memory, resent=False).begin("mkdir", (1, b"x" * SIZE))
+    assert journal(memory).repeats("mkdir", KEY) is None

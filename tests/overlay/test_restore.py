@@ -1,0 +1,346 @@
+"""What `wdsfs restore` undoes: after any edits all is as the shards have it, whenever a worker dies at it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.overlay.test_model import SETS
+from tests.overlay.test_writable_tree import Seam, Stopped
+from tests.writables import Mount, a_set, fast_directory
+from wdsfs.dataset.shard_tree import Tree
+from wdsfs.errors import EntryError, NoSuchEntry
+from wdsfs.overlay import upper_format
+from wdsfs.overlay.restore import Change, Restoration, matching
+from wdsfs.overlay.upper_dir import EXCHANGE, Calls
+from wdsfs.overlay.upper_format import UpperNode
+
+Walk = dict[bytes, tuple[Any, ...]]
+
+
+@pytest.fixture(scope="module", params=SETS)
+def tree(request: pytest.FixtureRequest) -> Iterator[Tree]:
+    with a_set(*SETS[request.param]) as tree:
+        yield tree
+
+
+@pytest.fixture(scope="module")
+def samples() -> Iterator[Tree]:
+    with a_set(*SETS["samples"]) as tree:
+        yield tree
+
+
+@contextlib.contextmanager
+def mounted(tree: Tree, calls: Calls | None = None) -> Iterator[Mount]:
+    with fast_directory() as home:
+        mount = Mount(tree, home, calls)
+        try:
+            yield mount
+        finally:
+            mount.close()
+
+
+@pytest.fixture
+def mount(samples: Tree) -> Iterator[Mount]:
+    with mounted(samples) as mount:
+        yield mount
+
+
+def restore(mount: Mount, *paths: bytes) -> list[tuple[int, bytes]]:
+    """Restore, and say what the kernel has to ask again for."""
+    told: list[tuple[int, bytes]] = []
+    mount.tree.restore(paths, lambda inode, name: told.append((inode, name)))
+    return told
+
+
+def plan(mount: Mount, *paths: bytes) -> list[Change]:
+    """What the command says beforehand, from the names on disk."""
+    fd = os.open(mount.home / "upper", os.O_RDONLY)
+    try:
+        found = Restoration(mount.below, upper_format.load(fd))
+        return found.changes(found.targets(paths))
+    finally:
+        os.close(fd)
+
+
+def names_in(top: UpperNode) -> list[bytes]:
+    return [directory.path() + b"/" + name for directory, name, _ in top.walk()]
+
+
+# --- any edits ---------------------------------------------------------------------------------------------
+
+
+def edit(mount: Mount, chance: random.Random, count: int = 12) -> None:
+    """Things that a user may do; what cannot be done is no matter."""
+    for _ in range(count):
+        there = sorted(mount.walk()) or [b"a"]
+        path, other = chance.choice(there), chance.choice(there)
+        new = chance.choice([b"", path + b"/", path.rpartition(b"/")[0] + b"/"]) + chance.choice(
+            [b"n", b"a", b"x.x"]
+        )
+        with contextlib.suppress(OSError):
+            match chance.randrange(11):
+                case 0:
+                    mount.write(path, b"written")
+                case 1:
+                    mount.put(new.strip(b"/"), b"new")
+                case 2:
+                    mount.unlink(path)
+                case 3:
+                    for below in reversed(there):
+                        if below.startswith(path + b"/"):
+                            (mount.rmdir if mount.walk()[below][0] == "directory" else mount.unlink)(below)
+                    mount.rmdir(path)
+                case 4 | 5:
+                    mount.rename(path, new.strip(b"/"))
+                case 6:
+                    mount.rename(path, other, EXCHANGE)
+                case 7:
+                    mount.rename(path, other)
+                case 8:
+                    mount.link(path, new.strip(b"/"))
+                case 9:
+                    mount.mkdir(new.strip(b"/"))
+                case 10:
+                    mount.change(path, mode=0o600)
+
+
+def with_numbers(mount: Mount) -> tuple[Walk, dict[bytes, int]]:
+    return mount.walk(), mount.inodes()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_after_any_edits_all_can_be_undone(tree: Tree, seed: int) -> None:
+    """Numbers included, for this worker, for the next one and for the next mount; nothing stays in the upper."""
+    chance = random.Random(seed)
+    with mounted(tree) as mount:
+        before = with_numbers(mount)
+        for _ in range(2):
+            edit(mount, chance)
+            if chance.random() < 0.5:
+                mount.replace_worker()
+            restore(mount, b"")
+            assert with_numbers(mount) == before
+            assert os.listdir(mount.home / "upper") == []
+            mount.replace_worker()
+            assert with_numbers(mount) == before
+        mount.remount()
+        assert with_numbers(mount) == before
+        assert os.listdir(mount.home / "work/orphans") == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_after_any_edits_a_part_can_be_undone(tree: Tree, seed: int) -> None:
+    """What is restored is as in the shards, and the rest holds together; the next worker sees the same."""
+    chance = random.Random(1000 + seed)
+    with mounted(tree) as mount:
+        before = mount.walk()
+        edit(mount, chance)
+        for _ in range(3):
+            changed = names_in(mount.upper.top)
+            if not changed:
+                break
+            path = chance.choice(changed).strip(b"/")
+            try:
+                expected = plan(mount, path)
+            except EntryError:
+                with pytest.raises(EntryError):
+                    restore(mount, path)
+                continue
+            assert expected
+            restore(mount, path)
+            now = mount.walk()
+            assert below(now, path) == below(before, path)
+            mount.replace_worker()
+            assert {name: one[:1] for name, one in mount.walk().items()} == {n: one[:1] for n, one in now.items()}
+            assert below(mount.walk(), path) == below(before, path)
+
+
+def below(walk: Walk, path: bytes) -> dict[bytes, Any]:
+    """What is at a path and below it, link counts apart: another name of a file may stay."""
+    return {
+        name: one[:2] + one[3:] if one[0] == "file" else one
+        for name, one in walk.items()
+        if name == path or name.startswith(path + b"/")
+    }
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_worker_that_dies_at_it(samples: Tree, seed: int) -> None:
+    """At any system call: the next one gets the same request, and does the rest."""
+    at, last = 1, False
+    while not last:
+        seam = Seam(Calls, at, Stopped)
+        with mounted(samples, seam) as mount:
+            before = with_numbers(mount)
+            edit(mount, random.Random(seed))
+            seam.armed = True
+            try:
+                restore(mount, b"")
+                last = True
+            except Stopped:
+                seam.armed = False
+                mount.replace_worker()
+                restore(mount, b"")
+            assert with_numbers(mount) == before
+        at += 1
+    assert at > 5
+
+
+# --- one change each ---------------------------------------------------------------------------------------
+
+
+def test_a_file_that_was_changed(mount: Mount) -> None:
+    mount.write(b"s0/a/x", b"!")
+    mount.write(b"s0/a/y", b"!")
+    number, folder = mount.look(b"s0/a/x").inode, mount.look(b"s0/a").inode
+    assert plan(mount, b"s0/a/x") == [Change("changed", b"s0/a/x")]
+    assert set(restore(mount, b"s0/a/x")) == {(number, b""), (folder, b"x")}
+    assert (mount.read(b"s0/a/x"), mount.read(b"s0/a/y")) == (b"ax", b"!yayay")
+    assert mount.look(b"s0/a/x").inode == number
+
+
+def test_what_was_removed(mount: Mount) -> None:
+    mount.unlink(b"s0/a/x")
+    mount.unlink(b"s0/a/y")
+    assert plan(mount, b"s0/a/x") == [Change("removed", b"s0/a/x")]
+    restore(mount, b"s0/a/x")
+    assert mount.read(b"s0/a/x") == b"ax"
+    assert mount.look(b"s0/a/x").links == 1
+    assert b"y" not in mount.names(b"s0/a")
+
+
+def test_what_is_new_goes_and_can_be_read_by_whoever_has_it_open(mount: Mount) -> None:
+    mount.mkdir(b"s0/n")
+    inode = mount.create(b"s0/n/x")
+    mount.write(b"s0/n/x", b"new")
+    mount.told.pop(mount.look(b"s0/n").inode)
+    assert plan(mount, b"s0/n") == [Change("new", b"s0/n")]
+    restore(mount, b"s0/n")
+    assert b"n" not in mount.names(b"s0")
+    assert mount.read_inode(inode) == b"new"
+    assert mount.tree.getattr(inode).links == 0
+    mount.forget(inode)
+    assert f"{inode:x}" not in os.listdir(mount.home / "work/orphans")
+
+
+@pytest.mark.parametrize("name", [b"s1/b", b"s1/new"])
+def test_a_renamed_sample_by_either_name(mount: Mount, name: bytes) -> None:
+    before = with_numbers(mount)
+    mount.rename(b"s1/b", b"s1/new")
+    mount.write(b"s1/new/y", b"!")
+    assert plan(mount, name) == [Change("renamed", b"s1/new", b"s1/b")]
+    restore(mount, name)
+    assert with_numbers(mount) == before
+
+
+def test_renamed_one_after_the_other(mount: Mount) -> None:
+    before = with_numbers(mount)
+    mount.rename(b"s1/d/c", b"s1/x")
+    mount.rename(b"s1/b", b"s1/d/c")
+    assert [one.kind for one in plan(mount, b"s1/b")] == ["renamed", "renamed"]
+    restore(mount, b"s1/b")
+    assert with_numbers(mount) == before
+
+
+def test_exchanged_files(mount: Mount) -> None:
+    before = with_numbers(mount)
+    mount.rename(b"s0/a/x", b"s0/a/y", EXCHANGE)
+    assert plan(mount, b"s0/a/x") == [
+        Change("renamed", b"s0/a/x", b"s0/a/y"),
+        Change("renamed", b"s0/a/y", b"s0/a/x"),
+    ]
+    restore(mount, b"s0/a/y")
+    assert with_numbers(mount) == before
+
+
+def test_a_file_moved_out_of_what_was_removed_stays(mount: Mount) -> None:
+    """As a new one: what it was is there again, and under its own number."""
+    mount.rename(b"s1/b/y", b"s1/d/c/moved")
+    held = mount.look(b"s1/d/c/moved").inode
+    mount.rmdir(b"s1/b")
+    restore(mount, b"s1/b")
+    assert (mount.read(b"s1/b/y"), mount.read(b"s1/d/c/moved")) == (b"by", b"by")
+    assert mount.look(b"s1/b/y").inode == held != mount.look(b"s1/d/c/moved").inode
+    mount.write(b"s1/d/c/moved", b"!")
+    mount.remount()
+    assert (mount.read(b"s1/b/y"), mount.read(b"s1/d/c/moved")) == (b"by", b"!y")
+
+
+def test_a_whiteout_that_was_removed_by_hand(mount: Mount) -> None:
+    """The way without `restore`: a renamed file is no second name of the one that is there again."""
+    mount.rename(b"s1/b/y", b"s1/b/z")
+    mount.write(b"s1/b/z", b"!")
+    mount.upper.close()
+    (mount.home / "upper/s1/b/y").unlink()
+    mount.start()
+    assert (mount.read(b"s1/b/y"), mount.read(b"s1/b/z")) == (b"by", b"!y")
+    assert mount.look(b"s1/b/y").inode != mount.look(b"s1/b/z").inode
+
+
+@pytest.mark.parametrize("change", ["removed", "renamed", "replaced"])
+def test_below_what_went_as_a_whole(mount: Mount, change: str) -> None:
+    path = b"s1/b/y"
+    if change == "renamed":
+        mount.rename(b"s1/b", b"s1/n")
+        path = b"s1/n/y"
+    else:
+        mount.unlink(path)
+        mount.rmdir(b"s1/b")
+    if change == "replaced":
+        mount.mkdir(b"s1/b")
+        mount.put(path, b"another")
+    with pytest.raises(NoSuchEntry, match=f"s1/[bn] was {change} as a whole: restore that"):
+        plan(mount, path)
+    restore(mount, path.rpartition(b"/")[0])
+    assert mount.read(b"s1/b/y") == b"by"
+
+
+def test_what_is_not_changed(mount: Mount) -> None:
+    mount.write(b"s0/a/x", b"!")
+    assert plan(mount, b"s1/b", b"nothing") == []
+    assert restore(mount, b"s1/b", b"nothing") == []
+
+
+def test_patterns_match_what_was_removed_too(mount: Mount) -> None:
+    mount.unlink(b"s0/a/x")
+    mount.write(b"s0/a/y", b"!")
+    mount.mkdir(b"s1/a")
+    for pattern, expected in (
+        (b"s0/a/*", [b"s0/a/x", b"s0/a/y"]), (b"s?/a", [b"s0/a", b"s1/a"]), (b"s0/*/[x]", [b"s0/a/x"]),
+        (b"z*", []), (b"*", [b"s0", b"s1"]), (b"*/x", []),
+    ):  # fmt: skip
+        assert matching(mount.upper.top, pattern) == expected
+
+
+def test_names_of_a_hard_link_come_back_together() -> None:
+    with a_set(*SETS["files"]) as tree, mounted(tree) as mount:
+        before = with_numbers(mount)
+        mount.write(b"s0/b", b"!")
+        mount.link(b"s0/b", b"s0/new")
+        restore(mount, b"s0/d/a")
+        assert mount.read(b"s0/a.x") == mount.read(b"s0/b") == b"ax"
+        assert mount.read(b"s0/new") == b"!x"
+        assert mount.look(b"s0/new").inode != mount.look(b"s0/b").inode
+        assert mount.look(b"s0/b").links == 3
+        restore(mount, b"s0/new")
+        assert with_numbers(mount) == before
+
+
+def test_a_hard_link_comes_back_with_its_directory() -> None:
+    """It is the file that it was, which is still changed; restoring the name itself undoes that, too."""
+    with a_set(*SETS["files"]) as tree, mounted(tree) as mount:
+        mount.write(b"s0/b", b"!")
+        mount.unlink(b"s0/d/a")
+        mount.unlink(b"s0/d/b.x")
+        mount.rmdir(b"s0/d")
+        restore(mount, b"s0/d")
+        assert (mount.read(b"s0/d/b.x"), mount.read(b"s0/d/a"), mount.read(b"s0/b")) == (b"dbx", b"!x", b"!x")
+        assert mount.look(b"s0/d/a").inode == mount.look(b"s0/b").inode
+        restore(mount, b"s0/b")
+        assert mount.read(b"s0/d/a") == mount.read(b"s0/b") == b"ax"

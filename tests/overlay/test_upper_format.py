@@ -1,0 +1,311 @@
+"""The upper's format: what is read of it, whoever wrote it, and the directory around it."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests import sets
+from tests.writables import FILES, Mount, a_set, fast_directory
+from wdsfs.errors import OverlayBusy, OverlayUnusable
+from wdsfs.inodes import UP
+from wdsfs.overlay.upper_dir import Upper
+from wdsfs.overlay.upper_format import (
+    DIRECTORY,
+    FILE,
+    OTHER,
+    SYMLINK,
+    WHITEOUT,
+    Origin,
+    Place,
+    Settings,
+    ShardSeen,
+    UpperNode,
+    hold,
+    load,
+    open_below,
+    read_settings,
+    write_settings,
+)
+from wdsfs.reading import Reading
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes root")
+
+
+def loaded(path: Path) -> UpperNode:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return load(fd)
+    finally:
+        os.close(fd)
+
+
+def test_every_kind_of_thing_is_read(tmp_path: Path) -> None:
+    (tmp_path / "d/sub").mkdir(parents=True)
+    (tmp_path / "d/f").write_bytes(b"content")
+    os.link(tmp_path / "d/f", tmp_path / "d/sub/g")
+    (tmp_path / "s").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "p")
+    (tmp_path / "w").touch()
+    os.setxattr(tmp_path / "w", "user.overlay.whiteout", b"y")
+    os.setxattr(tmp_path / "d/sub", "user.overlay.opaque", b"y")
+    os.setxattr(tmp_path / "d", "user.overlay.opaque", b"x")
+    os.setxattr(tmp_path / "d/f", "user.wdsfs.origin", b"123:ff")
+    root = loaded(tmp_path)
+    d = root.children[b"d"]
+    assert {name: node.kind for name, node in root.children.items()} == {
+        b"d": DIRECTORY,
+        b"s": SYMLINK,
+        b"p": OTHER,
+        b"w": WHITEOUT,
+    }
+    file = d.children[b"f"]
+    assert (file.kind, file.origin, file.inode) == (FILE, Origin(123, 255), os.stat(tmp_path / "d/f").st_ino | UP)
+    assert d.children[b"sub"].children[b"g"] is file
+    assert {(parent.path(), name) for parent, name in file.places()} == {(b"d", b"f"), (b"d/sub", b"g")}
+    assert (d.opaque, d.children[b"sub"].opaque) == (False, True)
+    assert len(list(root.walk())) == 7
+    fd = os.open(tmp_path, os.O_RDONLY)
+    inner = open_below(fd, file)
+    assert os.read(inner, 99) == b"content"
+    os.close(inner)
+    os.close(fd)
+
+
+@as_root
+def test_what_the_kernel_writes_as_root_is_read(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    os.setxattr(tmp_path / "d", "trusted.overlay.opaque", b"y")
+    os.mknod(tmp_path / "w", stat.S_IFCHR, 0)
+    os.mknod(tmp_path / "null", stat.S_IFCHR, os.makedev(1, 3))
+    root = loaded(tmp_path)
+    assert root.children[b"d"].opaque
+    assert (root.children[b"w"].kind, root.children[b"null"].kind) == (WHITEOUT, OTHER)
+
+
+@pytest.mark.parametrize("name", ["user.overlay.redirect", "user.overlay.metacopy"])
+def test_what_changes_the_meaning_of_a_path_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/f").touch()
+    os.setxattr(tmp_path / "a/f", name, b"/elsewhere")
+    with pytest.raises(OverlayUnusable, match=f"'a/f'.*{name}.*redirect_dir=off,metacopy=off"):
+        loaded(tmp_path)
+
+
+@pytest.mark.parametrize("value", [b"", b"12", b"x:ff", b"12:xyz"])
+def test_a_spoilt_origin_is_none(tmp_path: Path, value: bytes) -> None:
+    (tmp_path / "f").touch()
+    os.setxattr(tmp_path / "f", "user.wdsfs.origin", value)
+    assert loaded(tmp_path).children[b"f"].origin is None
+
+
+def test_an_upper_may_be_as_deep_as_it_likes(tmp_path: Path) -> None:
+    fd = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir(b"d" * 100, dir_fd=fd)
+        inner = os.open(b"d" * 100, os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = inner
+    os.close(fd)
+    assert len(list(loaded(tmp_path).walk())) == 1500
+    subprocess.run(["rm", "-rf", *tmp_path.iterdir()], check=True)  # pytest's own way of removing it recurses
+
+
+def test_settings_come_back(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    assert read_settings(place) is None
+    settings = Settings("samples", "ext", True, (ShardSeen(b"\xff", b"/\xfe/a.tar", (1, -2, 3)),))
+    write_settings(place, settings)
+    assert read_settings(place) == settings
+    assert json.loads(place.settings.read_text())["version"] == 1
+    # What is read in another way is another tree, which an older program must not take for the one it shows.
+    settings = replace(settings, reading=Reading(group_by_key=True))
+    write_settings(place, settings)
+    assert read_settings(place) == settings
+    assert json.loads(place.settings.read_text())["version"] == 2
+    place.settings.write_text('{"version": 99}')
+    with pytest.raises(OverlayUnusable, match="99"):
+        read_settings(place)
+
+
+def test_an_overlay_is_held_once(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    fd = hold(place)
+    with pytest.raises(OverlayBusy, match=f"process {os.getpid()}"):
+        hold(place)
+    child = os.fork()
+    if not child:
+        os.read(0 if False else os.open("/dev/zero", os.O_RDONLY), 1)
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(fd)
+    os.close(hold(place))
+
+
+@pytest.mark.parametrize(
+    ("holder", "text"),
+    [
+        # A number over the maximum.
+        ("4194305", r"daemon \(process 4194305\) has died.*`wdsfs umount MOUNTPOINT` ends them"),
+        ("1", "by process 1; only one mount"),
+        ("9" * 20, "in use by process 9+; only"),
+        ("", "in use; only one mount"),
+    ],
+)
+def test_who_holds_an_overlay(holder: str, text: str, tmp_path: Path) -> None:
+    """The daemon may be gone, and a worker that it has left behind holds it still."""
+    fd = hold(Place(tmp_path))
+    (tmp_path / "lock").write_text(holder)
+    with pytest.raises(OverlayBusy, match=text):
+        hold(Place(tmp_path))
+    os.close(fd)
+
+
+def test_what_others_wrote_is_told_from_our_own(tmp_path: Path) -> None:
+    assert not Place(tmp_path).is_bare
+    Upper(Place(tmp_path)).close()
+    assert not Place(tmp_path).is_bare
+    bare = tmp_path / "bare"
+    (bare / "s0").mkdir(parents=True)
+    assert Place(bare).is_bare
+    assert Place(bare).upper == bare
+    with pytest.raises(OverlayUnusable, match="diff and commit"):
+        Upper(Place(bare))
+    os.close(hold(Place(bare)))
+    assert os.listdir(bare) == ["s0"]
+
+
+def test_no_descriptor_is_left_open() -> None:
+    with a_set([[("a.x", b"ax"), ("b.x", b"bx")]]) as tree, fast_directory() as home:
+        tree.lookup(1, b"s0")
+        before = len(os.listdir("/proc/self/fd"))
+        mount = Mount(tree, home)
+        for number in range(300):
+            mount.mkdir(b"d%d" % number)
+            mount.put(b"d%d/f" % number, b"f")
+        assert len(os.listdir("/proc/self/fd")) < before + 50
+        mount.replace_worker()
+        mount.remount()
+        mount.close()
+        assert len(os.listdir("/proc/self/fd")) <= before
+
+
+# --- with the kernel
+
+_OVERLAY = """
+import os, subprocess, sys
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from tests.writables import EXT, FILES, Mount, a_set, copy_out, walk_directory
+home = Path(sys.argv[1])
+subprocess.run(["mount", "-t", "tmpfs", "none", home], check=True)
+with a_set([[("a.x", b"ax"), ("a.y", b"ay"), ("d/b.x", b"dbx"), ("e/f.x", b"efx")]]) as tree:
+    mount = Mount(tree, home / "overlay")
+    (home / "lower").mkdir()
+    copy_out(mount, os.fsencode(home / "lower"))
+    mount.write(b"s0/a/x", b"!")
+    mount.unlink(b"s0/a/y")
+    mount.rename(b"s0/d/b", b"s0/new")
+    mount.unlink(b"s0/e/f/x")
+    mount.rmdir(b"s0/e/f")
+    mount.mkdir(b"s0/e/f")
+    mount.put(b"s0/e/f/g", b"g")
+    mount.mkdir(b"top")
+    mount.remount()
+    ours = mount.walk()
+    (home / "merged").mkdir()
+    (home / "kernel").mkdir()
+    where = "lowerdir={0}/lower,upperdir={0}/overlay/upper,workdir={0}/kernel,userxattr".format(home)
+    subprocess.run(["mount", "-t", "overlay", "none", "-o", where, home / "merged"], check=True)
+    theirs = walk_directory(os.fsencode(home / "merged"))
+    hidden = {path: about[:2] + about[-2:-1] for path, about in theirs.items()}
+    assert hidden == {path: about[:2] + about[-2:-1] for path, about in ours.items()}, (ours, theirs)
+    os.unlink(home / "merged/s0/a/x")
+    os.rename(home / "merged/s0/e/f/g", home / "merged/s0/g")
+    subprocess.run(["umount", home / "merged"], check=True)
+    mount.remount()
+    assert mount.names(b"s0/a") == []
+    assert mount.read(b"s0/g") == b"g"
+    mount.close()
+    subprocess.run(["mount", "-o", "remount,ro", home], check=True)
+    mount.start()
+    assert mount.read(b"s0/g") == b"g"
+    changes = [
+        lambda: mount.write(b"s0/g", b"!"),
+        lambda: mount.create(b"s0/n"),
+        lambda: mount.unlink(b"s0/g"),
+        lambda: mount.change(b"s0/g", size=0),
+        lambda: mount.change(b"s0/new", mode=0),
+    ]
+    for change in changes:
+        try:
+            change()
+        except OSError as error:
+            assert error.errno == 30, error
+        else:
+            raise AssertionError(change)
+    mount.close()
+"""
+
+
+@as_root
+def test_the_kernel_sees_the_same_and_what_it_writes_is_seen_here(tmp_path: Path) -> None:
+    """Then the file system is made read-only: everything can be read, and whoever writes gets EROFS."""
+    probe = subprocess.run([*sets.in_own_mounts(), "grep", "-w", "overlay", "/proc/filesystems"], check=False)
+    if probe.returncode:
+        pytest.skip("the kernel has no overlayfs here")
+    sets.run(_OVERLAY, tmp_path, Path(__file__).parent.parent, wrapper=sets.in_own_mounts())
+
+
+_AS_USER = """
+import os, sys
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from tests.writables import Mount, a_set
+home = Path(sys.argv[1])
+os.chown(home, 65534, 65534)
+os.setgid(65534), os.setuid(65534)
+with a_set([[("a.x", b"ax"), ("a.y", b"ay")]]) as tree:
+    mount = Mount(tree, home / "overlay")
+    inode = mount.look(b"s0/a/x").inode
+    mount.change(b"s0/a/x", mode=0)
+    mount.mkdir(b"s0/d", 0o000)
+    mount.create(b"s0/d/f", 0o200)
+    for again in (mount.replace_worker, mount.remount, lambda: None):
+        assert mount.look(b"s0/a/x").mode & 0o7777 == 0
+        assert mount.look(b"s0/d").mode & 0o7777 == 0
+        assert mount.look(b"s0/d/f").mode & 0o7777 == 0o200
+        assert mount.tree.read(inode, 0, 9) == b"ax"
+        again()
+    mount.change(b"s0/d", mode=0o700)
+    assert mount.look(b"s0/d").mode & 0o7777 == 0o700
+    assert os.listxattr(home / "overlay/upper/s0/d") == ["user.overlay.opaque"]
+    mount.close()
+    os.chdir("/")
+os._exit(0)
+"""
+
+
+@as_root
+def test_a_daemon_that_is_not_root_can_always_open_its_own_files() -> None:
+    with fast_directory() as home:
+        os.chmod(home, 0o777)
+        sets.run(_AS_USER, home, Path(__file__).parent.parent)
+
+
+def test_a_file_of_a_tar_stays_linked(tmp_path: Path) -> None:
+    """A stop between two names of a copied-up file is made good when the next worker starts."""
+    with a_set([[("a", b"aa"), ("b", "== a")]], FILES) as tree:
+        mount = Mount(tree, tmp_path)
+        mount.write(b"s0/a", b"!")
+        os.unlink(tmp_path / "upper/s0/b")
+        mount.replace_worker()
+        assert (mount.read(b"s0/b"), mount.look(b"s0/b").links) == (b"!a", 2)
+        assert (tmp_path / "upper/s0/b").read_bytes() == b"!a"
+        mount.close()

@@ -1,0 +1,631 @@
+"""The writable tree: what is seen, and what stays after a stop at any system call, an error, or a power cut."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.overlay.test_model import SETS, Refusing, WithoutDevices
+from tests.writables import FILES, MTIME, Mount, a_set, fast_directory
+from wdsfs.dataset.shard_tree import Tree
+from wdsfs.errors import EntryError, NoSuchEntry, Unsupported
+from wdsfs.inodes import ROOT, UP
+from wdsfs.overlay.upper_dir import EXCHANGE, NOREPLACE, Calls
+
+CALLS = [name for name in vars(Calls) if not name.startswith("_")]
+
+
+@pytest.fixture(scope="module", params=["samples", "files", "merged"])
+def tree(request: pytest.FixtureRequest) -> Iterator[Tree]:
+    with a_set(*SETS[request.param]) as tree:
+        yield tree
+
+
+@pytest.fixture(scope="module")
+def samples() -> Iterator[Tree]:
+    with a_set(*SETS["samples"]) as tree:
+        yield tree
+
+
+@pytest.fixture
+def mount(samples: Tree) -> Iterator[Mount]:
+    with fast_directory() as home:
+        mount = Mount(samples, home)
+        yield mount
+        mount.close()
+
+
+def in_the_upper(mount: Mount, path: bytes) -> Path:
+    return mount.home / "upper" / os.fsdecode(path)
+
+
+# --- what is seen
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_places_are_where_things_are(name: str) -> None:
+    """What a copy-up goes by: from an inode number back to every name."""
+    with a_set(*SETS[name]) as tree:
+        found: dict[int, set[tuple[int, bytes]]] = {}
+        waiting = [ROOT]
+        while waiting:
+            inode = waiting.pop()
+            for entry in list(tree.listing(inode))[2:]:
+                found.setdefault(entry.node.inode, set()).add((inode, entry.name))
+                if stat.S_ISDIR(entry.node.mode):
+                    waiting.append(entry.node.inode)
+        assert found == {inode: set(tree.places(inode)) for inode in found}
+
+
+def test_a_copy_keeps_number_time_and_mode(mount: Mount) -> None:
+    before = mount.look(b"s0/a/x")
+    mount.setxattr(b"s0/a/x", b"user.note", b"1")
+    after = mount.look(b"s0/a/x")
+    assert after[:5] == before[:5]
+    assert (before.mode, before.mtime_ns) == (stat.S_IFREG | 0o644, MTIME * 10**9)
+    mount.replace_worker()
+    assert mount.look(b"s0/a/x")[:5] == before[:5]
+    mount.remount()
+    assert mount.look(b"s0/a/x")[:5] == before[:5]
+
+
+def test_a_directory_above_a_copy_keeps_its_time(mount: Mount) -> None:
+    before = {path: mount.look(path).mtime_ns for path in (b"s0", b"s0/a")}
+    mount.write(b"s0/a/x", b"!")
+    mount.change(b"s0/a/y", mode=0o600)
+    assert {path: mount.look(path).mtime_ns for path in before} == before
+    mount.create(b"s0/a/new")
+    assert mount.look(b"s0/a").mtime_ns != before[b"s0/a"]
+
+
+def test_who_has_a_file_open_sees_what_is_written(mount: Mount) -> None:
+    inode = mount.look(b"s0/a/x").inode
+    mount.write(b"s0/a/x", b"new")
+    assert mount.tree.read(inode, 0, 9) == b"new"
+    mount.put(b"s0/tmp", b"newer")
+    mount.rename(b"s0/tmp", b"s0/a/x")
+    assert (mount.tree.read(inode, 0, 9), mount.read(b"s0/a/x")) == (b"new", b"newer")
+    mount.replace_worker()
+    assert mount.tree.read(inode, 0, 9) == b"new"
+    assert mount.tree.getattr(inode).links == 0
+
+
+def test_a_removed_file_of_a_shard_can_still_be_read_and_written(mount: Mount) -> None:
+    inode = mount.look(b"s0/a/x").inode
+    mount.unlink(b"s0/a/x")
+    assert (mount.tree.getattr(inode).links, mount.tree.read(inode, 0, 9)) == (0, b"ax")
+    mount.tree.write(inode, 1, b"!")
+    assert mount.tree.read(inode, 0, 9) == b"a!"
+    mount.replace_worker()
+    assert (mount.tree.getattr(inode).links, mount.tree.read(inode, 0, 9)) == (0, b"a!")
+    assert b"x" not in mount.names(b"s0/a")
+    mount.remount()
+    with pytest.raises(FileNotFoundError):
+        mount.look(b"s0/a/x")
+
+
+def test_an_orphan_goes_when_the_kernel_has_forgotten_it(mount: Mount) -> None:
+    inode = mount.create(b"s0/new")
+    mount.unlink(b"s0/new")
+    orphans = mount.home / "work/orphans"
+    assert len(os.listdir(orphans)) == 1
+    mount.forget(inode)
+    assert os.listdir(orphans) == []
+    with pytest.raises(NoSuchEntry):
+        mount.tree.getattr(inode)
+
+
+def test_the_number_of_a_removed_directory_is_not_used_again(mount: Mount) -> None:
+    mount.mkdir(b"s0/one")
+    first = mount.look(b"s0/one").inode
+    mount.rmdir(b"s0/one")
+    mount.mkdir(b"s0/two")
+    assert mount.look(b"s0/two").inode != first
+    assert mount.tree.getattr(first).links == 0
+    assert [entry.name for entry in mount.tree.listing(first)] == [b".", b".."]
+
+
+def test_a_shard_or_a_folder_of_keys_cannot_be_renamed(mount: Mount) -> None:
+    for path in (b"s0", b"s0/d", b"s0/a"):  # the last is a sample and a folder
+        with pytest.raises(OSError, check=lambda error: error.errno == errno.EXDEV):
+            mount.rename(path, b"elsewhere")
+
+
+def test_a_renamed_sample_keeps_its_numbers(mount: Mount) -> None:
+    before = mount.look(b"s0/d/b").inode, mount.look(b"s0/d/b/x").inode
+    mount.rename(b"s0/d/b", b"s1/other")
+    assert (mount.look(b"s1/other").inode, mount.look(b"s1/other/x").inode) == before
+    mount.remount()
+    assert (mount.look(b"s1/other").inode, mount.look(b"s1/other/x").inode) == before
+    mount.mkdir(b"s0/d/b")
+    assert mount.names(b"s0/d/b") == []
+    assert mount.look(b"s0/d/b").inode & UP
+
+
+def test_a_listed_directory_that_becomes_its_own(mount: Mount) -> None:
+    """Found by the model: the names that it showed of the lower were left out of its new names for ever."""
+    mount.change(b"s0/d/b", mtime_ns=1)
+    assert mount.names(b"s0/d/b") == [b"x"]
+    mount.rename(b"s0/d/b", b"s1/other")
+    assert mount.names(b"s1/other") == [b"x"]
+
+
+def test_links_within_a_shard_stay_one_file() -> None:
+    with a_set([[("a.x", b"ax"), ("b", "== a.x"), ("d/c", "== a.x")]], FILES) as tree, fast_directory() as home:
+        mount = Mount(tree, home)
+        mount.unlink(b"s0/b")
+        assert mount.look(b"s0/a.x").links == 2
+        mount.write(b"s0/d/c", b"!")
+        assert (mount.read(b"s0/a.x"), mount.look(b"s0/a.x").links) == (b"!x", 2)
+        mount.remount()
+        assert (mount.read(b"s0/a.x"), mount.look(b"s0/a.x").links) == (b"!x", 2)
+        mount.close()
+
+
+def test_attributes_of_the_format_are_neither_seen_nor_set(mount: Mount) -> None:
+    mount.setxattr(b"s0/a/x", b"user.note", b"1")
+    assert mount.tree.xattrs(mount.look(b"s0/a/x").inode) == [b"user.note"]
+    inode = mount.look(b"s0/a/x").inode
+    for name in (b"user.overlay.opaque", b"user.wdsfs.origin", b"trusted.overlay.opaque", b"security.capability"):
+        with pytest.raises(Unsupported):
+            mount.tree.setxattr(inode, name, b"y")
+        with pytest.raises(Unsupported):
+            mount.tree.removexattr(inode, name)
+        with pytest.raises(EntryError):
+            mount.tree.getxattr(inode, name)
+    # What shows through a directory still says where it comes from.
+    assert mount.tree.getxattr(mount.look(b"s0/a").inode, b"user.wdsfs.shard").endswith(b"s0.tar")
+
+
+def test_a_whiteout_cannot_be_made_by_a_user(mount: Mount) -> None:
+    with pytest.raises(EntryError, match="0:0"):
+        mount.tree.mknod(ROOT, b"w", stat.S_IFCHR, 0)
+
+
+def test_the_last_names_of_a_listing_come_in_the_same_order_whatever_happens(mount: Mount) -> None:
+    for number in range(40):
+        mount.create(b"s0/n%d" % number)
+    inode = mount.look(b"s0").inode
+    seen = []
+    for step, entry in enumerate(mount.tree.listing(inode)):
+        seen.append((entry.name, entry.cursor))
+        if step == 20:
+            break
+    mount.unlink(b"s0/" + seen[10][0])
+    mount.create(b"s0/later")
+    mount.replace_worker()
+    rest = [entry.name for entry in mount.tree.listing(inode, seen[-1][1])]
+    names = [name for name, _ in seen] + rest
+    assert len(names) == len(set(names))
+    assert {b"n%d" % number for number in range(40)} <= set(names)
+
+
+def test_names_that_few_expect(mount: Mount) -> None:
+    for name in (b"\xff\xfe", b"n" * 255, b" ", b"a\nb", b"#1-1", b"whiteout", "ä".encode() * 127):
+        mount.put(b"s0/a/" + name, name)
+        assert mount.read(b"s0/a/" + name) == name
+        mount.rename(b"s0/a/" + name, b"s1/" + name)
+        mount.remount()
+        assert mount.read(b"s1/" + name) == name
+    for name, number in ((b"n" * 256, errno.ENAMETOOLONG), (b"..", errno.EINVAL), (b"", errno.EINVAL)):
+        with pytest.raises(EntryError, check=lambda error, number=number: error.errno == number):
+            mount.tree.create(ROOT, name, 0o644)
+
+
+def test_deeper_than_a_path_can_be_long(mount: Mount) -> None:
+    inode = mount.look(b"s0/a").inode
+    for _ in range(60):
+        inode = mount.tree.mkdir(inode, b"d" * 200, 0o755).inode
+    file = mount.tree.create(inode, b"f", 0o644).inode
+    mount.tree.write(file, 0, b"deep")
+    mount.replace_worker()
+    assert mount.tree.read(file, 0, 9) == b"deep"
+    assert [entry.name for entry in mount.tree.listing(inode)][2:] == [b"f"]
+    mount.tree.fsync(file)
+    mount.tree.rename(inode, b"f", ROOT, b"up")
+    assert mount.read(b"up") == b"deep"
+    mount.remount()
+    assert mount.read(b"up") == b"deep"
+
+
+def test_a_shard_that_changes_under_the_overlay(tmp_path: Path) -> None:
+    """Changes stay where they were made; a copy's number is not that of another content."""
+    from tests.writables import shard
+
+    with a_set([[("a.x", b"ax"), ("b.x", b"bx")], [("c.x", b"cx")]]) as tree, fast_directory() as home:
+        mount = Mount(tree, home)
+        mount.write(b"s0/a/x", b"!")
+        mount.unlink(b"s1/c/x")
+        held = mount.look(b"s0/a/x").inode
+        path = Path(os.fsdecode(tree.lower.shards[0].path))
+        path.with_suffix(".new").write_bytes(shard([("a.x", b"AX"), ("a.y", b"AY"), ("z.x", b"zx")]))
+        path.with_suffix(".new").rename(path)
+        tree.lower.distrust()
+        tree.lower._states.clear()
+        tree.lower.index.refresh(tree.lower.shards)
+        tree.lower.settled(0)
+        mount.replace_worker()
+        assert mount.read(b"s0/a/x") == b"!x"
+        assert mount.names(b"s0") == [b"a", b"z"]
+        assert sorted(mount.names(b"s0/a")) == [b"x", b"y"]
+        assert mount.look(b"s0/a/x").inode != held
+        assert mount.names(b"s1/c") == []
+        mount.close()
+
+
+# --- stopped at every call
+
+
+class Stopped(BaseException):
+    """What the process gets instead of its next system call: no handler runs after a SIGKILL."""
+
+
+class Seam(Calls):
+    """Counts the calls; from the `at`th on, none is done, and `stop` is raised instead: once, or from then on."""
+
+    def __init__(
+        self, base: type[Calls] = Calls, at: int = 1 << 60, stop: Callable[[], BaseException] = Stopped
+    ) -> None:
+        self.base, self.at, self.stop, self.count, self.armed = base(), at, stop, 0, False
+        self.once = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if name not in CALLS:
+            return object.__getattribute__(self, name)
+        return lambda *arguments: self._do(name, arguments)
+
+    def _do(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        if self.armed:
+            self.count += 1
+            if self.count == self.at or (self.count > self.at and not self.once):
+                raise self.stop()
+        return getattr(self.base, name)(*arguments)
+
+
+def keep(mount: Mount) -> None:
+    """Something of every kind for the operations below to meet."""
+    mount.mkdir(b"own")
+    mount.mkdir(b"own/empty")
+    mount.put(b"own/file", b"file")
+    mount.put(b"own/other", b"other")
+    mount.mkdir(b"own/full")
+    mount.put(b"own/full/f", b"f")
+    mount.mkdir(b"own/gone")
+    mount.put(b"own/gone/f", b"f")
+    mount.unlink(b"own/gone/f")
+    for path in sorted(mount.walk()):
+        if path.endswith((b"d/b/x", b"d/b.x")):
+            mount.unlink(path)  # a whiteout, and in most sets an empty directory over it
+        if path == b"s1/d/c/x":
+            mount.write(path, b"!")
+
+
+def operations(mount: Mount) -> dict[str, Callable[[Mount], None]]:
+    """What is done, by name, over a set that has a file x in a directory a."""
+    x = next(path for path in sorted(mount.walk()) if path.endswith((b"a/x", b"a.x")))
+    home = x.rpartition(b"/")[0]
+    gone = {b"s0/a/x": b"s0/d/b", b"a/x": b"d/b", b"s0/a.x": b"s0/d"}[x]
+    whiteout = gone + (b"/x" if x.endswith(b"a/x") else b"/b.x")
+    return {
+        "create": lambda m: m.create(home + b"/new") and None,
+        "create over whiteout": lambda m: m.create(whiteout) and None,
+        "write": lambda m: m.write(x, b"!"),
+        "truncate": lambda m: m.change(x, size=1),
+        "empty": lambda m: m.change(x, size=0),
+        "grow": lambda m: m.change(x, size=9),
+        "chmod": lambda m: m.change(x, mode=0o600),
+        "mkdir": lambda m: m.mkdir(home + b"/new"),
+        "mkdir over whiteout": lambda m: m.mkdir(whiteout),
+        "mkfifo": lambda m: m.mkfifo(home + b"/new"),
+        "symlink": lambda m: m.symlink(b"to", home + b"/new"),
+        "symlink over whiteout": lambda m: m.symlink(b"to", whiteout),
+        "link": lambda m: m.link(x, home + b"/new"),
+        "link over whiteout": lambda m: m.link(b"own/file", whiteout),
+        "unlink lower": lambda m: m.unlink(x),
+        "unlink own": lambda m: m.unlink(b"own/file"),
+        "rmdir own": lambda m: m.rmdir(b"own/empty"),
+        "rmdir with whiteout": lambda m: m.rmdir(b"own/gone"),
+        "rename lower": lambda m: m.rename(x, b"own/new"),
+        "rename lower over own": lambda m: m.rename(x, b"own/file"),
+        "rename own": lambda m: m.rename(b"own/file", b"own/new"),
+        "rename own over own": lambda m: m.rename(b"own/file", b"own/other"),
+        "rename own over lower": lambda m: m.rename(b"own/file", x),
+        "rename own over whiteout": lambda m: m.rename(b"own/file", whiteout),
+        "rename lower over whiteout": lambda m: m.rename(x, whiteout),
+        "rename directory": lambda m: m.rename(b"own/full", home + b"/new"),
+        "rename directory over empty": lambda m: m.rename(b"own/full", b"own/empty"),
+        "rename directory over whiteouts": lambda m: m.rename(b"own/full", b"own/gone"),
+        "rename directory over whiteout": lambda m: m.rename(b"own/full", whiteout),
+        "rename noreplace": lambda m: m.rename(x, home + b"/new", NOREPLACE),
+        "exchange": lambda m: m.rename(x, b"own/file", EXCHANGE),
+        "exchange directories": lambda m: m.rename(b"own/full", b"own/empty", EXCHANGE),
+        "exchange kinds": lambda m: m.rename(x, b"own/full", EXCHANGE),
+        "setxattr": lambda m: m.setxattr(x, b"user.a", b"1"),
+        "setxattr new": lambda m: m.setxattr(x, b"user.a", b"1", os.XATTR_CREATE),
+    }
+
+
+ONLY_SAMPLES: dict[str, Callable[[Mount], None]] = {
+    "rename sample": lambda m: m.rename(b"s1/b", b"own/new"),
+    "rename changed sample": lambda m: m.rename(b"s1/d/c", b"own/new"),
+    "rename sample over empty": lambda m: m.rename(b"s1/b", b"own/empty"),
+    "rename over emptied sample": lambda m: m.rename(b"own/full", b"s0/d/b"),
+    "exchange samples": lambda m: m.rename(b"s1/b", b"s1/d/c", EXCHANGE),
+    "rmdir sample": lambda m: m.rmdir(b"s0/d/b"),
+}
+NAMES = """
+    create/create over whiteout/write/truncate/empty/grow/chmod/mkdir/mkdir over whiteout/mkfifo/symlink/
+    symlink over whiteout/link/link over whiteout/unlink lower/unlink own/rmdir own/rmdir with whiteout/
+    rename lower/rename lower over own/rename own/rename noreplace/rename own over own/rename own over lower/
+    rename own over whiteout/rename lower over whiteout/rename directory/rename directory over empty/
+    rename directory over whiteouts/rename directory over whiteout/exchange/exchange directories/exchange kinds/
+    setxattr/setxattr new
+""".replace("\n    ", "").strip().split("/")  # fmt: skip
+
+
+def do_at_every_call(
+    tree: Tree,
+    name: str,
+    check: Callable[[Mount, dict[bytes, Any], dict[bytes, Any], Callable[[Mount], None]], None],
+    base: type[Calls] = Calls,
+    stop: Callable[[], BaseException] = Stopped,
+    once: bool = False,
+) -> None:
+    """Do an operation with its first, second ... call stopped, and `check` each time."""
+    at, last = 1, False
+    before: dict[bytes, Any] = {}
+    after: dict[bytes, Any] = {}
+    while not last:
+        with fast_directory() as home:
+            mount = Mount(tree, home, base())
+            keep(mount)
+            operation = operations(mount).get(name) or ONLY_SAMPLES[name]
+            mount.remount()
+            if not before:
+                before = mount.walk()
+                operation(mount)
+                after = mount.walk()
+                mount.close()
+                continue
+            seam = Seam(base, at, stop)
+            mount.upper.close()
+            mount.start(seam)
+            mount.tree.journal.requester = 7
+            mount.walk()
+            seam.armed, seam.once = True, once
+            try:
+                operation(mount)
+                last = seam.count < at
+            except (Stopped, OSError):
+                pass
+            seam.armed = False
+            if not last:
+                check(mount, before, after, operation)
+            mount.close()
+            at += 1
+    assert at > 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stopped_at_any_call_it_is_done_or_not(tree: Tree, name: str) -> None:
+    do_at_every_call(tree, name, look_and_repeat)
+
+
+@pytest.mark.parametrize("name", ONLY_SAMPLES)
+def test_so_are_samples(samples: Tree, name: str) -> None:
+    do_at_every_call(samples, name, look_and_repeat)
+
+
+def look_and_repeat(
+    mount: Mount, before: dict[bytes, Any], after: dict[bytes, Any], operation: Callable[[Mount], None]
+) -> None:
+    mount.replace_worker()
+    assert mount.walk() in (before, after)
+    mount.tree.journal.requester = 7
+    mount.resend()
+    assert mount.walk() == after
+    mount.remount()
+    assert mount.walk() == after
+
+
+@pytest.mark.parametrize("base", [Refusing, WithoutDevices])
+@pytest.mark.parametrize("name", [name for name in NAMES if "rename" in name or "over" in name])
+def test_on_poorer_file_systems_nothing_is_lost(samples: Tree, name: str, base: type[Calls]) -> None:
+    """Where a rename takes two calls, source and target are the same file between them, and a repeat ends it."""
+
+    def check(
+        mount: Mount, before: dict[bytes, Any], after: dict[bytes, Any], operation: Callable[[Mount], None]
+    ) -> None:
+        mount.replace_worker(base())
+        contents = {about[-2] for about in mount.walk().values() if about[0] == "file"}
+        kept = {about[-2] for about in after.values() if about[0] == "file"}
+        assert kept - {b""} <= contents
+        mount.tree.journal.requester = 7
+        mount.resend()
+        assert mount.walk() == after
+
+    do_at_every_call(samples, name, check, base)
+
+
+# --- errors at every call
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
+@pytest.mark.parametrize("name", NAMES)
+def test_an_error_at_any_call_leaves_a_whole_tree(samples: Tree, name: str, number: int) -> None:
+    """The request fails or not; what is seen is as before or after, now and after a restart; a repeat works."""
+
+    def check(
+        mount: Mount, before: dict[bytes, Any], after: dict[bytes, Any], operation: Callable[[Mount], None]
+    ) -> None:
+        now = mount.walk()
+        assert now in (before, after), now
+        mount.tree.journal.clear()
+        mount.replace_worker()
+        assert mount.walk() == now
+        if now == before:
+            operation(mount)
+            assert mount.walk() == after
+
+    do_at_every_call(samples, name, check, Calls, lambda: OSError(number, os.strerror(number)), once=True)
+
+
+# --- power cuts
+
+
+class Disk(Calls):
+    """Knows what is on disk: a file's bytes and a directory's names as they were at their last fsync.
+
+    That is worse than any file system in use: those keep the names of one moment.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[int, bytes] = {}
+        self.directories: dict[int, list[tuple[str, os.stat_result, dict[str, bytes], str]]] = {}
+
+    def fsync(self, fd: int) -> None:
+        status = os.fstat(fd)
+        path = f"/proc/self/fd/{fd}"
+        if stat.S_ISDIR(status.st_mode):
+            with os.scandir(path) as entries:
+                self.directories[status.st_ino] = [_about(entry) for entry in entries]
+        else:
+            self.files[status.st_ino] = os.pread(fd, status.st_size, 0)
+
+    fdatasync = fsync
+
+    def cut(self, top: Path, new: Path) -> None:
+        """Make the directory `new` as `top` is after a power cut."""
+        new.mkdir()
+        made: dict[int, Path] = {}
+        waiting = [(os.stat(top).st_ino, new)]
+        while waiting:
+            number, where = waiting.pop()
+            for name, status, attributes, target in self.directories.get(number, []):
+                path, form = where / name, stat.S_IFMT(status.st_mode)
+                if form == stat.S_IFLNK:
+                    path.symlink_to(target)
+                elif form == stat.S_IFDIR:
+                    path.mkdir()
+                    waiting.append((status.st_ino, path))
+                elif form != stat.S_IFREG:
+                    os.mknod(path, status.st_mode, status.st_rdev)
+                elif status.st_ino in made:
+                    os.link(made[status.st_ino], path)
+                else:
+                    made[status.st_ino] = path
+                    path.write_bytes(self.files.get(status.st_ino, b""))
+                for key, value in attributes.items():
+                    os.setxattr(path, key, value, follow_symlinks=False)
+
+
+def _about(entry: os.DirEntry[str]) -> tuple[str, os.stat_result, dict[str, bytes], str]:
+    attributes = {key: os.getxattr(entry.path, key, follow_symlinks=False) for key in _keys(entry.path)}
+    target = os.readlink(entry.path) if entry.is_symlink() else ""
+    return entry.name, entry.stat(follow_symlinks=False), attributes, target
+
+
+def _keys(path: str) -> list[str]:
+    return os.listxattr(path, follow_symlinks=False)
+
+
+class Cutting:
+    """Does what users do, by chance, and pulls the plug after each step."""
+
+    def __init__(self, tree: Tree, home: Path, seed: int) -> None:
+        self.tree, self.home, self.chance = tree, home, random.Random(seed)
+        self.disk = Disk()
+        self.mount = Mount(tree, home / "overlay", self.disk)
+        self.lower = [path for path, about in self.mount.walk().items() if about[0] == "file"]
+        self.versions: dict[bytes, set[bytes]] = {path: {self.mount.read(path)} for path in self.lower}
+        self.taken: set[bytes] = set()  # names of the shards that have been removed or moved at some time
+        self.saved: set[bytes] = set()
+        self.promised: dict[bytes, bytes] = {}
+        self.cuts = 0
+
+    def run(self) -> None:
+        steps = [self.write, self.save, self.truncate, self.unlink, self.create, self.fsync, self.fsync, self.move]
+        for _ in range(12):
+            self.chance.choice(steps)()
+            for path in self.versions:
+                with contextlib.suppress(OSError):
+                    self.versions[path].add(self.mount.read(path))
+            self.pull_the_plug()
+        self.mount.close()
+
+    def pull_the_plug(self) -> None:
+        after = self.home / f"after{self.cuts}"
+        self.cuts += 1
+        after.mkdir()
+        self.disk.cut(self.home / "overlay/upper", after / "upper")
+        mount = Mount(self.tree, after)
+        for path in self.lower:
+            try:
+                assert mount.read(path) in self.versions[path], path
+            except FileNotFoundError:
+                assert path in self.taken
+        for path, content in self.promised.items():
+            assert mount.read(path) == content, path
+        mount.close()
+
+    def one(self) -> bytes:
+        return self.chance.choice([path for path, about in self.mount.walk().items() if about[0] == "file"])
+
+    def write(self) -> None:
+        path = self.one()
+        self.promised.pop(path, None)
+        self.mount.write(path, self.chance.randbytes(3), self.chance.randrange(4))
+
+    def save(self) -> None:
+        """As editors do, without fsync."""
+        path = self.one()
+        if path in self.saved or path not in self.lower or path in self.taken:
+            return
+        self.saved.add(path)
+        self.promised.pop(path, None)
+        self.mount.put(b"s0/save", b"saved" + path)
+        self.mount.rename(b"s0/save", path)
+
+    def truncate(self) -> None:
+        path = self.one()
+        self.promised.pop(path, None)
+        self.mount.change(path, size=self.chance.randrange(3))
+
+    def unlink(self) -> None:
+        path = self.one()
+        self.promised.pop(path, None)
+        self.taken.add(path)
+        self.mount.unlink(path)
+
+    def create(self) -> None:
+        path = self.chance.choice(self.lower)
+        name = path if path in self.taken else path + b"%d" % self.cuts
+        with contextlib.suppress(FileExistsError):
+            self.mount.create(name)
+            self.versions.setdefault(name, set()).add(b"")
+            self.mount.write(name, b"created")
+
+    def move(self) -> None:
+        path, new = self.one(), b"s1/moved%d" % self.cuts
+        self.promised.pop(path, None)
+        self.taken.add(path)
+        self.mount.rename(path, new)
+
+    def fsync(self) -> None:
+        path = self.one()
+        self.mount.fsync(path)
+        self.promised[path] = self.mount.read(path)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_power_cut_takes_nothing_that_was_synced_nor_the_bytes_of_a_shard(samples: Tree, seed: int) -> None:
+    with fast_directory() as home:
+        Cutting(samples, home, seed).run()

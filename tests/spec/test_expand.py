@@ -1,0 +1,520 @@
+"""What a user types, against real directories; braces against the braceexpand library."""
+
+import contextlib
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+from braceexpand import UnbalancedBracesError, braceexpand
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wdsfs.errors import MissingShard, SpecError, UnreadableShard
+from wdsfs.names import SHARD_SUFFIXES
+from wdsfs.spec import braces
+from wdsfs.spec import expand as expand_module
+from wdsfs.spec.expand import Shard, expand, split_path
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current directory. The real path: `tmp_path` may lead through a link."""
+    monkeypatch.chdir(tmp_path)
+    return Path(os.getcwd())
+
+
+def touch(*paths: str | bytes) -> None:
+    for path in paths:
+        os.makedirs(os.path.dirname(path) or type(path)(path[:0]) or os.curdir, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
+
+
+def found(*specs: str | bytes) -> list[str]:
+    """The expanded paths, relative to the current directory."""
+    return [os.path.relpath(os.fsdecode(shard.path)) for shard in expand(specs)]
+
+
+def names_of(*specs: str | bytes) -> list[str]:
+    return [os.fsdecode(shard.name) for shard in expand(specs)]
+
+
+# -- what is expanded ------------------------------------------------------------------------------------
+
+
+def test_a_brace_expression_names_its_shards_in_order(here: Path) -> None:
+    touch(*(f"train-{i:06d}.tar" for i in range(12)))
+    shards = expand(["train-{000000..000011}.tar"])
+    assert shards[10] == Shard(bytes(here / "train-000010.tar"), b"train-000010")
+    assert [shard.name for shard in shards] == [b"train-%06d" % i for i in range(12)]
+
+
+def test_the_order_of_the_specs_is_the_order_of_the_shards(here: Path) -> None:
+    touch("a.tar", "b.tar", "c.tar")
+    assert found("c.tar", "{b,a}.tar") == ["c.tar", "b.tar", "a.tar"]
+    assert names_of("{c..a}.tar") == ["c", "b", "a"]
+
+
+def test_a_glob_is_sorted_bytewise(here: Path) -> None:
+    touch("é.tar", "B.tar", "a.tar", "10.tar", "9.tar", b"\xff.tar", "x.txt")
+    assert [shard.name for shard in expand(["*.tar"])] == [b"10", b"9", b"B", b"a", "é".encode(), b"\xff"]
+
+
+def test_two_stars_look_into_all_directories_below(here: Path) -> None:
+    touch("a/1.tar", "a/b/2.tar", "3.tar")
+    assert sorted(found("**/*.tar")) == ["3.tar", "a/1.tar", "a/b/2.tar"]
+
+
+def test_a_directory_means_the_tars_directly_inside(here: Path) -> None:
+    touch("set/b.tar", "set/a.tar", "set/._a.tar", "set/deep/c.tar", "set/index.json", "set/x.gz", "set/a.tar.idx")
+    os.mkdir("set/extracted.tar")
+    os.symlink("extracted.tar", "set/link-to-a-directory.tar")
+    assert found("set") == found("set/") == ["set/a.tar", "set/b.tar"]
+
+
+def test_a_directory_means_the_compressed_tars_too(here: Path) -> None:
+    bases = [f"{n:02}{os.fsdecode(suffix)}" for n, suffix in enumerate(SHARD_SUFFIXES)]
+    touch(*(f"set/{base}" for base in bases), "set/.hidden.tgz", "set/x.zip", "set/tgz")
+    assert found("set") == [f"set/{base}" for base in bases]
+    assert names_of("set") == [f"{n:02}" for n in range(len(bases))]
+
+
+def test_the_short_suffixes_of_gnu_tar_are_known(here: Path) -> None:
+    bases = ["a.taz", "b.tbz2", "c.tbz", "d.tb2", "e.tz2", "f.txz", "g.tzst", "h.tgz"]
+    touch(*(f"set/{base}" for base in bases), "set/i.tlz", "set/j.taZ", "set/tzst")
+    assert found("set") == [f"set/{base}" for base in bases]
+    assert names_of("set") == list("abcdefgh")
+    touch("set/f.tar.xz", "set/g.tar")
+    assert names_of("set/f.txz", "set/f.tar.xz", "set/g.tzst", "set/g.tar") == ["f.txz", "f.tar.xz", "g.tzst", "g"]
+
+
+def test_a_directory_from_a_brace_or_a_glob_is_a_directory(here: Path) -> None:
+    touch("x/1.tar", "y/2.tar", "y/1.tar", "z.tar")
+    assert found("{y,z.tar,x}") == ["y/1.tar", "y/2.tar", "z.tar", "x/1.tar"]
+    assert found("[xy]") == ["x/1.tar", "y/1.tar", "y/2.tar"]
+
+
+def test_braces_come_before_globs(here: Path) -> None:
+    touch("train-a-2.tar", "train-a-1.tar", "train-b-1.tar")
+    assert found("train-{b,a}-*.tar") == ["train-b-1.tar", "train-a-1.tar", "train-a-2.tar"]
+
+
+def test_two_colons_join_specs_as_in_the_webdataset_library(here: Path) -> None:
+    touch("a-0.tar", "a-1.tar", "b-0.tar")
+    assert found("a-{0..1}.tar::b-*.tar") == ["a-0.tar", "a-1.tar", "b-0.tar"]
+
+
+def test_a_tilde_is_the_home_directory(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(here / "home"))
+    touch("home/a.tar", "home/b.tar")
+    assert found("~/a.tar") == ["home/a.tar"]
+    assert found("{~/b,~/a}.tar") == ["home/b.tar", "home/a.tar"]
+    assert found("~/*.tar") == found("~") == ["home/a.tar", "home/b.tar"]
+
+
+@pytest.mark.parametrize(
+    "name", ["a{1,2}.tar", "{", "x[1].tar", "*.tar", "a::b.tar", "~", r"a\{b\}.tar", "{a}/b?.tar"]
+)
+def test_what_exists_is_taken_literally(here: Path, name: str) -> None:
+    touch("a1.tar", "a2.tar", "x1.tar", name)
+    assert found(name) == [name]
+
+
+def test_a_literal_name_may_also_come_out_of_braces(here: Path) -> None:
+    touch("x[1]-0.tar", "x[1]-1.tar", "x1-0.tar")
+    assert found("x[1]-{0..1}.tar") == ["x[1]-0.tar", "x[1]-1.tar"]
+
+
+def test_a_backslash_keeps_braces_and_commas(here: Path) -> None:
+    touch("a{b}1.tar", "a{b}2.tar", "back\\slash.tar")
+    assert found(r"a\{b\}{1,2}.tar") == ["a{b}1.tar", "a{b}2.tar"]
+    assert found("back\\slash.tar") == ["back\\slash.tar"]
+
+
+@pytest.mark.parametrize("directory", [b"plain", b"odd\xff\n dir"])
+def test_any_byte_can_be_in_a_name(here: Path, directory: bytes) -> None:
+    touch(directory + b"/\xfe\xff-0.tar", directory + b"/\xfe\xff-1.tar")
+    expected = [
+        Shard(os.path.join(bytes(here), directory, b"\xfe\xff-%d.tar" % i), b"\xfe\xff-%d" % i) for i in (0, 1)
+    ]
+    assert expand([directory + b"/\xfe\xff-{0..1}.tar"]) == expected
+    assert expand([os.fsdecode(directory + b"/*.tar")]) == expected
+    assert expand([directory]) == expected
+
+
+def test_what_does_not_end_as_shards_do_is_accepted_under_its_full_name(here: Path) -> None:
+    touch("c.tar.lz4", "d.TAR", "e")
+    assert names_of("c.tar.lz4", "d.TAR", "e") == ["c.tar.lz4", "d.TAR", "e"]
+
+
+# -- paths -------------------------------------------------------------------------------------------------
+
+
+def test_a_link_keeps_its_own_path(here: Path) -> None:
+    touch("store/annex-key")
+    os.symlink("store", "link")
+    os.symlink("store/annex-key", "train-0.tar")
+    assert found("train-0.tar", "link/annex-key") == ["train-0.tar", "link/annex-key"]
+
+
+def test_links_in_a_long_listing_are_followed(here: Path) -> None:
+    touch("store")
+    for i in range(expand_module.LISTING_PAYS + 5):
+        os.symlink("store", f"{i:03d}.tar")
+    assert len(expand([f"{{000..{expand_module.LISTING_PAYS + 4:03d}}}.tar"])) == expand_module.LISTING_PAYS + 5
+
+
+def test_dots_and_doubled_slashes_are_cleaned(here: Path) -> None:
+    touch("a/x.tar", "y.tar")
+    assert expand(["a//./x.tar"])[0].path == bytes(here / "a/x.tar")
+    assert expand(["a/..//y.tar"])[0].path == bytes(here / "y.tar")
+    os.chdir("a")
+    assert expand(["../y.tar"])[0].path == bytes(here / "y.tar")
+    assert expand(["..//a/x.tar"])[0].path == bytes(here / "a/x.tar")
+
+
+def test_two_dots_behind_a_link_name_what_the_kernel_opens(here: Path) -> None:
+    touch("far/away/inner/z", "far/away/x.tar", "x.tar")
+    os.symlink("far/away/inner", "link")
+    assert expand(["link/../x.tar"])[0].path == bytes(here / "far/away/x.tar")
+
+
+def test_the_same_name_here_and_at_the_top_of_the_file_system_are_two_paths(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expand_module, "_mode", lambda word: 0o100644)
+    monkeypatch.setattr(expand_module, "_listed_files", lambda parent, siblings: set(siblings))
+    assert [shard.path for shard in expand(["x.tar", "/x.tar"])] == [bytes(here / "x.tar"), b"/x.tar"]
+    assert names_of("x.tar", "/x.tar") == [f"{here.name}--x", "x"]
+
+
+# -- what is refused ---------------------------------------------------------------------------------------
+
+
+def refused(error: type[Exception], *specs: str | bytes) -> str:
+    with pytest.raises(error) as caught:
+        expand(specs)
+    return str(caught.value)
+
+
+def test_one_missing_shard_is_named(here: Path) -> None:
+    assert refused(MissingShard, "nothing.tar") == "no such shard: 'nothing.tar'"
+
+
+def test_missing_shards_are_counted_and_the_first_named(here: Path) -> None:
+    touch("t-0.tar", "t-1.tar")
+    message = refused(MissingShard, "t-{0..6}.tar")
+    assert message == (
+        "5 of 7 shards are missing: 't-2.tar', 't-3.tar', 't-4.tar', ...; check the range and the directory"
+    )
+
+
+def test_a_shard_missing_from_a_long_listing_is_noticed(here: Path) -> None:
+    touch(*(f"{i:04d}.tar" for i in range(1000) if i != 500))
+    assert "1 of 1,000 shards are missing: '0500.tar';" in refused(MissingShard, "{0000..0999}.tar")
+
+
+def test_a_dangling_link_is_a_missing_shard(here: Path) -> None:
+    touch("set/a.tar")
+    os.symlink("gone", "set/b.tar")
+    assert "'set/b.tar'" in refused(MissingShard, "set/*.tar")
+    assert "'set/b.tar'" in refused(MissingShard, "set")
+
+
+def test_below_a_file_there_is_no_shard(here: Path) -> None:
+    touch("a.tar")
+    refused(MissingShard, "a.tar/b.tar")
+    refused(MissingShard, "a.tar/")
+    refused(MissingShard, "x" * 300 + ".tar")
+
+
+@pytest.mark.parametrize("text", ["a{1..3.tar", "a{b", "x}", "{a,{b}"])
+def test_unbalanced_braces_are_shown_with_the_way_out(here: Path, text: str) -> None:
+    message = refused(SpecError, text)
+    assert repr(text) in message
+    assert r"\{" in message
+
+
+def test_nothing_is_no_set(here: Path) -> None:
+    os.mkdir("empty")
+    assert "no shards given" in refused(SpecError)
+    assert "'empty' holds no shard" in refused(SpecError, "empty")
+    assert "no file matches '*.tar'" in refused(SpecError, "*.tar")
+    assert "empty shard name" in refused(SpecError, "")
+    assert "empty shard name" in refused(SpecError, "a.tar::")
+
+
+def test_what_no_path_can_be_is_refused(here: Path) -> None:
+    assert "NUL" in refused(SpecError, "a\0.tar")
+    assert "cannot be encoded" in refused(SpecError, "\ud800.tar")
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://bucket/a-{0..9}.tar", "https://host/a.tar", "pipe:cat a.tar", "file://host/a.tar", "-"]
+)
+def test_an_address_is_no_path(here: Path, url: str) -> None:
+    assert "is no path" in refused(SpecError, url)
+
+
+def test_a_pipe_is_no_shard(here: Path) -> None:
+    os.mkfifo("fifo.tar")
+    assert "'fifo.tar' is no regular file" in refused(SpecError, "fifo.tar")
+    assert "'./fifo.tar' is no regular file" in refused(SpecError, ".")
+    refused(SpecError, "/dev/null")
+
+
+def test_one_path_twice_is_an_error(here: Path) -> None:
+    touch("a/1.tar", "a/2.tar")
+    assert f"'{here}/a/1.tar' is named twice" in refused(SpecError, "a/1.tar", "./a/../a/1.tar")
+    assert "(and 1 more) is named twice" in refused(SpecError, "a", "a/*.tar")
+
+
+def test_a_refused_look_is_not_a_missing_shard(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: object) -> os.stat_result:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    assert "'a.tar': Permission denied" in refused(UnreadableShard, "a.tar")
+
+
+def test_a_directory_that_cannot_be_listed_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch("set/a.tar")
+
+    def refuse(path: object) -> list[str]:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    assert "cannot list the directory 'set': Permission denied" in refused(UnreadableShard, "set")
+
+
+# -- large and hostile expressions ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{0..99999999999}.tar",
+        "{0..9999}{0..9999}.tar",
+        "{{0..9999999},{0..9999999}}",
+        "x{a,{1..99999999}}{b,c}",
+        "{1..99999999999\n}",
+        "{0..9}" * 40,
+        "{0..9}" * 6000,
+    ],
+)
+def test_a_huge_expression_is_refused_before_it_is_expanded(here: Path, text: str) -> None:
+    start = time.monotonic()
+    assert "more than 10,000,000" in refused(SpecError, text)
+    assert time.monotonic() - start < 2
+
+
+def test_the_limit_holds_for_all_specs_together(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expand_module, "MAX_SHARDS", 100)
+    assert "more than 100 shards" in refused(SpecError, "{0..59}", "{60..119}")
+
+
+def test_silly_nesting_and_numbers_are_refused(here: Path) -> None:
+    assert "nested too deeply" in refused(SpecError, "{" * 2000 + "}" * 2000)
+    assert "too large" in refused(SpecError, "{0.." + "9" * 5000 + "}")
+
+
+@given(st.text("{}{},,..019aZ\\\n", max_size=24))
+def test_the_count_of_an_expression_is_what_the_library_makes_of_it(text: str) -> None:
+    try:
+        expected = len(list(braceexpand(text)))
+    except UnbalancedBracesError:
+        with pytest.raises(ValueError, match="unbalanced"):
+            braces._expansions(text)
+    else:
+        assert braces._expansions(text) == expected
+
+
+@given(
+    st.recursive(
+        st.sampled_from(["a", "{1..3}", "{9..1..2}", "{c..A}", "{A..Z..7}", "{05..7}"]),
+        lambda inner: (
+            st.lists(inner, min_size=2, max_size=3).map(lambda items: "{" + ",".join(items) + "}")
+            | st.lists(inner, max_size=3).map("".join)
+        ),
+        max_leaves=8,
+    )
+)
+def test_the_count_of_a_well_formed_expression_too(text: str) -> None:
+    count = braces._expansions(text)
+    if count < 100_000:
+        assert count == len(list(braceexpand(text)))
+
+
+def test_a_hundred_thousand_shards_cost_no_more_than_a_look_each(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Listed where there are many together, looked at one by one otherwise; never both."""
+    looks: Counter[object] = Counter()
+    real = os.stat
+
+    def counting(path: str) -> os.stat_result:
+        looks[path] += 1
+        return real(path)
+
+    touch(*(f"many/{i:05d}.tar" for i in range(5000)), *(f"few{i}/x.tar" for i in range(20)))
+    for i in range(0, 5000, 100):
+        os.rename(f"many/{i:05d}.tar", f"many/{i:05d}")
+        os.symlink(f"{i:05d}", f"many/{i:05d}.tar")
+    monkeypatch.setattr(os, "stat", counting)
+    assert len(expand(["many/{00000..04999}.tar", "few{0..19}/x.tar"])) == 5020
+    assert set(looks.values()) == {1}
+    assert len(looks) == 50 + 20  # the links and the few
+
+
+def test_a_few_shards_of_a_crowded_directory_do_not_wait_for_its_listing(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = 0
+
+    class Crowd:
+        name = "someone-else"
+
+    @contextlib.contextmanager
+    def crowded(path: str) -> Iterator[Iterator[Crowd]]:
+        def entries() -> Iterator[Crowd]:
+            nonlocal read
+            while True:
+                read += 1
+                yield Crowd()
+
+        yield entries()
+
+    touch(*(f"{i}.tar" for i in range(expand_module.LISTING_PAYS)))
+    monkeypatch.setattr(os, "scandir", crowded)
+    assert len(expand([f"{{0..{expand_module.LISTING_PAYS - 1}}}.tar"])) == expand_module.LISTING_PAYS
+    assert read == expand_module.LISTING_PAYS * expand_module.LISTING_RATIO
+
+
+# -- names -------------------------------------------------------------------------------------------------
+
+
+def test_equal_names_get_the_shortest_trailing_path_that_tells_them_apart(here: Path) -> None:
+    touch("x/a/t.tar", "y/a/t.tar", "z/b/t.tar", "z/b/u.tar")
+    assert names_of("x/a/t.tar", "y/a/t.tar", "z/b/t.tar", "z/b/u.tar") == ["x--a--t", "y--a--t", "b--t", "u"]
+
+
+def test_a_lengthened_name_gives_way_to_a_shard_that_is_called_so(here: Path) -> None:
+    touch("a/t.tar", "b/t.tar", "a--t.tar", "a--t~2.tar")
+    assert names_of("a/t.tar", "b/t.tar", "a--t.tar", "a--t~2.tar") == ["a--t~3", "b--t", "a--t", "a--t~2"]
+
+
+def test_lengthened_names_do_not_meet_each_other(here: Path) -> None:
+    touch("a/b--t.tar", "c/b--t.tar", "a--b/t.tar", "d/t.tar")
+    assert names_of("a/b--t.tar", "c/b--t.tar", "a--b/t.tar", "d/t.tar") == [
+        "a--b--t",
+        "c--b--t",
+        "a--b--t~2",
+        "d--t",
+    ]
+
+
+@pytest.mark.parametrize("base", [".tar", "..tar", "...tar", ".tar.gz", ".tgz", "tar"])
+def test_names_that_keep_their_suffix(here: Path, base: str) -> None:
+    touch(base)
+    assert names_of(base) == [base]
+
+
+def test_a_shard_and_the_same_path_without_suffix(here: Path) -> None:
+    touch("x", "x.tar", "x.tar.tar")
+    assert names_of("x.tar.tar", "x.tar", "x") == ["x.tar.tar", "x.tar", "x"]
+    assert names_of("x.tar.tar") == ["x.tar"]
+
+
+def test_of_a_shard_and_its_compressed_copies_the_plain_one_has_the_short_name(here: Path) -> None:
+    touch("x.tar", "x.tgz", "x.tar.gz", "y.tar.gz", "y.tar.xz", "z.tgz", "z", "x.tar.gz.tar")
+    assert names_of("x.tar", "x.tgz", "y.tar.gz") == ["x", "x.tgz", "y"]
+    assert names_of("y.tar.gz", "y.tar.xz", "z.tgz", "z") == ["y.tar.gz", "y.tar.xz", "z.tgz", "z"]
+    assert names_of("x.tar.gz", "x.tar.gz.tar", "x.tgz") == ["x.tar.gz", "x.tar.gz.tar", "x.tgz"]
+
+
+def test_a_long_name_is_cut_and_stays_distinct(here: Path) -> None:
+    left, right = "l" * 200, "r" * 200
+    base = "é" * 100
+    touch(f"{left}/{base}.tar", f"{right}/{base}.tar")
+    shown = expand([f"{left}/{base}.tar", f"{right}/{base}.tar"])
+    assert all(len(shard.name) <= 255 for shard in shown)
+    assert shown[0].name.startswith(b"l" * 200 + b"--")
+    assert len({shard.name for shard in shown}) == 2
+
+
+# A small alphabet with all that names are made of, so that they clash.
+component = st.text("ab-~", min_size=1, max_size=4) | st.sampled_from(["a--b", "x", "x.tar", "a" * 250])
+path = st.builds(
+    lambda folders, base, suffix: "/" + "/".join([*folders, base]) + suffix,
+    st.lists(component, max_size=3),
+    component | st.sampled_from(["", ".", ".."]),
+    st.sampled_from([".tar", ".tar", "", ".tar.gz", ".tgz", ".txz", ".tar.tar"]),
+).filter(lambda path: os.path.normpath(path) == path and path != "/")
+
+
+@given(st.lists(path, unique=True, min_size=1, max_size=12))
+def test_names_are_distinct_path_components(paths: list[str]) -> None:
+    given_names = expand_module._names([os.fsencode(path) for path in paths])
+    assert len(set(given_names)) == len(paths)
+    for name in given_names:
+        assert b"/" not in name
+        assert name not in (b"", b".", b"..")
+        assert len(name) <= 255
+
+
+@given(st.lists(path, unique=True, min_size=1, max_size=12))
+def test_only_clashing_names_are_lengthened(paths: list[str]) -> None:
+    stems = expand_module._stems([os.fsencode(path) for path in paths])
+    bases = Counter(stem.rpartition(b"/")[2] for stem in stems)
+    for stem, name in zip(stems, expand_module._names([os.fsencode(path) for path in paths]), strict=True):
+        base = stem.rpartition(b"/")[2]
+        if bases[base] == 1 and len(base) <= 255:
+            assert name == base
+
+
+@settings(max_examples=25)
+@given(st.lists(st.text("ab{},.é ", min_size=1, max_size=6), unique=True, min_size=1), st.randoms())
+def test_plain_paths_come_back_in_order(bases: list[str], random: Random) -> None:
+    bases = [base for base in bases if base not in (".", "..")]
+    with tempfile.TemporaryDirectory() as directory:
+        typed = [os.path.join(directory, base + ".tar") for base in bases]
+        touch(*typed)
+        random.shuffle(typed)
+        if typed:
+            assert [os.fsdecode(shard.path) for shard in expand(typed)] == typed
+
+
+# -- SHARDS... [PATH] ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path"),
+    [
+        (["t-{0..2}.tar"], None),
+        (["t-{0..2}.tar", "t-0"], "t-0"),
+        (["t-{0..2}.tar", "t-0/a/jpg"], "t-0/a/jpg"),
+        (["t-0.tar", "t-1.tar"], None),
+        (["t-0.tar", "t-1.tar", "t-9.tar"], "t-9.tar"),
+        (["t-0.tar", "t-{1..9}.tar"], None),  # there in part: `expand` says what is missing
+        (["t-0.tar", "t-{7..9}.tar"], "t-{7..9}.tar"),
+        (["t-0.tar", "t-[12].tar"], None),
+        (["t-0.tar", "t-[89].tar"], "t-[89].tar"),
+        (["t-0.tar", "set"], None),
+        (["t-0.tar", "extracted"], "extracted"),  # a directory without a shard
+        (["t-0.tar", "odd{name"], "odd{name"),
+        (["t-0.tar", ""], ""),
+        (["t-0.tar", "/"], "/"),
+        (["missing.tar"], None),
+    ],
+)
+def test_the_last_argument_is_a_path_when_it_names_no_shard(
+    here: Path, arguments: Sequence[str], path: str | None
+) -> None:
+    touch("t-0.tar", "t-1.tar", "t-2.tar", "set/s.tar", "extracted/jpg")
+    specs, inside = split_path(arguments)
+    assert inside == path
+    assert specs + ([] if path is None else [path]) == list(arguments)

@@ -1,0 +1,660 @@
+"""The hidden directory `.wdsfs`: what is in it, that each text is whole, and that nobody trips over it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gzip
+import json
+import os
+import random
+import shutil
+import signal
+import stat
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests import sets, tars, wire
+from tests.conftest import Program, fails
+from wdsfs import inodes
+from wdsfs.dataset.merged_tree import make_tree
+from wdsfs.dataset.shard_set import Lower
+from wdsfs.dataset.shard_tree import View
+from wdsfs.fuse.read_ops import Operations, Owner, SpecialOperations
+from wdsfs.fuse.write_ops import WritableOperations
+from wdsfs.index.store import open_index
+from wdsfs.inodes import (
+    DALI,
+    DALI_INDEX,
+    HIDDEN,
+    ROOT,
+    UP,
+    pack_extra,
+)
+from wdsfs.interop import dali
+from wdsfs.overlay.upper_dir import Upper
+from wdsfs.overlay.upper_format import Place
+from wdsfs.overlay.writable_tree import WritableTree
+from wdsfs.status import dot_wdsfs, status_report
+from wdsfs.status.control import Daemon
+from wdsfs.status.counters import KINDS, Board
+from wdsfs.status.dot_wdsfs import Special
+from wdsfs.status.text_ring import SNAPSHOTS, TEXT_MAX, Snapshots
+
+DAEMON = Daemon(os.getpid(), 0, '/mnt/a "b"\\c\n\udcff', ["s.tar"], "samples", "ext", False, 1.5e9, None)
+READ_MAX = 1 << 20
+
+
+class Worker:
+    """What a worker of a mount answers, by path and by inode."""
+
+    def __init__(self, operations: Operations) -> None:
+        self.operations = operations
+        self.tree: Any = operations.tree
+
+    def bytes_of(self, request: bytes) -> bytes:
+        answer = self.operations.answer(request)
+        assert isinstance(answer, bytes | memoryview), answer
+        return bytes(answer)
+
+    def error(self, request: bytes) -> object:
+        return self.operations.answer(request)
+
+    def lookup(self, path: bytes) -> Any:
+        found, parent = None, ROOT
+        for name in path.split(b"/"):
+            found = wire.ENTRY_OUT.whole(self.bytes_of(wire.lookup(parent, name)))
+            parent = found.nodeid
+        return found
+
+    def read(self, inode: int, step: int = READ_MAX) -> bytes:
+        """As the kernel does: not behind the size."""
+        size = wire.ATTR_OUT.whole(self.bytes_of(wire.getattr(inode))).size
+        parts = [self.bytes_of(wire.read(inode, at, min(step, size - at))) for at in range(0, size, step)]
+        return b"".join(parts)
+
+    def cat(self, path: bytes) -> bytes:
+        found = self.lookup(path)
+        text = self.read(found.nodeid)
+        assert len(text) == found.size
+        return text
+
+    def names(self, path: bytes, opcode: str = "READDIR") -> list[wire.Line]:
+        inode = self.lookup(path).nodeid if path else ROOT
+        found: list[wire.Line] = []
+        while True:
+            after = found[-1].cursor if found else 0
+            more = wire.lines(self.bytes_of(wire.read(inode, after, 400, opcode)), opcode == "READDIRPLUS")
+            if not more:
+                return found
+            found += more
+
+
+class Mount:
+    """A set with its shared memory, and as many workers as one wants."""
+
+    def __init__(self, home: Path, shards: list[bytes], indexed: bool = True) -> None:
+        home.mkdir(exist_ok=True)
+        self.home = home
+        self.shards = []
+        for number, content in enumerate(shards):
+            path = home / f"s{number}.tar"
+            path.write_bytes(content)
+            self.shards.append(sets.at(path))
+        self.index = open_index(home / "index")
+        if indexed:
+            self.index.refresh(self.shards)
+        self.board, self.snapshots = Board(), Snapshots()
+        self.board.supervise(os.getpid())
+        self.lowers: list[Lower] = []
+
+    def worker(self, view: View | None = None, merge: bool = False, overlay: Path | None = None) -> Worker:
+        # The index in one process is opened once; its workers are made one after the other.
+        below = Lower(self.shards, self.index, tags=self.lowers[0]._tags if self.lowers else None)
+        self.lowers.append(below)
+        tree: Any = make_tree(below, view or View(), merge)
+        kind = Operations
+        if overlay is not None:
+            tree, kind = WritableTree(tree, Upper(Place(overlay))), WritableOperations
+        tree.prepare()
+        operations = kind(Owner(12, 34, 0o027), self.board)
+        operations.special = SpecialOperations(
+            operations.owner, self.board, Special(DAEMON, self.board, self.snapshots)
+        )
+        operations.attach(tree, self.board.slot(len(self.lowers)))
+        return Worker(operations)
+
+    def close(self) -> None:
+        for below in self.lowers:
+            for file in below._files.values():
+                os.close(file.fd)
+        self.index.close()
+
+
+@contextlib.contextmanager
+def a_mount(home: Path, shards: list[bytes], indexed: bool = True) -> Iterator[Mount]:
+    made = Mount(home, shards, indexed)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Mount]:
+    """Three shards, the last of them cut off in a member's content."""
+    cut = sets.content(2)[: 512 * 5 + 1]
+    with a_mount(tmp_path / "set", [sets.content(0), sets.content(1), cut]) as made:
+        yield made
+
+
+# --- names and attributes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.parametrize("layout", ["samples", "files"])
+def test_it_is_found_and_never_listed(mount: Mount, layout: str, merge: bool) -> None:
+    worker = mount.worker(View(layout), merge)
+    assert worker.error(wire.lookup(ROOT, b".wdsfs2")) != 0
+    found = worker.lookup(b".wdsfs")
+    assert (found.mode, found.uid, found.gid) == (stat.S_IFDIR | 0o550, 12, 34), "less the umask"
+    for opcode in ("READDIR", "READDIRPLUS"):
+        assert dot_wdsfs.NAME not in [line.name for line in worker.names(b"", opcode)]
+        files = worker.names(b".wdsfs", opcode)
+        assert [line.name for line in files] == [b".", b"..", b"dali", *dot_wdsfs._FILES]
+        assert [line.type for line in files] == [4, 4, 4, 8, 8, 8, 8]
+        indexes = worker.names(b".wdsfs/dali", opcode)
+        assert [line.name for line in indexes] == [b".", b"..", b"s0.idx", b"s1.idx", b"s2.idx"]
+        if opcode == "READDIRPLUS":
+            assert not any(line.entry.nodeid for line in files + indexes), "the kernel is told of no inode"
+    for name in (b"status.json", b"dali/s0.idx"):
+        one = worker.lookup(b".wdsfs/" + name)
+        assert (one.mode, one.nlink, one.entry_valid) == (stat.S_IFREG | 0o440, 1, 0)
+        assert one.attr_valid > 0, "the text of an inode never changes"
+    up = wire.ENTRY_OUT.whole(worker.bytes_of(wire.lookup(found.nodeid, b"..")))
+    assert up.nodeid == ROOT
+    dali = worker.lookup(b".wdsfs/dali").nodeid
+    assert wire.ENTRY_OUT.whole(worker.bytes_of(wire.lookup(dali, b".."))).nodeid == found.nodeid
+    absent = wire.ENTRY_OUT.whole(worker.bytes_of(wire.lookup(found.nodeid, b"absent")))
+    assert (absent.nodeid, absent.entry_valid) == (0, 0)
+    assert wire.ENTRY_OUT.whole(worker.bytes_of(wire.lookup(dali, b"s9.idx"))).nodeid == 0
+    status = worker.lookup(b".wdsfs/status.json").nodeid
+    assert worker.error(wire.lookup(status, b"x")) == errno.ENOTDIR
+    assert worker.error(wire.read(status, 0, 400, "READDIR")) == errno.ENOTDIR
+    assert worker.error(wire.read(dali, 0, 400)) == errno.EISDIR
+    assert worker.error(wire.getxattr(status, b"user.wdsfs.shard", 99)) == errno.ENODATA
+    assert worker.bytes_of(wire.listxattr(status, 99)) == b""
+    assert len(worker.bytes_of(wire.message("STATFS", status))) == 80
+    assert worker.operations.board.failures == 0
+
+
+def test_what_the_data_has_wins(tmp_path: Path) -> None:
+    data = tars.tar(tars.member(b".wdsfs/a.txt", b"data"))
+    with a_mount(tmp_path / "set", [data]) as made:
+        worker = made.worker(merge=True)
+        found = worker.lookup(b".wdsfs")
+        assert inodes.unpack_extra(found.nodeid) == (0, 0)
+        assert worker.lookup(b".wdsfs/a/txt").size == 4
+        assert dot_wdsfs.NAME in [line.name for line in worker.names(b"")]
+        assert wire.ENTRY_OUT.whole(worker.bytes_of(wire.lookup(found.nodeid, b"status.json"))).nodeid == 0
+
+
+@given(
+    what=st.integers(0, 15), number=st.integers(0, inodes.NUMBER_MAX), up=st.sampled_from([0, 0, 0, UP, 1 << 63])
+)
+def test_a_forged_inode_is_stale(what: int, number: int, up: int, forged: Worker) -> None:
+    """Whatever the number: an errno, and never a text of something else."""
+    inode = pack_extra(what, number) | up
+    real = [pack_extra(HIDDEN), pack_extra(DALI), forged.lookup(b".wdsfs/dali/s0.idx").nodeid]
+    if inode <= ROOT or inode in real:
+        return
+    no_file = up == UP or what > DALI_INDEX
+    expected = (errno.ENOENT, errno.EISDIR) if no_file else (errno.ESTALE, errno.ENOTDIR)
+    for request in (
+        wire.getattr(inode),
+        wire.lookup(inode, b"x"),
+        wire.read(inode, 0, 100),
+        wire.read(inode, 0, 100, "READDIRPLUS"),
+    ):
+        answer = forged.error(request)
+        if isinstance(answer, bytes) and no_file:  # how a LOOKUP is told that there is no such name
+            answer = errno.ENOENT if wire.ENTRY_OUT.whole(answer).nodeid == 0 else answer
+        assert answer in expected
+
+
+@pytest.fixture(scope="module")
+def forged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    with a_mount(tmp_path_factory.mktemp("forged"), [sets.content(0)]) as made:
+        yield made.worker()
+
+
+def test_numbers_of_extras() -> None:
+    choose = random.Random(3)
+    for what in range(1, 16):
+        for number in (0, 1, inodes.NUMBER_MAX, choose.getrandbits(56), choose.getrandbits(26)):
+            inode = pack_extra(what, number)
+            assert ROOT < inode < UP
+            assert inodes.unpack_extra(inode) == (what, number)
+            assert bool(inode & inodes.NOT_HIDDEN) == (what > DALI_INDEX)
+            assert inodes.kind_of(inode) == 0
+    for other in (ROOT, UP | 5, inodes.pack(5, 6, inodes.position(inodes.FOLDER, 0))):
+        assert inodes.unpack_extra(other) == (0, 0)
+
+
+# --- what changes from one moment to the next --------------------------------------------------------------
+
+
+def test_each_look_has_a_text_of_its_own_in_every_worker(mount: Mount) -> None:
+    first, second = mount.worker(), mount.worker()
+    one = first.lookup(b".wdsfs/status.json")
+    first.lookup(b"s0")
+    another = second.lookup(b".wdsfs/status.json")
+    assert one.nodeid != another.nodeid
+    texts = [{worker.read(inode, 100) for worker in (first, second)} for inode in (one.nodeid, another.nodeid)]
+    assert [len(found) for found in texts] == [1, 1], "the same from each"
+    before, after = (json.loads(found.pop())["requests"]["lookup"] for found in texts)
+    assert after > before
+    metrics = first.lookup(b".wdsfs/metrics").nodeid
+    assert metrics not in (one.nodeid, another.nodeid)
+    for _ in range(SNAPSHOTS - 3):
+        second.lookup(b".wdsfs/metrics")
+    assert first.read(one.nodeid), "still there"
+    second.lookup(b".wdsfs/metrics")
+    for request in (wire.read(one.nodeid, 0, 100), wire.getattr(one.nodeid)):
+        assert first.error(request) == errno.ESTALE
+    assert first.read(another.nodeid)
+    assert mount.board.failures == 0, "nothing is wrong with that"
+
+
+def test_status_and_metrics_say_the_same(mount: Mount) -> None:
+    worker = mount.worker()
+    for name in (b"s0", b"s1"):
+        worker.lookup(name)
+    mount.board.replaced(3)
+    mount.board.slot(1).failed()
+    mount.board.slot(1).read(12345)
+    metrics = worker.cat(b".wdsfs/metrics").decode()
+    told = json.loads(worker.cat(b".wdsfs/status.json"))
+    families = {family.name: family for family in text_string_to_metric_families(metrics)}
+    assert all(name.startswith("wdsfs_") for name in families)
+    assert all(family.documentation for family in families.values())
+    assert {sample.labels["mountpoint"] for family in families.values() for sample in family.samples} == {
+        '/mnt/a "b"\\c\n\\udcff'
+    }
+    value = {name: family.samples[0].value for name, family in families.items() if family.samples}
+    expected = {
+        "wdsfs_shards": told["shards"],
+        "wdsfs_indexed_shards": 3,
+        "wdsfs_damaged_shards": 1,
+        "wdsfs_samples": told["samples"],
+        "wdsfs_members": told["members"],
+        "wdsfs_content_bytes": told["bytes"],
+        "wdsfs_read_bytes": 12345,
+        "wdsfs_errors": 1,
+        "wdsfs_worker_restarts": told["restarts"],
+        "wdsfs_open_shards": 0,
+        "wdsfs_workers": 0,
+    }
+    assert value.items() >= expected.items()
+    assert told["restarts"] == 3
+    assert value["wdsfs_memory_bytes"] > 1 << 20
+    assert value["wdsfs_uptime_seconds"] > 0
+    kinds = {sample.labels["kind"]: sample.value for sample in families["wdsfs_requests"].samples}
+    assert kinds["lookup"] >= 4
+    types = {family.name: family.type for family in families.values()}
+    assert {name for name, kind in types.items() if kind == "counter"} == {
+        "wdsfs_requests",
+        "wdsfs_read_bytes",
+        "wdsfs_errors",
+        "wdsfs_worker_restarts",
+    }
+    assert told["mountpoint"] == DAEMON.mountpoint
+    assert told["state"] == "without supervisor", "its process is another one"
+    assert [one["shard"] for one in told["damaged"]] == [str(mount.home / "s2.tar")]
+
+
+def test_a_report_has_room(tmp_path: Path) -> None:
+    """Of lists that are too long there is the beginning, and the count."""
+    broken = [b"x" * 600 for _ in range(status_report.DAMAGED_MAX + 5)]
+    with a_mount(tmp_path / "set", [*broken, sets.content(0)]) as made:
+        worker = made.worker()
+        told = json.loads(worker.cat(b".wdsfs/status.json"))
+        assert len(told["damaged"]) == status_report.DAMAGED_MAX
+        assert told["damaged_count"] == len(broken)
+        lines = worker.cat(b".wdsfs/problems.txt").splitlines()
+        assert len(lines) == len(broken), "all of them"
+        assert lines[3].startswith(os.fsencode(made.home / "s3.tar") + b": ")
+    for odd in ("\udcff" * 9000, "ä\n" * 9000):
+        long = {"specs": ["a" * 300] * 5000, "log": odd, "shards": 7, "requests": {}}
+        text = status_report.as_json(long, TEXT_MAX)
+        assert TEXT_MAX // 4 < len(text) <= TEXT_MAX
+        found = json.loads(text)
+        assert (found["shards"], found["requests"]) == (7, {})
+        assert odd.startswith(found["log"])
+    for odd in ('\udcff"\n', "\u6570", "\\"):
+        everything = {**told, "mountpoint": odd * 5000, "requests": dict.fromkeys(KINDS, 10**15)}
+        text = status_report.as_metrics(everything)
+        assert len(text) <= TEXT_MAX
+        assert list(text_string_to_metric_families(text.decode()))
+
+
+# --- what the shards are -----------------------------------------------------------------------------------
+
+
+def test_an_index_for_wids_and_the_problems_follow_the_set(mount: Mount) -> None:
+    first, second = mount.worker(), mount.worker()
+    index = first.lookup(b".wdsfs/shards.json").nodeid
+    assert second.lookup(b".wdsfs/shards.json").nodeid == index, "the same everywhere"
+    found = json.loads(second.read(index))
+    assert (found["__kind__"], found["wids_version"]) == ("wids-shard-index-v1", 1)
+    sizes = [path.stat().st_size for path in map(sets.path_of, mount.shards)]
+    expected = [(str(sets.path_of(shard)), 3 - (at == 2), sizes[at]) for at, shard in enumerate(mount.shards)]
+    assert [(one["url"], one["nsamples"], one["filesize"]) for one in found["shardlist"]] == expected
+    problems = first.lookup(b".wdsfs/problems.txt").nodeid
+    assert first.read(problems).startswith(os.fsencode(mount.home / "s2.tar") + b": ")
+    (mount.home / "s2.tar").write_bytes(sets.content(2))
+    first.operations.tree.lower.distrust()
+    third = mount.worker()
+    for inode in (index, problems):
+        assert third.error(wire.read(inode, 0, 100)) == errno.ESTALE, "another text by now"
+    anew = first.lookup(b".wdsfs/shards.json").nodeid
+    assert anew != index
+    assert json.loads(third.read(anew))["shardlist"][2]["nsamples"] == 3
+    assert first.cat(b".wdsfs/problems.txt") == b""
+
+
+def test_a_shard_that_is_gone_is_an_error_and_no_smaller_set(mount: Mount) -> None:
+    worker = mount.worker()
+    (mount.home / "s1.tar").unlink()
+    assert worker.error(wire.lookup(pack_extra(HIDDEN), b"shards.json")) == errno.EIO
+    assert worker.error(wire.lookup(pack_extra(DALI), b"s1.idx")) == errno.EIO
+    assert b"s1.tar" in worker.cat(b".wdsfs/problems.txt")
+    assert json.loads(worker.cat(b".wdsfs/status.json"))["damaged_count"] == 2
+
+
+def test_an_index_for_dali_is_that_of_the_shard(mount: Mount) -> None:
+    first, second = mount.worker(View("files")), mount.worker(merge=True)
+    before = first.lookup(b".wdsfs/dali/s0.idx")
+    assert before.nodeid == second.lookup(b".wdsfs/dali/s0.idx").nodeid
+    record = second.tree.lower.record(0)
+    assert first.read(before.nodeid) == second.read(before.nodeid, 16) == b"".join(dali.dali_index(record))
+    (mount.home / "s0.tar").write_bytes(sets.content(7, 5))
+    after = mount.worker().lookup(b".wdsfs/dali/s0.idx")
+    assert after.nodeid != before.nodeid
+    assert first.read(after.nodeid).startswith(b"v1.2 5\n"), "though it had not looked yet"
+    assert second.error(wire.read(before.nodeid, 0, 100)) == errno.ESTALE
+
+
+def test_a_shard_that_dali_cannot_read_has_no_index(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with a_mount(tmp_path / "set", [tars.tar(tars.member(b"README", b"x"))]) as made:
+        worker = made.worker()
+        assert worker.error(wire.lookup(pack_extra(DALI), b"s0.idx")) == errno.EIO
+        assert "s0.tar" in caplog.text
+
+
+def test_an_index_for_dali_is_of_plain_tars_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WDSFS_CACHE_DIR", str(tmp_path / "cache"))
+    with a_mount(tmp_path / "set", [gzip.compress(tars.tar(tars.member(b"a.txt", b"x")))]) as made:
+        assert made.worker().error(wire.lookup(pack_extra(DALI), b"s0.idx")) == errno.EIO
+        assert "it is compressed" in caplog.text
+
+
+def test_what_is_not_indexed_is_so_when_it_is_asked_for(tmp_path: Path) -> None:
+    with a_mount(tmp_path / "set", [sets.content(0), sets.content(1), sets.content(2)], indexed=False) as made:
+        worker = made.worker()
+        assert json.loads(worker.cat(b".wdsfs/status.json"))["indexed"] == 0
+        assert worker.cat(b".wdsfs/problems.txt") == b""
+        assert len(worker.names(b".wdsfs/dali", "READDIRPLUS")) == 5
+        assert json.loads(worker.cat(b".wdsfs/status.json"))["indexed"] == 0, "a listing reads no shard"
+        assert worker.cat(b".wdsfs/dali/s1.idx").startswith(b"v1.2 3\n")
+        assert json.loads(worker.cat(b".wdsfs/status.json"))["indexed"] == 1
+        assert len(json.loads(worker.cat(b".wdsfs/shards.json"))["shardlist"]) == 3
+        assert json.loads(worker.cat(b".wdsfs/status.json"))["indexed"] == 3
+        assert made.board.waiting == 0
+
+
+def test_what_other_tools_read_are_the_shards_as_they_are(tmp_path: Path) -> None:
+    """Also where what is mounted is made of them: then the two have one index, and records of a time in it."""
+    with a_mount(tmp_path / "set", [sets.content(0), sets.content(1)], indexed=False) as made:
+        worker = made.worker()
+        assert worker.operations.special is not None
+        plain = worker.operations.special.tree.plain = Lower(made.shards, made.index)
+        made.lowers.append(plain)
+        worker.tree.lower.index_now(0)
+        worker.names(b"s0")
+        before = worker.tree.lower.record(0)
+        assert worker.tree.lower.record(0) is before
+        assert worker.cat(b".wdsfs/dali/s1.idx").startswith(b"v1.2 3\n")
+        assert worker.tree.lower.record(0) is not before, "it may be used until the index is renewed"
+        assert len(json.loads(worker.cat(b".wdsfs/shards.json"))["shardlist"]) == 2
+
+
+def test_texts_are_kept_up_to_a_limit(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = mount.worker()
+    assert worker.operations.special is not None
+    hidden = worker.operations.special.tree
+    both = [worker.lookup(b".wdsfs/dali/s%d.idx" % number) for number in (0, 1)]
+    assert list(hidden._texts) == [one.nodeid for one in both]
+    worker.read(both[0].nodeid)
+    assert list(hidden._texts) == [both[1].nodeid, both[0].nodeid], "the one that was used last is the last to go"
+    monkeypatch.setattr(dot_wdsfs, "KEPT_BYTES", 1)
+    last = worker.lookup(b".wdsfs/shards.json")
+    assert list(hidden._texts) == [last.nodeid], "one, whatever its size"
+    assert hidden._kept_bytes == last.size
+    assert worker.read(both[1].nodeid, 10).startswith(b"v1.2 3\n")
+
+
+def test_long_names_of_shards_are_cut(tmp_path: Path) -> None:
+    with a_mount(tmp_path / "set", [sets.content(0)]) as made:
+        made.shards = [replace(made.shards[0], name=b"n" * 255)]
+        worker = made.worker()
+        (line,) = worker.names(b".wdsfs/dali")[2:]
+        assert len(line.name) == 255
+        assert line.name.endswith(b".idx")
+        assert worker.cat(b".wdsfs/dali/" + line.name).startswith(b"v1.2 3\n")
+
+
+# --- changes -----------------------------------------------------------------------------------------------
+
+
+def test_nothing_of_it_can_be_changed(mount: Mount, tmp_path: Path) -> None:
+    worker = mount.worker(overlay=tmp_path / "edits")
+    (tmp_path / "edits").mkdir(exist_ok=True)
+    hidden, status = worker.lookup(b".wdsfs").nodeid, worker.lookup(b".wdsfs/status.json").nodeid
+    data = worker.lookup(b"s0").nodeid
+    name, both = b"x\0", b"x\0y\0"
+    mknod, mkdir = bytes(16), bytes(8)
+    at_top = b".wdsfs\0"
+    requests = {
+        "mknod": wire.message("MKNOD", hidden, mknod + name),
+        "mkdir": wire.message("MKDIR", hidden, mkdir + name),
+        "mkdir of itself": wire.message("MKDIR", ROOT, mkdir + at_top),
+        "mknod of itself": wire.message("MKNOD", ROOT, mknod + at_top),
+        "symlink": wire.message("SYMLINK", hidden, both),
+        "symlink of itself": wire.message("SYMLINK", ROOT, at_top + b"target\0"),
+        "link of it": wire.message("LINK", data, status.to_bytes(8, "little") + name),
+        "link into it": wire.message("LINK", hidden, data.to_bytes(8, "little") + name),
+        "unlink": wire.message("UNLINK", hidden, b"status.json\0"),
+        "rmdir": wire.message("RMDIR", hidden, b"dali\0"),
+        "rmdir of itself": wire.message("RMDIR", ROOT, at_top),
+        "rename in it": wire.message("RENAME", hidden, hidden.to_bytes(8, "little") + both),
+        "rename out of it": wire.message("RENAME", hidden, data.to_bytes(8, "little") + b"metrics\0y\0"),
+        "rename into it": wire.message("RENAME2", data, hidden.to_bytes(8, "little") + bytes(8) + both),
+        "rename of itself": wire.message("RENAME", ROOT, ROOT.to_bytes(8, "little") + at_top + b"y\0"),
+        "rename onto itself": wire.message("RENAME", ROOT, ROOT.to_bytes(8, "little") + b"s0\0" + at_top),
+        "setattr": wire.message("SETATTR", status, bytes(88)),
+        "write": wire.message("WRITE", status, bytes(44)),
+        "setxattr": wire.message("SETXATTR", status, bytes(8) + b"user.x\0v"),
+        "removexattr": wire.message("REMOVEXATTR", status, b"user.x\0"),
+    }
+    assert {what: worker.error(request) for what, request in requests.items()} == dict.fromkeys(
+        requests, errno.EROFS
+    )
+    assert worker.error(wire.message("FSYNC", status, bytes(16))) == b""
+    assert worker.error(wire.message("FORGET", status, bytes(8))) is None
+    for request in ("OPEN", "FLUSH", "ACCESS"):
+        assert worker.error(wire.message(request, status, bytes(24))) == errno.ENOSYS, "as for any other file"
+    assert wire.OPEN_OUT.whole(worker.bytes_of(wire.message("OPENDIR", hidden, bytes(8)))).fh == 0
+    assert worker.cat(b".wdsfs/status.json")
+    # Another name of the top is nobody's business.
+    assert worker.error(wire.message("MKDIR", ROOT, mkdir + b".wdsfs2\0")) not in (errno.EROFS, errno.EIO)
+
+
+def test_a_name_of_the_overlay_wins(mount: Mount, tmp_path: Path) -> None:
+    """Made by the kernel's overlayfs, say. It can be changed like anything else, and removed."""
+    mount.worker(overlay=tmp_path / "edits")
+    (tmp_path / "edits" / "upper" / ".wdsfs").mkdir()
+    worker = mount.worker(overlay=tmp_path / "edits")
+    assert worker.lookup(b".wdsfs").nodeid & UP
+    assert worker.error(wire.message("RMDIR", ROOT, b".wdsfs\0")) == b""
+    assert worker.lookup(b".wdsfs").nodeid == pack_extra(HIDDEN)
+    assert worker.error(wire.message("MKDIR", ROOT, bytes(8) + b".wdsfs\0")) == errno.EROFS
+
+
+# --- snapshots ---------------------------------------------------------------------------------------------
+
+KEEP_PUTTING = """
+import os, sys
+from wdsfs.status.text_ring import Snapshots
+snapshots = Snapshots()
+children = []
+for one in range(4):
+    pid = os.fork()
+    if not pid:
+        while True:
+            text = b"%d" % one * 60000
+            number = snapshots.put(text)
+            got = snapshots.get(number)
+            assert got is None or got.text == text
+    children.append(pid)
+seen = 0
+for victim in children:
+    while snapshots._last() < seen + 300:
+        number = snapshots._last()
+        got = snapshots.get(number) if number else None
+        assert got is None or (len(set(got.text)) == 1 and len(got.text) == 60000)
+    seen = snapshots._last()
+    os.kill(victim, 9)
+    os.waitpid(victim, 0)
+print(snapshots.put(b"end") == snapshots._last(), snapshots.get(snapshots._last()).text)
+"""
+
+
+def test_snapshots_of_processes_that_are_killed() -> None:
+    """Nobody waits for a dead process, no number is given twice, and what is got is whole."""
+    assert sets.run(KEEP_PUTTING) == "True b'end'\n"
+
+
+def test_there_is_no_snapshot_of_other_numbers() -> None:
+    snapshots = Snapshots()
+    assert [snapshots.get(number) for number in (0, 1, SNAPSHOTS, 1 << 55)] == [None] * 4
+    number = snapshots.put(b"text")
+    assert number == 1
+    assert snapshots.get(number).text == b"text"  # type: ignore[union-attr]
+    assert [snapshots.get(number + turn * SNAPSHOTS) for turn in (1, 2)] == [None, None]
+
+
+# --- real mounts -------------------------------------------------------------------------------------------
+
+
+def moving(told: dict[str, Any]) -> dict[str, Any]:
+    """What does not differ from one look to the next."""
+    between = ("uptime_seconds", "memory_bytes", "requests", "processes", "open_files")
+    return {key: value for key, value in told.items() if key not in between}
+
+
+def test_unmodified_tools_and_the_hidden_directory(program: Program) -> None:
+    program.write("s-0.tar", sets.content(0))
+    program.write("s-1.tar", sets.content(1)[: 512 * 5 + 1])
+    with program.mounted("-o", "umask=022", "--workers", "3", "s-{0,1}.tar") as mounted:
+        mounted.expect_log(r"s-1.tar: .*; see: wdsfs check")
+        hidden = mounted.path / ".wdsfs"
+        assert sorted(os.listdir(mounted.path)) == ["s-0", "s-1"]
+        told = json.loads((hidden / "status.json").read_text())
+        assert moving(told) == moving(mounted.status())
+        assert told["state"] == "running"
+        assert len(told["processes"]) == 4
+        tool = program.tool
+        assert b"s-0.idx" in tool("ls", "-la", hidden / "dali")
+        files = tool("find", hidden, "-type", "f").splitlines()
+        assert len(files) == 6
+        assert tool("grep", "-rl", "txt", hidden / "dali").count(b"\n") == 2
+        assert b"s-1.tar: " in tool("cat", hidden / "problems.txt")
+        assert int(tool("du", "-sb", hidden).split()[0]) > 1000
+        families = list(text_string_to_metric_families(tool("cat", hidden / "metrics").decode()))
+        assert len(families) > 10
+        copy = program.directory("copy")
+        if shutil.which("rsync"):
+            tool("rsync", "-a", f"{mounted.path}/", copy)
+        else:
+            tool("cp", "-a", f"{mounted.path}/.", copy, code=None)
+        assert sorted(os.listdir(copy)) == ["s-0", "s-1"]
+        assert os.listxattr(hidden / "metrics") == []
+        with fails(errno.EROFS):
+            (hidden / "new").touch()
+        with (hidden / "metrics").open("rb") as opened:
+            before = opened.read(100)
+            (mounted.path / "s-0/d0/0-0/txt").read_bytes()
+            assert (hidden / "metrics").read_bytes() != before
+            opened.seek(0)
+            assert opened.read(100) == before, "one text as long as it is open"
+        mounted.expect_log("worker [0-9]+ ended")
+        check_many_readers(hidden, told["processes"][1:])
+
+
+def check_many_readers(hidden: Path, workers: list[int]) -> None:
+    """Every text that anybody reads is whole, also while workers are replaced."""
+    wrong: list[object] = []
+
+    def keep_reading(choose: random.Random) -> None:
+        for _ in range(15):
+            name = choose.choice(["status.json", "metrics"])
+            try:
+                text = (hidden / name).read_text()
+                if not text.endswith("}\n" if name == "status.json" else "\n") or "shards" not in text:
+                    wrong.append(text)
+            except OSError as error:
+                wrong.append(error)
+
+    readers = [threading.Thread(target=keep_reading, args=(random.Random(seed),)) for seed in range(4)]
+    for reader in readers:
+        reader.start()
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)
+    for reader in readers:
+        reader.join()
+    assert wrong == []
+    assert json.loads((hidden / "status.json").read_text())["restarts"] == len(workers)
+
+
+def test_the_hidden_directory_of_a_writable_mount(program: Program) -> None:
+    program.write("s-0.tar", sets.content(0))
+    with program.mounted("--overlay", "edits", "--lazy", "s-0.tar") as mounted:
+        hidden = mounted.path / ".wdsfs"
+        assert json.loads((hidden / "status.json").read_text())["overlay"] == str(program.home / "edits")
+        assert json.loads((hidden / "shards.json").read_text())["shardlist"][0]["nsamples"] == 3
+        with fails(errno.EEXIST):
+            hidden.mkdir()
+        with fails(errno.EROFS, errno.EACCES):
+            (hidden / "x").mkdir()
+        with fails(errno.EROFS, errno.EACCES):
+            (hidden / "metrics").write_bytes(b"x")
+        with fails(errno.EROFS, errno.EACCES):
+            os.rename(mounted.path / "s-0/d0/0-0/txt", hidden / "txt")
+        (mounted.path / "new").mkdir()
+        with fails(errno.EROFS):
+            os.rename(mounted.path / "new", hidden)
+        with fails(errno.EROFS, errno.EBUSY):
+            os.rmdir(hidden)
+        assert (hidden / "dali/s-0.idx").read_bytes().startswith(b"v1.2 3\n")
+        assert not (program.home / "edits" / "upper" / ".wdsfs").exists()

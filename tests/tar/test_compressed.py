@@ -1,0 +1,717 @@
+"""Compressed shards: the bytes of the tar inside, whichever way they come; never others, never too many."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import fcntl
+import gzip
+import io
+import lzma
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import xz
+
+from tests import sets, tars
+from tests.conftest import Program, wait_until
+from wdsfs.dataset import shard_set
+from wdsfs.dataset.shard_set import Lower
+from wdsfs.errors import CorruptShard, StaleShard, UnreadableShard, UsageError
+from wdsfs.index import store
+from wdsfs.index.record import Record
+from wdsfs.index.store import open_index
+from wdsfs.interop.lint import lint
+from wdsfs.spec.expand import Shard
+from wdsfs.storage import identity, seekable, source, unpack_cache
+from wdsfs.tar import compressed
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+PIECE = 64 << 10
+
+
+def _samples(count: int = 40, seed: int = 1) -> bytes:
+    """A tar of some 350 kB, half of which can be compressed."""
+    rng = random.Random(seed)
+    parts = []
+    for number in range(count):
+        parts.append(tars.member(b"d/%03d.jpg" % number, rng.randbytes(4000) + bytes(4000)))
+        parts.append(tars.member(b"d/%03d.cls" % number, b"%d" % number))
+    return tars.tar(*parts)
+
+
+TAR = _samples()
+BY_NAME = {one.name: TAR[one.data : one.data + one.size] for one in tars.by_tarfile(TAR)}
+PIECES = [TAR[start : start + PIECE] for start in range(0, len(TAR), PIECE)]
+
+
+def _blocks_of_xz(pieces: list[bytes]) -> bytes:
+    out = io.BytesIO()
+    with xz.XZFile(out, "wb") as file:
+        for piece in pieces:
+            file.write(piece)
+            file.change_block()
+    return out.getvalue()
+
+
+WHOLE: dict[str, bytes] = {
+    "gz": gzip.compress(TAR),
+    "gz of several members": b"".join(map(gzip.compress, PIECES)),
+    "gz with zeros behind it": gzip.compress(TAR) + bytes(1000),
+    "bz2": bz2.compress(TAR),
+    "bz2 of several streams": b"".join(map(bz2.compress, PIECES)),
+    "xz": lzma.compress(TAR),
+    "xz of several streams": b"".join(lzma.compress(piece) + bytes(8) for piece in PIECES),
+    "xz of several blocks": _blocks_of_xz(PIECES),
+    "zst": zstd.compress(TAR),
+    "zst of several frames": b"".join(map(zstd.compress, PIECES)),
+    "zst behind a skippable frame": b"\x50\x2a\x4d\x18\4\0\0\0abcd" + zstd.compress(TAR),
+}
+# What can be read without a copy.
+SEEKABLE = set(WHOLE) - {"gz with zeros behind it", "zst"}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> unpack_cache.Cache:
+    monkeypatch.setenv("WDSFS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("WDSFS_CACHE_SIZE", raising=False)
+    monkeypatch.delenv("WDSFS_UNPACK", raising=False)
+    return unpack_cache.cache()
+
+
+@pytest.fixture
+def limited(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    return lambda size: monkeypatch.setenv("WDSFS_CACHE_SIZE", str(size))
+
+
+@pytest.fixture
+def nothing_is_recent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unpack_cache, "RECENT_SECONDS", -1.0)
+
+
+def write(path: Path, content: bytes) -> Shard:
+    path.write_bytes(content)
+    return Shard(os.fsencode(path), path.name)
+
+
+def kinds_in(cache: unpack_cache.Cache) -> list[str]:
+    names = os.listdir(cache.directory) if cache.directory.exists() else []
+    return sorted(name.partition(".")[2] for name in names)
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[compressed.Opened]:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        with compressed.opened(fd, os.fsencode(path)) as found:
+            yield found
+    finally:
+        os.close(fd)
+
+
+def content_of(tar: source.TarBytes) -> bytes:
+    return source.pread(tar, source.size_of(tar) + 1, 0)
+
+
+@contextlib.contextmanager
+def a_lower(directory: Path, *shards: Shard) -> Iterator[Lower]:
+    with contextlib.closing(Lower(shards, open_index(directory / "index"))) as below:
+        for number in range(len(shards)):
+            below.index_now(number)
+        yield below
+
+
+def read_all(below: Lower, number: int = 0) -> list[bytes]:
+    record = below.record(number)
+    contents = (below.content(number, below.tag(number), member) for member in range(record.members))
+    return [shard_set.read(content, 0, 1 << 20) for content in contents]
+
+
+def right(tar: bytes = TAR) -> list[bytes]:
+    return [tar[one.data : one.data + one.size] for one in tars.by_tarfile(tar)]
+
+
+# --- whole ones --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", WHOLE)
+def test_a_copy_is_what_it_unpacks_to(case: str, tmp_path: Path, cache: unpack_cache.Cache) -> None:
+    write(tmp_path / "a", WHOLE[case])  # whatever its name
+    for _ in range(2):
+        with opened(tmp_path / "a") as (tar, problem):
+            assert problem is None
+            assert isinstance(tar, int)
+            assert content_of(tar) == TAR
+    assert kinds_in(cache) == ["tar"]
+
+
+@pytest.mark.parametrize("case", WHOLE)
+def test_without_a_copy(
+    case: str, tmp_path: Path, cache: unpack_cache.Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any bytes, in any order; or an error that names the reason."""
+    monkeypatch.setenv("WDSFS_UNPACK", "never")
+    write(tmp_path / "a", WHOLE[case])
+    if case not in SEEKABLE:
+        with pytest.raises(UnreadableShard, match="can only be unpacked"), opened(tmp_path / "a"):
+            pass
+        assert kinds_in(cache) == []
+        return
+    rng = random.Random(2)
+    for _ in range(2):
+        with opened(tmp_path / "a") as (tar, problem):
+            assert problem is None
+            assert not isinstance(tar, int)
+            assert tar.size == len(TAR)
+            for start in (0, len(TAR) - 10, len(TAR), *(rng.randrange(len(TAR)) for _ in range(30))):
+                assert tar.pread(5000, start) == TAR[start : start + 5000]
+    assert kinds_in(cache) == ["seek"]
+
+
+@pytest.mark.parametrize("way", compressed.POLICIES)
+def test_members_below_the_mount(
+    way: str, tmp_path: Path, cache: unpack_cache.Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record is that of the tar, the fingerprint that of the compressed file."""
+    monkeypatch.setenv("WDSFS_UNPACK", way)
+    one = write(tmp_path / "a.tar.gz", WHOLE["gz"])
+    plain = write(tmp_path / "plain.tar", TAR)
+    with a_lower(tmp_path, one, plain) as below:
+        assert sorted(read_all(below)) == sorted(right())
+        assert read_all(below, 0) == read_all(below, 1)
+        assert sets.listing(below.record(0)) == sets.listing(below.record(1))
+        assert below.summary(0).fingerprint == identity.look(one.path)
+        content = below.content(0, below.tag(0), 3)
+        cached = shard_set.read_cached(content, 0, 100)
+        assert cached is None if way == "never" else cached in (None, shard_set.read(content, 0, 100))
+        assert below.index.prune() == 0
+        assert kinds_in(cache) == ["seek" if way == "never" else "tar"]
+        assert lint(one.path).samples == 40
+
+
+def test_pieces_that_are_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read that unpacks half a shard is no random access."""
+    monkeypatch.setenv("WDSFS_UNPACK", "never")
+    monkeypatch.setattr(seekable, "PIECE_MAX", 2 * PIECE)
+    for name in ("xz", "zst of several frames"):
+        write(tmp_path / name, WHOLE[name])
+    with opened(tmp_path / "zst of several frames") as (tar, _):
+        assert content_of(tar) == TAR
+    with pytest.raises(UnreadableShard, match=f"in pieces of up to {len(TAR)} bytes"), opened(tmp_path / "xz"):
+        pass
+
+
+def test_a_compressed_file_that_is_called_tar_is_served_and_told(tmp_path: Path) -> None:
+    found = lint(write(tmp_path / "a.tar", WHOLE["gz"]).path)
+    assert found.samples == 40
+    assert [(one.kind, one.offset) for one in found.findings] == [("compressed", -1)]
+
+
+def test_others_go_on_while_a_shard_is_unpacked(tmp_path: Path, cache: unpack_cache.Cache) -> None:
+    waits: list[str] = []
+
+    @contextlib.contextmanager
+    def slowly() -> Iterator[None]:
+        waits.append(f"{kinds_in(cache)}")
+        yield
+        waits.append(f"{kinds_in(cache)}")
+
+    compressed_one, plain = write(tmp_path / "a.tar.gz", WHOLE["gz"]), write(tmp_path / "b.tar", TAR)
+    with a_lower(tmp_path, compressed_one, plain) as below:
+        below.slowly = slowly
+        cache.prune(())
+        assert read_all(below, 1) == read_all(below, 1)
+        assert waits == []
+        read_all(below, 0)
+        assert waits == ["[]", "['tar']"]
+
+
+def test_a_tar_may_hold_a_compressed_one(tmp_path: Path) -> None:
+    """It is unpacked once; what is inside is called what it is."""
+    one = write(tmp_path / "a.tar.gz", gzip.compress(WHOLE["gz"]))
+    assert [problem.kind for problem in Record(store.build_file(one.path)).problems] == ["compressed"]
+
+
+# --- damaged ones ------------------------------------------------------------------------------------------
+
+
+def test_what_is_cut_off(tmp_path: Path) -> None:
+    """What is in front of the cut is there; the rest is an error, not an end."""
+    for kind, compress in tars.COMPRESS.items():
+        whole = compress(TAR)
+        one = write(tmp_path / f"{kind}.tar", whole[: len(whole) // 2])
+        with opened(tmp_path / f"{kind}.tar") as (tar, problem):
+            assert problem is not None
+            assert problem.kind == "truncated"
+            assert kind in problem.text
+            there = content_of(tar)
+            assert TAR.startswith(there)
+        record = Record(store.build_file(one.path))
+        assert record.problems[0] == problem
+        assert {"truncated", "no end mark"} >= {found.kind for found in record.problems}
+        assert "truncated" in lint(one.path).counts
+    with a_lower(tmp_path, Shard(os.fsencode(tmp_path / "gzip.tar"), "gzip")) as below:
+        *before, last = [below.content(0, below.tag(0), member) for member in range(below.record(0).members)]
+        contents = [shard_set.read(content, 0, 1 << 20) for content in before]
+        assert len(contents) > 10
+        assert set(contents) <= set(right())
+        with pytest.raises(CorruptShard):
+            shard_set.read(last, 0, 1 << 20)
+
+
+@pytest.mark.parametrize("way", ["auto", "always"])
+def test_never_a_byte_that_no_checksum_vouches_for(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the damage is and however late it is noticed: nothing behind the last sound stream is shown."""
+    monkeypatch.setenv("WDSFS_UNPACK", way)
+    for name, compress in (("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)):
+        streams = [compress(piece) for piece in PIECES]
+        for place in (20, len(streams[2]) // 2, -5, -12):
+            damaged = bytearray(streams[2])
+            damaged[place] ^= 0x10
+            path = tmp_path / f"{name}{place}"
+            write(path, b"".join([*streams[:2], bytes(damaged), *streams[3:]]))
+            with opened(path) as (tar, problem):
+                assert problem is not None
+                assert problem.kind == "damaged"
+                assert content_of(tar) == b"".join(PIECES[:2])
+    one = Shard(os.fsencode(tmp_path / "gz20"), "gz20")
+    assert {problem.kind for problem in Record(store.build_file(one.path)).problems} == {"damaged", "truncated"}
+
+
+def test_a_single_damaged_stream_shows_nothing(tmp_path: Path) -> None:
+    whole = bytearray(WHOLE["gz"])
+    whole[len(whole) // 2] ^= 1
+    one = write(tmp_path / "a.tar.gz", bytes(whole))
+    record = Record(store.build_file(one.path))
+    assert record.members == 0
+    assert [problem.kind for problem in record.problems] == ["damaged"]
+    assert "from byte 0 on" in record.problems[0].text
+
+
+def test_without_a_copy_damage_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its library sees a shorter file that is whole, or looks at no checksum."""
+    monkeypatch.setenv("WDSFS_UNPACK", "never")
+    for name in SEEKABLE:
+        whole = WHOLE[name]
+        for content in (whole[: len(whole) // 2], whole[:-3], whole + b"something else"):
+            write(tmp_path / "a", content)
+            with pytest.raises(UnreadableShard, match="can only be unpacked"), opened(tmp_path / "a"):
+                pass
+
+
+def test_something_else_behind_it(tmp_path: Path) -> None:
+    """As in gzip it is left alone, and told."""
+    one = write(tmp_path / "a.tar.gz", WHOLE["gz"] + b"something else")
+    record = Record(store.build_file(one.path))
+    assert record.members == 80
+    assert [problem.kind for problem in record.problems] == ["behind end mark"]
+
+
+def test_empty_ones(tmp_path: Path) -> None:
+    for content in (b"", gzip.compress(b"")):
+        one = write(tmp_path / "a.tar.gz", content)
+        assert [problem.kind for problem in Record(store.build_file(one.path)).problems] == ["empty"]
+
+
+def test_a_bomb_meets_the_limit(
+    tmp_path: Path, cache: unpack_cache.Cache, limited: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited(1 << 20)
+    monkeypatch.setattr(seekable, "PIECE_MAX", 1 << 20)
+    bombs = {"zst": zstd.compress, "xz": lzma.compress, "gz": gzip.compress, "bz2": bz2.compress}
+    for name, bomb in ((name, compress(bytes(8 << 20))) for name, compress in bombs.items()):
+        write(tmp_path / f"a.tar.{name}", bomb)
+        with pytest.raises(UnreadableShard, match=r"more than the cache may hold.*--cache-size"):
+            store.build_file(os.fsencode(tmp_path / f"a.tar.{name}"))
+        assert kinds_in(cache) == []
+    monkeypatch.setenv("WDSFS_UNPACK", "never")
+    with pytest.raises(UnreadableShard, match="more than 200 times its size"):
+        store.build_file(os.fsencode(tmp_path / "a.tar.bz2"))
+
+
+# --- room --------------------------------------------------------------------------------------------------
+
+
+def test_what_can_be_read_without_a_copy_makes_nobody_go(
+    tmp_path: Path, cache: unpack_cache.Cache, limited: Callable[[int], None]
+) -> None:
+    limited(int(2.5 * len(TAR)))
+    for number in range(4):
+        write(tmp_path / f"{number}.tar.gz", gzip.compress(_samples(seed=number)))
+        with opened(tmp_path / f"{number}.tar.gz") as (tar, _):
+            assert content_of(tar) == _samples(seed=number)
+    assert kinds_in(cache) == ["seek", "seek", "tar", "tar"]
+
+
+def test_the_copies_used_longest_ago_go_first(
+    tmp_path: Path, cache: unpack_cache.Cache, limited: Callable[[int], None], nothing_is_recent: None
+) -> None:
+    limited(int(3.5 * len(TAR)))
+    names = [tmp_path / f"{number}.tar.zst" for number in range(5)]
+    for number, name in enumerate(names):
+        write(name, zstd.compress(_samples(seed=number)))
+
+    def there() -> list[int]:
+        keys = [unpack_cache.key_of(os.fsencode(name), name.stat()) for name in names]
+        return [number for number, key in enumerate(keys) if (cache.directory / f"{key}.tar").exists()]
+
+    with opened(names[0]) as (first, _):
+        for name in names[1:3]:
+            with opened(name):
+                pass
+        with opened(names[3]):  # not the first: somebody has it open
+            assert there() == [0, 2, 3]
+        with contextlib.ExitStack() as stack:
+            for name in names[2:4]:
+                stack.enter_context(opened(name))
+            stack.enter_context(opened(names[4]))  # all are open: the one opened first loses its name
+            assert there() == [2, 3, 4]
+        assert content_of(first) == _samples(seed=0)
+
+
+def test_prune_removes_what_belongs_to_no_shard(tmp_path: Path, cache: unpack_cache.Cache) -> None:
+    kept, gone, changed = (write(tmp_path / f"{name}.tar.gz", WHOLE["gz"]) for name in "abc")
+    with a_lower(tmp_path, kept, gone, changed) as below:
+        (cache.directory / f"{'0' * 32}.part").write_bytes(b"of a process that was killed")
+        (cache.directory / "README").write_text("somebody else's")
+        os.unlink(gone.path)
+        write(tmp_path / "c.tar.gz", WHOLE["gz of several members"])
+        assert below.index.prune() == 1
+        assert kinds_in(cache) == ["", "tar"]
+        with opened(tmp_path / "a.tar.gz"):
+            assert kinds_in(cache) == ["", "tar"]
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: unpack_cache.Cache) -> None:
+    """Without a copy if possible, else a clear error; and nothing is left behind."""
+
+    def refuse(fd: int, data: Any) -> int:
+        if len(data) > 3000:
+            raise OSError(28, "No space left on device")
+        return original(fd, data)
+
+    original = os.write
+    monkeypatch.setattr(os, "write", refuse)
+    write(tmp_path / "one", WHOLE["zst"])
+    with pytest.raises(UnreadableShard, match=r"the disk of .* is full"), opened(tmp_path / "one"):
+        pass
+    assert kinds_in(cache) == []
+    write(tmp_path / "several", WHOLE["zst of several frames"])
+    with opened(tmp_path / "several") as (tar, _):
+        assert content_of(tar) == TAR
+    assert kinds_in(cache) == ["seek"]
+
+
+def test_something_of_a_disk_is_left_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: unpack_cache.Cache
+) -> None:
+    disk = SimpleNamespace(f_frsize=4096, f_blocks=1 << 20, f_bavail=(1 << 20) // 20 + 10)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    write(tmp_path / "a", WHOLE["zst"])
+    with pytest.raises(UnreadableShard, match=r"the disk of .* would be full"), opened(tmp_path / "a"):
+        pass
+    disk.f_bavail += 1000
+    with opened(tmp_path / "a") as (tar, _):
+        assert content_of(tar) == TAR
+
+
+def test_a_directory_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("WDSFS_CACHE_DIR", str(tmp_path / "file"))
+    write(tmp_path / "a", WHOLE["gz"])
+    with pytest.raises(UnreadableShard, match="WDSFS_CACHE_DIR names another place"), opened(tmp_path / "a"):
+        pass
+
+
+def test_beside_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WDSFS_CACHE_DIR")
+    monkeypatch.setenv("WDSFS_INDEX_DIR", str(tmp_path / "ix"))
+    assert unpack_cache.cache() == unpack_cache.Cache(tmp_path / "ix" / "unpacked", unpack_cache.DEFAULT_LIMIT)
+
+
+def test_sizes() -> None:
+    assert [unpack_cache.parse_size(text) for text in ("0", "12", "3k", "2M", "1G", "5T")] == [
+        *(0, 12, 3 << 10, 2 << 20, 1 << 30, 5 << 40)
+    ]
+    for text in ("", "G", "1.5G", "-1", "1GB", "\u0661"):
+        with pytest.raises(UsageError, match="is no size"):
+            unpack_cache.parse_size(text)
+
+
+# --- libraries that are not there --------------------------------------------------------------------------
+
+
+def test_missing_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """... where Python itself cannot do it, also when there is an index of places from before."""
+    monkeypatch.setenv("WDSFS_UNPACK", "never")
+    write(tmp_path / "gz", WHOLE["gz"])
+    with opened(tmp_path / "gz"):
+        monkeypatch.setenv("WDSFS_UNPACK", "auto")
+    for module in ("rapidgzip", "xz", "indexed_zstd", "backports.zstd", "compression.zstd"):
+        monkeypatch.setitem(sys.modules, module, None)
+    write(tmp_path / "bz2", WHOLE["bz2"])
+    write(tmp_path / "xz", WHOLE["xz"])
+    for name in ("gz", "bz2", "xz"):
+        with opened(tmp_path / name) as (tar, _):
+            assert content_of(tar) == TAR
+    write(tmp_path / "zst", WHOLE["zst"])
+    with pytest.raises(UnreadableShard, match=r"backports.zstd: pip install 'wdsfs\[compressed\]'"):
+        store.build_file(os.fsencode(tmp_path / "zst"))
+    monkeypatch.setenv("WDSFS_UNPACK", "never")
+    with pytest.raises(UnreadableShard, match=r"rapidgzip is not installed: pip install 'wdsfs\[compressed\]'"):
+        store.build_file(os.fsencode(tmp_path / "gz"))
+
+
+def test_what_a_library_has_left_is_no_reason_to_fail_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: unpack_cache.Cache
+) -> None:
+    write(tmp_path / "gz", WHOLE["gz"])
+    monkeypatch.setenv("WDSFS_UNPACK", "never")
+    with opened(tmp_path / "gz"):
+        assert kinds_in(cache) == ["seek"]
+    monkeypatch.setitem(sys.modules, "rapidgzip", None)
+    with pytest.raises(UnreadableShard, match="rapidgzip is not installed"), opened(tmp_path / "gz"):
+        pass
+    monkeypatch.setenv("WDSFS_UNPACK", "auto")
+    with opened(tmp_path / "gz") as (tar, _):
+        assert content_of(tar) == TAR
+    assert kinds_in(cache) == ["seek", "tar"]
+
+
+def test_a_wrong_policy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WDSFS_UNPACK", "sometimes")
+    write(tmp_path / "a", WHOLE["gz"])
+    with pytest.raises(UnreadableShard, match="one of auto, always, never"), opened(tmp_path / "a"):
+        pass
+
+
+def test_a_damaged_index_of_places_is_made_anew(
+    tmp_path: Path, cache: unpack_cache.Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WDSFS_UNPACK", "never")
+    write(tmp_path / "a", WHOLE["gz"])
+    with opened(tmp_path / "a"):
+        [path] = cache.directory.iterdir()
+    good = path.read_bytes()
+    for bad in (b"", good[:50], good[:-1] + b"\1" if good[-1:] != b"\1" else good[:-1] + b"\2"):
+        path.write_bytes(bad)
+        with opened(tmp_path / "a") as (tar, _):
+            assert content_of(tar) == TAR
+        assert path.read_bytes() == good
+
+
+# --- changes, kills and others -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["always", "never"])
+def test_a_changed_file_is_stale(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """... although the copy is still there, or what was unpacked is still in memory."""
+    monkeypatch.setattr(shard_set, "FRESH_SECONDS", 0.0)
+    monkeypatch.setenv("WDSFS_UNPACK", way)
+    one = write(tmp_path / "a.tar.gz", WHOLE["gz"])
+    with a_lower(tmp_path, one) as below:
+        content = below.content(0, below.tag(0), 0)
+        shard_set.read(content, 0, 10)
+        before = os.stat(one.path)
+        other = gzip.compress(_samples(seed=9))
+        with open(one.path, "r+b") as file:
+            file.write(other[: before.st_size])
+        os.utime(one.path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        with pytest.raises(StaleShard):
+            shard_set.read(content, 0, 10)
+        assert shard_set.read_cached(content, 0, 10) is None if way == "never" else True
+        write(tmp_path / "a.tar.gz", other)
+        below.distrust()
+        with contextlib.suppress(shard_set.NotIndexed):
+            below.record(0)
+        below.index_now(0)
+        assert sorted(read_all(below)) == sorted(right(_samples(seed=9)))
+
+
+def test_a_change_while_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen before anything of it is used; a record is made of the quiet file."""
+    one = write(tmp_path / "a.tar.gz", WHOLE["gz"])
+    changes = [gzip.compress(_samples(seed=5))]
+
+    def unpack(*arguments: Any) -> tuple[str, int]:
+        found = original(*arguments)
+        if changes:
+            write(tmp_path / "a.tar.gz", changes.pop())
+        return found
+
+    original = compressed.unpack
+    monkeypatch.setattr(compressed, "unpack", unpack)
+    with pytest.raises(StaleShard, match="while it was unpacked"), opened(tmp_path / "a.tar.gz"):
+        pass
+    changes.append(WHOLE["gz of several members"])
+    assert Record(store.build_file(one.path)).fingerprint == list(identity.look(one.path))
+
+
+def test_few_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the size of the set: readers take memory, copies take disk."""
+    monkeypatch.setattr(shard_set, "READERS_MAX", 2)
+    monkeypatch.setattr(shard_set, "COPIES_MAX", 2)
+    shards = [write(tmp_path / f"{number}.tar.gz", WHOLE["gz"]) for number in range(4)]
+    for way in ("never", "always"):
+        monkeypatch.setenv("WDSFS_UNPACK", way)
+        with a_lower(tmp_path / way, *shards) as below:
+            for number in (0, 1, 2, 3, 0):
+                read_all(below, number)
+                assert len(below._files) <= 2
+            assert sorted(below._files) == [0, 3]
+
+
+def _hold(path: str, started: Any) -> None:
+    """Unpack a shard, and stop for good in the middle."""
+    os.environ["WDSFS_CACHE_DIR"] = str(Path(path).parent / "cache")
+
+    def stop(*_: object) -> None:
+        started.set()
+        time.sleep(1000)
+
+    unpack_cache.os.fdatasync = stop  # type: ignore[assignment]
+    store.build_file(os.fsencode(path))
+
+
+def test_killed_in_the_middle(tmp_path: Path, cache: unpack_cache.Cache) -> None:
+    """What is left is no copy; the next one begins anew in its place."""
+    one = write(tmp_path / "a.tar.gz", WHOLE["gz"])
+    context = multiprocessing.get_context("spawn")
+    started = context.Event()
+    process = context.Process(target=_hold, args=(str(tmp_path / "a.tar.gz"), started))
+    process.start()
+    assert started.wait(60)
+    assert kinds_in(cache) == ["part"]
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    with opened(tmp_path / "a.tar.gz") as (tar, _):
+        assert content_of(tar) == TAR
+    assert kinds_in(cache) == ["tar"]
+    assert Record(store.build_file(one.path)).members == 80
+
+
+def test_who_else_needs_it_waits(tmp_path: Path, cache: unpack_cache.Cache) -> None:
+    """While one process unpacks a shard, the next one waits for its lock, and takes what it has made."""
+    one = write(tmp_path / "a.tar.gz", WHOLE["gz"])
+    key = unpack_cache.key_of(one.path, os.stat(one.path))
+    found: list[bytes] = []
+
+    def read() -> None:
+        with opened(tmp_path / "a.tar.gz") as (tar, _):
+            found.append(content_of(tar))
+
+    def is_waiting() -> bool:
+        inode = f":{part.stat().st_ino} "
+        return any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
+
+    cache.directory.mkdir()
+    part = cache.directory / f"{key}.part"
+    reader = threading.Thread(target=read)
+    with part.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        reader.start()
+        wait_until(is_waiting, "the other to wait")
+        file.write(b"by the first")
+        file.flush()
+        part.rename(cache.directory / f"{key}.tar")
+        fcntl.flock(file, fcntl.LOCK_SH)
+        reader.join()  # although the first has it open
+    assert found == [b"by the first"]
+    assert kinds_in(cache) == ["tar"]
+
+
+# --- mounted, and committed --------------------------------------------------------------------------------
+
+
+def test_a_mount(program: Program) -> None:
+    """Of a plain shard, one with a copy and one without."""
+    program.write("a.tar", TAR)
+    program.write("b.tar.gz", WHOLE["gz of several members"])
+    program.write("c.tar.bz2", WHOLE["bz2"])
+    limit = str(int(1.5 * len(TAR)))
+    with program.mounted("--cache-size", limit, "a.tar", "b.tar.gz", "c.tar.bz2") as mounted:
+        kinds = sorted(one.partition(".")[2] for one in os.listdir(program.home / "index" / "unpacked"))
+        assert kinds == ["seek", "tar"]
+        names = sorted(os.listdir(mounted.path))
+        assert len(names) == 3
+        for number in random.Random(3).sample(range(40), 40):
+            for ext in ("jpg", "cls"):
+                wanted = BY_NAME[b"d/%03d.%s" % (number, ext.encode())]
+                contents = {(mounted.path / name / "d" / f"{number:03}" / ext).read_bytes() for name in names}
+                assert contents == {wanted}
+        path = mounted.path / names[1] / "d" / "003" / "jpg"
+        assert os.getxattr(path, "user.wdsfs.member") == b"d/003.jpg"
+        offset = int(os.getxattr(path, "user.wdsfs.offset"))
+        assert TAR[offset : offset + 4000] == path.read_bytes()[:4000]
+
+
+def test_a_cache_in_a_relative_place_is_where_the_command_was_typed(program: Program) -> None:
+    """The daemon itself is in the root directory."""
+    program.write("a.tar.gz", WHOLE["gz"])
+    place = f"wdsfs-test-{os.getpid()}"
+    for name in ("WDSFS_INDEX_DIR", "WDSFS_CACHE_DIR"):
+        with program.mounted("a.tar.gz", env={name: place}) as mounted:
+            assert (mounted.path / "a/d/007/cls").read_bytes() == BY_NAME[b"d/007.cls"]
+            assert (program.home / place).is_dir()
+            assert not os.path.exists(f"/{place}")
+
+
+def test_what_is_committed(program: Program) -> None:
+    """Plain tars, also of what is not changed. In place and as links it is refused, with the way out."""
+    program.write("a.tar.gz", WHOLE["gz"])
+    program.write("b.tar.bz2", WHOLE["bz2"])
+    shards = ("a.tar.gz", "b.tar.bz2")
+    with program.mounted("--overlay", "o", *shards) as mounted:
+        first = mounted.path / "a"
+        (first / "d/007/cls").write_bytes(b"changed")
+        shutil.rmtree(first / "d/008")
+    for way, told in (("--in-place", "commit with --output"), ("--link", "use --copy, which unpacks it")):
+        output = [] if way == "--in-place" else ["--output", "out/%d.tar"]
+        message = program.refused("commit", "--overlay", "o", way, *output, *shards, code=7)
+        assert "is compressed" in message
+        assert told in message
+    for way in ("auto", "never"):
+        program.run(*("commit", "--unpack", way, "--overlay", "o", "--output", f"{way}/%d.tar"), *shards)
+        changed, same = ((program.home / way / f"{number}.tar").read_bytes() for number in range(2))
+        assert same == TAR
+        members = {one.name: changed[one.data : one.data + one.size] for one in tars.by_tarfile(changed)}
+        assert members.pop(b"d/007.cls") == b"changed"
+        assert len(members) == 77
+        assert all(content == BY_NAME[name] for name, content in members.items())
+
+
+def test_commands(program: Program) -> None:
+    program.write("a.tar.xz", WHOLE["xz of several blocks"])
+    program.write("cut.tar.gz", WHOLE["gz"][:90_000])
+    top = program.run("ls", "a.tar.xz").stdout.strip().decode()
+    assert program.run("cat", "a.tar.xz", f"{top}d/011/cls").stdout == b"11"
+    report = program.json("info", "--unpack", "never", "a.tar.xz")
+    assert (report["samples"], report["shard_bytes"]) == (40, len(WHOLE["xz of several blocks"]))
+    assert program.run("check", "a.tar.xz").stdout == b""
+    assert b"[truncated] the gzip data is cut off" in program.run("check", "cut.tar.gz", code=1).stdout
+    (program.home / "a.tar.xz").unlink()
+    assert len(os.listdir(program.home / "index" / "unpacked")) == 2
+    assert program.json("index", "--prune", "cut.tar.gz")["pruned"] == 1
+    assert len(os.listdir(program.home / "index" / "unpacked")) == 1
+    assert "'1.5G' is no size" in program.refused("index", "--cache-size", "1.5G", "cut.tar.gz", code=2)
+    program.write("bomb.tar.zst", zstd.compress(bytes(9 << 20)))
+    done = program.run("index", "--cache-size", "8M", "bomb.tar.zst", code=3)
+    assert b"unpacks to more than the cache may hold (8388608 bytes)" in done.stderr

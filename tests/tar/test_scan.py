@@ -1,0 +1,752 @@
+"""The scan of a tar: every odd case by name, everything that tarfile writes, and any damage."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import tarfile
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from tests import tars
+from tests.tars import ABC, BLOCK, END, LONG, ODD, A, B, Listed, by_tarfile
+from wdsfs.errors import CorruptShard
+from wdsfs.tar import scan
+
+READ_MAX = 1 << 20  # members over this are not read by `look`
+
+
+class Found(NamedTuple):
+    """A member as `look` sees it. `content` is None where a read fails or would be large."""
+
+    name: bytes
+    kind: int
+    head: int
+    data: int
+    size: int
+    mtime: int
+    link: bytes | None
+    content: bytes | None
+
+
+def look(tar: bytes | Path) -> tuple[list[Found], list[scan.Problem]]:
+    """All members of a tar, and what is wrong with it."""
+    problems: list[scan.Problem] = []
+    with tars.opened(tar) as fd:
+        found = [one for chunk in scan.scan(fd, problems) for one in _rows(fd, chunk)]
+    return found, problems
+
+
+def _rows(fd: int, chunk: scan.Chunk) -> Iterator[Found]:
+    columns = (chunk.types, chunk.heads, chunk.datas, chunk.sizes, chunk.mtimes)
+    rows = zip(chunk.names, *(column.tolist() for column in columns), strict=True)
+    for row, (name, kind, head, data, size, mtime) in enumerate(rows):
+        content = None
+        if size <= READ_MAX and kind == scan.REGULAR:
+            try:
+                content = scan.read(fd, data, size, chunk.sparse.get(row), 0, size)
+            except CorruptShard:
+                content = None
+        yield Found(name, kind, head, data, size, mtime, chunk.links.get(row), content)
+
+
+def check(case: str, *files: tuple[bytes, bytes | None]) -> list[Found]:
+    """The odd case has exactly these regular files, and the problems that its table says."""
+    found, problems = look(ODD[case].tar())
+    assert [(one.name, one.content) for one in found if one.kind == scan.REGULAR] == list(files)
+    assert [problem.kind for problem in problems] == [k for k in ODD[case].problems if k != "dangling link"]
+    return found
+
+
+AAA, BBB = (b"a.txt", b"aaa"), (b"b.txt", ABC)
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_problems_tell_where(case: str) -> None:
+    """Each problem of a shard has a kind, an offset and words."""
+    tar = ODD[case].tar()
+    for problem in look(tar)[1]:
+        assert problem.kind in ODD[case].problems
+        assert 0 <= problem.offset <= len(tar)
+        assert problem.kind in ("no end mark", "empty") or str(problem.offset) in problem.text
+
+
+# --- formats -----------------------------------------------------------------------------------------------
+
+
+def test_ustar_prefix() -> None:
+    """A ustar prefix is joined to the name with a slash."""
+    check("ustar with prefix", (b"p" * 100 + b"/q/b/a.txt", b"aaa"))
+
+
+def test_v7() -> None:
+    """A v7 tar (no magic) is read; a slash behind a name makes a directory, there is no prefix."""
+    found = check("v7", (b"d/a.txt", b"aaa"))
+    assert found[0].kind == scan.DIRECTORY
+
+
+def test_gnu_access_times() -> None:
+    """What GNU tar keeps in place of the prefix (times) is not taken for part of a name."""
+    check("GNU access times", AAA)
+
+
+def test_gnu_long_name_and_link() -> None:
+    """GNU long names and long link targets are used in full."""
+    check("GNU long name", (LONG, ABC))
+    assert check("GNU long link", (LONG, ABC))[1].link == LONG
+
+
+def test_pax() -> None:
+    """Of a PAX header the path, the link target, the size and the time count, fractions of a second included."""
+    (found,) = check("PAX", (LONG, ABC))
+    assert found.mtime == 12_500_000_000
+    (link,), _ = look(tars.tar(tars.pax({b"linkpath": LONG}), tars.member(b"l", kind=tars.SYMLINK, link=b"x")))
+    assert link.link == LONG
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [
+        (b"0", 0),
+        (b"1.5", 1_500_000_000),
+        (b"1.123456789123", 1_123_456_789),
+        (b"-1.5", -1_500_000_000),
+        (b"-0.25", -250_000_000),
+        (b".5", 500_000_000),
+        (b"5.", 5_000_000_000),
+        (b"1" + b"0" * 30, (1 << 63) - 1),
+        (b"-1" + b"0" * 30, -(1 << 63)),
+        (b"2.5e-05", 25_000),
+        (b"1e-300", 0),
+        (b"1e999", 1_000_000_000),
+        (b"", 1_000_000_000),
+        (b"yesterday", 1_000_000_000),
+        (b".", 1_000_000_000),
+        (b"nan", 1_000_000_000),
+        (b"9" * 5000, 1_000_000_000),
+    ],
+)
+def test_pax_time(text: bytes, ns: int) -> None:
+    """A PAX time is kept to the nanosecond; where it is no number, the time of the member's own header counts."""
+    (found,), problems = look(tars.tar(tars.pax({b"mtime": text}), A))
+    assert (found.mtime, found.content, problems) == (ns, b"aaa", [])
+
+
+def test_pax_empty_values() -> None:
+    """An empty value in a PAX header takes back what was said before: the member's own header counts."""
+    check("PAX with empty values", AAA)
+    (found,), _ = look(tars.tar(tars.pax({b"mtime": b"7"}, b"g"), tars.pax({b"mtime": b""}), A))
+    assert found.mtime == 1_000_000_000
+
+
+def test_pax_global() -> None:
+    """The path, link target and time of a global PAX header hold for all members behind it, unless their own
+    PAX header says otherwise; a size in it is ignored."""
+    found = check("PAX global", AAA, BBB)
+    assert [one.mtime for one in found] == [77_000_000_000] * 2
+    glob = tars.pax({b"mtime": b"77", b"size": b"5", b"linkpath": b"t"}, b"g")
+    link = tars.member(b"l", kind=tars.SYMLINK, link=b"x")
+    found, problems = look(
+        tars.tar(A, glob, tars.pax({b"mtime": b"8"}), B, link, tars.pax({b"mtime": b""}, b"g"), A)
+    )
+    assert [one.mtime // 10**9 for one in found] == [1, 8, 77, 1]
+    assert (found[2].link, problems) == (b"t", [])
+
+
+def test_pax_comment() -> None:
+    """The comment with which git archives start changes nothing."""
+    check("PAX comment", AAA, BBB)
+
+
+def test_pax_solaris() -> None:
+    """The PAX headers of Solaris (type X) count as PAX headers."""
+    check("PAX Solaris", BBB)
+
+
+def test_base_256() -> None:
+    """Sizes in base-256, as GNU tar writes them from 8 GiB on, are read; so are times, before 1970, too."""
+    check("base-256 size", AAA)
+    (found,), _ = look(tars.tar(tars.member(b"a.txt", mtime=-5)))
+    assert found.mtime == -5_000_000_000
+
+
+def test_odd_header_fields() -> None:
+    """Signed checksums, blanks around numbers and junk behind names are accepted, as old tars have them."""
+    check("signed checksum", (b"\xff.txt", b"aaa"))
+    assert check("blank number fields", AAA)[0].mtime == 5_000_000_000
+    check("junk behind names", AAA, BBB)
+
+
+@pytest.mark.parametrize("by_pax", [False, True])
+def test_members_over_8_gib(tmp_path: Path, by_pax: bool) -> None:
+    """Members over 8 GiB are read, whether their size is in base-256 or in a PAX header."""
+    path = tmp_path / "big.tar"
+    tars.write_large(path, (9 << 30) + 100, by_pax)
+    assert path.stat().st_blocks < 1000
+    (big, small), problems = look(path)
+    assert (big.size, small.content, problems) == ((9 << 30) + 100, b"aaa", [])
+    with tars.opened(path) as fd:
+        assert scan.read(fd, big.data, big.size, None, big.size - 4, 100) == b"\0end"
+
+
+# --- types -------------------------------------------------------------------------------------------------
+
+
+def test_links() -> None:
+    """Links, directories, devices and fifos have no content, whatever their size field says."""
+    found = check("hard links", AAA)
+    assert [(one.kind, one.link) for one in found[1:]] == [
+        (scan.HARD_LINK, b"a.txt"),
+        (scan.HARD_LINK, b"./l.txt"),
+    ]
+    check("links with a size", AAA, BBB)
+    check("directories with a size", AAA, BBB)
+    found = check("devices", AAA, BBB)
+    assert [one.kind for one in found[:3]] == [scan.CHARACTER, scan.BLOCK_DEVICE, scan.FIFO]
+
+
+def test_contiguous() -> None:
+    """Contiguous files (type 7) are ordinary files."""
+    check("contiguous", AAA)
+
+
+def test_unknown_types() -> None:
+    """A member of a type that POSIX does not know is a file, but in no sample."""
+    found = check("unknown type", AAA, BBB)
+    assert (found[1].kind, found[1].size) == (ord("Z"), len(ABC))
+
+
+@pytest.mark.parametrize(
+    "case", ["sparse GNU", "sparse GNU of 50 segments", "sparse 0.0", "sparse 0.1", "sparse 1.0"]
+)
+def test_sparse(case: str) -> None:
+    """Sparse files of GNU tar (the old format, 0.0, 0.1 and 1.0) have their real names and sizes, and their holes
+    read as zeros; other readers of shards see the stored bytes, which are not the file."""
+    content = ODD[case].files[b"s.txt"]
+    assert content is not None
+    check(case, (b"s.txt", content), AAA)
+    with tars.opened(ODD[case].tar()) as fd:
+        (chunk,) = scan.scan(fd, [])
+        for offset, length in itertools.product(
+            (0, 1, 999, 1001, len(content) - 1, len(content), 1 << 30), (0, 1, 5000)
+        ):
+            got = scan.read(fd, int(chunk.datas[0]), len(content), chunk.sparse[0], offset, length)
+            assert got == content[offset : offset + length]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--format=gnu"], *(["--format=posix", f"--sparse-version={version}"] for version in ("0.0", "0.1", "1.0"))],
+    ids=" ".join,
+)
+def test_sparse_by_gnu_tar(tmp_path: Path, options: list[str]) -> None:
+    """The same for what GNU tar itself writes, with names too long for a header."""
+    segments = {0: b"start", 1 << 20: b"x" * 5000, 3 << 20: b"y"} | {(10 + 2 * n) << 16: b"z" for n in range(60)}
+    for name in ("s.bin", "n" * 120 + ".bin"):
+        with (tmp_path / name).open("wb") as out:
+            for offset, content in segments.items():
+                out.seek(offset)
+                out.write(content)
+            out.truncate(9 << 20)
+    want = {path.name.encode(): path.read_bytes() for path in tmp_path.iterdir()}
+    tar = tars.with_gnu_tar(tmp_path, "-S", *options, members=sorted(want))
+    assert len(tar) < 4 << 20
+    problems: list[scan.Problem] = []
+    with tars.opened(tar) as fd:
+        (chunk,) = scan.scan(fd, problems)
+        sizes = chunk.sizes.tolist()
+        for row, name in enumerate(chunk.names):
+            got = scan.read(fd, int(chunk.datas[row]), sizes[row], chunk.sparse[row], 0, sizes[row])
+            assert got == want.pop(name)
+    assert not want
+    assert not problems
+
+
+@pytest.mark.parametrize("format_", ["v7", "ustar", "gnu", "posix"])
+def test_gnu_tar(tmp_path: Path, format_: str) -> None:
+    """Every format of GNU tar is read as tarfile reads it."""
+    for name in ("a.txt", "d/b.txt", "d/" + "e" * 60 + "/" + "f" * 60 + ".txt", "empty"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(ABC if "." in name else b"")
+        os.utime(path, ns=(0, 1_234_567_890_987_654_321))
+    (tmp_path / "link").symlink_to("a.txt")
+    os.link(tmp_path / "a.txt", tmp_path / "twin")
+    excluded = ["--exclude=" + "e" * 60] if format_ == "v7" else []
+    tar = tars.with_gnu_tar(tmp_path, f"--format={format_}", *excluded)
+    found, problems = look(tar)
+    assert not problems
+    assert [_listed(one) for one in found] == by_tarfile(tar)
+    assert len(found) == 7 + (0 if excluded else 2)
+    ns = 987_654_321 if format_ == "posix" else 0
+    assert {one.mtime for one in found if one.kind == scan.REGULAR} == {1_234_567_890_000_000_000 + ns}
+
+
+def test_empty_members() -> None:
+    """Members of 0 bytes are empty files."""
+    check("0-byte members", (b"a.txt", b""), (b"b.txt", b""))
+
+
+# --- ends --------------------------------------------------------------------------------------------------
+
+
+def test_no_end_mark() -> None:
+    """A tar without its end mark is complete if it ends behind a member; it is reported."""
+    check("no end mark", AAA, BBB)
+    check("no padding at the end", BBB, AAA)
+
+
+def test_end_marks() -> None:
+    """One zero block ends a tar; zeros behind it mean nothing."""
+    check("one zero block at the end", AAA, BBB)
+    check("padded to a record", AAA, BBB)
+    check("half a zero block at the end", AAA, BBB)
+
+
+def test_data_behind_the_end_mark() -> None:
+    """Concatenated tars, and data behind zero blocks: as in tarfile and GNU tar the first end mark ends the shard;
+    what lies behind it is reported."""
+    check("concatenated", AAA)
+    check("zero block in the middle", AAA)
+    _, (problem,) = look(ODD["concatenated"].tar())
+    assert problem.offset == 2 * BLOCK + len(END)
+
+
+def test_data_far_behind_the_end_mark(tmp_path: Path) -> None:
+    path = tmp_path / "hole.tar"
+    path.write_bytes(tars.tar(A))
+    os.truncate(path, 1 << 40)
+    start = time.perf_counter()
+    assert look(path)[1] == []
+    with path.open("r+b") as out:
+        out.seek(1 << 39)
+        out.write(b"x")
+    assert [(p.kind, p.offset) for p in look(path)[1]] == [("behind end mark", 1 << 39)]
+    assert time.perf_counter() - start < 10  # a hole is skipped, not read
+
+
+def test_empty() -> None:
+    """An empty tar is a shard without members; a file of 0 bytes is one, too, and reported."""
+    check("empty tar")
+    check("0-byte file")
+
+
+def test_no_tar() -> None:
+    """A file that is no tar has no members and is reported; a compressed one inside another is called so."""
+    for case in ("no tar", "a few bytes", "damaged first header"):
+        check(case)
+    for kind, compress in tars.COMPRESS.items():
+        content = compress(tars.tar(tars.A))
+        [problem] = look(content)[1]
+        assert problem.kind == "compressed"
+        assert kind in problem.text
+        assert scan.compression(content[:BLOCK]) == kind
+
+
+def test_a_tar_may_begin_like_a_compressed_file() -> None:
+    """With the name of its first member."""
+    tar = tars.tar(tars.member(b"BZh.txt", b"aaa"))
+    assert scan.compression(tar[:BLOCK]) is None
+    assert [one.name for one in look(tar)[0]] == [b"BZh.txt"]
+
+
+# --- damage ------------------------------------------------------------------------------------------------
+
+
+def test_damaged_headers() -> None:
+    """A header with a wrong checksum, or with a number that is none, ends the shard: the members before it are
+    shown, where it lies is reported. Where the next header would be, only the damaged one knew."""
+    for case in (
+        "damaged header",
+        "damaged extension header",
+        "damaged PAX record",
+        "extension without member",
+        "negative size",
+        "impossible size",
+        "size that is no number",
+        "huge extension header",
+    ):
+        check(case, AAA)
+        assert look(ODD[case].tar())[1][0].offset == len(A)
+
+
+def test_damage_in_the_middle() -> None:
+    tar = tars.tar(*(tars.member(b"%d.txt" % number, b"x") for number in range(2000)))
+    for row in (1, 999, 1999):
+        at = row * 2 * BLOCK
+        found, problems = look(tar[:at] + b"\xff" + tar[at + 1 :])
+        assert (len(found), [(p.kind, p.offset) for p in problems]) == (row, [("damaged", at)])
+
+
+def test_cut_off() -> None:
+    """A shard that was cut off shows its whole members, and reports where it ends. A member that is cut in its
+    content is shown with its full size: what is there can be read, reading further fails with EIO."""
+    check("cut in a header", AAA)
+    check("cut in an extension header", AAA)
+    check("cut behind an extension header", AAA)
+    check("huge size", AAA, (b"b.txt", None))
+    found = check("cut in content", AAA, (b"b.txt", None))
+    assert found[1].size == len(ABC)
+    with tars.opened(ODD["cut in content"].tar()) as fd:
+        left = len(ODD["cut in content"].tar()) - found[1].data
+        for content in (
+            (found[1].data, len(ABC), None, 0, left),
+            (found[1].data, len(ABC), [(0, len(ABC))], 0, left),
+        ):
+            assert scan.read(fd, *content) == ABC[:left]
+            # Never fewer bytes than asked for: the kernel would take that for the end of the file.
+            with pytest.raises(CorruptShard):
+                scan.read(fd, *content[:4], left + 1)
+
+
+def test_truncation_at_every_byte() -> None:
+    tar = tars.tar(A, tars.pax({b"path": b"p.txt"}), B, tars.member(b"z.txt"))
+    whole, _ = look(tar)
+    for end in [
+        *range(0, len(tar), 37),
+        *(at + delta for at in range(0, len(tar), BLOCK) for delta in (0, 1, 511)),
+    ]:
+        found, problems = look(tar[:end])
+        assert [one._replace(content=None) for one in found] == [
+            one._replace(content=None) for one in whole[: len(found)]
+        ]
+        ends = [one.data + one.size for one in found]
+        assert bool(problems) == (end < len(tar) - BLOCK)
+        assert "truncated" in {p.kind for p in problems} or not found or ends[-1] <= end
+
+
+# --- content and single members ----------------------------------------------------------------------------
+
+
+def test_read_ends_with_the_member() -> None:
+    with tars.opened(tars.tar(A, B)) as fd:
+        data = len(A) + BLOCK
+        assert scan.read(fd, data, len(ABC), None, 0, 1 << 40) == ABC
+        assert scan.read(fd, data, len(ABC), None, 500, 20) == ABC[500:520]
+        assert scan.read(fd, data, len(ABC), None, len(ABC), 10) == b""
+        assert scan.read(fd, data, len(ABC), None, len(ABC) + 5, 10) == b""
+
+
+def test_read_name() -> None:
+    with tars.opened(tars.tar(A, tars.pax({b"path": b"p\xff.txt"}), B, gnu := tars.gnu_long(LONG), A)) as fd:
+        found, _ = look(tars.tar(A, tars.pax({b"path": b"p\xff.txt"}), B, gnu, A))
+        assert [scan.read_name(fd, one.head) for one in found] == [b"a.txt", b"p\xff.txt", LONG]
+        for offset in (BLOCK, os.fstat(fd).st_size - BLOCK, 1 << 40):
+            with pytest.raises(CorruptShard):
+                scan.read_name(fd, offset)
+
+
+# --- against tarfile ---------------------------------------------------------------------------------------
+
+
+KINDS = {
+    scan.REGULAR: "file",
+    scan.HARD_LINK: "link",
+    scan.SYMLINK: "symlink",
+    scan.DIRECTORY: "directory",
+    scan.CHARACTER: "character",
+    scan.BLOCK_DEVICE: "block",
+    scan.FIFO: "fifo",
+}
+
+
+def _listed(one: Found) -> Listed:
+    kind = KINDS.get(one.kind, "unknown")
+    seconds = one.mtime // 10**9 if one.mtime >= 0 else -(-one.mtime // 10**9)
+    return Listed(one.name, kind, one.head, one.data, one.size, seconds, one.link or b"")
+
+
+def name_bytes(length: int) -> st.SearchStrategy[bytes]:
+    """Names with everything that a tar may hold: dots, slashes, spaces, newlines, invalid UTF-8; some long."""
+    part = st.one_of(
+        st.sampled_from(
+            [b"a", b"b.jpg", b".", b"..", b"/", b"//", b"__", b"%2E", b"~2", b" ", b"\n", b"\xff", b"\xc3\xa9"]
+        ),
+        st.binary(min_size=1, max_size=3),
+        st.integers(30, 120).map(lambda size: b"n" * size),
+    )
+    joined = st.lists(part, min_size=1, max_size=length).map(b"".join)
+    return joined.map(lambda name: name.replace(b"\0", b"?")).filter(lambda name: not name.endswith(b"/"))
+
+
+class Plan(NamedTuple):
+    """A member that tarfile is to write."""
+
+    name: bytes
+    kind: bytes
+    size: int
+    mtime: float
+    link: bytes
+
+    def info(self) -> tarfile.TarInfo:
+        info = tarfile.TarInfo(os.fsdecode(self.name))
+        info.type, info.mtime = self.kind, self.mtime
+        if self.kind in (tars.SYMLINK, tars.HARD_LINK):
+            info.linkname = os.fsdecode(self.link)
+        info.size = self.size if info.isreg() else 0
+        return info
+
+
+TYPES = [tars.OLD_FILE, tars.CONTIGUOUS, tars.DIRECTORY, tars.FIFO, tars.SYMLINK, tars.HARD_LINK, tars.CHARACTER]
+
+
+def plans(times: st.SearchStrategy[float]) -> st.SearchStrategy[list[Plan]]:
+    kinds = st.sampled_from([tars.FILE] * 8 + TYPES)
+    sizes = st.sampled_from([0, 1, 511, 512, 513, 2000, 70_000])
+    return st.lists(st.builds(Plan, name_bytes(5), kinds, sizes, times, name_bytes(3)), max_size=8)
+
+
+TIMES: dict[str, st.SearchStrategy[float]] = {
+    "ustar": st.integers(0, (1 << 33) - 1),
+    "gnu": st.integers(-(1 << 33), 1 << 33),
+    "pax": st.integers(0, 9 * 10**9) | st.floats(-1e9, 9e9),  # ns in 64 bits end in 2262
+}
+
+
+@pytest.mark.parametrize("kind", tars.FORMATS)
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_all_that_tarfile_writes(kind: str, data: st.DataObject) -> None:
+    """Whatever tarfile writes, in each of its formats, is read as tarfile reads it."""
+    wanted = data.draw(plans(TIMES[kind]))
+    if kind == "ustar":
+        wanted = [plan for plan in wanted if _fits_ustar(plan)]
+    tar = tars.with_tarfile(((plan.info(), bytes(plan.size)) for plan in wanted), kind)
+    found, problems = look(tar)
+    assert [_listed(one) for one in found] == by_tarfile(tar)
+    assert len(found) == len(wanted)
+    assert problems == []
+
+
+def _fits_ustar(plan: Plan) -> bool:
+    try:
+        plan.info().tobuf(tarfile.USTAR_FORMAT, errors="surrogateescape")
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("options", [{}, {"mtime": 0}, {"mtime": 1.5}, {"compress": False}], ids=repr)
+def test_all_that_webdataset_writes(options: dict[str, float]) -> None:
+    """So is what the webdataset library writes, with a PAX header per member by default."""
+    samples = [{"__key__": f"dir/{n:06}", "jpg": ABC * n, "cls": b"%d" % n, "json": b"{}"} for n in range(20)]
+    tar = tars.with_webdataset(samples, **options)
+    found, problems = look(tar)
+    assert [_listed(one) for one in found] == by_tarfile(tar)
+    assert [one.content for one in found] == [sample[key] for sample in samples for key in ("cls", "jpg", "json")]
+    assert problems == []
+
+
+# --- chunks and windows ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+@pytest.mark.parametrize("case", ODD)
+def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch, case: str, batch: int) -> None:
+    """Where a chunk of the scan ends makes no difference."""
+    want = look(ODD[case].tar())
+    monkeypatch.setattr(scan, "BATCH", batch)
+    assert look(ODD[case].tar()) == want
+    monkeypatch.setattr(scan, "WEIGHT_MAX", 0)
+    assert look(ODD[case].tar()) == want
+
+
+@functools.cache
+def mixed() -> bytes:
+    """Runs of small and of large members, with extension headers in between."""
+    parts = []
+    for number, size in enumerate([0, 1, 600] * 150 + [300_000, 5, 70_000] * 12 + [9000] * 60 + [100] * 500):
+        if number % 7 == 0:
+            parts.append(tars.pax({b"mtime": b"%d" % number, b"path": b"%d.bin" % number}))
+        parts.append(tars.member(b"%d.bin" % number, bytes([number % 256]) * size, mtime=number))
+    return tars.tar(*parts)
+
+
+@pytest.mark.parametrize("window", [BLOCK, 2048, 1 << 18])
+def test_windows_do_not_show(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
+    monkeypatch.setattr(scan, "WINDOW_MIN", min(window, scan.WINDOW_MIN))
+    monkeypatch.setattr(scan, "WINDOW_MAX", window)
+    found, problems = look(mixed())
+    assert problems == []
+    assert [_listed(one) for one in found] == by_tarfile(mixed())
+
+
+def test_limit_and_start() -> None:
+    """A scan can start at any member and stop after some."""
+    found, _ = look(mixed())
+    with tars.opened(mixed()) as fd:
+        for start, limit in [(0, 1), (5, 3), (500, 10_000), (len(found) - 1, 5)]:
+            problems: list[scan.Problem] = []
+            rows = [r for chunk in scan.scan(fd, problems, found[start].head, limit) for r in _rows(fd, chunk)]
+            assert rows == found[start : start + limit]
+            assert not problems
+
+
+# --- any damage --------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def victim() -> bytes:
+    """A tar with something of everything."""
+    return tars.tar(
+        A,
+        tars.pax({b"path": b"p.txt", b"mtime": b"5.25", b"size": b"700"}),
+        tars.header(b"x", 1),
+        tars.data(b"p" * 700),
+        tars.gnu_long(b"g" * 150),
+        tars.member(b"g", b"ggg", magic=tars.GNU),
+        tars.member(b"d/", kind=tars.DIRECTORY),
+        tars.old_sparse(b"s.bin", [(n * 10, b"%d" % (n % 10)) for n in range(30)], 400),
+        ODD["sparse 1.0"].tar()[: -len(END)],
+        tars.pax({b"mtime": b"9"}, b"g"),
+        tars.member(b"l", kind=tars.HARD_LINK, link=b"a.txt"),
+        B,
+    )  # fmt: skip
+
+
+Edit = tuple[str, int, int, int]
+
+
+def damaged(tar: bytes, edits: list[Edit]) -> bytes:
+    """Bytes changed, parts cut out or copied elsewhere; `mend` gives the header at a block a right checksum."""
+    for what, at, other, value in edits:
+        at, other = at % (len(tar) + 1), other % (len(tar) + 1)
+        if what == "byte":
+            tar = tar[:at] + bytes([value]) + tar[at + 1 :]
+        elif what == "cut":
+            tar = tar[:at]
+        elif what == "splice":
+            tar = tar[:at] + tar[other : other + value * 16] + tar[at + value % 3 :]
+        elif what == "blocks":
+            at, other = at & -BLOCK, other & -BLOCK
+            tar = tar[:at] + tar[other : other + (value % 5) * BLOCK] + tar[at + (value % 3) * BLOCK :]
+        elif what == "header":
+            at &= -BLOCK
+            block = bytearray(tar[at : at + BLOCK])
+            if len(block) == BLOCK:
+                block[other % BLOCK] = value
+                block[148:156] = b" " * 8
+                block[148:156] = b"%06o\0 " % sum(block)
+                tar = tar[:at] + bytes(block) + tar[at + BLOCK :]
+    return tar
+
+
+edits = st.lists(
+    st.tuples(
+        st.sampled_from(["byte", "byte", "cut", "splice", "blocks", "blocks", "header", "header", "header"]),
+        st.integers(0, 1 << 20),
+        st.integers(0, 1 << 20),
+        st.sampled_from([0, 1, 7, 32, 48, 49, 53, 55, 57, 61, 76, 83, 103, 120, 128, 255]) | st.integers(0, 255),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(edits)
+@example([("byte", 1024, 0, 255)])
+def test_any_damage_is_reported_and_nothing_raised(changes: list[Edit]) -> None:
+    """Whatever is done to a tar, the scan ends, gives what is before the damage, and reports the damage."""
+    tar = damaged(victim(), changes)
+    found, problems = look(tar)
+    first = min((p.offset for p in problems), default=len(tar))
+    heads = [one.head for one in found]
+    assert heads == sorted(set(heads))
+    assert all(one.data > one.head for one in found)
+    for mine, theirs in zip(found, by_tarfile(tar), strict=False):
+        if mine.head >= first or not _agreed(tar, mine):
+            break
+        assert _listed(mine)._replace(mtime=0) == theirs._replace(mtime=0)
+
+
+def _agreed(tar: bytes, one: Found) -> bool:
+    """Whether tarfile means to read a member by the same rules.
+
+    It does not: several extension headers for one member; a GNU long name that fills its header to the last
+    byte; a GNU header with a prefix; old files that a slash makes a directory; sparse files, of which tarfile
+    checks nothing; numbers with signs and underscores.
+    """
+    at = one.data - BLOCK
+    own, extension = tar[at : at + BLOCK], tar[one.head : at]
+    if extension[156:157] in (b"L", b"K") and b"\0" not in extension[BLOCK:][: int(extension[124:135], 8)]:
+        return False
+    plain = len(extension) <= 2 * BLOCK and b"GNU.sparse" not in extension and own[156] not in b"\0S"
+    posix = own[257:263] == b"ustar\0" or own[345] == 0
+    return plain and posix and not set(b"+-_oOxX") & set(own[100:156] + extension[100:156])
+
+
+# --- memory ------------------------------------------------------------------------------------------------
+
+
+def _endless_map(start: bytes) -> bytes:
+    own = tars.header(b"s", 1 << 33, base256=True)
+    records = {b"GNU.sparse.major": b"1", b"GNU.sparse.realsize": b"5"}
+    return tars.pax(records) + own + start + b"9" * 8_000_000
+
+
+def _empty_segments() -> bytes:
+    content = b"200000\n" + b"".join(b"%d\n0\n" % n for n in range(200_000))
+    return tars.tar(
+        tars.pax({b"GNU.sparse.major": b"1", b"GNU.sparse.realsize": b"5"}), tars.member(b"s", content)
+    )
+
+
+def _endless_old_map() -> bytes:
+    own = tars.header(b"s", 0, tars.SPARSE, magic=tars.GNU, fields={482: b"\1"})
+    return own + (bytes(504) + b"\1" + bytes(7)) * 6000
+
+
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "many global records": lambda: tars.tar(tars.pax([(b"mtime", b"1")] * 5000, b"g") * 100, A),
+    "chain of extension headers": lambda: tars.tar(tars.pax({b"comment": b"x" * 400}) * 10_000, A),
+    "large extension headers": lambda: tars.tar((tars.pax({b"comment": b"x" * 500_000}) + A) * 60),
+    "large names": lambda: tars.tar((tars.pax({b"path": b"x" * 500_000}) + A) * 60),
+    "record without length": lambda: tars.tar(tars.member(b"x", b"mtime=1\n", b"x"), A),
+    "record of no length": lambda: tars.tar(tars.member(b"x", b"0 mtime=1\n", b"x"), A),
+    "record that is too short": lambda: tars.tar(tars.member(b"x", b"1 mtime=1\n", b"x"), A),
+    "large count of segments": lambda: _endless_map(b"65536\n"),
+    "segments that do not come": lambda: _endless_map(b"2\n"),
+    "count without end": lambda: _endless_map(b""),
+    "empty segments": _empty_segments,
+    "old sparse map without end": _endless_old_map,
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_tars_cost_little(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """No tar makes the scan eat memory or time: extension headers before one member may have 1 MiB in all, a
+    sparse file about a million segments."""
+    monkeypatch.setattr(scan, "SPARSE_MAX", scan.SPARSE_MAX >> 4)
+    with tars.opened(HOSTILE[case]()) as fd:
+        start = time.process_time()
+        tracemalloc.start()
+        try:
+            for _ in scan.scan(fd, []):
+                pass
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert peak < 64 << 20
+    assert time.process_time() - start < 10
+
+
+def test_memory_does_not_grow_with_the_shard() -> None:
+    """The scan holds one chunk of members at a time."""
+    tar = tars.tar(tars.member(b"a/b.jpg", b"x") * 40_000)
+    with tars.opened(tar) as fd:
+        tracemalloc.start()
+        try:
+            assert sum(len(chunk.names) for chunk in scan.scan(fd, [])) == 40_000
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert peak < 40 << 20

@@ -1,0 +1,427 @@
+"""Can this machine mount, and what to type if not: the checks of `wdsfs doctor`.
+
+Each check looks at one thing, changes nothing and prints nothing; it returns a Finding. What it looks at is a
+parameter with the real place as default, so that the tests can show it another one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import resource
+import shlex
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from wdsfs import host, trust
+from wdsfs.errors import MountError
+from wdsfs.mount import mountpoint
+from wdsfs.status import control
+
+Level = Literal["ok", "warn", "fail"]
+
+CAP_SYS_ADMIN = 21
+LITTLE_SPACE = 1 << 28  # bytes; the index of some ten million members, by the size of the packed records
+FEW_FILES = 4096  # open files; many machines still start a shell with 1024, but let it raise that itself
+
+# The file systems that fusermount3 lets a user mount over, with the libfuse release that added each (libfuse,
+# util/fusermount.c, the history of f_type_whitelist up to 3.18.2). Before 3.2.5 there was no such list; root
+# is never refused. Lustre and GPFS are on it since 3.3: "forbidden" there means fuse 2 or an old fuse 3.
+_SINCE_THE_START = """
+    aufs btrfs ceph devtmpfs ecryptfs ext2 ext3 ext4 f2fs fuse fuseblk gfs2 jffs2 jfs ncpfs nfs nfs4 nilfs2
+    ntfs overlay reiserfs squashfs tmpfs ubifs virtiofs xfs zfs
+"""
+LAST_KNOWN_RELEASE = (3, 18, 2)
+MOUNTABLE_SINCE: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys(_SINCE_THE_START.split(), (3, 2, 5)),
+    **dict.fromkeys(("autofs", "bcachefs", "msdos", "vfat"), (3, 2, 6)),
+    **dict.fromkeys(("gpfs", "lustre"), (3, 3)),
+    **dict.fromkeys(("afs", "hfsplus"), (3, 4, 2)),
+    **dict.fromkeys(("cifs", "smb3"), (3, 5)),
+    **dict.fromkeys(("ufsd",), (3, 7)),
+    **dict.fromkeys(("exfat",), (3, 10, 2)),
+    **dict.fromkeys(("ntfs3",), (3, 16, 2)),
+    **dict.fromkeys(("panfs", "ramfs"), (3, 17, 1)),
+    **dict.fromkeys(("wekafs",), (3, 18)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found: `fail` stops a mount, `warn` costs something; `remedy` is what to type or do."""
+
+    name: str
+    level: Level
+    detail: str
+    remedy: str = ""
+
+
+def diagnose(place: str | None = None, index_dir: str | None = None) -> list[Finding]:
+    """All checks, and that of a mount point, `place`, when it is given.
+
+    Without `index_dir` the one that a mount would take is checked: WDSFS_INDEX_DIR, else the cache directory.
+    """
+    findings = [
+        check_device(),
+        check_privileges(),
+        check_fusermount(),
+        check_library(),
+        check_kernel(),
+        check_allow_other(),
+        check_open_files(),
+        check_index_directory(Path(index_dir or os.environ.get("WDSFS_INDEX_DIR") or host.cache_dir())),
+        check_runtime_directory(),
+        check_log_directory(host.state_dir()),
+    ]
+    if place is not None:
+        findings.append(check_mountpoint(place))
+    return findings
+
+
+# -- FUSE ----------------------------------------------------------------------------------------------------
+
+
+def check_device(device: str = "/dev/fuse") -> Finding:
+    """The kernel's side: the device is there and can be opened for reading and writing."""
+    name = device
+    try:
+        os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        return Finding(name, "fail", os.strerror(error.errno or 0), _device_remedy(error, device))
+    return Finding(name, "ok", "there, and can be opened")
+
+
+def _device_remedy(error: OSError, device: str) -> str:
+    inside = container()
+    if inside:
+        return _CONTAINER_REMEDIES.get(inside, _CONTAINER_REMEDIES["docker"])
+    if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENXIO):
+        return "sudo modprobe fuse"
+    return f"sudo chmod 0666 {shlex.quote(device)}    (that is its usual mode: it gives access to no data)"
+
+
+def check_privileges(status: str = "/proc/self/status") -> Finding:
+    """May this process, or fusermount3 on its behalf, mount? Containers and services can take that away."""
+    name = "privileges"
+    try:
+        fields = dict(line.split(":", 1) for line in Path(status).read_text().splitlines() if ":" in line)
+    except OSError:
+        return Finding(name, "warn", f"unknown: {status} cannot be read")
+    inside = container()
+    remedy = _CONTAINER_REMEDIES.get(inside, _CONTAINER_REMEDIES["docker"])
+    if os.geteuid() == 0:
+        if not _has_capability(fields, "CapEff"):
+            return Finding(name, "fail", "root, but without CAP_SYS_ADMIN", remedy)
+        return Finding(name, "ok", "root with CAP_SYS_ADMIN")
+    if not _has_capability(fields, "CapBnd"):
+        return Finding(name, "fail", "CAP_SYS_ADMIN is out of reach here, even for fusermount3", remedy)
+    if fields.get("NoNewPrivs", "0").strip() == "1":
+        how = remedy if inside else "start it without NoNewPrivileges= and what implies it (docs/deployment.md)"
+        return Finding(name, "fail", "no_new_privs is set: fusermount3 cannot become root", how)
+    return Finding(name, "ok", "fusermount3 can mount for this user")
+
+
+def _has_capability(fields: Mapping[str, str], which: str) -> bool:
+    return bool(int(fields.get(which, "0").strip() or "0", 16) >> CAP_SYS_ADMIN & 1)
+
+
+def check_fusermount(program: str | None = None) -> Finding:
+    """The helper that mounts for ordinary users: there and setuid root. Root mounts without it."""
+    name = "fusermount3"
+    needed = os.geteuid() != 0
+    program = program or shutil.which(name)
+    if program is None:
+        detail = "not found" if needed else "not found; root does not need it"
+        return Finding(name, "fail" if needed else "ok", detail, "sudo apt install fuse3" if needed else "")
+    found = os.stat(program)
+    shown = f"{program}, version {_dotted(fusermount_version(program))}"
+    if needed and not (found.st_mode & stat.S_ISUID and found.st_uid == 0):
+        quoted = shlex.quote(program)
+        return Finding(name, "fail", f"{shown}, is not setuid root", f"sudo chmod u+s {quoted}")
+    return Finding(name, "ok", shown)
+
+
+def fusermount_version(program: str = "fusermount3") -> tuple[int, ...]:
+    """What `fusermount3 -V` says: (3, 14, 0). Empty when it cannot be asked."""
+    try:
+        said = subprocess.run([program, "-V"], capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return host.kernel_version(said.rpartition(":")[2].strip())
+
+
+def check_library() -> Finding:
+    """The Python binding can be loaded, and libfuse with it."""
+    name = "libfuse"
+    try:
+        import pyfuse3
+    except ImportError as error:
+        return Finding(name, "fail", f"pyfuse3 cannot be loaded: {error}", "sudo apt install libfuse3-3")
+    return Finding(name, "ok", f"{_libfuse_version(pyfuse3.__file__)}, by pyfuse3 {pyfuse3.__version__}")
+
+
+def _libfuse_version(extension: str) -> str:
+    # Asked through the binding's own file, so that it is the library that a mount will use.
+    try:
+        ask = ctypes.CDLL(extension).fuse_pkgversion
+        ask.restype = ctypes.c_char_p
+        return str(ask().decode())
+    except (OSError, AttributeError):
+        return "version unknown"
+
+
+def check_allow_other(conf: str = "/etc/fuse.conf") -> Finding:
+    """May a user give others access with `-o allow_other`? Root may always."""
+    name = "allow_other"
+    if os.geteuid() == 0:
+        return Finding(name, "ok", "root may use it")
+    try:
+        lines = Path(conf).read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    if "user_allow_other" in (line.partition("#")[0].strip() for line in lines):
+        return Finding(name, "ok", f"allowed by {conf}")
+    return Finding(
+        name,
+        "warn",
+        f"user_allow_other is not set in {conf}: only you will see what you mount",
+        f"echo user_allow_other | sudo tee -a {shlex.quote(conf)}    (only if others are to see it)",
+    )
+
+
+# -- the machine ---------------------------------------------------------------------------------------------
+
+
+# What newer kernels add to FUSE, as far as it concerns a mount of wdsfs.
+_KERNEL_FEATURES: Mapping[tuple[int, ...], str] = {
+    (4, 18): "mounts in user namespaces (rootless containers)",
+    (6, 9): "requests in flight can be handed on when their server dies",
+}
+
+
+def check_kernel(version: tuple[int, ...] | None = None) -> Finding:
+    """What the kernel's version enables. Nothing here is needed to mount, so nothing is wrong either."""
+    version = host.kernel_version() if version is None else version
+    features = [
+        what if version >= since else f"not yet ({_dotted(since)}): {what}"
+        for since, what in _KERNEL_FEATURES.items()
+    ]
+    return Finding("kernel", "ok", f"{_dotted(version)}: {'; '.join(features)}")
+
+
+def check_open_files(limits: tuple[int, int] | None = None) -> Finding:
+    """The limit of open files, soft and hard. A mount raises the soft one itself."""
+    soft, hard = limits or resource.getrlimit(resource.RLIMIT_NOFILE)
+    shown = f"{_limit(soft)} (can be raised to {_limit(hard)})" if soft != hard else _limit(soft)
+    if hard != resource.RLIM_INFINITY and hard < FEW_FILES:
+        remedy = "echo '* hard nofile 65536' | sudo tee /etc/security/limits.d/nofile.conf    (then log in anew)"
+        return Finding("open files", "warn", shown, remedy)
+    return Finding("open files", "ok", shown)
+
+
+def _limit(value: int) -> str:
+    return "unlimited" if value == resource.RLIM_INFINITY else f"{value:,}"
+
+
+def check_index_directory(directory: Path, free: int | None = None) -> Finding:
+    """The place of the index: writable, on a file system of this machine, with space left (`free` bytes)."""
+    name = "index directory"
+    quoted = shlex.quote(str(directory))
+    place = _nearest_existing(directory)
+    unsafe = _unsafe(directory)
+    if unsafe is not None:
+        return Finding(name, "warn", f"{unsafe[0]}: the index goes to /var/tmp instead", unsafe[1])
+    if not place.is_dir():
+        detail = f"{place} is no directory: each mount would index anew"
+        return Finding(name, "warn", detail, "wdsfs mount --index-dir DIR ..., or set WDSFS_INDEX_DIR")
+    if not os.access(place, os.W_OK | os.X_OK):
+        detail = f"{place} is not writable: each mount would index anew"
+        return Finding(name, "warn", detail, "wdsfs mount --index-dir DIR ..., or set WDSFS_INDEX_DIR")
+    fstype = host.filesystem_type(directory)
+    if host.is_network(fstype):
+        detail = f"{directory} is on a network file system ({fstype}): the index goes to /var/tmp instead"
+        return Finding(name, "warn", detail, "set WDSFS_INDEX_DIR to a directory on a local disk")
+    free = shutil.disk_usage(place).free if free is None else free
+    shown = f"{directory} ({fstype or 'unknown file system'}, {free / 1e9:,.1f} GB free)"
+    if free < LITTLE_SPACE:
+        return Finding(name, "warn", shown, f"make room, or set WDSFS_INDEX_DIR; see: du -sh {quoted}")
+    return Finding(name, "ok", shown)
+
+
+def check_runtime_directory() -> Finding:
+    """The place of control sockets: without it nothing can be mounted, shown or ended. Nothing is made."""
+    name = "runtime directory"
+    try:
+        return Finding(name, "ok", str(host.runtime_dir(create=False)))
+    except MountError as error:
+        remedy = f"sudo rm -r /tmp/wdsfs-{os.geteuid()}, or set XDG_RUNTIME_DIR to a directory of your own"
+        return Finding(name, "fail", str(error), remedy)
+
+
+def check_log_directory(directory: Path) -> Finding:
+    """The place of logs; in a bad one there are none, and they go to the runtime directory."""
+    name, place = "log directory", _nearest_existing(directory)
+    unsafe = _unsafe(directory)
+    if unsafe is not None:
+        return Finding(name, "warn", f"{unsafe[0]}: logs go to the runtime directory", unsafe[1])
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        detail = f"{place} is not writable: logs go to the runtime directory"
+        return Finding(name, "warn", detail, "set XDG_STATE_HOME to a directory of your own")
+    return Finding(name, "ok", str(directory))
+
+
+def _unsafe(directory: Path) -> tuple[str, str] | None:
+    """Why a directory that wdsfs uses, or would make, is not safe from other users, and the remedy."""
+    # A mount makes these safe itself, if they are its user's.
+    own = directory in (host.cache_dir(), host.state_dir())
+    place = _nearest_existing(directory)
+    try:
+        if place != directory or (own and place.stat().st_uid == os.geteuid()):
+            trust.way(directory if place == directory else place / "new")
+        else:
+            trust.directory(place)
+    except trust.Untrusted as error:
+        text, _, remedy = str(error.strerror).partition(": ")
+        return text, remedy
+    except OSError:
+        pass  # what else is wrong is said by others
+    return None
+
+
+def _nearest_existing(path: Path) -> Path:
+    path = path.absolute()
+    while not os.path.lexists(path) and path != path.parent:
+        path = path.parent
+    return path
+
+
+# -- a mount point -------------------------------------------------------------------------------------------
+
+
+def check_mountpoint(path: str, version: tuple[int, ...] | None = None) -> Finding:
+    """Whether `path` can be mounted on, or is: what `mount` asks, and what fusermount3 does.
+
+    `version` is that of fusermount3; it is asked when needed.
+    """
+    name = f"mount point {path}"
+    place = control.canonical(path)
+    try:
+        found = mountpoint.obstacle(place)
+    except MountError as error:  # without a runtime directory, which has a finding of its own
+        return Finding(name, "warn", "cannot be looked at without a runtime directory", str(error))
+    if found is not None and found.mounted:
+        return _check_mounted(name, place)
+    if found is not None:
+        remedy = found.remedy or f"choose another directory; see: ls -ld {shlex.quote(path)}"
+        return Finding(name, "fail", found.text, remedy)
+    if os.geteuid() != 0:
+        problem = _user_problem(path, os.stat(path), version)
+        if problem:
+            return Finding(name, "fail", *problem)
+        if confined(path):
+            detail = "AppArmor's profile of fusermount3 may not let a user mount here"
+            return Finding(name, "warn", detail, "mount below your home, or see AppArmor in docs/deployment.md")
+    return Finding(name, "ok", f"an empty directory ({host.filesystem_type(path)})")
+
+
+def _check_mounted(name: str, place: str) -> Finding:
+    """A mount of wdsfs that is there, and serves: the kernel has just been answered."""
+    daemon = control.find(place)
+    if daemon is None:
+        return Finding(name, "ok", "wdsfs is mounted here, by another user or in another session, and answers")
+    if control.ask(daemon) is not None:
+        return Finding(name, "ok", f"wdsfs is mounted here and answers (process {daemon.pid})")
+    state = control.state_without_answer(daemon)
+    quoted = shlex.quote(place)
+    return Finding(name, "warn", f"wdsfs is mounted here, {state}", f"wdsfs umount {quoted}, and mount it again")
+
+
+def _user_problem(path: str, found: os.stat_result, version: tuple[int, ...] | None) -> tuple[str, str] | None:
+    """Why fusermount3 would refuse this directory to an ordinary user, and the remedy."""
+    quoted = shlex.quote(path)
+    if found.st_mode & stat.S_ISVTX and found.st_uid != os.geteuid():
+        return "shared by many users (sticky) and not yours", f"mkdir {quoted}/mine, and mount there"
+    if not os.access(path, os.W_OK):
+        return "not writable for you, so fusermount3 refuses it", f"sudo chown $USER {quoted}"
+    fstype = host.filesystem_type(path)
+    version = fusermount_version() if version is None else version
+    if mountable(fstype, version):
+        return None
+    since = MOUNTABLE_SINCE.get(fstype)
+    newer = f"fuse3 {_dotted(since)} or newer, or " if since else ""
+    return (
+        f"fusermount3 {_dotted(version)} lets no user mount over {fstype}",
+        f"{newer}a mount point on a local disk: mktemp -d",
+    )
+
+
+def mountable(fstype: str, version: tuple[int, ...]) -> bool:
+    """Whether this version of fusermount3 lets a user mount over this file system type.
+
+    What cannot be known passes: a false alarm is worse than fusermount3's own message.
+    """
+    if not fstype or not version or version < (3, 2, 5):
+        return True
+    since = MOUNTABLE_SINCE.get("fuse" if fstype.startswith("fuse.") else fstype)
+    return version >= since if since else version > LAST_KNOWN_RELEASE
+
+
+def confined(path: str, profile: str = "/etc/apparmor.d/fusermount3") -> bool:
+    """Whether AppArmor may keep fusermount3 from mounting at `path`.
+
+    Ubuntu 24.10 and others ship a profile that lets users mount in a few places only. Its rules are not
+    parsed here: the places are those of the profile as it is shipped.
+    """
+    if not os.path.exists(profile):
+        return False
+    places = [os.path.expanduser("~"), "/mnt", "/media", "/tmp", "/cvmfs", f"/run/user/{os.geteuid()}"]
+    real = os.path.realpath(path)
+    return not any(
+        os.path.commonpath([real, os.path.realpath(place)]) == os.path.realpath(place) for place in places
+    )
+
+
+# -- containers ----------------------------------------------------------------------------------------------
+
+_CONTAINER_REMEDIES = {
+    "docker": "docker run --device /dev/fuse --cap-add SYS_ADMIN --security-opt apparmor=unconfined ...",
+    "podman": "podman run --device /dev/fuse --cap-add SYS_ADMIN ...",
+    "kubernetes": "give the container /dev/fuse and SYS_ADMIN, or privileged: true (docs/deployment.md)",
+    "apptainer": "mount on the host and bind it: apptainer exec --bind MOUNTPOINT ...",
+}
+
+
+def container(root: str = "/", environ: Mapping[str, str] | None = None) -> str:
+    """The kind of container this process is in, as far as it can be told; "" for none."""
+    environ = os.environ if environ is None else environ
+    for kind, is_inside in _CONTAINER_SIGNS.items():
+        if is_inside(Path(root), environ):
+            return kind
+    return ""
+
+
+# The most particular first: Kubernetes and Apptainer leave the signs of the others, too.
+_CONTAINER_SIGNS: Mapping[str, Callable[[Path, Mapping[str, str]], bool]] = {
+    "kubernetes": lambda root, environ: "KUBERNETES_SERVICE_HOST" in environ,
+    "apptainer": lambda root, environ: "APPTAINER_CONTAINER" in environ or "SINGULARITY_CONTAINER" in environ,
+    "podman": lambda root, environ: (root / "run/.containerenv").exists(),
+    "docker": lambda root, environ: (root / ".dockerenv").exists() or _in_control_group(root, "docker"),
+    "container": lambda root, environ: environ.get("container", "") != "" or _in_control_group(root, "lxc"),
+}
+
+
+def _in_control_group(root: Path, word: str) -> bool:
+    try:
+        return word in (root / "proc/1/cgroup").read_text(errors="replace")
+    except OSError:
+        return False
+
+
+def _dotted(version: tuple[int, ...] | None) -> str:
+    return ".".join(map(str, version)) if version else "of unknown version"

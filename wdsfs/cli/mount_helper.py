@@ -1,0 +1,182 @@
+"""`mount -t wdsfs` and lines in /etc/fstab: the mount helper that mount(8) calls as /sbin/mount.wdsfs.
+
+A line such as
+
+    /data/train-{000000..000099}.tar  /mnt/train  wdsfs  ro,allow_other,layout=files  0  0
+
+makes mount(8) run `/sbin/mount.wdsfs SPEC MOUNTPOINT [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]`, which is
+translated here into a call of `wdsfs mount`. SPEC is whatever `wdsfs mount` takes as one argument: several
+are joined by `::`, and a space is `\\040` in fstab. `wdsfs mount`'s own options go into the option field
+without their dashes. mount(8) looks for helpers in /sbin only, where no Python installer puts a file: a link
+from there to the installed `mount.wdsfs` has to be made by hand (docs/deployment.md).
+"""
+
+from __future__ import annotations
+
+import getopt
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from wdsfs import names
+from wdsfs.errors import UsageError
+
+USAGE = "usage: mount.wdsfs SHARDS[::SHARDS...] MOUNTPOINT [-sfnv] [-o OPTION,...]"
+
+# Options of `wdsfs mount`, as they are written in fstab ("_" does for "-").
+_OWN_VALUES = frozenset(
+    (
+        *("split", "shard-id", "num-shards", "unpack", "cache-size", "trust"),
+        *("layout", "names", "index-dir", "jobs", "workers", "spin", "readahead", "overlay"),
+        *("class-from", "class-names", "class-digits", "columns", "missing", "duplicates", "join", "associate"),
+    )
+)
+_OWN_FLAGS = frozenset(
+    (
+        *("merge", "lazy", "index-tree", "ignore-case", "decode-members"),
+        *("ignore-zeros", "group-by-key", "allow-missing", "strict"),
+    )
+)
+_OWN = _OWN_VALUES | _OWN_FLAGS
+
+# What speaks to mount(8), to systemd or to a person. "rw" is among them because mount(8) adds it wherever
+# there is no "ro"; the last two lines are the kernel's business on file systems that can be written.
+_NOT_FOR_US = frozenset(
+    (
+        *("auto", "noauto", "defaults", "fail", "nofail", "_netdev", "rw"),
+        *("user", "nouser", "users", "nousers", "owner", "noowner", "group", "nogroup"),
+        *("atime", "noatime", "diratime", "nodiratime", "relatime", "norelatime", "strictatime"),
+        *(
+            "nostrictatime",
+            "lazytime",
+            "nolazytime",
+            "iversion",
+            "noiversion",
+            "mand",
+            "nomand",
+            "silent",
+            "loud",
+        ),
+    )
+)
+_NOT_FOR_US_EITHER = ("x-", "X-", "comment=", "user=", "helper=", "uhelper=")  # starts of options
+
+LONGEST_SOURCE = 1000  # characters; mount(2) takes less than a page
+
+
+class Call(NamedTuple):
+    """What to do: the arguments of `wdsfs`, or nothing but checking them (`mount -f`)."""
+
+    arguments: list[str]
+    fake: bool
+
+
+WRONG_CALL, MOUNT_FAILURE = 1, 32  # exit codes of mount(8)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The program mount.wdsfs: returns an exit code of mount(8): 0, 1 for wrong arguments, 32 for a failure."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if "-h" in arguments or "--help" in arguments:
+        print(USAGE)
+        return 0
+    try:
+        call = translate(arguments)
+    except UsageError as error:
+        print(f"mount.wdsfs: {error}", file=sys.stderr)
+        return WRONG_CALL
+    if call.fake:
+        return 0
+    from wdsfs.cli import main
+
+    try:
+        main.main(call.arguments, prog_name="wdsfs")
+    except SystemExit as end:  # the way click ends
+        return 0 if not end.code else WRONG_CALL if end.code == UsageError.exit_code else MOUNT_FAILURE
+    return 0
+
+
+def translate(argv: Sequence[str]) -> Call:
+    """The call of `wdsfs mount` for what mount(8) passes. Raises UsageError."""
+    try:
+        # -s (be lenient), -n (no mtab), -v (say more), -N (done by mount(8)), -t: nothing to do for them.
+        flags, places = getopt.gnu_getopt(list(argv), "sfnvrwN:o:t:")
+    except getopt.GetoptError as error:
+        raise UsageError(f"{error.msg}; {USAGE}") from None
+    if len(places) != 2:
+        raise UsageError(f"shards and a mount point are needed; {USAGE}")
+    spec, mountpoint = places
+    given = [option for flag, value in flags for option in _options_of(flag, value)]
+    own = [_own(option) for option in given if _name(option) in _OWN]
+    passed = [option for option in given if _name(option) not in _OWN]
+    for option in passed:
+        _refuse_misspelt(option)
+    passed += _source_option(spec, passed)
+    through = ["-o", ",".join(passed)] if passed else []
+    return Call(["mount", *own, *through, "--", spec, mountpoint], fake=("-f", "") in flags)
+
+
+def _refuse_misspelt(option: str) -> None:
+    """Raises UsageError for what is nearly one of our own options, and none that is known otherwise."""
+    from wdsfs.mount.session import known_options
+
+    known, name = {one.rstrip("=") for one in known_options()} | _NOT_FOR_US, option.partition("=")[0]
+    meant = "" if name in known else names.meant(_name(option), sorted(_OWN | known))
+    if meant:
+        raise UsageError(f"-o {option}: no such option{meant}")
+
+
+def _options_of(flag: str, value: str) -> Iterator[str]:
+    """The options of one flag that are to reach `wdsfs mount`."""
+    if flag == "-r":
+        yield "ro"
+    if flag != "-o":
+        return
+    for option in _split(value):
+        if option == "remount":
+            raise UsageError("a wdsfs mount cannot be remounted: unmount it, and mount it with the new options")
+        if option and option not in _NOT_FOR_US and not option.startswith(_NOT_FOR_US_EITHER):
+            yield option
+
+
+def _split(options: str) -> Iterator[str]:
+    """Single options. A comma in quotes or behind a backslash belongs to its option and gets a backslash."""
+    option = ""
+    quoted = escaped = False
+    for character in options:
+        if character == "," and not quoted and not escaped:
+            yield option
+            option = ""
+            continue
+        option += "\\," if character == "," and not escaped else character
+        quoted ^= character == '"'
+        escaped = character == "\\" and not escaped
+    yield option
+
+
+def _name(option: str) -> str:
+    return option.partition("=")[0].replace("_", "-")
+
+
+def _own(option: str) -> str:
+    """The argument of `wdsfs mount` for one of our own options. Raises UsageError."""
+    name, (_, equals, value) = _name(option), option.partition("=")
+    if name in _OWN_FLAGS:
+        if equals:
+            raise UsageError(f"-o {name} takes no value")
+        return f"--{name}"
+    if not value:
+        raise UsageError(f"-o {name} needs a value: {name}=...")
+    return f"--{name}=" + value.replace("\\,", ",")
+
+
+def _source_option(spec: str, passed: Sequence[str]) -> list[str]:
+    """The option that makes the mount table show SPEC just as fstab has it, where an option can carry it.
+
+    That is how `mount -a` knows that it is mounted already. pyfuse3 takes options in ASCII only; a spec that
+    cannot be passed gets the usual source, and `mount -a` then meets "mounted there already".
+    """
+    plain = spec.isascii() and spec.isprintable() and len(spec) <= LONGEST_SOURCE
+    if not plain or any(option.startswith("fsname=") for option in passed):
+        return []
+    return ["fsname=" + spec.replace("\\", "\\\\").replace(",", "\\,")]

@@ -1,0 +1,235 @@
+"""The command `restore`: gives back what the shards have, where an overlay has changed it.
+
+As `cli/overlay_commands.py`, it takes a mount or an overlay that is not mounted. What is undone is decided in
+`overlay/restore.py`, and done by the worker of the mount, or here if there is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from wdsfs.cli.console import Opening, index_options, json_option, opened_set, view_of
+from wdsfs.cli.overlay_commands import FREEZE_SECONDS, daemon_of, mounted, silent, upper_of
+from wdsfs.errors import CommitError, NoSuchEntry, OverlayBusy, OverlayUnusable, UsageError, several
+from wdsfs.names import shown
+
+if TYPE_CHECKING:
+    from wdsfs.dataset.shard_tree import Tree
+    from wdsfs.overlay.restore import Change
+    from wdsfs.overlay.upper_format import Place, UpperNode
+
+
+class _Session(NamedTuple):
+    """An overlay over its set: the names in its upper, and what undoes the changes at some paths in it."""
+
+    place: Place
+    tree: Tree
+    top: UpperNode
+    restore: Callable[[Sequence[bytes]], None]
+
+
+@click.command()
+@click.argument("arguments", metavar="[MOUNTPOINT] PATH...", nargs=-1)
+@click.option(
+    "--overlay",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False),
+    help="The directory with the changes, if it is not mounted.",
+)
+@click.option("-a", "--all", "everything", is_flag=True, help="Undo every change.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only show what would be undone.")
+@json_option
+@index_options
+def restore(
+    arguments: tuple[str, ...],
+    overlay: str | None,
+    everything: bool,
+    dry_run: bool,
+    as_json: bool,
+    index_dir: str | None,
+    jobs: int | None,
+    quiet: bool,
+) -> None:
+    """Undo what was changed at PATH, and below it: files, samples and directories are as the shards have them,
+    what was removed is there again, and what is new is gone. The mount shows it at once.
+
+    PATH is one in the mount, or one below its top, as `wdsfs diff` shows it. Patterns match names that were
+    removed, too, so quote them. Of something renamed either name will do: it has the old one again. What was
+    written is lost; --dry-run shows what that is.
+
+    \b
+    Examples:
+      wdsfs restore /mnt/train /mnt/train/train-000000/images/cat1/json
+      wdsfs restore /mnt/train 'train-000000/images/cat*'
+      wdsfs restore --dry-run --all /mnt/train
+      wdsfs restore --overlay edits train-000000/images/dog1
+    """
+    from wdsfs.overlay.restore import Restoration
+
+    mountpoint, given = (None, arguments) if overlay is not None else (arguments[:1], arguments[1:])
+    if mountpoint == ():
+        raise UsageError("name the MOUNTPOINT and PATHs in it, or --overlay DIR and PATHs")
+    if everything == bool(given):
+        raise UsageError(
+            "--all takes no PATH" if everything else "name the PATHs that are to be restored, or --all"
+        )
+    opening = Opening(index_dir, jobs, quiet)
+    with _mounted(mountpoint[0], opening) if mountpoint else _held(str(overlay), opening) as session:
+        _refuse_unfinished(session.place)
+        tops = [_below(path, mountpoint[0] if mountpoint else None) for path in given]
+        paths = [b""] if everything else _expanded(tops, session)
+        restoration = Restoration(session.tree, session.top)
+        below = session.tree.lower
+        targets = below.with_index(lambda: restoration.targets(paths))
+        changes = below.with_index(lambda: restoration.changes(targets))
+        if not changes:
+            raise NoSuchEntry(f"nothing was changed at {several([shown(path) for path in given]) or 'any path'}")
+        if not dry_run:
+            session.restore(paths)
+    _show(changes, dry_run, as_json)
+
+
+def _refuse_unfinished(place: Place) -> None:
+    from wdsfs.overlay.upper_format import unfinished
+
+    if unfinished(place):
+        raise CommitError(
+            f"a commit in place of {place.path} was stopped half-way: some of its changes are in the shards "
+            "already. Finish it first: repeat that commit"
+        )
+
+
+@contextlib.contextmanager
+def _mounted(mountpoint: str, opening: Opening) -> Iterator[_Session]:
+    from wdsfs.overlay import upper_format
+    from wdsfs.status import control
+
+    daemon, _ = daemon_of(mountpoint)
+
+    def undo(paths: Sequence[bytes]) -> None:
+        try:
+            with control.Talk(daemon) as talk:
+                answer = talk.ask(
+                    {"do": "restore", "paths": [os.fsdecode(path) for path in paths]}, FREEZE_SECONDS
+                )
+        except (OSError, ValueError) as error:
+            raise silent(mountpoint, error) from None
+        if "error" in answer:
+            raise OverlayBusy(answer["error"])
+
+    with mounted(mountpoint, {}, opening, freeze=False) as one:
+        assert one.directory is not None
+        yield _Session(one.place, one.tree, upper_format.load(one.directory), undo)
+
+
+@contextlib.contextmanager
+def _held(overlay: str, opening: Opening) -> Iterator[_Session]:
+    """The overlay with the shards that it was made over: it has their paths."""
+    from pathlib import Path
+
+    from wdsfs.dataset.merged_tree import make_tree
+    from wdsfs.overlay.upper_dir import Upper
+    from wdsfs.overlay.upper_format import Place, held, load, read_settings
+    from wdsfs.overlay.writable_tree import WritableTree
+    from wdsfs.spec.expand import Shard
+
+    place = Place(Path(os.path.abspath(overlay)))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(held(place))
+        settings = read_settings(place)
+        if settings is None:
+            raise OverlayUnusable(
+                f"{place.path} is no overlay of a mount of wdsfs; from an upper of the kernel's overlayfs remove "
+                "by hand what is to go (docs/overlay.md)"
+            )
+        shards = [Shard(one.path, one.name, reading=settings.reading) for one in settings.shards]
+        below = stack.enter_context(opened_set(shards, opening))
+        tree = make_tree(below, view_of(settings.layout, settings.names), settings.merge)
+
+        def undo(paths: Sequence[bytes]) -> None:
+            upper = Upper(place)
+            try:
+                written = WritableTree(tree, upper)
+                below.with_index(written.prepare)
+                below.with_index(lambda: written.restore(paths, lambda inode, name: None))
+            finally:
+                upper.close(clean=True)
+
+        directory = stack.enter_context(upper_of(place))
+        if directory is None:
+            raise NoSuchEntry(f"{place.path} has no changes")
+        yield _Session(place, tree, load(directory), undo)
+
+
+# --- paths -------------------------------------------------------------------------------------------------
+
+
+def _below(path: str, mountpoint: str | None) -> bytes:
+    """A path below the top of the tree, without a slash in front. Raises UsageError for one that is outside.
+
+    Semantics decision: a relative PATH is one from the working directory, if that leads into the mount; else it is
+    one from the mount's top, as `diff` shows them.
+    """
+    from wdsfs.status import control
+
+    if not path:
+        raise UsageError("a PATH is empty; to undo every change say --all")
+    inside = os.path.normpath(path)
+    if mountpoint is not None:
+        for top in (os.path.abspath(mountpoint), control.canonical(mountpoint)):
+            whole = os.path.normpath(os.path.join(os.getcwd(), path))
+            if whole == top or whole.startswith(top.rstrip("/") + "/"):
+                inside = os.path.relpath(whole, top)
+                break
+    if os.path.isabs(inside) or inside == ".." or inside.startswith("../"):
+        raise UsageError(f"{path}: is outside of {mountpoint or 'the overlay'}")
+    return b"" if inside == "." else os.fsencode(inside)
+
+
+def _expanded(paths: Sequence[bytes], session: _Session) -> list[bytes]:
+    """The paths, with what patterns among them match. Raises NoSuchEntry for one that nothing has."""
+    from wdsfs.overlay.restore import PATTERN, Restoration, matching
+
+    find, resolve = Restoration(session.tree, session.top).find, session.tree.resolve
+    below, found = session.tree.lower, []
+    for path in paths:
+        is_changed = bool(below.with_index(functools.partial(find, path)))
+        if is_changed or not PATTERN & set(path):
+            if not is_changed:
+                below.with_index(functools.partial(resolve, path))  # it is there, and as it was
+            found.append(path)
+            continue
+        matches = matching(session.top, path)
+        if not matches:
+            raise NoSuchEntry(f"nothing that was changed matches {shown(os.fsdecode(path))}")
+        found += matches
+    return found
+
+
+# --- telling -----------------------------------------------------------------------------------------------
+
+
+def _show(changes: Sequence[Change], dry_run: bool, as_json: bool) -> None:
+    rows = [(one.kind, os.fsdecode(one.path), os.fsdecode(one.was)) for one in changes]
+    if as_json:
+        undone = [{"kind": kind, "path": path, "was": was or None} for kind, path, was in rows]
+        click.echo(json.dumps({"undone": undone, "dry_run": dry_run}))
+        return
+    on_terminal = sys.stdout.isatty()
+    for kind, path, was in rows:
+        text = f"{was} -> {path}" if was else path
+        click.echo(f"{kind:<8} {shown(text) if on_terminal else text}")
+    counts = Counter(kind for kind, *_ in rows)
+    told = ", ".join(
+        f"{counts[kind]:,} {kind}" for kind in ("changed", "removed", "renamed", "new") if counts[kind]
+    )
+    click.echo(f"{'would be undone' if dry_run else 'undone'}: {told}", err=True)

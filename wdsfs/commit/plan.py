@@ -1,0 +1,702 @@
+"""Commit: from what an overlay changes to new shards.
+
+`Planner` decides which shards are written and of which pieces; a `Plan` is complete before the first byte is
+written, so that `--dry-run` shows it and everything that can be refused is refused then. A `Runner` writes new
+shards elsewhere, several at a time, and never touches the sources; `commit/replace_in_place.py` lets them take
+their place.
+
+Rules: an edited sample stays where its first member was, samples stay in their order, new ones follow the last one
+of their shard. Untouched members are raw runs. The same input gives the same bytes. Where a shard is read in
+another way than other tools read it (`reading.Reading`), the new one is such that they find the same in it, also
+when nothing else changes.
+
+Reads shards and the upper, writes shards and DIR; no FUSE. One thread plans and talks to the index; threads write.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import logging
+import os
+import re
+import shlex
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsfs.commit.diff import Changes, NewSample, Remark, Rules, ShardChanges
+from wdsfs.commit.shard_writer import (
+    Cut,
+    Layout,
+    New,
+    Output,
+    Piece,
+    Run,
+    Source,
+    Writer,
+    Zeros,
+    joined,
+    layout,
+    split_trailing,
+    unpacked_size,
+)
+from wdsfs.dataset.shard_set import Lower, NotIndexed
+from wdsfs.errors import CommitError, ShardError, StaleShard, UsageError
+from wdsfs.index.record import STRAY, Record
+from wdsfs.names import split, suffix_of
+from wdsfs.overlay.upper_format import OPEN_DIRECTORY
+from wdsfs.spec import braces
+from wdsfs.storage.durable import Disk
+from wdsfs.storage.identity import look
+from wdsfs.tar import header_encoder
+from wdsfs.tar.scan import HARMLESS
+
+MAXCOUNT, MAXSIZE = 100_000, 3e9  # ShardWriter's defaults: samples, bytes of content
+AHEAD = 2  # shards per thread that are made ready before one is free
+
+COPY, LINK, REWRITE, NEW = "copy", "link", "rewrite", "new"
+
+# Why a changed file is in no shard of a commit with --changed-only.
+NO_SAMPLE = "is in no sample, and --changed-only writes samples"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line asks for. `output` names the new shards: `%06d` or braces for the number.
+
+    `leave_out`: files that cannot be packed are no reason not to commit; they stay in the overlay. `with_leavings`
+    and `ignore_times` say what counts as a change (`diff.Rules`). `allow_missing`: shards that cannot be read
+    are no reason either.
+    """
+
+    output: str | None = None
+    maxcount: int | None = None
+    maxsize: float | None = None
+    changed_only: bool = False
+    in_place: bool = False
+    link: bool = False
+    sort: bool = False
+
+    leave_out: bool = False
+    with_leavings: bool = False
+    ignore_times: bool = False
+    allow_missing: bool = False
+
+    @property
+    def rules(self) -> Rules:
+        return Rules(self.with_leavings, self.ignore_times)
+
+    @property
+    def resplits(self) -> bool:
+        return not self.in_place and not self.changed_only and (self.maxcount or self.maxsize) is not None
+
+
+class Step(NamedTuple):
+    """One shard of a plan: what is done, of which shard (None: of several, or of none), its number of samples."""
+
+    output: Output
+    action: str
+    number: int | None
+    samples: int
+
+
+@dataclass(slots=True)
+class Plan:
+    """All shards that are to be written, in order, and the sources as they were when this was planned.
+
+    For an in-place commit of an upper that the kernel wrote, `upper` has what is in it, but for directories, as
+    path: (inode, ctime in ns). The kernel knows nothing of our commits, and may go on writing there.
+
+    `left_out` are the files of the upper that are not written, with the reason.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    sources: dict[int, Source] = field(default_factory=dict)
+    upper: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    left_out: list[Remark] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """Bytes that will be written."""
+        return sum(step.output.length for step in self.steps if step.action != LINK)
+
+
+# --- planning ----------------------------------------------------------------------------------------------
+
+
+class Unit(NamedTuple):
+    """A sample on its way into a shard, with the strays behind it; without key and `samples` (0) only strays."""
+
+    key: bytes
+    samples: int
+    size: int
+    pieces: list[Piece]
+
+
+class Planner:
+    """Makes the plan for these changes of the lower.
+
+    Raises UsageError for options that do not go together, CommitError for what cannot be packed, ShardErrors.
+    """
+
+    def __init__(self, lower: Lower, changes: Changes, options: Options) -> None:
+        self.lower, self.changes, self.options = lower, changes, options
+        self.plan = Plan()
+
+    def make(self) -> Plan:
+        self._refuse_losses()
+        if self.options.in_place:
+            self._plan_in_place()
+        else:
+            outputs = self._delta() if self.options.changed_only else self._resplit()
+            if not self.options.changed_only and not self.options.resplits:
+                outputs = self._one_to_one()
+            name = namer(self.options.output)
+            for step, number in zip(outputs, itertools.count(), strict=False):
+                step.output.target = name(number)
+                self.plan.steps.append(step)
+        self._refuse_clashes()
+        self._account()
+        return self.plan
+
+    def _account(self) -> None:
+        """Refuse a plan that forgets a file of the upper, whatever has made it so. Raises CommitError.
+
+        Counted from both ends, the files that there are and the pieces that are written, so that no error on the
+        way from the one to the other can lose a file.
+        """
+        if self.changes.upper is None:
+            return
+        written = {
+            piece.path for step in self.plan.steps for piece in step.output.pieces if isinstance(piece, New)
+        }
+        named = {remark.path for remark in self.plan.left_out}
+        forgotten = set(self.changes.upper.contents()) - written - named - self.changes.covered
+        if forgotten:
+            text = "nothing was written, since files would be in no shard; this is an error of wdsfs"
+            raise CommitError(f"{text}, please report it with these names:{_listing(sorted(forgotten))}")
+
+    def _numbers(self) -> Iterator[int]:
+        """The shards of the set; without those that cannot be read, if they may be missing: none has changes."""
+        for number in range(len(self.lower)):
+            try:
+                self.lower.with_index(lambda: self.lower.summary(number))  # noqa: B023  # called at once
+            except ShardError:
+                if not self.options.allow_missing:
+                    raise
+            else:
+                yield number
+
+    def _refuse_losses(self) -> None:
+        changes, options = self.changes, self.options
+        refused = [("conflict: ", one) for one in changes.conflicts]
+        if options.in_place or not options.leave_out:
+            refused += [("", one) for one in changes.unpackable]
+        if refused:
+            told = _listing([os.fsencode(f"{word}{os.fsdecode(one.path)}: {one.reason}") for word, one in refused])
+            advice = "" if options.in_place or changes.conflicts else "\n--leave-out goes ahead without it"
+            raise CommitError(f"this cannot be packed:{told}{advice}")
+        self.plan.left_out = [*changes.leavings, *changes.unpackable]
+        if options.changed_only:
+            self.plan.left_out += self._changed_strays()
+
+    def _changed_strays(self) -> Iterator[Remark]:
+        """Changed members of no sample, which have no place among whole samples."""
+        for number, found in sorted(self.changes.shards.items()):
+            record = self.lower.record(number)
+            for member, news in sorted(found.members.items()):
+                if record.entry_flags[record.entry_of(member)] & STRAY:
+                    yield from (Remark(new.path, NO_SAMPLE) for new in news)
+
+    def _source(self, number: int) -> Record:
+        """The record of a shard that goes into the plan."""
+        record = self.lower.with_index(lambda: self.lower.record(number))
+        size, mtime_ns, identity = record.fingerprint
+        self.plan.sources[number] = Source(self.lower.shards[number].path, (size, mtime_ns, identity))
+        return record
+
+    def _layout(self, number: int) -> tuple[Record, Layout]:
+        record = self._source(number)
+        found = self.changes.shards.get(number)
+        if found is not None and found.fingerprint != self.plan.sources[number].fingerprint:
+            # The changes are told in numbers of the record that they were found with.
+            raise StaleShard(f"{self.lower.path_text(number)} has changed since it was looked at; start again")
+        return record, layout(number, self.lower.shards[number].path, record)
+
+    def _refuse_clashes(self) -> None:
+        targets = [os.path.realpath(step.output.target) for step in self.plan.steps]
+        sources = Counter(os.path.realpath(shard.path) for shard in self.lower.shards)
+        seen: set[bytes] = set()
+        for target in targets:
+            if target in seen:
+                raise CommitError(f"{os.fsdecode(target)} would be written twice")
+            seen.add(target)
+            self._refuse_compressed_name(target)
+            if target in sources and not self.options.in_place:
+                text = f"{os.fsdecode(target)} is one of the shards: choose another --output, or --in-place"
+                raise CommitError(text)
+            if sources[target] > 1:
+                raise CommitError(f"{os.fsdecode(target)} is several shards of the set")
+
+    def _refuse_compressed_name(self, target: bytes) -> None:
+        suffix = suffix_of(target)
+        if suffix not in (b"", b".tar") and not (self.options.in_place and os.path.lexists(target)):
+            text = f"commit writes plain tars, and under a name in {suffix.decode()} readers would unpack them"
+            raise UsageError(
+                f"--output: {os.fsdecode(target)}: {text}; name them .tar and compress them afterwards"
+            )
+
+    # --- one shard for each
+
+    def _one_to_one(self) -> Iterator[Step]:
+        for number in self._numbers():
+            as_it_is = number not in self.changes.shards and not self.options.sort and not self._mends(number)
+            yield self._whole(number) if as_it_is else self._rewritten(number)
+        yield from self._further()
+
+    def _mends(self, number: int) -> bool:
+        """Whether a shard without changes is written anew: other readers find something else in it."""
+        if self.lower.shards[number].reading.is_plain:
+            return False
+        record = self.lower.with_index(lambda: self.lower.record(number))
+        if not record.is_irregular:
+            return False
+        damage = next((problem for problem in record.problems if problem.kind not in HARMLESS), None)
+        reason = None if damage is None else f"is damaged ({damage.text})"
+        if reason is None and self.options.in_place and self.lower.is_compressed(number):
+            reason = "is compressed, so it cannot be replaced by a plain tar"
+        if reason is not None:
+            text = "%s %s: it stays as it is, and other readers still find something else in it"
+            log.warning(text, self.lower.path_text(number), reason)
+        return reason is None
+
+    def _whole(self, number: int) -> Step:
+        """A shard as it is. Its record is not looked at: of a large set most shards are such."""
+        summary = self.lower.with_index(lambda: self.lower.summary(number))
+        path = self.lower.shards[number].path
+        self.plan.sources[number] = Source(path, summary.fingerprint)
+        size = unpacked_size(path)
+        if size is not None and self.options.link:
+            text = "is compressed: a hard link would not be the plain tar that its name promises; use --copy"
+            raise CommitError(f"{os.fsdecode(path)} {text}, which unpacks it")
+        pieces: list[Piece] = [Run(number, 0, summary.size if size is None else size)]
+        return Step(Output(b"", pieces), LINK if self.options.link else COPY, number, summary.samples)
+
+    def _rewritten(self, number: int) -> Step:
+        record, source = self._layout(number)
+        found = self.changes.shards.get(number, ShardChanges())
+        samples = record.samples + len(found.appended) - _removed(record, found)
+        if source.moves:
+            self._refuse_scattering(number, record, source)
+        if self.options.sort:
+            units = self._sorted(list(self._units(number, record, source, found)))
+            pieces = source.whole([piece for unit in units for piece in unit.pieces])
+        else:
+            new = [one._replace(common=source.common) for sample in found.appended for one in sample.members]
+            pieces = source.pieces(_cuts(source, found), new)
+        return Step(Output(b"", pieces), REWRITE, number, samples)
+
+    # --- samples in a row
+
+    def _resplit(self) -> Iterator[Step]:
+        units = itertools.chain.from_iterable(self._units_of(number) for number in self._numbers())
+        yield from self._rolled(itertools.chain(units, self._further_units()))
+
+    def _units_of(self, number: int) -> Iterator[Unit]:
+        record, source = self._layout(number)
+        if any(problem.kind == "behind end mark" for problem in record.problems):
+            log.warning("%s: what lies behind its end mark is not in the new shards", self.lower.path_text(number))
+        yield from self._units(number, record, source, self.changes.shards.get(number, ShardChanges()))
+
+    def _delta(self) -> Iterator[Step]:
+        units = (self._delta_units(number) for number in sorted(self.changes.shards))
+        yield from self._rolled(itertools.chain(itertools.chain.from_iterable(units), self._further_units()))
+
+    def _further(self) -> Iterator[Step]:
+        """The samples of new shard directories: at least a shard for each."""
+        for top in sorted(self.changes.further):
+            yield from self._rolled(map(_unit_of, self.changes.further[top]))
+
+    def _further_units(self) -> Iterator[Unit]:
+        for top in sorted(self.changes.further):
+            yield from map(_unit_of, self.changes.further[top])
+
+    def _rolled(self, units: Iterator[Unit]) -> Iterator[Step]:
+        """Shards of these units. As in ShardWriter, whether one is full is asked before a sample is written.
+
+        Two samples of one key would be one side by side: the second starts another shard.
+        """
+        maxcount, maxsize = self.options.maxcount or MAXCOUNT, self.options.maxsize or MAXSIZE
+        found: list[Unit] = []
+        count = size = 0
+        last = b""
+        for unit in units:
+            full = count >= maxcount or size >= maxsize or (count and unit.key == last)
+            if unit.samples and full:
+                step, trailing = self._shard_of(found)
+                yield step
+                # A global header stays in front of the members that it is in front of.
+                found, count, size = [Unit(b"", 0, 0, trailing)], 0, 0
+            last = unit.key if unit.samples else last
+            found.append(unit)
+            count, size = count + unit.samples, size + unit.size
+        if found:
+            yield self._shard_of(found)[0]
+
+    def _shard_of(self, units: list[Unit]) -> tuple[Step, list[Piece]]:
+        """A new shard, and the global headers that stand after its last member."""
+        units = self._sorted(units) if self.options.sort else units
+        pieces, trailing = split_trailing([piece for unit in units for piece in unit.pieces])
+        output = Output(b"", joined([*pieces, Zeros(len(header_encoder.END))]))
+        return Step(output, NEW, None, sum(unit.samples for unit in units)), trailing
+
+    def _sorted(self, units: list[Unit]) -> list[Unit]:
+        """The samples by key, bytewise; what is in front of the first sample stays there."""
+        found = sorted((unit for unit in units if unit.samples), key=lambda unit: unit.key)
+        for one, other in itertools.pairwise(found):
+            if one.key == other.key:
+                text = f"the key {os.fsdecode(one.key)!r} comes twice: sorted, the two samples would be one"
+                raise CommitError(text)
+        return [unit for unit in units if not unit.samples] + found
+
+    def _units(self, number: int, record: Record, source: Layout, found: ShardChanges) -> Iterator[Unit]:
+        """The samples of a shard in order, with the changes."""
+        self._refuse_scattering(number, record, source)
+        cuts = _cuts(source, found)
+        in_sample = (record.array("entry.flags")[source.entries] & STRAY) == 0
+        # A sample begins with its first member. Members of it that lie further on are among the cuts.
+        firsts = np.unique(source.entries[in_sample], return_index=True)[1]
+        places = np.sort(np.flatnonzero(in_sample)[firsts])
+        borders = [*source.heads[places].tolist(), source.tail]
+        sizes = _sizes_of_units(source, in_sample, places)
+        at = bisect.bisect_left(cuts, borders[0], key=lambda cut: cut.start)
+        yield Unit(b"", 0, 0, list(source.between(0, borders[0], cuts[:at])))
+        for nth, place in enumerate(places.tolist()):
+            start, end = borders[nth], borders[nth + 1]
+            first = at
+            # New members behind a sample's last one stand at its end, which may be the next one's start.
+            while at < len(cuts) and (cuts[at].start < end or cuts[at].end == cuts[at].start == end):
+                at += 1
+            pieces = list(source.between(start, end, cuts[first:at]))
+            key, left, change = _outcome(record, int(source.entries[place]), found)
+            yield Unit(key, int(left), sizes[nth] + change if left else 0, pieces)
+        yield from map(_unit_of, found.appended)
+
+    def _refuse_scattering(self, number: int, record: Record, source: Layout) -> None:
+        """What says something of other members cannot be moved away from them."""
+        what = "hard links" if record.has_links else "a global PAX header" if source.common else ""
+        if what:
+            cannot = "its samples can neither be sorted nor split up anew"
+            if source.moves:
+                cannot = "members that lie apart cannot be moved; use it without --group-by-key"
+            raise CommitError(f"{self.lower.path_text(number)} has {what}: {cannot}")
+
+    def _delta_units(self, number: int) -> Iterator[Unit]:
+        """The changed and new samples of a shard, whole."""
+        found = self.changes.shards[number]
+        record, source = self._layout(number)
+        if found.entries:
+            self._refuse_scattering(number, record, source)
+        for entry in sorted(found.entries, key=lambda entry: source.member(record.entry_member[entry])):
+            pieces: list[Piece] = []
+            for member in record.entry_members(entry):
+                new = found.members.get(member)
+                pieces += [Run(number, *source.member(member))] if new is None else new
+                pieces += found.behind.get(member, ())
+            key, _, change = _outcome(record, entry, found)
+            size = sum(record.member(member).size for member in record.entry_members(entry))
+            yield Unit(key, 1, size + change, pieces)
+        yield from map(_unit_of, found.appended)
+
+    # --- in place
+
+    def _plan_in_place(self) -> None:
+        for number in range(len(self.lower)):
+            if number not in self.changes.shards and not self._mends(number):
+                continue
+            self._refuse_compressed_in_place(number, "replaced")
+            step = self._rewritten(number)
+            step.output.target = os.path.realpath(self.lower.shards[number].path)
+            self.plan.steps.append(step)
+        further = list(self._further())
+        if further:
+            names = self._further_names()
+            for step in further:
+                step.output.target = next(names)
+                self.plan.steps.append(step)
+
+    def _refuse_compressed_in_place(self, number: int, what: str) -> None:
+        if self.lower.is_compressed(number):
+            text = f"is compressed: under such a name it cannot be {what} by a plain tar; commit with --output"
+            raise CommitError(f"{self.lower.path_text(number)} {text}")
+
+    def _further_names(self) -> Iterator[bytes]:
+        """Names for new shards beside the old ones: the pattern's, or the set's own numbers continued."""
+        if self.options.output is not None:
+            name = namer(self.options.output)
+            candidates: Iterator[bytes] = map(name, itertools.count())
+        else:
+            self._refuse_compressed_in_place(len(self.lower) - 1, "followed")
+            candidates = continued(self.lower.shards[-1].path)
+        return (name for name in candidates if not os.path.lexists(name))
+
+
+def _listing(lines: Sequence[bytes]) -> str:
+    """The first lines of a long list, for a message."""
+    more = f"\n  and {len(lines) - 10} more; see: wdsfs diff" if len(lines) > 10 else ""
+    return "".join(f"\n  {os.fsdecode(line)}" for line in lines[:10]) + more
+
+
+def _unit_of(sample: NewSample) -> Unit:
+    return Unit(sample.key, 1, sum(new.size for new in sample.members), list(sample.members))
+
+
+def _sizes_of_units(source: Layout, in_sample: NDArray[np.bool_], places: NDArray[np.int64]) -> list[int]:
+    """The bytes of content of each unit: of its sample, and of the strays behind that."""
+    unit_of = np.searchsorted(places, np.arange(len(source.sizes)), side="right") - 1
+    numbers = np.full(int(source.entries.max(initial=-1)) + 1, -1)
+    numbers[source.entries[places]] = np.arange(len(places))
+    unit_of[in_sample] = numbers[source.entries[in_sample]]
+    found = np.zeros(len(places) + 1, np.int64)  # the last is in front of the first sample
+    np.add.at(found, unit_of, source.sizes)
+    sizes: list[int] = found.tolist()
+    return sizes
+
+
+def _removed(record: Record, found: ShardChanges) -> int:
+    """How many samples of a shard go."""
+    entries = {record.entry_of(member) for member in found.members}
+    samples = {entry for entry in entries if not record.entry_flags[entry] & STRAY}
+    return len(samples - found.entries)
+
+
+def _cuts(source: Layout, found: ShardChanges) -> list[Cut]:
+    def with_common(news: dict[int, tuple[New, ...]]) -> dict[int, tuple[New, ...]]:
+        return {m: tuple(new._replace(common=source.common) for new in some) for m, some in news.items()}
+
+    return source.cut(with_common(found.members), with_common(found.behind))
+
+
+def _outcome(record: Record, entry: int, found: ShardChanges) -> tuple[bytes, bool, int]:
+    """The key of a sample with the changes, whether something of it is left, and by how many bytes it grows."""
+    change, left, key = 0, False, record.entry_path(entry)
+    for member in record.entry_members(entry):
+        new = found.members.get(member)
+        if new is None:
+            left = True
+        else:
+            change -= record.member(member).size
+        for one in (*(new or ()), *found.behind.get(member, ())):
+            left, change = True, change + one.size
+            parts = split(one.name)
+            if parts is not None and new:
+                key = parts.folder + parts.stem
+    return key, left, change
+
+
+# --- names of new shards -----------------------------------------------------------------------------------
+
+
+def namer(pattern: str | None) -> Callable[[int], bytes]:
+    """The absolute path of the new shard with a number, from 0 on. Raises UsageError."""
+    if pattern is None:
+        raise UsageError("--output is missing: it names the new shards, for example 'out/train-%06d.tar'")
+    if braces.are_in(pattern):
+        return _listed(pattern, list(braces.expand(pattern)))
+    try:
+        pattern % 0  # does it take a number?
+    except (TypeError, ValueError):
+        if "%" in pattern:
+            raise UsageError(f"--output {pattern}: a number is written like %06d") from None
+        return _listed(pattern, [pattern])
+    return lambda number: _absolute(pattern % number)
+
+
+def _listed(pattern: str, names: list[str]) -> Callable[[int], bytes]:
+    def name(number: int) -> bytes:
+        if number >= len(names):
+            many = "1 shard" if len(names) == 1 else f"{len(names)} shards"
+            raise UsageError(f"--output {pattern} names {many}, and there are more to be written")
+        return _absolute(names[number])
+
+    return name
+
+
+def _absolute(name: str) -> bytes:
+    if os.path.basename(name) in ("", ".", ".."):
+        example = shlex.quote(os.path.join(name, "train-%06d.tar"))
+        raise UsageError(f"--output {name} is a directory: name the shards in it, for example {example}")
+    return os.fsencode(os.path.abspath(name))
+
+
+def continued(path: bytes) -> Iterator[bytes]:
+    """The names behind this one, its last number going up. Raises UsageError when it has none."""
+    found = re.fullmatch(rb"(.*?)(\d+)([^\d/]*)", path, re.DOTALL)
+    if found is None or b"/" in found[3]:
+        text = f"{os.fsdecode(path)} has no number to go on from: give --output for the new shards"
+        raise UsageError(text)
+    for number in itertools.count(int(found[2]) + 1):
+        yield found[1] + b"%0*d" % (len(found[2]), number) + found[3]
+
+
+def refuse_below(plan: Plan, directory: str, what: str) -> None:
+    """Raise UsageError for a new shard that would come to lie in this directory, which is `what`."""
+    top = os.path.realpath(os.fsencode(directory))
+    replaced = {os.path.realpath(source.path) for source in plan.sources.values()}
+    for step in plan.steps:
+        target = os.path.realpath(step.output.target)
+        if target not in replaced and os.path.commonpath([top, target]) == top:
+            text = f"{os.fsdecode(target)} would be in {what}: name another directory with --output"
+            raise UsageError(text)
+
+
+# --- writing elsewhere -------------------------------------------------------------------------------------
+
+
+class Files:
+    """Opens files of an upper by their paths below it."""
+
+    def __init__(self, directory: int) -> None:
+        self.directory = directory
+
+    def __call__(self, path: bytes) -> int:
+        """A descriptor of a regular file. Raises OSErrors."""
+        fd = os.open(".", OPEN_DIRECTORY, dir_fd=self.directory)
+        *way, name = path.split(b"/")
+        try:
+            for step in way:  # one by one: a path may be longer than the kernel takes
+                inner = os.open(step, OPEN_DIRECTORY, dir_fd=fd)
+                os.close(fd)
+                fd = inner
+            return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=fd)
+        finally:
+            os.close(fd)
+
+
+class _Stopped(Exception):
+    """Ends a thread that is writing, when another has failed or the user has had enough."""
+
+
+class Runner:
+    """Writes the shards of a plan, `jobs` at a time.
+
+    `on_bytes` hears how many bytes have been written, in any thread.
+    """
+
+    def __init__(
+        self,
+        lower: Lower,
+        plan: Plan,
+        files: Callable[[bytes], int],
+        jobs: int = 1,
+        disk: Disk | None = None,
+        on_bytes: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.lower, self.plan, self.jobs = lower, plan, jobs
+        self.disk = disk or Disk()
+        self.writer = Writer(plan.sources, files, self.disk, self._count)
+        self._on_bytes = on_bytes
+        self._stop = threading.Event()
+
+    def _count(self, count: int) -> None:
+        if self._stop.is_set():
+            raise _Stopped
+        self._on_bytes(count)
+
+    def write(self) -> list[Step]:
+        """Write new shards elsewhere; returns the steps that something was done for.
+
+        What a commit that was killed had finished is kept. Raises CommitError, before anything is written, if a
+        name is taken by something else.
+        """
+        left, taken = [], []
+        for step in self.plan.steps:
+            if not os.path.lexists(step.output.target):
+                left.append(step)
+            elif not self._is_done(step):
+                taken.append(step)
+        if taken:
+            names = ", ".join(os.fsdecode(step.output.target) for step in taken[:3])
+            more = f" and {len(taken) - 3} more" if len(taken) > 3 else ""
+            verbs = ("exists", "is") if len(taken) == 1 else ("exist", "are")
+            text = f"{names}{more} {verbs[0]} already and {verbs[1]} something else: choose another --output"
+            raise CommitError(text)
+        for directory in sorted({os.path.dirname(step.output.target) for step in left}):
+            self._make_directory(directory)
+        self.each(left, self._publish)
+        return left
+
+    def _is_done(self, step: Step) -> bool:
+        if step.action == LINK and step.number is not None:
+            return os.path.samefile(self.plan.sources[step.number].path, step.output.target)
+        return self.writer.is_there(step.output)
+
+    def _make_directory(self, path: bytes) -> None:
+        if not os.path.isdir(path):
+            parent = os.path.dirname(path)
+            self._make_directory(parent)
+            self.disk.make_directory(path)
+            self.disk.sync_directory(parent)
+
+    def _publish(self, step: Step) -> None:
+        if step.action == LINK and step.number is not None:
+            self._link(self.plan.sources[step.number], step.output.target)
+        else:
+            self.writer.publish(step.output)
+
+    def _link(self, source: Source, target: bytes) -> None:
+        if look(source.path) != source.fingerprint:
+            raise CommitError(f"{os.fsdecode(source.path)} has changed since the commit was planned; start again")
+        try:
+            self.disk.link(os.path.realpath(source.path), target)
+        except OSError as error:
+            text = f"{os.fsdecode(target)}: cannot be a hard link of the shard ({error.strerror}); use --copy"
+            raise CommitError(text) from None
+        self.disk.sync_directory(os.path.dirname(target))
+
+    def each(self, steps: Sequence[Step], work: Callable[[Step], None]) -> None:
+        """Do the work for each step in threads: the kernel copies, and lets others run meanwhile."""
+        running: set[Future[None]] = set()
+        with ThreadPoolExecutor(self.jobs, "commit") as threads:
+            try:
+                for step in steps:
+                    self._prepare(step)
+                    running.add(threads.submit(work, step))
+                    if len(running) >= AHEAD * self.jobs:
+                        running = self._settle(running)
+                while running:
+                    running = self._settle(running)
+            except BaseException:
+                self._stop.set()
+                threads.shutdown(cancel_futures=True)
+                raise
+
+    def _settle(self, running: set[Future[None]]) -> set[Future[None]]:
+        done, running = wait(running, return_when=FIRST_COMPLETED)
+        for future in done:
+            future.result()
+        return running
+
+    def _prepare(self, step: Step) -> None:
+        """Measure the shards that go into an output, to verify it with: too large to be kept from the planning."""
+        if step.action in (COPY, LINK):
+            return
+        numbers = {piece.shard for piece in step.output.pieces if isinstance(piece, Run)}
+        step.output.layouts = {number: self._layout(number) for number in numbers}
+
+    def _layout(self, number: int) -> Layout:
+        path = self.lower.shards[number].path
+        try:
+            return layout(number, path, self.lower.record(number))
+        except NotIndexed:
+            text = f"{os.fsdecode(path)} has changed since the commit was planned; start again"
+            raise StaleShard(text) from None

@@ -1,0 +1,509 @@
+"""Commit in place: new shards take the place of the old ones, and the overlay is emptied.
+
+To whoever comes behind it, also behind a kill at any instant, that is one step: a journal makes it so.
+
+The journal, in the directory `state_of(place)`::
+
+    commit.json   the plan, whole, written and synced before the first shard is replaced
+    commit.log    a line for each shard, synced before it gets its name: which file that is (inode, size, mtime);
+                  a last line when all are there
+    committed/    the old upper on its way out
+
+While commit.json is there, the overlay means nothing to anybody but the commit that finishes it: some of its
+changes are in the shards already, and names in the tree depend on them. So it is not planned anew, either: a
+second look would see other names.
+
+Writes shards by way of `plan.Runner`, and DIR; no FUSE. The caller holds the overlay (`upper_format.held`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import stat
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from wdsfs import trust
+from wdsfs.commit.diff import Remark
+from wdsfs.commit.plan import NEW, REWRITE, Plan, Runner, Step
+from wdsfs.commit.shard_writer import New, Output, Piece, Run, Source, Zeros, named
+from wdsfs.dataset.shard_set import Lower, NotIndexed
+from wdsfs.errors import CommitError, ShardError, several
+from wdsfs.overlay.upper_format import (
+    Place,
+    Settings,
+    ShardSeen,
+    clean,
+    read_settings,
+    state_of,
+    unfinished,
+    write_settings,
+)
+from wdsfs.storage.identity import look
+
+VERSION = 2  # of the journal; 1 has no checksums
+
+log = logging.getLogger(__name__)
+
+
+DONE, LEFT, CHANGED = "done", "left", "changed"  # states of a shard of an unfinished commit
+
+
+def is_half_done(overlay: str | None) -> bool:
+    """`unfinished` for the overlay of a mount, if it has one."""
+    return overlay is not None and unfinished(Place(Path(overlay)))
+
+
+class Replacement:
+    """An in-place commit of the overlay at `place`, which the caller holds.
+
+    `emptied` is called with the further shards when the overlay is new and the old one still there: whoever shows
+    it has to change over before the commit is over, since nobody would tell them later. With `check_space`,
+    nothing is written that the file systems have no room for.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        runner: Runner,
+        emptied: Callable[[Sequence[bytes]], None] = lambda _: None,
+        check_space: bool = True,
+    ) -> None:
+        self.place, self.runner, self.disk = place, runner, runner.disk
+        self.emptied, self.check_space = emptied, check_space
+        self.directory = state_of(place)
+        self.journal, self.log = self.directory / "commit.json", self.directory / "commit.log"
+        # Ties the log to the journal: a power cut may bring the log of an earlier commit back.
+        self.sum = _sum(self.journal.read_bytes()) if self.journal.exists() else ""
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Write the plan down. From here on the commit has to be finished."""
+        if self.place.is_bare:
+            self.runner.plan.upper = dict(_stamps(os.fsencode(self.place.path), b""))
+        else:
+            self.place.upper.mkdir(exist_ok=True)  # of an overlay that is an empty directory
+        self._add_checksums()
+        data = plan_to_json(self.runner.plan)
+        self.sum = _sum(data)
+        with named(os.fsencode(self.journal)):
+            self._write_journal(data)
+
+    def _write_journal(self, data: bytes) -> None:
+        self.directory.mkdir(exist_ok=True)
+        shutil.rmtree(
+            self.directory / "committed", ignore_errors=True
+        )  # of an earlier one, killed at its very end
+        self._create_log()
+        temporary = os.fsencode(self.directory / "commit.json.tmp")
+        fd = self.disk.open_temporary(temporary)
+        try:
+            self.disk.write(fd, data)
+            self.disk.sync(fd)
+        finally:
+            os.close(fd)
+        self.disk.rename(temporary, os.fsencode(self.journal))
+        self.disk.sync_directory(os.fsencode(self.directory))
+        self.disk.sync_directory(os.fsencode(self.directory.parent))
+
+    def _add_checksums(self) -> None:
+        """Note what the shards are that give way, so that they are known again with another time or mode."""
+        sources, lower = self.runner.plan.sources, self.runner.lower
+        for number, source in sources.items():
+            with contextlib.suppress(NotIndexed):  # it has changed this moment: that stops the commit anyway
+                sources[number] = source._replace(checksum=lower.record(number).checksum())
+
+    def _create_log(self) -> None:
+        """An empty log, on disk: a line that is synced later must not be lost with the name of its file."""
+        fd = trust.open_file(self.log, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            os.ftruncate(fd, 0)
+            self.disk.sync(fd)
+        finally:
+            os.close(fd)
+        self.disk.sync_directory(os.fsencode(self.directory))
+
+    def finish(self) -> list[Step]:
+        """Replace what is not replaced yet, then empty the overlay; returns the steps that were done now.
+
+        Raises CommitError when somebody else has changed a shard meanwhile, and when there is no room.
+        """
+        states = [(step, self._state(step)) for step in self.runner.plan.steps]
+        changed = [os.fsdecode(step.output.target) for step, state in states if state == CHANGED]
+        if changed and not self._lines():
+            self.disk.remove(os.fsencode(self.journal))
+            raise CommitError(
+                f"{several(changed)}: changed by somebody else, or gone, since the commit was begun. Nothing had "
+                "been replaced, so the commit is undone: repeat the command"
+            )
+        if changed:
+            raise CommitError(
+                f"{several(changed)}: changed by somebody else, or gone, since the commit was begun, so it cannot "
+                "be finished. --abandon in the place of --in-place ends it: shards that are replaced stay so, the "
+                "changes of the others stay in the overlay, for another commit"
+            )
+        left = [step for step, state in states if state == LEFT]
+        self.runner.lower.release()  # a shard that is open keeps its space when it is replaced
+        try:
+            if self.check_space:
+                refuse_without_space(left, self.runner.jobs)
+            self.runner.each(left, self._replace)
+        except BaseException:
+            if not self._lines():  # nothing has been replaced: as if it had not been begun
+                self.disk.remove(os.fsencode(self.journal))
+            raise
+        self._log({"published": True})
+        self._empty()
+        return left
+
+    # --- the shards
+
+    def _replace(self, step: Step) -> None:
+        target = step.output.target
+        replaces = os.stat(target) if step.action == REWRITE else None
+
+        def tell(found: os.stat_result) -> None:
+            if step.number is not None and look(target) != self.runner.plan.sources[step.number].fingerprint:
+                raise CommitError(f"{os.fsdecode(target)} was changed by somebody else meanwhile")
+            self._log({"target": os.fsdecode(target), "file": [found.st_ino, found.st_size, found.st_mtime_ns]})
+
+        self.runner.writer.publish(step.output, replaces, tell)
+
+    def _state(self, step: Step) -> str:
+        """Whether a shard is there that was to be written, or what it was before, or something else."""
+        target = step.output.target
+        try:
+            found = os.stat(target)
+        except FileNotFoundError:
+            return LEFT if step.action == NEW else CHANGED
+        # Not its time: somebody may have touched it. While it was written the old shard had another inode number.
+        file = [found.st_ino, found.st_size]
+        if any(line.get("target") == os.fsdecode(target) and line["file"][:2] == file for line in self._lines()):
+            return DONE
+        return LEFT if step.number is not None and self._is_source(step.number, target) else CHANGED
+
+    def _is_source(self, number: int, target: bytes) -> bool:
+        """Whether a shard is what it was when the commit was begun, so that the plan can be carried out.
+
+        The plan is of the places and names of members. Where these are what they were, it holds: what else has
+        been written there meanwhile goes into the new shard, as if the commit were planned now.
+        """
+        source, lower = self.runner.plan.sources[number], self.runner.lower
+        try:
+            if look(target) == source.fingerprint:
+                return True
+            record = lower.with_index(lambda: lower.record(number))
+        except ShardError:
+            return False
+        if record.checksum() != source.checksum:
+            return False
+        log.warning("%s: has another time, mode or place than before, and the same members", os.fsdecode(target))
+        size, mtime_ns, identity = record.fingerprint
+        self.runner.plan.sources[number] = source._replace(fingerprint=(size, mtime_ns, identity))
+        return True
+
+    # --- the log
+
+    def _log(self, line: dict[str, Any]) -> None:
+        with self._lock, named(os.fsencode(self.log)):
+            fd = trust.open_file(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                self.disk.write(fd, json.dumps({**line, "commit": self.sum}).encode() + b"\n")
+                self.disk.sync(fd)
+            finally:
+                os.close(fd)
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """The lines of this commit; one that a kill cut short says nothing, for nothing was done behind it."""
+        lines = []
+        with contextlib.suppress(FileNotFoundError):
+            for text in self.log.read_bytes().split(b"\n"):
+                with contextlib.suppress(ValueError):
+                    line = json.loads(text)
+                    if line["commit"] == self.sum:
+                        lines.append(line)
+        return lines
+
+    # --- giving up
+
+    def abandon(self, merged: bool) -> tuple[list[Step], Path | None]:
+        """End the commit where it is: returns the steps that are done, and where the overlay was put, if it was.
+
+        What is in the shards goes from the overlay, the changes of the other shards stay. In a merged tree it
+        cannot be told whose they are: names depend on all shards. There the whole upper is put aside, unless
+        nothing was done. Can be repeated from any point.
+        """
+        done = [step for step in self.runner.plan.steps if self._state(step) == DONE]
+        upper = self.place.path if self.directory != self.place.work else self.place.path / "upper"
+        aside = None
+        if merged and self._lines():
+            aside = upper.with_name(f"{upper.name}.abandoned-{self.sum[:8]}")
+            self._put_aside(upper, aside)
+        else:
+            for step in done:
+                self._take_out(upper, step)
+        self.disk.sync_directory(os.fsencode(upper))
+        settings = read_settings(self.place)
+        if settings is not None:
+            write_settings(self.place, renewed(settings, {self._path(step) for step in done}))
+        self.emptied(_further(done))
+        self.disk.remove(os.fsencode(self.journal))
+        self.disk.sync_directory(os.fsencode(self.directory))
+        clean(self.place)
+        return done, aside
+
+    def _path(self, step: Step) -> bytes:
+        return self.runner.plan.sources[step.number].path if step.number is not None else b""
+
+    def _put_aside(self, upper: Path, aside: Path) -> None:
+        aside.mkdir(exist_ok=True)
+        for name in sorted(os.listdir(upper)):
+            self.disk.rename(os.fsencode(upper / name), os.fsencode(aside / name))
+        self.disk.sync_directory(os.fsencode(aside))
+
+    def _take_out(self, upper: Path, step: Step) -> None:
+        """Remove from an upper what a step has brought into the shards: all below the directory of its shard, or
+        the files that are in a further one."""
+        if step.number is not None:
+            self._remove_below(os.fsencode(upper), self.runner.lower.shards[step.number].name)
+            return
+        for piece in step.output.pieces:
+            if isinstance(piece, New):
+                path = os.path.join(os.fsencode(upper), piece.path)
+                with contextlib.suppress(FileNotFoundError):
+                    self.disk.remove(path)
+                with contextlib.suppress(OSError):  # not empty, or the upper itself
+                    while (path := os.path.dirname(path)) != os.fsencode(upper):
+                        os.rmdir(path)
+
+    def _remove_below(self, upper: bytes, name: bytes) -> None:
+        path = os.path.join(upper, name)
+        if self.directory == self.place.work:
+            self._remove_tree(Path(os.fsdecode(path)))
+        else:
+            self._remove_planned(upper, b"", only=name)
+
+    # --- the overlay
+
+    def _empty(self) -> None:
+        """Take away what is in the shards now. Can be repeated from any point."""
+        if self.directory == self.place.work:
+            self._exchange_upper()
+        else:
+            self._remove_planned(os.fsencode(self.place.path), b"")
+            self.disk.sync_directory(os.fsencode(self.place.path))
+        self.place.outputs.unlink(missing_ok=True)  # what they were written from is no longer in the overlay
+        self.emptied(_further(self.runner.plan.steps))
+        self.disk.remove(os.fsencode(self.journal))  # this ends the commit; the rest is only in the way
+        self.disk.sync_directory(os.fsencode(self.directory))
+        self.disk.remove(os.fsencode(self.log))
+        if self.directory == self.place.work:
+            self._remove_tree(self.directory / "committed")
+        else:
+            self._remove_tree(self.directory)
+
+    def _exchange_upper(self) -> None:
+        old, upper = self.directory / "committed", self.place.path / "upper"
+        if not old.exists():
+            self.disk.rename(os.fsencode(upper), os.fsencode(old))
+        if not upper.exists():
+            like = old.stat()
+            self.disk.make_directory(os.fsencode(upper))
+            upper.chmod(stat.S_IMODE(like.st_mode))
+            with contextlib.suppress(PermissionError):
+                os.chown(upper, like.st_uid, like.st_gid)
+        # Both, before the journal goes: with the old upper back and no journal all would be done a second time.
+        self.disk.sync_directory(os.fsencode(self.place.path))
+        self.disk.sync_directory(os.fsencode(self.directory))
+        settings = read_settings(self.place)
+        if settings is not None:
+            write_settings(self.place, renewed(settings))
+
+    def _remove_planned(self, directory: bytes, path: bytes, only: bytes | None = None) -> None:
+        """Remove from an upper of the kernel's what was there when the commit began; what came since stays.
+
+        With `only`, just what has this name in the directory, and what is in it.
+        """
+        with os.scandir(directory) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if only is not None and entry.name != only:
+                    continue
+                inner = path + b"/" + entry.name if path else entry.name
+                found = entry.stat(follow_symlinks=False)
+                if entry.is_dir(follow_symlinks=False):
+                    self._remove_planned(entry.path, inner)
+                    try:
+                        os.rmdir(entry.path)
+                    except OSError:  # not empty: something came since; what went must not come back
+                        self.disk.sync_directory(entry.path)
+                elif self.runner.plan.upper.get(inner) in _stamps_of(found):
+                    self.disk.remove(entry.path)
+
+    def _remove_tree(self, path: Path) -> None:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _further(steps: Sequence[Step]) -> list[bytes]:
+    return [step.output.target for step in steps if step.action == NEW]
+
+
+def _sum(journal: bytes) -> str:
+    return hashlib.blake2b(journal, digest_size=16).hexdigest()
+
+
+def _stamps(directory: bytes, path: bytes) -> Iterator[tuple[bytes, tuple[int, int]]]:
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            inner = path + b"/" + entry.name if path else entry.name
+            if entry.is_dir(follow_symlinks=False):
+                yield from _stamps(entry.path, inner)
+            else:
+                found = entry.stat(follow_symlinks=False)
+                yield inner, _stamps_of(found)[found.st_nlink > 1]
+
+
+def _stamps_of(found: os.stat_result) -> tuple[tuple[int, int], tuple[int, int]]:
+    """What tells a file from a later one. That of ctime is surer; but for whoever has several names, such as the
+    kernel's whiteouts, which are all one file, it is another when one of them goes."""
+    return (found.st_ino, found.st_ctime_ns), (found.st_ino, found.st_mtime_ns)
+
+
+def renewed(settings: Settings, paths: Collection[bytes] | None = None) -> Settings:
+    """The settings with the shards as they are now, or just those with these paths."""
+    shards = tuple(
+        ShardSeen(one.name, one.path, look(one.path)) if paths is None or one.path in paths else one
+        for one in settings.shards
+    )
+    return replace(settings, shards=shards)
+
+
+# --- space -------------------------------------------------------------------------------------------------
+
+
+def refuse_without_space(steps: Sequence[Step], jobs: int) -> None:
+    """Raise CommitError when a file system has not the bytes that these steps need at one time, `jobs` of them
+    together: new shards are whole before the old ones go.
+
+    Not counted is what reflinks and compression save; what other links keep of an old shard is.
+    """
+    grows: Counter[int] = Counter()
+    copies: dict[int, list[int]] = {}
+    directories: dict[int, bytes] = {}
+    for step in steps:
+        directory = _existing(os.path.dirname(step.output.target))
+        device = os.stat(directory).st_dev
+        directories.setdefault(device, directory)
+        old, new = _freed_by(step), step.output.length
+        grows[device] += max(new - old, 0)
+        copies.setdefault(device, []).append(min(new, old))
+    for device, directory in directories.items():
+        needed = grows[device] + sum(sorted(copies[device], reverse=True)[:jobs])
+        found = os.statvfs(directory)
+        free = (found.f_bavail if os.geteuid() else found.f_bfree) * found.f_frsize
+        if found.f_blocks and needed > free:
+            fewer = f", write fewer shards at a time (--jobs, now {jobs})" if jobs > 1 and len(steps) > 1 else ""
+            raise CommitError(
+                f"{os.fsdecode(directory)}: the commit needs {needed:,} bytes on this file system, since new "
+                f"shards are written beside the old ones, and {free:,} are free: make room{fewer}, or use "
+                "--no-space-check"
+            )
+
+
+def _freed_by(step: Step) -> int:
+    """The bytes that are free when a step has given its target away."""
+    try:
+        found = os.stat(step.output.target)
+    except FileNotFoundError:
+        return 0
+    return found.st_size if found.st_nlink == 1 else 0
+
+
+def _existing(directory: bytes) -> bytes:
+    while not os.path.isdir(directory):
+        directory = os.path.dirname(directory)
+    return directory
+
+
+# --- the plan as JSON --------------------------------------------------------------------------------------
+
+
+def read_plan(place: Place, lower: Lower) -> Plan:
+    """The plan of an unfinished commit of this set. Raises CommitError."""
+    path = state_of(place) / "commit.json"
+    try:
+        plan = plan_from_json(path.read_bytes())
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CommitError(f"{path} cannot be used: {error}") from None
+    for number, source in plan.sources.items():
+        if number >= len(lower) or lower.shards[number].path != source.path:
+            text = f"shard {number + 1} of the set was {os.fsdecode(source.path)} when the commit was begun"
+            raise CommitError(f"{text}: name the same SHARDS in the same order")
+    return plan
+
+
+def plan_to_json(plan: Plan) -> bytes:
+    steps = [
+        {
+            "target": os.fsdecode(step.output.target),
+            "action": step.action,
+            "number": step.number,
+            "samples": step.samples,
+            "pieces": [_piece_to_json(piece) for piece in step.output.pieces],
+        }
+        for step in plan.steps
+    ]
+    sources = {
+        number: [os.fsdecode(one.path), list(one.fingerprint), one.checksum]
+        for number, one in plan.sources.items()
+    }
+    upper = {os.fsdecode(path): list(stamp) for path, stamp in plan.upper.items()}
+    left_out = [[os.fsdecode(one.path), one.reason] for one in plan.left_out]
+    about = {"version": VERSION, "sources": sources, "steps": steps, "upper": upper, "left_out": left_out}
+    return json.dumps(about, indent=1).encode() + b"\n"
+
+
+def plan_from_json(data: bytes) -> Plan:
+    """Raises ValueError, KeyError, TypeError for what `plan_to_json` does not write."""
+    about = json.loads(data)
+    if about["version"] not in (1, VERSION):
+        raise ValueError(f"version {about['version']}, not {VERSION}")
+    plan = Plan()
+    for number, (path, (size, mtime_ns, identity), *checksum) in about["sources"].items():
+        plan.sources[int(number)] = Source(os.fsencode(path), (size, mtime_ns, identity), *checksum)
+    plan.upper = {os.fsencode(path): (inode, ctime) for path, (inode, ctime) in about["upper"].items()}
+    plan.left_out = [Remark(os.fsencode(path), reason) for path, reason in about.get("left_out", ())]
+    for one in about["steps"]:
+        output = Output(os.fsencode(one["target"]), [_piece_from_json(piece) for piece in one["pieces"]])
+        plan.steps.append(Step(output, one["action"], one["number"], one["samples"]))
+    return plan
+
+
+def _piece_to_json(piece: Piece) -> list[Any]:
+    if isinstance(piece, Run):
+        return ["run", *piece]
+    if isinstance(piece, Zeros):
+        return ["zeros", *piece]
+    common = [key.decode() for key in piece.common]
+    return ["new", os.fsdecode(piece.name), os.fsdecode(piece.path), piece.size, piece.mtime_ns, common]
+
+
+def _piece_from_json(piece: list[Any]) -> Piece:
+    kind, *rest = piece
+    if kind == "run":
+        return Run(*rest)
+    if kind == "zeros":
+        return Zeros(*rest)
+    name, path, size, mtime_ns, common = rest
+    return New(os.fsencode(name), os.fsencode(path), size, mtime_ns, tuple(key.encode() for key in common))

@@ -1,0 +1,161 @@
+"""How a mount reaches its shards: by their paths, and with others about, no further than when it was made.
+
+A mount of root's, or one with `allow_other`, reads with the rights of whoever mounted for people who have fewer.
+Those who can write the directory of a shard could put a link there to a file that only the mounter may read, or
+another name of such a file. So what was seen of each file at the mount is remembered: owner, place, inode. As long
+as a file is the same nothing is asked; what has come since has to be at the same place, of the same owner or the
+mounter, and nothing that its owner keeps private. A place that nobody else can write (`trust`) is free of this.
+
+What is opened is looked at through its descriptor: between a look and an open a path can change.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from wdsfs import trust
+from wdsfs.errors import MissingShard, RefusedShard, UnreadableShard
+from wdsfs.index import store
+from wdsfs.storage import identity
+from wdsfs.storage.identity import fingerprint_of
+
+log = logging.getLogger(__name__)
+
+Fingerprint = tuple[int, int, int]
+_LOOK = os.O_PATH | os.O_CLOEXEC
+_NOBODY = -1  # the owner of a file that was not there
+
+
+class Access:
+    """Files by their paths, as they are."""
+
+    def look(self, path: bytes) -> Fingerprint:
+        """The fingerprint of the file at `path` now. Raises MissingShard, UnreadableShard, RefusedShard."""
+        return identity.look(path)
+
+    def open(self, path: bytes) -> int:
+        """A descriptor of the file at `path`. Raises MissingShard, UnreadableShard, RefusedShard."""
+        return store.open_shard(path)
+
+    def renewed(self, paths: Iterable[bytes]) -> Access:
+        """The same for these files as they are now."""
+        return self
+
+
+class _Seen(NamedTuple):
+    owner: int
+    place: bytes  # the path without links
+    device: int
+    inode: int
+
+
+class GuardedAccess(Access):
+    """Files by their paths, as long as nobody has put anything in their place that is not theirs to show.
+
+    Made when the mount is; unknown paths are as in `Access`.
+    """
+
+    def __init__(self, paths: Iterable[bytes]) -> None:
+        self._seen: dict[bytes, _Seen] = {}
+        self._known: dict[bytes, Fingerprint] = {}  # what was found to be right
+        self._told: dict[bytes, str] = {}
+        places: dict[bytes, bytes] = {}
+        for path in paths:
+            directory, _, name = path.rpartition(b"/")
+            if directory not in places:
+                places[directory] = os.path.realpath(directory or b"/").rstrip(b"/")
+            place = places[directory] + b"/" + name
+            try:
+                found = os.lstat(path)
+                if stat.S_ISLNK(found.st_mode):
+                    place, found = os.path.realpath(path), os.stat(path)
+            except OSError:  # it may come later
+                self._seen[path] = _Seen(_NOBODY, place, 0, 0)
+                continue
+            self._seen[path] = _Seen(found.st_uid, place, found.st_dev, found.st_ino)
+            self._known[path] = fingerprint_of(found)
+
+    def look(self, path: bytes) -> Fingerprint:
+        found = identity.look(path)
+        if self._known.get(path) == found or path not in self._seen:
+            return found
+        try:
+            fd = os.open(path, _LOOK)
+        except FileNotFoundError:
+            raise MissingShard(f"{os.fsdecode(path)}: the shard is gone") from None
+        except OSError as error:
+            raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
+        try:
+            return self._require(path, fd)
+        finally:
+            os.close(fd)
+
+    def open(self, path: bytes) -> int:
+        fd = store.open_shard(path)
+        try:
+            self._require(path, fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def renewed(self, paths: Iterable[bytes]) -> Access:
+        return GuardedAccess(paths)
+
+    def _require(self, path: bytes, fd: int) -> Fingerprint:
+        """The fingerprint of what was opened. Raises RefusedShard for what may not be shown."""
+        found = os.fstat(fd)
+        fingerprint, seen = fingerprint_of(found), self._seen.get(path)
+        if seen is None or self._known.get(path) == fingerprint:
+            return fingerprint
+        why = _objection(found, os.readlink(b"/proc/self/fd/%d" % fd), seen)
+        if why is not None and not _is_safe(path):
+            text = (
+                f"{os.fsdecode(path)} is refused: {why}, and others can write there; if this is right, mount "
+                "again, with --trust for those who do it"
+            )
+            if self._told.get(path) != text:
+                log.error("%s", text)
+            self._told[path] = text
+            raise RefusedShard(text)
+        self._known[path] = fingerprint
+        self._told.pop(path, None)
+        return fingerprint
+
+
+def _objection(found: os.stat_result, place: bytes, seen: _Seen) -> str | None:
+    """Why a file that is not the one that was mounted may not be shown in its place."""
+    if place.removesuffix(b" (deleted)") != seen.place:
+        return f"since the mount a link leads from there to {os.fsdecode(place)}"
+    mounter, named = os.geteuid(), trust.trusted().users
+    owner = trust.user_name(found.st_uid)
+    if found.st_uid not in (mounter, seen.owner) and found.st_uid not in named:
+        return f"since the mount it belongs to another user ({owner})"
+    # Another name of a file, or the file itself moved there: of one that everybody may read that does no harm.
+    another = (found.st_dev, found.st_ino) != (seen.device, seen.inode)
+    private = not found.st_mode & stat.S_IROTH
+    if another and private and (found.st_uid == mounter or found.st_nlink > 1):
+        return f"since the mount it is another file of {owner}'s, which not everybody may read"
+    return None
+
+
+def _is_safe(path: bytes) -> bool:
+    """Whether only those who are trusted can have changed what lies at a path, and where its links lead."""
+    try:
+        for _ in range(trust.LINKS_MAX):
+            trust.directory(os.fsdecode(os.path.dirname(path)))
+            if not os.path.islink(path):
+                return True
+            path = os.path.join(os.path.dirname(path), os.readlink(path))
+    except OSError:
+        pass
+    return False
+
+
+def access_of(paths: Iterable[bytes], shared: bool) -> Access:
+    """How a mount of these files reaches them. `shared`: others than its user may see it, or its user is root."""
+    return GuardedAccess(paths) if shared and not trust.trusted().everyone else Access()

@@ -1,0 +1,609 @@
+"""The record of a shard: everything that serving it needs, packed into one value that is used in place.
+
+`record_builder.py` makes a record from the bytes of a shard and nothing else, so it can run in any process on any
+machine. `Record` answers questions about it from the packed columns, without decoding them into Python objects: a
+record of a million samples costs no more memory to open than one of ten.
+
+Folders (the directories of member names) and entries (a run of adjacent members with the same key, or a
+single member that is in no sample, a *stray*) are numbered so that the children of a folder are neighbours,
+and within a folder they stand in the order of the tar; so do the members of an entry. A column of sorted
+CRC-32 sums of the whole path finds a name by bisection. docs/format.md shows the bytes.
+
+What a child is called differs from its plain name only where a name is odd or taken: an *alias*, of which there
+is a table for each of the three domains (kinds of listing) in which names can meet:
+
+| domain      | lists                           | so a directory holds                                        |
+|-------------|---------------------------------|-------------------------------------------------------------|
+| BY_EXTENSION | `<folders>/<stem>/<extension>` | folders and samples; a sample its extensions                |
+| BY_NAME      | `<folders>/<stem>/<stem.extension>` | the same; a sample its full file names                  |
+| FILES        | `<folders>/<stem.extension>`   | folders and all members                                     |
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import json
+import zlib
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsfs.storage.source import TarBytes, pread
+from wdsfs.tar import scan
+
+FORMAT = 1
+MAGIC = b"wdsfs-r\n"
+BY_EXTENSION, BY_NAME, FILES = range(3)
+
+# Flags of entries and folders.
+STRAY, LINK, TWIN = 1, 2, 4  # in no sample; a hard link (always a stray); shares its path with a folder
+HAS_SAMPLES, IS_TWIN = 1, 2  # a sample lies somewhere below; shares its path with a sample
+
+FEW_MADE = 4  # attributes made of columns: as many as `extent` and `segments` need
+EXTENSIONS_KEPT = 16  # extensions of a shard that are kept as objects while its record is open
+KINDS = {
+    scan.CHARACTER: "character device",
+    scan.BLOCK_DEVICE: "block device",
+    scan.FIFO: "fifo",
+    scan.HARD_LINK: "hard link",
+    scan.SYMLINK: "symbolic link",
+    scan.DIRECTORY: "directory",
+}
+
+
+class Member(NamedTuple):
+    """Where a member lies in its shard (bytes) and what stat says of it (bytes, ns)."""
+
+    head: int
+    data: int
+    size: int
+    mtime_ns: int
+
+
+def ends_checksum(fd: TarBytes, last_head: int) -> int:
+    """A checksum over the first and the last header of a shard. Raises OSError."""
+    first = pread(fd, scan.BLOCK, 0) if last_head else b""
+    return zlib.crc32(pread(fd, scan.BLOCK, last_head), zlib.crc32(first))
+
+
+def ends_match(fd: TarBytes, ends: list[int]) -> bool:
+    """Whether the first and the last header of the shard are still those of the record. Raises OSError."""
+    return ends_checksum(fd, ends[0]) == ends[1]
+
+
+class _Names:
+    """A packed list of byte strings."""
+
+    __slots__ = ("starts", "text")
+
+    def __init__(self, starts: memoryview, text: memoryview) -> None:
+        self.starts, self.text = starts, text
+
+    def __getitem__(self, number: int) -> bytes:
+        return bytes(self.text[self.starts[number] : self.starts[number + 1]])
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def of(self, numbers: range) -> list[bytes]:
+        """Neighbouring ones, much quicker than one by one."""
+        if not numbers:
+            return []
+        starts = self.starts[numbers.start : numbers.stop + 1].tolist()
+        base, text = starts[0], bytes(self.text[starts[0] : starts[-1]])
+        return [text[start - base : end - base] for start, end in pairwise(starts)]
+
+
+class _Aliases:
+    """The alias table of one domain."""
+
+    __slots__ = ("child", "hash", "name", "order", "parent")
+
+    def __init__(self, column: _Columns, prefix: str) -> None:
+        self.child, self.parent = column[prefix + ".child"], column[prefix + ".parent"]
+        self.name = _Names(column[prefix + ".name.start"], column[prefix + ".name"])
+        self.hash, self.order = column[prefix + ".hash"], column[prefix + ".order"]
+
+    def of(self, child: int) -> bytes | None:
+        at = bisect.bisect_left(self.child, child)
+        return self.name[at] if at < len(self.child) and self.child[at] == child else None
+
+    def all(self) -> Iterator[tuple[int, int, bytes]]:
+        """Each child with its parent and its name."""
+        yield from zip(self.child, self.parent, self.name.of(range(len(self.name))), strict=True)
+
+    def find(self, crc: int, parent: int, name: bytes) -> int | None:
+        for at in equal_range(self.hash, crc):
+            number = self.order[at]
+            if self.parent[number] == parent and self.name[number] == name:
+                return self.child[number]
+        return None
+
+
+def equal_range(column: memoryview, value: int) -> range:
+    """Where this value stands in a sorted column."""
+    first = bisect.bisect_left(column, value)
+    last = first
+    while last < len(column) and column[last] == value:
+        last += 1
+    return range(first, last)
+
+
+class _Columns(Mapping[str, memoryview]):
+    """The sections of a record by name; each is made into a view when it is asked for."""
+
+    __slots__ = ("_layout", "_places", "_view")
+
+    def __init__(self, view: memoryview, sections: list[tuple[str, str, int, int]]) -> None:
+        names, kinds, offsets, sizes = zip(*sections, strict=True)
+        self._view, self._layout = view, _layout(names, kinds)
+        self._places = array("Q", [*offsets, *sizes])
+
+    def __getitem__(self, name: str) -> memoryview:
+        number, code = self._layout[name]
+        offset, size = self._places[number], self._places[number + len(self._layout)]
+        return self._view[offset : offset + size].cast(code)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._layout
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layout)
+
+    def __len__(self) -> int:
+        return len(self._layout)
+
+
+@lru_cache(64)
+def _layout(names: tuple[str, ...], kinds: tuple[str, ...]) -> dict[str, tuple[int, _Code]]:
+    """The number and the type code of each section, one table for all records that have the same."""
+    return {name: (number, _CODES[kind]) for number, (name, kind) in enumerate(zip(names, kinds, strict=True))}
+
+
+_Code = Literal["B", "H", "I", "Q", "q"]
+_CODES: dict[str, _Code] = {"u1": "B", "<u2": "H", "<u4": "I", "<u8": "Q", "<i8": "q", "B": "B"}
+
+
+def _view_of(section: str) -> Callable[[_Columns], memoryview]:
+    return lambda column: column[section]
+
+
+def _names_of(section: str) -> Callable[[_Columns], _Names]:
+    return lambda column: _Names(column[section + ".start"], column[section])
+
+
+def _few_extensions(column: _Columns) -> list[bytes]:
+    names = _names_of("ext.name")(column)
+    return names.of(range(min(len(names), EXTENSIONS_KEPT)))
+
+
+def _extension_numbers(column: _Columns) -> dict[bytes, int]:
+    names = _names_of("ext.name")(column)
+    return {name: number for number, name in enumerate(names.of(range(len(names))))}
+
+
+def _all_aliases(column: _Columns) -> list[_Aliases | None]:
+    return [
+        _Aliases(column, f"alias{domain}") if f"alias{domain}.child" in column else None
+        for domain in (BY_EXTENSION, BY_NAME, FILES)
+    ]
+
+
+# The attributes of a record that are made of its columns.
+_ATTRIBUTES: dict[str, Callable[[_Columns], Any]] = {
+    "folder_parent": _view_of("folder.parent"),
+    "folder_child": _view_of("folder.child"),
+    "folder_entry": _view_of("folder.entry"),
+    "folder_prefix": _view_of("folder.prefix"),
+    "folder_flags": _view_of("folder.flags"),
+    "_folder_hash": _view_of("folder.hash"),
+    "_folder_order": _view_of("folder.order"),
+    "folder_name": _names_of("folder.name"),
+    "entry_member": _view_of("entry.member"),
+    "entry_flags": _view_of("entry.flags"),
+    "_entry_hash": _view_of("entry.hash"),
+    "_entry_order": _view_of("entry.order"),
+    "entry_name": _names_of("entry.name"),
+    "extension_name": _names_of("ext.name"),
+    "aliases": _all_aliases,
+    "_head": _view_of("member.head"),
+    "_body": _view_of("member.body"),
+    "_size": _view_of("member.size"),
+    "_mtime": _view_of("member.mtime"),
+    "_time_unit": lambda column: 10**9 if column["member.mtime"].format == "I" else 1,
+    "_same_time": lambda column: len(column["member.mtime"]) == 1,
+    "_extension": _view_of("member.ext"),
+    "_sparse": lambda column: column.get("sparse.member"),
+    "_few_extensions": _few_extensions,
+    "_extension_numbers": _extension_numbers,
+}
+
+
+class Record:
+    """A record, read in place from `buffer`, which must outlive it.
+
+    Many are open at a time: what one has made of its columns for the questions it was asked is made when it is
+    first needed, and can be dropped again (`rest`).
+
+    Raises ValueError when the buffer holds no record of this format or its checksum is wrong (`verify`).
+    """
+
+    __slots__ = (
+        *_ATTRIBUTES,
+        "_made",
+        "all_listed",
+        "all_sampled",
+        "apart",
+        "column",
+        "end_marks",
+        "ends",
+        "entries",
+        "fingerprint",
+        "folders",
+        "has_links",
+        "is_plain",
+        "members",
+        "problem_count",
+        "problems",
+        "samples",
+        "unshown",
+        "unshown_count",
+        "view",
+    )
+
+    folder_parent: memoryview
+    folder_child: memoryview
+    folder_entry: memoryview
+    folder_prefix: memoryview
+    folder_flags: memoryview
+    _folder_hash: memoryview
+    _folder_order: memoryview
+    folder_name: _Names
+    entry_member: memoryview
+    entry_flags: memoryview
+    _entry_hash: memoryview
+    _entry_order: memoryview
+    entry_name: _Names
+    extension_name: _Names
+    aliases: list[_Aliases | None]
+    _head: memoryview
+    _body: memoryview
+    _size: memoryview
+    _mtime: memoryview
+    _time_unit: int
+    _same_time: bool
+    _extension: memoryview
+    _sparse: memoryview | None
+    _few_extensions: list[bytes]
+    _extension_numbers: dict[bytes, int]
+
+    def __init__(self, buffer: Any, verify: bool = True) -> None:
+        view = memoryview(buffer)
+        if bytes(view[:8]) != MAGIC:
+            raise ValueError("not a shard record")
+        if verify and zlib.crc32(view[16:]) != int.from_bytes(view[8:16], "little"):
+            raise ValueError("damaged shard record")
+        length = int.from_bytes(view[16:20], "little")
+        meta = json.loads(bytes(view[20 : 20 + length]))
+        if meta["format"] != FORMAT:
+            raise ValueError(f"a record of format {meta['format']}; this is format {FORMAT}")
+        column = self.column = _Columns(view[20 + length :], meta["sections"])
+        self._made: list[str] = []
+        self.fingerprint: list[int] = meta["fingerprint"]
+        self.ends: list[int] = meta["ends"]
+        self.folders: int = meta["folders"]
+        self.entries: int = meta["entries"]
+        self.members: int = meta["members"]
+        self.samples: int = meta["samples"]
+        self.all_sampled: bool = meta["all_sampled"]  # no folder is without samples
+        self.all_listed: bool = meta["all_listed"]  # every entry is a sample with a directory of its own
+        self.problems = [scan.Problem(*problem) for problem in meta["problems"]]
+        self.problem_count: int = meta["problem_count"]
+        self.unshown = [scan.Problem(*member) for member in meta["unshown"]]
+        self.unshown_count: int = meta["unshown_count"]
+        self.has_links: bool = meta["links"]
+        # What only `reading.Reading` shows: end marks that tars follow, and samples whose members lie apart.
+        self.end_marks: int = meta.get("end_marks", 0)
+        self.apart: int = meta.get("apart", 0)
+        # Of a record that was derived from others (`views/view_record.py`): where its members lie. Else None.
+        self.view: dict[str, Any] | None = meta.get("view")
+        # No member is a link of any kind: each is one regular file.
+        self.is_plain = not (self.has_links or "symlink.member" in column or "linked.member" in column)
+
+    def __getattr__(self, name: str) -> Any:
+        """What is made of a column, for the first time."""
+        make = _ATTRIBUTES.get(name)
+        if make is None:
+            raise AttributeError(f"a record has no {name}")
+        value = make(self.column)
+        setattr(self, name, value)
+        self._made.append(name)
+        return value
+
+    def rest(self) -> None:
+        """Give the memory back that answers have taken; the next one takes it again.
+
+        What only reading takes is kept: in a shuffled pass over many shards that is asked of each again and again.
+        """
+        if len(self._made) > FEW_MADE:
+            for name in self._made:
+                delattr(self, name)
+            self._made.clear()
+
+    # --- folders and entries
+
+    def checksum(self) -> str:
+        """A checksum of all that the headers of the shard say: names, places, sizes, times, links.
+
+        It is that of any other file with the same headers, and says nothing of the content of members.
+        """
+        digest = hashlib.blake2b(json.dumps([self.ends, self.problem_count, list(self.column)]).encode())
+        for name in self.column:
+            digest.update(self.column[name])
+        return digest.hexdigest()[:32]
+
+    def count_samples(self, folder: int) -> int:
+        """Samples of a folder that have a directory of their own."""
+        entries = self.folder_entries(folder)
+        if self.all_listed:
+            return len(entries)
+        flags = np.asarray(self.entry_flags[entries.start : entries.stop])
+        return int(((flags & (STRAY | TWIN)) == 0).sum())
+
+    def count_directories(self, folder: int) -> int:
+        """Directories in a folder of the samples layout: samples, and folders with samples below."""
+        folders = self.child_folders(folder)
+        shown = len(folders) if self.all_sampled else sum(self.folder_flags[n] & HAS_SAMPLES for n in folders)
+        return shown + self.count_samples(folder)
+
+    def folder_path(self, folder: int) -> bytes:
+        """The plain path of a folder, empty for the top."""
+        parts = []
+        while folder:
+            parts.append(self.folder_name[folder])
+            folder = self.folder_parent[folder]
+        return b"/".join(reversed(parts))
+
+    def child_folders(self, folder: int) -> range:
+        return range(self.folder_child[folder], self.folder_child[folder + 1])
+
+    def folder_entries(self, folder: int) -> range:
+        return range(self.folder_entry[folder], self.folder_entry[folder + 1])
+
+    def entry_members(self, entry: int) -> range:
+        return range(self.entry_member[entry], self.entry_member[entry + 1])
+
+    def folder_of(self, entry: int) -> int:
+        return bisect.bisect_right(self.folder_entry, entry) - 1
+
+    def entry_of(self, member: int) -> int:
+        return bisect.bisect_right(self.entry_member, member) - 1
+
+    def entry_path(self, entry: int) -> bytes:
+        folder = self.folder_of(entry)
+        return self.folder_path(folder) + b"/" + self.entry_name[entry] if folder else self.entry_name[entry]
+
+    def crc_below(self, folder: int, name: bytes) -> int:
+        """The checksum under which the child `name` of a folder is filed."""
+        return zlib.crc32(name, self.folder_prefix[folder])
+
+    def find_folder(self, parent: int, name: bytes, crc: int) -> int | None:
+        for at in equal_range(self._folder_hash, crc):
+            folder = self._folder_order[at]
+            if folder and self.folder_parent[folder] == parent and self.folder_name[folder] == name:
+                return folder
+        return None
+
+    def find_path(self, path: bytes) -> int | None:
+        """The folder with this plain path, the top left out."""
+        for at in equal_range(self._folder_hash, zlib.crc32(path)):
+            folder = self._folder_order[at]
+            if folder and self.folder_path(folder) == path:
+                return folder
+        return None
+
+    def find_entries(self, folder: int, name: bytes, crc: int) -> list[int]:
+        """The samples and strays of a folder with this plain name, in the order of the tar."""
+        within = self.folder_entries(folder)
+        return [
+            entry
+            for entry in (self._entry_order[at] for at in equal_range(self._entry_hash, crc))
+            if entry in within and self.entry_name[entry] == name
+        ]
+
+    def find_samples(self, path: bytes, crc: int) -> list[int]:
+        """The samples with this plain path, whose CRC-32 is `crc`."""
+        found = (self._entry_order[at] for at in equal_range(self._entry_hash, crc))
+        return [one for one in found if not self.entry_flags[one] & STRAY and self.entry_path(one) == path]
+
+    def samples_in_order(self) -> NDArray[np.int64]:
+        """The entries that are samples, in the order of the tar."""
+        entries = np.flatnonzero((self.array("entry.flags") & STRAY) == 0)
+        heads = self.array("member.head")[self.array("entry.member")[entries]]
+        return entries[np.argsort(heads, kind="stable")]
+
+    @property
+    def is_irregular(self) -> bool:
+        """Whether other readers of the format find less in the shard, or other samples."""
+        return bool(self.end_marks or self.apart)
+
+    def samples_apart(self) -> list[int]:
+        """The samples whose members are not side by side, which the reading has put together."""
+        if not self.apart:
+            return []
+        entries = self._entries_of_members()[self.members_in_order()]
+        runs = entries[np.flatnonzero(np.diff(entries, prepend=-1))]
+        numbers, counts = np.unique(runs, return_counts=True)
+        found: list[int] = numbers[counts > 1].tolist()
+        return found
+
+    def members_in_order(self) -> NDArray[np.int64]:
+        """The members of samples, in the order of the tar."""
+        members = np.flatnonzero((self.array("entry.flags")[self._entries_of_members()] & STRAY) == 0)
+        return members[np.argsort(self.array("member.head")[members], kind="stable")]
+
+    def _entries_of_members(self) -> NDArray[np.int64]:
+        starts = self.array("entry.member").astype(np.int64)
+        return np.repeat(np.arange(self.entries), starts[1:] - starts[:-1])
+
+    def twin_sample(self, folder: int) -> int | None:
+        """The sample that shares its directory with this folder."""
+        if not self.folder_flags[folder] & IS_TWIN:
+            return None
+        parent, name = self.folder_parent[folder], self.folder_name[folder]
+        for entry in self.find_entries(parent, name, self.crc_below(parent, name)):
+            if self.entry_flags[entry] & TWIN:
+                return entry
+        return None
+
+    def twin_folder(self, entry: int) -> int | None:
+        """The folder that shares its directory with this sample."""
+        if not self.entry_flags[entry] & TWIN:
+            return None
+        parent, name = self.folder_of(entry), self.entry_name[entry]
+        return self.find_folder(parent, name, self.crc_below(parent, name))
+
+    def folder_mtime_ns(self, folder: int) -> int | None:
+        """The time of the tar's own member for this directory, if it has one."""
+        column = self.column.get("folder.mtime")
+        value = column[folder] if column is not None else None
+        return None if value == -(1 << 63) else value
+
+    # --- members
+
+    def member(self, member: int) -> Member:
+        head = self._head[member] * scan.BLOCK
+        return Member(head, head + self._body[member] * scan.BLOCK, self._size[member], self.mtime_ns(member))
+
+    def extent(self, member: int) -> tuple[int, int]:
+        """Where the content of a member begins in its shard, and its size (bytes)."""
+        return (self._head[member] + self._body[member]) * scan.BLOCK, self._size[member]
+
+    def address(self, member: int) -> tuple[int, int]:
+        """In a derived record: the place that a member comes from, and its number there."""
+        assert self.view is not None
+        shift = self.view["shift"]
+        return self._head[member] >> shift, self._head[member] & (1 << shift) - 1
+
+    def names_in(self, section: str) -> _Names:
+        """A packed list of byte strings of the record."""
+        return _names_of(section)(self.column)
+
+    def paths(self) -> list[bytes]:
+        """The plain path of every entry: the keys of samples, the names of strays."""
+        found: list[bytes] = []
+        for folder in range(self.folders):
+            names = self.entry_name.of(self.folder_entries(folder))
+            prefix = self.folder_path(folder) + b"/" if folder and names else b""
+            found += [prefix + name for name in names] if prefix else names
+        return found
+
+    def size_and_time(self, member: int) -> tuple[int, int]:
+        """Size (bytes) and mtime (ns) of a member."""
+        return self._size[member], self.mtime_ns(member)
+
+    def mtime_ns(self, member: int) -> int:
+        return self._mtime[0 if self._same_time else member] * self._time_unit
+
+    def file_names(self, members: range) -> list[bytes]:
+        """The plain names of neighbouring members, with their extensions; of strays, just theirs."""
+        if not members:
+            return []
+        first, start = self.entry_of(members.start), members.start
+        entries = range(first, self.entry_of(members.stop - 1) + 1)
+        bounds = self.entry_member[first : entries.stop + 1].tolist()
+        bounds[0], bounds[-1] = start, members.stop
+        numbers = self._extension[start : members.stop].tolist()
+        suffixes = {n: b"." + self.extension_name[n] for n in set(numbers) if n < len(self.extension_name)}
+        found: list[bytes] = []
+        for stem, flags, (begin, end) in zip(
+            self.entry_name.of(entries), self.entry_flags[first : entries.stop], pairwise(bounds), strict=True
+        ):
+            if flags & STRAY:
+                found += [stem] * (end - begin)
+            elif end == begin + 1:  # as the next, in half the time
+                found.append(stem + suffixes[numbers[begin - start]])
+            else:
+                found += [stem + suffixes[number] for number in numbers[begin - start : end - start]]
+        return found
+
+    def sizes(self, members: range) -> NDArray[Any]:
+        """Sizes (bytes) of neighbouring members."""
+        return np.asarray(self._size[members.start : members.stop])
+
+    def mtimes_ns(self, members: Any) -> NDArray[np.int64]:
+        """Times (ns) of these members, a range or an array of numbers."""
+        if self._same_time:
+            return np.full(len(members), self._mtime[0] * self._time_unit, np.int64)
+        column = np.asarray(self._mtime)
+        chosen = column[members.start : members.stop] if isinstance(members, range) else column[members]
+        return chosen.astype(np.int64) * self._time_unit
+
+    def first_members(self, entries: range) -> NDArray[Any]:
+        """The first member of each of neighbouring samples."""
+        return np.asarray(self.entry_member[entries.start : entries.stop])
+
+    def extension(self, member: int) -> bytes:
+        number = self._extension[member]
+        return self._few_extensions[number] if number < EXTENSIONS_KEPT else self.extension_name[number]
+
+    def find_members(self, entry: int, extension: bytes) -> list[int]:
+        """The members of a sample with this extension, in the order of the tar."""
+        number = self._extension_numbers.get(extension)
+        if number is None:
+            return []
+        first, last = self.entry_member[entry], self.entry_member[entry + 1]
+        if last - first > 64:
+            numbers = np.asarray(self._extension[first:last])
+            return [first + int(at) for at in np.flatnonzero(numbers == number)]
+        return [member for member in range(first, last) if self._extension[member] == number]
+
+    def symlink(self, member: int) -> bytes | None:
+        """The target of a symbolic link; None for a regular member."""
+        column = self.column.get("symlink.member")
+        if column is None:
+            return None
+        at = bisect.bisect_left(column, member)
+        if at == len(column) or column[at] != member:
+            return None
+        return self.names_in("symlink.target")[at]
+
+    def segments(self, member: int) -> scan.Segments | None:
+        column = self._sparse
+        if column is None:
+            return None
+        at = bisect.bisect_left(column, member)
+        if at == len(column) or column[at] != member:
+            return None
+        starts, flat = self.column["sparse.start"], self.column["sparse.segment"]
+        return [(flat[2 * n], flat[2 * n + 1]) for n in range(starts[at], starts[at + 1])]
+
+    def link_target(self, member: int) -> int | None:
+        """The member that a hard link stands for; the member itself if it is no link; None if it dangles."""
+        column = self.column.get("link.member")
+        if column is not None:
+            at = bisect.bisect_left(column, member)
+            if at < len(column) and column[at] == member:
+                return self.column["link.target"][at]
+        return None if self.entry_flags[self.entry_of(member)] & LINK else member
+
+    def link_count(self, member: int) -> int:
+        column = self.column.get("linked.member")
+        if column is None:
+            return 1
+        at = bisect.bisect_left(column, member)
+        return self.column["linked.count"][at] if at < len(column) and column[at] == member else 1
+
+    def array(self, name: str) -> NDArray[Any]:
+        """A section as a NumPy array, without a copy: for statistics over the whole shard."""
+        return np.asarray(self.column[name])
+
+    def total_size(self) -> int:
+        """Bytes of all members."""
+        return int(self.array("member.size").sum(dtype=np.uint64)) if self.members else 0

@@ -1,0 +1,170 @@
+"""The index that DALI reads, as bytes: written from records, and checked.
+
+Nothing here opens a file. `export` puts it where DALI looks, `lint` compares one that lies beside a shard with the
+shard's headers. docs/format.md has the format, and in which members the tools group differently from wdsfs.
+
+The writers follow wdsfs's samples, in the order of the tar. What a tool would misread raises ExportError, which
+names the member; the caller knows the shard.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from wdsfs import names
+from wdsfs.errors import ExportError
+from wdsfs.index.hints import DaliRows, dali_rows
+from wdsfs.index.record import Record
+from wdsfs.names import readable
+from wdsfs.reading import PLAIN, Reading
+from wdsfs.tar import scan
+from wdsfs.tar.scan import HARMLESS
+
+LINES = 1024  # lines of a text that are handed on at a time
+ENTRIES = 4096  # samples whose numbers are Python objects at a time
+
+_BLANK = re.compile(rb"[ \t\n\v\f\r]")  # where C++'s `>>` ends a word
+
+
+class Sample(NamedTuple):
+    """A sample of a record: its plain key, and its members in the order of the tar."""
+
+    key: bytes
+    members: range
+
+
+def samples(record: Record) -> Iterator[Sample]:
+    """The samples of a shard in the order of the tar, as a reader of the format meets them."""
+    entries = record.samples_in_order()
+    within, folder = range(0), b""
+    for start in range(0, len(entries), ENTRIES):
+        for entry in entries[start : start + ENTRIES].tolist():
+            if entry not in within:
+                number = record.folder_of(entry)
+                within, folder = record.folder_entries(number), record.folder_path(number)
+                folder += b"/" if number else b""
+            yield Sample(folder + record.entry_name[entry], record.entry_members(entry))
+
+
+def refuse_damaged(record: Record) -> None:
+    """Raises ExportError for a shard that is not whole: an index of what is intact would hide the rest."""
+    damage = [problem for problem in record.problems if problem.kind not in HARMLESS]
+    if damage:
+        raise ExportError(f"the shard is damaged: {damage[0].text}")
+
+
+def refuse_irregular(record: Record, tool: str) -> None:
+    """Raises ExportError for a shard in which a tool that reads it by itself would find other samples."""
+    if record.is_irregular:
+        what = "its samples lie apart" if record.apart else "it is several tars joined"
+        raise ExportError(
+            f"{what}, and {tool} would find other samples in it: write it anew first, by a commit of a mount with "
+            "the same options"
+        )
+
+
+# --- DALI --------------------------------------------------------------------------------------------------
+
+
+def dali_index(record: Record) -> Iterator[bytes]:
+    """The index of a shard for DALI's `readers.webdataset`, piece by piece.
+
+    Text, as `wds2idx` writes it: a line `v1.2 N`, then for each of the N samples a line with `extension offset
+    size name` for each member, where offset is that of the content in bytes, a multiple of 512. The reader splits
+    lines at blanks, so when a name has one the index is of version 1.1, which is the same without names.
+
+    Raises ExportError, possibly behind the first piece, for what the reader refuses or would misread: no samples,
+    an extension that is empty or has a blank, sparse members, a damaged shard.
+
+    Source: dali/operators/reader/loader/webdataset_loader.cc (ParseIndexFile, ParseSampleDesc), tools/wds2idx.py.
+    """
+    refuse_damaged(record)
+    if not record.samples:
+        raise ExportError("the shard has no samples, and DALI reads no shard without")
+    named = not _has_blank_names(record)
+    lines = [b"v1.%d %d\n" % (2 if named else 1, record.samples)]
+    doubtful = _doubtful_members(record)
+    for key, members in samples(record):
+        words = []
+        for member in members:
+            extension = record.extension(member)
+            if member in doubtful:
+                raise ExportError(f"{readable(key + b'.' + extension)}: {doubtful[member]}")
+            words.append(b"%b %d %d" % (extension, *record.extent(member)))
+            if named:
+                words.append(key + b"." + extension)
+        lines.append(b" ".join(words) + b"\n")
+        if len(lines) >= LINES:
+            yield b"".join(lines)
+            lines = []
+    yield b"".join(lines)
+
+
+def _has_blank_names(record: Record) -> bool:
+    """Whether the name of a member of a sample has a blank outside of its extension."""
+    texts = (record.folder_name.text, record.entry_name.text)
+    if not any(map(_BLANK.search, texts)):  # nearly always; else they may be the names of strays
+        return False
+    return any(_BLANK.search(key) for key, _ in samples(record))
+
+
+def _doubtful_members(record: Record) -> dict[int, str]:
+    """Members that an index for DALI cannot have, and why not: numbers of members, samples' and strays'."""
+    found = dict.fromkeys(
+        record.column.get("sparse.member", ()), "a sparse member, which DALI reads as it is stored, without holes"
+    )
+    extensions = record.extension_name
+    for number in range(len(extensions)):
+        if not extensions[number] or _BLANK.search(extensions[number]):
+            why = "has a blank in its extension" if extensions[number] else "has an empty extension"
+            for member in np.flatnonzero(record.array("member.ext") == number).tolist():
+                found[member] = f"{why}, which an index for DALI cannot have: rename it"
+    return found
+
+
+def dali_misfit(fd: int, index: BinaryIO, reading: Reading = PLAIN) -> str | None:
+    """What is wrong with a DALI index of the shard open at `fd`; None if nothing is, or if it is something else.
+
+    It has to name places of regular members only, with their sizes and extensions, and all members of samples. How
+    it groups them is its own business: that differs between wdsfs, DALI and `wds2idx`. Raises OSError.
+    """
+    if index.readline(2) != b"v1":  # many things are called .idx
+        return None
+    index.seek(0)
+    numbers: dict[bytes, int] = {}
+    there, wanted = DaliRows.empty(), 0
+    for chunk in scan.scan(fd, [], marks=reading.marks()):
+        columns = (chunk.names, chunk.types.tolist(), chunk.datas.tolist(), chunk.sizes.tolist())
+        for name, kind, data, size in zip(*columns, strict=True):
+            if kind == scan.REGULAR:
+                split = names.split(name)
+                wanted += split is not None
+                extension = numbers.setdefault(split.extension, len(numbers)) if split is not None else -1
+                there.add(data, size, extension)
+    try:
+        told, ends = dali_rows(index, numbers)
+    except ValueError as error:
+        return str(error)
+    offsets = np.asarray(there.offsets)
+    at = np.searchsorted(offsets, told.offsets)
+    inside = at < len(offsets)
+    at[~inside] = 0
+    own = np.asarray(there.extensions)
+    if len(offsets):
+        inside &= (offsets[at] == told.offsets) & (np.asarray(there.sizes)[at] == told.sizes)
+        inside &= (own[at] == told.extensions) | (own[at] < 0)
+    if not inside.all():
+        row = int(np.flatnonzero(~inside)[0])
+        line = int(np.searchsorted(ends, row, side="right")) + 2
+        return (
+            f"line {line} tells of {told.sizes[row]} bytes at offset {told.offsets[row]}: no such member is there"
+        )
+    missing = int(((own >= 0) & ~np.isin(offsets, told.offsets)).sum())
+    return f"it lacks {missing} of {wanted} members" if missing else None
+
+
+# --- wids --------------------------------------------------------------------------------------------------

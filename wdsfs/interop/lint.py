@@ -1,0 +1,422 @@
+"""The structural lint of `wdsfs check`: what in a shard set readers of the format would trip over.
+
+Reads the headers of the shards afresh, not the index, so it also proves that they can be read now. `lint` is
+a pure function of one shard; `Judge` puts the shards of a set together. docs/semantics.md lists the kinds. For
+`--strict` there is `lint_record`, which asks the record for the part of that which it knows.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import stat
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsfs import names
+from wdsfs.errors import MissingShard, StaleShard, UnreadableShard
+from wdsfs.index import hints
+from wdsfs.index.hints import reading_ahead
+from wdsfs.index.record import KINDS, STRAY, Record
+from wdsfs.interop import dali, energon
+from wdsfs.reading import PLAIN, Reading
+from wdsfs.storage.source import TarBytes, open_beside
+from wdsfs.tar import compressed, scan
+
+EXAMPLES = 100  # findings of one kind in one shard that are told one by one; further ones are counted
+KEPT = 1000  # samples of a shard that are remembered in case they lack an extension that others have
+PATTERNS = 10_000  # different sets of extensions that are told apart in one shard
+NOTES = frozenset(("directory", "meta", "unextractable"))  # kinds that no reader of samples trips over
+FILE_AND_FOLDER = "tar cannot extract it: it is a file, and other members need a directory of this name"
+
+
+class Finding(NamedTuple):
+    """One line of the report. `offset` is the byte where the member's first header is, -1 for a whole shard."""
+
+    kind: str
+    offset: int
+    member: str
+    text: str
+
+    @property
+    def is_note(self) -> bool:
+        return self.kind in NOTES
+
+    def line(self, path: str) -> str:
+        """As a line of a report on the shard at `path`."""
+        where = f"{path}:{self.offset}" if self.offset >= 0 else path
+        return ": ".join(filter(None, (where, self.member, f"[{self.kind}] {self.text}")))
+
+
+@dataclass(slots=True)
+class Lint:
+    """What one shard's headers say."""
+
+    findings: list[Finding] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    samples: int = 0
+    members: int = 0
+    # By set of extensions: how many samples have exactly these, and the first of them (offset, key).
+    patterns: dict[frozenset[bytes], int] = field(default_factory=dict)
+    examples: dict[frozenset[bytes], list[tuple[int, str]]] = field(default_factory=dict)
+    # 64-bit digests of the shard's keys and where each is first seen: for keys that several shards have.
+    keys: array[int] = field(default_factory=lambda: array("Q"))
+    offsets: array[int] = field(default_factory=lambda: array("q"))
+
+    def add(self, kind: str, offset: int, member: str, text: str) -> None:
+        self.counts[kind] += 1
+        if self.counts[kind] <= EXAMPLES:
+            self.findings.append(Finding(kind, offset, member, text))
+
+
+def lint(path: bytes, reading: Reading = PLAIN) -> Lint:
+    """Look at one shard, read so. Raises MissingShard, UnreadableShard.
+
+    What other readers trip over is found whichever way it is read: data behind an end mark, split samples.
+    """
+    found = Lint()
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not be waited for
+    except FileNotFoundError:
+        raise MissingShard(f"{os.fsdecode(path)}: there is no such shard") from None
+    except OSError as error:
+        raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise UnreadableShard(f"{os.fsdecode(path)}: is no regular file")
+        reader = _Reader(found, reading)
+        kind = compressed.kind_of(fd)
+        if kind is not None and path.endswith(b".tar"):
+            text = f"called .tar, but {kind}-compressed: webdataset reads it, DALI, Energon and wids do not"
+            found.add("compressed", -1, "", text)
+        with compressed.opened(fd, path) as (source, problem), reading_ahead(fd, path):
+            problems = [] if problem is None else [problem]
+            marks = reading.marks()
+            for chunk in scan.scan(source, problems, marks=marks):
+                reader.read(chunk)
+            reader.end()
+            reader.find_clashes(source)
+        if marks:
+            found.add("behind end mark", marks[0], "", _joined_text(len(marks)))
+        for problem in problems:
+            member = text_of(reader.last[1]) if problem.offset == reader.last[0] else ""
+            found.add(problem.kind, problem.offset, member, problem.text)
+        for side, text in _side_indexes(path, fd, reading) if source == fd else ():
+            found.add("wrong index", -1, "", f"{os.fsdecode(side)}: {text}")
+    except StaleShard as error:
+        raise UnreadableShard(f"{error}; try again when it is finished") from None
+    except OSError as error:
+        raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
+    finally:
+        os.close(fd)
+    return found
+
+
+def _joined_text(marks: int) -> str:
+    more = f" and {marks - 1:,} more end marks" if marks > 1 else ""
+    return f"another tar follows the end-of-archive mark{more}; readers stop here without --ignore-zeros"
+
+
+def lint_record(record: Record) -> Lint:
+    """What a record says of its shard: damage, split samples, and which extensions samples have."""
+    found = Lint(samples=record.samples, members=record.members)
+    for problem in record.problems:
+        found.add(problem.kind, problem.offset, "", problem.text)
+    if record.problem_count > len(record.problems):
+        more = record.problem_count - len(record.problems)
+        found.add(record.problems[0].kind, -1, "", f"and {more} more problems")
+    starts = record.array("entry.member").astype(np.int64)
+    samples = np.flatnonzero((record.array("entry.flags") & STRAY) == 0)
+    _find_split_samples(record, samples, starts, found)
+    _find_patterns(record, samples, starts, found)
+    return found
+
+
+def _find_split_samples(
+    record: Record, samples: NDArray[np.int64], starts: NDArray[np.int64], found: Lint
+) -> None:
+    paths = record.paths()
+    first: dict[bytes, int] = {}
+    for entry in samples[np.argsort(starts[samples], kind="stable")].tolist():
+        before = first.setdefault(paths[entry], entry)
+        if before != entry:
+            offsets = [record.member(int(starts[one])).head for one in (before, entry)]
+            text = f"the sample was seen at offset {offsets[0]} before: its members are not side by side"
+            found.add("split sample", offsets[1], text_of(paths[entry]), text)
+
+
+def _find_patterns(record: Record, samples: NDArray[np.int64], starts: NDArray[np.int64], found: Lint) -> None:
+    """Samples by the set of their extensions, those with equally many at a time."""
+    extensions = [record.extension_name[number] for number in range(len(record.extension_name))]
+    numbers, counts = record.array("member.ext").astype(np.int64), starts[samples + 1] - starts[samples]
+    for count in np.unique(counts).tolist():
+        alike = samples[counts == count]
+        rows = np.sort(numbers[starts[alike][:, None] + np.arange(count)], axis=1)
+        kinds, which, times = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
+        for kind, (row, number) in enumerate(zip(kinds.tolist(), times.tolist(), strict=True)):
+            pattern = frozenset(extensions[one] for one in row)
+            found.patterns[pattern] = found.patterns.get(pattern, 0) + number
+            examples = found.examples.setdefault(pattern, [])
+            for entry in alike[np.flatnonzero(which.reshape(-1) == kind)[: EXAMPLES - len(examples)]].tolist():
+                examples.append((record.member(int(starts[entry])).head, text_of(record.entry_path(entry))))
+
+
+def _side_indexes(path: bytes, fd: int, reading: Reading) -> Iterator[tuple[bytes, str]]:
+    """The indexes of other tools that lie beside a shard and are not of what is in it, and why."""
+    dali_misfit = functools.partial(dali.dali_misfit, reading=reading)
+    sides = ((hints.dali_path(path), dali_misfit), (hints.energon_path(path), energon.misfit))
+    for side, misfit in sides:
+        try:
+            file = open_beside(side)  # closed below; what reading the shard says is not the index's
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            yield side, f"it cannot be read: {error.strerror}"
+            continue
+        with file:
+            text = misfit(fd, file)
+        if text is not None:
+            yield side, text
+
+
+class _Reader:
+    """Groups members into samples as a reader of the format does, and notes what is odd on the way."""
+
+    def __init__(self, found: Lint, reading: Reading = PLAIN) -> None:
+        self.found, self.reading = found, reading
+        # Where members that lie apart are one sample: offset, key and extensions of each, by the key's digest.
+        self.gathered: dict[int, tuple[int, bytes, set[bytes]]] | None = {} if reading.group_by_key else None
+        self.key: bytes | None = None
+        self.offset = 0
+        self.extensions: set[bytes] = set()
+        self.lowered: set[bytes] = set()
+        self.last = (-1, b"")  # offset and name of the member read last
+        self.seen: dict[int, int] = {}
+        self.kept = 0
+        self.folder = b""  # of the member read last, with its last slash
+        self.folders: set[int] = set()  # hashes of all folders
+        self.dotted: set[bytes] = set()  # folders which may also be the names of columns
+        self.strays: dict[bytes, int] = {}  # files in no sample, with their offsets
+
+    def read(self, chunk: scan.Chunk) -> None:
+        for name, kind, offset in zip(chunk.names, chunk.types.tolist(), chunk.heads.tolist(), strict=True):
+            if not name.startswith(self.folder) or b"/" in name[len(self.folder) :]:
+                self._enter(name)
+            if len(name) > names.NAME_MAX or b".." in name or b"\0" in name:
+                self._extractable(name, offset)
+            split = names.split(name) if kind == scan.REGULAR else None
+            if split is None:
+                self._stray(name, kind, offset)
+            else:
+                self._member(name, split.extension, offset)
+        self.found.members += len(chunk.names)
+        self.last = int(chunk.heads[-1]), chunk.names[-1]
+
+    def _extractable(self, name: bytes, offset: int) -> None:
+        why = names.unextractable(name)
+        if why is not None:
+            self.found.add("unextractable", offset, text_of(name), f"tar cannot extract it: {why}")
+
+    def _enter(self, name: bytes) -> None:
+        """Take note of the folders that a member lies in."""
+        self.folder, _ = names.split_folder(name)
+        end = len(self.folder) - 1
+        while end > 0 and hash(name[:end]) not in self.folders:
+            folder = name[:end]
+            self.folders.add(hash(folder))
+            if b"." in names.split_folder(folder)[1]:
+                self.dotted.add(folder)
+            end = name.rfind(b"/", 0, end)
+
+    def find_clashes(self, source: TarBytes) -> None:
+        """Files that are called as folders. For names of columns the headers are read again, which is rare."""
+        clashes = [(offset, name) for name, offset in self.strays.items() if hash(name) in self.folders]
+        splits = filter(None, map(names.split, self.dotted))
+        if any(_digest(one.folder + one.stem) in self.seen for one in splits):
+            for chunk in scan.scan(source, [], marks=self.reading.marks()):
+                rows = zip(chunk.heads.tolist(), chunk.names, chunk.types.tolist(), strict=True)
+                clashes += [(at, name) for at, name, kind in rows if kind == scan.REGULAR and name in self.dotted]
+        for offset, name in sorted(set(clashes)):
+            self.found.add("unextractable", offset, text_of(name), FILE_AND_FOLDER)
+
+    def _stray(self, name: bytes, kind: int, offset: int) -> None:
+        text = text_of(name)
+        if kind == scan.REGULAR:
+            self.strays[name] = offset
+        if kind != scan.REGULAR:
+            what = KINDS.get(kind, f"member of unknown type {chr(kind)!r}")
+            label = "directory" if kind == scan.DIRECTORY else "not in a sample"
+            self.found.add(label, offset, text, f"a {what} is in no sample")
+        elif names.is_meta(name):
+            self.found.add("meta", offset, text, "a __name__ member belongs to the set, not to a sample")
+        else:
+            hidden = name.rpartition(b"/")[2].startswith(b".")
+            why = "its name starts with a dot" if hidden else "its name has no extension"
+            self.found.add("not in a sample", offset, text, f"in no sample: {why}")
+
+    def _member(self, name: bytes, extension: bytes, offset: int) -> None:
+        key = name[: len(name) - len(extension) - 1]
+        if key != self.key:
+            self.end_sample()
+            self.key, self.offset = key, offset
+            self._key(key, offset)
+        if extension in self.extensions:
+            text = f"the extension {text_of(extension)!r} occurs twice in the sample; webdataset refuses it"
+            self.found.add("duplicate extension", offset, text_of(name), text)
+        elif extension.lower() in self.lowered:
+            text = "two extensions of the sample differ in letter case only; webdataset refuses it"
+            self.found.add("duplicate extension", offset, text_of(name), text)
+        if extension.lower() in names.RESERVED:
+            text = f"webdataset keeps something of its own as {text_of(extension)!r} and refuses such a column"
+            self.found.add("reserved extension", offset, text_of(name), text)
+        self.extensions.add(extension)
+        self.lowered.add(extension.lower())
+        if _is_odd(extension) or (not names.are_plain([name]) and any(map(_is_odd, _shown_components(name)))):
+            self.found.add("odd name", offset, text_of(name), "the name cannot be shown as it is; it is escaped")
+
+    def _key(self, key: bytes, offset: int) -> None:
+        digest = _digest(key)
+        first = self.seen.setdefault(digest, offset)
+        if first == offset:
+            self.found.keys.append(digest)
+            self.found.offsets.append(offset)
+        else:
+            text = f"the sample was seen at offset {first} before: its members are not side by side"
+            if self.gathered is None:
+                text += "; --group-by-key shows them together"
+            self.found.add("split sample", offset, text_of(key), text)
+        if self.gathered is not None:
+            self.offset, _, self.extensions = self.gathered.setdefault(digest, (offset, key, self.extensions))
+            self.lowered = {extension.lower() for extension in self.extensions}
+
+    def end_sample(self) -> None:
+        if self.key is None:
+            return
+        if self.gathered is None:
+            self._count(self.offset, self.key, self.extensions)
+        self.key, self.extensions, self.lowered = None, set(), set()
+
+    def end(self) -> None:
+        """To be called behind the last member."""
+        self.end_sample()
+        for sample in (self.gathered or {}).values():
+            self._count(*sample)
+
+    def _count(self, offset: int, key: bytes, extensions: set[bytes]) -> None:
+        self.found.samples += 1
+        pattern = frozenset(extensions)
+        if pattern in self.found.patterns or len(self.found.patterns) < PATTERNS:
+            self.found.patterns[pattern] = self.found.patterns.get(pattern, 0) + 1
+            examples = self.found.examples.setdefault(pattern, [])
+            if len(examples) < EXAMPLES and self.kept < KEPT:
+                examples.append((offset, text_of(key)))
+                self.kept += 1
+
+
+class Judge:
+    """Findings over the shards of a set, for what one shard alone does not show."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.members = 0
+        self.extensions: Counter[bytes] = Counter()
+        self._shards: list[tuple[str, Lint]] = []
+
+    def add(self, path: str, found: Lint, miscount: str = "") -> Iterator[Finding]:
+        """Take in one shard; yields its findings. `miscount` says that it should have other numbers of samples."""
+        if miscount:
+            yield Finding("sample count", -1, "", miscount)
+        self.samples += found.samples
+        self.members += found.members
+        for pattern, count in found.patterns.items():
+            for extension in pattern:
+                self.extensions[extension] += count
+        yield from found.findings
+        for kind, count in found.counts.items():
+            if count > EXAMPLES:
+                yield Finding(kind, -1, "", f"and {count - EXAMPLES} more of this kind")
+        found.findings.clear()  # told; what is kept of a shard is what the set is judged by
+        self._shards.append((path, found))
+
+    def shared_keys(self) -> Iterator[tuple[str, Finding]]:
+        """For each shard the earlier shards (by path) that have some of its keys.
+
+        Equal digests count as equal keys.
+        """
+        if not self._shards:
+            return
+        self._shards.sort(key=lambda one: one[0])  # they come in the order in which they were read
+        keys = np.concatenate([np.frombuffer(found.keys, np.uint64) for _, found in self._shards])
+        offsets = np.concatenate([np.frombuffer(found.offsets, np.int64) for _, found in self._shards])
+        counts = [len(found.keys) for _, found in self._shards]
+        owners = np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
+        order = np.argsort(keys, kind="stable")
+        same = np.flatnonzero(keys[order][1:] == keys[order][:-1])
+        later, earlier = order[same + 1], order[same]
+        pairs: dict[tuple[int, int], tuple[int, int]] = {}
+        for one, other, offset in zip(
+            owners[later].tolist(), owners[earlier].tolist(), offsets[later].tolist(), strict=True
+        ):
+            count, first = pairs.get((one, other), (0, offset))
+            pairs[one, other] = count + 1, min(first, offset)
+        for (one, other), (count, first) in sorted(pairs.items()):
+            text = f"{count} of its keys are also in {self._shards[other][0]}; the first of them is here"
+            yield self._shards[one][0], Finding("shared key", first, "", text)
+
+    def missing(self) -> Iterator[tuple[str, Finding]]:
+        """Samples without an extension that more than half of all samples have, by shard."""
+        self._shards.sort(key=lambda one: one[0])
+        usual = {extension for extension, count in self.extensions.items() if 2 * count > self.samples}
+        for path, found in self._shards:
+            told = rest = 0
+            for pattern, count in found.patterns.items():
+                absent = usual - pattern
+                if not absent:
+                    continue
+                text = _absent_text(absent, pattern)
+                examples = found.examples[pattern][: EXAMPLES - told]
+                told += len(examples)
+                rest += count - len(examples)
+                for offset, key in examples:
+                    yield path, Finding("missing extension", offset, key, text)
+            if rest:
+                text = f"and {rest} more samples that lack an extension of most others"
+                yield path, Finding("missing extension", -1, "", text)
+
+
+def _absent_text(absent: Iterable[bytes], there: Iterable[bytes]) -> str:
+    """That a sample lacks extensions; one in another letter case is named, as webdataset takes the two for one."""
+    cases = {extension.lower(): extension for extension in there}
+    told = []
+    for extension in sorted(absent):
+        other = cases.get(extension.lower())
+        more = "" if other is None else f", but {text_of(other)} (the same to webdataset, not to others)"
+        told.append(text_of(extension) + more)
+    return "has no " + ", ".join(told)
+
+
+@functools.lru_cache(1024)
+def _is_odd(component: bytes) -> bool:
+    return names.escape(component) != component
+
+
+def _shown_components(name: bytes) -> list[bytes]:
+    folder, base = names.split_folder(name)
+    return [*names.folder_components(folder), base]
+
+
+def _digest(key: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+
+
+def text_of(name: bytes) -> str:
+    """A name on one line, whatever bytes it has."""
+    text = name.decode("utf-8", "backslashreplace")
+    return text if text.isprintable() else text.encode("unicode_escape").decode()

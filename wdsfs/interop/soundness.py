@@ -1,0 +1,87 @@
+"""What is wrong with the shards of a set, and whether a command goes on all the same.
+
+The one home of that rule, for `mount` and for every command that opens a set. It is about what is known when the
+set is indexed: records say what is damaged, however long ago they were made. What happens to a shard later is for
+`lower` and `merged`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from wdsfs.dataset.shard_set import Lower
+from wdsfs.errors import CorruptShard, ShardError, UnreadableShard, UsageError, several
+from wdsfs.interop import lint
+
+log = logging.getLogger(__name__)
+
+NAMED = 3  # shards that warnings name one by one; the others are counted
+
+
+class Tolerance(NamedTuple):
+    """`--allow-missing`: shards that cannot be read may be missing; `strict`: nothing may be wrong at all."""
+
+    allow_missing: bool = False
+    strict: bool = False
+
+    def check(self) -> Tolerance:
+        """Raises UsageError where both are asked for."""
+        if self.allow_missing and self.strict:
+            raise UsageError("--allow-missing and --strict contradict each other")
+        return self
+
+
+def judge(below: Lower, unreadable: Mapping[bytes, str], tolerance: Tolerance, whole: bool) -> list[str]:
+    """What is to be said of a set that is indexed, as far as it is; empty when all is well.
+
+    `unreadable` says of shards, by path, why they could not be indexed. `whole` says that these would be missing
+    without a trace in what the command shows: in one tree over all shards, in a sum, in an index of the set.
+
+    Raises UnreadableShard when shards would be missing, CorruptShard for what `strict` does not allow; that is
+    logged before, in full.
+    """
+    if tolerance.strict:
+        _refuse_all(below, unreadable)
+    if whole and unreadable and not tolerance.allow_missing:
+        raise UnreadableShard(
+            f"without what cannot be read the set would be smaller: {several(list(unreadable.values()))}; "
+            "--allow-missing goes on without"
+        )
+    damaged = [f"{path}: {text}; see: wdsfs check" for path, text in below.known_damage()]
+    return [*_some(list(unreadable.values()), "cannot be read"), *_some(damaged, "are damaged")]
+
+
+def _some(texts: Sequence[str], what: str) -> list[str]:
+    if len(texts) <= NAMED + 1:  # one more takes no more room than its number
+        return list(texts)
+    return [*texts[:NAMED], f"{len(texts) - NAMED:,} more shards {what}; see: wdsfs check"]
+
+
+def _refuse_all(below: Lower, unreadable: Mapping[bytes, str]) -> None:
+    findings = [*unreadable.values(), *_findings(below, unreadable)]
+    for text in findings:
+        log.error("%s", text)
+    if findings:
+        count = f"{len(findings):,} finding{'s' * (len(findings) > 1)}"
+        raise CorruptShard(f"--strict: {count}, listed above")
+
+
+def _findings(below: Lower, unreadable: Iterable[bytes]) -> Iterator[str]:
+    """What `wdsfs check` says of the same, from the records: damage, split samples, missing columns."""
+    judge, known = lint.Judge(), set(unreadable)
+    for source in below.sources:
+        for number, shard in enumerate(source.shards):
+            if shard.path in known:
+                continue
+            known.add(shard.path)
+            path = os.fsdecode(shard.path)
+            try:
+                found = source.with_index(lambda: lint.lint_record(source.record(number)))  # noqa: B023
+            except ShardError as error:
+                yield str(error)
+                continue
+            yield from (one.line(path) for one in judge.add(path, found))
+    yield from (one.line(path) for path, one in judge.missing())

@@ -1,0 +1,117 @@
+"""The index that wids reads, as bytes, and where wids finds other samples than wdsfs.
+
+Nothing here opens a file: `export` puts the index where wids looks for it. docs/format.md has the format.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from wdsfs import names
+from wdsfs.names import readable
+from wdsfs.tar import scan
+
+# `splitname` of wids: the first dot behind the last slash ends the key; if there is none, one in a folder does.
+_WIDS_KEY = re.compile(rb"^((?:.*/)?.*?)(\..*)$")
+
+
+class WidsShard(NamedTuple):
+    """A row of a wids index: where the shard is, its samples, its size in bytes, its MD5 if that was computed."""
+
+    url: str
+    samples: int
+    size: int
+    md5: str | None = None
+
+
+def wids_index(shards: Sequence[WidsShard], name: str | None = None) -> bytes:
+    """The index of a set for wids: JSON with the keys of `widsindex create`, in the order of the set.
+
+    The reader takes a relative URL from the directory of the index, and looks at `url` and `nsamples` only.
+
+    Source: wids/wids_index.py (main_create), wids/wids_specs.py (check_shards), webdataset 0.2.
+    """
+    rows: list[dict[str, Any]] = []
+    for one in shards:
+        md5 = {} if one.md5 is None else {"md5sum": one.md5}
+        rows.append({"url": one.url, **md5, "nsamples": one.samples, "filesize": one.size})
+    index: dict[str, Any] = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": rows}
+    if name is not None:
+        index["name"] = name
+    return json.dumps(index, indent=2).encode() + b"\n"
+
+
+class _Seen(NamedTuple):
+    """A member of a sample as a reader sees it; `first` of its sample."""
+
+    name: bytes
+    data: int
+    first: bool
+
+
+def wids_misreading(fd: int) -> str | None:
+    """Where wids would find other samples than wdsfs in the shard open at `fd`, None if nowhere.
+
+    wids knows headers of 512 bytes only: no ustar prefix, no long names of GNU or PAX, no numbers but octal ones;
+    and it makes samples of dotfiles and `__meta__` members. Its sample numbers are off from there on.
+
+    Raises OSError.
+
+    Source: wids/wids_mmtar.py (MMIndexedTar), wids/wids.py (group_by_key, splitname), webdataset 0.2.
+    """
+    if scan.compression(os.pread(fd, scan.BLOCK, 0)) is not None:
+        return "it is compressed, and wids reads plain tars only"
+    theirs = _seen_by_wids(fd)
+    for ours in itertools.chain(_seen_by_us(fd), (None,)):
+        try:
+            found = next(theirs, None)
+        except (ValueError, UnicodeDecodeError) as error:
+            where = f"at {readable(ours.name)}" if ours is not None else "behind the last sample"
+            return f"{where} wids fails ({error})"
+        if found == ours:
+            continue
+        if found is None or ours is None or found.data != ours.data:
+            one = found if ours is None or (found is not None and found.data < ours.data) else ours
+            assert one is not None  # they differ
+            whose = "a member of a sample, which it is not" if one is found else "no member of a sample"
+            return f"{readable(one.name)} is to wids {whose}"
+        name = readable(ours.name)
+        if found.name != ours.name:
+            return f"{name} is called {readable(found.name)} by wids, which reads 100 bytes of a name"
+        return f"{name} is to wids {'the first' if found.first else 'not the first'} member of a sample"
+    return None
+
+
+def _seen_by_us(fd: int) -> Iterator[_Seen]:
+    last = None
+    for chunk in scan.scan(fd, []):
+        for name, kind, data in zip(chunk.names, chunk.types.tolist(), chunk.datas.tolist(), strict=True):
+            split = names.split(name) if kind == scan.REGULAR else None
+            if split is not None:
+                key = split.folder + split.stem
+                yield _Seen(name, data, key != last)
+                last = key
+
+
+def _seen_by_wids(fd: int) -> Iterator[_Seen]:
+    """Raises ValueError, UnicodeDecodeError where wids does."""
+    end, position, last = os.fstat(fd).st_size, 0, None
+    while position < end:
+        header = os.pread(fd, scan.BLOCK, position)
+        name, digits = header[:100].strip(b"\0"), header[124:136].decode().strip("\0")
+        name.decode()
+        size = int(digits, 8) if digits else 0
+        if name and name != b"././@PaxHeader" and header[156:157] in (b"0", b"\0") and b"." in name:
+            match = _WIDS_KEY.match(name)
+            if match is None:
+                raise ValueError(f"it takes no key from {readable(name)}")
+            yield _Seen(name, position + scan.BLOCK, match[1] != last)
+            last = match[1]
+        if not digits:
+            return
+        position += scan.BLOCK + (size + scan.BLOCK - 1) // scan.BLOCK * scan.BLOCK

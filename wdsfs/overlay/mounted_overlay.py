@@ -1,0 +1,164 @@
+"""A set of shards with an overlay on it: who may use the overlay, whether the two fit, and what its workers share.
+
+Made once, before the workers are forked; the lock and the shared memory pass on to them.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from wdsfs import trust
+from wdsfs.dataset.shard_tree import Tree, View
+from wdsfs.errors import OverlayUnusable, ShardError, several
+from wdsfs.overlay import request_journal
+from wdsfs.overlay.request_journal import Journal
+from wdsfs.overlay.upper_dir import Upper
+from wdsfs.overlay.upper_format import (
+    Place,
+    Settings,
+    ShardSeen,
+    clean,
+    hold,
+    read_settings,
+    refuse_outputs,
+    unfinished,
+    write_settings,
+)
+from wdsfs.overlay.writable_tree import WritableTree
+from wdsfs.spec.expand import Shard
+from wdsfs.storage.identity import look
+
+log = logging.getLogger(__name__)
+
+NAMED_MAX = 5  # changed shards that a warning names
+
+_BEGUN, _FROZEN = request_journal.SIZE, request_journal.SIZE + 1  # behind the journal
+
+
+class Stack:
+    """The overlay in `directory` over these shards, shown so. Raises OverlayUnusable, OverlayBusy.
+
+    `owner` (uid, gid) is whom the files of the shards belong to, `umask` what is taken off their modes.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        shards: Sequence[Shard],
+        view: View,
+        merge: bool,
+        owner: tuple[int, int],
+        umask: int = 0,
+    ) -> None:
+        self.place = Place(directory.absolute())
+        self.owner, self.umask = owner, umask
+        self._memory = mmap.mmap(-1, request_journal.SIZE + 2)
+        self._notes = os.memfd_create("wdsfs-notes")
+        seen = tuple(_seen(shard) for shard in shards)
+        wanted = Settings(view.layout, view.names, merge, seen, shards[0].reading)
+        try:
+            trust.directory(directory, create=True)
+            self._lock = hold(self.place)  # open as long as this process or a worker is there
+            if self.is_half_committed:
+                raise OverlayUnusable(
+                    f"a commit in place of {directory} was stopped half-way; finish it first: wdsfs commit "
+                    f"--in-place --overlay {shlex.quote(str(directory))} SHARDS... (or end it as it is: --abandon "
+                    "in the place of --in-place)"
+                )
+            clean(self.place)
+            refuse_outputs(self.place, [shard.path for shard in shards])
+            Upper(self.place, owner).close()  # what does not work is said now, and what is missing made
+            found = read_settings(self.place)
+            if found is None:
+                write_settings(self.place, wanted)
+            else:
+                check_view(self.place, found, wanted)
+                _compare(self.place, found, wanted)
+        except OSError as error:
+            raise OverlayUnusable(f"{directory} cannot be used as an overlay: {error.strerror}") from error
+
+    def tree(self, below: Tree) -> WritableTree:
+        """The tree of a worker; a second one goes on where the first was stopped."""
+        inherited = bool(self._memory[_BEGUN])
+        upper = Upper(self.place, self.owner, inherited)
+        self._memory[_BEGUN] = 1
+        return WritableTree(below, upper, self.owner, Journal(self._memory), inherited, self.umask)
+
+    def note(self, note: bytes) -> None:
+        """Keep a notification for the kernel, in memory that outlives this process, until it can be sent."""
+        os.pwrite(self._notes, note, os.fstat(self._notes).st_size)
+
+    def notes(self) -> bytes:
+        """All that were kept."""
+        return os.pread(self._notes, os.fstat(self._notes).st_size, 0)
+
+    def drop_notes(self) -> None:
+        """They were sent."""
+        os.ftruncate(self._notes, 0)
+
+    def finish(self) -> None:
+        """Have everything on disk at the end, also when no worker was left to see to it."""
+        try:
+            Upper(self.place, self.owner).close(clean=True)
+        except (OSError, OverlayUnusable) as error:
+            log.error("what was written last may not be on disk: %s", error)
+
+    @property
+    def is_half_committed(self) -> bool:
+        """Whether a commit in place was stopped half-way: until it is finished, the overlay means nothing."""
+        return unfinished(self.place)
+
+    @property
+    def frozen(self) -> bool:
+        """Whether nobody may change anything now."""
+        return bool(self._memory[_FROZEN])
+
+    def freeze(self, frozen: bool) -> None:
+        """Let nobody change anything, or let them again."""
+        self._memory[_FROZEN] = frozen
+
+
+def _seen(shard: Shard) -> ShardSeen:
+    try:
+        return ShardSeen(shard.name, shard.path, look(shard.path))
+    except ShardError:
+        return ShardSeen(shard.name, shard.path, (0, 0, 0))
+
+
+def check_view(place: Place, found: Settings, wanted: Settings) -> None:
+    """Raises OverlayUnusable when the overlay was made over another view: its paths mean nothing in this one."""
+    if replace(found, shards=()) == replace(wanted, shards=()):
+        return
+    more = [option for option in ("--merge", *wanted.reading.arguments) if option not in found.options]
+    raise OverlayUnusable(
+        f"the overlay {place.path} was made with {' '.join(found.options)}, and its paths are of that tree; use "
+        f"it with the same options{' and without ' + ' '.join(more) if more else ''}, or commit it first"
+    )
+
+
+def _compare(place: Place, found: Settings, now: Settings) -> None:
+    """Warn of shards that are not what they were: changes are by path, so all of them still stand.
+
+    Raises OverlayUnusable when a shard is not in the set: what was changed in it would pass for something new.
+    """
+    before = {one.name: one.fingerprint for one in found.shards}
+    after = {one.name: one.fingerprint for one in now.shards}
+    missing = [os.fsdecode(name) for name in before if name not in after]
+    if missing:
+        raise OverlayUnusable(
+            f"{place.path} is an overlay of a set that has {several(missing, NAMED_MAX)}, too: name the same "
+            "SHARDS"
+        )
+    changed = [os.fsdecode(name) for name in before if after[name] != before[name]]
+    if changed:
+        log.warning(
+            "changed since the overlay %s was made: %s; its changes are by path and all stand: see what they mean "
+            "now with `wdsfs diff`",
+            *(place.path, several(changed, NAMED_MAX)),
+        )

@@ -1,0 +1,226 @@
+"""What `wdsfs restore` undoes: which names of an upper have to go, so that the shards are seen there again.
+
+Both look here: the command, to say what it is about to do, and the worker of a mount, which does it
+(`writable_tree.WritableTree.restore`). A rename is one change: whichever of its names is restored, both are.
+
+Semantics decision: below what was removed, replaced or renamed as a whole nothing is restored alone. The lower of
+such a directory is not shown, so there is no place to which a file of it could be given back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from wdsfs import inodes
+from wdsfs.dataset.shard_set import Lower
+from wdsfs.dataset.shard_tree import Tree, text_of
+from wdsfs.errors import NoSuchEntry, NotADirectory, ShardError
+from wdsfs.inodes import ROOT, kind_of
+from wdsfs.overlay.upper_format import DIRECTORY, THE_WHITEOUT, Origin, UpperNode
+from wdsfs.storage.identity import sum_of
+
+CHANGED, REMOVED, RENAMED, NEW = "changed", "removed", "renamed", "new"
+PATTERN = frozenset(b"*?[")
+
+
+class Target(NamedTuple):
+    """A name in a directory of the upper, and what it stands for there."""
+
+    directory: UpperNode
+    name: bytes
+    node: UpperNode
+
+    @property
+    def path(self) -> bytes:
+        above = self.directory.path()
+        return above + b"/" + self.name if above else self.name
+
+
+class Change(NamedTuple):
+    """What is undone: the kind of the change, its path, and of something renamed the path that it had."""
+
+    kind: str
+    path: bytes
+    was: bytes = b""
+
+
+def number_of(lower: Lower, origin: Origin) -> int | None:
+    """The inode number that an origin has now; None when its shard is no longer what it was. Raises NotIndexed."""
+    _, shard, where = inodes.unpack(origin.inode)
+    if shard >= len(lower) or not kind_of(where):
+        return None
+    try:
+        if sum_of(lower.fingerprint(shard)) != origin.sum:
+            return None
+        return inodes.pack(lower.tag(shard), shard, where)
+    except ShardError:
+        return None
+
+
+def matching(top: UpperNode, pattern: bytes) -> list[bytes]:
+    """The paths in an upper that a pattern of the shell matches: names that were removed, too."""
+    found: list[tuple[bytes, UpperNode]] = [(b"", top)]
+    for step in pattern.split(b"/"):
+        found = [
+            (path + b"/" + name if path else name, child)
+            for path, directory in found
+            for name, child in directory.children.items()
+            if fnmatchcase(os.fsdecode(name), os.fsdecode(step))
+        ]
+    return sorted(path for path, _ in found)
+
+
+class Restoration:
+    """What has to go from the upper `top` over `tree`, for some paths. Methods raise what the tree raises."""
+
+    def __init__(self, tree: Tree, top: UpperNode) -> None:
+        self.tree, self.top = tree, top
+        self._lower: dict[UpperNode, int] = {top: ROOT}
+        self._copied: dict[int, UpperNode] | None = None
+
+    # --- finding
+
+    def find(self, path: bytes) -> list[Target]:
+        """What the upper has at a path, nothing if that is not changed; of the top all that is in it.
+
+        Raises NoSuchEntry, which says what to restore instead.
+        """
+        if not path:
+            return [Target(self.top, name, node) for name, node in sorted(self.top.children.items())]
+        directory = self.top
+        *way, name = path.split(b"/")
+        for at, step in enumerate(way):
+            child = directory.children.get(step)
+            if child is None:
+                return []
+            self._refuse_whole(directory, step, child, b"/".join(way[: at + 1]))
+            directory = child
+        node = directory.children.get(name)
+        return [] if node is None else [Target(directory, name, node)]
+
+    def _refuse_whole(self, parent: UpperNode, name: bytes, child: UpperNode, path: bytes) -> None:
+        what = ""
+        if child is THE_WHITEOUT:
+            what = "was removed"
+        elif child.kind != DIRECTORY:
+            if not self._lookup(parent, name):
+                raise NotADirectory(f"{text_of(path)} is a file")
+            what = "was replaced"
+        elif child.origin is not None and not self._below(child):
+            what = "was renamed"
+        elif child.opaque and self._lookup(parent, name):
+            what = "was replaced"
+        if what:
+            raise NoSuchEntry(f"{text_of(path)} {what} as a whole: restore that")
+
+    def targets(self, paths: Iterable[bytes]) -> list[Target]:
+        """What has to go: all at these paths, with the other names of what was renamed. A directory is one of
+        them, for all that is in it."""
+        found: dict[tuple[UpperNode, bytes], Target] = {}
+        waiting = [target for path in paths for target in self.find(path)]
+        while waiting:
+            target = waiting.pop(0)
+            if target[:2] in found:
+                continue
+            found[target[:2]] = target
+            for one in self.entries(target):
+                waiting.extend(self._others(one))
+        return list(found.values())
+
+    def entries(self, target: Target) -> Iterator[Target]:
+        """A target and all that is below it, what is in a directory before the directory."""
+        rest = [Target(*found) for found in target.node.walk()] if target.node.kind == DIRECTORY else []
+        yield from reversed([target, *rest])
+
+    def _others(self, one: Target) -> Iterator[Target]:
+        """The other end of a rename: where that went what the shards have here, and where this came from."""
+        here, number = self._lookup(one.directory, one.name), self._number(one.node)
+        if here and here != number and here != self._below(one.node):
+            copy = self._copies().get(here)
+            if copy is not None:
+                # Of a hard link that is there under another of its names these names, for all are one file.
+                homes = self._homes(copy, here)
+                yield from (Target(directory, name, copy) for directory, name in homes or copy.places())
+        if number and not self._homes(one.node, number):
+            for parent, name in self.tree.places(number):
+                with contextlib.suppress(NoSuchEntry, NotADirectory):  # it is in another target
+                    yield from self.find(self._path(parent) + name)
+
+    def _path(self, inode: int) -> bytes:
+        """The path of a directory of the lower, with a slash behind it; empty for the top."""
+        steps: list[bytes] = []
+        while inode != ROOT:
+            inode, name = self.tree.places(inode)[0]
+            steps.append(name + b"/")
+        return b"".join(reversed(steps))
+
+    # --- upper and lower
+
+    def _below(self, directory: UpperNode) -> int:
+        """The inode of what shows through a directory, 0 for nothing."""
+        if directory.kind != DIRECTORY or (directory.opaque and directory is not self.top):
+            return 0
+        found = self._lower.get(directory)
+        if found is None:
+            found = 0
+            if directory.parent is not None:
+                inode = self._lookup(directory.parent, directory.name)
+                found = inode if inode and kind_of(inode) != inodes.MEMBER else 0
+            self._lower[directory] = found
+        return found
+
+    def _lookup(self, directory: UpperNode, name: bytes) -> int:
+        """The inode of what the lower has under a name, shown or not; 0 for nothing."""
+        below = self._below(directory)
+        try:
+            return self.tree.lookup(below, name).inode if below else 0
+        except (NoSuchEntry, NotADirectory, ShardError):
+            return 0
+
+    def _number(self, node: UpperNode) -> int:
+        """The inode of what a node was in the lower; 0 for something new."""
+        if node.origin is None or self._below(node):
+            return 0
+        return number_of(self.tree.lower, node.origin) or 0
+
+    def _homes(self, node: UpperNode, number: int) -> list[tuple[UpperNode, bytes]]:
+        """The places of a node that are those of what it is a copy of."""
+        return [place for place in node.places() if self._lookup(*place) == number]
+
+    def _copies(self) -> dict[int, UpperNode]:
+        """Copies in the upper by the number of what they are copies of."""
+        if self._copied is None:
+            numbered = ((self._number(node), node) for _, _, node in self.top.walk() if node.origin is not None)
+            self._copied = {number: node for number, node in numbered if number}
+        return self._copied
+
+    # --- telling
+
+    def changes(self, targets: Sequence[Target]) -> list[Change]:
+        """What is undone with these, by path. Of what is new or was replaced as a whole: that."""
+        found = {change.path: change for target in targets for change in self._changes(target)}
+        olds = {change.was for change in found.values()}
+        return [one for path, one in sorted(found.items()) if one.kind != REMOVED or path not in olds]
+
+    def _changes(self, target: Target) -> Iterator[Change]:
+        waiting = [target]
+        while waiting:
+            one = waiting.pop()
+            if self._below(one.node) and one.node.children:
+                waiting.extend(Target(one.node, name, child) for name, child in one.node.children.items())
+            else:
+                yield self._change(one)
+
+    def _change(self, one: Target) -> Change:
+        path = one.path
+        if one.node is THE_WHITEOUT:
+            return Change(REMOVED, path)
+        number = self._number(one.node)
+        if number and not self._homes(one.node, number):
+            parent, name = self.tree.places(number)[0]
+            return Change(RENAMED, path, self._path(parent) + name)
+        return Change(CHANGED if self._lookup(one.directory, one.name) else NEW, path)

@@ -1,0 +1,632 @@
+"""The upper: the directory that takes the changes of a writable mount, in the format of the kernel's overlayfs.
+
+What `--overlay DIR` names looks like this::
+
+    DIR/overlay.json   which set, shown how, it was made over (`Settings`)
+    DIR/lock           held by whoever mounts or commits
+    DIR/outputs.json   which shards commits to elsewhere have written from it (`Written`)
+    DIR/upper/         the changes, under the paths of the mount
+    DIR/work/          files on their way into upper/; orphans/<inode>: unlinked while the kernel knows them;
+                       commit.json and others: a commit in place (`commit/replace_in_place.py`)
+
+In upper/ a file is itself, a *whiteout* says that a name of the lower is gone, and an *opaque* directory shows
+nothing of the lower::
+
+    whiteout   a character device 0:0; or, where none can be made, an empty file with the attribute
+               user.overlay.whiteout in a directory with user.overlay.opaque = "x"
+    opaque     the attribute user.overlay.opaque = "y", or trusted.overlay.opaque (which root's overlayfs writes)
+
+Two attributes are ours: `user.wdsfs.origin` = "<inode>:<sum>" keeps the inode number that a file (or a renamed
+sample) has in the lower, as long as its shard's fingerprint has that sum (hexadecimal); `user.wdsfs.mode` =
+octal permission bits, where the file's own had to stay wider for a daemon that is not root.
+
+`load` reads the names into memory, a tree of `UpperNode`s: what is looked up often is looked up there, and what
+is not in it is as the lower has it. Attributes and content stay on disk.
+
+No FUSE, no shards, no lower: what has to be copied up or hidden is for `overlay/writable_tree.py` to say. One
+thread at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from wdsfs import trust
+from wdsfs.errors import OverlayBusy, OverlayUnusable, several
+from wdsfs.inodes import ROOT, UP
+from wdsfs.reading import PLAIN, Reading
+
+# Of overlay.json and all beside it. The second is for shards that are not read plainly: to a program that
+# does not know how to, the paths would be of another tree.
+VERSION, VERSION_READ = 1, 2
+
+FILE, DIRECTORY, SYMLINK, WHITEOUT, OTHER = range(5)
+
+# Attributes of the format; those of a user's own are everything else in the namespace "user.".
+RESERVED = (b"user.overlay.", b"trusted.overlay.", b"user.wdsfs.")
+OPAQUE, OPAQUE_OF_ROOT = "user.overlay.opaque", "trusted.overlay.opaque"
+WHITED_OUT, WHITED_OUT_OF_ROOT = "user.overlay.whiteout", "trusted.overlay.whiteout"
+ORIGIN, MODE = "user.wdsfs.origin", "user.wdsfs.mode"
+_UNSUPPORTED = {
+    f"{namespace}.overlay.{feature}": feature
+    for namespace in ("user", "trusted")
+    for feature in ("redirect", "metacopy")
+}
+
+OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Origin(NamedTuple):
+    """The inode number that something had in the lower, and the sum of its shard's fingerprint at that time."""
+
+    inode: int
+    sum: int
+
+
+class UpperNode:
+    """Something in the upper: a file, a directory, a symbolic link, a whiteout, or another thing (fifo ...).
+
+    A file with several names in the upper is one node. `inode` is the number that the mount shows: as loaded it is
+    UP | st_ino, whoever knows the lower sets that of the origin. `lower` is the number of the lower's directory
+    that shows through (0: nothing does); it, too, is set by who knows the lower.
+    """
+
+    __slots__ = (
+        "children",
+        "dirty",
+        "inode",
+        "kind",
+        "known",
+        "lower",
+        "mode",
+        "more",
+        "name",
+        "opaque",
+        "origin",
+        "parent",
+    )
+
+    def __init__(self, kind: int, inode: int, parent: UpperNode | None, name: bytes) -> None:
+        self.kind = kind
+        self.inode = inode
+        self.parent = parent  # of one of its names; None for the top, a whiteout, and what has been removed
+        self.name = name
+        self.more: list[tuple[UpperNode, bytes]] | None = None  # its other names
+        self.children: dict[bytes, UpperNode] = {} if kind == DIRECTORY else _NO_CHILDREN
+        self.opaque = False
+        self.origin: Origin | None = None
+        self.lower = 0
+        self.mode = -1  # permission bits to show; -1: those that the file has
+        self.dirty = True  # not known to be on disk: a directory's names, a file's bytes
+        self.known: int | None = None  # how often the kernel was told of it; None: nobody knows
+
+    def __repr__(self) -> str:
+        kind = ("file", "directory", "symlink", "whiteout", "other")[self.kind]
+        return f"<{kind} {os.fsdecode(self.path())!r} inode {self.inode:#x}>"
+
+    def places(self) -> list[tuple[UpperNode, bytes]]:
+        """All its names: the directory and the name in it."""
+        first = [] if self.parent is None else [(self.parent, self.name)]
+        return first + (self.more or [])
+
+    def chain(self) -> list[UpperNode]:
+        """This node and what it lies in, the top last."""
+        found: list[UpperNode] = []
+        node: UpperNode | None = self
+        while node is not None:
+            found.append(node)
+            node = node.parent
+        return found
+
+    def path(self) -> bytes:
+        """Its path below the upper, without a slash in front; empty for the top."""
+        return b"/".join(node.name for node in reversed(self.chain()[:-1]))
+
+    def walk(self) -> Iterator[tuple[UpperNode, bytes, UpperNode]]:
+        """Everything below as (directory, name, node), a directory before what is in it."""
+        waiting = [self]
+        while waiting:
+            directory = waiting.pop()
+            for name, node in directory.children.items():
+                yield directory, name, node
+                if node.kind == DIRECTORY:
+                    waiting.append(node)
+
+    def contents(self) -> Iterator[bytes]:
+        """The paths of everything below but directories and whiteouts."""
+        waiting = [(self, b"")]
+        while waiting:
+            directory, path = waiting.pop()
+            for name, node in directory.children.items():
+                if node.kind == DIRECTORY:
+                    waiting.append((node, path + name + b"/"))
+                elif node.kind != WHITEOUT:
+                    yield path + name
+
+
+_NO_CHILDREN: dict[bytes, UpperNode] = {}  # shared by everything that is no directory; stays empty
+THE_WHITEOUT = UpperNode(
+    WHITEOUT, 0, None, b""
+)  # one for all: nothing is known of a whiteout but that it is there
+
+
+# --- reading the upper -------------------------------------------------------------------------------------
+
+
+def empty() -> UpperNode:
+    """The top of an upper that has nothing in it."""
+    return UpperNode(DIRECTORY, ROOT, None, b"")
+
+
+def load(directory: int) -> UpperNode:
+    """The names in the upper that this descriptor is of; read-only.
+
+    Raises OverlayUnusable for what wdsfs does not understand, and OSErrors.
+    """
+    return _Loader(directory).load()
+
+
+class _Loader:
+    """Walks an upper with two descriptors, however deep it is."""
+
+    def __init__(self, directory: int) -> None:
+        self.top = directory
+        self.device = os.fstat(directory).st_dev
+        self.linked: dict[int, UpperNode] = {}
+
+    def load(self) -> UpperNode:
+        root = empty()
+        here = os.open(".", OPEN_DIRECTORY, dir_fd=self.top)
+        try:
+            self._read_directory(root, here)
+            levels = [self._scan(root, here)]  # for each level, the directories that are still to be visited
+            while levels:
+                step: bytes | str = ".."
+                if levels[-1]:
+                    node = levels[-1].pop()
+                    step = node.name
+                else:
+                    levels.pop()
+                    if not levels:
+                        break
+                inner = os.open(step, OPEN_DIRECTORY, dir_fd=here)
+                if step != "..":
+                    try:
+                        self._read_directory(node, inner)
+                        below = self._scan(node, inner)
+                    except BaseException:
+                        os.close(inner)
+                        raise
+                    if not below:  # nothing to go down to, so nothing to come back from
+                        os.close(inner)
+                        continue
+                    levels.append(below)
+                os.close(here)
+                here = inner
+        finally:
+            os.close(here)
+        return root
+
+    def _scan(self, parent: UpperNode, fd: int) -> list[UpperNode]:
+        """Read the names of a directory; returns the directories among them."""
+        found = []
+        prefix = b"/proc/self/fd/%d/" % fd
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                name = os.fsencode(entry.name)
+                node = self._node(parent, name, entry.stat(follow_symlinks=False), prefix + name)
+                parent.children[name] = node
+                if node.kind == DIRECTORY:
+                    found.append(node)
+        return found
+
+    def _node(self, parent: UpperNode, name: bytes, status: os.stat_result, path: bytes) -> UpperNode:
+        if status.st_dev != self.device:
+            raise OverlayUnusable(f"{os.fsdecode(name)!r} in the overlay is on another file system")
+        kind = _kind_of(status)
+        if kind == WHITEOUT:
+            return THE_WHITEOUT
+        if status.st_nlink > 1 and kind != DIRECTORY and status.st_ino in self.linked:
+            node = self.linked[status.st_ino]
+            node.more = [*(node.more or []), (parent, name)]
+            return node
+        node = UpperNode(kind, status.st_ino | UP, parent, name)
+        if kind == FILE:
+            attributes = os.listxattr(path, follow_symlinks=False)
+            if attributes and self._read_file(node, path, attributes, not status.st_size):
+                return THE_WHITEOUT
+        if status.st_nlink > 1 and kind != DIRECTORY:
+            self.linked[status.st_ino] = node
+        return node
+
+    def _read_file(self, node: UpperNode, path: bytes, attributes: list[str], empty: bool) -> bool:
+        """Take over what a file's attributes say. Whether it is a whiteout."""
+        _refuse_unsupported(node, attributes)
+        if empty and (WHITED_OUT in attributes or WHITED_OUT_OF_ROOT in attributes):
+            return True
+        _read_ours(node, path, attributes)
+        return False
+
+    def _read_directory(self, node: UpperNode, fd: int) -> None:
+        attributes = os.listxattr(fd)
+        if attributes:
+            _refuse_unsupported(node, attributes)
+            node.opaque = any(
+                name in attributes and os.getxattr(fd, name) == b"y" for name in (OPAQUE, OPAQUE_OF_ROOT)
+            )
+            _read_ours(node, fd, attributes)
+
+
+def _kind_of(status: os.stat_result) -> int:
+    """What kind of node a file is by its status alone: a whiteout in the other form counts as a file."""
+    form = stat.S_IFMT(status.st_mode)
+    if form == stat.S_IFREG:
+        return FILE
+    if form == stat.S_IFDIR:
+        return DIRECTORY
+    if form == stat.S_IFLNK:
+        return SYMLINK
+    return WHITEOUT if form == stat.S_IFCHR and status.st_rdev == 0 else OTHER
+
+
+def _refuse_unsupported(node: UpperNode, attributes: list[str]) -> None:
+    for name in attributes:
+        feature = _UNSUPPORTED.get(name)
+        if feature is not None:
+            raise OverlayUnusable(
+                f"{os.fsdecode(node.path())!r} in the overlay has the attribute {name}, without which it cannot "
+                f"be understood; mount with -o redirect_dir=off,metacopy=off and make the change again"
+            )
+
+
+def _read_ours(node: UpperNode, where: bytes | int, attributes: list[str]) -> None:
+    if ORIGIN in attributes:
+        node.origin = _parse_origin(os.getxattr(where, ORIGIN))
+    if MODE in attributes:
+        try:
+            node.mode = int(os.getxattr(where, MODE), 8) & 0o7777
+        except ValueError:
+            node.mode = -1
+
+
+def _parse_origin(value: bytes) -> Origin | None:
+    inode, _, checksum = value.partition(b":")
+    try:
+        return Origin(int(inode), int(checksum, 16))
+    except ValueError:
+        return None  # it is only a number; without it the file has another one
+
+
+def open_below(directory: int, node: UpperNode, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of something in the upper that `directory` is a descriptor of. Raises OSErrors."""
+    *way, _ = node.chain()
+    fd = os.open(".", OPEN_DIRECTORY, dir_fd=directory)
+    for step in reversed(way):
+        last = step is node
+        try:
+            inner = os.open(step.name, flags | os.O_NOFOLLOW | os.O_CLOEXEC if last else OPEN_DIRECTORY, dir_fd=fd)
+        finally:
+            os.close(fd)
+        fd = inner
+    return fd
+
+
+# --- DIR ---------------------------------------------------------------------------------------------------
+
+
+class Place(NamedTuple):
+    """Where everything in an overlay's directory is."""
+
+    path: Path
+
+    @property
+    def upper(self) -> Path:
+        """The changes: a directory of its own, or all of an upper that the kernel's overlayfs wrote."""
+        return self.path if self.is_bare else self.path / "upper"
+
+    @property
+    def work(self) -> Path:
+        return self.path / "work"
+
+    @property
+    def settings(self) -> Path:
+        return self.path / "overlay.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def outputs(self) -> Path:
+        """Which shards were written from it: for an upper that the kernel wrote beside it, not in it."""
+        beside = self.path.with_name(self.path.name + ".wdsfs-outputs.json")
+        return self.path / "outputs.json" if self.is_ours else beside
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is a directory that a mount has made: not an upper of the kernel's, which may be empty."""
+        return self.settings.exists() or (self.path / "upper").is_dir()
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it has contents, but not ours: `upperdir=` of a kernel's overlay mount."""
+        if self.is_ours:
+            return False
+        ours = {"lock", "work"}
+        return self.path.is_dir() and not ours.issuperset(os.listdir(self.path))
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSeen:
+    """A shard that an overlay was made over: its name in the mount, path, and fingerprint."""
+
+    name: bytes
+    path: bytes
+    fingerprint: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What overlay.json says: how the set was shown when the overlay was made, and of what shards it was."""
+
+    layout: str
+    names: str
+    merge: bool
+    shards: tuple[ShardSeen, ...]
+    reading: Reading = PLAIN
+
+    @property
+    def options(self) -> list[str]:
+        """The options of a command that shows the set so."""
+        names = [f"--names {self.names}"] if self.layout == "samples" else []
+        return [f"--layout {self.layout}", *names, *["--merge"] * self.merge, *self.reading.arguments]
+
+    def to_json(self) -> bytes:
+        shards = [
+            {
+                "name": os.fsdecode(one.name),
+                "path": os.fsdecode(one.path),
+                "fingerprint": list(one.fingerprint),
+            }
+            for one in self.shards
+        ]
+        about: dict[str, Any] = {"layout": self.layout, "names": self.names, "merge": self.merge}
+        if self.reading.is_plain:
+            about = {"version": VERSION, **about}
+        else:
+            about = {"version": VERSION_READ, **about, "reading": self.reading._asdict()}
+        return json.dumps({**about, "shards": shards}, indent=1).encode() + b"\n"
+
+    @staticmethod
+    def from_json(data: bytes) -> Settings:
+        """Raises ValueError, KeyError, TypeError for what `to_json` does not write."""
+        about = json.loads(data)
+        if about["version"] not in (VERSION, VERSION_READ):
+            raise ValueError(f"version {about['version']}, not {VERSION} or {VERSION_READ}")
+        told = {} if about["version"] == VERSION else about["reading"]
+        reading = Reading(**{name: bool(value) for name, value in told.items()})
+        shards = (
+            ShardSeen(os.fsencode(one["name"]), os.fsencode(one["path"]), _three(one["fingerprint"]))
+            for one in about["shards"]
+        )
+        return Settings(str(about["layout"]), str(about["names"]), bool(about["merge"]), tuple(shards), reading)
+
+
+def _three(numbers: list[int]) -> tuple[int, int, int]:
+    size, mtime_ns, inode = map(int, numbers)
+    return size, mtime_ns, inode
+
+
+def read_settings(place: Place) -> Settings | None:
+    """What overlay.json says; None when there is none. Raises OverlayUnusable."""
+    try:
+        return Settings.from_json(place.settings.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise OverlayUnusable(f"{place.settings} cannot be used: {error}") from None
+
+
+def write_settings(place: Place, settings: Settings) -> None:
+    """Write overlay.json."""
+    _write(place.settings, settings.to_json())
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file; a stop or a power cut leaves the old one or the new one."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.unlink(missing_ok=True)  # of a process that was killed
+    fd = trust.open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    with os.fdopen(fd, "wb") as out:
+        out.write(content)
+        out.flush()
+        os.fsync(out.fileno())
+    temporary.rename(path)
+    sync_directory(path.parent)
+
+
+class Written(NamedTuple):
+    """A shard that a commit to elsewhere wrote from the changes of an overlay, and the --output that named it.
+
+    `size` in bytes; `mtime_ns` is 0 while the commit is at work.
+    """
+
+    path: bytes
+    size: int
+    mtime_ns: int
+    output: str
+
+
+def read_outputs(place: Place) -> list[Written]:
+    """What outputs.json says; nothing when there is none. Raises OverlayUnusable."""
+    try:
+        with os.fdopen(trust.open_file(place.outputs, os.O_RDONLY), "rb") as file:
+            about = json.load(file)
+        if about["version"] != VERSION:
+            raise ValueError(f"version {about['version']}, not {VERSION}")
+        return [
+            Written(os.fsencode(one["path"]), int(one["size"]), int(one["mtime_ns"]), str(one["output"]))
+            for one in about["shards"]
+        ]
+    except FileNotFoundError:
+        return []
+    except trust.Untrusted as error:
+        raise OverlayUnusable(error.strerror) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        text = f"{place.outputs} cannot be used: {error}; it only says which shards were written from the overlay"
+        raise OverlayUnusable(f"{text}, so it may be removed") from None
+
+
+def add_outputs(place: Place, written: Sequence[Written]) -> None:
+    """Note these shards in outputs.json, in the place of what is noted of the same paths. Raises OSErrors."""
+    found = {one.path: one for one in (*read_outputs(place), *written)}
+    shards = [{**one._asdict(), "path": os.fsdecode(one.path)} for one in found.values()]
+    _write(place.outputs, json.dumps({"version": VERSION, "shards": shards}, indent=1).encode() + b"\n")
+
+
+def refuse_outputs(place: Place, shards: Sequence[bytes]) -> None:
+    """Raise OverlayUnusable when the overlay is to be used over shards (paths) that were written from it.
+
+    All its changes would be made a second time, and each new directory packed again. A shard is known by its path
+    and size, or, if it was moved or copied with its time, by size and time.
+    """
+    written = read_outputs(place)
+    if not written:
+        return
+    paths = {(one.path, one.size) for one in written}
+    stamps = {(one.size, one.mtime_ns) for one in written if one.mtime_ns}
+    again = []
+    for shard in shards:
+        path = os.path.realpath(shard)
+        with contextlib.suppress(OSError):  # it cannot be read: that is said where it is needed
+            found = os.stat(path)
+            if (path, found.st_size) in paths or (found.st_size, found.st_mtime_ns) in stamps:
+                again.append(os.fsdecode(shard))
+    if again:
+        verb = "was" if len(again) == 1 else "were"
+        raise OverlayUnusable(
+            f"{several(again)} {verb} written by a commit of the overlay {place.path} (see {place.outputs}): its "
+            "changes would be packed a second time. Begin with a new directory for --overlay, or name the shards "
+            "that this one was made over"
+        )
+
+
+def sync_directory(path: Path) -> None:
+    fd = os.open(path, OPEN_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def hold(place: Place, make: bool = True) -> int:
+    """Keep everybody else from mounting or committing this overlay, as long as the descriptor is open.
+
+    With `make` an empty directory becomes an overlay of ours; without, nothing is left in it: it may be an upper
+    of the kernel's. A forked process inherits the hold: it ends with the last of them. Raises OverlayBusy, which
+    names the holder; OverlayUnusable where others can write to the directory: what lies in it says which shards a
+    commit replaces.
+    """
+    try:
+        trust.directory(place.path)
+        fd, ours = _open_lock(place, make)
+    except trust.Untrusted as error:
+        raise OverlayUnusable(f"the overlay {place.path} is not used, since {error.strerror}") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if ours:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+    except BlockingIOError:
+        holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip() if ours else ""
+        os.close(fd)
+        raise OverlayBusy(f"the overlay {place.path} is in use{_holder_text(holder)}") from None
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _holder_text(holder: str) -> str:
+    """Who holds an overlay, and what to do. `holder` is the number in its lock, empty if there is none."""
+    with contextlib.suppress(PermissionError, OverflowError):  # the first is somebody else's process
+        try:
+            if holder.isdecimal():
+                os.kill(int(holder), 0)
+        except ProcessLookupError:
+            return (
+                f" by workers of a mount whose daemon (process {holder}) has died: `wdsfs status` tells where it "
+                "is, and `wdsfs umount MOUNTPOINT` ends them"
+            )
+    by = f" by process {holder}" if holder else ""
+    return f"{by}; only one mount or commit may use it"
+
+
+def _open_lock(place: Place, make: bool) -> tuple[int, bool]:
+    """What to lock, and whether the holder's number may be written there."""
+    if not place.is_bare and (make or os.listdir(place.path)):  # else nothing of ours belongs in there
+        try:
+            return trust.open_file(place.lock, os.O_RDWR | os.O_CREAT, 0o644), True
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+    return os.open(place.path, OPEN_DIRECTORY), False
+
+
+@contextlib.contextmanager
+def held(place: Place) -> Iterator[None]:
+    """`hold` for the time of a block that makes no overlay of an empty directory."""
+    fd = hold(place, make=False)
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def state_of(place: Place) -> Path:
+    """Where the journal of an in-place commit is: for an upper of the kernel's beside it, not in it.
+
+    Raises OverlayUnusable when somebody else has made that directory: a journal says what is written where.
+    """
+    if place.is_ours:
+        return place.work
+    beside = _beside(place)
+    if os.path.lexists(beside):
+        try:
+            trust.directory(beside)
+        except OSError as error:
+            raise OverlayUnusable(f"{beside}: {error.strerror}") from None
+    # A commit that was killed while it emptied such an upper has left nothing that tells that it was one.
+    return beside if place.is_bare or (beside / "commit.json").exists() else place.work
+
+
+def _beside(place: Place) -> Path:
+    return place.path.with_name(place.path.name + ".wdsfs-commit")
+
+
+def clean(place: Place) -> None:
+    """Remove what a commit leaves that was killed at its very end, or before its first shard. The caller holds the
+    overlay, and no commit of it is unfinished."""
+    beside = _beside(place)
+    if not place.is_ours and beside.is_dir() and not (beside / "commit.json").exists():
+        shutil.rmtree(beside, ignore_errors=True)
+    if not place.is_bare:
+        shutil.rmtree(place.work / "committed", ignore_errors=True)
+        for name in ("commit.log", "commit.json.tmp"):
+            with contextlib.suppress(OSError):
+                (place.work / name).unlink()
+
+
+def unfinished(place: Place) -> bool:
+    """Whether an in-place commit of this overlay was stopped half-way: then only `replace` may use it."""
+    return (state_of(place) / "commit.json").exists()

@@ -1,0 +1,294 @@
+"""Small files that people and programs write, JSON, YAML and text, read so that an error can name the place.
+
+A `Field` is a value and where it stands: `shards.json: shardlist[3].url`, `split.yaml:7: exclude[0]`. What the
+values mean is for `spec/shard_lists.py` to say. Anything may be in such a file: nothing in it is executed, nothing
+grows when it is read (aliases of YAML are shared, never copied), and what is wrong with it is a SpecError.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, NoReturn
+
+from wdsfs.errors import SpecError, UnreadableShard
+
+STDIN = "-"
+MAX_BYTES = 256 << 20  # of a JSON or text file: some 1.5 million shards; a larger one was not meant
+MAX_YAML_BYTES = 32 << 20  # 100,000 scalars take 0.2 s, and much more memory than in the file
+MAX_DEPTH = 32  # of YAML; the deepest that means something is 5
+
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+_DIGITS = re.compile(r"[0-9]{1,18}")
+
+
+class Scalar(str):
+    """A scalar of a YAML file as it is written, whatever type YAML would make of it (`no`, `1e3`, `007`)."""
+
+    __slots__ = ("is_null", "line")
+    is_null: bool
+    line: int
+
+
+class _Mapping(dict[str, Any]):
+    line = 0
+
+
+class _Sequence(list[Any]):
+    line = 0
+
+
+class Field(NamedTuple):
+    """A value in a file, and the way to it from the top."""
+
+    file: str
+    value: Any
+    key: str | int | None = None
+    above: Field | None = None
+
+    @property
+    def place(self) -> str:
+        """`shardlist[3].url`; nothing for the whole file."""
+        if self.above is None:
+            return ""
+        outer = self.above.place
+        if isinstance(self.key, str) and self.key.isidentifier():
+            return f"{outer}.{self.key}" if outer else self.key
+        return f"{outer}[{self.key!r}]"
+
+    def __str__(self) -> str:
+        return self.where
+
+    @property
+    def where(self) -> str:
+        """`shards.json: shardlist[3].url`, with the line where the format tells it."""
+        line = getattr(self.value, "line", 0)
+        place = self.place
+        return f"{self.file}{f':{line}' if line else ''}{f': {place}' if place else ''}"
+
+    def wrong(self, text: str) -> SpecError:
+        """An error about this value."""
+        return SpecError(f"{self.where}: {text}")
+
+    def is_object(self) -> bool:
+        return isinstance(self.value, dict)
+
+    def get(self, key: str) -> Field | None:
+        """A value of an object, None if it has none of this name. Raises SpecError when this is no object."""
+        value = self._object().get(key, self)  # itself for what is not there: None is a value, too
+        return None if value is self else Field(self.file, value, key, self)
+
+    def need(self, key: str) -> Field:
+        """As `get`; raises SpecError for what is not there."""
+        found = self.get(key)
+        if found is None:
+            raise self.wrong(f"{key!r} is missing")
+        return found
+
+    def named(self) -> Iterator[tuple[str, Field]]:
+        """The names and values of an object, in the order of the file."""
+        for key, value in self._object().items():
+            yield key, Field(self.file, value, key, self)
+
+    def items(self) -> Iterator[Field]:
+        """The values of a list. Raises SpecError when this is none."""
+        if not isinstance(self.value, list):
+            raise self.wrong(f"a list is needed, not {_kind(self.value)}")
+        for number, value in enumerate(self.value):
+            yield Field(self.file, value, number, self)
+
+    def text(self) -> str:
+        if not isinstance(self.value, str) or _is_null(self.value):
+            raise self.wrong(f"a text is needed, not {_kind(self.value)}")
+        return self.value
+
+    def texts(self) -> Iterator[Field]:
+        """The texts of a list; a text alone is a list of one, as in webdataset's YAML."""
+        if isinstance(self.value, str) and not _is_null(self.value):
+            return iter((self,))
+        return self.items()
+
+    def number(self) -> int:
+        """A whole number from 0 on."""
+        if isinstance(self.value, Scalar) and _DIGITS.fullmatch(self.value):
+            return int(self.value)
+        if type(self.value) is not int or self.value < 0:
+            told = isinstance(self.value, int | float | str) and not isinstance(self.value, bool)
+            shown = repr(str(self.value))[:40] if told else _kind(self.value)
+            raise self.wrong(f"a number from 0 on is needed, not {shown}")
+        return self.value
+
+    def allow(self, known: Iterable[str]) -> None:
+        """Raises SpecError for a name in this object that is none of these."""
+        names = sorted(known)
+        for key, field in self.named():
+            if key not in names:
+                raise field.wrong(f"no such key; known are {', '.join(names)}")
+
+    def _object(self) -> dict[str, Any]:
+        if not isinstance(self.value, dict):
+            raise self.wrong(f"an object is needed, not {_kind(self.value)}")
+        return self.value
+
+
+def read(path: str, limit: int = MAX_BYTES) -> bytes:
+    """The bytes of a file, `-` for standard input. Raises SpecError, and UnreadableShard for what a disk says."""
+    try:
+        with open(0 if path == STDIN else path, "rb", closefd=path != STDIN) as file:
+            large = os.fstat(file.fileno()).st_size > limit
+            data = b"" if large else file.read(limit + 1)  # what is no regular file has no size
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise SpecError(f"{path!r} cannot be read: {error.strerror}") from None
+    except OSError as error:
+        raise UnreadableShard(f"{path!r} cannot be read: {error.strerror}") from None
+    if large or len(data) > limit:
+        raise SpecError(f"{path!r} has more than {limit >> 20} MiB: that is no list of shards")
+    if data.startswith(_UTF_16) and b"\0" in data[:16]:
+        raise SpecError(f"{path!r} is in UTF-16: save it as UTF-8")
+    return data
+
+
+def lines(path: str) -> Iterator[tuple[int, str]]:
+    """The lines of a text file with their numbers, without white space around them, decoded as paths are."""
+    for number, line in enumerate(read(path).removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+        yield number, os.fsdecode(line.strip(b" \t\r"))
+
+
+def load_json(path: str) -> Field:
+    """A JSON file. Raises SpecError, UnreadableShard."""
+    return Field(path, _json(path, _read_file(path, MAX_BYTES)))
+
+
+def load_yaml(path: str) -> Field:
+    """A YAML file of one document. Raises SpecError, UnreadableShard."""
+    return Field(path, _yaml(path, _read_file(path, MAX_YAML_BYTES)))
+
+
+def _read_file(path: str, limit: int) -> bytes:
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise SpecError(f"{path!r} is no regular file")  # a pipe would be waited for
+    return read(path, limit)
+
+
+def _is_null(value: str) -> bool:
+    return isinstance(value, Scalar) and value.is_null
+
+
+def _kind(value: object) -> str:
+    if value is None or (isinstance(value, Scalar) and value.is_null):
+        return "nothing"
+    kinds = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
+    return next((word for kind, word in kinds.items() if isinstance(value, kind)), "a number")
+
+
+# -- JSON ----------------------------------------------------------------------------------------------------
+
+
+def _json(path: str, data: bytes) -> Any:
+    text = data.decode("utf-8-sig", "surrogateescape")
+    try:
+        return json.loads(text, object_pairs_hook=lambda pairs: _unique(path, pairs))
+    except json.JSONDecodeError as error:
+        raise SpecError(f"{path}:{error.lineno}:{error.colno}: no JSON: {error.msg}") from None
+    except RecursionError:
+        raise SpecError(f"{path}: nested too deeply") from None
+    except ValueError:  # Python reads at most 4,300 digits
+        raise SpecError(f"{path}: a number in it is too large") from None
+
+
+def _unique(path: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        repeated = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise SpecError(f"{path}: {repeated!r} occurs twice in one object")
+    return found
+
+
+# -- YAML ----------------------------------------------------------------------------------------------------
+# From the parser's events, and not by a loader: that keeps the lines, takes a fifth of the time, gives an alias
+# the value itself and no copy, and makes no types of what are names.
+
+
+def _yaml(path: str, data: bytes) -> Any:
+    import yaml
+
+    try:
+        return _Builder(path).build(yaml.parse(data, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        raise SpecError(f"{path}{where}: no YAML: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:  # of its reader: characters that YAML does not allow
+        raise SpecError(f"{path}: no YAML: {' '.join(str(error).split())}") from None
+
+
+class _Builder:
+    """The values of one document."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.open: list[_Mapping | _Sequence] = []
+        self.keys: list[str | None] = []  # of each open mapping the key whose value comes next
+        self.anchors: dict[str, Any] = {}
+        self.top: list[Any] = []
+
+    def build(self, events: Iterable[Any]) -> Any:
+        import yaml
+
+        for event in events:
+            line = event.start_mark.line + 1
+            if isinstance(event, yaml.ScalarEvent):
+                self._put(_scalar(event, line), line, event.anchor)
+            elif isinstance(event, yaml.CollectionStartEvent):
+                value = _Mapping() if isinstance(event, yaml.MappingStartEvent) else _Sequence()
+                value.line = line
+                self._put(value, line, event.anchor)
+                self._enter(value, line)
+            elif isinstance(event, yaml.CollectionEndEvent):
+                self.open.pop()
+                self.keys.pop()
+            elif isinstance(event, yaml.AliasEvent):
+                if event.anchor not in self.anchors:
+                    self._refuse(line, f"no anchor is called {event.anchor!r}")
+                self._put(self.anchors[event.anchor], line)
+        return self.top[0] if self.top else None
+
+    def _enter(self, value: _Mapping | _Sequence, line: int) -> None:
+        if len(self.open) >= MAX_DEPTH:
+            self._refuse(line, "nested too deeply")
+        self.open.append(value)
+        self.keys.append(None)
+
+    def _put(self, value: Any, line: int, anchor: str | None = None) -> None:
+        if anchor is not None:
+            self.anchors[anchor] = value
+        if not self.open:
+            if self.top:
+                self._refuse(line, "a second document; one is needed")
+            self.top.append(value)
+            return
+        inside = self.open[-1]
+        if isinstance(inside, _Sequence):
+            inside.append(value)
+        elif self.keys[-1] is None:
+            if not isinstance(value, str):
+                self._refuse(line, "a key that is no text")
+            if value in inside:
+                self._refuse(line, f"{str(value)!r} occurs twice in one object")
+            self.keys[-1] = str(value)
+        else:
+            inside[self.keys[-1]] = value
+            self.keys[-1] = None
+
+    def _refuse(self, line: int, text: str) -> NoReturn:
+        raise SpecError(f"{self.path}:{line}: {text}")
+
+
+def _scalar(event: Any, line: int) -> Scalar:
+    value = Scalar(event.value)
+    value.line = line
+    value.is_null = event.implicit[0] and value in ("", "~", "null", "Null", "NULL")
+    return value

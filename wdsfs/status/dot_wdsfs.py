@@ -1,0 +1,306 @@
+"""The hidden directory `.wdsfs` in the top of a mount: what the mount says of itself, and indexes for other tools.
+
+It is found by whoever asks for it, and never listed: no loader walks into it. Decided here is what is in it, under
+which inode, and what can be read; `read_ops.SpecialOperations` answers the requests.
+
+| name | inode (an *extra*, see `inodes.py`) | text |
+|---|---|---|
+| `status.json`, `metrics` | the number of a snapshot | of the moment when the name was looked up |
+| `shards.json`, `problems.txt` | a checksum of the text | of what the shards are now |
+| `dali/<shard>.idx` | the shard's number and a checksum of its fingerprint | of the shard's record |
+
+OPEN is never sent here, any worker answers any READ, and the kernel asks for no byte behind the size that it was
+told. So a number stands for one text, and for no other one as long as the mount lasts: what is read is whole,
+whoever answers. A text that cannot be had again (a snapshot that was replaced by now, a set that has changed) gets
+ESTALE, upon which the kernel looks the name up again.
+
+Some of this takes long: to index a shard, to make the index of a large one, to look at each of many. The worker
+that is asked does it, and says so first (`Operations.slowly`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import stat
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import NamedTuple, TypeVar
+
+from wdsfs import inodes, names
+from wdsfs.dataset.shard_set import MANY, NotIndexed
+from wdsfs.dataset.shard_tree import AT_PARENT, AT_SELF, DIRECTORY_MODE, Entry, Node, Tree, text_of
+from wdsfs.errors import (
+    ExportError,
+    IsADirectory,
+    NoSuchAttribute,
+    NoSuchEntry,
+    NotADirectory,
+    ShardError,
+    StaleEntry,
+)
+from wdsfs.index.record import Record
+from wdsfs.inodes import DALI, DALI_INDEX, HIDDEN, METRICS, PROBLEMS, ROOT, SHARDS, STATUS, pack_extra
+from wdsfs.interop import dali, wids
+from wdsfs.overlay.writable_tree import WritableTree
+from wdsfs.status import control, status_report
+from wdsfs.status.counters import Board
+from wdsfs.status.text_ring import TEXT_MAX, Snapshots
+from wdsfs.storage.identity import sum_of
+
+NAME = b".wdsfs"
+KEPT_BYTES = 32 << 20  # of texts that a worker keeps; the last one in any case
+
+_FILE_MODE = stat.S_IFREG | 0o444
+_SHARD_BITS = 20
+_INDEX = b".idx"
+_FILES = {b"status.json": STATUS, b"metrics": METRICS, b"shards.json": SHARDS, b"problems.txt": PROBLEMS}
+_FIRST = AT_PARENT + 1  # the cursor of the first child
+
+Answer = TypeVar("Answer")
+
+
+class Text(NamedTuple):
+    """What a file holds, and its time (ns since the epoch)."""
+
+    content: bytes
+    mtime_ns: int
+
+
+class Special:
+    """What is in the hidden directory. Made before the workers are forked; each then calls `attach`. `half_done`
+    says whether a commit in place was stopped half-way.
+
+    Answers what `shard_tree.Tree` answers, in the same words, of the inodes of this directory only; what no such
+    inode can be gets StaleEntry.
+    """
+
+    merged = False  # its directories are not kept by the kernel in a merged tree, nor need they be
+
+    def __init__(
+        self,
+        daemon: control.Daemon,
+        board: Board,
+        snapshots: Snapshots,
+        half_done: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.daemon, self.board, self._half_done = daemon, board, half_done
+        self._snapshots = snapshots
+        self._texts: OrderedDict[int, Text] = OrderedDict()
+        self._kept_bytes = 0
+
+    def attach(self, tree: Tree | WritableTree, slowly: Callable[[], AbstractContextManager[None]]) -> None:
+        """Tell of the set that this tree shows; `slowly` is entered for what takes long."""
+        self.tree, self.lower, self._slowly = tree, tree.lower, slowly
+        # Other tools read the shards as they are, whatever is shown of them.
+        self.plain = tree.lower.plain
+
+    # --- what there is
+
+    def lookup(self, parent: int, name: bytes) -> Node:
+        """The child `name` of one of these directories, or of the top. Raises NoSuchEntry, NotADirectory."""
+        if parent == ROOT and name == NAME:
+            return self.getattr(pack_extra(HIDDEN))
+        what, _ = self._open(parent)
+        if what == DALI:
+            return self._node(self._inode_of_index(name))
+        if what != HIDDEN:
+            raise NotADirectory(f"{text_of(name)!r}: its parent is a file")
+        if name == b"dali":
+            return self.getattr(pack_extra(DALI))
+        if name not in _FILES:
+            raise NoSuchEntry(f"no {text_of(name)!r} in {text_of(NAME)}")
+        return self._node(self._make(_FILES[name]))
+
+    def getattr(self, inode: int) -> Node:
+        """Raises StaleEntry."""
+        if inode == ROOT:
+            return self.tree.getattr(ROOT)
+        what, _ = self._open(inode)
+        if what not in (HIDDEN, DALI):
+            return self._node(inode)
+        links = 3 if what == HIDDEN else 2
+        return Node(inode, DIRECTORY_MODE, links, 0, int(self.daemon.started) * 10**9)
+
+    def _node(self, inode: int) -> Node:
+        text = self.text(inode)
+        return Node(inode, _FILE_MODE, 1, len(text.content), text.mtime_ns)
+
+    def parent(self, inode: int) -> int:
+        """The inode of the directory that holds this one."""
+        what, _ = self._open(inode)
+        return ROOT if what == HIDDEN else pack_extra(HIDDEN)
+
+    def listing(self, inode: int, after: int = 0) -> Iterator[Entry]:
+        """The children of a directory behind the cursor `after`: with no more than an inode number and the type.
+
+        The texts are not made to list them: of a hundred thousand shards that would take an hour.
+        """
+        what, _ = self._open(inode)
+        if what not in (HIDDEN, DALI):
+            raise NotADirectory(f"inode {inode} is a file")
+        if after < AT_SELF:
+            yield Entry(b".", _typed(inode, DIRECTORY_MODE), AT_SELF)
+        if after < AT_PARENT:
+            yield Entry(b"..", _typed(self.parent(inode), DIRECTORY_MODE), AT_PARENT)
+        first = max(after - _FIRST + 1, 0)
+        if what == DALI:
+            for number in range(first, len(self.lower)):
+                name = _index_name(self.lower.shards[number].name)
+                yield Entry(name, _typed(pack_extra(DALI_INDEX, number), _FILE_MODE), number + _FIRST)
+            return
+        children = [(b"dali", DALI, DIRECTORY_MODE), *((name, what, _FILE_MODE) for name, what in _FILES.items())]
+        for at, (name, child, mode) in list(enumerate(children))[first:]:
+            yield Entry(name, _typed(pack_extra(child), mode), at + _FIRST)
+
+    def run(self, inode: int, after: int, most: int) -> None:
+        """Nothing is alike here."""
+
+    def xattrs(self, inode: int) -> list[bytes]:
+        """None."""
+        return []
+
+    def getxattr(self, inode: int, name: bytes) -> bytes:
+        """Raises NoSuchAttribute."""
+        raise NoSuchAttribute(f"no attribute {text_of(name)}")
+
+    def _open(self, inode: int) -> tuple[int, int]:
+        what, number = inodes.unpack_extra(inode)
+        if not HIDDEN <= what <= DALI_INDEX or (what in (HIDDEN, DALI) and number):
+            raise StaleEntry(f"no inode {inode}")
+        return what, number
+
+    # --- the texts
+
+    def text(self, inode: int) -> Text:
+        """What a file holds. Raises IsADirectory, StaleEntry, ShardErrors, ExportError."""
+        what, number = self._open(inode)
+        if what in (HIDDEN, DALI):
+            raise IsADirectory(f"inode {inode} is a directory")
+        if what in (STATUS, METRICS):
+            found = self._snapshots.get(number)
+            if found is None:
+                raise StaleEntry(f"the snapshot {number} has been replaced by later ones")
+            return Text(found.text, found.taken_ns)
+        if what == DALI_INDEX:
+            return self._dali_index(inode, number)
+        if inode not in self._texts and self._make(what) != inode:
+            raise StaleEntry("the set has changed since this was looked up")
+        return self._kept(inode)
+
+    def _make(self, what: int) -> int:
+        """Make the text of a file that is about all shards anew; returns its inode."""
+        with self._slowly() if len(self.lower) > MANY else contextlib.nullcontext():
+            return self._make_now(what)
+
+    def _make_now(self, what: int) -> int:
+        if what in (STATUS, METRICS):
+            told = self._report()
+            text = status_report.as_json(told, TEXT_MAX) if what == STATUS else status_report.as_metrics(told)
+            return pack_extra(what, self._snapshots.put(text))
+        text = self._wids_index() if what == SHARDS else self._problems()
+        mtime_ns = max(map(self._mtime_ns, range(len(self.lower))), default=0)
+        inode = pack_extra(what, int.from_bytes(hashlib.blake2b(text, digest_size=7).digest()))
+        self._keep(inode, Text(text, mtime_ns))
+        return inode
+
+    def _keep(self, inode: int, text: Text) -> None:
+        replaced = self._texts.pop(inode, None)
+        self._kept_bytes += len(text.content) - (len(replaced.content) if replaced else 0)
+        self._texts[inode] = text
+        while self._kept_bytes > KEPT_BYTES and len(self._texts) > 1:
+            self._kept_bytes -= len(self._texts.popitem(last=False)[1].content)
+
+    def _kept(self, inode: int) -> Text:
+        self._texts.move_to_end(inode)
+        return self._texts[inode]
+
+    def _report(self) -> dict[str, object]:
+        state = control.RUNNING if self.daemon.alive else control.UNSUPERVISED
+        told = status_report.gather(self.lower, self.tree.totals, self.board, self.daemon.started)
+        return {**control.report(self.daemon, state, told), "unfinished_commit": self._half_done()}
+
+    def _problems(self) -> bytes:
+        """A line for each shard that is not whole, as far as they are indexed."""
+        rows = (f"{path}: {problem}".replace("\n", "\\n") for path, problem in self.lower.damaged())
+        return "".join(f"{row}\n" for row in rows).encode("utf-8", "surrogateescape")
+
+    def _wids_index(self) -> bytes:
+        """Raises ShardErrors, ExportError: a reader takes a list without one shard for the whole set."""
+        rows = []
+        for number in range(len(self.lower)):
+            summary = self._indexed(number, self.plain.summary)
+            if not self.plain.shards[number].reading.is_plain:
+                self._refuse_irregular(number)
+            # An absolute path: the reader takes others from the directory of the index.
+            path = self.lower.path_text(number)
+            rows.append(wids.WidsShard(path, summary.samples, summary.fingerprint[0]))
+        return wids.wids_index(rows)
+
+    def _refuse_irregular(self, number: int) -> None:
+        try:
+            dali.refuse_irregular(self._indexed(number, self.plain.record), "wids")
+        except ExportError as error:
+            raise ExportError(f"{self.plain.path_text(number)}: {error}") from None
+
+    def _mtime_ns(self, number: int) -> int:
+        with contextlib.suppress(ShardError):
+            return self.lower.fingerprint(number)[1]
+        return 0
+
+    def _indexed(self, number: int, question: Callable[[int], Answer]) -> Answer:
+        """The answer to a question about a shard, which is indexed first if it is not."""
+        while True:
+            try:
+                return question(number)
+            except NotIndexed:
+                with self._slowly():
+                    self.plain.index_now(number)
+
+    # --- indexes for DALI
+
+    @functools.cached_property
+    def _numbers(self) -> dict[bytes, int]:
+        return {_index_name(shard.name): number for number, shard in enumerate(self.lower.shards)}
+
+    def _inode_of_index(self, name: bytes) -> int:
+        number = self._numbers.get(name)
+        if number is None:
+            raise NoSuchEntry(f"no shard has the index {text_of(name)!r}")
+        return self._inode_of_record(number, self._indexed(number, self.plain.record))
+
+    @staticmethod
+    def _inode_of_record(number: int, record: Record) -> int:
+        size, mtime_ns, identity = record.fingerprint
+        return pack_extra(DALI_INDEX, sum_of((size, mtime_ns, identity)) << _SHARD_BITS | number)
+
+    def _dali_index(self, inode: int, packed: int) -> Text:
+        number = packed & inodes.SHARD_MAX
+        if number >= len(self.plain):
+            raise StaleEntry(f"no inode {inode}")
+        record = self._indexed(number, self.plain.record)
+        if self._inode_of_record(number, record) != inode:
+            self.plain.distrust()  # another process may have seen a change that this one has not looked for yet
+            record = self._indexed(number, self.plain.record)
+        if self._inode_of_record(number, record) != inode:
+            raise StaleEntry(f"{self.plain.path_text(number)} has changed since its index was looked up")
+        if inode not in self._texts:
+            try:
+                with self._slowly():
+                    if self.plain.is_compressed(number):
+                        raise ExportError("it is compressed, and DALI reads plain tars only")
+                    text = b"".join(dali.dali_index(record))
+            except ExportError as error:
+                raise ExportError(f"{self.plain.path_text(number)}: {error}") from None
+            self._keep(inode, Text(text, record.fingerprint[1]))
+        return self._kept(inode)
+
+
+def _typed(inode: int, mode: int) -> Node:
+    return Node(inode, mode, 1, 0, 0)
+
+
+def _index_name(shard: bytes) -> bytes:
+    return names.shorten(shard, names.NAME_MAX - len(_INDEX)) + _INDEX

@@ -1,0 +1,158 @@
+"""Files that are whole and on the disk, or not there at all: the steps by which shards and indexes are written.
+
+Write under a temporary name in the same directory, sync, rename, sync the directory. Every step goes through
+`Disk`, so that the tests can record it, stop there or let it fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import stat
+from typing import Any
+
+from wdsfs.errors import CommitError, CorruptShard
+from wdsfs.storage.source import TarBytes, pread
+
+CHUNK = 1 << 20  # bytes of a file that are read at a time, and of small pieces that are written together
+
+
+# What copy_file_range and sendfile say where they do not work: another file system, an old kernel, a strange file.
+_NOT_HERE = frozenset((errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY))
+
+
+class Disk:
+    """The steps by which anything is written. The tests put another one in its place."""
+
+    def open_temporary(self, path: bytes, mode: int = 0o666) -> int:
+        """A new file that nobody else is writing or has open. One that a killed commit left behind gives way.
+
+        Never that one itself: where others may write to the directory it may be theirs, or a link to a file of
+        this user's. Raises CommitError, OSErrors.
+        """
+        while True:
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            except FileExistsError:
+                _remove_leftover(path)
+                continue
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Taken for a leftover between the two calls?
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False)):
+                        return fd
+            except BlockingIOError:  # by another commit, which is about to remove it
+                pass
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+
+    def write(self, fd: int, data: bytes | bytearray) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+
+    def copy(self, source: TarBytes, target: int, start: int, count: int) -> None:
+        """Copy bytes from `start` to where `target` stands, by the kernel if it can. Raises CorruptShard."""
+        for copy in (_copy_file_range, _sendfile):
+            while count and isinstance(source, int):
+                try:
+                    done = copy(source, target, start, count)
+                except OSError as error:
+                    if error.errno not in _NOT_HERE:
+                        raise
+                    break
+                if not done:
+                    break
+                start, count = start + done, count - done
+        while count:
+            data = pread(source, min(count, CHUNK), start)
+            if not data:
+                raise CorruptShard(f"the shard ends at byte {start}, {count} bytes too early")
+            self.write(target, data)
+            start, count = start + len(data), count - len(data)
+
+    def set_owner(self, fd: int, like: os.stat_result) -> None:
+        """Mode and, as far as it is allowed, owner of the shard that is to be replaced."""
+        with contextlib.suppress(PermissionError):
+            os.fchown(fd, like.st_uid, like.st_gid)
+        os.fchmod(fd, stat.S_IMODE(like.st_mode))
+
+    def start_writing(self, fd: int) -> None:
+        """Have the disk write what is there so far, instead of all at the end: a third of the time of a commit.
+
+        A hint: what has to be on disk is for `sync` to see to.
+        """
+        if _sync_file_range is not None:
+            _sync_file_range(fd, 0, 0, _SYNC_FILE_RANGE_WRITE)
+
+    def sync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def rename(self, source: bytes, target: bytes) -> None:
+        os.rename(source, target)
+
+    def link(self, source: bytes, target: bytes) -> None:
+        os.link(source, target)
+
+    def make_directory(self, path: bytes) -> None:
+        os.mkdir(path)
+
+    def remove(self, path: bytes) -> None:
+        os.unlink(path)
+
+    def sync_directory(self, path: bytes) -> None:
+        fd = os.open(path or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _remove_leftover(path: bytes) -> None:
+    """Remove what has a temporary name, unless somebody is writing it. Raises CommitError, OSErrors."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EACCES):  # a link, a socket, one of another user
+            raise
+        fd = -1
+    try:
+        if fd >= 0:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+    except BlockingIOError:
+        raise CommitError(f"another commit is writing {os.fsdecode(path)}") from None
+    except PermissionError as error:
+        raise CommitError(
+            f"{os.fsdecode(path)} is in the way, and cannot be removed ({error.strerror}): it is another user's"
+        ) from None
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+_SYNC_FILE_RANGE_WRITE = 2
+_sync_file_range: Any = getattr(ctypes.CDLL(None), "sync_file_range", None)
+
+
+def _copy_file_range(source: int, target: int, start: int, count: int) -> int:
+    return os.copy_file_range(source, target, count, start)
+
+
+def _sendfile(source: int, target: int, start: int, count: int) -> int:
+    return os.sendfile(target, source, start, count)
+
+
+def temporary_of(target: bytes) -> bytes:
+    """The name under which a shard is written: in the same directory, and hidden, so that no glob takes it."""
+    directory, name = os.path.split(target)
+    return os.path.join(directory, b".wdsfs-" + name + b".tmp")
