@@ -24,7 +24,7 @@ from tests.interop.test_lint import findings, write
 from tests.tars import BLOCK, END, member, tar
 from tests.uppers import WHITEOUT
 from wdsfs.cli.mount_helper import translate
-from wdsfs.dataset.shard_set import Lower
+from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.index.record import Record
 from wdsfs.index.record_builder import build
 from wdsfs.index.store import build_file, open_index
@@ -299,11 +299,11 @@ def test_a_shard_is_indexed_on_demand_in_each_way(tmp_path: Path) -> None:
     path.write_bytes(APART)
     index = open_index(tmp_path / "index")
     for reading, samples in ((BY_KEY, 3), (PLAIN, 6), (BOTH, 3)):
-        below = Lower(expand([str(path)], reading=reading), index)
+        below = ShardSet(expand([str(path)], reading=reading), index)
         assert below.with_index(partial(below.record, 0)).samples == samples
         below.release()
     path.write_bytes(APART + tar(member(b"more.txt")))
-    below = Lower(expand([str(path)], reading=BOTH), index)
+    below = ShardSet(expand([str(path)], reading=BOTH), index)
     assert below.with_index(partial(below.record, 0)).samples == 4
     below.release()
     path.unlink()

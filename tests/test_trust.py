@@ -19,11 +19,11 @@ import pytest
 from tests import sets, tars
 from tests.conftest import Program
 from wdsfs import host, trust
-from wdsfs.dataset.shard_set import Lower
+from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import IndexUnusable, MountError, OverlayUnusable, UsageError
 from wdsfs.index.store import Index, open_index
 from wdsfs.interop import export
-from wdsfs.overlay.upper_format import Place, hold
+from wdsfs.overlay.upper_format import OverlayDirectory, hold
 from wdsfs.storage.durable import Disk, temporary_of
 from wdsfs.storage.identity import look
 from wdsfs.storage.unpack_cache import NoRoom, cache
@@ -467,10 +467,10 @@ def test_an_overlay_that_others_can_write(common: Path, monkeypatch: pytest.Monk
     another("mkdir", common / "o")
     another("ln", "-s", victim, common / "o/lock")
     with pytest.raises(OverlayUnusable, match=r"is not used, since .*/o belongs to another user .*--trust nobody"):
-        hold(Place(common / "o"))
+        hold(OverlayDirectory(common / "o"))
     monkeypatch.setenv("WDSFS_TRUST", "nobody")  # then it is used, but still nothing through a link
     with pytest.raises(OverlayUnusable, match="lock is a symbolic link: remove it"):
-        hold(Place(common / "o"))
+        hold(OverlayDirectory(common / "o"))
     assert victim.read_bytes() == b"content"
 
 
@@ -555,7 +555,7 @@ def test_an_export_takes_no_mode_from_where_a_link_leads(common: Path) -> None:
     os.chmod(common / "open", 0o666)
     another("ln", "-s", common / "open", common / "s.idx")
     with opened(common / "index") as index:
-        below = Lower([sets.at(shard)], index)
+        below = ShardSet([sets.at(shard)], index)
         one = export.Export(below, 1)
         one.write(export.DALI, os.fsencode(common))
         one.finish()

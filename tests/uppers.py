@@ -11,8 +11,8 @@ from typing import Any
 from wdsfs.commit import diff
 from wdsfs.commit.diff import Changes
 from wdsfs.dataset.merged_tree import make_tree
-from wdsfs.dataset.shard_set import Lower
-from wdsfs.dataset.shard_tree import Tree, View
+from wdsfs.dataset.shard_set import ShardSet
+from wdsfs.dataset.shard_tree import ShardTree, View
 from wdsfs.index.store import open_index
 from wdsfs.overlay import upper_format
 from wdsfs.overlay.upper_format import UpperNode, open_below
@@ -58,21 +58,21 @@ def write_upper(directory: Path, wanted: Mapping[Any, Any]) -> None:
 @contextmanager
 def a_tree(
     home: Path, shards: Sequence[bytes], view: View, merge: bool = False, reading: Reading = PLAIN
-) -> Iterator[Tree]:
+) -> Iterator[ShardTree]:
     for number, data in enumerate(shards):
         if not (home / f"s{number}.tar").exists():
             (home / f"s{number}.tar").write_bytes(data)
     found = expand([f"{home}/s{{0..{len(shards) - 1}}}.tar"], reading=reading)
     index = open_index(home / "index")
     index.refresh([one for one, _ in index.stale(found)])
-    below = Lower(found, index)
+    below = ShardSet(found, index)
     try:
         yield make_tree(below, view, merge)
     finally:
         below.close()
 
 
-def find(tree: Tree, upper: Path, rules: diff.Rules = NO_RULES) -> Changes:
+def find(tree: ShardTree, upper: Path, rules: diff.Rules = NO_RULES) -> Changes:
     directory = os.open(upper, os.O_RDONLY | os.O_DIRECTORY)
     try:
 

@@ -1,7 +1,8 @@
 """Writable trees for the tests: sets with an overlay, and paths instead of inode numbers.
 
-`Mount` does what a kernel does with a writable tree: it looks up a path name by name, keeps count of what it was
-told, and turns every exception into an OSError. So a test can do the same thing to it and to a plain directory.
+`MountOptions` does what a kernel does with a writable tree: it looks up a path name by name, keeps count of what
+it was told, and turns every exception into an OSError. So a test can do the same thing to it and to a plain
+directory.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from wdsfs.dataset.merged_tree import make_tree
-from wdsfs.dataset.shard_set import Lower
-from wdsfs.dataset.shard_tree import Node, Tree, View
+from wdsfs.dataset.shard_set import ShardSet
+from wdsfs.dataset.shard_tree import Node, ShardTree, View
 from wdsfs.errors import WdsfsError
 from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
-from wdsfs.overlay.request_journal import SIZE, Journal
-from wdsfs.overlay.upper_dir import Calls, Upper
-from wdsfs.overlay.upper_format import Place
-from wdsfs.overlay.writable_tree import Change, WritableTree
+from wdsfs.overlay.request_journal import SIZE, RequestJournal
+from wdsfs.overlay.upper_dir import SystemCalls, UpperDirectory
+from wdsfs.overlay.upper_format import OverlayDirectory
+from wdsfs.overlay.writable_tree import AttributeChange, WritableTree
 from wdsfs.spec.expand import expand
 
 EXT, FULL, FILES = View(), View(names="full"), View("files")
@@ -57,7 +58,7 @@ def shard(members: Members) -> bytes:
 
 
 @contextlib.contextmanager
-def a_set(shards: Sequence[Members], view: View = EXT, merge: bool = False) -> Iterator[Tree]:
+def a_set(shards: Sequence[Members], view: View = EXT, merge: bool = False) -> Iterator[ShardTree]:
     """The tree over shards s0, s1 ... in a directory of its own."""
     with tempfile.TemporaryDirectory() as home:
         for number, members in enumerate(shards):
@@ -65,7 +66,7 @@ def a_set(shards: Sequence[Members], view: View = EXT, merge: bool = False) -> I
         found = expand([f"{home}/s{{0..{len(shards) - 1}}}.tar"])
         index = open_index(Path(home, "index"))
         index.refresh(found)
-        tree = make_tree(Lower(found, index), view, merge)
+        tree = make_tree(ShardSet(found, index), view, merge)
         try:
             yield tree
         finally:
@@ -75,7 +76,9 @@ def a_set(shards: Sequence[Members], view: View = EXT, merge: bool = False) -> I
 class Mount:
     """A writable tree over `tree` with its overlay in `home`."""
 
-    def __init__(self, tree: Tree, home: Path, calls: Calls | None = None, descriptors: int = 16) -> None:
+    def __init__(
+        self, tree: ShardTree, home: Path, calls: SystemCalls | None = None, descriptors: int = 16
+    ) -> None:
         self.below = tree
         self.home = home
         self.memory = bytearray(SIZE)
@@ -83,17 +86,17 @@ class Mount:
         self.told: dict[int, int] = {}
         self.start(calls)
 
-    def start(self, calls: Calls | None = None, inherited: bool = False) -> None:
-        self.upper = Upper(Place(self.home), None, inherited, calls, self.descriptors)
-        self.tree = WritableTree(self.below, self.upper, None, Journal(self.memory), inherited)
+    def start(self, calls: SystemCalls | None = None, inherited: bool = False) -> None:
+        self.upper = UpperDirectory(OverlayDirectory(self.home), None, inherited, calls, self.descriptors)
+        self.tree = WritableTree(self.below, self.upper, None, RequestJournal(self.memory), inherited)
         self.tree.prepare()
 
-    def replace_worker(self, calls: Calls | None = None) -> None:
+    def replace_worker(self, calls: SystemCalls | None = None) -> None:
         """The worker is killed, and another takes over."""
         self.upper.close()
         self.start(calls, inherited=True)
 
-    def remount(self, calls: Calls | None = None) -> None:
+    def remount(self, calls: SystemCalls | None = None) -> None:
         """A clean end, and a new start."""
         self.upper.close(clean=True)
         self.memory[:] = bytes(SIZE)
@@ -194,11 +197,11 @@ class Mount:
             inode = self.create(path)
         except FileExistsError:
             inode = self.look(path).inode
-            self._call(self.tree.setattr, inode, Change(size=0))
+            self._call(self.tree.setattr, inode, AttributeChange(size=0))
         self._call(self.tree.write, inode, 0, data)
 
     def change(self, path: bytes, **fields: int) -> None:
-        self._call(self.tree.setattr, self.look(path).inode, Change(**fields))
+        self._call(self.tree.setattr, self.look(path).inode, AttributeChange(**fields))
 
     def fsync(self, path: bytes) -> None:
         self._call(self.tree.fsync, self.look(path).inode)
@@ -272,7 +275,7 @@ class Mount:
 
 
 def walk_directory(top: bytes) -> dict[bytes, tuple[Any, ...]]:
-    """What `Mount.walk` should find, of a plain directory."""
+    """What `MountOptions.walk` should find, of a plain directory."""
     found: dict[bytes, tuple[Any, ...]] = {}
     for path, directories, files in os.walk(top):
         for name in directories + files:

@@ -11,7 +11,7 @@ process can serve every request, and memory does not grow with the data set::
 | part  | bits | meaning |
 |-------|------|---------|
 | up    | 1    | the number space of new files in an overlay; 0 for everything in a shard |
-| tag   | 10   | the shard's generation (`generations.Tags`): a changed shard gets other numbers |
+| tag   | 10   | the shard's generation (`generations.Generations`): a changed shard gets other numbers |
 | shard | 20   | position of the shard in the set |
 | kind  | 2    | 1 folder, 2 sample, 3 member; 0 for the root (number 1) and what else is in no shard |
 | index | 30   | position in the shard's record |

@@ -12,7 +12,7 @@ from tests import tars
 from tests.conftest import Program
 from wdsfs import host
 from wdsfs.cli import doctor
-from wdsfs.cli.doctor import Finding
+from wdsfs.cli.doctor import MachineFinding
 from wdsfs.status import control
 
 
@@ -34,7 +34,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "container", lambda: "")
 
 
-def assert_remedy(finding: Finding, level: str, detail: str, remedy: str) -> None:
+def assert_remedy(finding: MachineFinding, level: str, detail: str, remedy: str) -> None:
     assert finding.level == level
     assert detail in finding.detail
     assert remedy in finding.remedy

@@ -12,7 +12,7 @@ import pytest
 from tests import tars
 from tests.uppers import NO_RULES, OPAQUE, WHITEOUT, a_tree, find, write_upper
 from wdsfs.commit import diff
-from wdsfs.commit.diff import Changes, Remark, Rules, Sample
+from wdsfs.commit.diff import ChangedSample, Changes, Remark, Rules
 from wdsfs.dataset.shard_tree import View
 from wdsfs.storage.identity import sum_of
 
@@ -64,7 +64,7 @@ def test_nothing(tmp_path: Path) -> None:
 
 def test_a_changed_an_added_and_a_removed_extension(tmp_path: Path) -> None:
     result = found(tmp_path, {"s0": {"d": {"a": {"cls": b"9", "txt": b"new", "jpg": WHITEOUT}}}})
-    assert result.samples == [Sample("changed", b"s0/d/a", (b"txt",), (b"cls",), (b"jpg",))]
+    assert result.samples == [ChangedSample("changed", b"s0/d/a", (b"txt",), (b"cls",), (b"jpg",))]
     assert list(result.shards) == [0]
     assert sorted(new.name for news in result.shards[0].members.values() for new in news) == [b"d/a.cls"]
     assert [new.name for news in result.shards[0].behind.values() for new in news] == [b"d/a.txt"]
@@ -127,12 +127,12 @@ def test_a_file_with_another_time(tmp_path: Path) -> None:
     upper = {"s0": {"d": {"a": {"cls": b"1"}, "b": {"cls": b"2", "jpg": b"new"}}}}
     result = found(tmp_path, upper)
     assert result.samples == [
-        Sample("time only", b"s0/d/a", times=(b"cls",)),
-        Sample("changed", b"s0/d/b", changed=(b"jpg",), times=(b"cls",)),
+        ChangedSample("time only", b"s0/d/a", times=(b"cls",)),
+        ChangedSample("changed", b"s0/d/b", changed=(b"jpg",), times=(b"cls",)),
     ]
     assert sum(len(news) for news in result.shards[0].members.values()) == 3
     result = found(tmp_path, {}, rules=Rules(ignore_times=True))
-    assert result.samples == [Sample("changed", b"s0/d/b", changed=(b"jpg",))]
+    assert result.samples == [ChangedSample("changed", b"s0/d/b", changed=(b"jpg",))]
     assert [one.path for one in result.notes if one.reason == diff.TIME_IGNORED] == [
         b"s0/d/a/cls",
         b"s0/d/b/cls",
@@ -142,7 +142,7 @@ def test_a_file_with_another_time(tmp_path: Path) -> None:
 
 def test_a_member_of_no_sample_with_another_time(tmp_path: Path) -> None:
     result = found(tmp_path, {"s0": {"README": b"read me"}}, layout="files")
-    assert result.others == [Sample("time only", b"s0/README")]
+    assert result.others == [ChangedSample("time only", b"s0/README")]
 
 
 # --- what programs leave behind ----------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def test_a_column_that_is_called_so_in_its_shard(was: str, left: bool, layout: s
     files = {"z.jpg": b"A", "z.txt~": b"A", "k.jpg": WHITEOUT, "k.txt": WHITEOUT, "k.txt~": WHITEOUT}
     sample = {OPAQUE: True, "jpg": b"A", "txt~": b"A"}
     assert found(tmp_path, {"s0": {"k.txt~": b"new"} if layout == "files" else {"k": {"txt~": b"new"}}}, shard,
-                 layout=layout).samples == [Sample("changed", b"s0/k", (), (b"txt~",))]  # fmt: skip
+                 layout=layout).samples == [ChangedSample("changed", b"s0/k", (), (b"txt~",))]  # fmt: skip
     for path in sorted((tmp_path / "upper/s0").rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     write_upper(tmp_path / "upper", {"s0": files if layout == "files" else {"k": WHITEOUT, "z": sample}})
@@ -645,8 +645,8 @@ def test_a_member_of_no_sample_renamed_to_a_proper_name(stray: str, new: str, sh
     os.setxattr(tmp_path / "upper" / shard / new, "user.wdsfs.origin", b"%d:%x" % (inode, checksum))
     result = found(tmp_path, {}, STRAYS, SECOND, layout="files")
     stem, extension = new.encode().split(b".")
-    assert result.samples == [Sample("added", shard.encode() + b"/" + stem, (extension,))]
-    assert result.others == [Sample("removed", b"s0/" + stray.encode())]
+    assert result.samples == [ChangedSample("added", shard.encode() + b"/" + stem, (extension,))]
+    assert result.others == [ChangedSample("removed", b"s0/" + stray.encode())]
     assert [one.key for one in result.shards[int(shard[1])].appended] == [stem]
 
 

@@ -26,13 +26,13 @@ from tests.commit.test_shard_writer import Faulty, Killed
 from tests.uppers import OPAQUE, WHITEOUT, a_tree, find, write_upper
 from wdsfs.commit import shard_writer
 from wdsfs.commit.diff import Remark
-from wdsfs.commit.plan import NO_SAMPLE, Files, Options, Plan, Planner, Runner, Step, continued, namer
+from wdsfs.commit.plan import NO_SAMPLE, CommitOptions, Files, Plan, Planner, Runner, Step, continued, namer
 from wdsfs.commit.replace_in_place import Replacement, _freed_by, plan_from_json, plan_to_json, read_plan
 from wdsfs.dataset.shard_tree import View
 from wdsfs.errors import CommitError, StaleShard, UsageError
 from wdsfs.index import store
 from wdsfs.overlay import upper_format
-from wdsfs.overlay.upper_format import Place, Settings, ShardSeen, unfinished
+from wdsfs.overlay.upper_format import OverlayDirectory, OverlaySettings, ShardSeen, unfinished
 from wdsfs.reading import PLAIN, Reading
 from wdsfs.storage import identity
 from wdsfs.storage.durable import Disk
@@ -70,11 +70,11 @@ class Set:
         self.shards = [home / f"s{number}.tar" for number in range(len(shards))]
         for path, data in zip(self.shards, shards, strict=True):
             path.write_bytes(data)
-        self.place = Place(home / "o")
+        self.place = OverlayDirectory(home / "o")
         (home / "o/upper").mkdir(parents=True)
         (home / "o/work").mkdir()
         seen = (ShardSeen(path.stem.encode(), os.fsencode(path), look(os.fsencode(path))) for path in self.shards)
-        settings = Settings(self.view.layout, self.view.names, merge, tuple(seen), reading)
+        settings = OverlaySettings(self.view.layout, self.view.names, merge, tuple(seen), reading)
         upper_format.write_settings(self.place, settings)
 
     def edit(self, upper: Mapping[Any, Any]) -> Set:
@@ -91,7 +91,7 @@ class Set:
             with a_tree(self.home, [b""] * len(self.shards), self.view, self.merge, self.reading) as tree:
                 fresh = not unfinished(self.place)
                 if fresh:
-                    plan = Planner(tree.lower, find(tree, upper), Options(**options)).make()
+                    plan = Planner(tree.lower, find(tree, upper), CommitOptions(**options)).make()
                 else:
                     plan = read_plan(self.place, tree.lower)
                 runner = Runner(tree.lower, plan, Files(directory), jobs, disk)
@@ -115,7 +115,7 @@ class Set:
     def plan(self, **options: Any) -> Plan:
         options.setdefault("output", f"{self.home}/out/o-%03d.tar")
         with a_tree(self.home, [b""] * len(self.shards), self.view, self.merge, self.reading) as tree:
-            return Planner(tree.lower, find(tree, self.place.upper), Options(**options)).make()
+            return Planner(tree.lower, find(tree, self.place.upper), CommitOptions(**options)).make()
 
     def out(self) -> list[bytes]:
         return [path.read_bytes() for path in sorted((self.home / "out").iterdir())]
@@ -449,7 +449,7 @@ def test_no_file_of_the_overlay_is_forgotten(tmp_path: Path) -> None:
     here = Set(tmp_path, FIRST).edit(EDITS).edit({"s0": {"d": {"a": {"cls": b"1"}}}, "more": {"x": {"txt": b""}}})
     os.utime(tmp_path / "o/upper/s0/d/a/cls", (5, 5))  # as in the shard
     with a_tree(tmp_path, [b""], View()) as tree:
-        options = Options(output=f"{tmp_path}/out/%d.tar")
+        options = CommitOptions(output=f"{tmp_path}/out/%d.tar")
         found = find(tree, here.place.upper)
         assert Planner(tree.lower, found, options).make().steps
         found.shards[0].appended.clear()
@@ -516,7 +516,7 @@ print(sorted(os.listdir(sys.argv[1])))
 def test_a_shard_that_changes_between_planning_and_writing(tmp_path: Path) -> None:
     here = Set(tmp_path, FIRST).edit(EDITS)
     with a_tree(tmp_path, [b""], View()) as tree:
-        options = Options(output=f"{tmp_path}/out/%d.tar")
+        options = CommitOptions(output=f"{tmp_path}/out/%d.tar")
         plan = Planner(tree.lower, find(tree, here.place.upper), options).make()
         here.shards[0].write_bytes(FIRST + SECOND)
         directory = os.open(here.place.upper, os.O_RDONLY)
@@ -534,7 +534,7 @@ def test_a_shard_that_changes_before_the_planning(tmp_path: Path) -> None:
         here.shards[0].write_bytes(SECOND)
         tree.lower.distrust()
         with pytest.raises(StaleShard, match="start again"):
-            Planner(tree.lower, changes, Options(output="%d")).make()
+            Planner(tree.lower, changes, CommitOptions(output="%d")).make()
 
 
 def test_what_lies_behind_the_end_mark_is_not_split_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -991,7 +991,11 @@ def test_a_plan_as_json(tmp_path: Path) -> None:
     plan = here.plan(in_place=True)
     again = plan_from_json(plan_to_json(plan))
     assert plan == again
-    assert {type(piece).__name__ for piece in again.steps[0].output.pieces} == {"Run", "New", "Zeros"}
+    assert {type(piece).__name__ for piece in again.steps[0].output.pieces} == {
+        "CopiedRange",
+        "NewMember",
+        "Zeros",
+    }
 
 
 # --- uppers of our own mounts ------------------------------------------------------------------------------

@@ -12,7 +12,17 @@ import pytest
 
 from tests import tars
 from wdsfs.commit import shard_writer
-from wdsfs.commit.shard_writer import Layout, New, Output, Piece, Run, Source, Writer, Zeros, joined
+from wdsfs.commit.shard_writer import (
+    CopiedRange,
+    NewMember,
+    Output,
+    Piece,
+    ShardWriter,
+    SourceLayout,
+    SourceShard,
+    Zeros,
+    joined,
+)
 from wdsfs.errors import CommitError, CorruptShard, StaleShard
 from wdsfs.index import record
 from wdsfs.index.store import build_file
@@ -40,18 +50,18 @@ class Bench:
         self.record = record.Record(build_file(os.fsencode(self.source)))
         self.path = os.fsencode(self.source)
         size, mtime_ns, identity = self.record.fingerprint
-        self.writer = Writer({0: Source(self.path, (size, mtime_ns, identity))}, self.open, disk)
+        self.writer = ShardWriter({0: SourceShard(self.path, (size, mtime_ns, identity))}, self.open, disk)
 
     def open(self, path: bytes) -> int:
         return os.open(self.home / os.fsdecode(path), os.O_RDONLY)
 
-    def layout(self) -> Layout:
+    def layout(self) -> SourceLayout:
         return shard_writer.layout(0, self.path, self.record)
 
-    def new(self, name: bytes, content: bytes, file: str = "new", **options: Any) -> New:
+    def new(self, name: bytes, content: bytes, file: str = "new", **options: Any) -> NewMember:
         (self.home / file).write_bytes(content)
         os.utime(self.home / file, (7, 7))
-        return New(name, file.encode(), len(content), 7 * 10**9, **options)
+        return NewMember(name, file.encode(), len(content), 7 * 10**9, **options)
 
     def members(self) -> dict[bytes, int]:
         """Numbers of the members by their names."""
@@ -64,10 +74,10 @@ class Bench:
                 found[path] = member
         return found
 
-    def output(self, pieces: list[Piece], layout: Layout | None = None) -> Output:
+    def output(self, pieces: list[Piece], layout: SourceLayout | None = None) -> Output:
         return Output(os.fsencode(self.target), pieces, None if layout is None else {0: layout})
 
-    def write(self, changes: Mapping[bytes, tuple[New, ...]], appended: tuple[New, ...] = ()) -> bytes:
+    def write(self, changes: Mapping[bytes, tuple[NewMember, ...]], appended: tuple[NewMember, ...] = ()) -> bytes:
         """The shard with new members in the place of some; of none, where one is to go."""
         layout, members = self.layout(), self.members()
         cuts = layout.cut({members[name]: new for name, new in changes.items()}, {})
@@ -95,12 +105,19 @@ def scanned(tar: bytes) -> list[tuple[bytes, int, int]]:
 
 
 def test_pieces_that_follow_each_other_are_one() -> None:
-    pieces = [Run(0, 0, 512), Run(0, 512, 512), Run(0, 512, 1024), Run(1, 1024, 2048), Zeros(0), Run(1, 0, 512)]
-    assert joined(pieces) == [Run(0, 0, 1024), Run(1, 1024, 2048), Run(1, 0, 512)]
+    pieces = [
+        CopiedRange(0, 0, 512),
+        CopiedRange(0, 512, 512),
+        CopiedRange(0, 512, 1024),
+        CopiedRange(1, 1024, 2048),
+        Zeros(0),
+        CopiedRange(1, 0, 512),
+    ]
+    assert joined(pieces) == [CopiedRange(0, 0, 1024), CopiedRange(1, 1024, 2048), CopiedRange(1, 0, 512)]
 
 
 def test_a_shard_without_changes_is_one_run(bench: Bench) -> None:
-    assert bench.layout().pieces([]) == [Run(0, 0, len(SAMPLES))]
+    assert bench.layout().pieces([]) == [CopiedRange(0, 0, len(SAMPLES))]
 
 
 # --- cutting -----------------------------------------------------------------------------------------------
@@ -280,13 +297,13 @@ def test_where_the_kernel_does_not_copy(
     monkeypatch.setattr(os, "copy_file_range", refuse)
     if both:
         monkeypatch.setattr(os, "sendfile", refuse)
-    bench.writer.publish(bench.output([Run(0, 0, len(SAMPLES))]))
+    bench.writer.publish(bench.output([CopiedRange(0, 0, len(SAMPLES))]))
     assert bench.target.read_bytes() == SAMPLES
 
 
 def test_what_is_copied_must_be_there(bench: Bench) -> None:
     with pytest.raises(CorruptShard, match="too early"):
-        bench.writer.publish(bench.output([Run(0, 0, len(SAMPLES) + 1)]))
+        bench.writer.publish(bench.output([CopiedRange(0, 0, len(SAMPLES) + 1)]))
     assert sorted(os.listdir(bench.home)) == ["s.tar"]
 
 
@@ -338,7 +355,7 @@ def test_two_commits_do_not_write_one_shard(bench: Bench) -> None:
 def test_a_replaced_shard_keeps_its_mode(bench: Bench) -> None:
     bench.source.chmod(0o640)
     bench = Bench(bench.home, SAMPLES)
-    output = Output(bench.path, [Run(0, 0, len(SAMPLES))])
+    output = Output(bench.path, [CopiedRange(0, 0, len(SAMPLES))])
     bench.writer.publish(output, replaces=bench.source.stat())
     assert bench.source.stat().st_mode & 0o7777 == 0o640
     assert bench.source.read_bytes() == SAMPLES

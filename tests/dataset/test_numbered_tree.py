@@ -22,7 +22,7 @@ from tests import tars
 from tests.conftest import Program, fails, wait_until
 from wdsfs.dataset import numbered_tree
 from wdsfs.dataset.numbered_tree import NumberedTree, check_name, make_numbered
-from wdsfs.dataset.shard_set import Lower, NotIndexed, read
+from wdsfs.dataset.shard_set import NotIndexed, ShardSet, read
 from wdsfs.dataset.shard_tree import AT_PARENT, Node, View
 from wdsfs.errors import (
     InvalidRequest,
@@ -50,7 +50,7 @@ def a_tree(shards: Sequence[bytes], view: View = EXT, merge: bool = False) -> It
         found = expand([f"{home}/s{{0..{len(shards) - 1}}}.tar"])
         index = open_index(Path(home, "index"))
         index.refresh(found)
-        tree = make_numbered(Lower(found, index), view, merge)
+        tree = make_numbered(ShardSet(found, index), view, merge)
         assert isinstance(tree, NumberedTree)
         tree.prepare()
         try:
@@ -268,8 +268,8 @@ def test_links_follow_a_change(tmp_path: Path) -> None:
     shards = expand([f"{tmp_path}/s{{0,1}}.tar"])
     index = open_index(tmp_path / "index")
     index.refresh(shards)
-    one = make_numbered(Lower(shards, index), EXT, False)
-    another = make_numbered(Lower(shards, index, tags=one.lower._tags), EXT, False)
+    one = make_numbered(ShardSet(shards, index), EXT, False)
+    another = make_numbered(ShardSet(shards, index, tags=one.lower._tags), EXT, False)
     assert isinstance(one, NumberedTree)
     assert isinstance(another, NumberedTree)
     before = one.resolve(b"by-index/000/000/000003")

@@ -19,9 +19,9 @@ import pytest
 from tests import sets, tars
 from wdsfs import host
 from wdsfs.dataset import shard_set
-from wdsfs.dataset.generations import Tags
+from wdsfs.dataset.generations import Generations
 from wdsfs.dataset.merged_tree import make_tree
-from wdsfs.dataset.shard_set import Content, Lower, NotIndexed
+from wdsfs.dataset.shard_set import Content, NotIndexed, ShardSet
 from wdsfs.dataset.shard_tree import View
 from wdsfs.errors import CorruptShard, MissingShard, StaleShard, UnreadableShard
 from wdsfs.index import record_builder
@@ -43,12 +43,14 @@ index.close()
 
 
 @contextlib.contextmanager
-def a_lower(directory: Path, shards: list[Shard], descriptors: int = 256, indexed: bool = True) -> Iterator[Lower]:
+def a_lower(
+    directory: Path, shards: list[Shard], descriptors: int = 256, indexed: bool = True
+) -> Iterator[ShardSet]:
     index = open_index(directory / "index")
     assert not index.notices
     if indexed:
         index.refresh(shards)
-    below = Lower(shards, index, descriptors)
+    below = ShardSet(shards, index, descriptors)
     try:
         yield below
     finally:
@@ -61,7 +63,7 @@ def shards(tmp_path: Path) -> list[Shard]:
 
 
 @pytest.fixture
-def below(tmp_path: Path, shards: list[Shard]) -> Iterator[Lower]:
+def below(tmp_path: Path, shards: list[Shard]) -> Iterator[ShardSet]:
     with a_lower(tmp_path, shards) as below:
         yield below
 
@@ -71,11 +73,11 @@ def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_set, "FRESH_SECONDS", 0.0)
 
 
-def content(below: Lower, number: int, member: int = 0) -> Content:
+def content(below: ShardSet, number: int, member: int = 0) -> Content:
     return below.content(number, below.tag(number), member)
 
 
-def read_all(below: Lower, number: int) -> list[bytes]:
+def read_all(below: ShardSet, number: int) -> list[bytes]:
     """The content of all members."""
     record = below.record(number)
     return [shard_set.read(content(below, number, member), 0, 1 << 20) for member in range(record.members)]
@@ -89,7 +91,7 @@ def right(shard: Shard) -> list[bytes]:
     return [by_name[key + b"." + extension] for key, extension, _ in listed]
 
 
-def index_again(below: Lower, number: int) -> None:
+def index_again(below: ShardSet, number: int) -> None:
     """What a worker does about NotIndexed."""
     assert not below.settled(number)
     below.install(number, below.build(number))
@@ -106,11 +108,11 @@ def open_shards() -> list[str]:
 # --- reading ----------------------------------------------------------------------------------------------
 
 
-def test_members_are_read_as_they_are(below: Lower, shards: list[Shard]) -> None:
+def test_members_are_read_as_they_are(below: ShardSet, shards: list[Shard]) -> None:
     for number, shard in enumerate(shards):
         assert read_all(below, number) == right(shard)
         assert below.summary(number) == sets.right_summary(shard)
-        assert below.tag(number) == Tags(1).of(0, look(shard.path))
+        assert below.tag(number) == Generations(1).of(0, look(shard.path))
 
 
 def test_any_part_of_a_member_can_be_read(tmp_path: Path) -> None:
@@ -164,7 +166,7 @@ def test_what_comes_next_is_read_ahead_for_those_who_take_all_of_it(
 ) -> None:
     asked: list[int] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda fd, offset, length, advice: asked.append(offset))
-    file = shard_set.File(0, 0, b"s.tar", (0, 0, 0), 0)
+    file = shard_set.ShardFile(0, 0, b"s.tar", (0, 0, 0), 0)
     for number in range(1000):
         file.look_ahead(number * stride, number * stride + size)
     assert bool(asked) == ahead
@@ -270,7 +272,7 @@ CHANGES = [
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_was_open_is_stale_after_a_change(
-    below: Lower, shards: list[Shard], change: Callable[[Path], None]
+    below: ShardSet, shards: list[Shard], change: Callable[[Path], None]
 ) -> None:
     """At once: the descriptor tells."""
     one, other = content(below, 1), content(below, 2)
@@ -287,7 +289,7 @@ def test_what_was_open_is_stale_after_a_change(
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.usefixtures("looks_at_once")
 def test_a_changed_shard_is_indexed_again_or_an_error(
-    below: Lower, shards: list[Shard], caplog: pytest.LogCaptureFixture, change: Callable[[Path], None]
+    below: ShardSet, shards: list[Shard], caplog: pytest.LogCaptureFixture, change: Callable[[Path], None]
 ) -> None:
     path = sets.path_of(shards[1])
     tag, generation = below.tag(1), below.generation
@@ -322,7 +324,7 @@ def test_a_changed_shard_is_indexed_again_or_an_error(
 
 
 def test_a_look_at_a_shard_is_believed_for_a_moment(
-    below: Lower, shards: list[Shard], monkeypatch: pytest.MonkeyPatch
+    below: ShardSet, shards: list[Shard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = below.fingerprint(0)
     os.utime(shards[0].path, (5, 5))
@@ -335,9 +337,9 @@ def test_a_look_at_a_shard_is_believed_for_a_moment(
 
 
 def test_processes_of_a_mount_agree_on_the_tags(tmp_path: Path, shards: list[Shard]) -> None:
-    tags = Tags(len(shards))
+    tags = Generations(len(shards))
     with a_lower(tmp_path, shards) as below:
-        ours, theirs = (Lower(shards, below.index, tags=tags) for _ in range(2))
+        ours, theirs = (ShardSet(shards, below.index, tags=tags) for _ in range(2))
         before = ours.fingerprint(0)
         first = theirs.tag(0)
         assert ours.tag(0) == first
@@ -355,7 +357,7 @@ def test_processes_of_a_mount_agree_on_the_tags(tmp_path: Path, shards: list[Sha
 
 
 def test_a_shard_that_is_gone_is_not_believed_to_be_anything(
-    below: Lower, shards: list[Shard], monkeypatch: pytest.MonkeyPatch
+    below: ShardSet, shards: list[Shard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     below.fingerprint(0)
     away = sets.path_of(shards[0]).rename(sets.path_of(shards[0]).with_suffix(".away"))
@@ -451,7 +453,7 @@ def test_a_shard_that_is_missing_from_the_start(tmp_path: Path, shards: list[Sha
 
 
 def test_a_file_that_was_replaced_since_the_last_look_is_not_used(
-    below: Lower, shards: list[Shard], monkeypatch: pytest.MonkeyPatch
+    below: ShardSet, shards: list[Shard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shard_set, "FRESH_SECONDS", 1e9)
     tag, path = below.tag(0), sets.path_of(shards[0])
@@ -473,7 +475,7 @@ def test_a_file_that_was_replaced_since_the_last_look_is_not_used(
     assert shard_set.read(content(below, 0), 0, 10) == b"0"
 
 
-def test_a_descriptor_of_the_old_file_is_not_used_for_the_new_record(below: Lower, shards: list[Shard]) -> None:
+def test_a_descriptor_of_the_old_file_is_not_used_for_the_new_record(below: ShardSet, shards: list[Shard]) -> None:
     """The old file is still there under another name, so that its descriptor would pass every check."""
     path = sets.path_of(shards[0])
     read_all(below, 0)
@@ -485,7 +487,7 @@ def test_a_descriptor_of_the_old_file_is_not_used_for_the_new_record(below: Lowe
 
 
 @pytest.mark.usefixtures("looks_at_once")
-def test_a_file_that_got_its_old_times_back(below: Lower, shards: list[Shard]) -> None:
+def test_a_file_that_got_its_old_times_back(below: ShardSet, shards: list[Shard]) -> None:
     """Same size, mtime and inode number: the ctime tells."""
     path, before = sets.path_of(shards[0]), sets.path_of(shards[0]).stat()
     one = content(below, 0)
@@ -501,7 +503,7 @@ def test_a_file_that_got_its_old_times_back(below: Lower, shards: list[Shard]) -
 
 
 def test_a_file_that_is_not_what_its_record_says(
-    below: Lower, shards: list[Shard], caplog: pytest.LogCaptureFixture
+    below: ShardSet, shards: list[Shard], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where not even the ctime tells, the first and last header do, when the shard is opened."""
     other = below.record(1)
@@ -520,7 +522,7 @@ def test_a_file_that_is_not_what_its_record_says(
     assert read_all(below, 0) == right(shards[0])
 
 
-def test_reading_is_no_change(below: Lower, shards: list[Shard]) -> None:
+def test_reading_is_no_change(below: ShardSet, shards: list[Shard]) -> None:
     one = content(below, 0)
     sets.path_of(shards[0]).read_bytes()
     assert shard_set.read(one, 0, 10) == b"0"
@@ -582,7 +584,7 @@ def test_another_process_may_have_indexed_it(tmp_path: Path, shards: list[Shard]
 
 
 def test_others_serve_while_many_shards_are_looked_at(
-    below: Lower, shards: list[Shard], looks_at_once: None, monkeypatch: pytest.MonkeyPatch
+    below: ShardSet, shards: list[Shard], looks_at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered: list[bool] = []
     below.slowly = lambda: contextlib.nullcontext(entered.append(True))  # type: ignore[assignment]
@@ -596,9 +598,9 @@ def test_others_serve_while_many_shards_are_looked_at(
     assert below.generation > generation, "what it has met counts"
 
 
-def test_records_go_when_somebody_else_renews_the_index(below: Lower, shards: list[Shard]) -> None:
+def test_records_go_when_somebody_else_renews_the_index(below: ShardSet, shards: list[Shard]) -> None:
     """What the two have in memory lies in pages that are used again from then on."""
-    other = Lower(shards, below.index)
+    other = ShardSet(shards, below.index)
     renewals = (other.renew, lambda: other.index.forget(b"/x.tar"), lambda: other.install(1, other.build(1)))
     for renew in renewals:
         before = below.record(0)
@@ -615,7 +617,7 @@ def test_records_go_when_somebody_else_renews_the_index(below: Lower, shards: li
     other.release()
 
 
-def test_an_old_snapshot_is_let_go(below: Lower, shards: list[Shard], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_snapshot_is_let_go(below: ShardSet, shards: list[Shard], monkeypatch: pytest.MonkeyPatch) -> None:
     kept = below.record(0)
     below.tidy()
     assert below.record(0) is kept

@@ -15,17 +15,17 @@ import pytest
 
 from tests import sets, tars
 from wdsfs.dataset import statistics
-from wdsfs.dataset.shard_set import Lower
+from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.index import store
 from wdsfs.index.store import open_index
 from wdsfs.spec.expand import Shard
 
 
 @contextlib.contextmanager
-def lower_of(directory: Path, shards: list[Shard]) -> Iterator[Lower]:
+def lower_of(directory: Path, shards: list[Shard]) -> Iterator[ShardSet]:
     index = open_index(directory / "index")
     index.refresh(shards)
-    below = Lower(shards, index)
+    below = ShardSet(shards, index)
     try:
         yield below
     finally:

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Mounted, Program, wait_until
-from wdsfs.dataset.generations import Tags
+from wdsfs.dataset.generations import Generations
 from wdsfs.inodes import TAG_MAX
 from wdsfs.status import control
 from wdsfs.status import counters as boards
@@ -226,7 +226,7 @@ def test_killed_workers_cost_no_reader_an_error(
         assert mounted.status()["restarts"] == 20
 
 
-OLD_KERNEL = "from wdsfs.fuse.supervisor import Engine\nEngine._notify = lambda self, note: False"
+OLD_KERNEL = "from wdsfs.fuse.supervisor import Supervisor\nSupervisor._notify = lambda self, note: False"
 
 
 def test_without_resend_a_killed_worker_fails_its_own_request_only(patched: Patched, shard: Path) -> None:
@@ -312,13 +312,13 @@ def test_reads_that_wait_for_a_disk_do_not_hold_up_others(patched: Patched, shar
 # Whoever is asked for the content of the file 0007 dies.
 KILLER = """
 import os
-from wdsfs.dataset.shard_tree import Tree
-original = Tree.content
+from wdsfs.dataset.shard_tree import ShardTree
+original = ShardTree.content
 def content(self, inode):
     if inode & 0x3FFFFFFF == 7:
         os.kill(os.getpid(), 9)
     return original(self, inode)
-Tree.content = content
+ShardTree.content = content
 """
 
 
@@ -471,16 +471,16 @@ def test_a_worker_that_hangs_is_replaced(patched: Patched, shard: Path) -> None:
     patched.patch = """
 import os, time
 from wdsfs.fuse import supervisor as engine
-from wdsfs.dataset.shard_tree import Tree
+from wdsfs.dataset.shard_tree import ShardTree
 engine.HANG_SECONDS, engine.LOOK_SECONDS = 0.3, 0.1
-original, home = Tree.content, os.getcwd()
+original, home = ShardTree.content, os.getcwd()
 def content(self, inode):
     if inode & 0x3FFFFFFF == 7 and not os.path.exists(home + "/hung"):
         open(home + "/hung", "w").close()
         while True:
             time.sleep(1)
     return original(self, inode)
-Tree.content = content
+ShardTree.content = content
 """
     with patched.mounted("--workers", "1", "--layout", "files", shard) as mounted:
         mounted.expect_log("has been at one request for", "killed by SIGKILL")
@@ -614,9 +614,9 @@ def test_what_a_worker_died_of_is_known_behind_its_death() -> None:
 
 
 def test_a_changed_shard_gets_another_tag_whatever_its_fingerprint() -> None:
-    tags = Tags(2)
+    tags = Generations(2)
     first = tags.of(0, (1, 2, 3))
-    assert tags.of(0, (1, 2, 3)) == first == Tags(1).of(0, (1, 2, 3))  # after a remount, too
+    assert tags.of(0, (1, 2, 3)) == first == Generations(1).of(0, (1, 2, 3))  # after a remount, too
     seen = [first]
     for number in range(1000):
         seen.append(tags.of(0, (1, 2, number + 4)))

@@ -31,7 +31,7 @@ from wdsfs import host
 from wdsfs.errors import IndexUnusable, MissingShard, ShardError, UnreadableShard
 from wdsfs.index import process_pool, record, record_builder, store
 from wdsfs.index.record import Record
-from wdsfs.index.store import Index, Summary, Union, build_file, open_index
+from wdsfs.index.store import Index, PathUnion, Summary, build_file, open_index
 from wdsfs.spec.expand import Shard
 from wdsfs.storage.identity import look
 
@@ -1321,4 +1321,4 @@ def test_a_damaged_union_is_made_again(prepared: Prepared) -> None:
 
 def test_a_union_that_is_gone_is_an_error(tmp_path: Path) -> None:
     with opened(tmp_path) as index, pytest.raises(IndexUnusable, match="mount again"):
-        Union(b"u", index).columns()
+        PathUnion(b"u", index).columns()

@@ -229,9 +229,9 @@ def test_what_wids_reads_otherwise(content: bytes, message: str | None) -> None:
 _NAME, _META = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$"), re.compile(r"__[^/]*__($|/)")
 
 
-def prepared(content: bytes) -> list[energon.Sample]:
+def prepared(content: bytes) -> list[energon.EnergonSample]:
     """What `energon prepare` writes of a shard: by tarfile, member by member."""
-    found: list[energon.Sample] = []
+    found: list[energon.EnergonSample] = []
     with tarfile.open(fileobj=io.BytesIO(content)) as opened:
         for info in opened:
             match = _NAME.match(info.name)
@@ -240,14 +240,14 @@ def prepared(content: bytes) -> list[energon.Sample]:
             if not found or found[-1].key != match[1]:
                 if found:
                     found[-1] = found[-1]._replace(end=info.offset)
-                found.append(energon.Sample(match[1], info.offset, 0, []))
-            found[-1].parts.append(energon.Part(match[2], info.offset_data, info.size))
+                found.append(energon.EnergonSample(match[1], info.offset, 0, []))
+            found[-1].parts.append(energon.EnergonPart(match[2], info.offset_data, info.size))
         if found:
             found[-1] = found[-1]._replace(end=opened.offset)
     return found
 
 
-def samples(content: bytes) -> list[energon.Sample]:
+def samples(content: bytes) -> list[energon.EnergonSample]:
     with tars.opened(content) as fd:
         return list(energon.samples(fd))
 
@@ -313,7 +313,9 @@ def test_an_energon_index(tmp_path: Path) -> None:
     index = energon.Database(bytes(path))
     assert index.add(0, iter(samples(PLAIN))).tolist() == [0, 2048, 3584, 6144]
     assert index.add(1, iter([])).tolist() == []
-    assert index.add(1, iter([energon.Sample("x", 512, 1536, [energon.Part("y", 1024, 7)])])).tolist() == [
+    assert index.add(
+        1, iter([energon.EnergonSample("x", 512, 1536, [energon.EnergonPart("y", 1024, 7)])])
+    ).tolist() == [
         512,
         1536,
     ]

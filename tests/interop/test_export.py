@@ -19,7 +19,7 @@ from tests.commit.test_shard_writer import Faulty, Killed, every_step
 from tests.conftest import Program
 from tests.sets import at
 from tests.tars import A, B, member, tar
-from wdsfs.dataset.shard_set import Lower
+from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import ExportError
 from wdsfs.index.store import open_index
 from wdsfs.interop.export import DALI, ENERGON, FORMATS, WIDS, Export, below, energon_root
@@ -248,7 +248,7 @@ def test_places(tmp_path: Path) -> None:
 
 def write_all(home: Path, disk: Disk) -> None:
     index = open_index(home / "index")
-    lower = Lower([at(home / "s/s.tar"), at(home / "s/t.tar")], index)
+    lower = ShardSet([at(home / "s/s.tar"), at(home / "s/t.tar")], index)
     try:
         writer = Export(lower, 1, disk)
         for kind in (DALI, WIDS, ENERGON):

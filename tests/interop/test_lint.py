@@ -18,7 +18,7 @@ from tests import tars
 from tests.tars import BLOCK, END, member, tar
 from wdsfs.errors import MissingShard, UnreadableShard
 from wdsfs.interop import lint as lint_module
-from wdsfs.interop.lint import Finding, Judge, Lint, lint
+from wdsfs.interop.lint import Judge, Lint, LintFinding, lint
 
 
 def write(directory: Path, content: bytes, name: str = "s.tar") -> bytes:
@@ -234,7 +234,7 @@ def test_every_odd_tar_has_findings_of_its_problems(tmp_path: Path) -> None:
 @settings(max_examples=200, deadline=None)
 def test_findings_are_text_on_one_line(names: list[bytes]) -> None:
     found = Lint()
-    reader = lint_module._Reader(found)
+    reader = lint_module._ShardLinter(found)
     with tars.opened(tar(*map(member, names))) as fd:
         for chunk in lint_module.scan.scan(fd, []):
             reader.read(chunk)
@@ -271,7 +271,7 @@ def test_only_so_many_findings_of_a_kind_are_told_one_by_one(tmp_path: Path) -> 
     assert found.counts == {"not in a sample": lint_module.EXAMPLES + 7, "duplicate extension": 1}
     told = list(Judge().add("s", found))
     assert len(told) == lint_module.EXAMPLES + 2
-    assert told[-1] == Finding("not in a sample", -1, "", "and 7 more of this kind")
+    assert told[-1] == LintFinding("not in a sample", -1, "", "and 7 more of this kind")
 
 
 def test_only_so_many_samples_without_an_extension_are_told_one_by_one(tmp_path: Path) -> None:
@@ -382,8 +382,8 @@ def test_samples_without_an_extension_that_most_others_have(tmp_path: Path) -> N
         tar(member(b"c.txt"), member(b"d.jpg"), member(b"d.cls"), member(b"d.txt")),
     )
     assert list(judge.missing()) == [
-        ("s0", Finding("missing extension", 8 * BLOCK, "b", "has no cls")),
-        ("s1", Finding("missing extension", 0, "c", "has no cls, jpg")),
+        ("s0", LintFinding("missing extension", 8 * BLOCK, "b", "has no cls")),
+        ("s1", LintFinding("missing extension", 0, "c", "has no cls, jpg")),
     ]
 
 

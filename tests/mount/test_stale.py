@@ -17,7 +17,7 @@ import pytest
 
 from tests import tars
 from tests.conftest import Mounted, Program, fails, wait_until
-from wdsfs.dataset.generations import Tags
+from wdsfs.dataset.generations import Generations
 from wdsfs.storage import identity
 
 Answer = TypeVar("Answer")
@@ -286,7 +286,7 @@ def test_a_change_with_the_same_tag(program: Program, mounted: Mounted) -> None:
     """
     path = program.home / "a.tar"
     big = mounted.path / "a/big/bin"
-    old_tag = Tags(1).of(0, identity.fingerprint_of(path.stat()))
+    old_tag = Generations(1).of(0, identity.fingerprint_of(path.stat()))
     fd = os.open(big, os.O_RDONLY)
     try:
         assert os.pread(fd, 4096, 0) == b"\1" * 4096
@@ -294,7 +294,7 @@ def test_a_change_with_the_same_tag(program: Program, mounted: Mounted) -> None:
         new = program.write("new", shard(2))
         found = identity.fingerprint_of(new.stat())
         times = itertools.count(found[1])
-        chosen = next(t for t in times if Tags(1).of(0, (found[0], t, found[2])) == old_tag)
+        chosen = next(t for t in times if Generations(1).of(0, (found[0], t, found[2])) == old_tag)
         os.utime(new, ns=(chosen, chosen))
         new.rename(path)
         mounted.expect_log(CHANGED)

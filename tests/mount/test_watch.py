@@ -13,7 +13,7 @@ import pytest
 
 from tests import sets, wire
 from tests.conftest import wait_until
-from wdsfs.dataset.generations import Tags
+from wdsfs.dataset.generations import Generations
 from wdsfs.mount import watch
 from wdsfs.mount.watch import Watch
 from wdsfs.spec.expand import Shard
@@ -354,7 +354,7 @@ class Follower:
     """`follow` in a thread; when the block is left the file system is gone."""
 
     def __init__(self, heard: Heard, ours: socket.socket, kernels: socket.socket, epochs: bool) -> None:
-        self.tags = Tags(len(heard.shards))
+        self.tags = Generations(len(heard.shards))
         self.kernels = kernels
         self.life, self.alive = os.pipe()
         arguments = (heard.watch, ours.fileno(), self.life, self.tags, epochs)

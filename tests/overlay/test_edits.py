@@ -32,13 +32,13 @@ from tests.uppers import find
 from tests.writables import EXT, FILES, FULL, Members, Mount, fast_directory, shard, walk_directory
 from wdsfs.commit import diff
 from wdsfs.commit.diff import Changes, Rules
-from wdsfs.commit.plan import Files, Options, Planner, Runner
+from wdsfs.commit.plan import CommitOptions, Files, Planner, Runner
 from wdsfs.commit.replace_in_place import Replacement
 from wdsfs.dataset.merged_tree import make_tree
-from wdsfs.dataset.shard_set import Lower
+from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.dataset.shard_tree import View
 from wdsfs.index.store import open_index
-from wdsfs.overlay.upper_format import Place, Settings, ShardSeen, write_settings
+from wdsfs.overlay.upper_format import OverlayDirectory, OverlaySettings, ShardSeen, write_settings
 from wdsfs.spec.expand import expand
 from wdsfs.storage.identity import look
 
@@ -462,7 +462,7 @@ def check_diff(found: Changes, before: Before, after: Model) -> None:
     old, new = before.samples, after.samples
     kinds = Counter((one.kind, one.path) for one in found.samples)
     assert not kinds or max(kinds.values()) == 1
-    by_kind: dict[str, list[diff.Sample]] = {}
+    by_kind: dict[str, list[diff.ChangedSample]] = {}
     for one in found.samples:
         by_kind.setdefault(one.kind, []).append(one)
     renamed = by_kind.get("renamed", [])
@@ -556,7 +556,7 @@ def a_tree(shards: list[Path], index: Path, view: View, merge: bool) -> Iterator
     found = expand([os.fspath(path) for path in shards])
     opened = open_index(index)
     opened.refresh(found)
-    tree = make_tree(Lower(found, opened), view, merge)
+    tree = make_tree(ShardSet(found, opened), view, merge)
     try:
         yield tree
     finally:
@@ -645,7 +645,7 @@ def finish(home: Path, shards: list[Path], world: World, tree: Any, counts: Coun
     }[kind]
     if kind != "in place":
         options |= {"output": f"{home}/out/o-%03d.tar", "leave_out": bool(after.bad)}
-    outputs, left_out = commit(home, shards, world, tree, Options(**options))
+    outputs, left_out = commit(home, shards, world, tree, CommitOptions(**options))
     contents = [path.read_bytes() for path in outputs]
     if kind == "changed only":
         strays = {path for path, column in after.strays.items() if column.content != before.strays[path].content}
@@ -661,12 +661,12 @@ def finish(home: Path, shards: list[Path], world: World, tree: Any, counts: Coun
 
 
 def commit(
-    home: Path, shards: list[Path], world: World, tree: Any, options: Options
+    home: Path, shards: list[Path], world: World, tree: Any, options: CommitOptions
 ) -> tuple[list[Path], set[bytes]]:
     """The shards of the new set, and what was left out."""
-    place = Place(home / "o")
+    place = OverlayDirectory(home / "o")
     seen = (ShardSeen(path.stem.encode(), os.fsencode(path), look(os.fsencode(path))) for path in shards)
-    write_settings(place, Settings(world.view.layout, world.view.names, world.merge, tuple(seen)))
+    write_settings(place, OverlaySettings(world.view.layout, world.view.names, world.merge, tuple(seen)))
     directory = os.open(place.upper, os.O_RDONLY | os.O_DIRECTORY)
     try:
         found = find(tree, place.upper, Rules(ignore_times=options.ignore_times))
@@ -768,9 +768,11 @@ def reported(report: dict[str, Any]) -> Changes:
     def names(texts: list[str]) -> tuple[bytes, ...]:
         return tuple(map(os.fsencode, texts))
 
-    def sample(row: dict[str, Any]) -> diff.Sample:
+    def sample(row: dict[str, Any]) -> diff.ChangedSample:
         columns = {name: names(row[name]) for name in ("added", "changed", "removed", "times")}
-        return diff.Sample(row["kind"], os.fsencode(row["path"]), was=os.fsencode(row["was"] or ""), **columns)
+        return diff.ChangedSample(
+            row["kind"], os.fsencode(row["path"]), was=os.fsencode(row["was"] or ""), **columns
+        )
 
     def remarks(kind: str) -> list[diff.Remark]:
         return [diff.Remark(os.fsencode(one["path"]), one["reason"]) for one in report[kind]]

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.writables import EXT, FILES, FULL, Members, Mount, a_set, copy_out, fast_directory, walk_directory
-from wdsfs.dataset.shard_tree import Tree, View
-from wdsfs.overlay.upper_dir import EXCHANGE, NOREPLACE, WITH_WHITEOUT, Calls
+from wdsfs.dataset.shard_tree import ShardTree, View
+from wdsfs.overlay.upper_dir import EXCHANGE, NOREPLACE, WITH_WHITEOUT, SystemCalls
 
 SAMPLES: list[Members] = [
     [("a.x", b"ax"), ("a.y", b"ay" * 3), ("d/b.x", b"dbx"), ("d/a.y", b"day"), ("a/b.x", b"abx")],
@@ -66,7 +66,7 @@ def _difference(ours: dict[bytes, Any], theirs: dict[bytes, Any]) -> str:
     return "\n".join(f"{path!r}: {ours.get(path)}, not {theirs.get(path)}" for path in odd)
 
 
-class Refusing(Calls):
+class Refusing(SystemCalls):
     """A file system that cannot leave a whiteout behind at a rename."""
 
     def rename(self, name: bytes, directory: int, new: bytes, new_directory: int, flags: int = 0) -> None:
@@ -87,8 +87,8 @@ class WithoutDevices(Refusing):
 class Model(RuleBasedStateMachine):
     """Both sides. `plain` is the directory, `mount` the writable tree; `open` are files that are held open."""
 
-    tree: Tree
-    calls: type[Calls] = Calls
+    tree: ShardTree
+    calls: type[SystemCalls] = SystemCalls
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ class Model(RuleBasedStateMachine):
     def rename_to(self, path: bytes, new: bytes, flags: int) -> None:
         self.both(
             lambda: self.mount.rename(path, new, flags),
-            lambda: Calls().rename(self.there(path), -100, self.there(new), -100, flags),
+            lambda: SystemCalls().rename(self.there(path), -100, self.there(new), -100, flags),
         )
 
     @rule(source=some, which=some, name=names)
@@ -349,22 +349,22 @@ _SETTINGS = settings(
 
 
 @pytest.fixture(scope="module", params=list(SETS))
-def tree(request: pytest.FixtureRequest) -> Iterator[Tree]:
+def tree(request: pytest.FixtureRequest) -> Iterator[ShardTree]:
     with a_set(*SETS[request.param]) as tree:
         yield tree
 
 
-def check(tree: Tree, calls: type[Calls] = Calls, examples: int = 25) -> None:
+def check(tree: ShardTree, calls: type[SystemCalls] = SystemCalls, examples: int = 25) -> None:
     case = type("Case", (Model,), {"tree": tree, "calls": calls}).TestCase
     case.settings = settings(_SETTINGS, max_examples=examples)
     case().runTest()
 
 
-def test_it_is_as_a_plain_directory(tree: Tree) -> None:
+def test_it_is_as_a_plain_directory(tree: ShardTree) -> None:
     check(tree)
 
 
 @pytest.mark.parametrize("calls", [Refusing, WithoutDevices])
-def test_it_is_so_on_poorer_file_systems(calls: type[Calls]) -> None:
+def test_it_is_so_on_poorer_file_systems(calls: type[SystemCalls]) -> None:
     with a_set(*SETS["samples"]) as tree:
         check(tree, calls, 15)

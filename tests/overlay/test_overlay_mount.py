@@ -30,7 +30,7 @@ from tests.conftest import PATIENCE, Mounted, Program, fails, need_fuse, open_th
 from tests.writables import shard
 from wdsfs.errors import MountError
 from wdsfs.mount import session as mounting
-from wdsfs.overlay.upper_dir import EXCHANGE, NOREPLACE, Calls
+from wdsfs.overlay.upper_dir import EXCHANGE, NOREPLACE, SystemCalls
 
 MTIME = 1_600_000_000
 COUNT = 4  # samples for each of the things that are done
@@ -146,7 +146,7 @@ def renameat2(old: Path, new: Path, flags: int) -> None:
     """As `os.rename`, with flags."""
     fd = os.open(old.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        Calls().rename(os.fsencode(old.name), fd, os.fsencode(new), fd, flags)
+        SystemCalls().rename(os.fsencode(old.name), fd, os.fsencode(new), fd, flags)
     finally:
         os.close(fd)
 

@@ -24,7 +24,7 @@ import pytest
 from tests.conftest import PATIENCE, Mounted, Program, descendants, fails, wait_until
 from tests.fuse.test_supervisor import kill, workers_of
 from tests.writables import shard
-from wdsfs.overlay.upper_dir import EXCHANGE, NOREPLACE, Calls
+from wdsfs.overlay.upper_dir import EXCHANGE, NOREPLACE, SystemCalls
 
 SAMPLES = 400
 KILLS = 30
@@ -94,7 +94,7 @@ class Writer(threading.Thread):
         return self.random.choice(sorted(self.files)) if self.files else None
 
     def _flagged(self, old: str, new: str, flags: int) -> None:
-        Calls().rename(os.fsencode(old), self._fd, os.fsencode(new), self._fd, flags)
+        SystemCalls().rename(os.fsencode(old), self._fd, os.fsencode(new), self._fd, flags)
 
     # --- what is done
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from wdsfs.overlay.request_journal import SIZE, Journal
+from wdsfs.overlay.request_journal import SIZE, RequestJournal
 
 KEY = (1, b"name")
 
 
-def journal(memory: bytearray, requester: int = 7, resent: bool = True) -> Journal:
+def journal(memory: bytearray, requester: int = 7, resent: bool = True) -> RequestJournal:
     """That of a new worker, which gets a request."""
-    found = Journal(memory)
+    found = RequestJournal(memory)
     found.requester, found.resent = requester, resent
     if not resent:
         found.settle()

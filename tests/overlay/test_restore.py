@@ -13,30 +13,30 @@ import pytest
 from tests.overlay.test_model import SETS
 from tests.overlay.test_writable_tree import Seam, Stopped
 from tests.writables import Mount, a_set, fast_directory
-from wdsfs.dataset.shard_tree import Tree
+from wdsfs.dataset.shard_tree import ShardTree
 from wdsfs.errors import EntryError, NoSuchEntry
 from wdsfs.overlay import upper_format
-from wdsfs.overlay.restore import Change, Restoration, matching
-from wdsfs.overlay.upper_dir import EXCHANGE, Calls
+from wdsfs.overlay.restore import Restoration, RestoredChange, matching
+from wdsfs.overlay.upper_dir import EXCHANGE, SystemCalls
 from wdsfs.overlay.upper_format import UpperNode
 
 Walk = dict[bytes, tuple[Any, ...]]
 
 
 @pytest.fixture(scope="module", params=SETS)
-def tree(request: pytest.FixtureRequest) -> Iterator[Tree]:
+def tree(request: pytest.FixtureRequest) -> Iterator[ShardTree]:
     with a_set(*SETS[request.param]) as tree:
         yield tree
 
 
 @pytest.fixture(scope="module")
-def samples() -> Iterator[Tree]:
+def samples() -> Iterator[ShardTree]:
     with a_set(*SETS["samples"]) as tree:
         yield tree
 
 
 @contextlib.contextmanager
-def mounted(tree: Tree, calls: Calls | None = None) -> Iterator[Mount]:
+def mounted(tree: ShardTree, calls: SystemCalls | None = None) -> Iterator[Mount]:
     with fast_directory() as home:
         mount = Mount(tree, home, calls)
         try:
@@ -46,7 +46,7 @@ def mounted(tree: Tree, calls: Calls | None = None) -> Iterator[Mount]:
 
 
 @pytest.fixture
-def mount(samples: Tree) -> Iterator[Mount]:
+def mount(samples: ShardTree) -> Iterator[Mount]:
     with mounted(samples) as mount:
         yield mount
 
@@ -58,7 +58,7 @@ def restore(mount: Mount, *paths: bytes) -> list[tuple[int, bytes]]:
     return told
 
 
-def plan(mount: Mount, *paths: bytes) -> list[Change]:
+def plan(mount: Mount, *paths: bytes) -> list[RestoredChange]:
     """What the command says beforehand, from the names on disk."""
     fd = os.open(mount.home / "upper", os.O_RDONLY)
     try:
@@ -115,7 +115,7 @@ def with_numbers(mount: Mount) -> tuple[Walk, dict[bytes, int]]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_after_any_edits_all_can_be_undone(tree: Tree, seed: int) -> None:
+def test_after_any_edits_all_can_be_undone(tree: ShardTree, seed: int) -> None:
     """Numbers included, for this worker, for the next one and for the next mount; nothing stays in the upper."""
     chance = random.Random(seed)
     with mounted(tree) as mount:
@@ -135,7 +135,7 @@ def test_after_any_edits_all_can_be_undone(tree: Tree, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_after_any_edits_a_part_can_be_undone(tree: Tree, seed: int) -> None:
+def test_after_any_edits_a_part_can_be_undone(tree: ShardTree, seed: int) -> None:
     """What is restored is as in the shards, and the rest holds together; the next worker sees the same."""
     chance = random.Random(1000 + seed)
     with mounted(tree) as mount:
@@ -171,11 +171,11 @@ def below(walk: Walk, path: bytes) -> dict[bytes, Any]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_worker_that_dies_at_it(samples: Tree, seed: int) -> None:
+def test_a_worker_that_dies_at_it(samples: ShardTree, seed: int) -> None:
     """At any system call: the next one gets the same request, and does the rest."""
     at, last = 1, False
     while not last:
-        seam = Seam(Calls, at, Stopped)
+        seam = Seam(SystemCalls, at, Stopped)
         with mounted(samples, seam) as mount:
             before = with_numbers(mount)
             edit(mount, random.Random(seed))
@@ -199,7 +199,7 @@ def test_a_file_that_was_changed(mount: Mount) -> None:
     mount.write(b"s0/a/x", b"!")
     mount.write(b"s0/a/y", b"!")
     number, folder = mount.look(b"s0/a/x").inode, mount.look(b"s0/a").inode
-    assert plan(mount, b"s0/a/x") == [Change("changed", b"s0/a/x")]
+    assert plan(mount, b"s0/a/x") == [RestoredChange("changed", b"s0/a/x")]
     assert set(restore(mount, b"s0/a/x")) == {(number, b""), (folder, b"x")}
     assert (mount.read(b"s0/a/x"), mount.read(b"s0/a/y")) == (b"ax", b"!yayay")
     assert mount.look(b"s0/a/x").inode == number
@@ -208,7 +208,7 @@ def test_a_file_that_was_changed(mount: Mount) -> None:
 def test_what_was_removed(mount: Mount) -> None:
     mount.unlink(b"s0/a/x")
     mount.unlink(b"s0/a/y")
-    assert plan(mount, b"s0/a/x") == [Change("removed", b"s0/a/x")]
+    assert plan(mount, b"s0/a/x") == [RestoredChange("removed", b"s0/a/x")]
     restore(mount, b"s0/a/x")
     assert mount.read(b"s0/a/x") == b"ax"
     assert mount.look(b"s0/a/x").links == 1
@@ -220,7 +220,7 @@ def test_what_is_new_goes_and_can_be_read_by_whoever_has_it_open(mount: Mount) -
     inode = mount.create(b"s0/n/x")
     mount.write(b"s0/n/x", b"new")
     mount.told.pop(mount.look(b"s0/n").inode)
-    assert plan(mount, b"s0/n") == [Change("new", b"s0/n")]
+    assert plan(mount, b"s0/n") == [RestoredChange("new", b"s0/n")]
     restore(mount, b"s0/n")
     assert b"n" not in mount.names(b"s0")
     assert mount.read_inode(inode) == b"new"
@@ -234,7 +234,7 @@ def test_a_renamed_sample_by_either_name(mount: Mount, name: bytes) -> None:
     before = with_numbers(mount)
     mount.rename(b"s1/b", b"s1/new")
     mount.write(b"s1/new/y", b"!")
-    assert plan(mount, name) == [Change("renamed", b"s1/new", b"s1/b")]
+    assert plan(mount, name) == [RestoredChange("renamed", b"s1/new", b"s1/b")]
     restore(mount, name)
     assert with_numbers(mount) == before
 
@@ -252,8 +252,8 @@ def test_exchanged_files(mount: Mount) -> None:
     before = with_numbers(mount)
     mount.rename(b"s0/a/x", b"s0/a/y", EXCHANGE)
     assert plan(mount, b"s0/a/x") == [
-        Change("renamed", b"s0/a/x", b"s0/a/y"),
-        Change("renamed", b"s0/a/y", b"s0/a/x"),
+        RestoredChange("renamed", b"s0/a/x", b"s0/a/y"),
+        RestoredChange("renamed", b"s0/a/y", b"s0/a/x"),
     ]
     restore(mount, b"s0/a/y")
     assert with_numbers(mount) == before

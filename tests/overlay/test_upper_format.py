@@ -15,7 +15,7 @@ from tests import sets
 from tests.writables import FILES, Mount, a_set, fast_directory
 from wdsfs.errors import OverlayBusy, OverlayUnusable
 from wdsfs.inodes import UP
-from wdsfs.overlay.upper_dir import Upper
+from wdsfs.overlay.upper_dir import UpperDirectory
 from wdsfs.overlay.upper_format import (
     DIRECTORY,
     FILE,
@@ -23,8 +23,8 @@ from wdsfs.overlay.upper_format import (
     SYMLINK,
     WHITEOUT,
     Origin,
-    Place,
-    Settings,
+    OverlayDirectory,
+    OverlaySettings,
     ShardSeen,
     UpperNode,
     hold,
@@ -118,9 +118,9 @@ def test_an_upper_may_be_as_deep_as_it_likes(tmp_path: Path) -> None:
 
 
 def test_settings_come_back(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+    place = OverlayDirectory(tmp_path)
     assert read_settings(place) is None
-    settings = Settings("samples", "ext", True, (ShardSeen(b"\xff", b"/\xfe/a.tar", (1, -2, 3)),))
+    settings = OverlaySettings("samples", "ext", True, (ShardSeen(b"\xff", b"/\xfe/a.tar", (1, -2, 3)),))
     write_settings(place, settings)
     assert read_settings(place) == settings
     assert json.loads(place.settings.read_text())["version"] == 1
@@ -135,7 +135,7 @@ def test_settings_come_back(tmp_path: Path) -> None:
 
 
 def test_an_overlay_is_held_once(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+    place = OverlayDirectory(tmp_path)
     fd = hold(place)
     with pytest.raises(OverlayBusy, match=f"process {os.getpid()}"):
         hold(place)
@@ -160,24 +160,24 @@ def test_an_overlay_is_held_once(tmp_path: Path) -> None:
 )
 def test_who_holds_an_overlay(holder: str, text: str, tmp_path: Path) -> None:
     """The daemon may be gone, and a worker that it has left behind holds it still."""
-    fd = hold(Place(tmp_path))
+    fd = hold(OverlayDirectory(tmp_path))
     (tmp_path / "lock").write_text(holder)
     with pytest.raises(OverlayBusy, match=text):
-        hold(Place(tmp_path))
+        hold(OverlayDirectory(tmp_path))
     os.close(fd)
 
 
 def test_what_others_wrote_is_told_from_our_own(tmp_path: Path) -> None:
-    assert not Place(tmp_path).is_bare
-    Upper(Place(tmp_path)).close()
-    assert not Place(tmp_path).is_bare
+    assert not OverlayDirectory(tmp_path).is_bare
+    UpperDirectory(OverlayDirectory(tmp_path)).close()
+    assert not OverlayDirectory(tmp_path).is_bare
     bare = tmp_path / "bare"
     (bare / "s0").mkdir(parents=True)
-    assert Place(bare).is_bare
-    assert Place(bare).upper == bare
+    assert OverlayDirectory(bare).is_bare
+    assert OverlayDirectory(bare).upper == bare
     with pytest.raises(OverlayUnusable, match="diff and commit"):
-        Upper(Place(bare))
-    os.close(hold(Place(bare)))
+        UpperDirectory(OverlayDirectory(bare))
+    os.close(hold(OverlayDirectory(bare)))
     assert os.listdir(bare) == ["s0"]
 
 

@@ -15,28 +15,28 @@ import pytest
 
 from tests.overlay.test_model import SETS, Refusing, WithoutDevices
 from tests.writables import FILES, MTIME, Mount, a_set, fast_directory
-from wdsfs.dataset.shard_tree import Tree
+from wdsfs.dataset.shard_tree import ShardTree
 from wdsfs.errors import EntryError, NoSuchEntry, Unsupported
 from wdsfs.inodes import ROOT, UP
-from wdsfs.overlay.upper_dir import EXCHANGE, NOREPLACE, Calls
+from wdsfs.overlay.upper_dir import EXCHANGE, NOREPLACE, SystemCalls
 
-CALLS = [name for name in vars(Calls) if not name.startswith("_")]
+CALLS = [name for name in vars(SystemCalls) if not name.startswith("_")]
 
 
 @pytest.fixture(scope="module", params=["samples", "files", "merged"])
-def tree(request: pytest.FixtureRequest) -> Iterator[Tree]:
+def tree(request: pytest.FixtureRequest) -> Iterator[ShardTree]:
     with a_set(*SETS[request.param]) as tree:
         yield tree
 
 
 @pytest.fixture(scope="module")
-def samples() -> Iterator[Tree]:
+def samples() -> Iterator[ShardTree]:
     with a_set(*SETS["samples"]) as tree:
         yield tree
 
 
 @pytest.fixture
-def mount(samples: Tree) -> Iterator[Mount]:
+def mount(samples: ShardTree) -> Iterator[Mount]:
     with fast_directory() as home:
         mount = Mount(samples, home)
         yield mount
@@ -268,11 +268,11 @@ class Stopped(BaseException):
     """What the process gets instead of its next system call: no handler runs after a SIGKILL."""
 
 
-class Seam(Calls):
+class Seam(SystemCalls):
     """Counts the calls; from the `at`th on, none is done, and `stop` is raised instead: once, or from then on."""
 
     def __init__(
-        self, base: type[Calls] = Calls, at: int = 1 << 60, stop: Callable[[], BaseException] = Stopped
+        self, base: type[SystemCalls] = SystemCalls, at: int = 1 << 60, stop: Callable[[], BaseException] = Stopped
     ) -> None:
         self.base, self.at, self.stop, self.count, self.armed = base(), at, stop, 0, False
         self.once = False
@@ -372,10 +372,10 @@ NAMES = """
 
 
 def do_at_every_call(
-    tree: Tree,
+    tree: ShardTree,
     name: str,
     check: Callable[[Mount, dict[bytes, Any], dict[bytes, Any], Callable[[Mount], None]], None],
-    base: type[Calls] = Calls,
+    base: type[SystemCalls] = SystemCalls,
     stop: Callable[[], BaseException] = Stopped,
     once: bool = False,
 ) -> None:
@@ -415,12 +415,12 @@ def do_at_every_call(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_stopped_at_any_call_it_is_done_or_not(tree: Tree, name: str) -> None:
+def test_stopped_at_any_call_it_is_done_or_not(tree: ShardTree, name: str) -> None:
     do_at_every_call(tree, name, look_and_repeat)
 
 
 @pytest.mark.parametrize("name", ONLY_SAMPLES)
-def test_so_are_samples(samples: Tree, name: str) -> None:
+def test_so_are_samples(samples: ShardTree, name: str) -> None:
     do_at_every_call(samples, name, look_and_repeat)
 
 
@@ -438,7 +438,7 @@ def look_and_repeat(
 
 @pytest.mark.parametrize("base", [Refusing, WithoutDevices])
 @pytest.mark.parametrize("name", [name for name in NAMES if "rename" in name or "over" in name])
-def test_on_poorer_file_systems_nothing_is_lost(samples: Tree, name: str, base: type[Calls]) -> None:
+def test_on_poorer_file_systems_nothing_is_lost(samples: ShardTree, name: str, base: type[SystemCalls]) -> None:
     """Where a rename takes two calls, source and target are the same file between them, and a repeat ends it."""
 
     def check(
@@ -460,7 +460,7 @@ def test_on_poorer_file_systems_nothing_is_lost(samples: Tree, name: str, base: 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
 @pytest.mark.parametrize("name", NAMES)
-def test_an_error_at_any_call_leaves_a_whole_tree(samples: Tree, name: str, number: int) -> None:
+def test_an_error_at_any_call_leaves_a_whole_tree(samples: ShardTree, name: str, number: int) -> None:
     """The request fails or not; what is seen is as before or after, now and after a restart; a repeat works."""
 
     def check(
@@ -475,13 +475,13 @@ def test_an_error_at_any_call_leaves_a_whole_tree(samples: Tree, name: str, numb
             operation(mount)
             assert mount.walk() == after
 
-    do_at_every_call(samples, name, check, Calls, lambda: OSError(number, os.strerror(number)), once=True)
+    do_at_every_call(samples, name, check, SystemCalls, lambda: OSError(number, os.strerror(number)), once=True)
 
 
 # --- power cuts
 
 
-class Disk(Calls):
+class Disk(SystemCalls):
     """Knows what is on disk: a file's bytes and a directory's names as they were at their last fsync.
 
     That is worse than any file system in use: those keep the names of one moment.
@@ -540,7 +540,7 @@ def _keys(path: str) -> list[str]:
 class Cutting:
     """Does what users do, by chance, and pulls the plug after each step."""
 
-    def __init__(self, tree: Tree, home: Path, seed: int) -> None:
+    def __init__(self, tree: ShardTree, home: Path, seed: int) -> None:
         self.tree, self.home, self.chance = tree, home, random.Random(seed)
         self.disk = Disk()
         self.mount = Mount(tree, home / "overlay", self.disk)
@@ -626,6 +626,6 @@ class Cutting:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_power_cut_takes_nothing_that_was_synced_nor_the_bytes_of_a_shard(samples: Tree, seed: int) -> None:
+def test_a_power_cut_takes_nothing_that_was_synced_nor_the_bytes_of_a_shard(samples: ShardTree, seed: int) -> None:
     with fast_directory() as home:
         Cutting(samples, home, seed).run()

@@ -26,9 +26,9 @@ from tests import sets, tars, wire
 from tests.conftest import Program, fails
 from wdsfs import inodes
 from wdsfs.dataset.merged_tree import make_tree
-from wdsfs.dataset.shard_set import Lower
+from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.dataset.shard_tree import View
-from wdsfs.fuse.read_ops import Operations, Owner, SpecialOperations
+from wdsfs.fuse.read_ops import HiddenDirectoryOperations, Operations, Owner
 from wdsfs.fuse.write_ops import WritableOperations
 from wdsfs.index.store import open_index
 from wdsfs.inodes import (
@@ -40,14 +40,14 @@ from wdsfs.inodes import (
     pack_extra,
 )
 from wdsfs.interop import dali
-from wdsfs.overlay.upper_dir import Upper
-from wdsfs.overlay.upper_format import Place
+from wdsfs.overlay.upper_dir import UpperDirectory
+from wdsfs.overlay.upper_format import OverlayDirectory
 from wdsfs.overlay.writable_tree import WritableTree
 from wdsfs.status import dot_wdsfs, status_report
 from wdsfs.status.control import Daemon
 from wdsfs.status.counters import KINDS, Board
-from wdsfs.status.dot_wdsfs import Special
-from wdsfs.status.text_ring import SNAPSHOTS, TEXT_MAX, Snapshots
+from wdsfs.status.dot_wdsfs import HiddenDirectory
+from wdsfs.status.text_ring import SNAPSHOTS, TEXT_MAX, TextRing
 
 DAEMON = Daemon(os.getpid(), 0, '/mnt/a "b"\\c\n\udcff', ["s.tar"], "samples", "ext", False, 1.5e9, None)
 READ_MAX = 1 << 20
@@ -112,22 +112,22 @@ class Mount:
         self.index = open_index(home / "index")
         if indexed:
             self.index.refresh(self.shards)
-        self.board, self.snapshots = Board(), Snapshots()
+        self.board, self.snapshots = Board(), TextRing()
         self.board.supervise(os.getpid())
-        self.lowers: list[Lower] = []
+        self.lowers: list[ShardSet] = []
 
     def worker(self, view: View | None = None, merge: bool = False, overlay: Path | None = None) -> Worker:
         # The index in one process is opened once; its workers are made one after the other.
-        below = Lower(self.shards, self.index, tags=self.lowers[0]._tags if self.lowers else None)
+        below = ShardSet(self.shards, self.index, tags=self.lowers[0]._tags if self.lowers else None)
         self.lowers.append(below)
         tree: Any = make_tree(below, view or View(), merge)
         kind = Operations
         if overlay is not None:
-            tree, kind = WritableTree(tree, Upper(Place(overlay))), WritableOperations
+            tree, kind = WritableTree(tree, UpperDirectory(OverlayDirectory(overlay))), WritableOperations
         tree.prepare()
         operations = kind(Owner(12, 34, 0o027), self.board)
-        operations.special = SpecialOperations(
-            operations.owner, self.board, Special(DAEMON, self.board, self.snapshots)
+        operations.special = HiddenDirectoryOperations(
+            operations.owner, self.board, HiddenDirectory(DAEMON, self.board, self.snapshots)
         )
         operations.attach(tree, self.board.slot(len(self.lowers)))
         return Worker(operations)
@@ -428,7 +428,7 @@ def test_what_other_tools_read_are_the_shards_as_they_are(tmp_path: Path) -> Non
     with a_mount(tmp_path / "set", [sets.content(0), sets.content(1)], indexed=False) as made:
         worker = made.worker()
         assert worker.operations.special is not None
-        plain = worker.operations.special.tree.plain = Lower(made.shards, made.index)
+        plain = worker.operations.special.tree.plain = ShardSet(made.shards, made.index)
         made.lowers.append(plain)
         worker.tree.lower.index_now(0)
         worker.names(b"s0")
@@ -525,8 +525,8 @@ def test_a_name_of_the_overlay_wins(mount: Mount, tmp_path: Path) -> None:
 
 KEEP_PUTTING = """
 import os, sys
-from wdsfs.status.text_ring import Snapshots
-snapshots = Snapshots()
+from wdsfs.status.text_ring import TextRing
+snapshots = TextRing()
 children = []
 for one in range(4):
     pid = os.fork()
@@ -556,7 +556,7 @@ def test_snapshots_of_processes_that_are_killed() -> None:
 
 
 def test_there_is_no_snapshot_of_other_numbers() -> None:
-    snapshots = Snapshots()
+    snapshots = TextRing()
     assert [snapshots.get(number) for number in (0, 1, SNAPSHOTS, 1 << 55)] == [None] * 4
     number = snapshots.put(b"text")
     assert number == 1

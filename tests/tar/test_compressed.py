@@ -27,7 +27,7 @@ import xz
 from tests import sets, tars
 from tests.conftest import Program, wait_until
 from wdsfs.dataset import shard_set
-from wdsfs.dataset.shard_set import Lower
+from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import CorruptShard, StaleShard, UnreadableShard, UsageError
 from wdsfs.index import store
 from wdsfs.index.record import Record
@@ -87,7 +87,7 @@ SEEKABLE = set(WHOLE) - {"gz with zeros behind it", "zst"}
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> unpack_cache.Cache:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> unpack_cache.UnpackCache:
     monkeypatch.setenv("WDSFS_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("WDSFS_CACHE_SIZE", raising=False)
     monkeypatch.delenv("WDSFS_UNPACK", raising=False)
@@ -109,7 +109,7 @@ def write(path: Path, content: bytes) -> Shard:
     return Shard(os.fsencode(path), path.name)
 
 
-def kinds_in(cache: unpack_cache.Cache) -> list[str]:
+def kinds_in(cache: unpack_cache.UnpackCache) -> list[str]:
     names = os.listdir(cache.directory) if cache.directory.exists() else []
     return sorted(name.partition(".")[2] for name in names)
 
@@ -129,14 +129,14 @@ def content_of(tar: source.TarBytes) -> bytes:
 
 
 @contextlib.contextmanager
-def a_lower(directory: Path, *shards: Shard) -> Iterator[Lower]:
-    with contextlib.closing(Lower(shards, open_index(directory / "index"))) as below:
+def a_lower(directory: Path, *shards: Shard) -> Iterator[ShardSet]:
+    with contextlib.closing(ShardSet(shards, open_index(directory / "index"))) as below:
         for number in range(len(shards)):
             below.index_now(number)
         yield below
 
 
-def read_all(below: Lower, number: int = 0) -> list[bytes]:
+def read_all(below: ShardSet, number: int = 0) -> list[bytes]:
     record = below.record(number)
     contents = (below.content(number, below.tag(number), member) for member in range(record.members))
     return [shard_set.read(content, 0, 1 << 20) for content in contents]
@@ -150,7 +150,7 @@ def right(tar: bytes = TAR) -> list[bytes]:
 
 
 @pytest.mark.parametrize("case", WHOLE)
-def test_a_copy_is_what_it_unpacks_to(case: str, tmp_path: Path, cache: unpack_cache.Cache) -> None:
+def test_a_copy_is_what_it_unpacks_to(case: str, tmp_path: Path, cache: unpack_cache.UnpackCache) -> None:
     write(tmp_path / "a", WHOLE[case])  # whatever its name
     for _ in range(2):
         with opened(tmp_path / "a") as (tar, problem):
@@ -162,7 +162,7 @@ def test_a_copy_is_what_it_unpacks_to(case: str, tmp_path: Path, cache: unpack_c
 
 @pytest.mark.parametrize("case", WHOLE)
 def test_without_a_copy(
-    case: str, tmp_path: Path, cache: unpack_cache.Cache, monkeypatch: pytest.MonkeyPatch
+    case: str, tmp_path: Path, cache: unpack_cache.UnpackCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any bytes, in any order; or an error that names the reason."""
     monkeypatch.setenv("WDSFS_UNPACK", "never")
@@ -185,7 +185,7 @@ def test_without_a_copy(
 
 @pytest.mark.parametrize("way", compressed.POLICIES)
 def test_members_below_the_mount(
-    way: str, tmp_path: Path, cache: unpack_cache.Cache, monkeypatch: pytest.MonkeyPatch
+    way: str, tmp_path: Path, cache: unpack_cache.UnpackCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record is that of the tar, the fingerprint that of the compressed file."""
     monkeypatch.setenv("WDSFS_UNPACK", way)
@@ -222,7 +222,7 @@ def test_a_compressed_file_that_is_called_tar_is_served_and_told(tmp_path: Path)
     assert [(one.kind, one.offset) for one in found.findings] == [("compressed", -1)]
 
 
-def test_others_go_on_while_a_shard_is_unpacked(tmp_path: Path, cache: unpack_cache.Cache) -> None:
+def test_others_go_on_while_a_shard_is_unpacked(tmp_path: Path, cache: unpack_cache.UnpackCache) -> None:
     waits: list[str] = []
 
     @contextlib.contextmanager
@@ -331,7 +331,10 @@ def test_empty_ones(tmp_path: Path) -> None:
 
 
 def test_a_bomb_meets_the_limit(
-    tmp_path: Path, cache: unpack_cache.Cache, limited: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    cache: unpack_cache.UnpackCache,
+    limited: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limited(1 << 20)
     monkeypatch.setattr(seekable, "PIECE_MAX", 1 << 20)
@@ -350,7 +353,7 @@ def test_a_bomb_meets_the_limit(
 
 
 def test_what_can_be_read_without_a_copy_makes_nobody_go(
-    tmp_path: Path, cache: unpack_cache.Cache, limited: Callable[[int], None]
+    tmp_path: Path, cache: unpack_cache.UnpackCache, limited: Callable[[int], None]
 ) -> None:
     limited(int(2.5 * len(TAR)))
     for number in range(4):
@@ -361,7 +364,7 @@ def test_what_can_be_read_without_a_copy_makes_nobody_go(
 
 
 def test_the_copies_used_longest_ago_go_first(
-    tmp_path: Path, cache: unpack_cache.Cache, limited: Callable[[int], None], nothing_is_recent: None
+    tmp_path: Path, cache: unpack_cache.UnpackCache, limited: Callable[[int], None], nothing_is_recent: None
 ) -> None:
     limited(int(3.5 * len(TAR)))
     names = [tmp_path / f"{number}.tar.zst" for number in range(5)]
@@ -386,7 +389,7 @@ def test_the_copies_used_longest_ago_go_first(
         assert content_of(first) == _samples(seed=0)
 
 
-def test_prune_removes_what_belongs_to_no_shard(tmp_path: Path, cache: unpack_cache.Cache) -> None:
+def test_prune_removes_what_belongs_to_no_shard(tmp_path: Path, cache: unpack_cache.UnpackCache) -> None:
     kept, gone, changed = (write(tmp_path / f"{name}.tar.gz", WHOLE["gz"]) for name in "abc")
     with a_lower(tmp_path, kept, gone, changed) as below:
         (cache.directory / f"{'0' * 32}.part").write_bytes(b"of a process that was killed")
@@ -399,7 +402,7 @@ def test_prune_removes_what_belongs_to_no_shard(tmp_path: Path, cache: unpack_ca
             assert kinds_in(cache) == ["", "tar"]
 
 
-def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: unpack_cache.Cache) -> None:
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: unpack_cache.UnpackCache) -> None:
     """Without a copy if possible, else a clear error; and nothing is left behind."""
 
     def refuse(fd: int, data: Any) -> int:
@@ -420,7 +423,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: unp
 
 
 def test_something_of_a_disk_is_left_to_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: unpack_cache.Cache
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: unpack_cache.UnpackCache
 ) -> None:
     disk = SimpleNamespace(f_frsize=4096, f_blocks=1 << 20, f_bavail=(1 << 20) // 20 + 10)
     monkeypatch.setattr(os, "statvfs", lambda _: disk)
@@ -443,7 +446,9 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.
 def test_beside_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WDSFS_CACHE_DIR")
     monkeypatch.setenv("WDSFS_INDEX_DIR", str(tmp_path / "ix"))
-    assert unpack_cache.cache() == unpack_cache.Cache(tmp_path / "ix" / "unpacked", unpack_cache.DEFAULT_LIMIT)
+    assert unpack_cache.cache() == unpack_cache.UnpackCache(
+        tmp_path / "ix" / "unpacked", unpack_cache.DEFAULT_LIMIT
+    )
 
 
 def test_sizes() -> None:
@@ -480,7 +485,7 @@ def test_missing_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_what_a_library_has_left_is_no_reason_to_fail_without_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: unpack_cache.Cache
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: unpack_cache.UnpackCache
 ) -> None:
     write(tmp_path / "gz", WHOLE["gz"])
     monkeypatch.setenv("WDSFS_UNPACK", "never")
@@ -503,7 +508,7 @@ def test_a_wrong_policy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_damaged_index_of_places_is_made_anew(
-    tmp_path: Path, cache: unpack_cache.Cache, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cache: unpack_cache.UnpackCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WDSFS_UNPACK", "never")
     write(tmp_path / "a", WHOLE["gz"])
@@ -590,7 +595,7 @@ def _hold(path: str, started: Any) -> None:
     store.build_file(os.fsencode(path))
 
 
-def test_killed_in_the_middle(tmp_path: Path, cache: unpack_cache.Cache) -> None:
+def test_killed_in_the_middle(tmp_path: Path, cache: unpack_cache.UnpackCache) -> None:
     """What is left is no copy; the next one begins anew in its place."""
     one = write(tmp_path / "a.tar.gz", WHOLE["gz"])
     context = multiprocessing.get_context("spawn")
@@ -608,7 +613,7 @@ def test_killed_in_the_middle(tmp_path: Path, cache: unpack_cache.Cache) -> None
     assert Record(store.build_file(one.path)).members == 80
 
 
-def test_who_else_needs_it_waits(tmp_path: Path, cache: unpack_cache.Cache) -> None:
+def test_who_else_needs_it_waits(tmp_path: Path, cache: unpack_cache.UnpackCache) -> None:
     """While one process unpacks a shard, the next one waits for its lock, and takes what it has made."""
     one = write(tmp_path / "a.tar.gz", WHOLE["gz"])
     key = unpack_cache.key_of(one.path, os.stat(one.path))

@@ -29,7 +29,7 @@ from wdsfs.cli import console
 from wdsfs.dataset import shard_set
 from wdsfs.dataset.merged_tree import make_tree
 from wdsfs.dataset.numbered_tree import make_numbered
-from wdsfs.dataset.shard_set import Lower, NotIndexed
+from wdsfs.dataset.shard_set import NotIndexed, ShardSet
 from wdsfs.dataset.shard_tree import View
 from wdsfs.errors import (
     CorruptShard,
@@ -48,7 +48,7 @@ from wdsfs.storage import identity
 from wdsfs.tar import member_codecs
 from wdsfs.views import label_files, view_set
 from wdsfs.views.view_record import EMPTY, ERROR, SKIP, Composition, class_source, columns_of, read_class_names
-from wdsfs.views.view_set import Companions, DerivedLower, is_view, open_lower
+from wdsfs.views.view_set import Companions, ViewSet, is_view, open_set
 
 Sample = tuple[bytes, list[tuple[bytes, bytes]]]  # key, and (extension, content) in the order of the tar
 
@@ -65,7 +65,9 @@ def member(name: bytes, content: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def a_view(directory: Path, shards: Sequence[Shard], wanted: Composition, indexed: bool = True) -> Iterator[Lower]:
+def a_view(
+    directory: Path, shards: Sequence[Shard], wanted: Composition, indexed: bool = True
+) -> Iterator[ShardSet]:
     """The lower of a view, derived unless it is to be lazy. Raises ViewError when it is refused."""
     index = open_index(directory / "index")
     companions = Companions(wanted)
@@ -73,9 +75,9 @@ def a_view(directory: Path, shards: Sequence[Shard], wanted: Composition, indexe
         index.refresh(
             [one for one, _ in index.stale([*shards, *(s for joined in companions.joined for s in joined)])]
         )
-    below = open_lower(shards, index, wanted, companions)
+    below = open_set(shards, index, wanted, companions)
     try:
-        if indexed and isinstance(below, DerivedLower):
+        if indexed and isinstance(below, ViewSet):
             refused = below.make()
             if refused is not None:
                 raise ViewError(refused)
@@ -84,12 +86,12 @@ def a_view(directory: Path, shards: Sequence[Shard], wanted: Composition, indexe
         below.close()
 
 
-def read(below: Lower, number: int, member: int) -> bytes:
+def read(below: ShardSet, number: int, member: int) -> bytes:
     content = below.content(number, below.tag(number), member)
     return shard_set.read(content, 0, content.size + 1)
 
 
-def shown(below: Lower, number: int) -> list[Sample]:
+def shown(below: ShardSet, number: int) -> list[Sample]:
     """What a shard shows of its samples, with the content; sizes are compared on the way."""
     found: list[Sample] = []
     record = settled(below, number)
@@ -105,7 +107,7 @@ def shown(below: Lower, number: int) -> list[Sample]:
     return sorted(found)
 
 
-def settled(below: Lower, number: int) -> Any:
+def settled(below: ShardSet, number: int) -> Any:
     while True:
         try:
             return below.record(number)
@@ -113,7 +115,7 @@ def settled(below: Lower, number: int) -> Any:
             below.index_now(wanted.number)
 
 
-def look_again(below: Lower) -> None:
+def look_again(below: ShardSet) -> None:
     below.distrust()
 
 
@@ -454,7 +456,7 @@ def test_rows_that_are_missing_or_there_twice(tmp_path: Path) -> None:
     }
 
 
-def settled_or_refused(below: Lower, number: int) -> None:
+def settled_or_refused(below: ShardSet, number: int) -> None:
     with contextlib.suppress(ViewError):
         settled(below, number)
 
@@ -512,8 +514,8 @@ def test_what_is_gone_is_looked_for_once_for_all_shards(
     file = as_csv(tmp_path / "l.csv")
     with a_view(tmp_path, shards, Composition(associate=(str(file),), missing=SKIP, duplicates=SKIP)) as below:
         looks: list[object] = []
-        look = DerivedLower._stamp_of
-        monkeypatch.setattr(DerivedLower, "_stamp_of", lambda at, one: (looks.append(one), look(at, one))[1])
+        look = ViewSet._stamp_of
+        monkeypatch.setattr(ViewSet, "_stamp_of", lambda at, one: (looks.append(one), look(at, one))[1])
         file.rename(tmp_path / "kept")
         below.distrust()
         below.look_at_all()
@@ -1036,7 +1038,7 @@ def test_what_another_process_refused_is_settled(tmp_path: Path) -> None:
             another.record(0)
 
 
-def _error_of(below: Lower) -> ViewError:
+def _error_of(below: ShardSet) -> ViewError:
     with pytest.raises(ViewError) as caught:
         below.record(0)
     return caught.value

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from wdsfs.dataset.shard_set import Lower
+    from wdsfs.dataset.shard_set import ShardSet
     from wdsfs.dataset.shard_tree import View
     from wdsfs.index.store import Index
     from wdsfs.interop.soundness import Tolerance
@@ -507,16 +507,16 @@ def _build_index(index: Index, stale: Sequence[Shard], jobs: int, quiet: bool) -
 # --- the set -----------------------------------------------------------------------------------------------
 
 
-def make_view(below: Lower, quiet: bool) -> dict[bytes, str]:
+def make_view(below: ShardSet, quiet: bool) -> dict[bytes, str]:
     """Derive what a view is made of, showing a bar when somebody watches; returns the shards of which it cannot be
     made, by path, and why. Raises ViewError when it is refused."""
     from rich.console import Console
     from rich.progress import Progress
 
     from wdsfs.errors import ViewError
-    from wdsfs.views.view_set import DerivedLower
+    from wdsfs.views.view_set import ViewSet
 
-    if not isinstance(below, DerivedLower):
+    if not isinstance(below, ViewSet):
         return {}
     console = Console(stderr=True)
     with Progress(console=console, disable=quiet or not console.is_terminal) as progress:
@@ -550,7 +550,7 @@ def opened(
     opening: Opening,
     composition: Composition | None = None,
     whole: bool = False,
-) -> Iterator[Lower]:
+) -> Iterator[ShardSet]:
     """The lower of a set, all of it indexed, shown as `composition` says; without one all shards as they are.
 
     What is wrong with it is said. `whole`: shards that cannot be read would be missing in what is shown; where
@@ -567,12 +567,12 @@ def opened(
 @contextlib.contextmanager
 def opened_set(
     shards: Sequence[Shard], opening: Opening, composition: Composition | None = None, whole: bool = False
-) -> Iterator[Lower]:
+) -> Iterator[ShardSet]:
     """As `opened`, of shards that are known."""
-    from wdsfs.dataset.shard_set import Lower
+    from wdsfs.dataset.shard_set import ShardSet
     from wdsfs.index.store import open_index
     from wdsfs.interop.soundness import judge
-    from wdsfs.views.view_set import Companions, open_lower
+    from wdsfs.views.view_set import Companions, open_set
 
     companions = None if composition is None else Companions(composition, shards[0].reading)
     index = open_index(path_of(opening.index_dir))
@@ -583,9 +583,9 @@ def opened_set(
     if whole and opening.tolerance.allow_missing:
         shards = readable(shards, unreadable)
     if composition is None or companions is None:
-        below = Lower(shards, index)
+        below = ShardSet(shards, index)
     else:
-        below = open_lower(shards, index, composition, companions)
+        below = open_set(shards, index, composition, companions)
     try:
         unreadable |= make_view(below, opening.quiet)
         for text in judge(below, unreadable, opening.tolerance, whole):
@@ -618,7 +618,7 @@ _MEDIA = frozenset(
 _LOOKED_AT = 3  # shards
 
 
-def suffix_hint(below: Lower, view: View, writable: bool) -> str | None:
+def suffix_hint(below: ShardSet, view: View, writable: bool) -> str | None:
     """What to say of a set of images or sound whose files are called `jpg`, so that loaders do not find them.
 
     None where there is nothing to say, or nothing known.

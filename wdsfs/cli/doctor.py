@@ -53,7 +53,7 @@ MOUNTABLE_SINCE: Mapping[str, tuple[int, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class MachineFinding:
     """What one check found: `fail` stops a mount, `warn` costs something; `remedy` is what to type or do."""
 
     name: str
@@ -62,7 +62,7 @@ class Finding:
     remedy: str = ""
 
 
-def diagnose(place: str | None = None, index_dir: str | None = None) -> list[Finding]:
+def diagnose(place: str | None = None, index_dir: str | None = None) -> list[MachineFinding]:
     """All checks, and that of a mount point, `place`, when it is given.
 
     Without `index_dir` the one that a mount would take is checked: WDSFS_INDEX_DIR, else the cache directory.
@@ -87,14 +87,14 @@ def diagnose(place: str | None = None, index_dir: str | None = None) -> list[Fin
 # -- FUSE ----------------------------------------------------------------------------------------------------
 
 
-def check_device(device: str = "/dev/fuse") -> Finding:
+def check_device(device: str = "/dev/fuse") -> MachineFinding:
     """The kernel's side: the device is there and can be opened for reading and writing."""
     name = device
     try:
         os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:
-        return Finding(name, "fail", os.strerror(error.errno or 0), _device_remedy(error, device))
-    return Finding(name, "ok", "there, and can be opened")
+        return MachineFinding(name, "fail", os.strerror(error.errno or 0), _device_remedy(error, device))
+    return MachineFinding(name, "ok", "there, and can be opened")
 
 
 def _device_remedy(error: OSError, device: str) -> str:
@@ -106,45 +106,45 @@ def _device_remedy(error: OSError, device: str) -> str:
     return f"sudo chmod 0666 {shlex.quote(device)}    (that is its usual mode: it gives access to no data)"
 
 
-def check_privileges(status: str = "/proc/self/status") -> Finding:
+def check_privileges(status: str = "/proc/self/status") -> MachineFinding:
     """May this process, or fusermount3 on its behalf, mount? Containers and services can take that away."""
     name = "privileges"
     try:
         fields = dict(line.split(":", 1) for line in Path(status).read_text().splitlines() if ":" in line)
     except OSError:
-        return Finding(name, "warn", f"unknown: {status} cannot be read")
+        return MachineFinding(name, "warn", f"unknown: {status} cannot be read")
     inside = container()
     remedy = _CONTAINER_REMEDIES.get(inside, _CONTAINER_REMEDIES["docker"])
     if os.geteuid() == 0:
         if not _has_capability(fields, "CapEff"):
-            return Finding(name, "fail", "root, but without CAP_SYS_ADMIN", remedy)
-        return Finding(name, "ok", "root with CAP_SYS_ADMIN")
+            return MachineFinding(name, "fail", "root, but without CAP_SYS_ADMIN", remedy)
+        return MachineFinding(name, "ok", "root with CAP_SYS_ADMIN")
     if not _has_capability(fields, "CapBnd"):
-        return Finding(name, "fail", "CAP_SYS_ADMIN is out of reach here, even for fusermount3", remedy)
+        return MachineFinding(name, "fail", "CAP_SYS_ADMIN is out of reach here, even for fusermount3", remedy)
     if fields.get("NoNewPrivs", "0").strip() == "1":
         how = remedy if inside else "start it without NoNewPrivileges= and what implies it (docs/deployment.md)"
-        return Finding(name, "fail", "no_new_privs is set: fusermount3 cannot become root", how)
-    return Finding(name, "ok", "fusermount3 can mount for this user")
+        return MachineFinding(name, "fail", "no_new_privs is set: fusermount3 cannot become root", how)
+    return MachineFinding(name, "ok", "fusermount3 can mount for this user")
 
 
 def _has_capability(fields: Mapping[str, str], which: str) -> bool:
     return bool(int(fields.get(which, "0").strip() or "0", 16) >> CAP_SYS_ADMIN & 1)
 
 
-def check_fusermount(program: str | None = None) -> Finding:
+def check_fusermount(program: str | None = None) -> MachineFinding:
     """The helper that mounts for ordinary users: there and setuid root. Root mounts without it."""
     name = "fusermount3"
     needed = os.geteuid() != 0
     program = program or shutil.which(name)
     if program is None:
         detail = "not found" if needed else "not found; root does not need it"
-        return Finding(name, "fail" if needed else "ok", detail, "sudo apt install fuse3" if needed else "")
+        return MachineFinding(name, "fail" if needed else "ok", detail, "sudo apt install fuse3" if needed else "")
     found = os.stat(program)
     shown = f"{program}, version {_dotted(fusermount_version(program))}"
     if needed and not (found.st_mode & stat.S_ISUID and found.st_uid == 0):
         quoted = shlex.quote(program)
-        return Finding(name, "fail", f"{shown}, is not setuid root", f"sudo chmod u+s {quoted}")
-    return Finding(name, "ok", shown)
+        return MachineFinding(name, "fail", f"{shown}, is not setuid root", f"sudo chmod u+s {quoted}")
+    return MachineFinding(name, "ok", shown)
 
 
 def fusermount_version(program: str = "fusermount3") -> tuple[int, ...]:
@@ -156,14 +156,14 @@ def fusermount_version(program: str = "fusermount3") -> tuple[int, ...]:
     return host.kernel_version(said.rpartition(":")[2].strip())
 
 
-def check_library() -> Finding:
+def check_library() -> MachineFinding:
     """The Python binding can be loaded, and libfuse with it."""
     name = "libfuse"
     try:
         import pyfuse3
     except ImportError as error:
-        return Finding(name, "fail", f"pyfuse3 cannot be loaded: {error}", "sudo apt install libfuse3-3")
-    return Finding(name, "ok", f"{_libfuse_version(pyfuse3.__file__)}, by pyfuse3 {pyfuse3.__version__}")
+        return MachineFinding(name, "fail", f"pyfuse3 cannot be loaded: {error}", "sudo apt install libfuse3-3")
+    return MachineFinding(name, "ok", f"{_libfuse_version(pyfuse3.__file__)}, by pyfuse3 {pyfuse3.__version__}")
 
 
 def _libfuse_version(extension: str) -> str:
@@ -176,18 +176,18 @@ def _libfuse_version(extension: str) -> str:
         return "version unknown"
 
 
-def check_allow_other(conf: str = "/etc/fuse.conf") -> Finding:
+def check_allow_other(conf: str = "/etc/fuse.conf") -> MachineFinding:
     """May a user give others access with `-o allow_other`? Root may always."""
     name = "allow_other"
     if os.geteuid() == 0:
-        return Finding(name, "ok", "root may use it")
+        return MachineFinding(name, "ok", "root may use it")
     try:
         lines = Path(conf).read_text(errors="replace").splitlines()
     except OSError:
         lines = []
     if "user_allow_other" in (line.partition("#")[0].strip() for line in lines):
-        return Finding(name, "ok", f"allowed by {conf}")
-    return Finding(
+        return MachineFinding(name, "ok", f"allowed by {conf}")
+    return MachineFinding(
         name,
         "warn",
         f"user_allow_other is not set in {conf}: only you will see what you mount",
@@ -205,75 +205,75 @@ _KERNEL_FEATURES: Mapping[tuple[int, ...], str] = {
 }
 
 
-def check_kernel(version: tuple[int, ...] | None = None) -> Finding:
+def check_kernel(version: tuple[int, ...] | None = None) -> MachineFinding:
     """What the kernel's version enables. Nothing here is needed to mount, so nothing is wrong either."""
     version = host.kernel_version() if version is None else version
     features = [
         what if version >= since else f"not yet ({_dotted(since)}): {what}"
         for since, what in _KERNEL_FEATURES.items()
     ]
-    return Finding("kernel", "ok", f"{_dotted(version)}: {'; '.join(features)}")
+    return MachineFinding("kernel", "ok", f"{_dotted(version)}: {'; '.join(features)}")
 
 
-def check_open_files(limits: tuple[int, int] | None = None) -> Finding:
+def check_open_files(limits: tuple[int, int] | None = None) -> MachineFinding:
     """The limit of open files, soft and hard. A mount raises the soft one itself."""
     soft, hard = limits or resource.getrlimit(resource.RLIMIT_NOFILE)
     shown = f"{_limit(soft)} (can be raised to {_limit(hard)})" if soft != hard else _limit(soft)
     if hard != resource.RLIM_INFINITY and hard < FEW_FILES:
         remedy = "echo '* hard nofile 65536' | sudo tee /etc/security/limits.d/nofile.conf    (then log in anew)"
-        return Finding("open files", "warn", shown, remedy)
-    return Finding("open files", "ok", shown)
+        return MachineFinding("open files", "warn", shown, remedy)
+    return MachineFinding("open files", "ok", shown)
 
 
 def _limit(value: int) -> str:
     return "unlimited" if value == resource.RLIM_INFINITY else f"{value:,}"
 
 
-def check_index_directory(directory: Path, free: int | None = None) -> Finding:
+def check_index_directory(directory: Path, free: int | None = None) -> MachineFinding:
     """The place of the index: writable, on a file system of this machine, with space left (`free` bytes)."""
     name = "index directory"
     quoted = shlex.quote(str(directory))
     place = _nearest_existing(directory)
     unsafe = _unsafe(directory)
     if unsafe is not None:
-        return Finding(name, "warn", f"{unsafe[0]}: the index goes to /var/tmp instead", unsafe[1])
+        return MachineFinding(name, "warn", f"{unsafe[0]}: the index goes to /var/tmp instead", unsafe[1])
     if not place.is_dir():
         detail = f"{place} is no directory: each mount would index anew"
-        return Finding(name, "warn", detail, "wdsfs mount --index-dir DIR ..., or set WDSFS_INDEX_DIR")
+        return MachineFinding(name, "warn", detail, "wdsfs mount --index-dir DIR ..., or set WDSFS_INDEX_DIR")
     if not os.access(place, os.W_OK | os.X_OK):
         detail = f"{place} is not writable: each mount would index anew"
-        return Finding(name, "warn", detail, "wdsfs mount --index-dir DIR ..., or set WDSFS_INDEX_DIR")
+        return MachineFinding(name, "warn", detail, "wdsfs mount --index-dir DIR ..., or set WDSFS_INDEX_DIR")
     fstype = host.filesystem_type(directory)
     if host.is_network(fstype):
         detail = f"{directory} is on a network file system ({fstype}): the index goes to /var/tmp instead"
-        return Finding(name, "warn", detail, "set WDSFS_INDEX_DIR to a directory on a local disk")
+        return MachineFinding(name, "warn", detail, "set WDSFS_INDEX_DIR to a directory on a local disk")
     free = shutil.disk_usage(place).free if free is None else free
     shown = f"{directory} ({fstype or 'unknown file system'}, {free / 1e9:,.1f} GB free)"
     if free < LITTLE_SPACE:
-        return Finding(name, "warn", shown, f"make room, or set WDSFS_INDEX_DIR; see: du -sh {quoted}")
-    return Finding(name, "ok", shown)
+        return MachineFinding(name, "warn", shown, f"make room, or set WDSFS_INDEX_DIR; see: du -sh {quoted}")
+    return MachineFinding(name, "ok", shown)
 
 
-def check_runtime_directory() -> Finding:
+def check_runtime_directory() -> MachineFinding:
     """The place of control sockets: without it nothing can be mounted, shown or ended. Nothing is made."""
     name = "runtime directory"
     try:
-        return Finding(name, "ok", str(host.runtime_dir(create=False)))
+        return MachineFinding(name, "ok", str(host.runtime_dir(create=False)))
     except MountError as error:
         remedy = f"sudo rm -r /tmp/wdsfs-{os.geteuid()}, or set XDG_RUNTIME_DIR to a directory of your own"
-        return Finding(name, "fail", str(error), remedy)
+        return MachineFinding(name, "fail", str(error), remedy)
 
 
-def check_log_directory(directory: Path) -> Finding:
+def check_log_directory(directory: Path) -> MachineFinding:
     """The place of logs; in a bad one there are none, and they go to the runtime directory."""
     name, place = "log directory", _nearest_existing(directory)
     unsafe = _unsafe(directory)
     if unsafe is not None:
-        return Finding(name, "warn", f"{unsafe[0]}: logs go to the runtime directory", unsafe[1])
+        return MachineFinding(name, "warn", f"{unsafe[0]}: logs go to the runtime directory", unsafe[1])
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         detail = f"{place} is not writable: logs go to the runtime directory"
-        return Finding(name, "warn", detail, "set XDG_STATE_HOME to a directory of your own")
-    return Finding(name, "ok", str(directory))
+        return MachineFinding(name, "warn", detail, "set XDG_STATE_HOME to a directory of your own")
+    return MachineFinding(name, "ok", str(directory))
 
 
 def _unsafe(directory: Path) -> tuple[str, str] | None:
@@ -304,7 +304,7 @@ def _nearest_existing(path: Path) -> Path:
 # -- a mount point -------------------------------------------------------------------------------------------
 
 
-def check_mountpoint(path: str, version: tuple[int, ...] | None = None) -> Finding:
+def check_mountpoint(path: str, version: tuple[int, ...] | None = None) -> MachineFinding:
     """Whether `path` can be mounted on, or is: what `mount` asks, and what fusermount3 does.
 
     `version` is that of fusermount3; it is asked when needed.
@@ -314,32 +314,38 @@ def check_mountpoint(path: str, version: tuple[int, ...] | None = None) -> Findi
     try:
         found = mountpoint.obstacle(place)
     except MountError as error:  # without a runtime directory, which has a finding of its own
-        return Finding(name, "warn", "cannot be looked at without a runtime directory", str(error))
+        return MachineFinding(name, "warn", "cannot be looked at without a runtime directory", str(error))
     if found is not None and found.mounted:
         return _check_mounted(name, place)
     if found is not None:
         remedy = found.remedy or f"choose another directory; see: ls -ld {shlex.quote(path)}"
-        return Finding(name, "fail", found.text, remedy)
+        return MachineFinding(name, "fail", found.text, remedy)
     if os.geteuid() != 0:
         problem = _user_problem(path, os.stat(path), version)
         if problem:
-            return Finding(name, "fail", *problem)
+            return MachineFinding(name, "fail", *problem)
         if confined(path):
             detail = "AppArmor's profile of fusermount3 may not let a user mount here"
-            return Finding(name, "warn", detail, "mount below your home, or see AppArmor in docs/deployment.md")
-    return Finding(name, "ok", f"an empty directory ({host.filesystem_type(path)})")
+            return MachineFinding(
+                name, "warn", detail, "mount below your home, or see AppArmor in docs/deployment.md"
+            )
+    return MachineFinding(name, "ok", f"an empty directory ({host.filesystem_type(path)})")
 
 
-def _check_mounted(name: str, place: str) -> Finding:
+def _check_mounted(name: str, place: str) -> MachineFinding:
     """A mount of wdsfs that is there, and serves: the kernel has just been answered."""
     daemon = control.find(place)
     if daemon is None:
-        return Finding(name, "ok", "wdsfs is mounted here, by another user or in another session, and answers")
+        return MachineFinding(
+            name, "ok", "wdsfs is mounted here, by another user or in another session, and answers"
+        )
     if control.ask(daemon) is not None:
-        return Finding(name, "ok", f"wdsfs is mounted here and answers (process {daemon.pid})")
+        return MachineFinding(name, "ok", f"wdsfs is mounted here and answers (process {daemon.pid})")
     state = control.state_without_answer(daemon)
     quoted = shlex.quote(place)
-    return Finding(name, "warn", f"wdsfs is mounted here, {state}", f"wdsfs umount {quoted}, and mount it again")
+    return MachineFinding(
+        name, "warn", f"wdsfs is mounted here, {state}", f"wdsfs umount {quoted}, and mount it again"
+    )
 
 
 def _user_problem(path: str, found: os.stat_result, version: tuple[int, ...] | None) -> tuple[str, str] | None:

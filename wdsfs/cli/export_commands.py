@@ -30,7 +30,7 @@ from wdsfs.cli.console import (
 from wdsfs.errors import ExportError, counted, several
 
 if TYPE_CHECKING:
-    from wdsfs.dataset.shard_set import Lower
+    from wdsfs.dataset.shard_set import ShardSet
     from wdsfs.interop.export import Report
     from wdsfs.interop.soundness import Tolerance
     from wdsfs.spec.expand import Selection, Shard
@@ -99,7 +99,7 @@ def export(
 
 
 def write(
-    below: Lower, kinds: Sequence[str], directory: bytes | None, jobs: int, quiet: bool, md5: bool = False
+    below: ShardSet, kinds: Sequence[str], directory: bytes | None, jobs: int, quiet: bool, md5: bool = False
 ) -> Report:
     """Write these indexes of a set, and tell what there is to know. Raises ExportError, ShardErrors."""
     from rich.console import Console

@@ -52,8 +52,8 @@ from wdsfs.errors import UsageError, WdsfsError, counted
 from wdsfs.names import SHARD_SUFFIXES, shown, shown_lines
 
 if TYPE_CHECKING:
-    from wdsfs.dataset.shard_set import Lower
-    from wdsfs.dataset.shard_tree import Entry, Node, Tree
+    from wdsfs.dataset.shard_set import ShardSet
+    from wdsfs.dataset.shard_tree import Entry, Node, ShardTree
     from wdsfs.index.store import Index
     from wdsfs.interop.soundness import Tolerance
     from wdsfs.spec.expand import Selection, Shard
@@ -252,7 +252,7 @@ def mount(
         raise _incomplete(mountpoint)
     if not mountpoint:
         raise UsageError("the MOUNTPOINT is empty")
-    wanted = mounting.Mount(
+    wanted = mounting.MountOptions(
         specs=list(shards),
         selection=selection._replace(allow_missing=tolerance.allow_missing),
         mountpoint=mountpoint,
@@ -274,10 +274,10 @@ def mount(
     def indexer(index: Index, stale: Sequence[Shard], jobs: int) -> dict[bytes, str]:
         return build_index(index, stale, jobs, quiet)
 
-    def composer(below: Lower) -> dict[bytes, str]:
+    def composer(below: ShardSet) -> dict[bytes, str]:
         return make_view(below, quiet)
 
-    def adviser(below: Lower) -> str | None:
+    def adviser(below: ShardSet) -> str | None:
         return None if quiet else suffix_hint(below, wanted.view, overlay is not None)
 
     front = mounting.Front(indexer, composer, adviser)
@@ -376,7 +376,7 @@ def index_command(
     """
     import time
 
-    from wdsfs.dataset.shard_set import Lower
+    from wdsfs.dataset.shard_set import ShardSet
     from wdsfs.errors import IndexUnusable
     from wdsfs.index.store import open_index
     from wdsfs.interop.soundness import Tolerance, judge
@@ -390,7 +390,7 @@ def index_command(
         log.warning("%s", notice)
     stale = [one for one, _ in index.stale(found)]
     unreadable = build_index(index, stale, jobs_of(jobs), quiet)
-    for text in [*judge(Lower(found, index), unreadable, Tolerance(), whole=False), *index.miscounted(found)]:
+    for text in [*judge(ShardSet(found, index), unreadable, Tolerance(), whole=False), *index.miscounted(found)]:
         log.warning("%s", text)
     pruned = index.prune() + label_files.prune(index.label_tables) if prune else 0
     summaries = [index.summary(one.key) for one in found]
@@ -509,7 +509,7 @@ def _is_directory(node: Node) -> bool:
 
 
 def _walk(
-    tree: Tree, node: Node, prefix: bytes, recursive: bool, failed: list[WdsfsError]
+    tree: ShardTree, node: Node, prefix: bytes, recursive: bool, failed: list[WdsfsError]
 ) -> Iterator[tuple[bytes, Node]]:
     """Yield (path, node) of what is in a directory, in the tree's order, everything below if wanted.
 
@@ -533,7 +533,7 @@ def _walk(
         cursor = batch[-1].cursor
 
 
-def _batch(tree: Tree, inode: int, cursor: int) -> list[Entry]:
+def _batch(tree: ShardTree, inode: int, cursor: int) -> list[Entry]:
     return list(itertools.islice(tree.listing(inode, cursor), BATCH))
 
 
@@ -675,14 +675,14 @@ def check(shards: tuple[str, ...], selection: Selection, jobs: int | None, notes
     """
     from wdsfs.errors import ShardError
     from wdsfs.index import process_pool
-    from wdsfs.interop.lint import Finding, Judge, lint
+    from wdsfs.interop.lint import Judge, LintFinding, lint
     from wdsfs.spec.expand import expand
 
     judge = Judge()
     counts = {"findings": 0, "notes": 0, "unreadable": 0}
     found = expand(shards, *selection)
 
-    def tell(path: str, finding: Finding) -> None:
+    def tell(path: str, finding: LintFinding) -> None:
         counts["notes" if finding.is_note else "findings"] += 1
         if finding.is_note and not notes:
             return
@@ -696,7 +696,7 @@ def check(shards: tuple[str, ...], selection: Selection, jobs: int | None, notes
         path = os.fsdecode(one.path)
         if isinstance(result, ShardError):
             counts["unreadable"] += 1
-            tell(path, Finding("unreadable", -1, "", str(result)))
+            tell(path, LintFinding("unreadable", -1, "", str(result)))
             continue
         for finding in judge.add(path, result, one.miscount(result.samples)):
             tell(path, finding)

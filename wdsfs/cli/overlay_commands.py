@@ -56,12 +56,12 @@ from wdsfs.errors import (
 )
 
 if TYPE_CHECKING:
-    from wdsfs.commit.diff import Changes, Remark, Rules, Sample
+    from wdsfs.commit.diff import ChangedSample, Changes, Remark, Rules
     from wdsfs.commit.plan import Files, Plan, Runner, Step
-    from wdsfs.dataset.shard_set import Lower
-    from wdsfs.dataset.shard_tree import Tree
+    from wdsfs.dataset.shard_set import ShardSet
+    from wdsfs.dataset.shard_tree import ShardTree
     from wdsfs.interop.soundness import Tolerance
-    from wdsfs.overlay.upper_format import Place, Settings, UpperNode
+    from wdsfs.overlay.upper_format import OverlayDirectory, OverlaySettings, UpperNode
     from wdsfs.spec.expand import Selection, Shard
     from wdsfs.status.control import Daemon, Talk
 
@@ -86,12 +86,12 @@ class Wanted(NamedTuple):
 
 
 @dataclass(slots=True)
-class Session:
+class OverlaySession:
     """An overlay over its set, which nobody else changes. `directory` is a descriptor of its upper, None if it has
     none; `talk` is with the daemon of the mount, if it is mounted, at `mountpoint`."""
 
-    place: Place
-    tree: Tree
+    place: OverlayDirectory
+    tree: ShardTree
     directory: int | None
     talk: Talk | None = None
     mountpoint: str | None = None
@@ -151,7 +151,7 @@ class Session:
 @contextlib.contextmanager
 def _session(
     overlay: str | None, wanted: Wanted, view: dict[str, Any], opening: Opening, freeze: bool, whole: bool = False
-) -> Iterator[Session]:
+) -> Iterator[OverlaySession]:
     """The overlay of a mount, or one that is not mounted. `whole` says that all shards of the set are needed."""
     if overlay is None and len(wanted.sources) != 1:
         raise UsageError("name one MOUNTPOINT, or --overlay DIR and the SHARDS below it")
@@ -166,15 +166,17 @@ def _session(
 
 
 @contextlib.contextmanager
-def _held(overlay: str, wanted: Wanted, view: dict[str, Any], opening: Opening, whole: bool) -> Iterator[Session]:
+def _held(
+    overlay: str, wanted: Wanted, view: dict[str, Any], opening: Opening, whole: bool
+) -> Iterator[OverlaySession]:
     """Hold the overlay and open the set below it, shown as it was when the overlay was made."""
     from pathlib import Path
 
     from wdsfs.dataset.merged_tree import make_tree
-    from wdsfs.overlay.upper_format import Place, clean, held, read_settings, refuse_outputs, unfinished
+    from wdsfs.overlay.upper_format import OverlayDirectory, clean, held, read_settings, refuse_outputs, unfinished
     from wdsfs.spec.expand import expand, refuse_left_out
 
-    place = Place(Path(os.path.abspath(overlay)))
+    place = OverlayDirectory(Path(os.path.abspath(overlay)))
     settings, selection = read_settings(place), wanted.selection
     if settings is not None:
         _agree(settings, view, selection)
@@ -201,18 +203,18 @@ def _held(overlay: str, wanted: Wanted, view: dict[str, Any], opening: Opening, 
         if settings is not None:
             _warn_of_changed(place, settings, below)
         tree = make_tree(below, view_of(view["layout"], view["names"]), view["merge"])
-        yield Session(place, tree, stack.enter_context(upper_of(place)))
+        yield OverlaySession(place, tree, stack.enter_context(upper_of(place)))
 
 
 @contextlib.contextmanager
 def mounted(
     mountpoint: str, view: dict[str, Any], opening: Opening, freeze: bool, whole: bool = False
-) -> Iterator[Session]:
+) -> Iterator[OverlaySession]:
     """The overlay of a mount; with `freeze` nobody changes anything in it for the time."""
     from pathlib import Path
 
     from wdsfs.dataset.merged_tree import make_tree
-    from wdsfs.overlay.upper_format import Place, read_settings, refuse_outputs, unfinished
+    from wdsfs.overlay.upper_format import OverlayDirectory, read_settings, refuse_outputs, unfinished
     from wdsfs.reading import Reading
     from wdsfs.spec.expand import Shard
     from wdsfs.status import control
@@ -233,7 +235,7 @@ def mounted(
             raise OverlayBusy(answer["error"])
         reading = Reading(**answer.get("reading", {}))
         shards = [Shard(os.fsencode(path), os.fsencode(name), reading=reading) for name, path in answer["shards"]]
-        place = Place(Path(directory))
+        place = OverlayDirectory(Path(directory))
         if not unfinished(place):
             refuse_outputs(place, [shard.path for shard in shards])
         below = stack.enter_context(_opened(shards, view, opening, whole))
@@ -242,7 +244,7 @@ def mounted(
         if settings is not None:
             _warn_of_changed(place, settings, below)
         upper = stack.enter_context(upper_of(place))
-        yield Session(place, tree, upper, talk if freeze else None, mountpoint)
+        yield OverlaySession(place, tree, upper, talk if freeze else None, mountpoint)
 
 
 def daemon_of(mountpoint: str) -> tuple[Daemon, str]:
@@ -282,7 +284,7 @@ def _sync(mountpoint: str) -> None:
 
 def _opened(
     shards: Sequence[Shard], view: dict[str, Any], opening: Opening, whole: bool
-) -> contextlib.AbstractContextManager[Lower]:
+) -> contextlib.AbstractContextManager[ShardSet]:
     """The set below an overlay. What cannot be read stays in it: changes of it are no new samples."""
     if view["merge"] and opening.tolerance.allow_missing:
         raise UsageError(
@@ -293,7 +295,7 @@ def _opened(
 
 
 @contextlib.contextmanager
-def upper_of(place: Place) -> Iterator[int | None]:
+def upper_of(place: OverlayDirectory) -> Iterator[int | None]:
     """A descriptor of the upper, None if there is none yet."""
     from wdsfs.overlay.upper_format import OPEN_DIRECTORY
 
@@ -307,7 +309,7 @@ def upper_of(place: Place) -> Iterator[int | None]:
         os.close(directory)
 
 
-def _agree(settings: Settings, view: dict[str, Any], selection: Selection) -> None:
+def _agree(settings: OverlaySettings, view: dict[str, Any], selection: Selection) -> None:
     """Take the options of the view from the overlay where the user gave none. Raises UsageError for others."""
     context = click.get_current_context()
     made = {"layout": settings.layout, "names": settings.names, "merge": settings.merge}
@@ -319,7 +321,7 @@ def _agree(settings: Settings, view: dict[str, Any], selection: Selection) -> No
     view.update(made)
 
 
-def _warn_of_changed(place: Place, settings: Settings, below: Lower) -> None:
+def _warn_of_changed(place: OverlayDirectory, settings: OverlaySettings, below: ShardSet) -> None:
     """Say which shards are not what they were when the overlay was made. Raises OverlayUnusable."""
     from wdsfs.overlay.upper_format import unfinished
 
@@ -329,7 +331,7 @@ def _warn_of_changed(place: Place, settings: Settings, below: Lower) -> None:
         log.warning(text, several(changed))
 
 
-def _compare(settings: Settings, shards: dict[bytes, bytes]) -> list[str]:
+def _compare(settings: OverlaySettings, shards: dict[bytes, bytes]) -> list[str]:
     """See that the set is the one below the overlay; returns what has changed. Raises OverlayUnusable."""
     from wdsfs.errors import ShardError
     from wdsfs.storage.identity import look
@@ -422,7 +424,7 @@ def diff(
     sys.exit(1 if found.unpackable or found.conflicts else 0)
 
 
-def _line(sample: Sample) -> str:
+def _line(sample: ChangedSample) -> str:
     path = os.fsdecode(sample.path)
     if sample.was:
         path = f"{os.fsdecode(sample.was)} -> {path}"
@@ -434,7 +436,7 @@ def _line(sample: Sample) -> str:
 
 
 def _report(found: Changes) -> dict[str, Any]:
-    def row(sample: Sample) -> dict[str, Any]:
+    def row(sample: ChangedSample) -> dict[str, Any]:
         columns = {name: _texts(getattr(sample, name)) for name in ("added", "changed", "removed", "times")}
         return {"kind": sample.kind, "path": _text(sample.path), "was": _text(sample.was) or None, **columns}
 
@@ -558,18 +560,18 @@ def commit(
       wdsfs commit --overlay edits --in-place 'train-{000000..000999}.tar'
       wdsfs commit --overlay edits --changed-only -o 'delta-%06d.tar' 'train-*.tar'
     """
-    from wdsfs.commit.plan import Options, Planner, Runner
+    from wdsfs.commit.plan import CommitOptions, Planner, Runner
     from wdsfs.commit.replace_in_place import Replacement, read_plan
     from wdsfs.overlay.upper_format import unfinished
     from wdsfs.spec.expand import expand, extended
 
     since = time.monotonic()
-    options = Options(
+    options = CommitOptions(
         *(output, maxcount, maxsize, changed_only, in_place, link, sort),
         *(leave_out, with_leavings, ignore_times),
         allow_missing=tolerance.allow_missing,
     )
-    if abandon and (options != Options() or copy or exports or dry_run):
+    if abandon and (options != CommitOptions() or copy or exports or dry_run):
         raise UsageError("--abandon only ends what was begun: it takes no option that says what to write")
     if not abandon:
         _check(options, copy)
@@ -621,7 +623,7 @@ def commit(
         sys.exit(ExportError.exit_code if failures else 0)
 
 
-def _abandon(session: Session, begun: bool, as_json: bool) -> None:
+def _abandon(session: OverlaySession, begun: bool, as_json: bool) -> None:
     """End a commit in place as it is, and tell what is in the shards and what is not. Raises CommitError."""
     from wdsfs.commit.plan import Runner
     from wdsfs.commit.replace_in_place import Replacement, read_plan

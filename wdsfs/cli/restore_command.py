@@ -23,16 +23,16 @@ from wdsfs.errors import CommitError, NoSuchEntry, OverlayBusy, OverlayUnusable,
 from wdsfs.names import shown
 
 if TYPE_CHECKING:
-    from wdsfs.dataset.shard_tree import Tree
-    from wdsfs.overlay.restore import Change
-    from wdsfs.overlay.upper_format import Place, UpperNode
+    from wdsfs.dataset.shard_tree import ShardTree
+    from wdsfs.overlay.restore import RestoredChange
+    from wdsfs.overlay.upper_format import OverlayDirectory, UpperNode
 
 
-class _Session(NamedTuple):
+class _RestoreSession(NamedTuple):
     """An overlay over its set: the names in its upper, and what undoes the changes at some paths in it."""
 
-    place: Place
-    tree: Tree
+    place: OverlayDirectory
+    tree: ShardTree
     top: UpperNode
     restore: Callable[[Sequence[bytes]], None]
 
@@ -98,7 +98,7 @@ def restore(
     _show(changes, dry_run, as_json)
 
 
-def _refuse_unfinished(place: Place) -> None:
+def _refuse_unfinished(place: OverlayDirectory) -> None:
     from wdsfs.overlay.upper_format import unfinished
 
     if unfinished(place):
@@ -109,7 +109,7 @@ def _refuse_unfinished(place: Place) -> None:
 
 
 @contextlib.contextmanager
-def _mounted(mountpoint: str, opening: Opening) -> Iterator[_Session]:
+def _mounted(mountpoint: str, opening: Opening) -> Iterator[_RestoreSession]:
     from wdsfs.overlay import upper_format
     from wdsfs.status import control
 
@@ -128,21 +128,21 @@ def _mounted(mountpoint: str, opening: Opening) -> Iterator[_Session]:
 
     with mounted(mountpoint, {}, opening, freeze=False) as one:
         assert one.directory is not None
-        yield _Session(one.place, one.tree, upper_format.load(one.directory), undo)
+        yield _RestoreSession(one.place, one.tree, upper_format.load(one.directory), undo)
 
 
 @contextlib.contextmanager
-def _held(overlay: str, opening: Opening) -> Iterator[_Session]:
+def _held(overlay: str, opening: Opening) -> Iterator[_RestoreSession]:
     """The overlay with the shards that it was made over: it has their paths."""
     from pathlib import Path
 
     from wdsfs.dataset.merged_tree import make_tree
-    from wdsfs.overlay.upper_dir import Upper
-    from wdsfs.overlay.upper_format import Place, held, load, read_settings
+    from wdsfs.overlay.upper_dir import UpperDirectory
+    from wdsfs.overlay.upper_format import OverlayDirectory, held, load, read_settings
     from wdsfs.overlay.writable_tree import WritableTree
     from wdsfs.spec.expand import Shard
 
-    place = Place(Path(os.path.abspath(overlay)))
+    place = OverlayDirectory(Path(os.path.abspath(overlay)))
     with contextlib.ExitStack() as stack:
         stack.enter_context(held(place))
         settings = read_settings(place)
@@ -156,7 +156,7 @@ def _held(overlay: str, opening: Opening) -> Iterator[_Session]:
         tree = make_tree(below, view_of(settings.layout, settings.names), settings.merge)
 
         def undo(paths: Sequence[bytes]) -> None:
-            upper = Upper(place)
+            upper = UpperDirectory(place)
             try:
                 written = WritableTree(tree, upper)
                 below.with_index(written.prepare)
@@ -167,7 +167,7 @@ def _held(overlay: str, opening: Opening) -> Iterator[_Session]:
         directory = stack.enter_context(upper_of(place))
         if directory is None:
             raise NoSuchEntry(f"{place.path} has no changes")
-        yield _Session(place, tree, load(directory), undo)
+        yield _RestoreSession(place, tree, load(directory), undo)
 
 
 # --- paths -------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def _below(path: str, mountpoint: str | None) -> bytes:
     return b"" if inside == "." else os.fsencode(inside)
 
 
-def _expanded(paths: Sequence[bytes], session: _Session) -> list[bytes]:
+def _expanded(paths: Sequence[bytes], session: _RestoreSession) -> list[bytes]:
     """The paths, with what patterns among them match. Raises NoSuchEntry for one that nothing has."""
     from wdsfs.overlay.restore import PATTERN, Restoration, matching
 
@@ -218,7 +218,7 @@ def _expanded(paths: Sequence[bytes], session: _Session) -> list[bytes]:
 # --- telling -----------------------------------------------------------------------------------------------
 
 
-def _show(changes: Sequence[Change], dry_run: bool, as_json: bool) -> None:
+def _show(changes: Sequence[RestoredChange], dry_run: bool, as_json: bool) -> None:
     rows = [(one.kind, os.fsdecode(one.path), os.fsdecode(one.was)) for one in changes]
     if as_json:
         undone = [{"kind": kind, "path": path, "was": was or None} for kind, path, was in rows]

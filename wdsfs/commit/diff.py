@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wdsfs import inodes, names
-from wdsfs.commit.shard_writer import New
+from wdsfs.commit.shard_writer import NewMember
 from wdsfs.dataset import shard_set
 from wdsfs.dataset.shard_set import NotIndexed
-from wdsfs.dataset.shard_tree import AT_PARENT, Tree
+from wdsfs.dataset.shard_tree import AT_PARENT, ShardTree
 from wdsfs.errors import NoSuchEntry, NotADirectory, ShardError
 from wdsfs.index.record import BY_EXTENSION, BY_NAME, STRAY, Record, equal_range
 from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of
@@ -74,7 +74,7 @@ FILE_AND_FOLDER = (
 SAME = "has what the shard has; another mode, owner or attribute has no place in a tar of samples"
 
 
-class Sample(NamedTuple):
+class ChangedSample(NamedTuple):
     """A sample that differs from the lower, with its extensions. `was` is the path that a renamed one had, and of
     the extensions in `times` the content is the same and the time another."""
 
@@ -105,7 +105,7 @@ class NewSample(NamedTuple):
     """A sample that is in no shard yet: its key, and its members in order."""
 
     key: bytes
-    members: tuple[New, ...]
+    members: tuple[NewMember, ...]
 
 
 @dataclass(slots=True)
@@ -117,8 +117,8 @@ class ShardChanges:
     that of the record with these numbers.
     """
 
-    members: dict[int, tuple[New, ...]] = field(default_factory=dict)
-    behind: dict[int, tuple[New, ...]] = field(default_factory=dict)
+    members: dict[int, tuple[NewMember, ...]] = field(default_factory=dict)
+    behind: dict[int, tuple[NewMember, ...]] = field(default_factory=dict)
     appended: list[NewSample] = field(default_factory=list)
     entries: set[int] = field(default_factory=set)
     fingerprint: tuple[int, int, int] = (0, 0, 0)
@@ -142,8 +142,8 @@ class Changes:
 
     shards: dict[int, ShardChanges] = field(default_factory=dict)
     further: dict[bytes, list[NewSample]] = field(default_factory=dict)
-    samples: list[Sample] = field(default_factory=list)
-    others: list[Sample] = field(default_factory=list)
+    samples: list[ChangedSample] = field(default_factory=list)
+    others: list[ChangedSample] = field(default_factory=list)
     unpackable: list[Remark] = field(default_factory=list)
     conflicts: list[Remark] = field(default_factory=list)
     notes: list[Remark] = field(default_factory=list)
@@ -153,7 +153,7 @@ class Changes:
 
 
 def find(
-    tree: Tree,
+    tree: ShardTree,
     upper: UpperNode,
     open_file: Callable[[UpperNode], int],
     rules: Rules = Rules(),  # noqa: B008  # immutable
@@ -167,7 +167,7 @@ def find(
         try:
             tree.prepare()
             walk.directory(upper, _Spot(b"", ROOT))
-            found = _Summary(walk).changes()
+            found = _SampleSummary(walk).changes()
             found.upper, found.covered = upper, walk.covered
             return found
         except NotIndexed as wanted:
@@ -197,7 +197,7 @@ class _Spot:
         return self.path + b"/" + name if self.path else name
 
 
-class _File(NamedTuple):
+class _UpperFile(NamedTuple):
     """A file of the upper. `mtime_ns` and `size` (bytes) as they are now."""
 
     node: UpperNode
@@ -205,8 +205,8 @@ class _File(NamedTuple):
     size: int
     mtime_ns: int
 
-    def new(self, name: bytes) -> New:
-        return New(name, self.path, self.size, self.mtime_ns)
+    def new(self, name: bytes) -> NewMember:
+        return NewMember(name, self.path, self.size, self.mtime_ns)
 
 
 class _Home(NamedTuple):
@@ -221,13 +221,13 @@ class _Home(NamedTuple):
 class _Walk:
     """Collects what happens to which member."""
 
-    def __init__(self, tree: Tree, open_file: Callable[[UpperNode], int], rules: Rules) -> None:
+    def __init__(self, tree: ShardTree, open_file: Callable[[UpperNode], int], rules: Rules) -> None:
         self.tree, self.lower, self.open_file, self.rules = tree, tree.lower, open_file, rules
         self.gone: dict[int, set[int]] = {}  # by shard: members that are hidden
-        self.files: dict[int, dict[int, _File]] = {}  # by shard and member: what replaces it
+        self.files: dict[int, dict[int, _UpperFile]] = {}  # by shard and member: what replaces it
         self.times: dict[int, set[int]] = {}  # by shard: those that are replaced by the same content
         self.kept: dict[int, set[int]] = {}  # by shard: members that a copy of themselves covers
-        self.fresh: dict[_Home, dict[bytes, _File]] = {}  # by sample and extension: files that come
+        self.fresh: dict[_Home, dict[bytes, _UpperFile]] = {}  # by sample and extension: files that come
         self.origins: dict[_Home, Origin] = {}  # the sample that a new one was before
         self.paths: dict[tuple[int, int], bytes] = {}  # by shard and entry: where the sample is shown
         self.unpackable: list[Remark] = []
@@ -445,18 +445,18 @@ class _Walk:
         """Whether a file replaces all names of a member with hard links, which then are links of the new one."""
         return not self.tree.files_layout or len(child.places()) >= self.record(number).link_count(member)
 
-    def _file(self, node: UpperNode, path: bytes) -> _File:
+    def _file(self, node: UpperNode, path: bytes) -> _UpperFile:
         fd = self.open_file(node)
         try:
             status = os.fstat(fd)
         finally:
             os.close(fd)
-        return _File(node, path, status.st_size, status.st_mtime_ns)
+        return _UpperFile(node, path, status.st_size, status.st_mtime_ns)
 
-    def has_time(self, number: int, member: int, file: _File) -> bool:
+    def has_time(self, number: int, member: int, file: _UpperFile) -> bool:
         return file.mtime_ns // 10**9 == self.record(number).member(member).mtime_ns // 10**9
 
-    def has_content(self, number: int, member: int, file: _File) -> bool:
+    def has_content(self, number: int, member: int, file: _UpperFile) -> bool:
         """Whether a file has what the shard has: copied up for a change of mode, or written as it was before."""
         if file.size != self.record(number).member(member).size:
             return False
@@ -611,7 +611,7 @@ class _Walk:
 # --- putting it together -----------------------------------------------------------------------------------
 
 
-class _Summary:
+class _SampleSummary:
     """Makes of what was found on the walk the changes of shards, and what is said of samples."""
 
     def __init__(self, walk: _Walk) -> None:
@@ -619,8 +619,8 @@ class _Summary:
         self.found = Changes(
             unpackable=walk.unpackable, conflicts=walk.conflicts, notes=walk.notes, leavings=walk.leavings
         )
-        self.added: dict[tuple[int, int], dict[bytes, _File]] = {}  # by shard and entry
-        self.new: dict[_Home, dict[bytes, _File]] = {}
+        self.added: dict[tuple[int, int], dict[bytes, _UpperFile]] = {}  # by shard and entry
+        self.new: dict[_Home, dict[bytes, _UpperFile]] = {}
         for home, files in walk.fresh.items():
             if home.shard is not None and home.entry >= 0:
                 self.added[home.shard, home.entry] = files
@@ -628,7 +628,7 @@ class _Summary:
                 self.new[home] = files
         self.keys = {(h.shard, h.entry): h.key for h in walk.fresh if h.shard is not None and h.entry >= 0}
         self.renamed: dict[tuple[int, int], _Home] = {}
-        self.moved: dict[int, list[New]] = {}  # by shard: members that get other names in their places
+        self.moved: dict[int, list[NewMember]] = {}  # by shard: members that get other names in their places
         self.were: dict[_Home, tuple[int, int]] = {}  # the same the other way round
 
     def changes(self) -> Changes:
@@ -722,7 +722,7 @@ class _Summary:
         record = self.walk.record(number)
         return [(member, record.extension(member)) for member in record.entry_members(entry)]
 
-    def _drop_twins_of(self, files: dict[bytes, _File], there: list[tuple[int, bytes]]) -> None:
+    def _drop_twins_of(self, files: dict[bytes, _UpperFile], there: list[tuple[int, bytes]]) -> None:
         first = {_lower_case(extension): extension for _, extension in there}
         old = {extension for _, extension in there}
         for extension in sorted(files.keys() - old):
@@ -767,7 +767,7 @@ class _Summary:
         times = walk.times.get(number, set())
         if record.entry_flags[entry] & STRAY:
             kind = REMOVED if not replaced else TIME if times.issuperset(replaced) else CHANGED
-            self.found.others.append(Sample(kind, path))
+            self.found.others.append(ChangedSample(kind, path))
             return
         home = self.renamed.get((number, entry))
         if home is not None:
@@ -782,7 +782,7 @@ class _Summary:
         timed = tuple(record.extension(member) for member in replaced if member in times)
         removed = tuple(map(record.extension, gone))
         kind = REMOVED if not stays else CHANGED if added or changed or removed else TIME
-        self.found.samples.append(Sample(kind, path, tuple(sorted(added)), changed, removed, times=timed))
+        self.found.samples.append(ChangedSample(kind, path, tuple(sorted(added)), changed, removed, times=timed))
 
     def _rename(self, number: int, record: Record, entry: int, home: _Home, changes: ShardChanges) -> None:
         """A renamed sample stays where it was, and its members in their order, unless it went to another shard."""
@@ -798,7 +798,7 @@ class _Summary:
             elif not self.walk.has_time(number, member, files[one]):
                 times.append(one)
         was, path = self.walk.paths[number, entry], self._path(home)
-        told = Sample(RENAMED, path, tuple(added), tuple(changed), tuple(removed), was, tuple(times))
+        told = ChangedSample(RENAMED, path, tuple(added), tuple(changed), tuple(removed), was, tuple(times))
         self.found.samples.append(told)
         if home.shard != number:
             return
@@ -811,7 +811,7 @@ class _Summary:
         if files:
             changes.behind[members[-1]] = self._members(home.key, files)
 
-    def _members(self, key: bytes, files: dict[bytes, _File]) -> tuple[New, ...]:
+    def _members(self, key: bytes, files: dict[bytes, _UpperFile]) -> tuple[NewMember, ...]:
         """Members in the order in which webdataset's writer puts them: sorted by extension."""
         return tuple(files[extension].new(key + b"." + extension) for extension in sorted(files))
 
@@ -859,7 +859,7 @@ class _Summary:
                 sample = NewSample(home.key, self._members(home.key, self.new[home]))
                 self.found.further.setdefault(home.top, []).append(sample)
             if home not in renamed:
-                self.found.samples.append(Sample(ADDED, self._path(home), tuple(sorted(self.new[home]))))
+                self.found.samples.append(ChangedSample(ADDED, self._path(home), tuple(sorted(self.new[home]))))
 
     # --- names that tar cannot extract
 
@@ -872,7 +872,9 @@ class _Summary:
         for samples in self.found.further.values():
             self._note_unextractable_of([one for sample in samples for one in sample.members], None, None)
 
-    def _note_unextractable_of(self, new: list[New], record: Record | None, changes: ShardChanges | None) -> None:
+    def _note_unextractable_of(
+        self, new: list[NewMember], record: Record | None, changes: ShardChanges | None
+    ) -> None:
         files = {one.name for one in new}
         folders = {folder for one in new for folder in _folders(one.name)}
         for one in new:

@@ -33,21 +33,21 @@ from numpy.typing import NDArray
 
 from wdsfs.commit.diff import Changes, NewSample, Remark, Rules, ShardChanges
 from wdsfs.commit.shard_writer import (
+    CopiedRange,
     Cut,
-    Layout,
-    New,
+    NewMember,
     Output,
     Piece,
-    Run,
-    Source,
-    Writer,
+    ShardWriter,
+    SourceLayout,
+    SourceShard,
     Zeros,
     joined,
     layout,
     split_trailing,
     unpacked_size,
 )
-from wdsfs.dataset.shard_set import Lower, NotIndexed
+from wdsfs.dataset.shard_set import NotIndexed, ShardSet
 from wdsfs.errors import CommitError, ShardError, StaleShard, UsageError
 from wdsfs.index.record import STRAY, Record
 from wdsfs.names import split, suffix_of
@@ -70,7 +70,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class CommitOptions:
     """What the command line asks for. `output` names the new shards: `%06d` or braces for the number.
 
     `leave_out`: files that cannot be packed are no reason not to commit; they stay in the overlay. `with_leavings`
@@ -120,7 +120,7 @@ class Plan:
     """
 
     steps: list[Step] = field(default_factory=list)
-    sources: dict[int, Source] = field(default_factory=dict)
+    sources: dict[int, SourceShard] = field(default_factory=dict)
     upper: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     left_out: list[Remark] = field(default_factory=list)
 
@@ -148,7 +148,7 @@ class Planner:
     Raises UsageError for options that do not go together, CommitError for what cannot be packed, ShardErrors.
     """
 
-    def __init__(self, lower: Lower, changes: Changes, options: Options) -> None:
+    def __init__(self, lower: ShardSet, changes: Changes, options: CommitOptions) -> None:
         self.lower, self.changes, self.options = lower, changes, options
         self.plan = Plan()
 
@@ -177,7 +177,7 @@ class Planner:
         if self.changes.upper is None:
             return
         written = {
-            piece.path for step in self.plan.steps for piece in step.output.pieces if isinstance(piece, New)
+            piece.path for step in self.plan.steps for piece in step.output.pieces if isinstance(piece, NewMember)
         }
         named = {remark.path for remark in self.plan.left_out}
         forgotten = set(self.changes.upper.contents()) - written - named - self.changes.covered
@@ -221,10 +221,10 @@ class Planner:
         """The record of a shard that goes into the plan."""
         record = self.lower.with_index(lambda: self.lower.record(number))
         size, mtime_ns, identity = record.fingerprint
-        self.plan.sources[number] = Source(self.lower.shards[number].path, (size, mtime_ns, identity))
+        self.plan.sources[number] = SourceShard(self.lower.shards[number].path, (size, mtime_ns, identity))
         return record
 
-    def _layout(self, number: int) -> tuple[Record, Layout]:
+    def _layout(self, number: int) -> tuple[Record, SourceLayout]:
         record = self._source(number)
         found = self.changes.shards.get(number)
         if found is not None and found.fingerprint != self.plan.sources[number].fingerprint:
@@ -283,12 +283,12 @@ class Planner:
         """A shard as it is. Its record is not looked at: of a large set most shards are such."""
         summary = self.lower.with_index(lambda: self.lower.summary(number))
         path = self.lower.shards[number].path
-        self.plan.sources[number] = Source(path, summary.fingerprint)
+        self.plan.sources[number] = SourceShard(path, summary.fingerprint)
         size = unpacked_size(path)
         if size is not None and self.options.link:
             text = "is compressed: a hard link would not be the plain tar that its name promises; use --copy"
             raise CommitError(f"{os.fsdecode(path)} {text}, which unpacks it")
-        pieces: list[Piece] = [Run(number, 0, summary.size if size is None else size)]
+        pieces: list[Piece] = [CopiedRange(number, 0, summary.size if size is None else size)]
         return Step(Output(b"", pieces), LINK if self.options.link else COPY, number, summary.samples)
 
     def _rewritten(self, number: int) -> Step:
@@ -368,7 +368,7 @@ class Planner:
                 raise CommitError(text)
         return [unit for unit in units if not unit.samples] + found
 
-    def _units(self, number: int, record: Record, source: Layout, found: ShardChanges) -> Iterator[Unit]:
+    def _units(self, number: int, record: Record, source: SourceLayout, found: ShardChanges) -> Iterator[Unit]:
         """The samples of a shard in order, with the changes."""
         self._refuse_scattering(number, record, source)
         cuts = _cuts(source, found)
@@ -391,7 +391,7 @@ class Planner:
             yield Unit(key, int(left), sizes[nth] + change if left else 0, pieces)
         yield from map(_unit_of, found.appended)
 
-    def _refuse_scattering(self, number: int, record: Record, source: Layout) -> None:
+    def _refuse_scattering(self, number: int, record: Record, source: SourceLayout) -> None:
         """What says something of other members cannot be moved away from them."""
         what = "hard links" if record.has_links else "a global PAX header" if source.common else ""
         if what:
@@ -410,7 +410,7 @@ class Planner:
             pieces: list[Piece] = []
             for member in record.entry_members(entry):
                 new = found.members.get(member)
-                pieces += [Run(number, *source.member(member))] if new is None else new
+                pieces += [CopiedRange(number, *source.member(member))] if new is None else new
                 pieces += found.behind.get(member, ())
             key, _, change = _outcome(record, entry, found)
             size = sum(record.member(member).size for member in record.entry_members(entry))
@@ -460,7 +460,7 @@ def _unit_of(sample: NewSample) -> Unit:
     return Unit(sample.key, 1, sum(new.size for new in sample.members), list(sample.members))
 
 
-def _sizes_of_units(source: Layout, in_sample: NDArray[np.bool_], places: NDArray[np.int64]) -> list[int]:
+def _sizes_of_units(source: SourceLayout, in_sample: NDArray[np.bool_], places: NDArray[np.int64]) -> list[int]:
     """The bytes of content of each unit: of its sample, and of the strays behind that."""
     unit_of = np.searchsorted(places, np.arange(len(source.sizes)), side="right") - 1
     numbers = np.full(int(source.entries.max(initial=-1)) + 1, -1)
@@ -479,8 +479,8 @@ def _removed(record: Record, found: ShardChanges) -> int:
     return len(samples - found.entries)
 
 
-def _cuts(source: Layout, found: ShardChanges) -> list[Cut]:
-    def with_common(news: dict[int, tuple[New, ...]]) -> dict[int, tuple[New, ...]]:
+def _cuts(source: SourceLayout, found: ShardChanges) -> list[Cut]:
+    def with_common(news: dict[int, tuple[NewMember, ...]]) -> dict[int, tuple[NewMember, ...]]:
         return {m: tuple(new._replace(common=source.common) for new in some) for m, some in news.items()}
 
     return source.cut(with_common(found.members), with_common(found.behind))
@@ -594,7 +594,7 @@ class Runner:
 
     def __init__(
         self,
-        lower: Lower,
+        lower: ShardSet,
         plan: Plan,
         files: Callable[[bytes], int],
         jobs: int = 1,
@@ -603,7 +603,7 @@ class Runner:
     ) -> None:
         self.lower, self.plan, self.jobs = lower, plan, jobs
         self.disk = disk or Disk()
-        self.writer = Writer(plan.sources, files, self.disk, self._count)
+        self.writer = ShardWriter(plan.sources, files, self.disk, self._count)
         self._on_bytes = on_bytes
         self._stop = threading.Event()
 
@@ -653,7 +653,7 @@ class Runner:
         else:
             self.writer.publish(step.output)
 
-    def _link(self, source: Source, target: bytes) -> None:
+    def _link(self, source: SourceShard, target: bytes) -> None:
         if look(source.path) != source.fingerprint:
             raise CommitError(f"{os.fsdecode(source.path)} has changed since the commit was planned; start again")
         try:
@@ -690,10 +690,10 @@ class Runner:
         """Measure the shards that go into an output, to verify it with: too large to be kept from the planning."""
         if step.action in (COPY, LINK):
             return
-        numbers = {piece.shard for piece in step.output.pieces if isinstance(piece, Run)}
+        numbers = {piece.shard for piece in step.output.pieces if isinstance(piece, CopiedRange)}
         step.output.layouts = {number: self._layout(number) for number in numbers}
 
-    def _layout(self, number: int) -> Layout:
+    def _layout(self, number: int) -> SourceLayout:
         path = self.lower.shards[number].path
         try:
             return layout(number, path, self.lower.record(number))

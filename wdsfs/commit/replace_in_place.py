@@ -35,12 +35,12 @@ from typing import Any
 from wdsfs import trust
 from wdsfs.commit.diff import Remark
 from wdsfs.commit.plan import NEW, REWRITE, Plan, Runner, Step
-from wdsfs.commit.shard_writer import New, Output, Piece, Run, Source, Zeros, named
-from wdsfs.dataset.shard_set import Lower, NotIndexed
+from wdsfs.commit.shard_writer import CopiedRange, NewMember, Output, Piece, SourceShard, Zeros, named
+from wdsfs.dataset.shard_set import NotIndexed, ShardSet
 from wdsfs.errors import CommitError, ShardError, several
 from wdsfs.overlay.upper_format import (
-    Place,
-    Settings,
+    OverlayDirectory,
+    OverlaySettings,
     ShardSeen,
     clean,
     read_settings,
@@ -60,7 +60,7 @@ DONE, LEFT, CHANGED = "done", "left", "changed"  # states of a shard of an unfin
 
 def is_half_done(overlay: str | None) -> bool:
     """`unfinished` for the overlay of a mount, if it has one."""
-    return overlay is not None and unfinished(Place(Path(overlay)))
+    return overlay is not None and unfinished(OverlayDirectory(Path(overlay)))
 
 
 class Replacement:
@@ -73,7 +73,7 @@ class Replacement:
 
     def __init__(
         self,
-        place: Place,
+        place: OverlayDirectory,
         runner: Runner,
         emptied: Callable[[Sequence[bytes]], None] = lambda _: None,
         check_space: bool = True,
@@ -277,7 +277,7 @@ class Replacement:
             self._remove_below(os.fsencode(upper), self.runner.lower.shards[step.number].name)
             return
         for piece in step.output.pieces:
-            if isinstance(piece, New):
+            if isinstance(piece, NewMember):
                 path = os.path.join(os.fsencode(upper), piece.path)
                 with contextlib.suppress(FileNotFoundError):
                     self.disk.remove(path)
@@ -380,7 +380,7 @@ def _stamps_of(found: os.stat_result) -> tuple[tuple[int, int], tuple[int, int]]
     return (found.st_ino, found.st_ctime_ns), (found.st_ino, found.st_mtime_ns)
 
 
-def renewed(settings: Settings, paths: Collection[bytes] | None = None) -> Settings:
+def renewed(settings: OverlaySettings, paths: Collection[bytes] | None = None) -> OverlaySettings:
     """The settings with the shards as they are now, or just those with these paths."""
     shards = tuple(
         ShardSeen(one.name, one.path, look(one.path)) if paths is None or one.path in paths else one
@@ -439,7 +439,7 @@ def _existing(directory: bytes) -> bytes:
 # --- the plan as JSON --------------------------------------------------------------------------------------
 
 
-def read_plan(place: Place, lower: Lower) -> Plan:
+def read_plan(place: OverlayDirectory, lower: ShardSet) -> Plan:
     """The plan of an unfinished commit of this set. Raises CommitError."""
     path = state_of(place) / "commit.json"
     try:
@@ -481,7 +481,7 @@ def plan_from_json(data: bytes) -> Plan:
         raise ValueError(f"version {about['version']}, not {VERSION}")
     plan = Plan()
     for number, (path, (size, mtime_ns, identity), *checksum) in about["sources"].items():
-        plan.sources[int(number)] = Source(os.fsencode(path), (size, mtime_ns, identity), *checksum)
+        plan.sources[int(number)] = SourceShard(os.fsencode(path), (size, mtime_ns, identity), *checksum)
     plan.upper = {os.fsencode(path): (inode, ctime) for path, (inode, ctime) in about["upper"].items()}
     plan.left_out = [Remark(os.fsencode(path), reason) for path, reason in about.get("left_out", ())]
     for one in about["steps"]:
@@ -491,7 +491,7 @@ def plan_from_json(data: bytes) -> Plan:
 
 
 def _piece_to_json(piece: Piece) -> list[Any]:
-    if isinstance(piece, Run):
+    if isinstance(piece, CopiedRange):
         return ["run", *piece]
     if isinstance(piece, Zeros):
         return ["zeros", *piece]
@@ -502,8 +502,8 @@ def _piece_to_json(piece: Piece) -> list[Any]:
 def _piece_from_json(piece: list[Any]) -> Piece:
     kind, *rest = piece
     if kind == "run":
-        return Run(*rest)
+        return CopiedRange(*rest)
     if kind == "zeros":
         return Zeros(*rest)
     name, path, size, mtime_ns, common = rest
-    return New(os.fsencode(name), os.fsencode(path), size, mtime_ns, tuple(key.encode() for key in common))
+    return NewMember(os.fsencode(name), os.fsencode(path), size, mtime_ns, tuple(key.encode() for key in common))

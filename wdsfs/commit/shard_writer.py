@@ -1,14 +1,16 @@
 """Writing one shard from pieces of others and from files, so that it is there whole or not at all.
 
-A shard to be written is a list of pieces in order: `Run`s, which are ranges of raw bytes of a source shard (whole
-members with all their headers and padding, and what lies between them), and `New` members, whose content is a
-file. The kernel copies the runs, so untouched members stay byte-identical and a commit runs at disk speed.
+A shard to be written is a list of pieces in order: `CopiedRange`s, which are ranges of raw bytes of a source shard
+(whole members with all their headers and padding, and what lies between them), and `NewMember` members, whose
+content is a file. The kernel copies the runs, so untouched members stay byte-identical and a commit runs at disk
+speed.
 
-`Layout` tells where in a source shard its members begin and end, and cuts it into pieces around what changes.
-`Writer` writes a shard under a temporary name, syncs it, reads it back and only then gives it its name.
+`SourceLayout` tells where in a source shard its members begin and end, and cuts it into pieces around what
+changes. `ShardWriter` writes a shard under a temporary name, syncs it, reads it back and only then gives it its
+name.
 
 What leads to which pieces is decided in `commit/plan.py`. All that writes goes through `Disk`, whose steps the
-tests record, stop and let fail. Threads: a `Writer` may be used by several threads, each for another shard.
+tests record, stop and let fail. Threads: a `ShardWriter` may be used by several threads, each for another shard.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ Numbers = NDArray[np.int64]
 # --- pieces ------------------------------------------------------------------------------------------------
 
 
-class Run(NamedTuple):
+class CopiedRange(NamedTuple):
     """The bytes `start` to `end` of a source shard (its number in the set), as they are."""
 
     shard: int
@@ -58,13 +60,13 @@ class Run(NamedTuple):
         return self.end - self.start
 
 
-class GlobalHeader(Run):
+class GlobalHeader(CopiedRange):
     """A run that is a global PAX header. While pieces are put together only: `joined` makes plain runs of them."""
 
     __slots__ = ()
 
 
-class New(NamedTuple):
+class NewMember(NamedTuple):
     """A member with the content of a file of the upper directory.
 
     `size` in bytes and `mtime_ns` are those that the file had when the commit was planned; `common` the keywords
@@ -96,7 +98,7 @@ class Zeros(NamedTuple):
     length: int
 
 
-Piece = Run | New | Zeros
+Piece = CopiedRange | NewMember | Zeros
 
 
 def joined(pieces: Sequence[Piece]) -> list[Piece]:
@@ -106,10 +108,14 @@ def joined(pieces: Sequence[Piece]) -> list[Piece]:
         last = found[-1] if found else None
         if not piece.length:
             continue
-        if isinstance(piece, Run) and isinstance(last, Run) and (last.shard, last.end) == piece[:2]:
-            found[-1] = Run(piece.shard, last.start, piece.end)
+        if (
+            isinstance(piece, CopiedRange)
+            and isinstance(last, CopiedRange)
+            and (last.shard, last.end) == piece[:2]
+        ):
+            found[-1] = CopiedRange(piece.shard, last.start, piece.end)
         else:
-            found.append(Run(*piece) if isinstance(piece, Run) else piece)
+            found.append(CopiedRange(*piece) if isinstance(piece, CopiedRange) else piece)
     return found
 
 
@@ -142,7 +148,7 @@ class Cut(NamedTuple):
 
 
 @dataclass(slots=True)
-class Layout:
+class SourceLayout:
     """Where the members of a shard lie, in the order of the tar; hard links, directories and devices left out.
 
     `heads` and `ends` are bytes from a member's first header to behind its padding, `sizes` what a reader gets;
@@ -185,7 +191,9 @@ class Layout:
         at = self.place(member)
         return int(self.heads[at]), int(self.ends[at])
 
-    def cut(self, members: Mapping[int, tuple[New, ...]], behind: Mapping[int, tuple[New, ...]]) -> list[Cut]:
+    def cut(
+        self, members: Mapping[int, tuple[NewMember, ...]], behind: Mapping[int, tuple[NewMember, ...]]
+    ) -> list[Cut]:
         """The cuts that put new members in the place of some, and others behind some, sorted by their place.
 
         Raises CorruptShard.
@@ -216,7 +224,7 @@ class Layout:
             start = stop
         yield from self._run(start, end)
 
-    def pieces(self, cuts: Sequence[Cut], appended: Sequence[New] = ()) -> list[Piece]:
+    def pieces(self, cuts: Sequence[Cut], appended: Sequence[NewMember] = ()) -> list[Piece]:
         """The whole shard with these cuts, then new members; at least an end mark follows."""
         return self.whole([*self.between(0, self.tail, cuts), *appended])
 
@@ -237,21 +245,21 @@ class Layout:
     def _run(self, start: int, end: int) -> Iterator[Piece]:
         first, last = (bisect.bisect_left(self.globals, (at,)) for at in (start, end))
         for header_start, header_end in self.globals[first:last]:
-            yield Run(self.number, start, header_start)
+            yield CopiedRange(self.number, start, header_start)
             yield GlobalHeader(self.number, header_start, header_end)
             start = header_end
-        yield Run(self.number, min(start, self.size), min(end, self.size))
+        yield CopiedRange(self.number, min(start, self.size), min(end, self.size))
         yield Zeros(max(end - max(self.size, start), 0))
 
     def end(self) -> Iterator[Piece]:
         """The end mark and what lies behind it, as they are. Two zero blocks where there is no mark."""
         if self.size - self.tail >= header_encoder.BLOCK:
-            yield Run(self.number, self.tail, self.size)
+            yield CopiedRange(self.number, self.tail, self.size)
         else:
             yield Zeros(len(header_encoder.END))
 
 
-def layout(number: int, path: bytes, record: Record) -> Layout:
+def layout(number: int, path: bytes, record: Record) -> SourceLayout:
     """The layout of the shard at `path`. Raises CommitError for a damaged one, StaleShard, ShardErrors."""
     damage = [problem for problem in record.problems if problem.kind not in HARMLESS]
     if damage:
@@ -279,7 +287,9 @@ def unpacked_size(path: bytes) -> int | None:
         return size_of(tar.source)
 
 
-def _measure(number: int, path: bytes, record: Record, fd: TarBytes, fingerprint: tuple[int, int, int]) -> Layout:
+def _measure(
+    number: int, path: bytes, record: Record, fd: TarBytes, fingerprint: tuple[int, int, int]
+) -> SourceLayout:
     heads = record.array("member.head").astype(np.int64) * scan.BLOCK
     datas = heads + record.array("member.body").astype(np.int64) * scan.BLOCK
     sizes = record.array("member.size").astype(np.int64)
@@ -295,7 +305,7 @@ def _measure(number: int, path: bytes, record: Record, fd: TarBytes, fingerprint
     members = members[np.argsort(heads[members], kind="stable")]
     size = size_of(fd)
     tail = max((end for _, end, _ in scan.split_gap(fd, record.ends[0], size)), default=0)
-    found = Layout(
+    found = SourceLayout(
         *(number, path, size, fingerprint, heads[members], ends[members], sizes[members]),
         *(members, entries[members], tail),
     )
@@ -320,7 +330,7 @@ def _moves(record: Record) -> list[tuple[int, list[int]]]:
     return found
 
 
-def _read_gaps(found: Layout, fd: TarBytes) -> None:
+def _read_gaps(found: SourceLayout, fd: TarBytes) -> None:
     """Fill in what lies in the gaps between members: global PAX headers, with their keywords, and end marks."""
     starts = np.concatenate(([0], found.ends))
     stops = np.concatenate((found.heads, [found.tail]))
@@ -373,22 +383,22 @@ class Output:
 
     target: bytes
     pieces: list[Piece]
-    layouts: Mapping[int, Layout] | None = None
+    layouts: Mapping[int, SourceLayout] | None = None
 
     @property
     def length(self) -> int:
         return sum(piece.length for piece in self.pieces)
 
 
-class _Written(NamedTuple):
+class _WrittenFile(NamedTuple):
     """A new member as it was written: what reading it back has to give."""
 
     head: int
-    piece: New
+    piece: NewMember
     checksum: int
 
 
-class Source(NamedTuple):
+class SourceShard(NamedTuple):
     """A shard of the set as it was when a commit was planned; `checksum` is that of its record, if it is known."""
 
     path: bytes
@@ -396,7 +406,7 @@ class Source(NamedTuple):
     checksum: str = ""
 
 
-class Writer:
+class ShardWriter:
     """Writes shards.
 
     `sources` tells of each shard of the set its path and what it was when the commit was planned; `open_file`
@@ -406,7 +416,7 @@ class Writer:
 
     def __init__(
         self,
-        sources: Mapping[int, Source],
+        sources: Mapping[int, SourceShard],
         open_file: Callable[[bytes], int],
         disk: Disk | None = None,
         on_bytes: Callable[[int], None] = lambda _: None,
@@ -452,22 +462,22 @@ class Writer:
             os.close(fd)
         self.disk.sync_directory(os.path.dirname(output.target))
 
-    def _write(self, fd: int, output: Output) -> list[_Written]:
+    def _write(self, fd: int, output: Output) -> list[_WrittenFile]:
         """Write the pieces, small ones together. Raises CommitError, StaleShard, CorruptShard, OSError."""
-        written: list[_Written] = []
+        written: list[_WrittenFile] = []
         pending, done, sent = bytearray(), 0, 0
         with contextlib.ExitStack() as stack:
             opened: dict[int, TarBytes] = {}
             for piece in output.pieces:
-                if isinstance(piece, Run):
+                if isinstance(piece, CopiedRange):
                     self._flush(fd, pending)
                     if piece.shard not in opened:
                         opened[piece.shard] = stack.enter_context(self._source(piece.shard))
                     self._copy(opened[piece.shard], fd, piece)
-                elif isinstance(piece, New):
+                elif isinstance(piece, NewMember):
                     pending += piece.header
                     checksum = self._write_file(fd, piece, pending)
-                    written.append(_Written(done, piece, checksum))
+                    written.append(_WrittenFile(done, piece, checksum))
                 else:
                     pending += bytes(piece.length)
                 done += piece.length
@@ -477,7 +487,7 @@ class Writer:
             self._flush(fd, pending)
         return written
 
-    def _copy(self, source: TarBytes, fd: int, run: Run) -> None:
+    def _copy(self, source: TarBytes, fd: int, run: CopiedRange) -> None:
         for start in range(run.start, run.end, COPY_MAX):
             count = min(COPY_MAX, run.end - start)
             self.disk.copy(source, fd, start, count)
@@ -494,7 +504,7 @@ class Writer:
             yield tar.source
             _check_unchanged(fd, path, fingerprint)
 
-    def _write_file(self, fd: int, piece: New, pending: bytearray) -> int:
+    def _write_file(self, fd: int, piece: NewMember, pending: bytearray) -> int:
         """Append a file and its padding; returns its CRC-32."""
         checksum = 0
         for data in self._content(piece):
@@ -505,7 +515,7 @@ class Writer:
         pending += bytes(header_encoder.padding(piece.size))
         return checksum
 
-    def _content(self, piece: New) -> Iterator[bytes]:
+    def _content(self, piece: NewMember) -> Iterator[bytes]:
         """The content of a file, which must be what it was when the commit was planned."""
         source = self.open_file(piece.path)
         try:
@@ -525,7 +535,7 @@ class Writer:
             self.on_bytes(len(pending))
             pending.clear()
 
-    def _verify(self, fd: int, output: Output, written: Sequence[_Written]) -> None:
+    def _verify(self, fd: int, output: Output, written: Sequence[_WrittenFile]) -> None:
         """See that what is in the file is what was to be in it. Raises CommitError.
 
         The whole of a copied shard may have its source's damage; there only the length is looked at.
@@ -541,7 +551,7 @@ class Writer:
             _scan_back(fd, output, written)
         _read_end(fd, output)
 
-    def _compare(self, fd: int, output: Output, written: Sequence[_Written]) -> None:
+    def _compare(self, fd: int, output: Output, written: Sequence[_WrittenFile]) -> None:
         """Compare everything with what it was made of. Each piece must start with a header, or at the end mark."""
         checksums = {one.head: one.checksum for one in written}
         at = 0
@@ -550,11 +560,11 @@ class Writer:
             for piece in output.pieces:
                 if not isinstance(piece, Zeros) and not _may_start(os.pread(fd, header_encoder.BLOCK, at)):
                     raise _wrong(output, f"there is no header at byte {at}")
-                if isinstance(piece, Run):
+                if isinstance(piece, CopiedRange):
                     if piece.shard not in opened:
                         opened[piece.shard] = stack.enter_context(self._source(piece.shard))
                     same = _is_same(opened[piece.shard], piece.start, fd, at, piece.length)
-                elif isinstance(piece, New):
+                elif isinstance(piece, NewMember):
                     head = piece.header
                     same = os.pread(fd, len(head), at) == head
                     same = same and _checksum(fd, at + len(head), piece.size) == checksums[at]
@@ -588,11 +598,11 @@ class Writer:
                 at += len(data)
 
     def _piece_bytes(self, piece: Piece) -> Iterator[bytes]:
-        if isinstance(piece, Run):
+        if isinstance(piece, CopiedRange):
             with self._source(piece.shard) as fd:
                 for start in range(piece.start, piece.end, CHUNK):
                     yield pread(fd, min(CHUNK, piece.end - start), start)
-        elif isinstance(piece, New):
+        elif isinstance(piece, NewMember):
             yield piece.header
             yield from self._content(piece)
             yield bytes(header_encoder.padding(piece.size))
@@ -623,7 +633,7 @@ def _may_start(block: bytes) -> bool:
     return scan.is_header(block) or not any(block)
 
 
-def _scan_back(fd: int, output: Output, written: Sequence[_Written]) -> None:
+def _scan_back(fd: int, output: Output, written: Sequence[_WrittenFile]) -> None:
     """Read all headers: every member has to be where it belongs, with its size, and there must be no other.
 
     Of new members name, time and content are compared, too; those of the runs are the kernel's copies.
@@ -647,25 +657,25 @@ def _scan_back(fd: int, output: Output, written: Sequence[_Written]) -> None:
         raise _wrong(output, damage[0].text if damage else "members are missing")
 
 
-def _expected(output: Output, layouts: Mapping[int, Layout]) -> tuple[Numbers, Numbers]:
+def _expected(output: Output, layouts: Mapping[int, SourceLayout]) -> tuple[Numbers, Numbers]:
     """Where the members of an output begin, and their sizes, in order."""
     heads: list[Any] = [np.zeros(0, np.int64)]
     sizes: list[Any] = [np.zeros(0, np.int64)]
     done = 0
     for piece in output.pieces:
-        if isinstance(piece, Run):
+        if isinstance(piece, CopiedRange):
             source = layouts[piece.shard]
             first, last = np.searchsorted(source.heads, [piece.start, piece.end])
             heads.append(source.heads[first:last] + (done - piece.start))
             sizes.append(source.sizes[first:last])
-        elif isinstance(piece, New):
+        elif isinstance(piece, NewMember):
             heads.append([done])
             sizes.append([piece.size])
         done += piece.length
     return np.concatenate(heads), np.concatenate(sizes)
 
 
-def _verify_new(fd: int, output: Output, chunk: scan.Chunk, row: int, wanted: _Written) -> None:
+def _verify_new(fd: int, output: Output, chunk: scan.Chunk, row: int, wanted: _WrittenFile) -> None:
     piece, at = wanted.piece, int(chunk.datas[row])
     if chunk.names[row] != piece.name or int(chunk.mtimes[row]) != piece.mtime * 10**9:
         raise _wrong(output, f"{os.fsdecode(piece.name)} has another name or time in it")
@@ -692,10 +702,10 @@ def _end_of_members(output: Output) -> int:
     """The byte after the last regular member of an output and its padding."""
     at = output.length
     for piece in reversed(output.pieces):
-        if isinstance(piece, New):
+        if isinstance(piece, NewMember):
             return at
         at -= piece.length
-        if isinstance(piece, Run):
+        if isinstance(piece, CopiedRange):
             source = (output.layouts or {})[piece.shard]
             last = int(np.searchsorted(source.heads, piece.end)) - 1
             if last >= 0 and source.heads[last] >= piece.start:

@@ -12,7 +12,7 @@ from wdsfs.inodes import TAG_MAX
 from wdsfs.storage.identity import sum_of
 
 
-class Tags:
+class Generations:
     """The generation of each shard of a set under this mount, which its inode numbers carry.
 
     It goes up by one with each change that somebody notices, so a number of the content before is never taken
@@ -34,9 +34,9 @@ class Tags:
         """A worker has met a changed shard; or the one process that hears of changes has `heard` of one."""
         self._words[self._shards + heard] += 1  # two words, so that a worker cannot undo what was heard
 
-    def extended(self, shards: int) -> Tags:
+    def extended(self, shards: int) -> Generations:
         """The tags of a set to which shards were added behind these."""
-        longer = Tags(shards)
+        longer = Generations(shards)
         longer._words[: self._shards] = self._words[: self._shards]
         return longer
 

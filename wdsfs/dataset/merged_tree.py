@@ -24,15 +24,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from wdsfs import inodes, names
-from wdsfs.dataset.shard_set import Lower
+from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.dataset.shard_tree import (
     AT_PARENT,
     AT_SELF,
     CLASSES_LAYOUT,
     Entry,
+    ListingRun,
     Node,
-    Run,
-    Tree,
+    ShardTree,
     View,
     home_of,
     text_of,
@@ -50,7 +50,7 @@ _TAG_SHIFT, _TAG_MAX = 53, (1 << 9) - 1  # bit 62 is that of the cursors of an o
 DIRECTORIES_MAX = 1000  # directories of which it is kept what they are made of
 
 
-class Place(NamedTuple):
+class MergedPlace(NamedTuple):
     """A directory of the merged tree: its plain path, and whether it is the top (a folder may be called ``)."""
 
     path: bytes
@@ -64,7 +64,7 @@ class Place(NamedTuple):
         return zlib.crc32(self.below(name))
 
 
-class Child(NamedTuple):
+class MergedChild(NamedTuple):
     """Something in a shard: the shard's number and the position in its record."""
 
     shard: int
@@ -74,8 +74,8 @@ class Child(NamedTuple):
 class Directory(NamedTuple):
     """A directory, and the sample whose files are in it, too."""
 
-    place: Place
-    twin: Child | None
+    place: MergedPlace
+    twin: MergedChild | None
 
 
 class Rivals(NamedTuple):
@@ -84,10 +84,10 @@ class Rivals(NamedTuple):
     Shards are in ascending order; the samples of the first `skipped` (0 or 1) live in the folder's directory.
     """
 
-    folder: Child | None
+    folder: MergedChild | None
     shards: Sequence[int]
     skipped: int
-    file: Child | None
+    file: MergedChild | None
 
     def __len__(self) -> int:
         return (self.folder is not None) + len(self.shards) - self.skipped + (self.file is not None)
@@ -95,23 +95,23 @@ class Rivals(NamedTuple):
 
 Answer = TypeVar("Answer")
 
-_TOP = Place(b"", True)
+_TOP = MergedPlace(b"", True)
 _NOBODY: Sequence[int] = ()
 
 
-class MergedTree(Tree):
+class MergedTree(ShardTree):
     """All shards as one tree. Raises what `Tree` raises."""
 
     merged = True
 
-    def __init__(self, lower: Lower, view: View) -> None:
+    def __init__(self, lower: ShardSet, view: View) -> None:
         super().__init__(lower, view)
         self._generation = -1
         self._lost: list[int] = []  # shards that cannot be read: their names are missing
         self._tag = 0
         self._looked, self._heard = 0.0, 0
         self._directories: OrderedDict[int, Directory] = OrderedDict()
-        self._numbers_in_twin: tuple[Child, dict[bytes, list[int]]] | None = None
+        self._numbers_in_twin: tuple[MergedChild, dict[bytes, list[int]]] | None = None
 
     def prepare(self) -> None:
         self._load()
@@ -213,7 +213,7 @@ class MergedTree(Tree):
                 return question(number, record)
         return None
 
-    def _with_folder(self, place: Place) -> Sequence[int]:
+    def _with_folder(self, place: MergedPlace) -> Sequence[int]:
         """The shards that have a folder there, shown."""
         if place.top:
             return range(len(self.lower))
@@ -221,11 +221,11 @@ class MergedTree(Tree):
             self._tables.folders, zlib.crc32(place.path), lambda _, record: self._folder_in(record, place)
         )
 
-    def _folder_in(self, record: Record, place: Place) -> int | None:
+    def _folder_in(self, record: Record, place: MergedPlace) -> int | None:
         folder = 0 if place.top else record.find_path(place.path)
         return None if folder is None or not (place.top or self._is_shown(record, folder)) else folder
 
-    def _folders_at(self, place: Place, first: int = 0) -> Iterator[tuple[int, Record, int]]:
+    def _folders_at(self, place: MergedPlace, first: int = 0) -> Iterator[tuple[int, Record, int]]:
         """The folders of all shards that make up a directory, in the order of the shards, from one on."""
         shards = self._with_folder(place)
         for number in shards[bisect_left(shards, first) :]:
@@ -234,13 +234,13 @@ class MergedTree(Tree):
             if record is not None and folder is not None:
                 yield number, record, folder
 
-    def _first_folder(self, place: Place) -> Child | None:
+    def _first_folder(self, place: MergedPlace) -> MergedChild | None:
         for number, _, folder in self._folders_at(place):
-            return Child(number, position(FOLDER, folder))
+            return MergedChild(number, position(FOLDER, folder))
         return None
 
-    def _place(self, record: Record, folder: int) -> Place:
-        return Place(record.folder_path(folder), folder == 0)
+    def _place(self, record: Record, folder: int) -> MergedPlace:
+        return MergedPlace(record.folder_path(folder), folder == 0)
 
     # --- who wants a name
 
@@ -271,13 +271,13 @@ class MergedTree(Tree):
         elif kind_of(child) == (MEMBER if self.files_layout else SAMPLE):
             yield child
 
-    def _child_in(self, number: int, record: Record, place: Place, name: bytes) -> Child | None:
+    def _child_in(self, number: int, record: Record, place: MergedPlace, name: bytes) -> MergedChild | None:
         """The sample (or file) of one shard that wants this name in this directory."""
         folder = 0 if place.top else record.find_path(place.path)
         where = None if folder is None else next(self._own(record, folder, name), None)
-        return None if where is None else Child(number, where)
+        return None if where is None else MergedChild(number, where)
 
-    def _wanting(self, place: Place, name: bytes, sure: bool = False) -> Sequence[int]:
+    def _wanting(self, place: MergedPlace, name: bytes, sure: bool = False) -> Sequence[int]:
         """The shards whose samples (or files) want this name in this directory, in order.
 
         `sure` says that one of them does: then nobody has to be asked, unless different paths have one sum.
@@ -289,16 +289,16 @@ class MergedTree(Tree):
                 return groups[0]
         return self._group(table, crc, lambda number, record: self._child_in(number, record, place, name))
 
-    def _folder_named(self, place: Place, name: bytes) -> Child | None:
+    def _folder_named(self, place: MergedPlace, name: bytes) -> MergedChild | None:
         """The folder shown under this name. Its plain name follows from the shown one."""
         crc, tables = place.sum(name), self._tables
         if b"%" not in name and not tables.folders.has(crc):
             return None
         for plain in {name, names.unescape(name)}:
-            child = self._first_folder(Place(place.below(plain), False))
+            child = self._first_folder(MergedPlace(place.below(plain), False))
             if child is not None and self._shown(self.lower.record(child.shard), child.where) == name:
                 return child
-        found: list[Place] = []  # a name that was cut is found by itself
+        found: list[MergedPlace] = []  # a name that was cut is found by itself
 
         def has_alias(_: int, record: Record) -> bool:
             folder = 0 if place.top else record.find_path(place.path)
@@ -312,7 +312,7 @@ class MergedTree(Tree):
         self._group(tables.aliased, crc, has_alias)
         return self._first_folder(found[0]) if found else None
 
-    def _twin(self, place: Place) -> Child | None:
+    def _twin(self, place: MergedPlace) -> MergedChild | None:
         """The sample that shares a directory with the folder at `place`: the first of that key."""
         if place.top or self.files_layout:
             return None
@@ -335,10 +335,10 @@ class MergedTree(Tree):
             folder,
             shards,
             1 if folder is not None and len(shards) and not self.files_layout else 0,
-            None if twin is None or file is None else Child(twin.shard, file),
+            None if twin is None or file is None else MergedChild(twin.shard, file),
         )
 
-    def _rival(self, at: Directory, rivals: Rivals, name: bytes, nth: int) -> Child | None:
+    def _rival(self, at: Directory, rivals: Rivals, name: bytes, nth: int) -> MergedChild | None:
         """The one that is `nth` by right. None where all were `sure` that it is there, and it is not."""
         if rivals.folder is not None:
             if not nth:
@@ -350,7 +350,7 @@ class MergedTree(Tree):
         number = rivals.shards[nth]
         return self._child_in(number, self.lower.record(number), at.place, name)
 
-    def _right(self, rivals: Rivals, child: Child) -> int | None:
+    def _right(self, rivals: Rivals, child: MergedChild) -> int | None:
         """Which one by right this child is; None for the sample that lives in the folder's directory."""
         if child in (rivals.folder, rivals.file):
             return 0 if child == rivals.folder else len(rivals) - 1
@@ -373,7 +373,7 @@ class MergedTree(Tree):
                 found.update(self._numbered_in(at.twin).get(stem, ()))
         return sorted(number for number in found if len(self._rivals(at, names.numbered(name, number))))
 
-    def _numbered_in(self, twin: Child) -> dict[bytes, list[int]]:
+    def _numbered_in(self, twin: MergedChild) -> dict[bytes, list[int]]:
         """The numbers at the ends of the names of a sample's files. Kept for one: a listing asks for each name."""
         if self._numbers_in_twin is None or self._numbers_in_twin[0] != twin:
             record, numbers = self.lower.record(twin.shard), dict[bytes, list[int]]()
@@ -384,7 +384,7 @@ class MergedTree(Tree):
             self._numbers_in_twin = twin, numbers
         return self._numbers_in_twin[1]
 
-    def _name_of(self, at: Directory, name: bytes, child: Child) -> bytes | None:
+    def _name_of(self, at: Directory, name: bytes, child: MergedChild) -> bytes | None:
         """What a child that wants `name` is called; None for the sample that lives in a folder's directory."""
         rivals = self._rivals(at, name, sure=True)
         nth = self._right(rivals, child)
@@ -397,7 +397,7 @@ class MergedTree(Tree):
             number += 1
         return names.numbered(name, number)
 
-    def _find_numbered(self, at: Directory, name: bytes) -> Child | None:
+    def _find_numbered(self, at: Directory, name: bytes) -> MergedChild | None:
         """What has got this name, ending in a number, because it was not the first to want the one without."""
         ends = names.number_of(name)
         if ends is None:
@@ -415,7 +415,7 @@ class MergedTree(Tree):
                     return child
         return None
 
-    def _uncut(self, place: Place, stem: bytes, size: int) -> Iterator[bytes]:
+    def _uncut(self, place: MergedPlace, stem: bytes, size: int) -> Iterator[bytes]:
         """The names that are cut to `stem` to get a number that takes `size` bytes."""
         found: list[bytes] = []
 
@@ -462,7 +462,7 @@ class MergedTree(Tree):
                 self._directories.popitem(last=False)
         return found
 
-    def _node_of(self, child: Child) -> Node:
+    def _node_of(self, child: MergedChild) -> Node:
         record = self.lower.record(child.shard)
         if kind_of(child.where) == SAMPLE:
             return self._node(child.shard, record, child.where)
@@ -476,7 +476,7 @@ class MergedTree(Tree):
             return Node(ROOT, self.directory_mode, 1, 0, self._root_mtime)
         _, number, where = inodes.unpack(inode)
         self._open(inode)
-        return self._node_of(Child(number, where))
+        return self._node_of(MergedChild(number, where))
 
     def parent(self, inode: int) -> int:
         self._load()
@@ -506,17 +506,17 @@ class MergedTree(Tree):
         first = None if place.top else self._first_folder(place)
         name = None
         if kind_of(where) != FOLDER:
-            name = self._name_of(Directory(place, self._twin(place)), shown, Child(number, where))
+            name = self._name_of(Directory(place, self._twin(place)), shown, MergedChild(number, where))
         return ROOT if first is None else self._node_of(first).inode, name or shown
 
-    def _folder_of_twin(self, number: int, record: Record, sample: int) -> Child | None:
+    def _folder_of_twin(self, number: int, record: Record, sample: int) -> MergedChild | None:
         """The folder, of another shard too, whose directory this sample shares."""
         parent = self._place(record, record.folder_of(index_of(sample)))
         folder = self._folder_named(parent, self._shown(record, sample))
         if folder is None:
             return None
         place = self._place(self.lower.record(folder.shard), index_of(folder.where))
-        return folder if self._twin(place) == Child(number, sample) else None
+        return folder if self._twin(place) == MergedChild(number, sample) else None
 
     def listing(self, inode: int, after: int = 0) -> Iterator[Entry]:
         """As `Tree.listing`. A cursor has the version of the set (9 bits), the shard's number and one (21 bits),
@@ -555,7 +555,7 @@ class MergedTree(Tree):
         self._load()
         return cursor >> _TAG_SHIFT == self._tag >> _TAG_SHIFT
 
-    def run(self, inode: int, after: int, most: int) -> Run | None:
+    def run(self, inode: int, after: int, most: int) -> ListingRun | None:
         return None
 
     def _list_twin(self, at: Directory, after: int) -> Iterator[Entry]:
@@ -564,14 +564,14 @@ class MergedTree(Tree):
         number, sample = at.twin
         record = self.lower.record(number)
         for where in self._children(record, sample, after):
-            child, shown = Child(number, where), self._shown(record, where)
+            child, shown = MergedChild(number, where), self._shown(record, where)
             yield Entry(self._name_of(at, shown, child) or shown, self._node_of(child), self._tag | where)
 
     def _list_shard(self, at: Directory, number: int, record: Record, folder: int, after: int) -> Iterator[Entry]:
         base = self._tag | (number + 1) << 32
         leads = self._leads(number)
         for where in self._raw_children(record, folder, after):
-            child, shown = Child(number, where), self._shown(record, where)
+            child, shown = MergedChild(number, where), self._shown(record, where)
             if kind_of(where) == FOLDER:
                 if leads and self._first_folder(self._place(record, index_of(where))) == child:
                     yield Entry(shown, self._node_of(child), base | where)
@@ -610,9 +610,9 @@ def _files_of(record: Record, folder: int, prefix: bytes) -> Iterator[bytes]:
         yield prefix + name
 
 
-def make_tree(lower: Lower, view: View, merge: bool) -> Tree:
+def make_tree(lower: ShardSet, view: View, merge: bool) -> ShardTree:
     """The tree that a mount with these options shows."""
-    return MergedTree(lower, view) if is_merged(view, merge) else Tree(lower, view)
+    return MergedTree(lower, view) if is_merged(view, merge) else ShardTree(lower, view)
 
 
 def is_merged(view: View, merge: bool) -> bool:

@@ -25,16 +25,16 @@ from numpy.typing import NDArray
 
 from wdsfs import inodes
 from wdsfs.dataset.merged_tree import make_tree
-from wdsfs.dataset.shard_set import Content, Lower
+from wdsfs.dataset.shard_set import Content, ShardSet
 from wdsfs.dataset.shard_tree import (
     AT_PARENT,
     AT_SELF,
     DIRECTORY_MODE,
     Entry,
+    ListingRun,
     Node,
-    Run,
+    ShardTree,
     Totals,
-    Tree,
     View,
     text_of,
 )
@@ -80,7 +80,7 @@ _LEVELS = {
 _ABOVE = {MILLION: BY_INDEX, THOUSAND: MILLION, NUMBERED: THOUSAND}
 
 
-def make_numbered(lower: Lower, view: View, merge: bool) -> Tree:
+def make_numbered(lower: ShardSet, view: View, merge: bool) -> ShardTree:
     """The tree that a mount with these options shows, with links by number if the view has them."""
     tree = make_tree(lower, view, merge)
     return NumberedTree(tree) if view.index_tree else tree
@@ -130,13 +130,13 @@ def view_order(
     return entries[order].astype(np.uint32)
 
 
-class NumberedTree(Tree):
+class NumberedTree(ShardTree):
     """`tree` and, in its top, the links. Raises what that raises.
 
     A name `by-index` that the tree itself has wins: then the links cannot be reached.
     """
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: ShardTree) -> None:
         self.tree = tree
         self.lower, self.view, self.merged = tree.lower, tree.view, tree.merged
         self.domain, self.files_layout = tree.domain, tree.files_layout
@@ -358,7 +358,7 @@ class NumberedTree(Tree):
             cursor = child - children.start + _FIRST
             yield Entry(self._name(level, child), self._node_of(level.child, child), cursor)
 
-    def run(self, inode: int, after: int, most: int) -> Run | None:
+    def run(self, inode: int, after: int, most: int) -> ListingRun | None:
         return None if inodes.unpack_extra(inode)[0] else self.tree.run(inode, after, most)
 
     def content(self, inode: int) -> Content:

@@ -46,7 +46,7 @@ class Access:
         return self
 
 
-class _Seen(NamedTuple):
+class _SeenFile(NamedTuple):
     owner: int
     place: bytes  # the path without links
     device: int
@@ -60,7 +60,7 @@ class GuardedAccess(Access):
     """
 
     def __init__(self, paths: Iterable[bytes]) -> None:
-        self._seen: dict[bytes, _Seen] = {}
+        self._seen: dict[bytes, _SeenFile] = {}
         self._known: dict[bytes, Fingerprint] = {}  # what was found to be right
         self._told: dict[bytes, str] = {}
         places: dict[bytes, bytes] = {}
@@ -74,9 +74,9 @@ class GuardedAccess(Access):
                 if stat.S_ISLNK(found.st_mode):
                     place, found = os.path.realpath(path), os.stat(path)
             except OSError:  # it may come later
-                self._seen[path] = _Seen(_NOBODY, place, 0, 0)
+                self._seen[path] = _SeenFile(_NOBODY, place, 0, 0)
                 continue
-            self._seen[path] = _Seen(found.st_uid, place, found.st_dev, found.st_ino)
+            self._seen[path] = _SeenFile(found.st_uid, place, found.st_dev, found.st_ino)
             self._known[path] = fingerprint_of(found)
 
     def look(self, path: bytes) -> Fingerprint:
@@ -127,7 +127,7 @@ class GuardedAccess(Access):
         return fingerprint
 
 
-def _objection(found: os.stat_result, place: bytes, seen: _Seen) -> str | None:
+def _objection(found: os.stat_result, place: bytes, seen: _SeenFile) -> str | None:
     """Why a file that is not the one that was mounted may not be shown in its place."""
     if place.removesuffix(b" (deleted)") != seen.place:
         return f"since the mount a link leads from there to {os.fsdecode(place)}"

@@ -4,7 +4,7 @@ Keeps few records and descriptors open at a time, whatever the size of the set, 
 a shard is used after the file has changed: what was opened from it gets `StaleShard`, and a look at the
 changed shard raises `NotIndexed` until somebody has indexed it.
 
-Threads: the methods of `Lower` are called by one thread, but for `build`, which touches nothing of the set;
+Threads: the methods of `ShardSet` are called by one thread, but for `build`, which touches nothing of the set;
 `read` works on a `Content` alone, in any thread.
 """
 
@@ -19,14 +19,14 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from wdsfs.dataset.generations import Tags
+from wdsfs.dataset.generations import Generations
 from wdsfs.dataset.shard_access import Access
 from wdsfs.errors import CorruptShard, RefusedShard, ShardError, StaleShard, UnreadableShard
 from wdsfs.index import record as record_module
 from wdsfs.index import store
 from wdsfs.index.merged_names import Wants
 from wdsfs.index.record import Record
-from wdsfs.index.store import Claims, Index, Summary, Union
+from wdsfs.index.store import Claims, Index, PathUnion, Summary
 from wdsfs.spec.expand import Shard
 from wdsfs.storage import identity, source
 from wdsfs.storage.source import TarBytes
@@ -64,7 +64,7 @@ class NotIndexed(Exception):
 
 
 @dataclass(slots=True)
-class File:
+class ShardFile:
     """An open shard. Whatever is done to it, or to its last name, changes its ctime.
 
     `source` is where its bytes come from: of a plain one `fd` itself.
@@ -128,7 +128,7 @@ class Content:
     With `held` the bytes are those; `file` is what they come from, and `segments` is not None.
     """
 
-    file: File
+    file: ShardFile
     data: int
     size: int
     segments: scan.Segments | None
@@ -141,7 +141,7 @@ class _Hot(NamedTuple):
     tag: int
     until: float
     record: Record
-    file: File
+    file: ShardFile
 
 
 class _Failure(NamedTuple):
@@ -165,7 +165,7 @@ class _State:
     tag: int
 
 
-class Lower:
+class ShardSet:
     """`shards` in the order of the set, their records from `index`."""
 
     def __init__(
@@ -173,16 +173,16 @@ class Lower:
         shards: Sequence[Shard],
         index: Index,
         descriptors: int = 256,
-        tags: Tags | None = None,
+        tags: Generations | None = None,
         access: Access | None = None,
     ) -> None:
         self.shards = shards
         self.access = access or Access()
         self.index = index
-        self.plain: Lower = self  # the lower of the shards as they are
+        self.plain: ShardSet = self  # the lower of the shards as they are
         self._keys = [shard.key for shard in shards]  # under which the index has their records
         self.generation = 0  # counts changes of the set under the mount
-        self._tags = Tags(len(shards)) if tags is None else tags
+        self._tags = Generations(len(shards)) if tags is None else tags
         self._alarms, self._believed = 0, 0.0
         self._states: dict[int, _State] = {}
         self._failed = self._failures_of(index)
@@ -190,7 +190,7 @@ class Lower:
         self._records: OrderedDict[int, Record] = OrderedDict()
         self._resting: OrderedDict[int, Record] = OrderedDict()  # those that were used before them
         self._verified: set[bytes] = set()  # the keys of records that were found sound in this snapshot
-        self._files: OrderedDict[int, File] = OrderedDict()
+        self._files: OrderedDict[int, ShardFile] = OrderedDict()
         self._hot: dict[int, _Hot] = {}  # never without the record and the file being kept
         self._snapshot = index.snapshot  # of the index, which the records are of
         self._descriptors = descriptors
@@ -203,7 +203,7 @@ class Lower:
         return len(self.shards)
 
     @property
-    def sources(self) -> list[Lower]:
+    def sources(self) -> list[ShardSet]:
         """The lowers of all shards that this is made of, as they are."""
         return [self]
 
@@ -461,7 +461,7 @@ class Lower:
             except NotIndexed as wanted:
                 self.try_index(wanted.number)
 
-    def union(self, records: Callable[[int], Record | None]) -> Union:
+    def union(self, records: Callable[[int], Record | None]) -> PathUnion:
         """The union over the set as it is now. Records that were in use are so no more."""
         try:
             return self.index.union(self._keys, self._indexed_fingerprints(), records)
@@ -514,7 +514,7 @@ class Lower:
 
     # --- content
 
-    def origin(self, number: int, member: int) -> tuple[Lower, int, int] | None:
+    def origin(self, number: int, member: int) -> tuple[ShardSet, int, int] | None:
         """Where a member really lies: the lower of plain shards, the shard's number and the member's there.
 
         None for what is no member of any shard.
@@ -541,7 +541,7 @@ class Lower:
         hot = self._hot[number] = _Hot(tag, self._states[number].looked + FRESH_SECONDS, one, file)
         return hot
 
-    def _file(self, number: int, one: Record) -> File:
+    def _file(self, number: int, one: Record) -> ShardFile:
         size, mtime_ns, inode = one.fingerprint
         fingerprint = size, mtime_ns, inode
         file = self._files.get(number)
@@ -550,7 +550,7 @@ class Lower:
             return file
         path = self.shards[number].path
         fd = self.access.open(path)
-        file = File(fd, fd, path, fingerprint, 0)
+        file = ShardFile(fd, fd, path, fingerprint, 0)
         try:
             file.source = self._source(fd, path)
             file.ctime_ns = self._verify(number, one, file)
@@ -597,7 +597,7 @@ class Lower:
             for number in found[:-limit]:
                 self._close(number)
 
-    def _verify(self, number: int, one: Record, file: File) -> int:
+    def _verify(self, number: int, one: Record, file: ShardFile) -> int:
         """See that an opened file is the one that was indexed; returns its ctime (ns).
 
         Raises StaleShard, UnreadableShard.

@@ -7,7 +7,7 @@ it looked at, so no lock is needed; nothing here waits for anything but a page o
 An inode number tells the shard and the place in its record (`inodes.py`), so nothing is remembered between
 calls: no table of inodes, no open directories, and a listing goes on from the number it stopped at.
 
-`Tree` shows each shard as a directory of its own. `MergedTree` shows one tree over all shards.
+`ShardTree` shows each shard as a directory of its own. `MergedTree` shows one tree over all shards.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs import inodes, names
-from wdsfs.dataset.shard_set import Content, Lower, NotIndexed, check_unchanged
+from wdsfs.dataset.shard_set import Content, NotIndexed, ShardSet, check_unchanged
 from wdsfs.errors import IsADirectory, NoSuchAttribute, NoSuchEntry, NotADirectory, ShardError, StaleShard
 from wdsfs.index.record import BY_EXTENSION, BY_NAME, FILES, HAS_SAMPLES, STRAY, TWIN, Record
 from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of, position
@@ -83,7 +83,7 @@ class Entry(NamedTuple):
     cursor: int
 
 
-class Run(NamedTuple):
+class ListingRun(NamedTuple):
     """Neighbours in a listing that are alike.
 
     Inode numbers and cursors follow those of the first one by one; sizes (bytes) and mtimes (ns) are columns.
@@ -114,12 +114,12 @@ _FILE_MODE = stat.S_IFREG | 0o444
 _SYMLINK_MODE = stat.S_IFLNK | 0o777
 
 
-class Tree:
+class ShardTree:
     """One directory per shard."""
 
     merged = False
 
-    def __init__(self, lower: Lower, view: View) -> None:
+    def __init__(self, lower: ShardSet, view: View) -> None:
         self.lower = lower
         self.view = view
         self.domain = view.domain
@@ -328,7 +328,7 @@ class Tree:
         for child in children:
             yield Entry(self._shown(record, child), self._node(number, record, child), child)
 
-    def run(self, inode: int, after: int, most: int) -> Run | None:
+    def run(self, inode: int, after: int, most: int) -> ListingRun | None:
         """What `listing` says of up to `most` children, in columns, where they are all alike; else None.
 
         A directory may have a million children, and what is not done for each of them in Python is done at once.
@@ -344,13 +344,15 @@ class Tree:
             members = range(first, min(first + most, record.entry_member[entries.stop]))
             child = position(MEMBER, first)
             names, sizes, times = record.file_names(members), record.sizes(members), record.mtimes_ns(members)
-            return Run(names, base | child, child, self.file_mode, 1, sizes, times)
+            return ListingRun(names, base | child, child, self.file_mode, 1, sizes, times)
         if not self.files_layout and kind_of(after) == SAMPLE and record.all_listed:
             chosen = range(first, min(first + most, entries.stop))
             child = position(SAMPLE, first)
             names = record.entry_name.of(chosen)
             times = record.mtimes_ns(record.first_members(chosen))
-            return Run(names, base | child, child, self.directory_mode, 2, np.zeros(len(chosen), np.int64), times)
+            return ListingRun(
+                names, base | child, child, self.directory_mode, 2, np.zeros(len(chosen), np.int64), times
+            )
         return None
 
     def _list_plain(self, number: int, record: Record, children: Iterator[int]) -> Iterator[Entry]:
@@ -590,7 +592,7 @@ def _crc_below(record: Record, where: int, name: bytes) -> int:
     return zlib.crc32(name, zlib.crc32(record.entry_path(index_of(where)) + b"/"))
 
 
-def _mtime_or_zero(lower: Lower, number: int) -> int:
+def _mtime_or_zero(lower: ShardSet, number: int) -> int:
     try:
         return lower.fingerprint(number)[1]
     except ShardError:

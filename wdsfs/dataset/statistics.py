@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsfs.dataset.shard_set import Lower, NotIndexed
+from wdsfs.dataset.shard_set import NotIndexed, ShardSet
 from wdsfs.errors import ShardError
 from wdsfs.index.record import STRAY, Record
 
@@ -48,7 +48,7 @@ class _Sizes:
         }
 
 
-def gather(lower: Lower) -> dict[str, Any]:
+def gather(lower: ShardSet) -> dict[str, Any]:
     """Totals and, per extension, counts and size quantiles (bytes) of all shards that can be read.
 
     `apart` counts samples whose members lie apart, `joined` shards that are several tars, where they are read so.
@@ -77,7 +77,7 @@ def gather(lower: Lower) -> dict[str, Any]:
     return report
 
 
-def _record(lower: Lower, number: int) -> Record:
+def _record(lower: ShardSet, number: int) -> Record:
     try:
         return lower.record(number)
     except NotIndexed:  # changed since it was indexed, or its record is damaged

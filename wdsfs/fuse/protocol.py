@@ -119,7 +119,7 @@ def xattr_of(body: bytes) -> tuple[int, bytes]:
 # --- requests that change something ------------------------------------------------------------------------
 
 
-class Change(NamedTuple):
+class SetattrRequest(NamedTuple):
     """What SETATTR is to change; None stays. Size in bytes, times in ns since the epoch, or NOW."""
 
     mode: int | None
@@ -136,10 +136,10 @@ _MODE_BIT, _UID, _GID, _SIZE, _ATIME, _MTIME, _ATIME_NOW, _MTIME_NOW = 1, 2, 4, 
 _SETATTR_DROP, _WRITE_DROP, _DATA_ONLY = 1 << 11, 1 << 2, 1
 
 
-def change_of(body: bytes) -> Change:
+def change_of(body: bytes) -> SetattrRequest:
     """What SETATTR asks for."""
     valid, size, atime, mtime, atime_ns, mtime_ns, mode, uid, gid = _SETATTR_IN.unpack_from(body)
-    return Change(
+    return SetattrRequest(
         mode if valid & _MODE_BIT else None,
         uid if valid & _UID else None,
         gid if valid & _GID else None,

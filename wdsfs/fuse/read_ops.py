@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from wdsfs.dataset import shard_set
 from wdsfs.dataset.shard_set import Content, NotIndexed
-from wdsfs.dataset.shard_tree import Entry, Node, Tree
+from wdsfs.dataset.shard_tree import Entry, Node, ShardTree
 from wdsfs.errors import EntryError, NoSuchEntry, StaleShard, WdsfsError
 from wdsfs.fuse import protocol
 from wdsfs.fuse.protocol import Attributes
@@ -30,7 +30,7 @@ from wdsfs.names import NAME_MAX
 from wdsfs.overlay.writable_tree import WritableTree
 from wdsfs.status.counters import KINDS, Board, Slot
 from wdsfs.status.dot_wdsfs import NAME as HIDDEN_NAME
-from wdsfs.status.dot_wdsfs import Special
+from wdsfs.status.dot_wdsfs import HiddenDirectory
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +78,8 @@ class Operations:
     to wait for a disk. `change_seconds` is how long the kernel may keep what leads to a shard that may change.
     """
 
-    tree: Tree
-    special: SpecialOperations | None = None  # answers for the hidden directory, if there is one
+    tree: ShardTree
+    special: HiddenDirectoryOperations | None = None  # answers for the hidden directory, if there is one
     alone = False  # whether one worker serves, and never more
     flags, write_max, room = (
         FLAGS,
@@ -117,7 +117,9 @@ class Operations:
             )
         }
 
-    def attach(self, tree: Tree | WritableTree, slot: Slot, crowded: Callable[[], None] = lambda: None) -> None:
+    def attach(
+        self, tree: ShardTree | WritableTree, slot: Slot, crowded: Callable[[], None] = lambda: None
+    ) -> None:
         """Serve this tree from now on, and count in this slot."""
         self.tree = tree  # type: ignore[assignment]  # of the kind that the class serves
         self.tree.lower.slowly = self.slowly
@@ -352,7 +354,7 @@ _AS_USUAL = frozenset(
 )
 
 
-class SpecialOperations(Operations):
+class HiddenDirectoryOperations(Operations):
     """Answers the requests about the hidden directory and what is in it, in the place of the mount's own
     operations.
 
@@ -360,15 +362,15 @@ class SpecialOperations(Operations):
     never changes.
     """
 
-    tree: Special  # type: ignore[assignment]  # it answers what is asked of it here
+    tree: HiddenDirectory  # type: ignore[assignment]  # it answers what is asked of it here
 
-    def __init__(self, owner: Owner, board: Board, tree: Special) -> None:
+    def __init__(self, owner: Owner, board: Board, tree: HiddenDirectory) -> None:
         super().__init__(owner, board)
         self.tree = tree
         for opcode in _AS_USUAL & self._handlers.keys():
             del self._handlers[opcode]
 
-    def show(self, tree: Tree | WritableTree, slot: Slot, crowded: Callable[[], None]) -> None:
+    def show(self, tree: ShardTree | WritableTree, slot: Slot, crowded: Callable[[], None]) -> None:
         """Tell of the set that this tree shows; otherwise as `attach`."""
         self.tree.attach(tree, self.slowly)
         self.slot, self._crowded = slot, crowded

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 import trio
 
-from wdsfs.dataset.shard_tree import Tree
+from wdsfs.dataset.shard_tree import ShardTree
 from wdsfs.errors import MountError
 from wdsfs.fuse import protocol, worker
 from wdsfs.fuse.read_ops import BACKGROUND, Operations
@@ -56,7 +56,7 @@ class _Worker:
     device: int | None  # the supervisor's copy of the worker's own descriptor, on kernels that cannot resend
 
 
-class Engine:
+class Supervisor:
     """Serves pyfuse3's session, which must have been mounted, with several processes.
 
     `make_tree` is called in each worker: it opens everything anew, since neither LMDB nor descriptors with a
@@ -68,10 +68,10 @@ class Engine:
         self,
         operations: Operations,
         board: Board,
-        make_tree: Callable[[], Tree | WritableTree],
+        make_tree: Callable[[], ShardTree | WritableTree],
         workers: int,
         spin: float,
-        follow: Callable[[Engine], None] | None = None,
+        follow: Callable[[Supervisor], None] | None = None,
     ) -> None:
         self.operations, self.board, self.make_tree = operations, board, make_tree
         board.supervise(os.getpid())
@@ -137,7 +137,9 @@ class Engine:
                 if pid:
                     os.kill(pid, signal.SIGKILL)
 
-    def renew(self, make_tree: Callable[[], Tree | WritableTree], follow: Callable[[Engine], None] | None) -> None:
+    def renew(
+        self, make_tree: Callable[[], ShardTree | WritableTree], follow: Callable[[Supervisor], None] | None
+    ) -> None:
         """Go on with workers that open something else, and have the kernel ask again for whatever it knows."""
         self.make_tree, self.follow = make_tree, follow
         self._dismissed.update(self.workers)
@@ -311,7 +313,7 @@ class Engine:
         return _SURPLUS if left else 0
 
     @staticmethod
-    def _close(tree: Tree | WritableTree, clean: bool) -> None:
+    def _close(tree: ShardTree | WritableTree, clean: bool) -> None:
         try:
             tree.close(clean)
         except OSError as error:  # the mount is gone, and who wrote has been told of what fsync said

@@ -21,7 +21,7 @@ from wdsfs.fuse.protocol import NOW, Attributes
 from wdsfs.fuse.read_ops import FLAGS as READ_FLAGS
 from wdsfs.fuse.read_ops import TIMEOUT_SECONDS, Operations, Owner, Reply, attributes_timeout
 from wdsfs.inodes import NOT_HIDDEN, ROOT
-from wdsfs.overlay.writable_tree import Change, WritableTree
+from wdsfs.overlay.writable_tree import AttributeChange, WritableTree
 from wdsfs.status.counters import KINDS, Board
 from wdsfs.status.dot_wdsfs import NAME as HIDDEN_NAME
 
@@ -152,7 +152,7 @@ class WritableOperations(Operations):
         now = time.time_ns()
         node = self.tree.setattr(
             inode,
-            Change(
+            AttributeChange(
                 mode=mode,
                 uid=wanted.uid,
                 gid=wanted.gid,
@@ -281,7 +281,7 @@ class WritableOperations(Operations):
         offset, data, drop_privileges = protocol.write_of(body)
         mode = self._dropped(inode) if drop_privileges else None
         if mode is not None:
-            self.tree.setattr(inode, Change(mode=mode))
+            self.tree.setattr(inode, AttributeChange(mode=mode))
             # After a write the kernel asks again for size and times, and keeps the mode that it knows. This
             # notification waits for no lock, so it can be sent while the writer waits for its answer.
             self.notify(protocol.forget_attributes(inode))

@@ -45,7 +45,7 @@ class Damaged(Exception):
     """The file must not be given to LMDB; the text says what is wrong with it."""
 
 
-class Tree(NamedTuple):
+class BTree(NamedTuple):
     """A tree as a meta page describes it."""
 
     pad: int
@@ -61,8 +61,8 @@ class Tree(NamedTuple):
 class Meta(NamedTuple):
     """A meta page: the two trees, the last page that was given out, the transaction that wrote this."""
 
-    free: Tree
-    main: Tree
+    free: BTree
+    main: BTree
     last: int
     transaction: int
 
@@ -128,7 +128,7 @@ def _read_meta(fd: int, number: int, page_size: int | None) -> Meta:
     if len(raw) < _META_PAGE.size:
         raise Damaged("it is cut off")
     page, _, flags, _, _, magic, version, address, _, *rest = _META_PAGE.unpack(raw)
-    meta = Meta(Tree(*rest[:8]), Tree(*rest[8:16]), *rest[16:])
+    meta = Meta(BTree(*rest[:8]), BTree(*rest[8:16]), *rest[16:])
     size = meta.page_size
     sound = (
         (page, flags, magic, version, address) == (number, _META, _MAGIC, _VERSION, 0)
@@ -165,7 +165,7 @@ class _Checker:
         self.steps = np.zeros(meta.last + 2, dtype=np.int64)
         self.free: list[NDArray[np.uint64]] = []
 
-    def walk(self, tree: Tree, free: bool) -> None:
+    def walk(self, tree: BTree, free: bool) -> None:
         """Look at all levels of a tree, from the root down; then at the keys, from the leaves up."""
         if tree.root == _NONE:
             _require(tree[2:7] == (0, 0, 0, 0, 0), "an empty tree is not empty")

@@ -104,7 +104,7 @@ def build(
 ) -> tuple[list[Sequence[int]], bytes]:
     """The fingerprints of the records that went into them, and the tables as bytes."""
     fingerprints: list[Sequence[int]] = []
-    folders, aliased, others, cut = (_Rows() for _ in range(4))
+    folders, aliased, others, cut = (_TableRows() for _ in range(4))
     numbered: set[tuple[int, int]] = set()
     for number in range(count):
         one = records(number)
@@ -136,7 +136,7 @@ def build(
     )
 
 
-class _Rows:
+class _TableRows:
     """Paths and shards on their way into a table."""
 
     def __init__(self) -> None:

@@ -1,7 +1,8 @@
 """The record of a shard, made: a pure function of the shard's bytes.
 
 What is in a record and what its parts are called is described at the head of `index/record.py`, the bytes in
-docs/format.md. `_Builder` collects members batch by batch, `_Packer` puts them into the order of the record.
+docs/format.md. `_MemberCollector` collects members batch by batch, `_RecordPacker` puts them into the order of the
+record.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class _Link(NamedTuple):
     target: bytes
 
 
-class _Builder:
+class _MemberCollector:
     """Collects entries and members chunk by chunk in compact arrays."""
 
     def __init__(self, group_by_key: bool = False) -> None:
@@ -204,7 +205,7 @@ class _Builder:
                 self.sparse[member] = np.array(chunk.sparse[row], dtype=np.int64).reshape(-1, 2)
         return keep
 
-    def take(self, source: Derived) -> None:
+    def take(self, source: DerivedMembers) -> None:
         """All members of a derived record at once."""
         for path, stray in zip(source.paths, source.strays.tolist(), strict=True):
             folder, stem = names.split_folder(path)
@@ -272,20 +273,20 @@ def build(
     than a record can number.
     """
     problems = [] if problem is None else [problem]
-    builder = _Builder(reading.group_by_key)
+    builder = _MemberCollector(reading.group_by_key)
     marks = reading.marks()
     for chunk in scan.scan(fd, problems, marks=marks):
         builder.add(chunk)
         if len(builder.member_entry) > INDEX_MAX:
             raise CorruptShard(f"more than {INDEX_MAX} members in one shard")
-    packer = _Packer(builder, problems)
+    packer = _RecordPacker(builder, problems)
     packer.pack()
     ends = [builder.last_head, ends_checksum(fd, builder.last_head)]
     return packer.to_bytes(fingerprint, ends, end_marks=len(marks or ()))
 
 
 @dataclass(slots=True)
-class Derived:
+class DerivedMembers:
     """What a record is derived from: entries, and members in the order of their entries.
 
     `paths` are the plain paths of entries, `strays` says which are in no sample. The other columns are those of
@@ -313,13 +314,13 @@ class Derived:
     numbers: dict[str, list[int]] = field(default_factory=dict)
 
 
-def derive(source: Derived, fingerprint: Sequence[int], view: dict[str, Any]) -> bytes:
+def derive(source: DerivedMembers, fingerprint: Sequence[int], view: dict[str, Any]) -> bytes:
     """A record of what `source` says, with `view` in its directory. Raises CorruptShard when that is too much."""
     if len(source.entry) > INDEX_MAX:
         raise CorruptShard(f"more than {INDEX_MAX} members in one shard")
-    builder = _Builder()
+    builder = _MemberCollector()
     builder.take(source)
-    packer = _Packer(builder, source.problems)
+    packer = _RecordPacker(builder, source.problems)
     packer.problems_more = source.problems_more
     packer.pack()
     for name, values in source.lists.items():
@@ -329,10 +330,11 @@ def derive(source: Derived, fingerprint: Sequence[int], view: dict[str, Any]) ->
     return packer.to_bytes(list(fingerprint), [0, 0], view)
 
 
-class _Packer:
-    """Puts what a `_Builder` collected into the order of the record, finds the aliases and writes the bytes."""
+class _RecordPacker:
+    """Puts what a `_MemberCollector` collected into the order of the record, finds the aliases and writes the
+    bytes."""
 
-    def __init__(self, builder: _Builder, problems: list[scan.Problem]) -> None:
+    def __init__(self, builder: _MemberCollector, problems: list[scan.Problem]) -> None:
         self.builder, self.problems = builder, problems
         self.problems_more = 0
         self.sections: list[tuple[str, str, bytes]] = []

@@ -410,15 +410,15 @@ class Index:
         paths: Sequence[bytes],
         fingerprints: Sequence[tuple[int, int, int]],
         records: Callable[[int], Record | None],
-    ) -> Union:
+    ) -> PathUnion:
         """Which shards may hold a path, for the whole set; made once and kept like the records.
 
         `paths` are what the records of the shards are kept under, `fingerprints` those of the shards
         now, 0 for one without a record.
         """
         key = b"u" + _digest(b"\0".join(paths))
-        self._keep(key, fingerprints, lambda: Union.build(len(paths), records))
-        return Union(key, self)
+        self._keep(key, fingerprints, lambda: PathUnion.build(len(paths), records))
+        return PathUnion(key, self)
 
     def claims(
         self,
@@ -498,7 +498,7 @@ class Index:
         self.discard()
 
 
-class Union:
+class PathUnion:
     """For each path in a set of shards the shards that may have it: candidates, to be asked themselves.
 
     Two columns sorted by the CRC-32 of the path, one pair for folders and one for everything else. Equal sums

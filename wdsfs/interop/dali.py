@@ -30,14 +30,14 @@ ENTRIES = 4096  # samples whose numbers are Python objects at a time
 _BLANK = re.compile(rb"[ \t\n\v\f\r]")  # where C++'s `>>` ends a word
 
 
-class Sample(NamedTuple):
+class DaliSample(NamedTuple):
     """A sample of a record: its plain key, and its members in the order of the tar."""
 
     key: bytes
     members: range
 
 
-def samples(record: Record) -> Iterator[Sample]:
+def samples(record: Record) -> Iterator[DaliSample]:
     """The samples of a shard in the order of the tar, as a reader of the format meets them."""
     entries = record.samples_in_order()
     within, folder = range(0), b""
@@ -47,7 +47,7 @@ def samples(record: Record) -> Iterator[Sample]:
                 number = record.folder_of(entry)
                 within, folder = record.folder_entries(number), record.folder_path(number)
                 folder += b"/" if number else b""
-            yield Sample(folder + record.entry_name[entry], record.entry_members(entry))
+            yield DaliSample(folder + record.entry_name[entry], record.entry_members(entry))
 
 
 def refuse_damaged(record: Record) -> None:

@@ -41,7 +41,7 @@ CREATE INDEX idx_sample_parts_full ON sample_parts(tar_file_id, sample_index, pa
 _UNSAFE = "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;"  # the file gets its name when it is whole and synced
 
 
-class Part(NamedTuple):
+class EnergonPart(NamedTuple):
     """A member of a sample: extension, offset and size (bytes) of its content."""
 
     name: str
@@ -49,17 +49,17 @@ class Part(NamedTuple):
     size: int
 
 
-class Sample(NamedTuple):
+class EnergonSample(NamedTuple):
     """A sample as Energon finds it: its bytes start with its first header, extension headers included, and end
     with the first header of the next sample, or with the end mark."""
 
     key: str
     start: int
     end: int
-    parts: list[Part]
+    parts: list[EnergonPart]
 
 
-def samples(fd: int) -> Iterator[Sample]:
+def samples(fd: int) -> Iterator[EnergonSample]:
     """The samples of the shard open at `fd`, in order, from its headers.
 
     Raises ExportError for what Energon skips or misreads: a damaged shard (also behind its last sample), an empty
@@ -67,7 +67,7 @@ def samples(fd: int) -> Iterator[Sample]:
     """
     problems: list[scan.Problem] = []
     key, start, last = None, 0, -1
-    parts: list[Part] = []
+    parts: list[EnergonPart] = []
     for chunk in scan.scan(fd, problems):
         columns = (
             chunk.names,
@@ -89,15 +89,15 @@ def samples(fd: int) -> Iterator[Sample]:
                 raise ExportError(f"{readable(name)}: the name is no UTF-8, and Energon cannot store it") from None
             if own != key:
                 if key is not None:
-                    yield Sample(key, start, head, parts)
+                    yield EnergonSample(key, start, head, parts)
                 key, start, parts = own, head, []
-            parts.append(Part(extension, data, size))
+            parts.append(EnergonPart(extension, data, size))
         last = int(chunk.heads[-1])
     damage = [problem for problem in problems if problem.kind not in scan.HARMLESS or problem.kind == "empty"]
     if damage:
         raise ExportError(f"the shard is damaged: {damage[0].text}")
     if key is not None:
-        yield Sample(key, start, scan.end_of(fd, last), parts)
+        yield EnergonSample(key, start, scan.end_of(fd, last), parts)
 
 
 def misfit(fd: int, index: BinaryIO) -> str | None:
@@ -133,7 +133,7 @@ class Database:
         self._db.execute("BEGIN")
         self._last = ""  # the key that is being added
 
-    def add(self, number: int, found: Iterator[Sample]) -> array[int]:
+    def add(self, number: int, found: Iterator[EnergonSample]) -> array[int]:
         """Add the samples of shard `number`; returns what its `.tar.idx` has: where each starts, and the end.
 
         Raises DuplicateKey, ExportError.

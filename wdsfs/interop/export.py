@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from wdsfs import __version__
-from wdsfs.dataset.shard_set import Lower
+from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import ExportError, ShardError, StaleShard, UnreadableShard, several
 from wdsfs.index import hints, process_pool
 from wdsfs.index.record import Record
@@ -55,7 +55,7 @@ class Export:
     """
 
     def __init__(
-        self, lower: Lower, jobs: int, disk: Disk | None = None, on_shard: Callable[[], None] = lambda: None
+        self, lower: ShardSet, jobs: int, disk: Disk | None = None, on_shard: Callable[[], None] = lambda: None
     ) -> None:
         self.lower, self.jobs, self.on_shard = lower, jobs, on_shard
         self.report = Report()
@@ -264,7 +264,7 @@ class Export:
             text = f"{count} samples to Energon, which takes hidden files for some, {ours} to others"
             self.report.warn(self.lower.shards[number].path, text)
 
-    def _noticed(self, path: bytes, found: Iterator[energon.Sample]) -> Iterator[energon.Sample]:
+    def _noticed(self, path: bytes, found: Iterator[energon.EnergonSample]) -> Iterator[energon.EnergonSample]:
         """The same samples, with a warning of the first one of which Energon shows less than there is."""
         told = False
         for sample in found:

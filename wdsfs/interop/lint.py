@@ -37,7 +37,7 @@ NOTES = frozenset(("directory", "meta", "unextractable"))  # kinds that no reade
 FILE_AND_FOLDER = "tar cannot extract it: it is a file, and other members need a directory of this name"
 
 
-class Finding(NamedTuple):
+class LintFinding(NamedTuple):
     """One line of the report. `offset` is the byte where the member's first header is, -1 for a whole shard."""
 
     kind: str
@@ -59,7 +59,7 @@ class Finding(NamedTuple):
 class Lint:
     """What one shard's headers say."""
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[LintFinding] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     samples: int = 0
     members: int = 0
@@ -73,7 +73,7 @@ class Lint:
     def add(self, kind: str, offset: int, member: str, text: str) -> None:
         self.counts[kind] += 1
         if self.counts[kind] <= EXAMPLES:
-            self.findings.append(Finding(kind, offset, member, text))
+            self.findings.append(LintFinding(kind, offset, member, text))
 
 
 def lint(path: bytes, reading: Reading = PLAIN) -> Lint:
@@ -91,7 +91,7 @@ def lint(path: bytes, reading: Reading = PLAIN) -> Lint:
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise UnreadableShard(f"{os.fsdecode(path)}: is no regular file")
-        reader = _Reader(found, reading)
+        reader = _ShardLinter(found, reading)
         kind = compressed.kind_of(fd)
         if kind is not None and path.endswith(b".tar"):
             text = f"called .tar, but {kind}-compressed: webdataset reads it, DALI, Energon and wids do not"
@@ -186,7 +186,7 @@ def _side_indexes(path: bytes, fd: int, reading: Reading) -> Iterator[tuple[byte
             yield side, text
 
 
-class _Reader:
+class _ShardLinter:
     """Groups members into samples as a reader of the format does, and notes what is odd on the way."""
 
     def __init__(self, found: Lint, reading: Reading = PLAIN) -> None:
@@ -329,10 +329,10 @@ class Judge:
         self.extensions: Counter[bytes] = Counter()
         self._shards: list[tuple[str, Lint]] = []
 
-    def add(self, path: str, found: Lint, miscount: str = "") -> Iterator[Finding]:
+    def add(self, path: str, found: Lint, miscount: str = "") -> Iterator[LintFinding]:
         """Take in one shard; yields its findings. `miscount` says that it should have other numbers of samples."""
         if miscount:
-            yield Finding("sample count", -1, "", miscount)
+            yield LintFinding("sample count", -1, "", miscount)
         self.samples += found.samples
         self.members += found.members
         for pattern, count in found.patterns.items():
@@ -341,11 +341,11 @@ class Judge:
         yield from found.findings
         for kind, count in found.counts.items():
             if count > EXAMPLES:
-                yield Finding(kind, -1, "", f"and {count - EXAMPLES} more of this kind")
+                yield LintFinding(kind, -1, "", f"and {count - EXAMPLES} more of this kind")
         found.findings.clear()  # told; what is kept of a shard is what the set is judged by
         self._shards.append((path, found))
 
-    def shared_keys(self) -> Iterator[tuple[str, Finding]]:
+    def shared_keys(self) -> Iterator[tuple[str, LintFinding]]:
         """For each shard the earlier shards (by path) that have some of its keys.
 
         Equal digests count as equal keys.
@@ -368,9 +368,9 @@ class Judge:
             pairs[one, other] = count + 1, min(first, offset)
         for (one, other), (count, first) in sorted(pairs.items()):
             text = f"{count} of its keys are also in {self._shards[other][0]}; the first of them is here"
-            yield self._shards[one][0], Finding("shared key", first, "", text)
+            yield self._shards[one][0], LintFinding("shared key", first, "", text)
 
-    def missing(self) -> Iterator[tuple[str, Finding]]:
+    def missing(self) -> Iterator[tuple[str, LintFinding]]:
         """Samples without an extension that more than half of all samples have, by shard."""
         self._shards.sort(key=lambda one: one[0])
         usual = {extension for extension, count in self.extensions.items() if 2 * count > self.samples}
@@ -385,10 +385,10 @@ class Judge:
                 told += len(examples)
                 rest += count - len(examples)
                 for offset, key in examples:
-                    yield path, Finding("missing extension", offset, key, text)
+                    yield path, LintFinding("missing extension", offset, key, text)
             if rest:
                 text = f"and {rest} more samples that lack an extension of most others"
-                yield path, Finding("missing extension", -1, "", text)
+                yield path, LintFinding("missing extension", -1, "", text)
 
 
 def _absent_text(absent: Iterable[bytes], there: Iterable[bytes]) -> str:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from wdsfs.dataset.shard_set import Lower
+from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import CorruptShard, ShardError, UnreadableShard, UsageError, several
 from wdsfs.interop import lint
 
@@ -34,7 +34,7 @@ class Tolerance(NamedTuple):
         return self
 
 
-def judge(below: Lower, unreadable: Mapping[bytes, str], tolerance: Tolerance, whole: bool) -> list[str]:
+def judge(below: ShardSet, unreadable: Mapping[bytes, str], tolerance: Tolerance, whole: bool) -> list[str]:
     """What is to be said of a set that is indexed, as far as it is; empty when all is well.
 
     `unreadable` says of shards, by path, why they could not be indexed. `whole` says that these would be missing
@@ -60,7 +60,7 @@ def _some(texts: Sequence[str], what: str) -> list[str]:
     return [*texts[:NAMED], f"{len(texts) - NAMED:,} more shards {what}; see: wdsfs check"]
 
 
-def _refuse_all(below: Lower, unreadable: Mapping[bytes, str]) -> None:
+def _refuse_all(below: ShardSet, unreadable: Mapping[bytes, str]) -> None:
     findings = [*unreadable.values(), *_findings(below, unreadable)]
     for text in findings:
         log.error("%s", text)
@@ -69,7 +69,7 @@ def _refuse_all(below: Lower, unreadable: Mapping[bytes, str]) -> None:
         raise CorruptShard(f"--strict: {count}, listed above")
 
 
-def _findings(below: Lower, unreadable: Iterable[bytes]) -> Iterator[str]:
+def _findings(below: ShardSet, unreadable: Iterable[bytes]) -> Iterator[str]:
     """What `wdsfs check` says of the same, from the records: damage, split samples, missing columns."""
     judge, known = lint.Judge(), set(unreadable)
     for source in below.sources:

@@ -46,7 +46,7 @@ def wids_index(shards: Sequence[WidsShard], name: str | None = None) -> bytes:
     return json.dumps(index, indent=2).encode() + b"\n"
 
 
-class _Seen(NamedTuple):
+class _SeenMember(NamedTuple):
     """A member of a sample as a reader sees it; `first` of its sample."""
 
     name: bytes
@@ -87,18 +87,18 @@ def wids_misreading(fd: int) -> str | None:
     return None
 
 
-def _seen_by_us(fd: int) -> Iterator[_Seen]:
+def _seen_by_us(fd: int) -> Iterator[_SeenMember]:
     last = None
     for chunk in scan.scan(fd, []):
         for name, kind, data in zip(chunk.names, chunk.types.tolist(), chunk.datas.tolist(), strict=True):
             split = names.split(name) if kind == scan.REGULAR else None
             if split is not None:
                 key = split.folder + split.stem
-                yield _Seen(name, data, key != last)
+                yield _SeenMember(name, data, key != last)
                 last = key
 
 
-def _seen_by_wids(fd: int) -> Iterator[_Seen]:
+def _seen_by_wids(fd: int) -> Iterator[_SeenMember]:
     """Raises ValueError, UnicodeDecodeError where wids does."""
     end, position, last = os.fstat(fd).st_size, 0, None
     while position < end:
@@ -110,7 +110,7 @@ def _seen_by_wids(fd: int) -> Iterator[_Seen]:
             match = _WIDS_KEY.match(name)
             if match is None:
                 raise ValueError(f"it takes no key from {readable(name)}")
-            yield _Seen(name, position + scan.BLOCK, match[1] != last)
+            yield _SeenMember(name, position + scan.BLOCK, match[1] != last)
             last = match[1]
         if not digits:
             return

@@ -33,32 +33,32 @@ import trio
 
 from wdsfs import host, names, trust
 from wdsfs.commit.replace_in_place import is_half_done
-from wdsfs.dataset.generations import Tags
+from wdsfs.dataset.generations import Generations
 from wdsfs.dataset.merged_tree import is_merged
 from wdsfs.dataset.numbered_tree import check_name, make_numbered
 from wdsfs.dataset.shard_access import Access, access_of
-from wdsfs.dataset.shard_set import Lower
-from wdsfs.dataset.shard_tree import Tree, View
+from wdsfs.dataset.shard_set import ShardSet
+from wdsfs.dataset.shard_tree import ShardTree, View
 from wdsfs.errors import MountError, ShardError, UsageError, WdsfsError, counted
 from wdsfs.fuse.protocol import notes_of
-from wdsfs.fuse.read_ops import TIMEOUT_SECONDS, Operations, Owner, SpecialOperations
-from wdsfs.fuse.supervisor import Engine
+from wdsfs.fuse.read_ops import TIMEOUT_SECONDS, HiddenDirectoryOperations, Operations, Owner
+from wdsfs.fuse.supervisor import Supervisor
 from wdsfs.fuse.worker import SPIN_SECONDS
 from wdsfs.fuse.write_ops import RESTORE, WritableOperations
 from wdsfs.index.store import Index, open_index
 from wdsfs.interop.soundness import Tolerance, judge
 from wdsfs.mount import watch
 from wdsfs.mount.mountpoint import DEAD_MOUNT_ERRNOS, check_mountpoint
-from wdsfs.overlay.mounted_overlay import Stack
+from wdsfs.overlay.mounted_overlay import MountedOverlay
 from wdsfs.overlay.upper_dir import sync_filesystem
 from wdsfs.overlay.writable_tree import WritableTree
 from wdsfs.spec.expand import Selection, Shard, expand, extended, refuse_left_out
 from wdsfs.status import control, status_report
 from wdsfs.status.counters import Board
-from wdsfs.status.dot_wdsfs import Special
-from wdsfs.status.text_ring import Snapshots
+from wdsfs.status.dot_wdsfs import HiddenDirectory
+from wdsfs.status.text_ring import TextRing
 from wdsfs.views.view_record import Composition
-from wdsfs.views.view_set import Companions, DerivedLower, is_view, open_lower
+from wdsfs.views.view_set import Companions, ViewSet, is_view, open_set
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class FuseOptions:
 
 
 @dataclass(slots=True)
-class Mount:
+class MountOptions:
     """What to mount, where and how."""
 
     specs: list[str]
@@ -127,8 +127,8 @@ class Front:
     """
 
     indexer: Callable[[Index, Sequence[Shard], int], dict[bytes, str]]
-    composer: Callable[[Lower], dict[bytes, str]]
-    adviser: Callable[[Lower], str | None] = lambda _: None
+    composer: Callable[[ShardSet], dict[bytes, str]]
+    adviser: Callable[[ShardSet], str | None] = lambda _: None
 
 
 def parse_options(options: Sequence[str], writable: bool = False) -> FuseOptions:
@@ -208,7 +208,7 @@ def raise_file_limit() -> int:
 # --- running -----------------------------------------------------------------------------------------------
 
 
-def _refuse_view(mount: Mount, shards: Sequence[Shard]) -> None:
+def _refuse_view(mount: MountOptions, shards: Sequence[Shard]) -> None:
     """Raises UsageError for what cannot go with an overlay."""
     refuse_left_out(shards, "--overlay is for whole shards")
     if is_view(shards, mount.composition):
@@ -223,7 +223,7 @@ def _refuse_view(mount: Mount, shards: Sequence[Shard]) -> None:
         )
 
 
-def run(mount: Mount, front: Front, leave: Callable[[], None], ready: Callable[[], None]) -> None:
+def run(mount: MountOptions, front: Front, leave: Callable[[], None], ready: Callable[[], None]) -> None:
     """Mount and serve until the mount ends.
 
     `leave` is called when everything that can go wrong in front of the user has gone right, before the
@@ -252,7 +252,7 @@ def run(mount: Mount, front: Front, leave: Callable[[], None], ready: Callable[[
                 )
         busy = [*(one.path for one in shards), *companions.files, *map(os.fsencode, own)]
         check_mountpoint(mount.mountpoint, parsed.nonempty, busy)
-        below = open_lower(shards, index, mount.composition, companions, access=access)
+        below = open_set(shards, index, mount.composition, companions, access=access)
         try:
             unreadable: dict[bytes, str] = {}
             # One tree over all shards, numbers over all of them, and a look at all of them, need all of them.
@@ -260,7 +260,7 @@ def run(mount: Mount, front: Front, leave: Callable[[], None], ready: Callable[[
                 stale = index.stale([*shards, *companions.shards])
                 unreadable |= front.indexer(index, [one for one, _ in stale], mount.jobs)
                 unreadable |= front.composer(below)
-                if isinstance(below, DerivedLower):
+                if isinstance(below, ViewSet):
                     composition = below.wanted  # with what was found out on the way
             remarks = [*judge(below, unreadable, mount.tolerance, mount.merge), *index.miscounted(shards)]
             _say(remarks)
@@ -273,8 +273,10 @@ def run(mount: Mount, front: Front, leave: Callable[[], None], ready: Callable[[
         descriptors, stack = raise_file_limit(), None
         if mount.overlay is not None:
             owner = parsed.owner.uid, parsed.owner.gid
-            stack = Stack(mount.overlay, shards, mount.view, mount.merge, owner, parsed.owner.umask)
-        wanted = _Set(mount, shards, composition, companions, access, index, descriptors, Tags(len(shards)), stack)
+            stack = MountedOverlay(mount.overlay, shards, mount.view, mount.merge, owner, parsed.owner.umask)
+        wanted = _Set(
+            mount, shards, composition, companions, access, index, descriptors, Generations(len(shards)), stack
+        )
         if advice is not None:
             log.info("%s", advice)
 
@@ -297,32 +299,32 @@ def _say(remarks: Sequence[str]) -> None:
 class _Set:
     """What each worker needs to open the set for itself."""
 
-    mount: Mount
+    mount: MountOptions
     shards: Sequence[Shard]
     composition: Composition
     companions: Companions
     access: Access
     index: Index
     descriptors: int
-    tags: Tags
-    stack: Stack | None
+    tags: Generations
+    stack: MountedOverlay | None
 
-    def tree(self) -> Tree | WritableTree:
+    def tree(self) -> ShardTree | WritableTree:
         """What is mounted, as a worker serves it."""
         below = self.lower_tree()
         return below if self.stack is None else _prepared(self.stack.tree(below))
 
-    def lower_tree(self) -> Tree:
+    def lower_tree(self) -> ShardTree:
         """What the shards hold."""
         index = self.index.reopen()
-        below = open_lower(
+        below = open_set(
             *(self.shards, index, self.composition, self.companions),
             *(self.descriptors, self.tags, self.access),
         )
         return _prepared(make_numbered(below, self.mount.view, self.mount.merge))
 
 
-TreeKind = TypeVar("TreeKind", Tree, WritableTree)
+TreeKind = TypeVar("TreeKind", ShardTree, WritableTree)
 
 
 def _prepared(tree: TreeKind) -> TreeKind:
@@ -334,7 +336,7 @@ def _prepared(tree: TreeKind) -> TreeKind:
 
 
 def _serve(
-    mount: Mount, parsed: FuseOptions, wanted: _Set, leave: Callable[[], None], ready: Callable[[], None]
+    mount: MountOptions, parsed: FuseOptions, wanted: _Set, leave: Callable[[], None], ready: Callable[[], None]
 ) -> None:
     board = Board()
     stack = wanted.stack
@@ -344,8 +346,8 @@ def _serve(
         else WritableOperations(parsed.owner, board, lambda: stack.frozen, stack.note)
     )
     daemon = _daemon(mount, wanted)
-    special = Special(daemon, board, Snapshots(), lambda: is_half_done(daemon.overlay))
-    operations.special = SpecialOperations(parsed.owner, board, special)
+    special = HiddenDirectory(daemon, board, TextRing(), lambda: is_half_done(daemon.overlay))
+    operations.special = HiddenDirectoryOperations(parsed.owner, board, special)
     options = {"default_permissions", *parsed.fuse} | ({"ro"} if stack is None else set())
     for name, value in (("subtype", "wdsfs"), ("fsname", _fsname(mount.specs))):
         if not any(option.startswith(f"{name}=") for option in options):
@@ -362,14 +364,14 @@ def _serve(
         try:
             follow = _follower(wanted)
             workers = 1 if operations.alone else mount.workers
-            engine = Engine(operations, board, wanted.tree, workers, mount.spin, follow)
+            engine = Supervisor(operations, board, wanted.tree, workers, mount.spin, follow)
             engine.answer_init()
             if mount.merge and follow is not None and engine.epochs:
                 # Names of the top are the names of samples there: not to be asked for again every second.
                 operations.change_seconds = TIMEOUT_SECONDS
             _set_readahead(mount)
             leave()
-            session = _Session(daemon, wanted, engine, signals, ready)
+            session = _RunningMount(daemon, wanted, engine, signals, ready)
             trio.run(session.run)
             clean = True
             if session.failure is not None:
@@ -384,7 +386,7 @@ def _serve(
             pyfuse3.close(unmount=clean or session is None or not session.usable)
 
 
-def _daemon(mount: Mount, wanted: _Set) -> control.Daemon:
+def _daemon(mount: MountOptions, wanted: _Set) -> control.Daemon:
     """What this process says of itself."""
     return control.Daemon(
         pid=os.getpid(),
@@ -423,7 +425,7 @@ def _place_of_stderr() -> str | None:
         return None
 
 
-def _follower(wanted: _Set) -> Callable[[Engine], None] | None:
+def _follower(wanted: _Set) -> Callable[[Supervisor], None] | None:
     """What follows the changes of the shards, in a process of its own; None where the kernel tells of none."""
     try:
         seen = watch.Watch(wanted.shards, look=wanted.mount.merge, companions=wanted.companions.files)
@@ -433,7 +435,7 @@ def _follower(wanted: _Set) -> Callable[[Engine], None] | None:
     return lambda engine: watch.follow(seen, engine.device, engine.life, wanted.tags, engine.epochs)
 
 
-def _set_readahead(mount: Mount) -> None:
+def _set_readahead(mount: MountOptions) -> None:
     """Where this is allowed: to root, and with /sys writable."""
     mounted = host.mounted_at(mount.mountpoint)
     try:
@@ -468,7 +470,7 @@ def _fsname(specs: Sequence[str]) -> str:
     return "wdsfs#" + text.replace("\\", "\\\\").replace(",", "\\,")
 
 
-class _Lines:
+class _JsonLines:
     """A line of JSON at a time over a stream."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
@@ -495,11 +497,16 @@ class _Lines:
         await self._stream.send_all(json.dumps(message).encode() + b"\n")
 
 
-class _Session:
+class _RunningMount:
     """The supervisor's side of a running mount: the engine, the control socket and the signals side by side."""
 
     def __init__(
-        self, daemon: control.Daemon, wanted: _Set, engine: Engine, signals: _Signals, ready: Callable[[], None]
+        self,
+        daemon: control.Daemon,
+        wanted: _Set,
+        engine: Supervisor,
+        signals: _Signals,
+        ready: Callable[[], None],
     ) -> None:
         self.daemon, self.wanted, self.engine, self.ready = daemon, wanted, engine, ready
         self.mount, self.signals = wanted.mount, signals
@@ -593,7 +600,7 @@ class _Session:
     async def _answer(self, stream: trio.SocketStream) -> None:
         async with stream:
             try:
-                lines = _Lines(stream)
+                lines = _JsonLines(stream)
                 question = await lines.receive()
                 if question.get("do") == "freeze":
                     await self._freeze(lines)
@@ -611,7 +618,7 @@ class _Session:
             except Exception:  # whatever it is, it must not end the mount
                 log.exception("a client of the control socket was not served")
 
-    async def _freeze(self, lines: _Lines) -> None:
+    async def _freeze(self, lines: _JsonLines) -> None:
         """Let nobody change anything until the client has committed, or is gone."""
         stack = self.wanted.stack
         if stack is None or self.committing:
@@ -675,7 +682,7 @@ class _Session:
                 return {"error": f"{self.mount.mountpoint}: nothing more can be restored: {error.strerror}"}
         return {"done": True}
 
-    def _invalidate(self, stack: Stack) -> dict[str, Any]:
+    def _invalidate(self, stack: MountedOverlay) -> dict[str, Any]:
         """In a child: this may wait for a directory in which somebody is busy."""
         for note in notes_of(stack.notes()):
             try:
@@ -713,7 +720,7 @@ class _Session:
 # --- background --------------------------------------------------------------------------------------------
 
 
-def in_background(mount: Mount, front: Front) -> int:
+def in_background(mount: MountOptions, front: Front) -> int:
     """Fork a daemon that runs this mount; returns 0 when its tree is usable, else the daemon's exit code.
 
     The daemon stays attached to the terminal until then: it shows progress, says what is wrong, and gets an
@@ -780,7 +787,7 @@ def _tell(sender: int, word: bytes) -> None:
         os.write(sender, word)
 
 
-def _leave_terminal(mount: Mount, sender: int) -> None:
+def _leave_terminal(mount: MountOptions, sender: int) -> None:
     """Go on in the background, with the log in a file."""
     _tell(sender, LEFT)
     log_to_file(mount.log)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from inotify_simple import INotify, flags
 
-from wdsfs.dataset.generations import Tags
+from wdsfs.dataset.generations import Generations
 from wdsfs.fuse import protocol
 from wdsfs.inodes import ROOT
 from wdsfs.spec.expand import Shard
@@ -120,7 +120,7 @@ def _places(path: bytes) -> list[bytes]:
     return [path, os.path.realpath(path)] if os.path.islink(path) else [path]
 
 
-def follow(watch: Watch, device: int, life: int, tags: Tags, epochs: bool) -> None:
+def follow(watch: Watch, device: int, life: int, tags: Generations, epochs: bool) -> None:
     """Have the kernel, and all processes of the mount, look again whenever a shard changes.
 
     Returns at the unmount, or when `life`, the reading end of a pipe, has no writer any more. `epochs` says that

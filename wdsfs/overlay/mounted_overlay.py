@@ -14,14 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from wdsfs import trust
-from wdsfs.dataset.shard_tree import Tree, View
+from wdsfs.dataset.shard_tree import ShardTree, View
 from wdsfs.errors import OverlayUnusable, ShardError, several
 from wdsfs.overlay import request_journal
-from wdsfs.overlay.request_journal import Journal
-from wdsfs.overlay.upper_dir import Upper
+from wdsfs.overlay.request_journal import RequestJournal
+from wdsfs.overlay.upper_dir import UpperDirectory
 from wdsfs.overlay.upper_format import (
-    Place,
-    Settings,
+    OverlayDirectory,
+    OverlaySettings,
     ShardSeen,
     clean,
     hold,
@@ -41,7 +41,7 @@ NAMED_MAX = 5  # changed shards that a warning names
 _BEGUN, _FROZEN = request_journal.SIZE, request_journal.SIZE + 1  # behind the journal
 
 
-class Stack:
+class MountedOverlay:
     """The overlay in `directory` over these shards, shown so. Raises OverlayUnusable, OverlayBusy.
 
     `owner` (uid, gid) is whom the files of the shards belong to, `umask` what is taken off their modes.
@@ -56,12 +56,12 @@ class Stack:
         owner: tuple[int, int],
         umask: int = 0,
     ) -> None:
-        self.place = Place(directory.absolute())
+        self.place = OverlayDirectory(directory.absolute())
         self.owner, self.umask = owner, umask
         self._memory = mmap.mmap(-1, request_journal.SIZE + 2)
         self._notes = os.memfd_create("wdsfs-notes")
         seen = tuple(_seen(shard) for shard in shards)
-        wanted = Settings(view.layout, view.names, merge, seen, shards[0].reading)
+        wanted = OverlaySettings(view.layout, view.names, merge, seen, shards[0].reading)
         try:
             trust.directory(directory, create=True)
             self._lock = hold(self.place)  # open as long as this process or a worker is there
@@ -73,7 +73,7 @@ class Stack:
                 )
             clean(self.place)
             refuse_outputs(self.place, [shard.path for shard in shards])
-            Upper(self.place, owner).close()  # what does not work is said now, and what is missing made
+            UpperDirectory(self.place, owner).close()  # what does not work is said now, and what is missing made
             found = read_settings(self.place)
             if found is None:
                 write_settings(self.place, wanted)
@@ -83,12 +83,12 @@ class Stack:
         except OSError as error:
             raise OverlayUnusable(f"{directory} cannot be used as an overlay: {error.strerror}") from error
 
-    def tree(self, below: Tree) -> WritableTree:
+    def tree(self, below: ShardTree) -> WritableTree:
         """The tree of a worker; a second one goes on where the first was stopped."""
         inherited = bool(self._memory[_BEGUN])
-        upper = Upper(self.place, self.owner, inherited)
+        upper = UpperDirectory(self.place, self.owner, inherited)
         self._memory[_BEGUN] = 1
-        return WritableTree(below, upper, self.owner, Journal(self._memory), inherited, self.umask)
+        return WritableTree(below, upper, self.owner, RequestJournal(self._memory), inherited, self.umask)
 
     def note(self, note: bytes) -> None:
         """Keep a notification for the kernel, in memory that outlives this process, until it can be sent."""
@@ -105,7 +105,7 @@ class Stack:
     def finish(self) -> None:
         """Have everything on disk at the end, also when no worker was left to see to it."""
         try:
-            Upper(self.place, self.owner).close(clean=True)
+            UpperDirectory(self.place, self.owner).close(clean=True)
         except (OSError, OverlayUnusable) as error:
             log.error("what was written last may not be on disk: %s", error)
 
@@ -131,7 +131,7 @@ def _seen(shard: Shard) -> ShardSeen:
         return ShardSeen(shard.name, shard.path, (0, 0, 0))
 
 
-def check_view(place: Place, found: Settings, wanted: Settings) -> None:
+def check_view(place: OverlayDirectory, found: OverlaySettings, wanted: OverlaySettings) -> None:
     """Raises OverlayUnusable when the overlay was made over another view: its paths mean nothing in this one."""
     if replace(found, shards=()) == replace(wanted, shards=()):
         return
@@ -142,7 +142,7 @@ def check_view(place: Place, found: Settings, wanted: Settings) -> None:
     )
 
 
-def _compare(place: Place, found: Settings, now: Settings) -> None:
+def _compare(place: OverlayDirectory, found: OverlaySettings, now: OverlaySettings) -> None:
     """Warn of shards that are not what they were: changes are by path, so all of them still stand.
 
     Raises OverlayUnusable when a shard is not in the set: what was changed in it would pass for something new.

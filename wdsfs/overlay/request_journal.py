@@ -21,7 +21,7 @@ _LENGTH = struct.Struct("<I")
 Key = tuple[Any, ...]  # numbers and bytes
 
 
-class Journal:
+class RequestJournal:
     """One request. `memory` of SIZE bytes is what the worker before left; without it nothing outlives the process.
 
     `requester` is the thread (the pid in FUSE's header) whose request is served, `resent` whether the kernel has

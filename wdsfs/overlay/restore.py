@@ -16,8 +16,8 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from wdsfs import inodes
-from wdsfs.dataset.shard_set import Lower
-from wdsfs.dataset.shard_tree import Tree, text_of
+from wdsfs.dataset.shard_set import ShardSet
+from wdsfs.dataset.shard_tree import ShardTree, text_of
 from wdsfs.errors import NoSuchEntry, NotADirectory, ShardError
 from wdsfs.inodes import ROOT, kind_of
 from wdsfs.overlay.upper_format import DIRECTORY, THE_WHITEOUT, Origin, UpperNode
@@ -40,7 +40,7 @@ class Target(NamedTuple):
         return above + b"/" + self.name if above else self.name
 
 
-class Change(NamedTuple):
+class RestoredChange(NamedTuple):
     """What is undone: the kind of the change, its path, and of something renamed the path that it had."""
 
     kind: str
@@ -48,7 +48,7 @@ class Change(NamedTuple):
     was: bytes = b""
 
 
-def number_of(lower: Lower, origin: Origin) -> int | None:
+def number_of(lower: ShardSet, origin: Origin) -> int | None:
     """The inode number that an origin has now; None when its shard is no longer what it was. Raises NotIndexed."""
     _, shard, where = inodes.unpack(origin.inode)
     if shard >= len(lower) or not kind_of(where):
@@ -77,7 +77,7 @@ def matching(top: UpperNode, pattern: bytes) -> list[bytes]:
 class Restoration:
     """What has to go from the upper `top` over `tree`, for some paths. Methods raise what the tree raises."""
 
-    def __init__(self, tree: Tree, top: UpperNode) -> None:
+    def __init__(self, tree: ShardTree, top: UpperNode) -> None:
         self.tree, self.top = tree, top
         self._lower: dict[UpperNode, int] = {top: ROOT}
         self._copied: dict[int, UpperNode] | None = None
@@ -200,13 +200,13 @@ class Restoration:
 
     # --- telling
 
-    def changes(self, targets: Sequence[Target]) -> list[Change]:
+    def changes(self, targets: Sequence[Target]) -> list[RestoredChange]:
         """What is undone with these, by path. Of what is new or was replaced as a whole: that."""
         found = {change.path: change for target in targets for change in self._changes(target)}
         olds = {change.was for change in found.values()}
         return [one for path, one in sorted(found.items()) if one.kind != REMOVED or path not in olds]
 
-    def _changes(self, target: Target) -> Iterator[Change]:
+    def _changes(self, target: Target) -> Iterator[RestoredChange]:
         waiting = [target]
         while waiting:
             one = waiting.pop()
@@ -215,12 +215,12 @@ class Restoration:
             else:
                 yield self._change(one)
 
-    def _change(self, one: Target) -> Change:
+    def _change(self, one: Target) -> RestoredChange:
         path = one.path
         if one.node is THE_WHITEOUT:
-            return Change(REMOVED, path)
+            return RestoredChange(REMOVED, path)
         number = self._number(one.node)
         if number and not self._homes(one.node, number):
             parent, name = self.tree.places(number)[0]
-            return Change(RENAMED, path, self._path(parent) + name)
-        return Change(CHANGED if self._lookup(one.directory, one.name) else NEW, path)
+            return RestoredChange(RENAMED, path, self._path(parent) + name)
+        return RestoredChange(CHANGED if self._lookup(one.directory, one.name) else NEW, path)

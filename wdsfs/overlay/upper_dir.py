@@ -41,7 +41,7 @@ from wdsfs.overlay.upper_format import (
     WHITED_OUT,
     WHITEOUT,
     Origin,
-    Place,
+    OverlayDirectory,
     UpperNode,
     load,
     sync_directory,
@@ -66,7 +66,7 @@ if _renameat2 is not None:
     _renameat2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
 
 
-class Calls:
+class SystemCalls:
     """The system calls that change an upper. A test puts a class here that fails, stops or records."""
 
     def create(self, name: bytes, flags: int, mode: int, directory: int) -> int:
@@ -139,12 +139,12 @@ def sync_filesystem(path: str) -> None:
     """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        Calls().syncfs(fd)
+        SystemCalls().syncfs(fd)
     finally:
         os.close(fd)
 
 
-class Attributes(NamedTuple):
+class UpperAttributes(NamedTuple):
     """What something new is to have. `owner`: uid and gid, or None for those of this process; times in ns."""
 
     mode: int
@@ -152,7 +152,7 @@ class Attributes(NamedTuple):
     times: tuple[int, int] | None = None
 
 
-class Upper:
+class UpperDirectory:
     """The upper of an overlay, for one process at a time: the caller has it on `upper_format.hold`.
 
     `inherited`: a worker before this one has died, and the kernel still knows what that worker told it; so orphans
@@ -161,14 +161,14 @@ class Upper:
 
     def __init__(
         self,
-        place: Place,
+        place: OverlayDirectory,
         owner: tuple[int, int] | None = None,
         inherited: bool = False,
-        calls: Calls | None = None,
+        calls: SystemCalls | None = None,
         descriptors: int = DESCRIPTORS,
     ) -> None:
         self.place = place
-        self.calls = Calls() if calls is None else calls
+        self.calls = SystemCalls() if calls is None else calls
         self.as_root = os.geteuid() == 0
         self._own = os.geteuid(), os.getegid()
         self._descriptors = max(descriptors, _LEAST)
@@ -475,7 +475,7 @@ class Upper:
             if OPAQUE not in os.listxattr(fd):
                 self.calls.setxattr(fd, OPAQUE, b"x")
 
-    def _is_plain(self, attributes: Attributes, kind: int) -> bool:
+    def _is_plain(self, attributes: UpperAttributes, kind: int) -> bool:
         """Whether something made by this process without further ado gets these attributes."""
         if attributes.times is not None or self._widened(attributes.mode, kind) != attributes.mode:
             return False
@@ -487,7 +487,9 @@ class Upper:
             return mode
         return mode | (0o700 if kind == DIRECTORY else 0o600)
 
-    def _dress(self, name: bytes, fd: int, node: UpperNode, attributes: Attributes, parent: UpperNode) -> None:
+    def _dress(
+        self, name: bytes, fd: int, node: UpperNode, attributes: UpperAttributes, parent: UpperNode
+    ) -> None:
         """Give something new in work/, whose descriptor (-1: none) is `fd`, what it is to have."""
         if attributes.times is None:
             attributes = self._as_in(parent, node.kind, attributes)
@@ -502,7 +504,7 @@ class Upper:
         if attributes.times is not None:
             self.calls.utime(name, attributes.times, self.work)
 
-    def _as_in(self, parent: UpperNode, kind: int, attributes: Attributes) -> Attributes:
+    def _as_in(self, parent: UpperNode, kind: int, attributes: UpperAttributes) -> UpperAttributes:
         """What something new gets from a directory whose group is inherited, as where it is made in place."""
         above = os.fstat(self.directory(parent))
         if not above.st_mode & stat.S_ISGID:
@@ -535,7 +537,7 @@ class Upper:
 
     # --- new things; REQUIRES for all: the name is not in the upper, or as a whiteout
 
-    def create(self, parent: UpperNode, name: bytes, attributes: Attributes) -> UpperNode:
+    def create(self, parent: UpperNode, name: bytes, attributes: UpperAttributes) -> UpperNode:
         """A new, empty file."""
         if name in parent.children or not self._is_plain(attributes, FILE):
             return self._create_aside(parent, name, attributes)
@@ -555,7 +557,7 @@ class Upper:
         self._keep(node, fd)
         return node
 
-    def _create_aside(self, parent: UpperNode, name: bytes, attributes: Attributes) -> UpperNode:
+    def _create_aside(self, parent: UpperNode, name: bytes, attributes: UpperAttributes) -> UpperNode:
         with self._prepared() as temporary:
             fd = self.calls.create(temporary, os.O_RDWR, 0o600, self.work)
             try:
@@ -568,7 +570,9 @@ class Upper:
         self._keep(node, fd)
         return node
 
-    def mkdir(self, parent: UpperNode, name: bytes, attributes: Attributes, opaque: bool = False) -> UpperNode:
+    def mkdir(
+        self, parent: UpperNode, name: bytes, attributes: UpperAttributes, opaque: bool = False
+    ) -> UpperNode:
         """A new directory; `opaque` when the lower shows through its parent."""
         if name in parent.children or not self._is_plain(attributes, DIRECTORY):
             return self._mkdir_aside(parent, name, attributes, opaque)
@@ -591,7 +595,12 @@ class Upper:
         return node
 
     def _mkdir_aside(
-        self, parent: UpperNode, name: bytes, attributes: Attributes, opaque: bool, origin: Origin | None = None
+        self,
+        parent: UpperNode,
+        name: bytes,
+        attributes: UpperAttributes,
+        opaque: bool,
+        origin: Origin | None = None,
     ) -> UpperNode:
         with self._prepared() as temporary:
             self.calls.mkdir(temporary, 0o700, self.work)
@@ -608,7 +617,7 @@ class Upper:
         return node
 
     def mknod(
-        self, parent: UpperNode, name: bytes, attributes: Attributes, form: int, device: int = 0
+        self, parent: UpperNode, name: bytes, attributes: UpperAttributes, form: int, device: int = 0
     ) -> UpperNode:
         """A new fifo, socket or device of the type `form` (S_IFIFO ...)."""
         with self._prepared() as temporary:
@@ -620,7 +629,7 @@ class Upper:
             self._publish(temporary, node, parent, name)
         return node
 
-    def symlink(self, parent: UpperNode, name: bytes, attributes: Attributes, target: bytes) -> UpperNode:
+    def symlink(self, parent: UpperNode, name: bytes, attributes: UpperAttributes, target: bytes) -> UpperNode:
         with self._prepared() as temporary:
             self.calls.symlink(target, temporary, self.work)
             status = os.stat(temporary, dir_fd=self.work, follow_symlinks=False)
@@ -648,7 +657,7 @@ class Upper:
         self,
         parent: UpperNode,
         name: bytes,
-        attributes: Attributes,
+        attributes: UpperAttributes,
         content: Iterable[bytes],
         origin: Origin | None,
         size: int | None = None,
@@ -683,14 +692,16 @@ class Upper:
         self._keep(node, fd)
         return node
 
-    def copy_up_directory(self, parent: UpperNode, name: bytes, attributes: Attributes) -> UpperNode:
+    def copy_up_directory(self, parent: UpperNode, name: bytes, attributes: UpperAttributes) -> UpperNode:
         """A directory through which the lower's shows."""
         with self._same_times(parent):
             node = self._mkdir_aside(parent, name, attributes, opaque=False)
         node.known = None
         return node
 
-    def copy_up_symlink(self, parent: UpperNode, name: bytes, attributes: Attributes, target: bytes) -> UpperNode:
+    def copy_up_symlink(
+        self, parent: UpperNode, name: bytes, attributes: UpperAttributes, target: bytes
+    ) -> UpperNode:
         with self._same_times(parent):
             node = self.symlink(parent, name, attributes, target)
         node.known = None
@@ -854,7 +865,7 @@ class Upper:
                 mode = victim.mode if victim.mode >= 0 else stat.S_IMODE(status.st_mode)
                 owner = (status.st_uid, status.st_gid) if self.as_root else None
                 times = status.st_atime_ns, status.st_mtime_ns
-                self._dress(temporary, fd, bare, Attributes(mode, owner, times), to)
+                self._dress(temporary, fd, bare, UpperAttributes(mode, owner, times), to)
             finally:
                 os.close(fd)
             self.calls.rename(temporary, self.work, new, directory, EXCHANGE)

@@ -2,7 +2,7 @@
 
 What `--overlay DIR` names looks like this::
 
-    DIR/overlay.json   which set, shown how, it was made over (`Settings`)
+    DIR/overlay.json   which set, shown how, it was made over (`OverlaySettings`)
     DIR/lock           held by whoever mounts or commits
     DIR/outputs.json   which shards commits to elsewhere have written from it (`Written`)
     DIR/upper/         the changes, under the paths of the mount
@@ -324,7 +324,7 @@ def open_below(directory: int, node: UpperNode, flags: int = os.O_RDONLY) -> int
 # --- DIR ---------------------------------------------------------------------------------------------------
 
 
-class Place(NamedTuple):
+class OverlayDirectory(NamedTuple):
     """Where everything in an overlay's directory is."""
 
     path: Path
@@ -376,7 +376,7 @@ class ShardSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class OverlaySettings:
     """What overlay.json says: how the set was shown when the overlay was made, and of what shards it was."""
 
     layout: str
@@ -408,7 +408,7 @@ class Settings:
         return json.dumps({**about, "shards": shards}, indent=1).encode() + b"\n"
 
     @staticmethod
-    def from_json(data: bytes) -> Settings:
+    def from_json(data: bytes) -> OverlaySettings:
         """Raises ValueError, KeyError, TypeError for what `to_json` does not write."""
         about = json.loads(data)
         if about["version"] not in (VERSION, VERSION_READ):
@@ -419,7 +419,9 @@ class Settings:
             ShardSeen(os.fsencode(one["name"]), os.fsencode(one["path"]), _three(one["fingerprint"]))
             for one in about["shards"]
         )
-        return Settings(str(about["layout"]), str(about["names"]), bool(about["merge"]), tuple(shards), reading)
+        return OverlaySettings(
+            str(about["layout"]), str(about["names"]), bool(about["merge"]), tuple(shards), reading
+        )
 
 
 def _three(numbers: list[int]) -> tuple[int, int, int]:
@@ -427,17 +429,17 @@ def _three(numbers: list[int]) -> tuple[int, int, int]:
     return size, mtime_ns, inode
 
 
-def read_settings(place: Place) -> Settings | None:
+def read_settings(place: OverlayDirectory) -> OverlaySettings | None:
     """What overlay.json says; None when there is none. Raises OverlayUnusable."""
     try:
-        return Settings.from_json(place.settings.read_bytes())
+        return OverlaySettings.from_json(place.settings.read_bytes())
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
         raise OverlayUnusable(f"{place.settings} cannot be used: {error}") from None
 
 
-def write_settings(place: Place, settings: Settings) -> None:
+def write_settings(place: OverlayDirectory, settings: OverlaySettings) -> None:
     """Write overlay.json."""
     _write(place.settings, settings.to_json())
 
@@ -467,7 +469,7 @@ class Written(NamedTuple):
     output: str
 
 
-def read_outputs(place: Place) -> list[Written]:
+def read_outputs(place: OverlayDirectory) -> list[Written]:
     """What outputs.json says; nothing when there is none. Raises OverlayUnusable."""
     try:
         with os.fdopen(trust.open_file(place.outputs, os.O_RDONLY), "rb") as file:
@@ -487,14 +489,14 @@ def read_outputs(place: Place) -> list[Written]:
         raise OverlayUnusable(f"{text}, so it may be removed") from None
 
 
-def add_outputs(place: Place, written: Sequence[Written]) -> None:
+def add_outputs(place: OverlayDirectory, written: Sequence[Written]) -> None:
     """Note these shards in outputs.json, in the place of what is noted of the same paths. Raises OSErrors."""
     found = {one.path: one for one in (*read_outputs(place), *written)}
     shards = [{**one._asdict(), "path": os.fsdecode(one.path)} for one in found.values()]
     _write(place.outputs, json.dumps({"version": VERSION, "shards": shards}, indent=1).encode() + b"\n")
 
 
-def refuse_outputs(place: Place, shards: Sequence[bytes]) -> None:
+def refuse_outputs(place: OverlayDirectory, shards: Sequence[bytes]) -> None:
     """Raise OverlayUnusable when the overlay is to be used over shards (paths) that were written from it.
 
     All its changes would be made a second time, and each new directory packed again. A shard is known by its path
@@ -529,7 +531,7 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def hold(place: Place, make: bool = True) -> int:
+def hold(place: OverlayDirectory, make: bool = True) -> int:
     """Keep everybody else from mounting or committing this overlay, as long as the descriptor is open.
 
     With `make` an empty directory becomes an overlay of ours; without, nothing is left in it: it may be an upper
@@ -572,7 +574,7 @@ def _holder_text(holder: str) -> str:
     return f"{by}; only one mount or commit may use it"
 
 
-def _open_lock(place: Place, make: bool) -> tuple[int, bool]:
+def _open_lock(place: OverlayDirectory, make: bool) -> tuple[int, bool]:
     """What to lock, and whether the holder's number may be written there."""
     if not place.is_bare and (make or os.listdir(place.path)):  # else nothing of ours belongs in there
         try:
@@ -584,7 +586,7 @@ def _open_lock(place: Place, make: bool) -> tuple[int, bool]:
 
 
 @contextlib.contextmanager
-def held(place: Place) -> Iterator[None]:
+def held(place: OverlayDirectory) -> Iterator[None]:
     """`hold` for the time of a block that makes no overlay of an empty directory."""
     fd = hold(place, make=False)
     try:
@@ -593,7 +595,7 @@ def held(place: Place) -> Iterator[None]:
         os.close(fd)
 
 
-def state_of(place: Place) -> Path:
+def state_of(place: OverlayDirectory) -> Path:
     """Where the journal of an in-place commit is: for an upper of the kernel's beside it, not in it.
 
     Raises OverlayUnusable when somebody else has made that directory: a journal says what is written where.
@@ -610,11 +612,11 @@ def state_of(place: Place) -> Path:
     return beside if place.is_bare or (beside / "commit.json").exists() else place.work
 
 
-def _beside(place: Place) -> Path:
+def _beside(place: OverlayDirectory) -> Path:
     return place.path.with_name(place.path.name + ".wdsfs-commit")
 
 
-def clean(place: Place) -> None:
+def clean(place: OverlayDirectory) -> None:
     """Remove what a commit leaves that was killed at its very end, or before its first shard. The caller holds the
     overlay, and no commit of it is unfinished."""
     beside = _beside(place)
@@ -627,6 +629,6 @@ def clean(place: Place) -> None:
                 (place.work / name).unlink()
 
 
-def unfinished(place: Place) -> bool:
+def unfinished(place: OverlayDirectory) -> bool:
     """Whether an in-place commit of this overlay was stopped half-way: then only `replace` may use it."""
     return (state_of(place) / "commit.json").exists()

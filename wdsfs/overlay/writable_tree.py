@@ -1,8 +1,8 @@
 """The tree of a writable mount: what the lower shows, with the changes of an upper over it.
 
-Answers what `shard_tree.Tree` answers, in the same words, and makes changes. What an upper looks like on disk and
-how it is changed is the business of `overlay/upper_dir.py`; what is in the shards, that of the tree below. Decided
-here is what is seen of both, what has to be copied up or hidden, and what a request means.
+Answers what `shard_tree.ShardTree` answers, in the same words, and makes changes. What an upper looks like on disk
+and how it is changed is the business of `overlay/upper_dir.py`; what is in the shards, that of the tree below.
+Decided here is what is seen of both, what has to be copied up or hidden, and what a request means.
 
 A name is looked up in the upper's names (in memory, `upper_format.UpperNode`); what is not there is as the lower
 has it. So is an inode number: `_nodes` has those of the upper. Something that was copied up keeps its number, so
@@ -34,7 +34,7 @@ from typing import NamedTuple
 from wdsfs import inodes
 from wdsfs.dataset import shard_set
 from wdsfs.dataset.shard_set import Content
-from wdsfs.dataset.shard_tree import AT_PARENT, AT_SELF, XATTR, Entry, Node, Totals, Tree, text_of
+from wdsfs.dataset.shard_tree import AT_PARENT, AT_SELF, XATTR, Entry, Node, ShardTree, Totals, text_of
 from wdsfs.errors import (
     CrossDevice,
     EntryExists,
@@ -51,9 +51,9 @@ from wdsfs.errors import (
 )
 from wdsfs.inodes import MEMBER, ROOT, SAMPLE, UP, kind_of
 from wdsfs.names import NAME_MAX
-from wdsfs.overlay.request_journal import Journal
+from wdsfs.overlay.request_journal import RequestJournal
 from wdsfs.overlay.restore import Restoration, Target, number_of
-from wdsfs.overlay.upper_dir import EXCHANGE, NOREPLACE, Attributes, Upper
+from wdsfs.overlay.upper_dir import EXCHANGE, NOREPLACE, UpperAttributes, UpperDirectory
 from wdsfs.overlay.upper_format import DIRECTORY, FILE, RESERVED, SYMLINK, THE_WHITEOUT, Origin, UpperNode
 from wdsfs.storage.identity import sum_of
 
@@ -65,7 +65,7 @@ _BROKEN = -1  # what shows through a directory whose shard cannot be read now
 _USER = b"user."
 
 
-class Change(NamedTuple):
+class AttributeChange(NamedTuple):
     """What `setattr` is to change; None stays. Size in bytes, times in ns since the epoch."""
 
     mode: int | None = None
@@ -84,10 +84,10 @@ class WritableTree:
 
     def __init__(
         self,
-        tree: Tree,
-        upper: Upper,
+        tree: ShardTree,
+        upper: UpperDirectory,
         owner: tuple[int, int] | None = None,
-        journal: Journal | None = None,
+        journal: RequestJournal | None = None,
         inherited: bool = False,
         umask: int = 0,
     ) -> None:
@@ -97,7 +97,7 @@ class WritableTree:
         self.lower = tree.lower
         self.view = tree.view
         self.merged = tree.merged
-        self.journal = Journal() if journal is None else journal
+        self.journal = RequestJournal() if journal is None else journal
         self._owner = owner
         self._known = None if inherited else 0
         self._nodes: dict[int, UpperNode] = {}
@@ -225,7 +225,7 @@ class WritableTree:
     def lookup(self, parent: int, name: bytes) -> Node:
         """The child `name` of a directory.
 
-        Raises, as every method, what the same method of `shard_tree.Tree` raises, and OSErrors of the upper.
+        Raises, as every method, what the same method of `shard_tree.ShardTree` raises, and OSErrors of the upper.
         """
         self._follow()
         node = self._nodes.get(parent)
@@ -493,9 +493,9 @@ class WritableTree:
             node = made
         return node
 
-    def _attributes(self, found: Node) -> Attributes:
+    def _attributes(self, found: Node) -> UpperAttributes:
         """What a copy of something in the lower is to have."""
-        return Attributes(stat.S_IMODE(found.mode), self._owner, (found.mtime_ns, found.mtime_ns))
+        return UpperAttributes(stat.S_IMODE(found.mode), self._owner, (found.mtime_ns, found.mtime_ns))
 
     def _is_shown(self, parent: int, name: bytes) -> bool:
         """Whether the lower's name in the lower's directory shows through."""
@@ -949,7 +949,7 @@ class WritableTree:
 
     # --- attributes
 
-    def setattr(self, inode: int, change: Change) -> Node:
+    def setattr(self, inode: int, change: AttributeChange) -> Node:
         """Change what stat says of something. Raises IsADirectory, Unsupported, OSErrors (EPERM ...)."""
         self._follow()
         node = self._nodes.get(inode)
@@ -970,13 +970,13 @@ class WritableTree:
             self._utime(node, change)
         return self._status(node)
 
-    def _chown(self, node: UpperNode, change: Change) -> None:
+    def _chown(self, node: UpperNode, change: AttributeChange) -> None:
         status = self.upper.stat(node)
         uid = -1 if change.uid is None or change.uid == status.st_uid else change.uid
         gid = -1 if change.gid is None or change.gid == status.st_gid else change.gid
         self.upper.chown(node, uid, gid)
 
-    def _utime(self, node: UpperNode, change: Change) -> None:
+    def _utime(self, node: UpperNode, change: AttributeChange) -> None:
         atime, mtime = change.atime_ns, change.mtime_ns
         if atime is None or mtime is None:
             status = self.upper.stat(node)
@@ -1063,8 +1063,8 @@ def _is_directory(there: UpperNode | Node) -> bool:
     return stat.S_ISDIR(there.mode) if isinstance(there, Node) else there.kind == DIRECTORY
 
 
-def _new(mode: int, owner: tuple[int, int] | None) -> Attributes:
-    return Attributes(stat.S_IMODE(mode), owner)
+def _new(mode: int, owner: tuple[int, int] | None) -> UpperAttributes:
+    return UpperAttributes(stat.S_IMODE(mode), owner)
 
 
 def _is_users(name: bytes) -> bool:

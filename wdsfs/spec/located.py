@@ -216,7 +216,7 @@ def _yaml(path: str, data: bytes) -> Any:
     import yaml
 
     try:
-        return _Builder(path).build(yaml.parse(data, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+        return _YamlBuilder(path).build(yaml.parse(data, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
@@ -225,7 +225,7 @@ def _yaml(path: str, data: bytes) -> Any:
         raise SpecError(f"{path}: no YAML: {' '.join(str(error).split())}") from None
 
 
-class _Builder:
+class _YamlBuilder:
     """The values of one document."""
 
     def __init__(self, path: str) -> None:

@@ -1,7 +1,7 @@
 """The hidden directory `.wdsfs` in the top of a mount: what the mount says of itself, and indexes for other tools.
 
 It is found by whoever asks for it, and never listed: no loader walks into it. Decided here is what is in it, under
-which inode, and what can be read; `read_ops.SpecialOperations` answers the requests.
+which inode, and what can be read; `read_ops.HiddenDirectoryOperations` answers the requests.
 
 | name | inode (an *extra*, see `inodes.py`) | text |
 |---|---|---|
@@ -31,7 +31,7 @@ from typing import NamedTuple, TypeVar
 
 from wdsfs import inodes, names
 from wdsfs.dataset.shard_set import MANY, NotIndexed
-from wdsfs.dataset.shard_tree import AT_PARENT, AT_SELF, DIRECTORY_MODE, Entry, Node, Tree, text_of
+from wdsfs.dataset.shard_tree import AT_PARENT, AT_SELF, DIRECTORY_MODE, Entry, Node, ShardTree, text_of
 from wdsfs.errors import (
     ExportError,
     IsADirectory,
@@ -47,7 +47,7 @@ from wdsfs.interop import dali, wids
 from wdsfs.overlay.writable_tree import WritableTree
 from wdsfs.status import control, status_report
 from wdsfs.status.counters import Board
-from wdsfs.status.text_ring import TEXT_MAX, Snapshots
+from wdsfs.status.text_ring import TEXT_MAX, TextRing
 from wdsfs.storage.identity import sum_of
 
 NAME = b".wdsfs"
@@ -69,12 +69,12 @@ class Text(NamedTuple):
     mtime_ns: int
 
 
-class Special:
+class HiddenDirectory:
     """What is in the hidden directory. Made before the workers are forked; each then calls `attach`. `half_done`
     says whether a commit in place was stopped half-way.
 
-    Answers what `shard_tree.Tree` answers, in the same words, of the inodes of this directory only; what no such
-    inode can be gets StaleEntry.
+    Answers what `shard_tree.ShardTree` answers, in the same words, of the inodes of this directory only; what no
+    such inode can be gets StaleEntry.
     """
 
     merged = False  # its directories are not kept by the kernel in a merged tree, nor need they be
@@ -83,7 +83,7 @@ class Special:
         self,
         daemon: control.Daemon,
         board: Board,
-        snapshots: Snapshots,
+        snapshots: TextRing,
         half_done: Callable[[], bool] = lambda: False,
     ) -> None:
         self.daemon, self.board, self._half_done = daemon, board, half_done
@@ -91,7 +91,7 @@ class Special:
         self._texts: OrderedDict[int, Text] = OrderedDict()
         self._kept_bytes = 0
 
-    def attach(self, tree: Tree | WritableTree, slowly: Callable[[], AbstractContextManager[None]]) -> None:
+    def attach(self, tree: ShardTree | WritableTree, slowly: Callable[[], AbstractContextManager[None]]) -> None:
         """Tell of the set that this tree shows; `slowly` is entered for what takes long."""
         self.tree, self.lower, self._slowly = tree, tree.lower, slowly
         # Other tools read the shards as they are, whatever is shown of them.

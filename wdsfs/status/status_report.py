@@ -15,7 +15,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wdsfs.dataset.shard_set import Lower
+from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.dataset.shard_tree import Totals
 from wdsfs.status.counters import Board
 
@@ -51,7 +51,7 @@ _METRICS = (
 )
 
 
-def gather(lower: Lower, totals: Callable[[], Totals], board: Board, started: float) -> dict[str, Any]:
+def gather(lower: ShardSet, totals: Callable[[], Totals], board: Board, started: float) -> dict[str, Any]:
     """What the index says of the set now, and what the processes of the mount have counted.
 
     `started` is when the mount began (seconds since the epoch). Looks at every shard.

@@ -23,14 +23,14 @@ _LAST, _HEAD = struct.Struct("<Q"), struct.Struct("<QIIq")  # number, bytes, CRC
 TEXT_MAX = _ROOM - _HEAD.size
 
 
-class Snapshot(NamedTuple):
+class RingText(NamedTuple):
     """A text as it was when somebody asked for it, and when that was (ns since the epoch)."""
 
     text: bytes
     taken_ns: int
 
 
-class Snapshots:
+class TextRing:
     """The last texts that the workers of a mount have made, by number, so that each can hand out those of the
     others.
 
@@ -51,7 +51,7 @@ class Snapshots:
             os.pwrite(self._file, _LAST.pack(number), 0)
         return number
 
-    def get(self, number: int) -> Snapshot | None:
+    def get(self, number: int) -> RingText | None:
         """The text of this number; None when it was replaced by now, or there was none."""
         kept = os.pread(self._file, _HEAD.size + TEXT_MAX, _place_of(number))
         if len(kept) < _HEAD.size:
@@ -59,7 +59,7 @@ class Snapshots:
         found, length, crc, taken_ns = _HEAD.unpack_from(kept)
         text = kept[_HEAD.size : _HEAD.size + length]
         # Read without the lock: what is being replaced meanwhile has another number, or another sum.
-        return Snapshot(text, taken_ns) if number and (found, crc) == (number, zlib.crc32(text)) else None
+        return RingText(text, taken_ns) if number and (found, crc) == (number, zlib.crc32(text)) else None
 
     def _last(self) -> int:
         last: int = _LAST.unpack(os.pread(self._file, _LAST.size, 0).ljust(_LAST.size, b"\0"))[0]

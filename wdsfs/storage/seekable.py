@@ -105,7 +105,7 @@ _FORMATS = {
 
 
 class SeekReader:
-    """A `source.Reader` of the file objects of one of the libraries."""
+    """A `source.TarReader` of the file objects of one of the libraries."""
 
     def __init__(self, raw: Any, size: int, failures: tuple[type[Exception], ...]) -> None:
         self.size = size

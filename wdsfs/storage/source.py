@@ -1,6 +1,6 @@
 """Where the bytes of a tar come from: a descriptor of a file, or a reader that makes them as they are asked for.
 
-Nearly always it is a descriptor, and everything that has to be fast takes it as one. `Reader` is for compressed
+Nearly always it is a descriptor, and everything that has to be fast takes it as one. `TarReader` is for compressed
 shards that are not unpacked (`storage/seekable.py`).
 """
 
@@ -12,7 +12,7 @@ import stat
 from typing import BinaryIO, Protocol
 
 
-class Reader(Protocol):
+class TarReader(Protocol):
     """The bytes of a tar that is no file. Usable by several threads."""
 
     size: int
@@ -24,7 +24,7 @@ class Reader(Protocol):
         """Give back what it holds. Can be repeated."""
 
 
-TarBytes = int | Reader
+TarBytes = int | TarReader
 
 
 def pread(source: TarBytes, size: int, offset: int) -> bytes:

@@ -53,7 +53,7 @@ class Kept(NamedTuple):
     state: str
 
 
-class _Entry(NamedTuple):
+class _CachedFile(NamedTuple):
     opened: float  # seconds since the epoch
     size: int
     path: str
@@ -73,7 +73,7 @@ def parse_size(text: str) -> int:
     return int(number) * _UNITS[unit]
 
 
-def cache() -> Cache:
+def cache() -> UnpackCache:
     """The cache that this process uses.
 
     In `WDSFS_CACHE_DIR`, else beside the index; `WDSFS_CACHE_SIZE` is its limit. By the environment, because all
@@ -90,7 +90,7 @@ def cache() -> Cache:
         raise IndexUnusable(f"the cache of unpacked shards is not used, since {error.strerror}") from None
     except OSError:
         pass  # not there yet; or else whoever opens a file in it says what is wrong
-    return Cache(directory, parse_size(size) if size else DEFAULT_LIMIT)
+    return UnpackCache(directory, parse_size(size) if size else DEFAULT_LIMIT)
 
 
 @functools.lru_cache(8)
@@ -104,7 +104,7 @@ def _beside(index: Path) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Cache:
+class UnpackCache:
     """Files in `directory`, not more than `limit` bytes of them."""
 
     directory: Path
@@ -201,13 +201,13 @@ class Cache:
 
     # --- room
 
-    def _entries(self) -> Iterator[_Entry]:
+    def _entries(self) -> Iterator[_CachedFile]:
         with contextlib.suppress(FileNotFoundError), os.scandir(self.directory) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
                     found = entry.stat(follow_symlinks=False)
                     if entry.name.rpartition(".")[2] in (*COPIES, INDEX, _PART):
-                        yield _Entry(found.st_mtime, found.st_size, entry.path)
+                        yield _CachedFile(found.st_mtime, found.st_size, entry.path)
 
     def _make_room(self, key: str, done: int, more: int, spare_recent: bool) -> int:
         """See that the part of `key`, of `done` bytes, may have more; returns how many further ones are free.

@@ -34,9 +34,9 @@ from wdsfs.storage.unpack_cache import (
     TRAILING,
     TRUNCATED,
     WHOLE,
-    Cache,
     Kept,
     NoRoom,
+    UnpackCache,
     Write,
 )
 from wdsfs.tar import member_codecs, scan
@@ -92,7 +92,7 @@ def unpacked(kind: str, fd: int, path: bytes) -> Opened:
     name = os.fsdecode(path)
     try:
         before = os.fstat(fd)
-        found = _open(_Shard(kind, fd, before.st_size, unpack_cache.key_of(path, before)))
+        found = _open(_CompressedShard(kind, fd, before.st_size, unpack_cache.key_of(path, before)))
         after = os.fstat(fd)
     except (_Refused, IndexUnusable, UsageError) as error:
         raise UnreadableShard(f"{name} is {kind}-compressed: {error}") from None
@@ -112,14 +112,14 @@ class _Refused(Exception):
     """Says why a shard cannot be read, and the way out."""
 
 
-class _Shard(NamedTuple):
+class _CompressedShard(NamedTuple):
     kind: str
     fd: int
     size: int  # bytes, compressed
     key: str
 
 
-def _open(one: _Shard) -> Opened:
+def _open(one: _CompressedShard) -> Opened:
     cache, how = unpack_cache.cache(), policy()
     wanted = {AUTO: (*COPIES, INDEX), ALWAYS: COPIES, NEVER: (INDEX,)}[how]
     kept = cache.find(one.key, wanted)
@@ -137,7 +137,7 @@ def _open(one: _Shard) -> Opened:
     return _read_by(one, kept) if kept.state == INDEX else Opened(kept.fd, _problem(one.kind, kept))
 
 
-def _read_by(one: _Shard, kept: Kept) -> Opened:
+def _read_by(one: _CompressedShard, kept: Kept) -> Opened:
     """Read with an index of places. Raises ValueError for a damaged one."""
     with os.fdopen(kept.fd, "rb") as file:
         data = file.read()
@@ -147,7 +147,7 @@ def _read_by(one: _Shard, kept: Kept) -> Opened:
         raise _Refused(f"{error}") from None
 
 
-def _unpack(cache: Cache, one: _Shard, may_seek: bool) -> Kept:
+def _unpack(cache: UnpackCache, one: _CompressedShard, may_seek: bool) -> Kept:
     """A copy; but if it `may_seek`, an index of places when other copies that are in use would have to go.
 
     Raises _Refused.
@@ -172,7 +172,7 @@ def _unpack(cache: Cache, one: _Shard, may_seek: bool) -> Kept:
         raise _Refused(f"{error}{why}; --cache-size gives it more room, WDSFS_CACHE_DIR another place") from None
 
 
-def _index(cache: Cache, one: _Shard) -> Kept:
+def _index(cache: UnpackCache, one: _CompressedShard) -> Kept:
     """An index of places. Raises _Refused."""
     left = max(RATIO_MAX * one.size, _OUTPUT)
 

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from wdsfs import names
 from wdsfs.errors import CorruptShard, UsageError, ViewError
 from wdsfs.index.record import LINK, STRAY, Record
-from wdsfs.index.record_builder import PROBLEMS_MAX, Derived, derive
+from wdsfs.index.record_builder import PROBLEMS_MAX, DerivedMembers, derive
 from wdsfs.tar import member_codecs, scan
 
 FORMAT = 3  # of what is derived: goes up when the same options give something else
@@ -185,7 +185,7 @@ def _refuse_twice(path: str, named: dict[str, str]) -> None:
 # --- what a shard is put together with ---------------------------------------------------------------------
 
 
-class Source(NamedTuple):
+class ContentSource(NamedTuple):
     """A shard, as it is: its path, its name in the mount, its record, and keys of samples to leave out."""
 
     path: bytes
@@ -227,7 +227,7 @@ class Surroundings(NamedTuple):
     read: Callable[[bytes, int], bytes] = lambda path, member: b""
 
 
-def compose(wanted: Composition, source: Source, around: Surroundings, fingerprint: Sequence[int]) -> bytes:
+def compose(wanted: Composition, source: ContentSource, around: Surroundings, fingerprint: Sequence[int]) -> bytes:
     """The record of what a shard shows under these options.
 
     Where the options refuse a sample (`--missing error`), the record is empty and says so: `refusal`. Raises what
@@ -253,7 +253,9 @@ class _LongNumber(ViewError):
 def refuse(text: str, fingerprint: Sequence[int], digits: int = 0) -> bytes:
     """The record of a shard of which nothing is shown, for this reason; `digits`: that many would mend it."""
     nothing, problems = np.zeros(0, np.int64), [scan.Problem(0, "refused", text)]
-    empty = Derived([], nothing.astype(bool), nothing, nothing, [], nothing, nothing, nothing, problems=problems)
+    empty = DerivedMembers(
+        [], nothing.astype(bool), nothing, nothing, [], nothing, nothing, nothing, problems=problems
+    )
     return derive(empty, fingerprint, {"shift": 1, "places": [], "refused": text, "digits": digits})
 
 
@@ -313,7 +315,7 @@ class _Values:
 class _Composer:
     """One shard on its way into a derived record."""
 
-    def __init__(self, wanted: Composition, source: Source, around: Surroundings) -> None:
+    def __init__(self, wanted: Composition, source: ContentSource, around: Surroundings) -> None:
         self.wanted, self.source, self.around = wanted, source, around
         record = self.record = source.record
         self.paths = record.paths()
@@ -749,7 +751,7 @@ class _Composer:
 
     # --- the end
 
-    def _derived(self) -> Derived:
+    def _derived(self) -> DerivedMembers:
         rows, record = self.rows, self.record
         used, numbers = np.unique(rows.extension, return_inverse=True)
         links = {}
@@ -761,7 +763,7 @@ class _Composer:
             times = {record.folder_path(n) + b"/": record.folder_mtime_ns(n) for n in range(1, record.folders)}
             folders = {path: time for path, time in times.items() if time is not None}
         problems = [*self.problems, *record.problems]
-        return Derived(
+        return DerivedMembers(
             paths=self.paths,
             strays=self.strays,
             entry=rows.entry,

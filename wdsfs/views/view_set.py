@@ -27,12 +27,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs.dataset import shard_set
-from wdsfs.dataset.generations import Tags
+from wdsfs.dataset.generations import Generations
 from wdsfs.dataset.shard_access import Access
-from wdsfs.dataset.shard_set import GONE, Content, File, Fingerprint, Held, Lower, NotIndexed
+from wdsfs.dataset.shard_set import GONE, Content, Fingerprint, Held, NotIndexed, ShardFile, ShardSet
 from wdsfs.errors import MissingShard, ShardError, StaleShard, UnreadableShard, UsageError, ViewError
 from wdsfs.index.record import STRAY, Record, equal_range
-from wdsfs.index.store import COMMIT_BYTES, COMMIT_SECONDS, PATIENCE_SECONDS, Index, Union, wait_for_tick
+from wdsfs.index.store import COMMIT_BYTES, COMMIT_SECONDS, PATIENCE_SECONDS, Index, PathUnion, wait_for_tick
 from wdsfs.names import plain_key
 from wdsfs.reading import PLAIN, Reading
 from wdsfs.spec.expand import Shard, expand
@@ -48,7 +48,7 @@ from wdsfs.views.view_record import (
     TWICE,
     UNDECODED,
     Composition,
-    Source,
+    ContentSource,
     Surroundings,
     compose,
     digits_wanted,
@@ -103,19 +103,19 @@ def is_view(shards: Sequence[Shard], wanted: Composition) -> bool:
     return not wanted.is_plain or any(one.without for one in shards)
 
 
-def open_lower(
+def open_set(
     shards: Sequence[Shard],
     index: Index,
     wanted: Composition,
     companions: Companions,
     descriptors: int = 256,
-    tags: Tags | None = None,
+    tags: Generations | None = None,
     access: Access | None = None,
-) -> Lower:
+) -> ShardSet:
     """The lower for these options, derived if need be."""
     if not is_view(shards, wanted):
-        return Lower(shards, index, descriptors, tags, access)
-    return DerivedLower(shards, index, wanted, companions, descriptors, tags, access)
+        return ShardSet(shards, index, descriptors, tags, access)
+    return ViewSet(shards, index, wanted, companions, descriptors, tags, access)
 
 
 class _UnionWanted(Exception):
@@ -129,7 +129,7 @@ class _UnionWanted(Exception):
 class _BaseWanted(Exception):
     """A shard of one of the lowers below has to be indexed first."""
 
-    def __init__(self, below: Lower, number: int) -> None:
+    def __init__(self, below: ShardSet, number: int) -> None:
         super().__init__(number)
         self.below, self.number = below, number
 
@@ -137,8 +137,8 @@ class _BaseWanted(Exception):
         self.below.index_now(self.number)
 
 
-class DerivedLower(Lower):
-    """As `Lower`, of a view. `plain` is the lower of the shards as they are."""
+class ViewSet(ShardSet):
+    """As `ShardSet`, of a view. `plain` is the lower of the shards as they are."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class DerivedLower(Lower):
         wanted: Composition,
         companions: Companions,
         descriptors: int = 256,
-        tags: Tags | None = None,
+        tags: Generations | None = None,
         access: Access | None = None,
     ) -> None:
         super().__init__(shards, index, descriptors, tags, access)
@@ -162,8 +162,8 @@ class DerivedLower(Lower):
         self._common = hashlib.blake2b(b"\0".join(parts), digest_size=16).digest()
         self._keys = self._view_keys()
         each = max(1, descriptors // (1 + len(companions.joined)))
-        self.plain = Lower(shards, index, each, access=access)
-        self.joined = [Lower(joined, index, each, access=access) for joined in companions.joined]
+        self.plain = ShardSet(shards, index, each, access=access)
+        self.joined = [ShardSet(joined, index, each, access=access) for joined in companions.joined]
         self._lowers = [self.plain, *self.joined]
         self._places = {
             one.path: (below, number)
@@ -179,15 +179,15 @@ class DerivedLower(Lower):
         self._files_told: int | ShardError = 0
         self._files_back = False  # they could not be read before
         self._seen_until, self._seen_alarms = -1.0, -1
-        self._label_files: dict[bytes, File] = {}
+        self._label_files: dict[bytes, ShardFile] = {}
         self._decoded: OrderedDict[tuple[int, int, int], bytes] = OrderedDict()
         self._decoded_bytes = 0
-        self._unions: dict[int, tuple[int, Union]] = {}
+        self._unions: dict[int, tuple[int, PathUnion]] = {}
         self.unmade: dict[bytes, str] = {}  # shards, by path, that `make` has not made a record of, and why
         self._missing: list[_BaseWanted] = []  # found not to be indexed while something was read
 
     @property
-    def sources(self) -> list[Lower]:
+    def sources(self) -> list[ShardSet]:
         return self._lowers
 
     def partner(self, which: int, number: int) -> int | None:
@@ -218,7 +218,7 @@ class DerivedLower(Lower):
         return size, mtime_ns, identity ^ self._companions()
 
     def _tell_change(self, number: int, before: Fingerprint, now: Fingerprint) -> None:
-        """As `Lower`; of a change of companions, which all shards have, once."""
+        """As `ShardSet`; of a change of companions, which all shards have, once."""
         change = now[0] - before[0], now[1] - before[1], now[2] ^ before[2]
         common = change == (0, 0, self._files_change) or (before == GONE and self._files_back)
         if self._alone[number] or not common:
@@ -283,7 +283,7 @@ class DerivedLower(Lower):
             below.distrust()
 
     def record(self, number: int, tag: int | None = None) -> Record:
-        """As `Lower.record`. Raises also ViewError, when the options refuse what the shard holds."""
+        """As `ShardSet.record`. Raises also ViewError, when the options refuse what the shard holds."""
         found = super().record(number, tag)
         text = refusal(found)
         if text is not None:
@@ -352,7 +352,7 @@ class DerivedLower(Lower):
                 )
                 for file in self.companions.labels
             ]
-            source = Source(one.path, one.name, _record(self.plain, number), one.without)
+            source = ContentSource(one.path, one.name, _record(self.plain, number), one.without)
             around = Surroundings(
                 [_Joined(self, which, number) for which in range(len(self.joined))],
                 tables,
@@ -398,7 +398,7 @@ class DerivedLower(Lower):
             below.with_index(partial(below.record, number))
         self._unions[which] = self._companions(), below.with_index(lambda: below.union(below.record))
 
-    def union_of(self, which: int) -> Union:
+    def union_of(self, which: int) -> PathUnion:
         """The keys of a joined set as it is now. Raises _UnionWanted."""
         found = self._unions.get(which)
         if found is None or found[0] != self._companions():
@@ -462,14 +462,14 @@ class DerivedLower(Lower):
             pending.clear()
 
     def damaged(self) -> Iterator[tuple[str, str]]:
-        """As `Lower.damaged`, with the shards that are joined: what they lack is missing here."""
-        yield from self._with_joined(super().damaged(), Lower.damaged)
+        """As `ShardSet.damaged`, with the shards that are joined: what they lack is missing here."""
+        yield from self._with_joined(super().damaged(), ShardSet.damaged)
 
     def known_damage(self) -> Iterator[tuple[str, str]]:
-        yield from self._with_joined(super().known_damage(), Lower.known_damage)
+        yield from self._with_joined(super().known_damage(), ShardSet.known_damage)
 
     def _with_joined(
-        self, own: Iterator[tuple[str, str]], ask: Callable[[Lower], Iterator[tuple[str, str]]]
+        self, own: Iterator[tuple[str, str]], ask: Callable[[ShardSet], Iterator[tuple[str, str]]]
     ) -> Iterator[tuple[str, str]]:
         told = {self.path_text(number) for number in range(len(self))}
         yield from own
@@ -481,8 +481,8 @@ class DerivedLower(Lower):
 
     # --- content
 
-    def origin(self, number: int, member: int) -> tuple[Lower, int, int] | None:
-        """As `Lower.origin`; that shard is indexed. Raises what `content` raises."""
+    def origin(self, number: int, member: int) -> tuple[ShardSet, int, int] | None:
+        """As `ShardSet.origin`; that shard is indexed. Raises what `content` raises."""
         record = self.record(number)
         if record.view is None:
             return self.plain, number, member
@@ -528,7 +528,7 @@ class DerivedLower(Lower):
             return Content(file, 0, 0, (), Held(bytes, b""))
         return Content(self._label_file(about), 0, size, (), Held(bytes, record.names_in("values")[row]))
 
-    def _base(self, record: Record, number: int, place: int) -> tuple[Lower, int]:
+    def _base(self, record: Record, number: int, place: int) -> tuple[ShardSet, int]:
         """The lower and the number of the shard that is a place of this record. Raises StaleShard."""
         below, base, made_of = self.plain, number, record.fingerprint
         if record.view is not None:
@@ -553,7 +553,7 @@ class DerivedLower(Lower):
             self._reconsider(number)
             raise
 
-    def _label_file(self, about: dict[str, Any]) -> File:
+    def _label_file(self, about: dict[str, Any]) -> ShardFile:
         """The label file that a value comes from, as it was then. Raises ShardError."""
         path = about["path"].encode("utf-8", "surrogateescape")
         file = self._label_files.get(path)
@@ -564,7 +564,7 @@ class DerivedLower(Lower):
             raise StaleShard(f"{os.fsdecode(path)} has changed since this was opened")
         fd = self.access.open(path)
         size, mtime_ns, identity = about["fingerprint"]
-        fresh = File(fd, fd, path, (size, mtime_ns, identity), os.fstat(fd).st_ctime_ns)
+        fresh = ShardFile(fd, fd, path, (size, mtime_ns, identity), os.fstat(fd).st_ctime_ns)
         if list(self._stamp_of(known)) != about["fingerprint"]:
             fresh.close()
             raise StaleShard(f"{os.fsdecode(path)} has changed since this was opened")
@@ -596,7 +596,7 @@ class DerivedLower(Lower):
 class _Joined:
     """A joined set, as the shard with this number sees it: `view_record.JoinedSet`."""
 
-    def __init__(self, owner: DerivedLower, which: int, number: int) -> None:
+    def __init__(self, owner: ViewSet, which: int, number: int) -> None:
         self._owner, self._which, self._number = owner, which, number
         self._below = owner.joined[which]
 
@@ -657,14 +657,14 @@ def _samples_of(record: Record) -> tuple[dict[bytes, int], set[bytes]]:
     return found, twice
 
 
-def _record(below: Lower, number: int) -> Record:
+def _record(below: ShardSet, number: int) -> Record:
     try:
         return below.record(number)
     except NotIndexed:
         raise _BaseWanted(below, number) from None
 
 
-def _of_base(below: Lower, number: int, member: int) -> Content:
+def _of_base(below: ShardSet, number: int, member: int) -> Content:
     try:
         return below.content(number, below.tag(number), member)
     except NotIndexed:
