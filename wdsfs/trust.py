@@ -111,6 +111,19 @@ def directory(path: str | os.PathLike[str], create: bool = False, tighten: bool 
     _walk(os.path.abspath(path), create, tighten, False)
 
 
+def holds(path: bytes) -> bool:
+    """Whether only those who are trusted can have changed what lies at a path, and where its links lead."""
+    try:
+        for _ in range(LINKS_MAX):
+            directory(os.fsdecode(os.path.dirname(path)))
+            if not os.path.islink(path):
+                return True
+            path = os.path.join(os.path.dirname(path), os.readlink(path))
+    except OSError:
+        pass
+    return False
+
+
 def way(path: str | os.PathLike[str]) -> None:
     """As `directory`, of the way to something but not of that itself: it may lie in a sticky directory."""
     _walk(os.path.dirname(os.path.abspath(path)), False, False, True)

@@ -245,3 +245,56 @@ def test_what_shards_are_shown_with_is_guarded_too(program: Program, place: Path
         wait_until(lambda: not reads(mounted, shown), "the mount to see the link")
         mounted.expect_log("is refused: since the mount a link leads from there to .*/private")
         mounted.allow_log("has changed", "ESTALE", "is tried again later")
+
+
+def _overlay(place: Path) -> tuple[object, ...]:
+    """Another user's shards `s.tar` and `t.tar`, under a mount of root's with an overlay of root's."""
+    as_user('cp "$1/s.tar" "$1/t.tar"', place / "theirs")
+    return "-o", "allow_other", "--overlay", place / "overlay", place / "theirs/s.tar", place / "theirs/t.tar"
+
+
+def test_a_commit_of_another_shard_does_not_lift_a_refusal(program: Program, place: Path) -> None:
+    with program.mounted(*_overlay(place), at=place / "mnt") as mounted:
+        _link(place)
+        wait_until(lambda: not reads(mounted, "s/a/txt"), "the mount to see the link")
+        (mounted.path / "t/a/cls").write_bytes(b"2")
+        program.run("commit", "--in-place", mounted.path)
+        assert reads(mounted, "t/a/cls") == b"2"
+        assert not reads(mounted, "s/secret/txt")
+        assert "private.tar" in (mounted.path / ".wdsfs/problems.txt").read_text()
+        mounted.expect_log("s.tar is refused")
+        mounted.allow_log("has changed")
+
+
+@pytest.mark.parametrize("command", ["diff", "in place", "elsewhere"])
+def test_a_refused_shard_is_not_committed(program: Program, place: Path, command: str) -> None:
+    """Neither written to, through the link, nor copied where others may read it."""
+    arguments = {
+        "diff": ("diff",),
+        "in place": ("commit", "--in-place"),
+        "elsewhere": ("commit", "-o", place / "n%d.tar"),
+    }
+    with program.mounted(*_overlay(place), at=place / "mnt") as mounted:
+        (mounted.path / ("t" if command == "elsewhere" else "s") / "a/cls").write_bytes(b"2")
+        _link(place)
+        wait_until(lambda: not reads(mounted, "s/a/txt"), "the mount to see the link")
+        done = program.run(*arguments[command], mounted.path, code=3)
+        assert b"s.tar is refused" in done.stderr
+        assert (place / "private.tar").read_bytes() == SECRET
+        assert not (place / "n0.tar").exists()
+        mounted.expect_log("s.tar is refused")
+        mounted.allow_log("has changed")
+
+
+def test_no_commit_writes_through_a_link_that_others_made(program: Program, place: Path) -> None:
+    shards = place / "theirs/s.tar", place / "theirs/t.tar"
+    with program.mounted(*_overlay(place), at=place / "mnt") as mounted:
+        (mounted.path / "s/a/cls").write_bytes(b"2")
+    _link(place)
+    commit = ("commit", "--in-place", "--overlay", place / "overlay")
+    done = program.run(*commit, *shards, code=7)
+    assert b"s.tar is not replaced: a link leads from there to" in done.stderr
+    assert (place / "private.tar").read_bytes() == SECRET
+    program.run(*commit, "--trust", "nobody", *shards)
+    assert (place / "theirs/s.tar").is_symlink()
+    assert (place / "private.tar").read_bytes() != SECRET

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from wdsfs.dataset.shard_access import Access
     from wdsfs.dataset.shard_set import ShardSet
     from wdsfs.dataset.shard_tree import View
     from wdsfs.index.store import Index
@@ -566,9 +567,13 @@ def opened(
 
 @contextlib.contextmanager
 def opened_set(
-    shards: Sequence[Shard], opening: Opening, composition: Composition | None = None, whole: bool = False
+    shards: Sequence[Shard],
+    opening: Opening,
+    composition: Composition | None = None,
+    whole: bool = False,
+    access: Access | None = None,
 ) -> Iterator[ShardSet]:
-    """As `opened`, of shards that are known."""
+    """As `opened`, of shards that are known, reached as `access` says."""
     from wdsfs.dataset.shard_set import ShardSet
     from wdsfs.index.store import open_index
     from wdsfs.interop.soundness import judge
@@ -583,7 +588,7 @@ def opened_set(
     if whole and opening.tolerance.allow_missing:
         shards = readable(shards, unreadable)
     if composition is None or companions is None:
-        below = ShardSet(shards, index)
+        below = ShardSet(shards, index, access=access)
     else:
         below = open_set(shards, index, composition, companions)
     try:

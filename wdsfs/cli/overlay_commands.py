@@ -58,6 +58,7 @@ from wdsfs.errors import (
 if TYPE_CHECKING:
     from wdsfs.commit.diff import ChangedSample, Changes, Remark, Rules
     from wdsfs.commit.plan import Files, Plan, Runner, Step
+    from wdsfs.dataset.shard_access import Access
     from wdsfs.dataset.shard_set import ShardSet
     from wdsfs.dataset.shard_tree import ShardTree
     from wdsfs.interop.soundness import Tolerance
@@ -139,11 +140,13 @@ class OverlaySession:
             text = "%s cannot be written (%s): nothing will stop this overlay from being used over the new shards"
             log.warning(text, self.place.outputs, error.strerror)
 
-    def tell(self, new: Sequence[bytes]) -> None:
-        """Have the mount, if it is one, show what is there now, with these further shards."""
+    def tell(self, new: Sequence[bytes], published: Sequence[bytes]) -> None:
+        """Have the mount, if it is one, show what is there now: `new` shards, and `published` ones as replaced."""
         if self.talk is not None:
+            paths = {"new": new, "published": published}
             try:
-                self.talk.ask({"new": [os.fsdecode(path) for path in new]}, RENEW_SECONDS)
+                question = {key: [os.fsdecode(path) for path in some] for key, some in paths.items()}
+                self.talk.ask(question, RENEW_SECONDS)
             except (OSError, ValueError) as error:  # nobody is there to be told; the shards are as they are
                 log.warning("the daemon of the mount has not answered (%s); mount it again", error)
 
@@ -214,6 +217,7 @@ def mounted(
     from pathlib import Path
 
     from wdsfs.dataset.merged_tree import make_tree
+    from wdsfs.dataset.shard_access import access_from_json
     from wdsfs.overlay.upper_format import OverlayDirectory, read_settings, refuse_outputs, unfinished
     from wdsfs.reading import Reading
     from wdsfs.spec.expand import Shard
@@ -238,7 +242,9 @@ def mounted(
         place = OverlayDirectory(Path(directory))
         if not unfinished(place):
             refuse_outputs(place, [shard.path for shard in shards])
-        below = stack.enter_context(_opened(shards, view, opening, whole))
+        # What the mount refuses to show, its user must not copy into shards, or write to, either.
+        access = access_from_json(answer.get("seen"))
+        below = stack.enter_context(_opened(shards, view, opening, whole, access))
         tree = make_tree(below, view_of(view["layout"], view["names"]), view["merge"])
         settings = read_settings(place)
         if settings is not None:
@@ -283,7 +289,11 @@ def _sync(mountpoint: str) -> None:
 
 
 def _opened(
-    shards: Sequence[Shard], view: dict[str, Any], opening: Opening, whole: bool
+    shards: Sequence[Shard],
+    view: dict[str, Any],
+    opening: Opening,
+    whole: bool,
+    access: Access | None = None,
 ) -> contextlib.AbstractContextManager[ShardSet]:
     """The set below an overlay. What cannot be read stays in it: changes of it are no new samples."""
     if view["merge"] and opening.tolerance.allow_missing:
@@ -291,7 +301,8 @@ def _opened(
             "--allow-missing is not for an overlay with --merge: nobody could say whether a sample is new, or "
             "belongs to one that cannot be read"
         )
-    return opened_set(shards, opening, whole=(whole or view["merge"]) and not opening.tolerance.allow_missing)
+    whole = (whole or view["merge"]) and not opening.tolerance.allow_missing
+    return opened_set(shards, opening, whole=whole, access=access)
 
 
 @contextlib.contextmanager

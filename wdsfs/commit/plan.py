@@ -31,6 +31,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from wdsfs import trust
 from wdsfs.commit.diff import Changes, NewSample, Remark, Rules, ShardChanges
 from wdsfs.commit.shard_writer import (
     CopiedRange,
@@ -424,6 +425,7 @@ class Planner:
             if number not in self.changes.shards and not self._mends(number):
                 continue
             self._refuse_compressed_in_place(number, "replaced")
+            refuse_foreign_link(self.lower.shards[number].path)
             step = self._rewritten(number)
             step.output.target = os.path.realpath(self.lower.shards[number].path)
             self.plan.steps.append(step)
@@ -448,6 +450,20 @@ class Planner:
             self._refuse_compressed_in_place(len(self.lower) - 1, "followed")
             candidates = continued(self.lower.shards[-1].path)
         return (name for name in candidates if not os.path.lexists(name))
+
+
+def refuse_foreign_link(path: bytes) -> None:
+    """Raise CommitError for a shard that is reached by a link which others can have made or changed.
+
+    To replace the file that it leads to would be to write where they say, with this user's rights.
+    """
+    place = os.path.realpath(path)
+    if place == os.path.abspath(path) or trust.holds(path):
+        return
+    raise CommitError(
+        f"{os.fsdecode(path)} is not replaced: a link leads from there to {os.fsdecode(place)}, and others can "
+        "have made it; if it is right, name that file instead, or those who made the link with --trust"
+    )
 
 
 def _listing(lines: Sequence[bytes]) -> str:

@@ -34,7 +34,7 @@ from typing import Any
 
 from wdsfs import trust
 from wdsfs.commit.diff import Remark
-from wdsfs.commit.plan import NEW, REWRITE, Plan, Runner, Step
+from wdsfs.commit.plan import NEW, REWRITE, Plan, Runner, Step, refuse_foreign_link
 from wdsfs.commit.shard_writer import CopiedRange, NewMember, Output, Piece, SourceShard, Zeros, named
 from wdsfs.dataset.shard_set import NotIndexed, ShardSet
 from wdsfs.errors import CommitError, ShardError, several
@@ -66,8 +66,8 @@ def is_half_done(overlay: str | None) -> bool:
 class Replacement:
     """An in-place commit of the overlay at `place`, which the caller holds.
 
-    `emptied` is called with the further shards when the overlay is new and the old one still there: whoever shows
-    it has to change over before the commit is over, since nobody would tell them later. With `check_space`,
+    `emptied` is called with the further shards and the replaced ones when the overlay is new and the old one still
+    there: a mount of it has to change over before the commit is over. With `check_space`,
     nothing is written that the file systems have no room for.
     """
 
@@ -75,7 +75,7 @@ class Replacement:
         self,
         place: OverlayDirectory,
         runner: Runner,
-        emptied: Callable[[Sequence[bytes]], None] = lambda _: None,
+        emptied: Callable[[Sequence[bytes], Sequence[bytes]], None] = lambda _new, _published: None,
         check_space: bool = True,
     ) -> None:
         self.place, self.runner, self.disk = place, runner, runner.disk
@@ -169,6 +169,8 @@ class Replacement:
 
     def _replace(self, step: Step) -> None:
         target = step.output.target
+        if step.number is not None:
+            refuse_foreign_link(self._path(step))
         replaces = os.stat(target) if step.action == REWRITE else None
 
         def tell(found: os.stat_result) -> None:
@@ -255,11 +257,15 @@ class Replacement:
         settings = read_settings(self.place)
         if settings is not None:
             write_settings(self.place, renewed(settings, {self._path(step) for step in done}))
-        self.emptied(_further(done))
+        self.emptied(_further(done), self._replaced(done))
         self.disk.remove(os.fsencode(self.journal))
         self.disk.sync_directory(os.fsencode(self.directory))
         clean(self.place)
         return done, aside
+
+    def _replaced(self, steps: Sequence[Step]) -> list[bytes]:
+        """The shards that were replaced, under the paths by which the set has them."""
+        return [self._path(step) for step in steps if step.number is not None]
 
     def _path(self, step: Step) -> bytes:
         return self.runner.plan.sources[step.number].path if step.number is not None else b""
@@ -302,7 +308,7 @@ class Replacement:
             self._remove_planned(os.fsencode(self.place.path), b"")
             self.disk.sync_directory(os.fsencode(self.place.path))
         self.place.outputs.unlink(missing_ok=True)  # what they were written from is no longer in the overlay
-        self.emptied(_further(self.runner.plan.steps))
+        self.emptied(_further(self.runner.plan.steps), self._replaced(self.runner.plan.steps))
         self.disk.remove(os.fsencode(self.journal))  # this ends the commit; the rest is only in the way
         self.disk.sync_directory(os.fsencode(self.directory))
         self.disk.remove(os.fsencode(self.log))

@@ -11,11 +11,12 @@ What is opened is looked at through its descriptor: between a look and an open a
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import stat
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from wdsfs import trust
 from wdsfs.errors import MissingShard, RefusedShard, UnreadableShard
@@ -41,9 +42,13 @@ class Access:
         """A descriptor of the file at `path`. Raises MissingShard, UnreadableShard, RefusedShard."""
         return store.open_shard(path)
 
-    def renewed(self, paths: Iterable[bytes]) -> Access:
-        """The same for these files as they are now."""
+    def renewed(self, published: Iterable[bytes], further: Iterable[bytes]) -> Access:
+        """The same after a commit that has replaced the files `published` and added the files `further`."""
         return self
+
+    def to_json(self) -> list[list[Any]] | None:
+        """What another process of this user needs to refuse the same files; None if nothing is refused."""
+        return None
 
 
 class _SeenFile(NamedTuple):
@@ -103,8 +108,25 @@ class GuardedAccess(Access):
             raise
         return fd
 
-    def renewed(self, paths: Iterable[bytes]) -> Access:
-        return GuardedAccess(paths)
+    def renewed(self, published: Iterable[bytes], further: Iterable[bytes]) -> Access:
+        # Only what the commit has written is seen anew: what was refused before stays refused.
+        new = GuardedAccess(further)
+        new._seen = {**new._seen, **self._seen}
+        new._known = {**new._known, **self._known}
+        new._told = dict(self._told)
+        for path in published:
+            seen = new._seen.get(path)
+            with contextlib.suppress(OSError):  # it is gone again: what was seen before still holds
+                if seen is not None and _is_plain(found := os.lstat(seen.place)):
+                    new._seen[path] = _SeenFile(found.st_uid, seen.place, found.st_dev, found.st_ino)
+                    new._known[path] = fingerprint_of(found)
+        return new
+
+    def to_json(self) -> list[list[Any]] | None:
+        return [
+            [os.fsdecode(path), seen.owner, os.fsdecode(seen.place), seen.device, seen.inode]
+            for path, seen in self._seen.items()
+        ]
 
     def _require(self, path: bytes, fd: int) -> Fingerprint:
         """The fingerprint of what was opened. Raises RefusedShard for what may not be shown."""
@@ -113,7 +135,7 @@ class GuardedAccess(Access):
         if seen is None or self._known.get(path) == fingerprint:
             return fingerprint
         why = _objection(found, os.readlink(b"/proc/self/fd/%d" % fd), seen)
-        if why is not None and not _is_safe(path):
+        if why is not None and not trust.holds(path):
             text = (
                 f"{os.fsdecode(path)} is refused: {why}, and others can write there; if this is right, mount "
                 "again, with --trust for those who do it"
@@ -143,17 +165,19 @@ def _objection(found: os.stat_result, place: bytes, seen: _SeenFile) -> str | No
     return None
 
 
-def _is_safe(path: bytes) -> bool:
-    """Whether only those who are trusted can have changed what lies at a path, and where its links lead."""
-    try:
-        for _ in range(trust.LINKS_MAX):
-            trust.directory(os.fsdecode(os.path.dirname(path)))
-            if not os.path.islink(path):
-                return True
-            path = os.path.join(os.path.dirname(path), os.readlink(path))
-    except OSError:
-        pass
-    return False
+def _is_plain(found: os.stat_result) -> bool:
+    """Whether a file is what a commit writes: neither a link nor another name of some file."""
+    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+
+
+def access_from_json(rows: Iterable[Sequence[Any]] | None) -> Access:
+    """The same refusals as in the process that made `rows` (`Access.to_json`)."""
+    if rows is None:
+        return Access()
+    found = GuardedAccess(())
+    for path, owner, place, device, inode in rows:
+        found._seen[os.fsencode(path)] = _SeenFile(owner, os.fsencode(place), device, inode)
+    return found
 
 
 def access_of(paths: Iterable[bytes], shared: bool) -> Access:

@@ -632,7 +632,8 @@ class _RunningMount:
             await lines.send(self._shards())
             with contextlib.suppress(EOFError):
                 answer = await lines.receive()
-                self._renew([os.fsencode(path) for path in answer["new"]])
+                new, published = ([os.fsencode(path) for path in answer[key]] for key in ("new", "published"))
+                self._renew(new, published)
                 await lines.send({})
                 await lines.receive()  # nothing: the commit is over when the client is gone
         finally:
@@ -695,7 +696,8 @@ class _RunningMount:
     def _shards(self) -> dict[str, Any]:
         shards = self.wanted.shards
         names = [[os.fsdecode(shard.name), os.fsdecode(shard.path)] for shard in shards]
-        return {"shards": names, "reading": self.mount.selection.reading._asdict()}
+        reading = self.mount.selection.reading._asdict()
+        return {"shards": names, "reading": reading, "seen": self.wanted.access.to_json()}
 
     async def _let_finish(self) -> None:
         """Wait for what a worker is at: it may have begun before the freeze."""
@@ -703,11 +705,11 @@ class _RunningMount:
         while board.busy and board.done == done:  # noqa: ASYNC110  # shared memory tells nobody
             await trio.sleep(0.001)
 
-    def _renew(self, further: Sequence[bytes]) -> None:
-        """Show the shards as they are now, and these behind them."""
+    def _renew(self, further: Sequence[bytes], published: Sequence[bytes]) -> None:
+        """Show the shards as they are now, with `further` ones at the end; a commit has replaced `published`."""
         shards = extended(self.wanted.shards, further)
         tags = self.wanted.tags.extended(len(shards))
-        access = self.wanted.access.renewed([*(one.path for one in shards), *self.wanted.companions.files])
+        access = self.wanted.access.renewed(published, further)
         self.wanted = replace(self.wanted, shards=shards, tags=tags, access=access)
         self.engine.renew(self.wanted.tree, _follower(self.wanted))
 
