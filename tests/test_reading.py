@@ -521,8 +521,11 @@ def test_an_overlay_remembers_how_its_shards_are_read(program: Program) -> None:
     assert "was made with --layout samples --names ext --group-by-key" in text
     text = program.refused("mount", "-q", "--overlay", "o", "x.tar", program.mountpoint, code=8)
     assert "was made with --layout samples --names ext --group-by-key" in text
+    assert "with the same options, or commit it first" in text
     text = program.refused("mount", "-q", *BOTH.arguments, "--overlay", "o", "x.tar", program.mountpoint, code=8)
-    assert "without --merge --ignore-zeros" in text
+    assert "with the same options and without --ignore-zeros, or" in text
+    text = program.refused("mount", "-q", "--merge", "--overlay", "o", "x.tar", program.mountpoint, code=8)
+    assert "with the same options and without --merge, or" in text
 
 
 def test_a_renamed_and_a_removed_sample(program: Program) -> None:

@@ -210,6 +210,18 @@ except OSError as error:
             os.setxattr(mounted.path / "s0", RESTORE, b"s0/a")
 
 
+def test_attributes_of_another_tree_undo_nothing(a_set: Program) -> None:
+    """As `rsync -X` and `tar --xattrs` copy them, also for the user who mounted."""
+    with a_set.mounted(*OVERLAY) as mounted:
+        (mounted.path / "s0/a/txt").write_bytes(b"changed")
+        for value in (b"", b"s0/a", bytes(16), bytes(16) + b"s0/a"):
+            with fails(errno.EPERM):
+                os.setxattr(mounted.path, RESTORE, value)
+        assert (mounted.path / "s0/a/txt").read_bytes() == b"changed"
+        a_set.run("restore", mounted.path, "s0/a")
+        assert (mounted.path / "s0/a/txt").read_bytes() == content(0, "a", "txt")
+
+
 def test_a_user_who_is_not_root(user_program: Program) -> None:
     """Whose whiteouts are files."""
     user_program.write("s.tar", shard([("a.txt", b"a"), ("b.txt", b"b")]))

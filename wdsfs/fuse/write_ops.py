@@ -27,8 +27,9 @@ from wdsfs.status.dot_wdsfs import NAME as HIDDEN_NAME
 
 log = logging.getLogger(__name__)
 
-# An attribute of the top that only the daemon itself sets: the paths, with NUL bytes between them, of what is to
-# be restored. A worker receives nothing but requests of the kernel.
+# An attribute of the top that only the daemon itself sets: its token, then the paths, with NUL bytes between them,
+# of what is to be restored. A worker receives nothing but requests of the kernel. The token keeps programs of the
+# same user from undoing changes when they copy attributes of another tree (`rsync -X`).
 RESTORE = b"user.wdsfs.restore"
 
 WRITE_MAX = 1 << 20  # bytes of one WRITE
@@ -50,7 +51,8 @@ class WritableOperations(Operations):
     """Answers the requests of a mount with an overlay. While `frozen` says so, who writes gets EBUSY.
 
     `later` takes notifications that the kernel can be sent only when no request is being answered: those of names
-    wait for locks that whoever asks for something may hold.
+    wait for locks that whoever asks for something may hold. `token` is what a request to restore begins with;
+    without one all are refused.
     """
 
     alone = True
@@ -63,9 +65,10 @@ class WritableOperations(Operations):
         board: Board,
         frozen: Callable[[], bool] = lambda: False,
         later: Callable[[bytes], None] = lambda note: None,
+        token: bytes = b"",
     ) -> None:
         super().__init__(owner, board)
-        self._frozen, self._later = frozen, later
+        self._frozen, self._later, self._token = frozen, later, token
         self._may_chown = os.geteuid() == 0
         self._caller = (0, 0)
         self._told = lambda inode: self.tree.remember(inode)
@@ -185,10 +188,11 @@ class WritableOperations(Operations):
         return b""
 
     def _restore(self, value: bytes) -> Reply:
-        if self._caller[0] != os.geteuid():  # whoever may write to the top may not do this
+        is_daemon = self._token and value.startswith(self._token)
+        if self._caller[0] != os.geteuid() or not is_daemon:  # who may write to the top may not do this
             return errno.EPERM
         with self.slowly():
-            self.tree.restore(value.split(b"\0"), self._note)
+            self.tree.restore(value[len(self._token) :].split(b"\0"), self._note)
         return b""
 
     def _note(self, inode: int, name: bytes) -> None:

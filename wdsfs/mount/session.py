@@ -343,7 +343,7 @@ def _serve(
     operations = (
         Operations(parsed.owner, board)
         if stack is None
-        else WritableOperations(parsed.owner, board, lambda: stack.frozen, stack.note)
+        else WritableOperations(parsed.owner, board, lambda: stack.frozen, stack.note, stack.token)
     )
     daemon = _daemon(mount, wanted)
     special = HiddenDirectory(daemon, board, TextRing(), lambda: is_half_done(daemon.overlay))
@@ -660,7 +660,7 @@ class _RunningMount:
                     else "it is being committed"
                 )
                 return {"error": f"{where}: nothing can be restored: {why}"}
-            done = await self._in_child(lambda: self._ask_worker(paths))
+            done = await self._in_child(lambda: self._ask_worker(stack.token, paths))
             sent = await self._in_child(lambda: self._invalidate(stack), keep_device=True)
             if sent:
                 stack.drop_notes()
@@ -670,15 +670,15 @@ class _RunningMount:
             else {"error": f"{where}: this could not be done; see {self.daemon.log or 'its log'}"}
         )
 
-    def _ask_worker(self, paths: list[bytes]) -> dict[str, Any]:
+    def _ask_worker(self, token: bytes, paths: list[bytes]) -> dict[str, Any]:
         """In a child: the mount itself is the only way to a worker."""
         waiting = list(reversed(paths))
         while waiting:
             some = [waiting.pop()]
-            while waiting and sum(map(len, some)) + len(some) + len(waiting[-1]) <= VALUE_MAX:
+            while waiting and len(token) + sum(map(len, some)) + len(some) + len(waiting[-1]) <= VALUE_MAX:
                 some.append(waiting.pop())
             try:
-                os.setxattr(self.mount.mountpoint, RESTORE, b"\0".join(some))
+                os.setxattr(self.mount.mountpoint, RESTORE, token + b"\0".join(some))
             except OSError as error:
                 return {"error": f"{self.mount.mountpoint}: nothing more can be restored: {error.strerror}"}
         return {"done": True}

@@ -58,6 +58,7 @@ class MountedOverlay:
     ) -> None:
         self.place = OverlayDirectory(directory.absolute())
         self.owner, self.umask = owner, umask
+        self.token = os.urandom(16)  # what the daemon and its workers know, and nobody else does
         self._memory = mmap.mmap(-1, request_journal.SIZE + 2)
         self._notes = os.memfd_create("wdsfs-notes")
         seen = tuple(_seen(shard) for shard in shards)
@@ -135,7 +136,8 @@ def check_view(place: OverlayDirectory, found: OverlaySettings, wanted: OverlayS
     """Raises OverlayUnusable when the overlay was made over another view: its paths mean nothing in this one."""
     if replace(found, shards=()) == replace(wanted, shards=()):
         return
-    more = [option for option in ("--merge", *wanted.reading.arguments) if option not in found.options]
+    flags = ["--merge"] * wanted.merge + wanted.reading.arguments
+    more = [option for option in flags if option not in found.options]
     raise OverlayUnusable(
         f"the overlay {place.path} was made with {' '.join(found.options)}, and its paths are of that tree; use "
         f"it with the same options{' and without ' + ' '.join(more) if more else ''}, or commit it first"
