@@ -22,6 +22,7 @@ from tests.commit.test_shard_writer import Killed
 from tests.conftest import PATIENCE, Program
 from tests.uppers import OPAQUE, WHITEOUT, write_upper
 from wdsfs.dataset.shard_tree import View
+from wdsfs.reading import Reading
 from wdsfs.storage.durable import Disk
 
 
@@ -230,7 +231,7 @@ def test_an_unfinished_commit(program: Program, here: Set) -> None:  # noqa: F81
     here.edit({"s1": {"e": WHITEOUT}})
     with pytest.raises(Killed):
         here.commit(Killer(), in_place=True)
-    finish = b"wdsfs commit --in-place --overlay o 's{0..1}.tar' (or end it as it is: --abandon in the place of"
+    finish = b"wdsfs commit --in-place --overlay o 's{0..1}.tar' (or end it as it is: use --abandon instead"
     assert finish in program.run("diff", "--overlay", "o", SHARDS, code=7).stderr
     assert finish in program.run("commit", "--overlay", "o", "--output", "%d", SHARDS, code=7).stderr
     done = program.run("commit", "--in-place", "--overlay", "o", "s1.tar", "s0.tar", code=7)
@@ -338,6 +339,25 @@ def test_what_another_user_has_put_beside_an_upper(name: str, program: Program, 
         error = program.run(*command, "--overlay", "o", SHARDS, code=8).stderr.decode()
         assert "o.wdsfs-" in error
         assert "another user (12345)" in error
+
+
+@pytest.mark.parametrize("option", ["--group-by-key", "--ignore-zeros"])
+@pytest.mark.parametrize("missing", [0, 1])
+def test_in_place_without_a_shard_that_may_be_missing(
+    option: str,
+    missing: int,
+    program: Program,  # noqa: F811
+) -> None:
+    """It has no changes, so nothing of it is needed; nor for the name of a further shard."""
+    here = Set(program.home, FIRST, SECOND, reading=Reading(**{option[2:].replace("-", "_"): True}))
+    upper = {"d": {"a": {"txt": b"new"}}} if missing else {"e": {"txt": b"new"}}
+    here.edit({f"s{1 - missing}": upper, "more": {"x": {"txt": b"x"}}})
+    here.shards[missing].unlink()
+    command = ("commit", "--overlay", "o", "--in-place", "--allow-missing", SHARDS)
+    assert b"1 rewritten, 1 new" in program.run(*command).stdout
+    assert sorted(path.name for path in program.home.glob("*.tar")) == [f"s{1 - missing}.tar", "s2.tar"]
+    assert os.listdir(program.home / "o/upper") == []
+    assert b"the overlay changes no shard" in program.run(*command).stdout
 
 
 def test_there_is_nothing_to_abandon(program: Program, here: Set) -> None:  # noqa: F811

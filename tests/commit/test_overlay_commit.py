@@ -406,7 +406,7 @@ def test_a_commit_that_cannot_be_finished_is_abandoned(a_set: Program) -> None:
         edit(top)
         Commit(a_set, top).kill()
         a_set.write("s1.tar", shard([("010.jpg", b"other"), ("new.jpg", b"other")]))
-        assert "--abandon in the place of --in-place" in a_set.refused("diff", top, code=7)
+        assert "use --abandon instead of --in-place" in a_set.refused("diff", top, code=7)
         assert "s1.tar: changed by somebody else" in a_set.refused("commit", "--in-place", top, code=7)
         with fails(errno.EBUSY):
             (top / "s2/000/cls").write_bytes(b"")

@@ -941,6 +941,41 @@ def test_abandoning_is_killed_at_every_step(merge: bool, tmp_path: Path) -> None
     assert step > 2
 
 
+@pytest.mark.parametrize("ended_by", ["finish", "abandon"])
+@pytest.mark.parametrize("merge", [False, True])
+def test_a_shard_is_replaced_when_only_the_overlay_is_left_to_be_emptied(
+    merge: bool, ended_by: str, tmp_path: Path
+) -> None:
+    """All shards were there, so nothing of the overlay is needed any more, and the new one is not its business."""
+    (tmp_path / "set").mkdir()
+    here = Set(tmp_path / "set", FIRST, SECOND, merge=merge)
+    here.edit({"d": {"a": {"jpg": b"changed"}}, "e": {"txt": b"new"}} if merge else EDITS)
+    before = Everything(here)
+    whole = here.commit(in_place=True)
+    emptying = 0
+    for step in itertools.count():
+        before.put_back()
+        try:
+            here.commit(Faulty(step, Killed()), in_place=True)
+        except Killed:
+            log = here.place.work / "commit.log"
+            if not unfinished(here.place) or b"published" not in log.read_bytes():
+                continue
+            emptying += 1
+            (here.home / "other").write_bytes(numbered(3))
+            (here.home / "other").rename(here.shards[0])
+            if ended_by == "abandon":
+                done, aside = here.abandon()
+                assert (aside, len(done)) == (None, 2 if merge else 1)
+            else:
+                here.commit(in_place=True)
+            assert here.set() == [numbered(3), *whole[1:]]
+            assert os.listdir(here.home / "o/upper") == os.listdir(here.home / "o/work") == []
+        else:
+            break
+    assert emptying >= 5
+
+
 def test_abandoning_a_commit_of_a_bare_upper(tmp_path: Path) -> None:
     """What came since the commit began stays."""
     here = Set(tmp_path, FIRST, SECOND)

@@ -362,8 +362,8 @@ def _unfinished_advice(overlay: str | None, wanted: Wanted) -> CommitError:
     which = ["--overlay", overlay] if overlay is not None else []
     command = shlex.join(["wdsfs", "commit", "--in-place", *which, *wanted.selection.arguments, *wanted.sources])
     return CommitError(
-        f"a commit of this overlay was stopped half-way; finish it with: {command} (or end it as it is: --abandon "
-        "in the place of --in-place)"
+        f"a commit of this overlay was stopped half-way; finish it with: {command} (or end it as it is: use "
+        "--abandon instead of --in-place)"
     )
 
 
@@ -656,7 +656,9 @@ def _abandon(session: OverlaySession, begun: bool, as_json: bool) -> None:
     if aside is None:
         click.echo("what is in no shard is still in the overlay; see: wdsfs diff")
     else:
-        click.echo(f"in a merged tree it cannot be told which changes are in which shard: all are in {aside}")
+        click.echo(
+            f"In a merged tree wdsfs cannot know which shard a change belongs to: all changes are in {aside}"
+        )
     _show_further(done)
 
 

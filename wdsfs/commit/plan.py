@@ -16,6 +16,7 @@ Reads shards and the upper, writes shards and DIR; no FUSE. One thread plans and
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 import logging
 import os
@@ -49,7 +50,7 @@ from wdsfs.commit.shard_writer import (
     unpacked_size,
 )
 from wdsfs.dataset.shard_set import NotIndexed, ShardSet
-from wdsfs.errors import CommitError, ShardError, StaleShard, UsageError
+from wdsfs.errors import CommitError, MissingShard, ShardError, StaleShard, UsageError
 from wdsfs.index.record import STRAY, Record
 from wdsfs.names import split, suffix_of
 from wdsfs.overlay.upper_format import OPEN_DIRECTORY
@@ -268,7 +269,12 @@ class Planner:
         """Whether a shard without changes is written anew: other readers find something else in it."""
         if self.lower.shards[number].reading.is_plain:
             return False
-        record = self.lower.with_index(lambda: self.lower.record(number))
+        try:
+            record = self.lower.with_index(lambda: self.lower.record(number))
+        except ShardError:
+            if not self.options.allow_missing:
+                raise
+            return False
         if not record.is_irregular:
             return False
         damage = next((problem for problem in record.problems if problem.kind not in HARMLESS), None)
@@ -447,7 +453,8 @@ class Planner:
             name = namer(self.options.output)
             candidates: Iterator[bytes] = map(name, itertools.count())
         else:
-            self._refuse_compressed_in_place(len(self.lower) - 1, "followed")
+            with contextlib.suppress(*[MissingShard] * self.options.allow_missing):
+                self._refuse_compressed_in_place(len(self.lower) - 1, "followed")
             candidates = continued(self.lower.shards[-1].path)
         return (name for name in candidates if not os.path.lexists(name))
 

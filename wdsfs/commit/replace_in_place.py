@@ -51,11 +51,9 @@ from wdsfs.overlay.upper_format import (
 from wdsfs.storage.identity import look
 
 VERSION = 2  # of the journal; 1 has no checksums
+DONE, LEFT, CHANGED = "done", "left", "changed"  # states of a shard of an unfinished commit
 
 log = logging.getLogger(__name__)
-
-
-DONE, LEFT, CHANGED = "done", "left", "changed"  # states of a shard of an unfinished commit
 
 
 def is_half_done(overlay: str | None) -> bool:
@@ -137,9 +135,13 @@ class Replacement:
 
         Raises CommitError when somebody else has changed a shard meanwhile, and when there is no room.
         """
-        states = [(step, self._state(step)) for step in self.runner.plan.steps]
+        lines = self._lines()
+        if _are_published(lines):
+            self._empty()
+            return []
+        states = self._states(lines)
         changed = [os.fsdecode(step.output.target) for step, state in states if state == CHANGED]
-        if changed and not self._lines():
+        if changed and not lines:
             self.disk.remove(os.fsencode(self.journal))
             raise CommitError(
                 f"{several(changed)}: changed by somebody else, or gone, since the commit was begun. Nothing had "
@@ -148,8 +150,8 @@ class Replacement:
         if changed:
             raise CommitError(
                 f"{several(changed)}: changed by somebody else, or gone, since the commit was begun, so it cannot "
-                "be finished. --abandon in the place of --in-place ends it: shards that are replaced stay so, the "
-                "changes of the others stay in the overlay, for another commit"
+                "be finished. Use --abandon instead of --in-place to end it: shards that are replaced stay so, "
+                "the changes of the others stay in the overlay, for another commit"
             )
         left = [step for step, state in states if state == LEFT]
         self.runner.lower.release()  # a shard that is open keeps its space when it is replaced
@@ -180,7 +182,17 @@ class Replacement:
 
         self.runner.writer.publish(step.output, replaces, tell)
 
-    def _state(self, step: Step) -> str:
+    def _states(self, lines: Sequence[dict[str, Any]]) -> list[tuple[Step, str]]:
+        """The state of each step, by what the log says of its shard."""
+        logged: dict[str, list[dict[str, Any]]] = {}
+        for line in lines:
+            logged.setdefault(line.get("target", ""), []).append(line)
+        return [
+            (step, self._state(step, logged.get(os.fsdecode(step.output.target), [])))
+            for step in self.runner.plan.steps
+        ]
+
+    def _state(self, step: Step, lines: Sequence[dict[str, Any]]) -> str:
         """Whether a shard is there that was to be written, or what it was before, or something else."""
         target = step.output.target
         try:
@@ -189,7 +201,7 @@ class Replacement:
             return LEFT if step.action == NEW else CHANGED
         # Not its time: somebody may have touched it. While it was written the old shard had another inode number.
         file = [found.st_ino, found.st_size]
-        if any(line.get("target") == os.fsdecode(target) and line["file"][:2] == file for line in self._lines()):
+        if any(line["file"][:2] == file for line in lines):
             return DONE
         return LEFT if step.number is not None and self._is_source(step.number, target) else CHANGED
 
@@ -240,14 +252,19 @@ class Replacement:
     def abandon(self, merged: bool) -> tuple[list[Step], Path | None]:
         """End the commit where it is: returns the steps that are done, and where the overlay was put, if it was.
 
-        What is in the shards goes from the overlay, the changes of the other shards stay. In a merged tree it
-        cannot be told whose they are: names depend on all shards. There the whole upper is put aside, unless
-        nothing was done. Can be repeated from any point.
+        What is in the shards goes from the overlay, the changes of the other shards stay. In a merged tree nobody
+        can know whose they are: names depend on all shards. There the whole upper is put aside, unless
+        nothing was done. When all shards are there, only the overlay is left to be emptied. Can be repeated from
+        any point.
         """
-        done = [step for step in self.runner.plan.steps if self._state(step) == DONE]
+        lines = self._lines()
+        if _are_published(lines):
+            self._empty()
+            return list(self.runner.plan.steps), None
+        done = [step for step, state in self._states(lines) if state == DONE]
         upper = self.place.path if self.directory != self.place.work else self.place.path / "upper"
         aside = None
-        if merged and self._lines():
+        if merged and lines:
             aside = upper.with_name(f"{upper.name}.abandoned-{self.sum[:8]}")
             self._put_aside(upper, aside)
         else:
@@ -361,6 +378,11 @@ class Replacement:
             path.unlink(missing_ok=True)
 
 
+def _are_published(lines: Sequence[dict[str, Any]]) -> bool:
+    """Whether the log says that all shards are there: what happens to them later is no matter of the commit."""
+    return any("published" in line for line in lines)
+
+
 def _further(steps: Sequence[Step]) -> list[bytes]:
     return [step.output.target for step in steps if step.action == NEW]
 
@@ -387,12 +409,18 @@ def _stamps_of(found: os.stat_result) -> tuple[tuple[int, int], tuple[int, int]]
 
 
 def renewed(settings: OverlaySettings, paths: Collection[bytes] | None = None) -> OverlaySettings:
-    """The settings with the shards as they are now, or just those with these paths."""
-    shards = tuple(
-        ShardSeen(one.name, one.path, look(one.path)) if paths is None or one.path in paths else one
-        for one in settings.shards
-    )
-    return replace(settings, shards=shards)
+    """The settings with the shards as they are now, or just those with these paths.
+
+    A shard that cannot be read stays what it was: it may be missing, or be gone since it was written.
+    """
+
+    def seen(one: ShardSeen) -> ShardSeen:
+        with contextlib.suppress(ShardError):
+            if paths is None or one.path in paths:
+                return replace(one, fingerprint=look(one.path))
+        return one
+
+    return replace(settings, shards=tuple(map(seen, settings.shards)))
 
 
 # --- space -------------------------------------------------------------------------------------------------

@@ -69,8 +69,8 @@ class MountedOverlay:
             if self.is_half_committed:
                 raise OverlayUnusable(
                     f"a commit in place of {directory} was stopped half-way; finish it first: wdsfs commit "
-                    f"--in-place --overlay {shlex.quote(str(directory))} SHARDS... (or end it as it is: --abandon "
-                    "in the place of --in-place)"
+                    f"--in-place --overlay {shlex.quote(str(directory))} SHARDS... (or end it as it is: use "
+                    "--abandon instead of --in-place)"
                 )
             clean(self.place)
             refuse_outputs(self.place, [shard.path for shard in shards])
