@@ -105,6 +105,17 @@ def test_links_of_ones_own_are_followed(tmp_path: Path) -> None:
             trust.directory(tmp_path / place, create=True)
 
 
+@needs_root
+def test_a_look_leaves_nothing_open(common: Path) -> None:
+    another("ln", "-s", "nowhere", common / "link")
+    (common / "file").touch()
+    before = os.listdir("/proc/self/fd")
+    for place, error in (("link/x", Untrusted), ("file", NotADirectoryError)):
+        with pytest.raises(error):
+            trust.directory(common / place)
+    assert os.listdir("/proc/self/fd") == before
+
+
 @pytest.mark.parametrize(
     ("mode", "way", "itself"),
     [

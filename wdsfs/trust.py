@@ -147,7 +147,11 @@ def _walk(path: str, create: bool, tighten: bool, further: bool) -> None:
                     return
                 name, typed = ahead.pop()
                 inner = _open_step(fd, name, create and typed)
-                target = _link_at(inner, os.path.join(place, name), trust)
+                try:
+                    target = _link_at(inner, os.path.join(place, name), trust)
+                except BaseException:
+                    os.close(inner)
+                    raise
                 if target is None:
                     break
                 os.close(inner)
