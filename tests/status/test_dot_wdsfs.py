@@ -196,6 +196,19 @@ def test_it_is_found_and_never_listed(mount: Mount, layout: str, merge: bool) ->
     assert worker.operations.board.failures == 0
 
 
+@pytest.mark.parametrize("writable", [False, True])
+def test_it_is_there_when_a_merged_tree_cannot_be_read(tmp_path: Path, writable: bool) -> None:
+    """Its texts say which shard is to blame."""
+    with a_mount(tmp_path / "set", [sets.content(0), sets.content(1)]) as made:
+        (made.home / "s1.tar").unlink()
+        (made.home / "ov").mkdir()
+        worker = made.worker(merge=True, overlay=made.home / "ov" if writable else None)
+        assert worker.error(wire.lookup(ROOT, b"absent")) == errno.EIO
+        status = worker.lookup(b".wdsfs/status.json").nodeid
+        assert json.loads(worker.read(status))
+        assert b"s1.tar" in worker.read(worker.lookup(b".wdsfs/problems.txt").nodeid)
+
+
 def test_what_the_data_has_wins(tmp_path: Path) -> None:
     data = tars.tar(tars.member(b".wdsfs/a.txt", b"data"))
     with a_mount(tmp_path / "set", [data]) as made:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from wdsfs.dataset import shard_set
 from wdsfs.dataset.shard_set import Content, NotIndexed
 from wdsfs.dataset.shard_tree import Entry, Node, ShardTree
-from wdsfs.errors import EntryError, NoSuchEntry, StaleShard, WdsfsError
+from wdsfs.errors import EntryError, NoSuchEntry, ShardError, StaleShard, WdsfsError
 from wdsfs.fuse import protocol
 from wdsfs.fuse.protocol import Attributes
 from wdsfs.inodes import FOLDER, NOT_HIDDEN, ROOT, kind_of
@@ -236,9 +236,12 @@ class Operations:
         timeout = self._entry_timeout(parent)
         try:
             return self._entry(self.tree.lookup(parent, name), timeout)
-        except NoSuchEntry:
+        except (NoSuchEntry, ShardError) as error:
+            # Also when one tree over all shards cannot be read in full: what is wrong is said in there.
             if parent == ROOT and name == HIDDEN_NAME and self.special is not None:
                 return self.special.enter(timeout)
+            if isinstance(error, ShardError):
+                raise
             # Remembered, too: loaders probe for files that are not there. In one tree over all shards the name may
             # turn up in any of them.
             return protocol.no_entry(self.change_seconds if self.tree.merged else timeout)
