@@ -1235,7 +1235,7 @@ def test_an_image_folder_on_a_mount(program: Program) -> None:
     program.write("names.txt", b"cat\ndog\n")
     with program.mounted("s{0..1}.tar", "--layout", "classes", "--class-names", "names.txt") as mounted:
         # As torchvision's ImageFolder finds its samples.
-        found = sorted(entry.name for entry in os.scandir(mounted.path) if entry.is_dir())
+        found = sorted(path.name for path in mounted.path.iterdir() if path.is_dir())
         assert found == ["cat", "dog"]
         images = {
             os.path.join(root, name): (Path(root) / name).read_bytes()
@@ -1246,7 +1246,7 @@ def test_an_image_folder_on_a_mount(program: Program) -> None:
         }
         assert len(images) == 12
         assert {one.split(b"-")[1] for path, one in images.items() if "/dog/" in path} == {b"1", b"3", b"5"}
-        assert all(entry.name.endswith(".jpg") for entry in os.scandir(mounted.path / "cat"))
+        assert all(name.endswith(".jpg") for name in os.listdir(mounted.path / "cat"))
 
 
 def _listed(directory: Path) -> list[str]:

@@ -237,8 +237,7 @@ class UpperDirectory:
 
     def _clear(self, inherited: bool) -> None:
         """Throw away what former processes were about to do, and orphans unless the kernel may know them."""
-        for entry in list(os.scandir(self.work)):
-            name = os.fsencode(entry.name)
+        for name in map(os.fsencode, os.listdir(self.work)):
             if name.startswith(b"#"):
                 self._throw_away(name, self.work)
         orphans = self._pinned[self.orphans]
@@ -451,8 +450,8 @@ class UpperDirectory:
             except IsADirectoryError:
                 fd = os.open(name, OPEN_DIRECTORY, dir_fd=directory)
             try:
-                for entry in list(os.scandir(fd)):
-                    self.calls.unlink(os.fsencode(entry.name), fd)
+                for entry in os.listdir(fd):
+                    self.calls.unlink(os.fsencode(entry), fd)
             finally:
                 os.close(fd)
             self.calls.rmdir(name, directory)
