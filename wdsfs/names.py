@@ -45,7 +45,9 @@ _LEAVING = re.compile(
     | \.~lock\..+\#              # LibreOffice: a lock
     | \..+\.kate-swp             # kate: a swap file
     | \.goutputstream-.+         # GNOME: a file that is being saved
-    | \..+\.[A-Za-z0-9]{6}       # rsync: a file that is being copied
+    # rsync: a file that is being copied. Its six signs are random; only those are taken that look it, seven of
+    # eight, so that `.x.sha256` or `.x.tensor` is a column.
+    | \..+\.(?=[A-Za-z0-9]*[a-z0-9][A-Z])[A-Za-z0-9]{6}
     | \.DS_Store | \._.+         # macOS
     | Thumbs\.db | ehthumbs\.db | [Dd]esktop\.ini        # Windows
     | \.directory                # KDE

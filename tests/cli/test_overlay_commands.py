@@ -148,7 +148,7 @@ def test_a_delta_tells_what_it_does_not_tell(program: Program, here: Set) -> Non
         (["--link", "--copy", "-o", "%d"], b"exclude each other"),
         (["--in-place", "--changed-only"], b"exclude each other"),
         (["--in-place", "--link"], b"there is no --link"),
-        (["--in-place", "--leave-out"], b"nothing can be left out"),
+        (["--in-place", "--leave-out"], b"there is no --leave-out"),
         (["--changed-only", "--link", "-o", "%d"], b"--link"),
         (["--link", "--sort", "-o", "%d"], b"stay as they are"),
         (["--link", "--maxcount", "3", "-o", "%d"], b"stay as they are"),

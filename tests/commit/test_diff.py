@@ -177,6 +177,13 @@ def test_what_programs_leave_behind(tmp_path: Path) -> None:
     assert b"txt~" in result.samples[0].added
 
 
+@pytest.mark.parametrize("name", [".x.sha256", ".x.tensor", ".x.SHA256", ".x.Tensor"])
+def test_an_extension_that_is_no_temporary_name_of_rsync(name: str, tmp_path: Path) -> None:
+    result = found(tmp_path, {"s0": {"d": {"a": {name: b""}}}})
+    assert result.leavings == []
+    assert told(result) == [("changed", b"s0/d/a", (name.encode(),))]
+
+
 def test_directories_that_programs_leave_behind(tmp_path: Path) -> None:
     upper = {"s0": {"d": {"a": {".ipynb_checkpoints": {"txt": b""}}}}, ".Trash-0": {"files": {"x": {"txt": b""}}}}
     result = found(tmp_path, upper)

@@ -224,7 +224,13 @@ def test_what_programs_have_left_behind_is_named_and_not_packed(a_set: Program) 
         assert [line.split(":")[:2] for line in done[:3]] == [
             ["left out", f" s0/003/{p.name}"] for p in sorted(left)
         ]
-        assert sorted(os.listdir(top / "s0/003")) == ["cls", "jpg"]
+        assert sorted(os.listdir(top / "s0/003")) == sorted(["cls", "jpg", *(path.name for path in left)])
+        assert [path.read_bytes() for path in left] == [b"old"] * 3
+        assert a_set.run("diff", top).stderr.endswith(b"0 cannot be packed, 3 left behind by programs\n")
+        assert (a_set.home / "new/0.tar").read_bytes() == (a_set.home / "s0.tar").read_bytes()
+        left[1].unlink()
+        commit(a_set, "--in-place", "--with-leavings", top)
+        assert sorted(os.listdir(top / "s0/003")) == [".DS_Store", ".cls.swp", "cls", "jpg"]
     assert set(samples((a_set.home / "out/0.tar").read_bytes())["003"]) == {
         "cls",
         "jpg",
@@ -232,7 +238,6 @@ def test_what_programs_have_left_behind_is_named_and_not_packed(a_set: Program) 
         "cls~",
         ".ds_store",
     }
-    assert (a_set.home / "new/0.tar").read_bytes() == (a_set.home / "s0.tar").read_bytes()
 
 
 def test_a_commit_that_was_killed_names_what_it_leaves_out_when_it_is_repeated(a_set: Program) -> None:

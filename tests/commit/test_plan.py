@@ -941,6 +941,63 @@ def test_abandoning_is_killed_at_every_step(merge: bool, tmp_path: Path) -> None
     assert step > 2
 
 
+LEAVINGS: dict[Any, Any] = {
+    "s0": {
+        "d": {
+            "a": {"jpg": b"changed", "jpg~": b"old"},
+            "n": {OPAQUE: True, "txt": b"new", ".ipynb_checkpoints": {"txt": b"x"}},
+        }
+    },
+    "s1": {"e": {"txt": b"new"}},
+    "Thumbs.db": b"T",
+}
+KEPT = {"Thumbs.db": b"T", "s0/d/a/jpg~": b"old", "s0/d/n/.ipynb_checkpoints/txt": b"x"}
+
+
+def files_of(top: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(top)): path.read_bytes() for path in top.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+def test_in_place_keeps_what_it_leaves_out(kernel: bool, tmp_path: Path) -> None:
+    """Killed at any step, too, and no directory that stays hides what is in the shards now."""
+    (tmp_path / "set").mkdir()
+    here = Set(tmp_path / "set", FIRST, SECOND).edit({} if kernel else LEAVINGS)
+    if kernel:
+        bare(here, LEAVINGS)
+    before = Everything(here)
+    whole = here.commit(in_place=True)
+    for step in itertools.count():
+        assert here.set() == whole
+        assert samples(whole[0])["d/n"] == {"txt": b"new"}
+        assert files_of(here.place.upper) == KEPT
+        assert here.commit(in_place=True) == whole
+        assert here.place.upper.joinpath("s0").stat().st_mode == before.kept.joinpath("o").stat().st_mode
+        before.put_back()
+        try:
+            here.commit(Faulty(step, Killed()), in_place=True)
+        except Killed:
+            here.commit(in_place=True)
+        else:
+            break
+    assert step > 20
+
+
+def test_abandoning_keeps_what_was_left_out(tmp_path: Path) -> None:
+    here = Set(tmp_path, FIRST, SECOND).edit(LEAVINGS)
+    for step in itertools.count():
+        with pytest.raises(Killed):
+            here.commit(Faulty(step, Killed()), in_place=True)
+        if here.shards[0].read_bytes() != FIRST:
+            break
+    whole = here.shards[0].read_bytes()
+    here.shards[1].write_bytes(numbered(3))
+    here.abandon()
+    assert files_of(here.place.upper) == {**KEPT, "s1/e/txt": b"new"}
+    assert here.commit(in_place=True)[0] == whole
+    assert files_of(here.place.upper) == KEPT
+
+
 @pytest.mark.parametrize("ended_by", ["finish", "abandon"])
 @pytest.mark.parametrize("merge", [False, True])
 def test_a_shard_is_replaced_when_only_the_overlay_is_left_to_be_emptied(

@@ -492,7 +492,11 @@ def _texts(names: Sequence[bytes]) -> list[str]:
 @click.option(
     "--changed-only", is_flag=True, help="Only new and changed samples, whole, into shards of their own."
 )
-@click.option("--in-place", is_flag=True, help="Replace the shards that change, and empty the overlay.")
+@click.option(
+    "--in-place",
+    is_flag=True,
+    help="Replace the shards that change, and empty the overlay, but for what is left out.",
+)
 @click.option(
     "--abandon",
     is_flag=True,
@@ -668,7 +672,7 @@ def _check(options: Any, copy: bool) -> None:
         (options.link and copy, "--link and --copy exclude each other"),
         (options.in_place and options.changed_only, "--in-place and --changed-only exclude each other"),
         (options.in_place and options.link, "--in-place leaves shards without changes alone; there is no --link"),
-        (options.in_place and options.leave_out, "--in-place empties the overlay, so nothing can be left out"),
+        (options.in_place and options.leave_out, "--in-place packs all changes, so there is no --leave-out"),
         (options.changed_only and options.link, "--changed-only writes no shard without changes to --link"),
         (options.link and (options.sort or options.resplits), "--link is for shards that stay as they are"),
         (not options.in_place and options.output is None, "name the new shards with --output, or use --in-place"),

@@ -9,6 +9,8 @@ The journal, in the directory `state_of(place)`::
                   a last line when all are there
     committed/    the old upper on its way out
 
+What the plan leaves out is in no shard, so it stays in the overlay, under its path.
+
 While commit.json is there, the overlay means nothing to anybody but the commit that finishes it: some of its
 changes are in the shards already, and names in the tree depend on them. So it is not planned anew, either: a
 second look would see other names.
@@ -39,6 +41,8 @@ from wdsfs.commit.shard_writer import CopiedRange, NewMember, Output, Piece, Sou
 from wdsfs.dataset.shard_set import NotIndexed, ShardSet
 from wdsfs.errors import CommitError, ShardError, several
 from wdsfs.overlay.upper_format import (
+    OPAQUE,
+    OPAQUE_OF_ROOT,
     OverlayDirectory,
     OverlaySettings,
     ShardSeen,
@@ -83,6 +87,7 @@ class Replacement:
         # Ties the log to the journal: a power cut may bring the log of an earlier commit back.
         self.sum = _sum(self.journal.read_bytes()) if self.journal.exists() else ""
         self._lock = threading.Lock()
+        self._kept = {one.path for one in runner.plan.left_out}  # files of the upper that are in no shard
 
     def begin(self) -> None:
         """Write the plan down. From here on the commit has to be finished."""
@@ -136,10 +141,10 @@ class Replacement:
         Raises CommitError when somebody else has changed a shard meanwhile, and when there is no room.
         """
         lines = self._lines()
-        if _are_published(lines):
-            self._empty()
-            return []
         states = self._states(lines)
+        if _are_published(lines):
+            self._empty(_done(states))
+            return []
         changed = [os.fsdecode(step.output.target) for step, state in states if state == CHANGED]
         if changed and not lines:
             self.disk.remove(os.fsencode(self.journal))
@@ -164,7 +169,7 @@ class Replacement:
                 self.disk.remove(os.fsencode(self.journal))
             raise
         self._log({"published": True})
-        self._empty()
+        self._empty(self.runner.plan.steps)
         return left
 
     # --- the shards
@@ -258,10 +263,10 @@ class Replacement:
         any point.
         """
         lines = self._lines()
+        done = _done(self._states(lines))
         if _are_published(lines):
-            self._empty()
+            self._empty(done)
             return list(self.runner.plan.steps), None
-        done = [step for step, state in self._states(lines) if state == DONE]
         upper = self.place.path if self.directory != self.place.work else self.place.path / "upper"
         aside = None
         if merged and lines:
@@ -309,23 +314,22 @@ class Replacement:
                         os.rmdir(path)
 
     def _remove_below(self, upper: bytes, name: bytes) -> None:
-        path = os.path.join(upper, name)
-        if self.directory == self.place.work:
-            self._remove_tree(Path(os.fsdecode(path)))
-        else:
-            self._remove_planned(upper, b"", only=name)
+        self._remove_planned(upper, b"", only=name)
 
     # --- the overlay
 
-    def _empty(self) -> None:
-        """Take away what is in the shards now. Can be repeated from any point."""
+    def _empty(self, done: Sequence[Step]) -> None:
+        """Take away what was brought into the shards. Can be repeated from any point.
+
+        `done` are the steps whose shards are still the ones that were written.
+        """
         if self.directory == self.place.work:
             self._exchange_upper()
         else:
             self._remove_planned(os.fsencode(self.place.path), b"")
             self.disk.sync_directory(os.fsencode(self.place.path))
         self.place.outputs.unlink(missing_ok=True)  # what they were written from is no longer in the overlay
-        self.emptied(_further(self.runner.plan.steps), self._replaced(self.runner.plan.steps))
+        self.emptied(_further(done), self._replaced(done))
         self.disk.remove(os.fsencode(self.journal))  # this ends the commit; the rest is only in the way
         self.disk.sync_directory(os.fsencode(self.directory))
         self.disk.remove(os.fsencode(self.log))
@@ -338,12 +342,8 @@ class Replacement:
         old, upper = self.directory / "committed", self.place.path / "upper"
         if not old.exists():
             self.disk.rename(os.fsencode(upper), os.fsencode(old))
-        if not upper.exists():
-            like = old.stat()
-            self.disk.make_directory(os.fsencode(upper))
-            upper.chmod(stat.S_IMODE(like.st_mode))
-            with contextlib.suppress(PermissionError):
-                os.chown(upper, like.st_uid, like.st_gid)
+        self._make_like(os.fsencode(upper), os.fsencode(old))
+        self._move_kept_back(os.fsencode(old), os.fsencode(upper))
         # Both, before the journal goes: with the old upper back and no journal all would be done a second time.
         self.disk.sync_directory(os.fsencode(self.place.path))
         self.disk.sync_directory(os.fsencode(self.directory))
@@ -351,8 +351,34 @@ class Replacement:
         if settings is not None:
             write_settings(self.place, renewed(settings))
 
+    def _make_like(self, directory: bytes, old: bytes) -> None:
+        """Make a directory with the mode and owner of another, if it is not there. It is never opaque."""
+        if not os.path.isdir(directory):
+            like = os.stat(old)
+            self.disk.make_directory(directory)
+            os.chmod(directory, stat.S_IMODE(like.st_mode))
+            with contextlib.suppress(PermissionError):
+                os.chown(directory, like.st_uid, like.st_gid)
+
+    def _move_kept_back(self, old: bytes, upper: bytes) -> None:
+        """Bring what is in no shard from the old upper into the new one, on disk."""
+        directories = set()
+        for path in sorted(self._kept):
+            if not os.path.lexists(os.path.join(old, path)):
+                continue  # it was moved before a kill
+            inner = b""
+            for name in path.split(b"/")[:-1]:
+                directories.add(os.path.join(upper, inner))
+                inner = os.path.join(inner, name)
+                self._make_like(os.path.join(upper, inner), os.path.join(old, inner))
+            directories.add(os.path.join(upper, inner))
+            self.disk.rename(os.path.join(old, path), os.path.join(upper, path))
+        for directory in sorted(directories):
+            self.disk.sync_directory(directory)
+
     def _remove_planned(self, directory: bytes, path: bytes, only: bytes | None = None) -> None:
-        """Remove from an upper of the kernel's what was there when the commit began; what came since stays.
+        """Remove from an upper what is in the shards. What is in none stays, and what came into an upper of the
+        kernel's since the commit began.
 
         With `only`, just what has this name in the directory, and what is in it.
         """
@@ -366,10 +392,15 @@ class Replacement:
                     self._remove_planned(entry.path, inner)
                     try:
                         os.rmdir(entry.path)
-                    except OSError:  # not empty: something came since; what went must not come back
+                    except OSError:  # not empty: something stays; what went must not come back
+                        _make_transparent(entry.path)
                         self.disk.sync_directory(entry.path)
-                elif self.runner.plan.upper.get(inner) in _stamps_of(found):
+                elif inner not in self._kept and self._was_planned(inner, found):
                     self.disk.remove(entry.path)
+
+    def _was_planned(self, path: bytes, found: os.stat_result) -> bool:
+        """Whether a file was in the upper when the commit began: our own overlay nobody else changes."""
+        return self.directory == self.place.work or self.runner.plan.upper.get(path) in _stamps_of(found)
 
     def _remove_tree(self, path: Path) -> None:
         if path.is_dir() and not path.is_symlink():
@@ -381,6 +412,10 @@ class Replacement:
 def _are_published(lines: Sequence[dict[str, Any]]) -> bool:
     """Whether the log says that all shards are there: what happens to them later is no matter of the commit."""
     return any("published" in line for line in lines)
+
+
+def _done(states: Sequence[tuple[Step, str]]) -> list[Step]:
+    return [step for step, state in states if state == DONE]
 
 
 def _further(steps: Sequence[Step]) -> list[bytes]:
@@ -406,6 +441,14 @@ def _stamps_of(found: os.stat_result) -> tuple[tuple[int, int], tuple[int, int]]
     """What tells a file from a later one. That of ctime is surer; but for whoever has several names, such as the
     kernel's whiteouts, which are all one file, it is another when one of them goes."""
     return (found.st_ino, found.st_ctime_ns), (found.st_ino, found.st_mtime_ns)
+
+
+def _make_transparent(directory: bytes) -> None:
+    """Let a directory of an upper that stays show what is in the shards now."""
+    for name in (OPAQUE, OPAQUE_OF_ROOT):
+        with contextlib.suppress(OSError):  # it has no such attribute; that of root only root can see and remove
+            if os.getxattr(directory, name) == b"y":
+                os.removexattr(directory, name)
 
 
 def renewed(settings: OverlaySettings, paths: Collection[bytes] | None = None) -> OverlaySettings:
