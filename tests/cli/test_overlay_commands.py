@@ -247,12 +247,20 @@ def test_outputs_that_mean_nothing(program: Program, here: Set) -> None:  # noqa
     for pattern, text in (
         ("out{.tar", "unbalanced braces in 'out{.tar': close them"),
         ("new/", "--output new/ is a directory: name the shards in it"),
+        ("x-%d.tar.GZ", "commit writes plain tars, and under a name in .tar.gz readers would unpack them"),
         ("o/upper/s%d.tar", "would be in the directory of the overlay: name another directory with --output"),
         ("o/s%d.tar", "would be in the directory of the overlay"),
     ):
         assert text in os.fsdecode(program.run("commit", "--overlay", "o", "-o", pattern, SHARDS, code=2).stderr)
     assert not (program.home / "new").exists()
     assert sorted(os.listdir(program.home / "o")) == ["lock", "overlay.json", "upper", "work"]
+
+
+def test_a_wrong_name_is_said_before_what_cannot_be_packed(program: Program, here: Set) -> None:  # noqa: F811
+    here.edit({"README": b"outside"})
+    for pattern in ("out{.tar", "x-%d.tgz"):
+        program.run("commit", "--overlay", "o", "-o", pattern, SHARDS, code=2)
+    program.run("commit", "--overlay", "o", "-o", "new/%d.tar", SHARDS, code=7)
 
 
 def again(program: Program, shards: str, code: int) -> list[str]:  # noqa: F811
@@ -284,6 +292,18 @@ def test_nor_when_they_were_put_in_the_place_of_the_old_ones(
     program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", SHARDS)
     subprocess.run([*move, "new/s0.tar", "s0.tar"], cwd=program.home, check=True)
     assert all("s0.tar was written by a commit" in error for error in again(program, SHARDS, 8))
+
+
+def test_another_shard_of_the_same_size_in_their_place(program: Program, here: Set) -> None:  # noqa: F811
+    """It is not what was written, and a new time does not make another shard of that."""
+    program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", SHARDS)
+    written = (program.home / "new/s0.tar").read_bytes()
+    os.utime(program.home / "new/s0.tar")
+    assert all("new/s0.tar was written by a commit" in error for error in again(program, "{new/s0,s1}.tar", 8))
+    source = (program.home / "s0.tar").read_bytes()
+    (program.home / "new/s0.tar").write_bytes(source.ljust(len(written), b"\0"))
+    assert (program.home / "new/s0.tar").stat().st_size == len(written)
+    again(program, "{new/s0,s1}.tar", 0)
 
 
 def test_an_overlay_that_was_emptied_has_nothing_of_what_was_written_from_it(

@@ -403,6 +403,8 @@ def test_the_output_is_not_one_of_the_shards(output: str, tmp_path: Path) -> Non
         ("o-{0..0}.tar", "names 1 shard,"),
         ("o.tar", "names 1 shard,"),
         ("100%%.tar", "like %06d"),
+        ("o-{a,b}%d.tar", "like %06d or in braces, not both"),
+        ("o-%s.tar", "like %06d"),
         ("out{.tar", r"unbalanced braces in 'out\{.tar'"),
         ("out}.tar", "unbalanced braces"),
         ("o-{0..99999999999}.tar", "more than 10,000,000"),

@@ -125,14 +125,15 @@ class OverlaySession:
 
     def note_outputs(self, plan: Plan, changes: Changes, pattern: str, done: bool) -> None:
         """Keep in mind which shards have the changes of the overlay, so that it is not used over them."""
-        from wdsfs.overlay.upper_format import Written, add_outputs
+        from wdsfs.overlay.upper_format import Written, add_outputs, sample_of
 
         written = []
         for step in plan.steps:
             if step.number in changes.shards or (step.number is None and (changes.shards or changes.further)):
                 path = os.path.realpath(step.output.target)
                 mtime_ns = os.stat(path).st_mtime_ns if done else 0
-                written.append(Written(path, step.output.length, mtime_ns, pattern))
+                sample = sample_of(path, step.output.first_change) if done else None
+                written.append(Written(path, step.output.length, mtime_ns, pattern, sample))
         try:
             if written:
                 add_outputs(self.place, written)
@@ -667,7 +668,9 @@ def _abandon(session: OverlaySession, begun: bool, as_json: bool) -> None:
 
 
 def _check(options: Any, copy: bool) -> None:
-    """Refuse options that do not go together. Raises UsageError."""
+    """Refuse options that do not go together, and names that no shard can have. Raises UsageError."""
+    from wdsfs.commit.plan import check_output
+
     clashes = [
         (options.link and copy, "--link and --copy exclude each other"),
         (options.in_place and options.changed_only, "--in-place and --changed-only exclude each other"),
@@ -680,6 +683,8 @@ def _check(options: Any, copy: bool) -> None:
     for wrong, text in clashes:
         if wrong:
             raise UsageError(text)
+    if options.output is not None:
+        check_output(options.output)
 
 
 @contextlib.contextmanager

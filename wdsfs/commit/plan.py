@@ -242,20 +242,13 @@ class Planner:
             if target in seen:
                 raise CommitError(f"{os.fsdecode(target)} would be written twice")
             seen.add(target)
-            self._refuse_compressed_name(target)
+            if not (self.options.in_place and os.path.lexists(target)):
+                _refuse_compressed_name(target)
             if target in sources and not self.options.in_place:
                 text = f"{os.fsdecode(target)} is one of the shards: choose another --output, or --in-place"
                 raise CommitError(text)
             if sources[target] > 1:
                 raise CommitError(f"{os.fsdecode(target)} is several shards of the set")
-
-    def _refuse_compressed_name(self, target: bytes) -> None:
-        suffix = suffix_of(target)
-        if suffix not in (b"", b".tar") and not (self.options.in_place and os.path.lexists(target)):
-            text = f"commit writes plain tars, and under a name in {suffix.decode()} readers would unpack them"
-            raise UsageError(
-                f"--output: {os.fsdecode(target)}: {text}; name them .tar and compress them afterwards"
-            )
 
     # --- one shard for each
 
@@ -529,19 +522,34 @@ def _outcome(record: Record, entry: int, found: ShardChanges) -> tuple[bytes, bo
 # --- names of new shards -----------------------------------------------------------------------------------
 
 
+_NUMBER = re.compile(r"%0?\d{0,2}d")
+
+
 def namer(pattern: str | None) -> Callable[[int], bytes]:
     """The absolute path of the new shard with a number, from 0 on. Raises UsageError."""
     if pattern is None:
         raise UsageError("--output is missing: it names the new shards, for example 'out/train-%06d.tar'")
     if braces.are_in(pattern):
-        return _listed(pattern, list(braces.expand(pattern)))
-    try:
-        pattern % 0  # does it take a number?
-    except (TypeError, ValueError):
         if "%" in pattern:
-            raise UsageError(f"--output {pattern}: a number is written like %06d") from None
+            raise UsageError(f"--output {pattern}: write the numbers like %06d or in braces, not both")
+        return _listed(pattern, list(braces.expand(pattern)))
+    if "%" not in pattern:
         return _listed(pattern, [pattern])
+    if len(_NUMBER.findall(pattern)) != 1 or "%" in _NUMBER.sub("", pattern):
+        raise UsageError(f"--output {pattern}: a number is written like %06d, and once")
     return lambda number: _absolute(pattern % number)
+
+
+def check_output(pattern: str) -> None:
+    """Raise UsageError for an --output that cannot name shards, before anything is looked at."""
+    _refuse_compressed_name(namer(pattern)(0))
+
+
+def _refuse_compressed_name(target: bytes) -> None:
+    suffix = suffix_of(target.lower())
+    if suffix not in (b"", b".tar"):
+        text = f"commit writes plain tars, and under a name in {suffix.decode()} readers would unpack them"
+        raise UsageError(f"--output: {os.fsdecode(target)}: {text}; name them .tar and compress them afterwards")
 
 
 def _listed(pattern: str, names: list[str]) -> Callable[[int], bytes]:

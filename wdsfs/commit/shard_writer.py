@@ -389,6 +389,16 @@ class Output:
     def length(self) -> int:
         return sum(piece.length for piece in self.pieces)
 
+    @property
+    def first_change(self) -> int:
+        """The offset of the first byte that may differ from a source shard: up to there this is a copy of one."""
+        at, source = 0, None
+        for piece in self.pieces:
+            if not isinstance(piece, CopiedRange) or piece.start != at or source not in (None, piece.shard):
+                break
+            at, source = piece.end, piece.shard
+        return at
+
 
 class _WrittenFile(NamedTuple):
     """A new member as it was written: what reading it back has to give."""

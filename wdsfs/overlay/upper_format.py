@@ -36,6 +36,7 @@ import json
 import os
 import shutil
 import stat
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,7 @@ from wdsfs.reading import PLAIN, Reading
 # Of overlay.json and all beside it. The second is for shards that are not read plainly: to a program that
 # does not know how to, the paths would be of another tree.
 VERSION, VERSION_READ = 1, 2
+SAMPLE_BYTES = 64 << 10  # of a written shard, by which it is known again
 
 FILE, DIRECTORY, SYMLINK, WHITEOUT, OTHER = range(5)
 
@@ -460,13 +462,21 @@ def _write(path: Path, content: bytes) -> None:
 class Written(NamedTuple):
     """A shard that a commit to elsewhere wrote from the changes of an overlay, and the --output that named it.
 
-    `size` in bytes; `mtime_ns` is 0 while the commit is at work.
+    `size` in bytes; `mtime_ns` is 0 while the commit is at work. `sample`: where it begins to differ from its
+    source, and the CRC-32 of what is there (`sample_of`); None as long as nobody has read it.
     """
 
     path: bytes
     size: int
     mtime_ns: int
     output: str
+    sample: tuple[int, int] | None = None
+
+
+def sample_of(path: bytes, offset: int) -> tuple[int, int]:
+    """The offset (bytes) and the CRC-32 of what a file has there. Raises OSErrors."""
+    with open(path, "rb") as file:
+        return offset, zlib.crc32(os.pread(file.fileno(), SAMPLE_BYTES, offset))
 
 
 def read_outputs(place: OverlayDirectory) -> list[Written]:
@@ -477,7 +487,13 @@ def read_outputs(place: OverlayDirectory) -> list[Written]:
         if about["version"] != VERSION:
             raise ValueError(f"version {about['version']}, not {VERSION}")
         return [
-            Written(os.fsencode(one["path"]), int(one["size"]), int(one["mtime_ns"]), str(one["output"]))
+            Written(
+                os.fsencode(one["path"]),
+                int(one["size"]),
+                int(one["mtime_ns"]),
+                str(one["output"]),
+                (int(one["sample"][0]), int(one["sample"][1])) if one.get("sample") else None,
+            )
             for one in about["shards"]
         ]
     except FileNotFoundError:
@@ -499,20 +515,23 @@ def add_outputs(place: OverlayDirectory, written: Sequence[Written]) -> None:
 def refuse_outputs(place: OverlayDirectory, shards: Sequence[bytes]) -> None:
     """Raise OverlayUnusable when the overlay is to be used over shards (paths) that were written from it.
 
-    All its changes would be made a second time, and each new directory packed again. A shard is known by its path
-    and size, or, if it was moved or copied with its time, by size and time.
+    All its changes would be made a second time, and each new directory packed again. A shard is known by size and
+    time, also if it was moved or copied with its time; where the time is another, by path, size and a sample.
     """
     written = read_outputs(place)
     if not written:
         return
-    paths = {(one.path, one.size) for one in written}
+    paths = {(one.path, one.size): one for one in written}
     stamps = {(one.size, one.mtime_ns) for one in written if one.mtime_ns}
     again = []
     for shard in shards:
         path = os.path.realpath(shard)
         with contextlib.suppress(OSError):  # it cannot be read: that is said where it is needed
             found = os.stat(path)
-            if (path, found.st_size) in paths or (found.st_size, found.st_mtime_ns) in stamps:
+            one = paths.get((path, found.st_size))
+            # Sizes of tars are often the same: another shard may have come into its place.
+            same = one is not None and (one.sample is None or sample_of(path, one.sample[0]) == one.sample)
+            if same or (found.st_size, found.st_mtime_ns) in stamps:
                 again.append(os.fsdecode(shard))
     if again:
         verb = "was" if len(again) == 1 else "were"
