@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -220,6 +221,53 @@ def test_attributes_of_another_tree_undo_nothing(a_set: Program) -> None:
         assert (mounted.path / "s0/a/txt").read_bytes() == b"changed"
         a_set.run("restore", mounted.path, "s0/a")
         assert (mounted.path / "s0/a/txt").read_bytes() == content(0, "a", "txt")
+
+
+@pytest.mark.parametrize("change", ["gone", "replaced"])
+@pytest.mark.parametrize("how", ["mounted", "unmounted"])
+def test_a_renamed_sample_whose_shard_is_another(a_set: Program, change: str, how: str) -> None:
+    """The name that it had stays hidden by its whiteout, so the copy is all that is left of it."""
+    with contextlib.ExitStack() as stack:
+        mounted = stack.enter_context(a_set.mounted(*OVERLAY))
+        os.rename(mounted.path / "s0/a", mounted.path / "s0/z")
+        (mounted.path / "s1/a/txt").write_bytes(b"changed")
+        mounted.allow_log(r"s0\.tar(: the shard is gone| has changed)")
+        source: tuple[str, ...] = (str(mounted.path),)
+        if how == "unmounted":
+            stack.close()
+            source = ("--overlay", "o")
+        if change == "gone":
+            (a_set.home / "s0.tar").unlink()
+        else:
+            a_set.write("s0.tar", shard([(f"{key}.txt", b"x") for key in "ab"]))
+        text = (
+            "s0.tar: the shard is gone" if change == "gone" else "may have been s0/a. Restore all that was removed"
+        )
+        assert text in a_set.run("restore", *source, "s0/z", code=3).stderr.decode()
+        assert (a_set.home / "o/upper/s0/z/txt").read_bytes() == content(0, "a", "txt")
+        assert a_set.run("restore", *source, "s1/a").stdout == b"changed  s1/a/txt\n"  # of the other shard
+        if change == "replaced":
+            a_set.run("restore", *source, "s0/z", "s0/a")
+            assert not list((a_set.home / "o/upper/s0").iterdir())
+
+
+def test_a_copy_in_place_of_a_shard_that_was_touched(a_set: Program) -> None:
+    """It is where it was, so it is no renamed one."""
+    with a_set.mounted(*OVERLAY) as mounted:
+        (mounted.path / "s0/a/txt").write_bytes(b"changed")
+        shutil.rmtree(mounted.path / "s0/b")
+    os.utime(a_set.home / "s0.tar")
+    done = a_set.run("restore", "--overlay", "o", "s0/a")
+    assert done.stdout == b"changed  s0/a/txt\n"
+    assert b"s0.tar: changed since the overlay was made" in done.stderr
+
+
+def test_a_merged_tree_is_restored_only_whole(a_set: Program) -> None:
+    with a_set.mounted("--merge", "--overlay", "o", "s0.tar") as mounted:
+        os.rename(mounted.path / "c", mounted.path / "z")
+    (a_set.home / "s0.tar").unlink()
+    assert "s0.tar: " in a_set.refused("restore", "--overlay", "o", "z", code=3)
+    assert (a_set.home / "o/upper/z").is_dir()
 
 
 def test_a_user_who_is_not_root(user_program: Program) -> None:

@@ -176,7 +176,6 @@ def _held(
     """Hold the overlay and open the set below it, shown as it was when the overlay was made."""
     from pathlib import Path
 
-    from wdsfs.dataset.merged_tree import make_tree
     from wdsfs.overlay.upper_format import OverlayDirectory, clean, held, read_settings, refuse_outputs, unfinished
     from wdsfs.spec.expand import expand, refuse_left_out
 
@@ -203,10 +202,7 @@ def _held(
         if not unfinished(place):
             clean(place)
             refuse_outputs(place, [shard.path for shard in shards])
-        below = stack.enter_context(_opened(shards, view, opening, whole))
-        if settings is not None:
-            _warn_of_changed(place, settings, below)
-        tree = make_tree(below, view_of(view["layout"], view["names"]), view["merge"])
+        tree = stack.enter_context(tree_below(place, shards, view, opening, whole))
         yield OverlaySession(place, tree, stack.enter_context(upper_of(place)))
 
 
@@ -217,9 +213,8 @@ def mounted(
     """The overlay of a mount; with `freeze` nobody changes anything in it for the time."""
     from pathlib import Path
 
-    from wdsfs.dataset.merged_tree import make_tree
     from wdsfs.dataset.shard_access import access_from_json
-    from wdsfs.overlay.upper_format import OverlayDirectory, read_settings, refuse_outputs, unfinished
+    from wdsfs.overlay.upper_format import OverlayDirectory, refuse_outputs, unfinished
     from wdsfs.reading import Reading
     from wdsfs.spec.expand import Shard
     from wdsfs.status import control
@@ -245,13 +240,29 @@ def mounted(
             refuse_outputs(place, [shard.path for shard in shards])
         # What the mount refuses to show, its user must not copy into shards, or write to, either.
         access = access_from_json(answer.get("seen"))
-        below = stack.enter_context(_opened(shards, view, opening, whole, access))
-        tree = make_tree(below, view_of(view["layout"], view["names"]), view["merge"])
-        settings = read_settings(place)
-        if settings is not None:
-            _warn_of_changed(place, settings, below)
+        tree = stack.enter_context(tree_below(place, shards, view, opening, whole, access))
         upper = stack.enter_context(upper_of(place))
         yield OverlaySession(place, tree, upper, talk if freeze else None, mountpoint)
+
+
+@contextlib.contextmanager
+def tree_below(
+    place: OverlayDirectory,
+    shards: Sequence[Shard],
+    view: dict[str, Any],
+    opening: Opening,
+    whole: bool = False,
+    access: Access | None = None,
+) -> Iterator[ShardTree]:
+    """The tree below an overlay. Says which of its shards have changed since the overlay was made."""
+    from wdsfs.dataset.merged_tree import make_tree
+    from wdsfs.overlay.upper_format import read_settings
+
+    settings = read_settings(place)
+    with _opened(shards, view, opening, whole, access) as below:
+        if settings is not None:
+            _warn_of_changed(place, settings, below)
+        yield make_tree(below, view_of(view["layout"], view["names"]), view["merge"])
 
 
 def daemon_of(mountpoint: str) -> tuple[Daemon, str]:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from wdsfs.cli.console import Opening, index_options, json_option, opened_set, view_of
-from wdsfs.cli.overlay_commands import FREEZE_SECONDS, daemon_of, mounted, silent, upper_of
+from wdsfs.cli.console import Opening, index_options, json_option
+from wdsfs.cli.overlay_commands import FREEZE_SECONDS, daemon_of, mounted, silent, tree_below, upper_of
 from wdsfs.errors import CommitError, NoSuchEntry, OverlayBusy, OverlayUnusable, UsageError, several
 from wdsfs.names import shown
 
@@ -136,7 +136,6 @@ def _held(overlay: str, opening: Opening) -> Iterator[_RestoreSession]:
     """The overlay with the shards that it was made over: it has their paths."""
     from pathlib import Path
 
-    from wdsfs.dataset.merged_tree import make_tree
     from wdsfs.overlay.upper_dir import UpperDirectory
     from wdsfs.overlay.upper_format import OverlayDirectory, held, load, read_settings
     from wdsfs.overlay.writable_tree import WritableTree
@@ -152,15 +151,15 @@ def _held(overlay: str, opening: Opening) -> Iterator[_RestoreSession]:
                 "by hand what is to go (docs/overlay.md)"
             )
         shards = [Shard(one.path, one.name, reading=settings.reading) for one in settings.shards]
-        below = stack.enter_context(opened_set(shards, opening))
-        tree = make_tree(below, view_of(settings.layout, settings.names), settings.merge)
+        view = {"layout": settings.layout, "names": settings.names, "merge": settings.merge}
+        tree = stack.enter_context(tree_below(place, shards, view, opening))
 
         def undo(paths: Sequence[bytes]) -> None:
             upper = UpperDirectory(place)
             try:
                 written = WritableTree(tree, upper)
-                below.with_index(written.prepare)
-                below.with_index(lambda: written.restore(paths, lambda inode, name: None))
+                tree.lower.with_index(written.prepare)
+                tree.lower.with_index(lambda: written.restore(paths, lambda inode, name: None))
             finally:
                 upper.close(clean=True)
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from wdsfs import inodes
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.dataset.shard_tree import ShardTree, text_of
-from wdsfs.errors import NoSuchEntry, NotADirectory, ShardError
+from wdsfs.errors import NoSuchEntry, NotADirectory, ShardError, StaleShard
 from wdsfs.inodes import ROOT, kind_of
 from wdsfs.overlay.upper_format import DIRECTORY, THE_WHITEOUT, Origin, UpperNode
 from wdsfs.storage.identity import sum_of
@@ -49,16 +49,14 @@ class RestoredChange(NamedTuple):
 
 
 def number_of(lower: ShardSet, origin: Origin) -> int | None:
-    """The inode number that an origin has now; None when its shard is no longer what it was. Raises NotIndexed."""
+    """The inode number that an origin has now; None when its shard is no longer what it was. Raises NotIndexed,
+    and ShardErrors of a shard that cannot be read."""
     _, shard, where = inodes.unpack(origin.inode)
     if shard >= len(lower) or not kind_of(where):
         return None
-    try:
-        if sum_of(lower.fingerprint(shard)) != origin.sum:
-            return None
-        return inodes.pack(lower.tag(shard), shard, where)
-    except ShardError:
+    if sum_of(lower.fingerprint(shard)) != origin.sum:
         return None
+    return inodes.pack(lower.tag(shard), shard, where)
 
 
 def matching(top: UpperNode, pattern: bytes) -> list[bytes]:
@@ -118,8 +116,11 @@ class Restoration:
             raise NoSuchEntry(f"{text_of(path)} {what} as a whole: restore that")
 
     def targets(self, paths: Iterable[bytes]) -> list[Target]:
-        """What has to go: all at these paths, with the other names of what was renamed. A directory is one of
-        them, for all that is in it."""
+        """What has to go: all at these paths, with the other names of what was renamed. A directory counts as one
+        target.
+
+        Raises StaleShard when a name that the shards have might stay hidden, ShardErrors of what cannot be read.
+        """
         found: dict[tuple[UpperNode, bytes], Target] = {}
         waiting = [target for path in paths for target in self.find(path)]
         while waiting:
@@ -129,7 +130,43 @@ class Restoration:
             found[target[:2]] = target
             for one in self.entries(target):
                 waiting.extend(self._others(one))
-        return list(found.values())
+        targets = list(found.values())
+        self._refuse_unknown(targets)
+        return targets
+
+    def _refuse_unknown(self, targets: Sequence[Target]) -> None:
+        """Let no copy go alone whose old name nobody knows: that would stay hidden, and be lost by a commit.
+
+        Semantics decision: after a shard was replaced a copy counts as changed in place if the shard has its name,
+        and has it where it was. Any other may have been renamed, so it goes only with all that was removed.
+        """
+        going = [one for target in targets for one in self.entries(target)]
+        lost = next((one for one in going if self._is_lost(one)), None)
+        if lost is None:
+            return
+        names = {one[:2] for one in going}
+        for one in self.entries(Target(self.top, b"", self.top)):
+            if one.node is not self.top and one[:2] not in names and self._hides(one):
+                raise StaleShard(
+                    f"{text_of(lost.path)}: its shard was replaced since, so its old name is not known; it may "
+                    f"have been {text_of(one.path)}. Restore all that was removed or replaced with it, or --all"
+                )
+
+    def _is_lost(self, one: Target) -> bool:
+        """Whether it is a copy of something that cannot be found any more."""
+        origin = one.node.origin
+        if origin is None or self._below(one.node) or self._number(one.node):
+            return False
+        here = self._lookup(one.directory, one.name)
+        return not here or inodes.unpack(here)[1:] != inodes.unpack(origin.inode)[1:]
+
+    def _hides(self, one: Target) -> bool:
+        """Whether something new, or nothing, is in the place of what the shards have, or had."""
+        if one.node is THE_WHITEOUT:
+            return True
+        if one.node.origin is not None or self._below(one.node):
+            return False
+        return bool(self._lookup(one.directory, one.name))
 
     def entries(self, target: Target) -> Iterator[Target]:
         """A target and all that is below it, what is in a directory before the directory."""
@@ -137,7 +174,7 @@ class Restoration:
         yield from reversed([target, *rest])
 
     def _others(self, one: Target) -> Iterator[Target]:
-        """The other end of a rename: where that went what the shards have here, and where this came from."""
+        """The other end of a rename: where the shard's entry of this name was moved, and where this came from."""
         here, number = self._lookup(one.directory, one.name), self._number(one.node)
         if here and here != number and here != self._below(one.node):
             copy = self._copies().get(here)
@@ -174,11 +211,12 @@ class Restoration:
         return found
 
     def _lookup(self, directory: UpperNode, name: bytes) -> int:
-        """The inode of what the lower has under a name, shown or not; 0 for nothing."""
+        """The inode of what the lower has under a name, shown or not; 0 for nothing. Raises ShardErrors: a name
+        that cannot be looked up may be there."""
         below = self._below(directory)
         try:
             return self.tree.lookup(below, name).inode if below else 0
-        except (NoSuchEntry, NotADirectory, ShardError):
+        except (NoSuchEntry, NotADirectory):
             return 0
 
     def _number(self, node: UpperNode) -> int:
@@ -194,8 +232,14 @@ class Restoration:
     def _copies(self) -> dict[int, UpperNode]:
         """Copies in the upper by the number of what they are copies of."""
         if self._copied is None:
-            numbered = ((self._number(node), node) for _, _, node in self.top.walk() if node.origin is not None)
-            self._copied = {number: node for number, node in numbered if number}
+            self._copied = {}
+            for _, _, node in self.top.walk():
+                with contextlib.suppress(
+                    ShardError
+                ):  # of a shard that cannot be read: nobody asks for its numbers
+                    number = self._number(node)
+                    if number:
+                        self._copied[number] = node
         return self._copied
 
     # --- telling

@@ -183,7 +183,7 @@ class WritableTree:
                 continue
             node.known = self._known
             if node.lower <= 0 and node.origin is not None:
-                number = number_of(self.lower, node.origin)
+                number = self._number_of(node.origin)
                 is_free = number is not None and self._nodes.get(number, node) is node
                 if number is not None and is_free and not self._is_moved(node, number):
                     node.inode = number
@@ -196,6 +196,13 @@ class WritableTree:
         if not self.upper.read_only:
             for node in linked:
                 self._link_all(node)
+
+    def _number_of(self, origin: Origin) -> int | None:
+        """The number of an origin; None also when its shard cannot be read: the copy is seen without it."""
+        try:
+            return number_of(self.lower, origin)
+        except ShardError:
+            return None
 
     def _is_moved(self, node: UpperNode, number: int) -> bool:
         """Whether the lower shows what a node is a copy of, at another place than the node's: then the number is
@@ -873,7 +880,8 @@ class WritableTree:
         `overlay/restore.py`. Can be repeated from any point.
 
         `told` hears, before each step, which name of which directory the kernel has to ask again for, and with an
-        empty name of which inode. Raises NoSuchEntry for something in what was removed, replaced or renamed.
+        empty name of which inode. Raises NoSuchEntry for something in what was removed, replaced or renamed, and
+        ShardErrors; then nothing is undone.
         """
         self._follow()
         restoration = Restoration(self.tree, self.upper.top)
