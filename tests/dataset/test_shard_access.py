@@ -128,6 +128,18 @@ def test_a_new_shard_of_the_same_owner(place: Path, mode: int) -> None:
     os.close(one.open(path))
 
 
+def test_a_shard_that_arrives_later(place: Path) -> None:
+    """With `--allow-missing`: of the owner of its directory, not of somebody else."""
+    paths = [os.fsencode(place / "theirs" / name) for name in ("late.tar", "other.tar")]
+    one = shard_access.access_of(paths, shared=True)
+    as_user('cp "$1/s.tar" "$1/late.tar"', place / "theirs")
+    os.close(one.open(paths[0]))
+    (place / "theirs/other.tar").write_bytes(NEW)
+    os.chown(place / "theirs/other.tar", SOMEBODY, SOMEBODY)
+    with pytest.raises(RefusedShard, match="belongs to another user"):
+        one.look(paths[1])
+
+
 def test_a_new_shard_of_the_mounter(place: Path) -> None:
     path = os.fsencode(place / "theirs/s.tar")
     one = shard_access.access_of([path], shared=True)

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 Fingerprint = tuple[int, int, int]
 _LOOK = os.O_PATH | os.O_CLOEXEC
-_NOBODY = -1  # the owner of a file that was not there
+_NOBODY = -1  # the owner of a directory that was not there
 
 
 class Access:
@@ -79,7 +79,8 @@ class GuardedAccess(Access):
                 if stat.S_ISLNK(found.st_mode):
                     place, found = os.path.realpath(path), os.stat(path)
             except OSError:  # it may come later
-                self._seen[path] = _SeenFile(_NOBODY, place, 0, 0)
+                # Semantics decision: whoever owns its directory may put it there.
+                self._seen[path] = _SeenFile(_owner(place.rpartition(b"/")[0] or b"/"), place, 0, 0)
                 continue
             self._seen[path] = _SeenFile(found.st_uid, place, found.st_dev, found.st_ino)
             self._known[path] = fingerprint_of(found)
@@ -178,6 +179,13 @@ def access_from_json(rows: Iterable[Sequence[Any]] | None) -> Access:
     for path, owner, place, device, inode in rows:
         found._seen[os.fsencode(path)] = _SeenFile(owner, os.fsencode(place), device, inode)
     return found
+
+
+def _owner(directory: bytes) -> int:
+    try:
+        return os.stat(directory).st_uid
+    except OSError:
+        return _NOBODY
 
 
 def access_of(paths: Iterable[bytes], shared: bool) -> Access:
