@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import NamedTuple
 
@@ -174,8 +174,14 @@ def shown_lines(text: str) -> str:
 
 def meant(word: str, known: Iterable[str]) -> str:
     """What to add to a message about a word that is not known, if one of these is much like it."""
-    close = get_close_matches(word, [one.rstrip("=") for one in known], 1, 0.7)
-    return f"; did you mean {close[0]}?" if close else ""
+    close = closest(word, [one.rstrip("=") for one in known])
+    return f"; did you mean {close}?" if close else ""
+
+
+def closest(word: str, known: Sequence[str]) -> str | None:
+    """The one of these that is much like a word, if there is one."""
+    close = get_close_matches(word, known, 1, 0.7)
+    return close[0] if close else None
 
 
 def plain_key(key: bytes) -> bytes:

@@ -918,8 +918,18 @@ def test_options_of_mount_that_are_misspelt(program: Program) -> None:
     program.write("s.tar", SAMPLES)
     said = program.refused("mount", "-o", "ro,layout=files", "s.tar", "mnt", code=2)
     assert said == "wdsfs: -o layout=files: it is an option of its own here: --layout files"
+    for options, wrong, meant in (
+        ("ro,layot=files", "layot=files", "--layout"),
+        ("index_dri=/x", "index_dri=/x", "--index-dir"),
+    ):
+        said = program.refused("mount", "-o", options, "s.tar", "mnt", code=2)
+        assert said == f"wdsfs: -o {wrong}: no such option; did you mean {meant}?"
     said = program.refused("mount", "-o", "allow_othr", "s.tar", "mnt", code=2)
     assert said.endswith("; did you mean allow_other?")
+
+
+def test_doctor_shows_escapes_of_a_misspelt_place(program: Program) -> None:
+    assert b"\x1b" not in program.run("doctor", "a\x1b]0;x\x07", code=5).stdout
 
 
 def test_a_misspelt_shard_is_no_path(program: Program) -> None:

@@ -291,13 +291,21 @@ def mount(
 
 
 def _refuse_own_options(options: Sequence[str]) -> None:
-    """Raises UsageError for `-o layout=files`, which only mount(8) takes."""
-    own = {param.name for param in mount.params if isinstance(param, click.Option)}
+    """Raises UsageError for `-o layout=files`, which only mount(8) takes, and for `-o layot=files`."""
+    from wdsfs.mount.session import known_options
+    from wdsfs.names import closest
+
+    own = {name[2:] for param in mount.params for name in param.opts if name.startswith("--")}
+    known = {name.rstrip("=") for name in known_options()}
     for option in ",".join(options).split(","):
         name, equals, value = option.partition("=")
-        if name.replace("-", "_") in own:
-            dashed = f"--{name.replace('_', '-')}" + (f" {shlex.quote(value)}" if equals else "")
-            raise UsageError(f"-o {option}: it is an option of its own here: {dashed}")
+        dashed = name.replace("_", "-")
+        if dashed in own:
+            typed = f"--{dashed}" + (f" {shlex.quote(value)}" if equals else "")
+            raise UsageError(f"-o {option}: it is an option of its own here: {typed}")
+        meant = closest(dashed, sorted(own | known)) if name not in known else None
+        if meant in own:
+            raise UsageError(f"-o {option}: no such option; did you mean --{meant}?")
 
 
 def _incomplete(given: str | None) -> UsageError:
@@ -750,9 +758,9 @@ def doctor(mountpoint: str | None, index_dir: str | None, as_json: bool) -> None
                 nl=False,
                 fg={"ok": "green", "warn": "yellow", "fail": "red"}[finding.level],
             )
-            click.echo(f"{finding.name}: {finding.detail}")
+            click.echo(shown(f"{finding.name}: {finding.detail}"))
             if finding.remedy:
-                click.echo(f"      -> {finding.remedy}")
+                click.echo(shown(f"      -> {finding.remedy}"))
     sys.exit(5 if any(finding.level == "fail" for finding in findings) else 0)
 
 
