@@ -321,6 +321,7 @@ def test_files_from_a_time_when_others_could_write(common: Path, name: str) -> N
         (common / "index" / name).unlink()
         spoil(common / "index" / name)
         with opened(common / "index") as index:
+            assert "is not trusted (" in index.notices[0]
             assert "it is rebuilt" in index.notices[0]
             assert index.directory == common / "index"
             index.refresh(shards)
@@ -583,3 +584,14 @@ def test_a_pipe_beside_a_shard_is_not_waited_for(program: Program) -> None:
         os.mkfifo(program.home / name)
     assert program.json("index", "a.tar")["samples"] == 1
     assert b"is no regular file" in program.run("check", "a.tar", code=1).stdout
+
+
+def test_a_backup_of_hard_links(tmp_path: Path) -> None:
+    """`cp -al`: the message names the small file that is in the way, and that nothing is lost with it."""
+    os.mkdir(tmp_path / "o")
+    os.close(hold(OverlayDirectory(tmp_path / "o")))
+    subprocess.run(["cp", "-al", tmp_path / "o", tmp_path / "backup"], check=True)
+    with pytest.raises(OverlayUnusable, match=r"/o/lock has several names .*: remove it \(it is only a lock"):
+        hold(OverlayDirectory(tmp_path / "o"))
+    (tmp_path / "o/lock").unlink()
+    os.close(hold(OverlayDirectory(tmp_path / "o")))

@@ -293,7 +293,7 @@ def private_directory(path: Path, error: type[WdsfsError], create: bool = True) 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """One process at a time is in here for each `path`, a file that is made for this and stays. Raises OSError."""
-    fd = trust.open_file(path, os.O_RDWR | os.O_CREAT)
+    fd = trust.open_lock(path)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield

@@ -299,7 +299,7 @@ def require_file(found: os.stat_result, path: object) -> None:
     """
     trust = trusted()
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-        what = "has several names" if stat.S_ISREG(found.st_mode) else "is no regular file"
+        what = "has several names (hard links)" if stat.S_ISREG(found.st_mode) else "is no regular file"
         raise Untrusted(f"{path} {what}: remove it")
     if not trust.owns(found):
         raise Untrusted(f"{path} belongs to another user ({user_name(found.st_uid)}): remove it")
@@ -325,3 +325,15 @@ def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> in
         os.close(fd)
         raise
     return fd
+
+
+def open_lock(path: str | os.PathLike[str], mode: int = 0o600) -> int:
+    """As `open_file`, of a file that is only locked: the message says that it can be removed without a loss.
+
+    Semantics decision: a lock with several names is not locked, and not replaced either. Each name would be the
+    lock of another directory (`cp -al`), and a process that holds the old file would not see a new one.
+    """
+    try:
+        return open_file(path, os.O_RDWR | os.O_CREAT, mode)
+    except Untrusted as error:
+        raise Untrusted(f"{error.strerror} (it is only a lock: nothing else is in it)") from None

@@ -670,7 +670,8 @@ def _open_or_replace(home: Path, notices: list[str]) -> lmdb.Environment:
     try:
         env = _open_env(home)
     except _DAMAGE as error:
-        notices.append(f"the index in {home} is damaged ({error}); it is rebuilt")
+        what = "not trusted" if isinstance(error, _NotTrusted) else "damaged"
+        notices.append(f"the index in {home} is {what} ({error}); it is rebuilt")
     else:
         found = _format_of(env)
         if found == FORMAT:
@@ -718,8 +719,12 @@ def _open_env(home: Path, read_only: bool = False) -> lmdb.Environment:
     return env
 
 
+class _NotTrusted(lmdb_check.Damaged):
+    """Somebody else can have written a file of the index; the text says how."""
+
+
 def _require_file(path: Path) -> None:
-    """See that LMDB, which opens its files by their paths, finds our own. Raises pages.Damaged.
+    """See that LMDB, which opens its files by their paths, finds our own. Raises _NotTrusted.
 
     A link, or a file of another user, is left from a time when others could write to the directory.
     """
@@ -732,7 +737,7 @@ def _require_file(path: Path) -> None:
     try:
         trust.require_file(found, path.name)
     except trust.Untrusted as error:
-        raise lmdb_check.Damaged(str(error.strerror).removesuffix(": remove it")) from None
+        raise _NotTrusted(str(error.strerror).removesuffix(": remove it")) from None
 
 
 @contextlib.contextmanager

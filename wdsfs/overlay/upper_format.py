@@ -597,7 +597,7 @@ def _open_lock(place: OverlayDirectory, make: bool) -> tuple[int, bool]:
     """What to lock, and whether the holder's number may be written there."""
     if not place.is_bare and (make or os.listdir(place.path)):  # else nothing of ours belongs in there
         try:
-            return trust.open_file(place.lock, os.O_RDWR | os.O_CREAT, 0o644), True
+            return trust.open_lock(place.lock, 0o644), True
         except OSError as error:
             if error.errno != errno.EROFS:
                 raise
