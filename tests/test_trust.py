@@ -23,7 +23,7 @@ from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import IndexUnusable, MountError, OverlayUnusable, UsageError
 from wdsfs.index.store import Index, open_index
 from wdsfs.interop import export
-from wdsfs.overlay.upper_format import OverlayDirectory, hold
+from wdsfs.overlay.overlay_directory import OverlayDirectory, hold
 from wdsfs.storage.durable import Disk, temporary_of
 from wdsfs.storage.identity import look
 from wdsfs.storage.unpack_cache import NoRoom, cache

@@ -25,9 +25,10 @@ from wdsfs.dataset.shard_tree import Node, ShardTree, View
 from wdsfs.errors import WdsfsError
 from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
+from wdsfs.overlay.overlay_directory import OverlayDirectory
 from wdsfs.overlay.request_journal import SIZE, RequestJournal
-from wdsfs.overlay.upper_dir import SystemCalls, UpperDirectory
-from wdsfs.overlay.upper_format import OverlayDirectory
+from wdsfs.overlay.system_calls import SystemCalls
+from wdsfs.overlay.upper_dir import UpperDirectory
 from wdsfs.overlay.writable_tree import AttributeChange, WritableTree
 from wdsfs.spec.expand import expand
 

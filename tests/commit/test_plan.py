@@ -31,8 +31,8 @@ from wdsfs.commit.replace_in_place import Replacement, _freed_by, plan_from_json
 from wdsfs.dataset.shard_tree import View
 from wdsfs.errors import CommitError, StaleShard, UsageError
 from wdsfs.index import store
-from wdsfs.overlay import upper_format
-from wdsfs.overlay.upper_format import OverlayDirectory, OverlaySettings, ShardSeen, unfinished
+from wdsfs.overlay import overlay_directory
+from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings, ShardSeen, unfinished
 from wdsfs.reading import PLAIN, Reading
 from wdsfs.storage import identity
 from wdsfs.storage.durable import Disk
@@ -75,7 +75,7 @@ class Set:
         (home / "o/work").mkdir()
         seen = (ShardSeen(path.stem.encode(), os.fsencode(path), look(os.fsencode(path))) for path in self.shards)
         settings = OverlaySettings(self.view.layout, self.view.names, merge, tuple(seen), reading)
-        upper_format.write_settings(self.place, settings)
+        overlay_directory.write_settings(self.place, settings)
 
     def edit(self, upper: Mapping[Any, Any]) -> Set:
         write_upper(self.home / "o/upper", upper)
@@ -556,7 +556,7 @@ def test_in_place(tmp_path: Path) -> None:
     assert here.shards[1].stat() == untouched
     assert os.listdir(tmp_path / "o/upper") == []
     assert os.listdir(tmp_path / "o/work") == []
-    settings = upper_format.read_settings(here.place)
+    settings = overlay_directory.read_settings(here.place)
     assert settings is not None
     assert settings.shards[0].fingerprint == look(os.fsencode(here.shards[0]))
     assert here.commit(in_place=True) == elsewhere

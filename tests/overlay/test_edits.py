@@ -38,7 +38,7 @@ from wdsfs.dataset.merged_tree import make_tree
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.dataset.shard_tree import View
 from wdsfs.index.store import open_index
-from wdsfs.overlay.upper_format import OverlayDirectory, OverlaySettings, ShardSeen, write_settings
+from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings, ShardSeen, write_settings
 from wdsfs.spec.expand import expand
 from wdsfs.storage.identity import look
 

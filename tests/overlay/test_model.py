@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.writables import EXT, FILES, FULL, Members, Mount, a_set, copy_out, fast_directory, walk_directory
 from wdsfs.dataset.shard_tree import ShardTree, View
-from wdsfs.overlay.upper_dir import EXCHANGE, NOREPLACE, WITH_WHITEOUT, SystemCalls
+from wdsfs.overlay.system_calls import EXCHANGE, NOREPLACE, WITH_WHITEOUT, SystemCalls
 
 SAMPLES: list[Members] = [
     [("a.x", b"ax"), ("a.y", b"ay" * 3), ("d/b.x", b"dbx"), ("d/a.y", b"day"), ("a/b.x", b"abx")],

@@ -24,7 +24,7 @@ import pytest
 from tests.conftest import PATIENCE, Mounted, Program, descendants, fails, wait_until
 from tests.fuse.test_supervisor import kill, workers_of
 from tests.writables import shard
-from wdsfs.overlay.upper_dir import EXCHANGE, NOREPLACE, SystemCalls
+from wdsfs.overlay.system_calls import EXCHANGE, NOREPLACE, SystemCalls
 
 SAMPLES = 400
 KILLS = 30

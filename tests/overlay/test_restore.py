@@ -17,7 +17,7 @@ from wdsfs.dataset.shard_tree import ShardTree
 from wdsfs.errors import EntryError, NoSuchEntry
 from wdsfs.overlay import upper_format
 from wdsfs.overlay.restore import Restoration, RestoredChange, matching
-from wdsfs.overlay.upper_dir import EXCHANGE, SystemCalls
+from wdsfs.overlay.system_calls import EXCHANGE, SystemCalls
 from wdsfs.overlay.upper_format import UpperNode
 
 Walk = dict[bytes, tuple[Any, ...]]

@@ -15,6 +15,14 @@ from tests import sets
 from tests.writables import FILES, Mount, a_set, fast_directory
 from wdsfs.errors import OverlayBusy, OverlayUnusable
 from wdsfs.inodes import UP
+from wdsfs.overlay.overlay_directory import (
+    OverlayDirectory,
+    OverlaySettings,
+    ShardSeen,
+    hold,
+    read_settings,
+    write_settings,
+)
 from wdsfs.overlay.upper_dir import UpperDirectory
 from wdsfs.overlay.upper_format import (
     DIRECTORY,
@@ -23,15 +31,9 @@ from wdsfs.overlay.upper_format import (
     SYMLINK,
     WHITEOUT,
     Origin,
-    OverlayDirectory,
-    OverlaySettings,
-    ShardSeen,
     UpperNode,
-    hold,
     load,
     open_below,
-    read_settings,
-    write_settings,
 )
 from wdsfs.reading import Reading
 

@@ -18,7 +18,7 @@ from tests.writables import FILES, MTIME, Mount, a_set, fast_directory
 from wdsfs.dataset.shard_tree import ShardTree
 from wdsfs.errors import EntryError, NoSuchEntry, Unsupported
 from wdsfs.inodes import ROOT, UP
-from wdsfs.overlay.upper_dir import EXCHANGE, NOREPLACE, SystemCalls
+from wdsfs.overlay.system_calls import EXCHANGE, NOREPLACE, SystemCalls
 
 CALLS = [name for name in vars(SystemCalls) if not name.startswith("_")]
 

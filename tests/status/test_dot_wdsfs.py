@@ -40,8 +40,8 @@ from wdsfs.inodes import (
     pack_extra,
 )
 from wdsfs.interop import dali
+from wdsfs.overlay.overlay_directory import OverlayDirectory
 from wdsfs.overlay.upper_dir import UpperDirectory
-from wdsfs.overlay.upper_format import OverlayDirectory
 from wdsfs.overlay.writable_tree import WritableTree
 from wdsfs.status import dot_wdsfs, status_report
 from wdsfs.status.control import Daemon

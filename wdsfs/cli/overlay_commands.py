@@ -62,7 +62,8 @@ if TYPE_CHECKING:
     from wdsfs.dataset.shard_set import ShardSet
     from wdsfs.dataset.shard_tree import ShardTree
     from wdsfs.interop.soundness import Tolerance
-    from wdsfs.overlay.upper_format import OverlayDirectory, OverlaySettings, UpperNode
+    from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings
+    from wdsfs.overlay.upper_format import UpperNode
     from wdsfs.spec.expand import Selection, Shard
     from wdsfs.status.control import Daemon, Talk
 
@@ -125,7 +126,7 @@ class OverlaySession:
 
     def note_outputs(self, plan: Plan, changes: Changes, pattern: str, done: bool) -> None:
         """Keep in mind which shards have the changes of the overlay, so that it is not used over them."""
-        from wdsfs.overlay.upper_format import Written, add_outputs, sample_of
+        from wdsfs.overlay.overlay_directory import Written, add_outputs, sample_of
 
         written = []
         for step in plan.steps:
@@ -176,7 +177,14 @@ def _held(
     """Hold the overlay and open the set below it, shown as it was when the overlay was made."""
     from pathlib import Path
 
-    from wdsfs.overlay.upper_format import OverlayDirectory, clean, held, read_settings, refuse_outputs, unfinished
+    from wdsfs.overlay.overlay_directory import (
+        OverlayDirectory,
+        clean,
+        held,
+        read_settings,
+        refuse_outputs,
+        unfinished,
+    )
     from wdsfs.spec.expand import expand, refuse_left_out
 
     place = OverlayDirectory(Path(os.path.abspath(overlay)))
@@ -214,7 +222,7 @@ def mounted(
     from pathlib import Path
 
     from wdsfs.dataset.shard_access import access_from_json
-    from wdsfs.overlay.upper_format import OverlayDirectory, refuse_outputs, unfinished
+    from wdsfs.overlay.overlay_directory import OverlayDirectory, refuse_outputs, unfinished
     from wdsfs.reading import Reading
     from wdsfs.spec.expand import Shard
     from wdsfs.status import control
@@ -256,7 +264,7 @@ def tree_below(
 ) -> Iterator[ShardTree]:
     """The tree below an overlay. Says which of its shards have changed since the overlay was made."""
     from wdsfs.dataset.merged_tree import make_tree
-    from wdsfs.overlay.upper_format import read_settings
+    from wdsfs.overlay.overlay_directory import read_settings
 
     settings = read_settings(place)
     with _opened(shards, view, opening, whole, access) as below:
@@ -286,7 +294,7 @@ def silent(mountpoint: str, error: Exception) -> MountError:
 
 def _sync(mountpoint: str) -> None:
     """Have what programs have changed in mapped files written to the overlay. Raises CommitError."""
-    from wdsfs.overlay.upper_dir import sync_filesystem
+    from wdsfs.overlay.system_calls import sync_filesystem
 
     try:
         sync_filesystem(mountpoint)
@@ -346,7 +354,7 @@ def _agree(settings: OverlaySettings, view: dict[str, Any], selection: Selection
 
 def _warn_of_changed(place: OverlayDirectory, settings: OverlaySettings, below: ShardSet) -> None:
     """Say which shards are not what they were when the overlay was made. Raises OverlayUnusable."""
-    from wdsfs.overlay.upper_format import unfinished
+    from wdsfs.overlay.overlay_directory import unfinished
 
     changed = _compare(settings, {shard.name: shard.path for shard in below.shards})
     if changed and not unfinished(place):  # else it is the commit that has changed them
@@ -414,7 +422,7 @@ def diff(
       wdsfs diff /mnt/train
       wdsfs diff --overlay edits 'train-{000000..000999}.tar'
     """
-    from wdsfs.overlay.upper_format import unfinished
+    from wdsfs.overlay.overlay_directory import unfinished
 
     wanted = Wanted(sources, selection)
     view = {"layout": layout, "names": names, "merge": merge}
@@ -589,7 +597,7 @@ def commit(
     """
     from wdsfs.commit.plan import CommitOptions, Planner, Runner
     from wdsfs.commit.replace_in_place import Replacement, read_plan
-    from wdsfs.overlay.upper_format import unfinished
+    from wdsfs.overlay.overlay_directory import unfinished
     from wdsfs.spec.expand import expand, extended
 
     since = time.monotonic()

@@ -24,8 +24,9 @@ from wdsfs.names import shown
 
 if TYPE_CHECKING:
     from wdsfs.dataset.shard_tree import ShardTree
+    from wdsfs.overlay.overlay_directory import OverlayDirectory
     from wdsfs.overlay.restore import RestoredChange
-    from wdsfs.overlay.upper_format import OverlayDirectory, UpperNode
+    from wdsfs.overlay.upper_format import UpperNode
 
 
 class _RestoreSession(NamedTuple):
@@ -99,7 +100,7 @@ def restore(
 
 
 def _refuse_unfinished(place: OverlayDirectory) -> None:
-    from wdsfs.overlay.upper_format import unfinished
+    from wdsfs.overlay.overlay_directory import unfinished
 
     if unfinished(place):
         raise CommitError(
@@ -136,8 +137,9 @@ def _held(overlay: str, opening: Opening) -> Iterator[_RestoreSession]:
     """The overlay with the shards that it was made over: it has their paths."""
     from pathlib import Path
 
+    from wdsfs.overlay.overlay_directory import OverlayDirectory, held, read_settings
     from wdsfs.overlay.upper_dir import UpperDirectory
-    from wdsfs.overlay.upper_format import OverlayDirectory, held, load, read_settings
+    from wdsfs.overlay.upper_format import load
     from wdsfs.overlay.writable_tree import WritableTree
     from wdsfs.spec.expand import Shard
 

@@ -40,9 +40,7 @@ from wdsfs.commit.plan import NEW, REWRITE, Plan, Runner, Step, refuse_foreign_l
 from wdsfs.commit.shard_writer import CopiedRange, NewMember, Output, Piece, SourceShard, Zeros, named
 from wdsfs.dataset.shard_set import NotIndexed, ShardSet
 from wdsfs.errors import CommitError, ShardError, several
-from wdsfs.overlay.upper_format import (
-    OPAQUE,
-    OPAQUE_OF_ROOT,
+from wdsfs.overlay.overlay_directory import (
     OverlayDirectory,
     OverlaySettings,
     ShardSeen,
@@ -52,6 +50,7 @@ from wdsfs.overlay.upper_format import (
     unfinished,
     write_settings,
 )
+from wdsfs.overlay.upper_format import OPAQUE, OPAQUE_OF_ROOT
 from wdsfs.storage.identity import look
 
 VERSION = 2  # of the journal; 1 has no checksums

@@ -50,7 +50,7 @@ from wdsfs.interop.soundness import Tolerance, judge
 from wdsfs.mount import watch
 from wdsfs.mount.mountpoint import DEAD_MOUNT_ERRNOS, check_mountpoint
 from wdsfs.overlay.mounted_overlay import MountedOverlay
-from wdsfs.overlay.upper_dir import sync_filesystem
+from wdsfs.overlay.system_calls import sync_filesystem
 from wdsfs.overlay.writable_tree import WritableTree
 from wdsfs.spec.expand import Selection, Shard, expand, extended, refuse_left_out
 from wdsfs.status import control, status_report

@@ -17,9 +17,7 @@ from wdsfs import trust
 from wdsfs.dataset.shard_tree import ShardTree, View
 from wdsfs.errors import OverlayUnusable, ShardError, several
 from wdsfs.overlay import request_journal
-from wdsfs.overlay.request_journal import RequestJournal
-from wdsfs.overlay.upper_dir import UpperDirectory
-from wdsfs.overlay.upper_format import (
+from wdsfs.overlay.overlay_directory import (
     OverlayDirectory,
     OverlaySettings,
     ShardSeen,
@@ -30,6 +28,8 @@ from wdsfs.overlay.upper_format import (
     unfinished,
     write_settings,
 )
+from wdsfs.overlay.request_journal import RequestJournal
+from wdsfs.overlay.upper_dir import UpperDirectory
 from wdsfs.overlay.writable_tree import WritableTree
 from wdsfs.spec.expand import Shard
 from wdsfs.storage.identity import look

@@ -18,7 +18,6 @@ What is to be hidden, copied up or made opaque is for `overlay/writable_tree.py`
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import stat
@@ -28,6 +27,8 @@ from typing import NamedTuple
 
 from wdsfs.errors import OverlayUnusable
 from wdsfs.inodes import UP
+from wdsfs.overlay.overlay_directory import OverlayDirectory, sync_directory
+from wdsfs.overlay.system_calls import EXCHANGE, FILE_FLAGS, NOREPLACE, WITH_WHITEOUT, SystemCalls
 from wdsfs.overlay.upper_format import (
     DIRECTORY,
     FILE,
@@ -41,13 +42,9 @@ from wdsfs.overlay.upper_format import (
     WHITED_OUT,
     WHITEOUT,
     Origin,
-    OverlayDirectory,
     UpperNode,
     load,
-    sync_directory,
 )
-
-NOREPLACE, EXCHANGE, WITH_WHITEOUT = 1, 2, 4  # flags of renameat2(2)
 
 DESCRIPTORS = 128  # open directories, and as many open files
 _LEAST = 16  # so many stay open at least: one call works with a few at a time
@@ -58,90 +55,6 @@ _FULL = {
     errno.EROFS,
 }  # whoever wants to write gets these; that is no reason not to start
 _NO_SUCH_RENAME = {errno.EINVAL, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
-_FILE_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_renameat2 = getattr(_libc, "renameat2", None)  # not every libc has it
-if _renameat2 is not None:
-    _renameat2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
-
-
-class SystemCalls:
-    """The system calls that change an upper. A test puts a class here that fails, stops or records."""
-
-    def create(self, name: bytes, flags: int, mode: int, directory: int) -> int:
-        return os.open(name, flags | os.O_CREAT | os.O_EXCL | _FILE_FLAGS, mode, dir_fd=directory)
-
-    def mkdir(self, name: bytes, mode: int, directory: int) -> None:
-        os.mkdir(name, mode, dir_fd=directory)
-
-    def mknod(self, name: bytes, mode: int, device: int, directory: int) -> None:
-        os.mknod(name, mode, device, dir_fd=directory)
-
-    def symlink(self, target: bytes, name: bytes, directory: int) -> None:
-        os.symlink(target, name, dir_fd=directory)
-
-    def link(self, name: bytes, directory: int, new: bytes, new_directory: int) -> None:
-        os.link(name, new, src_dir_fd=directory, dst_dir_fd=new_directory, follow_symlinks=False)
-
-    def unlink(self, name: bytes, directory: int) -> None:
-        os.unlink(name, dir_fd=directory)
-
-    def rmdir(self, name: bytes, directory: int) -> None:
-        os.rmdir(name, dir_fd=directory)
-
-    def rename(self, name: bytes, directory: int, new: bytes, new_directory: int, flags: int = 0) -> None:
-        if not flags:
-            os.rename(name, new, src_dir_fd=directory, dst_dir_fd=new_directory)
-        elif _renameat2 is None:
-            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-        elif _renameat2(directory, name, new_directory, new, flags):
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), name)
-
-    def write(self, fd: int, data: bytes | memoryview, offset: int) -> int:
-        return os.pwrite(fd, data, offset)
-
-    def truncate(self, fd: int, size: int) -> None:
-        os.ftruncate(fd, size)
-
-    def setxattr(self, fd: int, name: bytes | str, value: bytes, flags: int = 0) -> None:
-        os.setxattr(fd, name, value, flags)
-
-    def removexattr(self, fd: int, name: bytes | str) -> None:
-        os.removexattr(fd, name)
-
-    def chmod(self, name: bytes, mode: int, directory: int) -> None:
-        os.chmod(name, mode, dir_fd=directory)
-
-    def chown(self, name: bytes, uid: int, gid: int, directory: int) -> None:
-        os.chown(name, uid, gid, dir_fd=directory, follow_symlinks=False)
-
-    def utime(self, name: bytes, times: tuple[int, int], directory: int) -> None:
-        os.utime(name, ns=times, dir_fd=directory, follow_symlinks=False)
-
-    def fsync(self, fd: int) -> None:
-        os.fsync(fd)
-
-    def fdatasync(self, fd: int) -> None:
-        os.fdatasync(fd)
-
-    def syncfs(self, fd: int) -> None:
-        if _libc.syncfs(fd):
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-
-
-def sync_filesystem(path: str) -> None:
-    """Have the kernel write what it holds of the file system that `path` is in. Raises OSError.
-
-    Of a mount of ours: what programs have changed in mapped files comes to the worker.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        SystemCalls().syncfs(fd)
-    finally:
-        os.close(fd)
 
 
 class UpperAttributes(NamedTuple):
@@ -153,7 +66,7 @@ class UpperAttributes(NamedTuple):
 
 
 class UpperDirectory:
-    """The upper of an overlay, for one process at a time: the caller has it on `upper_format.hold`.
+    """The upper of an overlay, for one process at a time: the caller has it on `overlay_directory.hold`.
 
     `inherited`: a worker before this one has died, and the kernel still knows what that worker told it; so orphans
     stay. `owner` (uid, gid) is that of the top directory if it has to be made. Raises OverlayUnusable, OSErrors.
@@ -366,11 +279,11 @@ class UpperDirectory:
         self._drop(node)
         directory = self.where(node)
         try:
-            fd = os.open(node.name, os.O_RDWR | _FILE_FLAGS, dir_fd=directory)
+            fd = os.open(node.name, os.O_RDWR | FILE_FLAGS, dir_fd=directory)
         except OSError as error:
             if write or error.errno not in (errno.EROFS, errno.EACCES, errno.ETXTBSY, errno.EPERM):
                 raise
-            fd = os.open(node.name, os.O_RDONLY | _FILE_FLAGS, dir_fd=directory)
+            fd = os.open(node.name, os.O_RDONLY | FILE_FLAGS, dir_fd=directory)
             self._unwritable.add(node)
         self._keep(node, fd)
         return fd

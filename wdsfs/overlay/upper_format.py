@@ -1,16 +1,7 @@
-"""The upper: the directory that takes the changes of a writable mount, in the format of the kernel's overlayfs.
+"""The format of the upper: the directory of changes of a writable mount, laid out as in the kernel's overlayfs.
 
-What `--overlay DIR` names looks like this::
-
-    DIR/overlay.json   which set, shown how, it was made over (`OverlaySettings`)
-    DIR/lock           held by whoever mounts or commits
-    DIR/outputs.json   which shards commits to elsewhere have written from it (`Written`)
-    DIR/upper/         the changes, under the paths of the mount
-    DIR/work/          files on their way into upper/; orphans/<inode>: unlinked while the kernel knows them;
-                       commit.json and others: a commit in place (`commit/replace_in_place.py`)
-
-In upper/ a file is itself, a *whiteout* says that a name of the lower is gone, and an *opaque* directory shows
-nothing of the lower::
+A file is itself, a *whiteout* says that a name of the lower is gone, and an *opaque* directory shows nothing of
+the lower::
 
     whiteout   a character device 0:0; or, where none can be made, an empty file with the attribute
                user.overlay.whiteout in a directory with user.overlay.opaque = "x"
@@ -20,37 +11,22 @@ Two attributes are ours: `user.wdsfs.origin` = "<inode>:<sum>" keeps the inode n
 sample) has in the lower, as long as its shard's fingerprint has that sum (hexadecimal); `user.wdsfs.mode` =
 octal permission bits, where the file's own had to stay wider for a daemon that is not root.
 
-`load` reads the names into memory, a tree of `UpperNode`s: what is looked up often is looked up there, and what
-is not in it is as the lower has it. Attributes and content stay on disk.
+`load` reads the names into memory, a tree of `UpperNode`s: names are looked up there, and a name that is not in
+it is as in the lower. Attributes and content stay on disk.
 
-No FUSE, no shards, no lower: what has to be copied up or hidden is for `overlay/writable_tree.py` to say. One
-thread at a time.
+No FUSE, no shards, no lower: `overlay/writable_tree.py` decides what is copied up or hidden. The files beside the
+upper are in `overlay/overlay_directory.py`. One thread at a time.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
-import json
 import os
-import shutil
 import stat
-import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
-from wdsfs import trust
-from wdsfs.errors import OverlayBusy, OverlayUnusable, several
+from wdsfs.errors import OverlayUnusable
 from wdsfs.inodes import ROOT, UP
-from wdsfs.reading import PLAIN, Reading
-
-# Of overlay.json and all beside it. The second is for shards that are not read plainly: to a program that
-# does not know how to, the paths would be of another tree.
-VERSION, VERSION_READ = 1, 2
-SAMPLE_BYTES = 64 << 10  # of a written shard, by which it is known again
 
 FILE, DIRECTORY, SYMLINK, WHITEOUT, OTHER = range(5)
 
@@ -160,9 +136,6 @@ _NO_CHILDREN: dict[bytes, UpperNode] = {}  # shared by everything that is no dir
 THE_WHITEOUT = UpperNode(
     WHITEOUT, 0, None, b""
 )  # one for all: nothing is known of a whiteout but that it is there
-
-
-# --- reading the upper -------------------------------------------------------------------------------------
 
 
 def empty() -> UpperNode:
@@ -321,333 +294,3 @@ def open_below(directory: int, node: UpperNode, flags: int = os.O_RDONLY) -> int
             os.close(fd)
         fd = inner
     return fd
-
-
-# --- DIR ---------------------------------------------------------------------------------------------------
-
-
-class OverlayDirectory(NamedTuple):
-    """Where everything in an overlay's directory is."""
-
-    path: Path
-
-    @property
-    def upper(self) -> Path:
-        """The changes: a directory of its own, or all of an upper that the kernel's overlayfs wrote."""
-        return self.path if self.is_bare else self.path / "upper"
-
-    @property
-    def work(self) -> Path:
-        return self.path / "work"
-
-    @property
-    def settings(self) -> Path:
-        return self.path / "overlay.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / "lock"
-
-    @property
-    def outputs(self) -> Path:
-        """Which shards were written from it: for an upper that the kernel wrote beside it, not in it."""
-        beside = self.path.with_name(self.path.name + ".wdsfs-outputs.json")
-        return self.path / "outputs.json" if self.is_ours else beside
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether it is a directory that a mount has made: not an upper of the kernel's, which may be empty."""
-        return self.settings.exists() or (self.path / "upper").is_dir()
-
-    @property
-    def is_bare(self) -> bool:
-        """Whether it has contents, but not ours: `upperdir=` of a kernel's overlay mount."""
-        if self.is_ours:
-            return False
-        ours = {"lock", "work"}
-        return self.path.is_dir() and not ours.issuperset(os.listdir(self.path))
-
-
-@dataclass(frozen=True, slots=True)
-class ShardSeen:
-    """A shard that an overlay was made over: its name in the mount, path, and fingerprint."""
-
-    name: bytes
-    path: bytes
-    fingerprint: tuple[int, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class OverlaySettings:
-    """What overlay.json says: how the set was shown when the overlay was made, and of what shards it was."""
-
-    layout: str
-    names: str
-    merge: bool
-    shards: tuple[ShardSeen, ...]
-    reading: Reading = PLAIN
-
-    @property
-    def options(self) -> list[str]:
-        """The options of a command that shows the set so."""
-        names = [f"--names {self.names}"] if self.layout == "samples" else []
-        return [f"--layout {self.layout}", *names, *["--merge"] * self.merge, *self.reading.arguments]
-
-    def to_json(self) -> bytes:
-        shards = [
-            {
-                "name": os.fsdecode(one.name),
-                "path": os.fsdecode(one.path),
-                "fingerprint": list(one.fingerprint),
-            }
-            for one in self.shards
-        ]
-        about: dict[str, Any] = {"layout": self.layout, "names": self.names, "merge": self.merge}
-        if self.reading.is_plain:
-            about = {"version": VERSION, **about}
-        else:
-            about = {"version": VERSION_READ, **about, "reading": self.reading._asdict()}
-        return json.dumps({**about, "shards": shards}, indent=1).encode() + b"\n"
-
-    @staticmethod
-    def from_json(data: bytes) -> OverlaySettings:
-        """Raises ValueError, KeyError, TypeError for what `to_json` does not write."""
-        about = json.loads(data)
-        if about["version"] not in (VERSION, VERSION_READ):
-            raise ValueError(f"version {about['version']}, not {VERSION} or {VERSION_READ}")
-        told = {} if about["version"] == VERSION else about["reading"]
-        reading = Reading(**{name: bool(value) for name, value in told.items()})
-        shards = (
-            ShardSeen(os.fsencode(one["name"]), os.fsencode(one["path"]), _three(one["fingerprint"]))
-            for one in about["shards"]
-        )
-        return OverlaySettings(
-            str(about["layout"]), str(about["names"]), bool(about["merge"]), tuple(shards), reading
-        )
-
-
-def _three(numbers: list[int]) -> tuple[int, int, int]:
-    size, mtime_ns, inode = map(int, numbers)
-    return size, mtime_ns, inode
-
-
-def read_settings(place: OverlayDirectory) -> OverlaySettings | None:
-    """What overlay.json says; None when there is none. Raises OverlayUnusable."""
-    try:
-        return OverlaySettings.from_json(place.settings.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError) as error:
-        raise OverlayUnusable(f"{place.settings} cannot be used: {error}") from None
-
-
-def write_settings(place: OverlayDirectory, settings: OverlaySettings) -> None:
-    """Write overlay.json."""
-    _write(place.settings, settings.to_json())
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file; a stop or a power cut leaves the old one or the new one."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.unlink(missing_ok=True)  # of a process that was killed
-    fd = trust.open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    with os.fdopen(fd, "wb") as out:
-        out.write(content)
-        out.flush()
-        os.fsync(out.fileno())
-    temporary.rename(path)
-    sync_directory(path.parent)
-
-
-class Written(NamedTuple):
-    """A shard that a commit to elsewhere wrote from the changes of an overlay, and the --output that named it.
-
-    `size` in bytes; `mtime_ns` is 0 while the commit is at work. `sample`: where it begins to differ from its
-    source, and the CRC-32 of what is there (`sample_of`); None as long as nobody has read it.
-    """
-
-    path: bytes
-    size: int
-    mtime_ns: int
-    output: str
-    sample: tuple[int, int] | None = None
-
-
-def sample_of(path: bytes, offset: int) -> tuple[int, int]:
-    """The offset (bytes) and the CRC-32 of what a file has there. Raises OSErrors."""
-    with open(path, "rb") as file:
-        return offset, zlib.crc32(os.pread(file.fileno(), SAMPLE_BYTES, offset))
-
-
-def read_outputs(place: OverlayDirectory) -> list[Written]:
-    """What outputs.json says; nothing when there is none. Raises OverlayUnusable."""
-    try:
-        with os.fdopen(trust.open_file(place.outputs, os.O_RDONLY), "rb") as file:
-            about = json.load(file)
-        if about["version"] != VERSION:
-            raise ValueError(f"version {about['version']}, not {VERSION}")
-        return [
-            Written(
-                os.fsencode(one["path"]),
-                int(one["size"]),
-                int(one["mtime_ns"]),
-                str(one["output"]),
-                (int(one["sample"][0]), int(one["sample"][1])) if one.get("sample") else None,
-            )
-            for one in about["shards"]
-        ]
-    except FileNotFoundError:
-        return []
-    except trust.Untrusted as error:
-        raise OverlayUnusable(error.strerror) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        text = f"{place.outputs} cannot be used: {error}; it only says which shards were written from the overlay"
-        raise OverlayUnusable(f"{text}, so it may be removed") from None
-
-
-def add_outputs(place: OverlayDirectory, written: Sequence[Written]) -> None:
-    """Note these shards in outputs.json, in the place of what is noted of the same paths. Raises OSErrors."""
-    found = {one.path: one for one in (*read_outputs(place), *written)}
-    shards = [{**one._asdict(), "path": os.fsdecode(one.path)} for one in found.values()]
-    _write(place.outputs, json.dumps({"version": VERSION, "shards": shards}, indent=1).encode() + b"\n")
-
-
-def refuse_outputs(place: OverlayDirectory, shards: Sequence[bytes]) -> None:
-    """Raise OverlayUnusable when the overlay is to be used over shards (paths) that were written from it.
-
-    All its changes would be made a second time, and each new directory packed again. A shard is known by size and
-    time, also if it was moved or copied with its time; where the time is another, by path, size and a sample.
-    """
-    written = read_outputs(place)
-    if not written:
-        return
-    paths = {(one.path, one.size): one for one in written}
-    stamps = {(one.size, one.mtime_ns) for one in written if one.mtime_ns}
-    again = []
-    for shard in shards:
-        path = os.path.realpath(shard)
-        with contextlib.suppress(OSError):  # it cannot be read: that is said where it is needed
-            found = os.stat(path)
-            one = paths.get((path, found.st_size))
-            # Sizes of tars are often the same: another shard may have come into its place.
-            same = one is not None and (one.sample is None or sample_of(path, one.sample[0]) == one.sample)
-            if same or (found.st_size, found.st_mtime_ns) in stamps:
-                again.append(os.fsdecode(shard))
-    if again:
-        verb = "was" if len(again) == 1 else "were"
-        raise OverlayUnusable(
-            f"{several(again)} {verb} written by a commit of the overlay {place.path} (see {place.outputs}): its "
-            "changes would be packed a second time. Begin with a new directory for --overlay, or name the shards "
-            "that this one was made over"
-        )
-
-
-def sync_directory(path: Path) -> None:
-    fd = os.open(path, OPEN_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def hold(place: OverlayDirectory, make: bool = True) -> int:
-    """Keep everybody else from mounting or committing this overlay, as long as the descriptor is open.
-
-    With `make` an empty directory becomes an overlay of ours; without, nothing is left in it: it may be an upper
-    of the kernel's. A forked process inherits the hold: it ends with the last of them. Raises OverlayBusy, which
-    names the holder; OverlayUnusable where others can write to the directory: what lies in it says which shards a
-    commit replaces.
-    """
-    try:
-        trust.directory(place.path)
-        fd, ours = _open_lock(place, make)
-    except trust.Untrusted as error:
-        raise OverlayUnusable(f"the overlay {place.path} is not used, since {error.strerror}") from None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if ours:
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
-    except BlockingIOError:
-        holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip() if ours else ""
-        os.close(fd)
-        raise OverlayBusy(f"the overlay {place.path} is in use{_holder_text(holder)}") from None
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _holder_text(holder: str) -> str:
-    """Who holds an overlay, and what to do. `holder` is the number in its lock, empty if there is none."""
-    with contextlib.suppress(PermissionError, OverflowError):  # the first is somebody else's process
-        try:
-            if holder.isdecimal():
-                os.kill(int(holder), 0)
-        except ProcessLookupError:
-            return (
-                f" by workers of a mount whose daemon (process {holder}) has died: `wdsfs status` tells where it "
-                "is, and `wdsfs umount MOUNTPOINT` ends them"
-            )
-    by = f" by process {holder}" if holder else ""
-    return f"{by}; only one mount or commit may use it"
-
-
-def _open_lock(place: OverlayDirectory, make: bool) -> tuple[int, bool]:
-    """What to lock, and whether the holder's number may be written there."""
-    if not place.is_bare and (make or os.listdir(place.path)):  # else nothing of ours belongs in there
-        try:
-            return trust.open_lock(place.lock, 0o644), True
-        except OSError as error:
-            if error.errno != errno.EROFS:
-                raise
-    return os.open(place.path, OPEN_DIRECTORY), False
-
-
-@contextlib.contextmanager
-def held(place: OverlayDirectory) -> Iterator[None]:
-    """`hold` for the time of a block that makes no overlay of an empty directory."""
-    fd = hold(place, make=False)
-    try:
-        yield
-    finally:
-        os.close(fd)
-
-
-def state_of(place: OverlayDirectory) -> Path:
-    """Where the journal of an in-place commit is: for an upper of the kernel's beside it, not in it.
-
-    Raises OverlayUnusable when somebody else has made that directory: a journal says what is written where.
-    """
-    if place.is_ours:
-        return place.work
-    beside = _beside(place)
-    if os.path.lexists(beside):
-        try:
-            trust.directory(beside)
-        except OSError as error:
-            raise OverlayUnusable(f"{beside}: {error.strerror}") from None
-    # A commit that was killed while it emptied such an upper has left nothing that tells that it was one.
-    return beside if place.is_bare or (beside / "commit.json").exists() else place.work
-
-
-def _beside(place: OverlayDirectory) -> Path:
-    return place.path.with_name(place.path.name + ".wdsfs-commit")
-
-
-def clean(place: OverlayDirectory) -> None:
-    """Remove what a commit leaves that was killed at its very end, or before its first shard. The caller holds the
-    overlay, and no commit of it is unfinished."""
-    beside = _beside(place)
-    if not place.is_ours and beside.is_dir() and not (beside / "commit.json").exists():
-        shutil.rmtree(beside, ignore_errors=True)
-    if not place.is_bare:
-        shutil.rmtree(place.work / "committed", ignore_errors=True)
-        for name in ("commit.log", "commit.json.tmp"):
-            with contextlib.suppress(OSError):
-                (place.work / name).unlink()
-
-
-def unfinished(place: OverlayDirectory) -> bool:
-    """Whether an in-place commit of this overlay was stopped half-way: then only `replace` may use it."""
-    return (state_of(place) / "commit.json").exists()

@@ -53,7 +53,8 @@ from wdsfs.inodes import MEMBER, ROOT, SAMPLE, UP, kind_of
 from wdsfs.names import NAME_MAX
 from wdsfs.overlay.request_journal import RequestJournal
 from wdsfs.overlay.restore import Restoration, Target, number_of
-from wdsfs.overlay.upper_dir import EXCHANGE, NOREPLACE, UpperAttributes, UpperDirectory
+from wdsfs.overlay.system_calls import EXCHANGE, NOREPLACE
+from wdsfs.overlay.upper_dir import UpperAttributes, UpperDirectory
 from wdsfs.overlay.upper_format import DIRECTORY, FILE, RESERVED, SYMLINK, THE_WHITEOUT, Origin, UpperNode
 from wdsfs.storage.identity import sum_of
 
