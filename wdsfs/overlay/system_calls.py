@@ -84,6 +84,15 @@ class SystemCalls:
             raise OSError(number, os.strerror(number))
 
 
+def write_all(calls: SystemCalls, fd: int, data: bytes | memoryview, offset: int) -> int:
+    """Write all of the data, or raise the OSError that says why not. Returns how many bytes, which are all."""
+    size = len(data)
+    done = calls.write(fd, data, offset)
+    while done < size:  # a disk that fills up; the next call says so
+        done += calls.write(fd, memoryview(data)[done:], offset + done)
+    return size
+
+
 def sync_filesystem(path: str) -> None:
     """Write the dirty pages of the file system that `path` is in to disk. Raises OSError.
 

@@ -92,6 +92,11 @@ class UpperNode:
         kind = ("file", "directory", "symlink", "whiteout", "other")[self.kind]
         return f"<{kind} {os.fsdecode(self.path())!r} inode {self.inode:#x}>"
 
+    def enter(self, name: bytes, node: UpperNode) -> None:
+        """Let a name in this directory be that of a node."""
+        self.children[name] = node
+        self.dirty = True
+
     def places(self) -> list[tuple[UpperNode, bytes]]:
         """All its names: the directory and the name in it."""
         first = [] if self.parent is None else [(self.parent, self.name)]

@@ -54,7 +54,8 @@ from wdsfs.names import NAME_MAX
 from wdsfs.overlay.request_journal import RequestJournal
 from wdsfs.overlay.restore import Restoration, Target, number_of
 from wdsfs.overlay.system_calls import EXCHANGE, NOREPLACE
-from wdsfs.overlay.upper_dir import UpperAttributes, UpperDirectory
+from wdsfs.overlay.upper_attributes import UpperAttributes
+from wdsfs.overlay.upper_dir import UpperDirectory
 from wdsfs.overlay.upper_format import DIRECTORY, FILE, RESERVED, SYMLINK, THE_WHITEOUT, Origin, UpperNode
 from wdsfs.storage.identity import sum_of
 
@@ -152,7 +153,7 @@ class WritableTree:
         if below == child.lower:
             return False
         child.lower = below
-        self._renumber(child, below if below > 0 else self.upper.stat(child).st_ino | UP)
+        self._renumber(child, below if below > 0 else self.upper.descriptors.stat(child).st_ino | UP)
         return True
 
     def _directory_below(self, below: int, name: bytes) -> int:
@@ -171,7 +172,7 @@ class WritableTree:
             for parent, child in zip(above, [*above[1:], directory], strict=True):
                 if child.lower == _BROKEN:
                     child.lower = self._directory_below(parent.lower, child.name)
-                    self._renumber(child, child.lower or self.upper.stat(child).st_ino | UP)
+                    self._renumber(child, child.lower or self.upper.descriptors.stat(child).st_ino | UP)
         return directory.lower
 
     def _number_all(self) -> None:
@@ -191,9 +192,9 @@ class WritableTree:
                     if kind_of(number) == MEMBER and self.tree.files_layout:
                         linked.append(node)
             self._nodes.setdefault(node.inode, node)
-        for node in list(self.upper.orphans.children.values()):
+        for node in list(self.upper.orphans.top.children.values()):
             if node is not THE_WHITEOUT and self._nodes.setdefault(node.inode, node) is not node:
-                self.upper.destroy(node)  # it has got a name after all
+                self.upper.orphans.destroy(node)  # it has got a name after all
         if not self.upper.read_only:
             for node in linked:
                 self._link_all(node)
@@ -292,13 +293,13 @@ class WritableTree:
         return found._replace(links=shown)
 
     def _status(self, node: UpperNode) -> Node:
-        status = self.upper.stat(node)
+        status = self.upper.descriptors.stat(node)
         mode, links = status.st_mode, status.st_nlink
         if node.mode >= 0:
             mode = stat.S_IFMT(mode) | node.mode
         if node.lower:
             links = 1
-        elif self.upper.is_orphan(node):
+        elif self.upper.orphans.is_orphan(node):
             links = 0
         return Node(node.inode, mode, links, status.st_size, status.st_mtime_ns, status)
 
@@ -309,7 +310,7 @@ class WritableTree:
             return self.tree.readlink(inode)
         if node.kind != SYMLINK:
             raise InvalidRequest(f"inode {inode} is no symbolic link")
-        return self.upper.readlink(node)
+        return self.upper.contents.readlink(node)
 
     def parent(self, inode: int) -> int:
         """The inode of the directory that holds this directory."""
@@ -317,7 +318,7 @@ class WritableTree:
         node = self._nodes.get(inode)
         if node is None:
             return self.tree.parent(inode)
-        return node.parent.inode if node.parent is not None and not self.upper.is_orphan(node) else ROOT
+        return node.parent.inode if node.parent is not None and not self.upper.orphans.is_orphan(node) else ROOT
 
     def totals(self) -> Totals:
         """Sums over the lower."""
@@ -442,7 +443,7 @@ class WritableTree:
         if node is None:
             return shard_set.read(self.tree.content(inode), offset, size)
         self._check_file(node)
-        return self.upper.read(node, offset, size)
+        return self.upper.contents.read(node, offset, size)
 
     def write(self, inode: int, offset: int, data: bytes | memoryview) -> int:
         """Write into a file; returns how many bytes, which are all. Raises IsADirectory, OSErrors (ENOSPC ...)."""
@@ -451,14 +452,14 @@ class WritableTree:
         if node is None:
             node = self._copy_up(inode)
         self._check_file(node)
-        return self.upper.write(node, offset, data)
+        return self.upper.contents.write(node, offset, data)
 
     def fsync(self, inode: int, only_data: bool = False) -> None:
         """Have a file or directory on disk, with every name that leads to it. What is in a shard is so."""
         self._follow()
         node = self._nodes.get(inode)
         if node is not None:
-            self.upper.sync(node, only_data)
+            self.upper.durability.sync(node, only_data)
 
     def _check_file(self, node: UpperNode) -> None:
         if node.kind == DIRECTORY:
@@ -475,7 +476,7 @@ class WritableTree:
             node = self._copy_up_way(inode)
         if node.kind != DIRECTORY:
             raise NotADirectory(f"inode {inode} is a file")
-        if self.upper.is_orphan(node):
+        if self.upper.orphans.is_orphan(node):
             raise NoSuchEntry(f"the directory {inode} has been removed")
         return node
 
@@ -495,7 +496,7 @@ class WritableTree:
             raise NoSuchEntry(f"the directory {inode} has been removed")
         for found, name in reversed(way):
             attributes = self._attributes(found)
-            made = self.upper.copy_up_directory(node, name, attributes)
+            made = self.upper.entries.copy_up_directory(node, name, attributes)
             made.lower = made.inode = found.inode
             self._nodes[found.inode] = made
             node = made
@@ -523,14 +524,14 @@ class WritableTree:
             return self._directory(inode)
         shown = [(parent, name) for parent, name in self.tree.places(inode) if self._is_shown(parent, name)]
         parent, name = (self._directory(shown[0][0]), shown[0][1]) if shown else (None, b"%x" % inode)
-        where = self.upper.orphans if parent is None else parent
+        where = self.upper.orphans.top if parent is None else parent
         attributes = self._attributes(found)
         if stat.S_ISLNK(found.mode):
             # A link cannot have the attribute that keeps its number: the next worker knows it under another one.
-            node = self.upper.copy_up_symlink(where, name, attributes, self.tree.readlink(inode))
+            node = self.upper.entries.copy_up_symlink(where, name, attributes, self.tree.readlink(inode))
         else:
             chunks = self._chunks(inode, found.size if size is None else min(size, found.size))
-            node = self.upper.copy_up(where, name, attributes, chunks, self._origin(inode), size)
+            node = self.upper.entries.copy_up(where, name, attributes, chunks, self._origin(inode), size)
         node.inode = inode
         self._nodes[inode] = node
         if parent is not None:
@@ -546,7 +547,7 @@ class WritableTree:
 
     def _link_copy(self, node: UpperNode, holder: int, name: bytes) -> None:
         directory = self._directory(holder)
-        self.upper.copy_up_link(node, directory, name)
+        self.upper.entries.copy_up_link(node, directory, name)
         self._entered(directory, name)
 
     def _link_all(self, node: UpperNode) -> None:
@@ -574,7 +575,7 @@ class WritableTree:
         else:
             if directory.kind != DIRECTORY:
                 raise NotADirectory(f"inode {parent} is a file")
-            if self.upper.is_orphan(directory):
+            if self.upper.orphans.is_orphan(directory):
                 raise NoSuchEntry(f"the directory {parent} has been removed")
             child = directory.children.get(name)
             if child is not None:
@@ -613,7 +614,7 @@ class WritableTree:
             return there
         directory = self._directory(parent)
         self.journal.begin("create", (parent, name))
-        return self._welcome(self.upper.create(directory, name, _new(mode, owner)), directory, name)
+        return self._welcome(self.upper.entries.create(directory, name, _new(mode, owner)), directory, name)
 
     def mkdir(self, parent: int, name: bytes, mode: int, owner: tuple[int, int] | None = None) -> Node:
         """Make a directory. Raises as `create`."""
@@ -624,7 +625,7 @@ class WritableTree:
         directory = self._directory(parent)
         self.journal.begin("mkdir", (parent, name))
         opaque = directory.lower != 0
-        node = self.upper.mkdir(directory, name, _new(mode, owner), opaque)
+        node = self.upper.entries.mkdir(directory, name, _new(mode, owner), opaque)
         return self._welcome(node, directory, name)
 
     def mknod(
@@ -644,7 +645,7 @@ class WritableTree:
             raise NotPermitted("the device 0:0 stands for a removed file in an overlay")
         directory = self._directory(parent)
         self.journal.begin("mknod", (parent, name))
-        node = self.upper.mknod(directory, name, _new(mode, owner), stat.S_IFMT(mode), device)
+        node = self.upper.entries.mknod(directory, name, _new(mode, owner), stat.S_IFMT(mode), device)
         return self._welcome(node, directory, name)
 
     def symlink(self, parent: int, name: bytes, target: bytes, owner: tuple[int, int] | None = None) -> Node:
@@ -655,7 +656,9 @@ class WritableTree:
             return there
         directory = self._directory(parent)
         self.journal.begin("symlink", (parent, name))
-        return self._welcome(self.upper.symlink(directory, name, _new(0o777, owner), target), directory, name)
+        return self._welcome(
+            self.upper.entries.symlink(directory, name, _new(0o777, owner), target), directory, name
+        )
 
     def link(self, inode: int, new_parent: int, new_name: bytes) -> Node:
         """Give a file another name. Raises EntryExists, NotPermitted for a directory."""
@@ -669,11 +672,11 @@ class WritableTree:
         node = self._anything(inode)
         if node.kind == DIRECTORY:
             raise NotPermitted(f"inode {inode} is a directory")
-        if self.upper.is_orphan(node):
+        if self.upper.orphans.is_orphan(node):
             raise NoSuchEntry(f"inode {inode} has been removed")
         directory = self._directory(new_parent)
         self.journal.begin("link", (inode, new_parent, new_name))
-        self.upper.link(node, directory, new_name)
+        self.upper.entries.link(node, directory, new_name)
         return self._welcome(node, directory, new_name)
 
     # --- removing
@@ -730,10 +733,10 @@ class WritableTree:
         hide = isinstance(there, Node) or self._shows(directory, name)
         self.journal.begin(what, (parent, name), (there.inode,))
         if isinstance(there, Node):
-            self.upper.hide(directory, name)
+            self.upper.whiteouts.hide(directory, name)
             self._hidden(there)
         else:
-            self.upper.remove(directory, name, there, hide)
+            self.upper.names.remove(directory, name, there, hide)
             self._forget_removed(there)
 
     def _hidden(self, found: Node) -> None:
@@ -743,7 +746,7 @@ class WritableTree:
 
     def _forget_removed(self, node: UpperNode) -> None:
         """A name of this has been taken away."""
-        if node.parent is None or self.upper.is_orphan(node):
+        if node.parent is None or self.upper.orphans.is_orphan(node):
             node.lower = 0
             self._orders.pop(node, None)
         if node.parent is None and self._nodes.get(node.inode) is node:
@@ -791,10 +794,10 @@ class WritableTree:
             return False
         if source is None or source.inode == other:
             return True
-        if source.inode == moved or _is_directory(source):  # see Upper._move_in_steps
+        if source.inode == moved or _is_directory(source):  # see name_changes.NameChanges._move_in_steps
             directory = self._directory(parent)
             if isinstance(source, UpperNode) and name in directory.children:
-                self.upper.remove(directory, name, source, self._shows(directory, name))
+                self.upper.names.remove(directory, name, source, self._shows(directory, name))
                 self._forget_removed(source)
         return True
 
@@ -833,7 +836,7 @@ class WritableTree:
         for inode in missing:
             self._anything(inode)
         # Now that it holds everything itself, this changes nothing that can be seen.
-        self.upper.make_opaque(directory, self._origin(there.inode))
+        self.upper.whiteouts.make_opaque(directory, self._origin(there.inode))
         directory.lower = 0
         self._orders.pop(directory, None)  # its names are all its own now
         return directory
@@ -850,11 +853,11 @@ class WritableTree:
         if isinstance(target, Node) and not _is_directory(target):
             # The name of bytes that are safe in a shard: whoever saves a file so may rely on it that either these
             # or the new ones are there after a power cut.
-            self.upper.sync_content(node)
+            self.upper.durability.sync_content(node)
         hide = self._shows(directory, name)
         self.journal.begin("rename", key, (source.inode, 0))
         try:
-            self.upper.rename(directory, name, node, to, new_name, hide)
+            self.upper.names.rename(directory, name, node, to, new_name, hide)
         finally:
             there = to.children.get(new_name)
             if there is not None and there is not THE_WHITEOUT:
@@ -872,7 +875,7 @@ class WritableTree:
         node, other = self._movable(source), self._movable(target)
         directory, to = self._directory(parent), self._directory(new_parent)
         self.journal.begin("rename", key, (source.inode, target.inode))
-        self.upper.exchange((directory, name, node), (to, new_name, other))
+        self.upper.names.exchange((directory, name, node), (to, new_name, other))
 
     # --- giving back what the lower has
 
@@ -894,16 +897,16 @@ class WritableTree:
         self._settle_numbers(told)
         for directory in {target.directory for target in targets}:
             if directory.chain()[-1] is self.upper.top:  # else it is gone, too
-                self.upper.sync(directory)
+                self.upper.durability.sync(directory)
 
     def _give_back(self, one: Target, told: Callable[[int, bytes], None]) -> None:
         """Take a name away that the upper has, and do not hide the lower's."""
         told(one.directory.inode, one.name)
         if one.node is THE_WHITEOUT:
-            self.upper.reveal(one.directory, one.name)
+            self.upper.whiteouts.reveal(one.directory, one.name)
             self._orders.pop(one.directory, None)
         elif one.node.inode & UP:
-            self.upper.remove(one.directory, one.name, one.node, False)
+            self.upper.names.remove(one.directory, one.name, one.node, False)
             self._forget_removed(one.node)
             self._orders.pop(one.directory, None)
         else:
@@ -925,7 +928,7 @@ class WritableTree:
                 del self._nodes[number]
         for directory, name in going:
             told(directory.inode, name)
-            self.upper.remove(directory, name, node, False)
+            self.upper.names.remove(directory, name, node, False)
             self._orders.pop(directory, None)
         self._orders.pop(node, None)
 
@@ -941,13 +944,13 @@ class WritableTree:
         for number, node in sorted(self._nodes.items(), key=lambda item: (kind_of(item[0]), item[0])):
             if number & UP or number == ROOT or node.lower == number or not self._is_moved(node, number):
                 continue
-            if self.upper.is_orphan(node):
-                self.upper.destroy(node)
+            if self.upper.orphans.is_orphan(node):
+                self.upper.orphans.destroy(node)
                 del self._nodes[number]
                 continue
             for directory, name in node.places():
                 told(directory.inode, name)
-            self._renumber(node, self.upper.stat(node).st_ino | UP)
+            self._renumber(node, self.upper.descriptors.stat(node).st_ino | UP)
         self._gone = {inode for inode in self._gone if not self._is_seen_again(inode)}
 
     def _is_seen_again(self, inode: int) -> bool:
@@ -968,30 +971,30 @@ class WritableTree:
             size = None if node.kind == FILE else size
         if size is not None:
             self._check_file(node)
-            self.upper.truncate(node, size)
+            self.upper.contents.truncate(node, size)
         if change.uid is not None or change.gid is not None:
             self._chown(node, change)
         if change.mode is not None:
             if node.kind == SYMLINK:
                 raise Unsupported("a symbolic link has no mode")
-            self.upper.chmod(node, stat.S_IMODE(change.mode))
+            self.upper.contents.chmod(node, stat.S_IMODE(change.mode))
         if change.atime_ns is not None or change.mtime_ns is not None:
             self._utime(node, change)
         return self._status(node)
 
     def _chown(self, node: UpperNode, change: AttributeChange) -> None:
-        status = self.upper.stat(node)
+        status = self.upper.descriptors.stat(node)
         uid = -1 if change.uid is None or change.uid == status.st_uid else change.uid
         gid = -1 if change.gid is None or change.gid == status.st_gid else change.gid
-        self.upper.chown(node, uid, gid)
+        self.upper.contents.chown(node, uid, gid)
 
     def _utime(self, node: UpperNode, change: AttributeChange) -> None:
         atime, mtime = change.atime_ns, change.mtime_ns
         if atime is None or mtime is None:
-            status = self.upper.stat(node)
+            status = self.upper.descriptors.stat(node)
             atime = status.st_atime_ns if atime is None else atime
             mtime = status.st_mtime_ns if mtime is None else mtime
-        self.upper.utime(node, (atime, mtime))
+        self.upper.contents.utime(node, (atime, mtime))
 
     def xattrs(self, inode: int) -> list[bytes]:
         """Names of the extended attributes: of the lower where it shows through, and those of users."""
@@ -999,7 +1002,7 @@ class WritableTree:
         node = self._nodes.get(inode)
         if node is None:
             return self.tree.xattrs(inode)
-        own = [name for name in self.upper.listxattr(node) if _is_users(name)]
+        own = [name for name in self.upper.contents.listxattr(node) if _is_users(name)]
         return (self.tree.xattrs(node.lower) if node.lower > 0 else []) + own
 
     def getxattr(self, inode: int, name: bytes) -> bytes:
@@ -1013,7 +1016,7 @@ class WritableTree:
         if not _is_users(name):
             raise NoSuchAttribute(f"no attribute {text_of(name)}")
         try:
-            return self.upper.getxattr(node, name)
+            return self.upper.contents.getxattr(node, name)
         except OSError as error:
             if error.errno != errno.ENODATA:
                 raise
@@ -1032,7 +1035,7 @@ class WritableTree:
             node = self._copy_up(inode)
         if flags:
             self.journal.begin("setxattr", (inode, name, flags))
-        self.upper.setxattr(node, name, value, 0 if repeated else flags)
+        self.upper.contents.setxattr(node, name, value, 0 if repeated else flags)
 
     def removexattr(self, inode: int, name: bytes) -> None:
         """Remove an attribute. Raises NoSuchAttribute, Unsupported."""
@@ -1041,12 +1044,12 @@ class WritableTree:
         if not _is_users(name):
             raise Unsupported(f"the attribute {text_of(name)} cannot be removed here")
         node = self._nodes.get(inode)
-        if node is None or name not in self.upper.listxattr(node):
+        if node is None or name not in self.upper.contents.listxattr(node):
             if repeated:
                 return
             raise NoSuchAttribute(f"no attribute {text_of(name)}")
         self.journal.begin("removexattr", (inode, name))
-        self.upper.removexattr(node, name)
+        self.upper.contents.removexattr(node, name)
 
     # --- what the kernel knows
 
@@ -1063,8 +1066,8 @@ class WritableTree:
             self._gone.discard(inode)
         elif node.known is not None:
             node.known = max(node.known - count, 0)
-            if not node.known and self.upper.is_orphan(node):
-                self.upper.destroy(node)
+            if not node.known and self.upper.orphans.is_orphan(node):
+                self.upper.orphans.destroy(node)
                 del self._nodes[inode]
 
 

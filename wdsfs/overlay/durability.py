@@ -1,0 +1,49 @@
+"""What fsync guarantees: when it returns, a file's bytes or a directory's names are on disk, and every name on the
+ways to it from the top of the upper.
+
+A node is `dirty` while that is not known of its own bytes or names. With `only_data` (fdatasync) attributes of a
+file may be missing after a power cut, its bytes and size not. Copies of the lower are on disk before they get
+their names (`overlay/new_entries.py`); a clean unmount writes everything (`upper_dir.UpperDirectory.close`).
+"""
+
+from __future__ import annotations
+
+from wdsfs.overlay.orphans import Orphans
+from wdsfs.overlay.system_calls import SystemCalls
+from wdsfs.overlay.upper_descriptors import Descriptors
+from wdsfs.overlay.upper_format import DIRECTORY, FILE, UpperNode
+
+
+class Durability:
+    """Writes things of the upper to disk. All methods raise OSErrors."""
+
+    def __init__(self, descriptors: Descriptors, orphans: Orphans, calls: SystemCalls) -> None:
+        self.descriptors = descriptors
+        self.orphans = orphans
+        self.calls = calls
+
+    def sync(self, node: UpperNode, only_data: bool = False) -> None:
+        """Have something on disk, with every name that leads to it."""
+        if node.dirty and node.kind == FILE:
+            if only_data:
+                self.calls.fdatasync(self.descriptors.file(node))
+            else:
+                self.calls.fsync(self.descriptors.file(node))
+                node.dirty = False
+        if node.kind == DIRECTORY:
+            self._sync_up(node)
+        for parent, _ in node.places():
+            if parent is not self.orphans.top:
+                self._sync_up(parent)
+
+    def _sync_up(self, node: UpperNode) -> None:
+        for directory in node.chain():
+            if directory.dirty and directory is not self.orphans.top:
+                self.calls.fsync(self.descriptors.directory(directory))
+                directory.dirty = False
+
+    def sync_content(self, node: UpperNode) -> None:
+        """Have a file's content on disk, under whatever name."""
+        if node.dirty and node.kind == FILE:
+            self.calls.fsync(self.descriptors.file(node))
+            node.dirty = False

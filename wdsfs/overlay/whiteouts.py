@@ -1,0 +1,100 @@
+"""Whiteouts and opaque directories: the marks in the upper that hide names of the lower.
+
+A whiteout is a hard link to one prototype in work/: a character device 0:0, or an empty file with an attribute
+where no device can be made. Which names are to be hidden is decided in `overlay/writable_tree.py`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from wdsfs.overlay.staging import Staging
+from wdsfs.overlay.system_calls import SystemCalls
+from wdsfs.overlay.upper_descriptors import Descriptors
+from wdsfs.overlay.upper_format import OPAQUE, ORIGIN, THE_WHITEOUT, WHITED_OUT, Origin, UpperNode
+
+PROTOTYPE = b"whiteout"  # in work/; all whiteouts are hard links to it
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}  # a later write fails with these; no reason not to mount
+
+
+class Whiteouts:
+    """Makes and removes whiteouts, and makes directories opaque.
+
+    `by_attribute`: whether whiteouts here are files with an attribute, not devices.
+    """
+
+    def __init__(self, descriptors: Descriptors, staging: Staging, calls: SystemCalls) -> None:
+        self.descriptors = descriptors
+        self.staging = staging
+        self.calls = calls
+        self.by_attribute = False
+
+    def find_prototype(self) -> None:
+        """Find out which form whiteouts have here, or make the prototype."""
+        try:
+            status = os.stat(PROTOTYPE, dir_fd=self.staging.directory, follow_symlinks=False)
+            self.by_attribute = not stat.S_ISCHR(status.st_mode)
+        except FileNotFoundError:
+            try:
+                self._make_prototype()
+            except OSError as error:
+                if error.errno not in DISK_FULL:
+                    raise
+
+    def _make_prototype(self) -> None:
+        """Make the file that whiteouts are links to: a device, or a file with an attribute if no device can be
+        made."""
+        with self.staging.prepared() as temporary:
+            try:
+                self.calls.mknod(temporary, stat.S_IFCHR, 0, self.staging.directory)
+                self.by_attribute = False
+            except PermissionError:
+                self.by_attribute = True
+                fd = self.calls.create(temporary, os.O_RDWR, 0o600, self.staging.directory)
+                try:
+                    self.calls.setxattr(fd, WHITED_OUT, b"y")
+                finally:
+                    os.close(fd)
+            self.calls.rename(temporary, self.staging.directory, PROTOTYPE, self.staging.directory)
+
+    def hide(self, parent: UpperNode, name: bytes) -> None:
+        """Remove a name that the lower has and the upper has not."""
+        self.make(name, self.descriptors.directory(parent), parent)
+        parent.enter(name, THE_WHITEOUT)
+
+    def reveal(self, parent: UpperNode, name: bytes) -> None:
+        """Remove a whiteout: what the lower has under its name is seen again."""
+        self.calls.unlink(name, self.descriptors.directory(parent))
+        del parent.children[name]
+        parent.dirty = True
+
+    def make(self, name: bytes, directory: int, parent: UpperNode) -> None:
+        """Make a whiteout that is, or is going to be, in the directory `parent`."""
+        self.mark(parent)
+        try:
+            self.calls.link(PROTOTYPE, self.staging.directory, name, directory)
+        except OSError as error:
+            if error.errno not in (errno.EMLINK, errno.ENOENT):
+                raise
+            self._make_prototype()  # the old one has as many links as a file can have
+            self.calls.link(PROTOTYPE, self.staging.directory, name, directory)
+
+    def mark(self, parent: UpperNode) -> None:
+        """Mark a directory for whiteouts in the form of an attribute: the kernel looks for them in marked ones
+        only."""
+        if self.by_attribute:
+            fd = self.descriptors.directory(parent)
+            if OPAQUE not in os.listxattr(fd):
+                self.calls.setxattr(fd, OPAQUE, b"x")
+
+    def make_opaque(self, node: UpperNode, origin: Origin | None = None) -> None:
+        """Let nothing of the lower show through a directory; `origin` keeps its inode number."""
+        fd = self.descriptors.directory(node)
+        if origin is not None:
+            self.calls.setxattr(fd, ORIGIN, b"%d:%x" % origin)
+            node.origin = origin
+        self.calls.setxattr(fd, OPAQUE, b"y")
+        node.opaque = True
+        node.dirty = True
