@@ -1,0 +1,146 @@
+"""Copy-up: what the lower has becomes a thing of the upper, with its inode number, before it is changed.
+
+A file is copied up with all its names, or not at all; a directory with those that it lies in. When that is needed
+is decided in `overlay/writable_tree.py`.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+
+from wdsfs.dataset import shard_set
+from wdsfs.dataset.shard_tree import Node, text_of
+from wdsfs.errors import InvalidRequest, NameTooLong, NoSuchEntry, NotADirectory
+from wdsfs.names import NAME_MAX
+from wdsfs.overlay.merged_view import MergedView
+from wdsfs.overlay.upper_attributes import UpperAttributes
+from wdsfs.overlay.upper_format import DIRECTORY, THE_WHITEOUT, UpperNode
+
+CHUNK = 1 << 20  # bytes that are copied up at a time
+
+
+class CopyUp:
+    """Things of the upper by inode number or name, copied up if only the lower has them.
+
+    `owner` (uid, gid) is whom the files of the lower belong to.
+    """
+
+    def __init__(self, view: MergedView, owner: tuple[int, int] | None) -> None:
+        self.view = view
+        self.tree = view.tree
+        self.upper = view.upper
+        self.nodes = view.nodes
+        self.order = view.order
+        self._owner = owner
+
+    def anything(self, inode: int) -> UpperNode:
+        """Something in the upper, copied up if the lower has it."""
+        node = self.nodes.by_inode.get(inode)
+        return self.copy_up(inode) if node is None else node
+
+    def directory(self, inode: int) -> UpperNode:
+        """A directory in the upper, made if the lower has it. Raises NoSuchEntry when it has been removed."""
+        node = self.nodes.by_inode.get(inode)
+        if node is None:
+            node = self._copy_up_way(inode)
+        if node.kind != DIRECTORY:
+            raise NotADirectory(f"inode {inode} is a file")
+        if self.upper.orphans.is_orphan(node):
+            raise NoSuchEntry(f"the directory {inode} has been removed")
+        return node
+
+    def _copy_up_way(self, inode: int) -> UpperNode:
+        """Make a directory of the lower, and those that it lies in, in the upper."""
+        way: list[tuple[Node, bytes]] = []
+        at = inode
+        while at not in self.nodes.by_inode:
+            found = self.tree.getattr(at)
+            if not stat.S_ISDIR(found.mode):
+                raise NotADirectory(f"inode {at} is a file")
+            parent, name = self.tree.places(at)[0]
+            way.append((found, name))
+            at = parent
+        node = self.nodes.by_inode[at]
+        if node.lower != at or way[-1][1] in node.children:
+            raise NoSuchEntry(f"the directory {inode} has been removed")
+        for found, name in reversed(way):
+            attributes = self._attributes(found)
+            made = self.upper.entries.copy_up_directory(node, name, attributes)
+            made.lower = made.inode = found.inode
+            self.nodes.by_inode[found.inode] = made
+            node = made
+        return node
+
+    def _attributes(self, found: Node) -> UpperAttributes:
+        """What a copy of something in the lower is to have."""
+        return UpperAttributes(stat.S_IMODE(found.mode), self._owner, (found.mtime_ns, found.mtime_ns))
+
+    def copy_up(self, inode: int, size: int | None = None) -> UpperNode:
+        """Something of the lower, as a thing of the upper; of a file the first `size` bytes, or all.
+
+        All its names are copied up, or none: a file that has lost them is made an orphan.
+        """
+        found = self.tree.getattr(inode)
+        if stat.S_ISDIR(found.mode):
+            return self.directory(inode)
+        shown = [(parent, name) for parent, name in self.tree.places(inode) if self.nodes.is_shown(parent, name)]
+        parent, name = (self.directory(shown[0][0]), shown[0][1]) if shown else (None, b"%x" % inode)
+        where = self.upper.orphans.top if parent is None else parent
+        attributes = self._attributes(found)
+        if stat.S_ISLNK(found.mode):
+            # A link cannot have the attribute that keeps its number: the next worker knows it under another one.
+            node = self.upper.entries.copy_up_symlink(where, name, attributes, self.tree.readlink(inode))
+        else:
+            chunks = self._chunks(inode, found.size if size is None else min(size, found.size))
+            node = self.upper.entries.copy_up(where, name, attributes, chunks, self.nodes.origin(inode), size)
+        node.inode = inode
+        self.nodes.by_inode[inode] = node
+        if parent is not None:
+            self.order.entered(parent, name)
+        for holder, another in shown[1:]:
+            self._link_copy(node, holder, another)
+        return node
+
+    def _chunks(self, inode: int, size: int) -> Iterator[bytes]:
+        content = self.tree.content(inode)
+        for offset in range(0, size, CHUNK):
+            yield shard_set.read(content, offset, min(CHUNK, size - offset))
+
+    def _link_copy(self, node: UpperNode, holder: int, name: bytes) -> None:
+        directory = self.directory(holder)
+        self.upper.entries.copy_up_link(node, directory, name)
+        self.order.entered(directory, name)
+
+    def link_all(self, node: UpperNode) -> None:
+        """Finish a copy-up that was stopped between the names of a file."""
+        for holder, name in self.tree.places(node.inode):
+            if self.nodes.is_shown(holder, name):
+                self._link_copy(node, holder, name)
+
+    def child(self, parent: int, name: bytes) -> UpperNode | Node | None:
+        """What a name in a directory stands for: something in the upper, or only in the lower, or nothing."""
+        if len(name) > NAME_MAX:
+            raise NameTooLong(f"a name of {len(name)} bytes")
+        if name in (b"", b".", b"..") or b"/" in name or b"\0" in name:
+            raise InvalidRequest(f"{text_of(name)!r} is no name")
+        directory = self.nodes.by_inode.get(parent)
+        if directory is None:
+            below = parent
+        else:
+            if directory.kind != DIRECTORY:
+                raise NotADirectory(f"inode {parent} is a file")
+            if self.upper.orphans.is_orphan(directory):
+                raise NoSuchEntry(f"the directory {parent} has been removed")
+            child = directory.children.get(name)
+            if child is not None:
+                return None if child is THE_WHITEOUT else child
+            below = self.nodes.below(directory)
+        try:
+            found = self.tree.lookup(below, name) if below else None
+        except NoSuchEntry:
+            return None
+        if found is not None and found.inode in self.nodes.by_inode and not stat.S_ISDIR(found.mode):
+            self.link_all(self.nodes.by_inode[found.inode])
+            return self.nodes.by_inode[found.inode]
+        return found

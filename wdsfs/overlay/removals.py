@@ -1,0 +1,76 @@
+"""Removing names of the merged tree: by a whiteout what the lower has, from the upper what that has.
+
+What the kernel still knows stays readable (`overlay/orphans.py`, `NodeTable.gone`).
+"""
+
+from __future__ import annotations
+
+import stat
+
+from wdsfs.dataset.shard_tree import AT_PARENT, Node, text_of
+from wdsfs.errors import NoSuchEntry, NotEmpty
+from wdsfs.overlay.copy_up import CopyUp
+from wdsfs.overlay.merged_view import MergedView
+from wdsfs.overlay.request_journal import RequestJournal
+from wdsfs.overlay.upper_format import DIRECTORY, THE_WHITEOUT, UpperNode
+
+
+class Removals:
+    """Removes names from `view`. Each removal is in the journal before it begins."""
+
+    def __init__(self, view: MergedView, copies: CopyUp, journal: RequestJournal) -> None:
+        self.view = view
+        self.copies = copies
+        self.journal = journal
+        self.tree = view.tree
+        self.upper = view.upper
+        self.nodes = view.nodes
+        self.order = view.order
+
+    def removable(self, what: str, parent: int, name: bytes) -> UpperNode | Node | None:
+        """What is to be removed; None when the worker before has done so. Raises NoSuchEntry."""
+        about = self.journal.repeats(what, (parent, name))
+        there = self.copies.child(parent, name)
+        if about is not None and (there is None or there.inode != about[0]):
+            return None
+        if there is None:
+            raise NoSuchEntry(f"no {text_of(name)!r} in the directory {parent}")
+        return there
+
+    def check_empty(self, there: UpperNode | Node) -> None:
+        """Raises NotEmpty for a directory in which a name is seen."""
+        if isinstance(there, Node):
+            below, children = there.inode, {}
+        else:
+            below, children = self.nodes.below(there), there.children
+        if any(child is not THE_WHITEOUT for child in children.values()):
+            raise NotEmpty(f"the directory {there.inode} is not empty")
+        if below and any(entry.name not in children for entry in self.tree.listing(below, AT_PARENT)):
+            raise NotEmpty(f"the directory {there.inode} is not empty")
+
+    def remove(self, what: str, parent: int, name: bytes, there: UpperNode | Node) -> None:
+        """Remove a name; `there` is what it stands for, `what` the request in the journal."""
+        directory = self.copies.directory(parent)
+        hide = isinstance(there, Node) or self.nodes.shows(directory, name)
+        self.journal.begin(what, (parent, name), (there.inode,))
+        if isinstance(there, Node):
+            self.upper.whiteouts.hide(directory, name)
+            self.hidden(there)
+        else:
+            self.upper.names.remove(directory, name, there, hide)
+            self.forget(there)
+
+    def hidden(self, found: Node) -> None:
+        """A name of something in the lower is not to be seen any more."""
+        if stat.S_ISDIR(found.mode) or not self.view.with_links(found).links or found.links == 1:
+            self.nodes.gone.add(found.inode)
+
+    def forget(self, node: UpperNode) -> None:
+        """A name of something in the upper has been taken away."""
+        if node.parent is None or self.upper.orphans.is_orphan(node):
+            self.order.drop(node)
+        self.nodes.removed(node)
+
+
+def is_directory(there: UpperNode | Node) -> bool:
+    return stat.S_ISDIR(there.mode) if isinstance(there, Node) else there.kind == DIRECTORY
