@@ -23,7 +23,7 @@ class Durability:
         self.calls = calls
 
     def sync(self, node: UpperNode, only_data: bool = False) -> None:
-        """Have something on disk, with every name that leads to it."""
+        """Write something to disk, with every name that leads to it."""
         if node.dirty and node.kind == FILE:
             if only_data:
                 self.calls.fdatasync(self.descriptors.file(node))
@@ -43,7 +43,7 @@ class Durability:
                 directory.dirty = False
 
     def sync_content(self, node: UpperNode) -> None:
-        """Have a file's content on disk, under whatever name."""
+        """Write a file's content to disk; its names may still be in memory only."""
         if node.dirty and node.kind == FILE:
             self.calls.fsync(self.descriptors.file(node))
             node.dirty = False

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 NAMED_MAX = 5  # changed shards that a warning names
 
-_BEGUN, _FROZEN = request_journal.SIZE, request_journal.SIZE + 1  # behind the journal
+_BEGUN, _FROZEN = request_journal.SIZE, request_journal.SIZE + 1  # bytes after the journal
 
 
 class MountedOverlay:
@@ -96,15 +96,15 @@ class MountedOverlay:
         os.pwrite(self._notes, note, os.fstat(self._notes).st_size)
 
     def notes(self) -> bytes:
-        """All that were kept."""
+        """All notifications that were kept."""
         return os.pread(self._notes, os.fstat(self._notes).st_size, 0)
 
     def drop_notes(self) -> None:
-        """They were sent."""
+        """Forget those that were kept: they have been sent."""
         os.ftruncate(self._notes, 0)
 
     def finish(self) -> None:
-        """Have everything on disk at the end, also when no worker was left to see to it."""
+        """Write everything to disk at the end, also when no worker was left to do it."""
         try:
             UpperDirectory(self.place, self.owner).close(clean=True)
         except (OSError, OverlayUnusable) as error:
@@ -117,11 +117,11 @@ class MountedOverlay:
 
     @property
     def frozen(self) -> bool:
-        """Whether nobody may change anything now."""
+        """Whether all changes are refused now."""
         return bool(self._memory[_FROZEN])
 
     def freeze(self, frozen: bool) -> None:
-        """Let nobody change anything, or let them again."""
+        """Refuse all changes, or allow them again."""
         self._memory[_FROZEN] = frozen
 
 

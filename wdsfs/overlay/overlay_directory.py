@@ -126,8 +126,8 @@ class OverlaySettings:
         about = json.loads(data)
         if about["version"] not in (VERSION, VERSION_READ):
             raise ValueError(f"version {about['version']}, not {VERSION} or {VERSION_READ}")
-        told = {} if about["version"] == VERSION else about["reading"]
-        reading = Reading(**{name: bool(value) for name, value in told.items()})
+        options = {} if about["version"] == VERSION else about["reading"]
+        reading = Reading(**{name: bool(value) for name, value in options.items()})
         shards = (
             ShardSeen(os.fsencode(one["name"]), os.fsencode(one["path"]), _three(one["fingerprint"]))
             for one in about["shards"]
@@ -254,6 +254,7 @@ def refuse_outputs(place: OverlayDirectory, shards: Sequence[bytes]) -> None:
 
 
 def sync_directory(path: Path) -> None:
+    """Write the names in a directory to disk. Raises OSErrors."""
     fd = os.open(path, OPEN_DIRECTORY)
     try:
         os.fsync(fd)
@@ -262,10 +263,10 @@ def sync_directory(path: Path) -> None:
 
 
 def hold(place: OverlayDirectory, make: bool = True) -> int:
-    """Keep everybody else from mounting or committing this overlay, as long as the descriptor is open.
+    """Lock this overlay against other mounts and commits, as long as the returned descriptor is open.
 
     With `make` an empty directory becomes an overlay of ours; without, nothing is left in it: it may be an upper
-    of the kernel's. A forked process inherits the hold: it ends with the last of them. Raises OverlayBusy, which
+    of the kernel's. A forked process inherits the lock: it ends with the last of them. Raises OverlayBusy, which
     names the holder; OverlayUnusable where others can write to the directory: what lies in it says which shards a
     commit replaces.
     """

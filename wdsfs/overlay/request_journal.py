@@ -1,4 +1,4 @@
-"""What a worker is about to do, so that the next worker knows whether it was done.
+"""A write-ahead note of the request that a worker is serving, for the worker that takes over.
 
 The kernel sends the request of a worker that died again. Most requests can simply be done twice; but "create this
 name" fails the second time, because the name is there. So before such a change a worker writes down what it is

@@ -188,7 +188,7 @@ class Restoration:
                     yield from self.find(self._path(parent) + name)
 
     def _path(self, inode: int) -> bytes:
-        """The path of a directory of the lower, with a slash behind it; empty for the top."""
+        """The path of a directory of the lower, with a trailing slash; empty for the top."""
         steps: list[bytes] = []
         while inode != ROOT:
             inode, name = self.tree.places(inode)[0]

@@ -86,7 +86,7 @@ class UpperNode:
         self.lower = 0
         self.mode = -1  # permission bits to show; -1: those that the file has
         self.dirty = True  # not known to be on disk: a directory's names, a file's bytes
-        self.known: int | None = None  # how often the kernel was told of it; None: nobody knows
+        self.known: int | None = None  # lookup count of the kernel; None: not known
 
     def __repr__(self) -> str:
         kind = ("file", "directory", "symlink", "whiteout", "other")[self.kind]
