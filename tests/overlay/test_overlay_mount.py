@@ -29,7 +29,7 @@ from tests import tars
 from tests.conftest import PATIENCE, Mounted, Program, fails, need_fuse, open_the_way, wait_until
 from tests.writables import shard
 from wdsfs.errors import MountError
-from wdsfs.mount import session as mounting
+from wdsfs.mount import unmount
 from wdsfs.overlay.system_calls import EXCHANGE, NOREPLACE, SystemCalls
 
 MTIME = 1_600_000_000
@@ -754,7 +754,7 @@ def test_an_unmount_says_that_it_waits_for_a_disk(
     small: Program, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And waits for as long as the disk takes: a frozen one here, until it is thawed."""
-    monkeypatch.setattr(mounting, "TELL_SECONDS", 0.05)
+    monkeypatch.setattr(unmount, "TELL_SECONDS", 0.05)
     caplog.set_level(logging.INFO)
     for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, small.environment[name])
@@ -764,7 +764,7 @@ def test_an_unmount_says_that_it_waits_for_a_disk(
     ):
         small.tool("fsfreeze", "-f", disk)
         try:
-            ending = threading.Thread(target=mounting.unmount, args=(str(mounted.path), False, 0.2))
+            ending = threading.Thread(target=unmount.unmount, args=(str(mounted.path), False, 0.2))
             ending.start()
             wait_until(lambda: "waiting for process" in caplog.text, "a word about it")
             assert ending.is_alive()
@@ -783,7 +783,7 @@ def test_an_unmount_of_a_daemon_that_stays(small: Program, monkeypatch: pytest.M
         os.kill(mounted.pid, signal.SIGSTOP)
         try:
             with pytest.raises(MountError, match=f"process {mounted.pid} is still there, 0 s after the unmount"):
-                mounting.unmount(str(mounted.path), False, 0.1)
+                unmount.unmount(str(mounted.path), False, 0.1)
         finally:
             os.kill(mounted.pid, signal.SIGCONT)
         mounted.check_exit()

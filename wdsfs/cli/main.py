@@ -245,6 +245,8 @@ def mount(
       wdsfs mount --columns 'jpg;png' --columns cls --associate labels.csv shards/ /mnt/train
     """
     from wdsfs.index.process_pool import default_jobs
+    from wdsfs.mount import daemon
+    from wdsfs.mount import options as options_module
     from wdsfs.mount import session as mounting
 
     _refuse_own_options(options)
@@ -252,7 +254,7 @@ def mount(
         raise _incomplete(mountpoint)
     if not mountpoint:
         raise UsageError("the MOUNTPOINT is empty")
-    wanted = mounting.MountOptions(
+    wanted = options_module.MountOptions(
         specs=list(shards),
         selection=selection._replace(allow_missing=tolerance.allow_missing),
         mountpoint=mountpoint,
@@ -282,17 +284,17 @@ def mount(
 
     front = mounting.Front(indexer, composer, adviser)
     if foreground:
-        code = mounting.guarded(
-            lambda: mounting.run(wanted, front, lambda: None, lambda: mounting.notify_systemd("READY=1"))
+        code = daemon.guarded(
+            lambda: mounting.run(wanted, front, lambda: None, lambda: daemon.notify_systemd("READY=1"))
         )
     else:
-        code = mounting.in_background(wanted, front)
+        code = daemon.in_background(wanted, front)
     sys.exit(code)
 
 
 def _refuse_own_options(options: Sequence[str]) -> None:
     """Raises UsageError for `-o layout=files`, which only mount(8) takes, and for `-o layot=files`."""
-    from wdsfs.mount.session import known_options
+    from wdsfs.mount.options import known_options
     from wdsfs.names import closest
 
     own = {name[2:] for param in mount.params for name in param.opts if name.startswith("--")}
@@ -335,7 +337,7 @@ def umount(mountpoints: tuple[str, ...], everything: bool, lazy: bool) -> None:
       wdsfs umount --all
     """
     from wdsfs.errors import MountError
-    from wdsfs.mount.session import unmount
+    from wdsfs.mount.unmount import unmount
     from wdsfs.status import control
 
     if everything == bool(mountpoints):

@@ -118,7 +118,7 @@ def translate(argv: Sequence[str]) -> Call:
 
 def _refuse_misspelt(option: str) -> None:
     """Raises UsageError for what is nearly one of our own options, and none that is known otherwise."""
-    from wdsfs.mount.session import known_options
+    from wdsfs.mount.options import known_options
 
     known, name = {one.rstrip("=") for one in known_options()} | _NOT_FOR_US, option.partition("=")[0]
     meant = "" if name in known else names.meant(_name(option), sorted(_OWN | known))

@@ -1,4 +1,4 @@
-"""Hears of changes of shards while they are mounted, so that the kernel asks again for what it keeps of them.
+"""Follows changes of shards while they are mounted, and invalidates what the kernel keeps of them.
 
 A process of its own: it sleeps in the kernel (inotify) and does nothing else, so a change is known within a
 millisecond, and a notification that has to wait for a lookup in flight holds nobody up. Not every change makes an
@@ -14,13 +14,15 @@ import logging
 import os
 import select
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from inotify_simple import INotify, flags
 
 from wdsfs.dataset.generations import Generations
 from wdsfs.fuse import protocol
+from wdsfs.fuse.supervisor import Supervisor
 from wdsfs.inodes import ROOT
+from wdsfs.mount.mounted_set import MountedSet
 from wdsfs.spec.expand import Shard
 
 log = logging.getLogger(__name__)
@@ -137,3 +139,13 @@ def follow(watch: Watch, device: int, life: int, tags: Generations, epochs: bool
                 if error.errno != errno.ENOENT:  # the kernel does not know that name
                     log.debug("the kernel was not told of a change: %s", error)
         time.sleep(PAUSE_SECONDS)
+
+
+def follower(served: MountedSet) -> Callable[[Supervisor], None] | None:
+    """What follows the changes of the shards, in a process of its own; None if inotify is unavailable."""
+    try:
+        seen = Watch(served.shards, look=served.mount.merge, companions=served.companions.files)
+    except OSError as error:
+        log.warning("a change of a shard is noticed a second late: inotify: %s", error.strerror)
+        return None
+    return lambda engine: follow(seen, engine.device, engine.life, served.tags, engine.epochs)

@@ -2,7 +2,8 @@
 
 A daemon writes `<id>.json` (who it is) when its mount is usable and answers on `<id>.sock`, where either side
 sends JSON objects, a line each. Both disappear with the daemon; what a killed one leaves behind is recognised by
-its process being gone. This module has the client side and the files; the daemon's side is in `mount/session.py`.
+its process being gone. This module has the client side and the files; the daemon's side is in
+`mount/control_socket.py`.
 
 | the client sends | the daemon answers |
 |---|---|

@@ -1,0 +1,187 @@
+"""The daemon's side of the control socket: what it answers to `status`, `diff`, `commit` and `restore`.
+
+The client's side, and where the socket lies, is `status/control.py`. A question is one line of JSON, and so is an
+answer; a commit keeps its connection as long as nobody may change anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import trio
+
+from wdsfs.commit.replace_in_place import is_half_done
+from wdsfs.fuse.protocol import notes_of
+from wdsfs.fuse.supervisor import Supervisor
+from wdsfs.fuse.write_ops import RESTORE
+from wdsfs.mount.child import in_child
+from wdsfs.mount.mounted_set import MountedSet
+from wdsfs.mount.watch import follower
+from wdsfs.overlay.mounted_overlay import MountedOverlay
+from wdsfs.status import control, status_report
+
+log = logging.getLogger(__name__)
+
+VALUE_MAX = 1 << 16  # bytes of an extended attribute (XATTR_SIZE_MAX)
+
+
+class JsonLines:
+    """A line of JSON at a time over a stream."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._received = b""
+
+    async def receive(self) -> dict[str, Any]:
+        """Raises EOFError when the other side is gone, or talks of something else."""
+        while b"\n" not in self._received:
+            part = await self._stream.receive_some(1 << 16)
+            if not part:
+                raise EOFError
+            self._received += part
+        line, _, self._received = self._received.partition(b"\n")
+        try:
+            message = json.loads(line)
+        except ValueError:
+            message = None
+        if not isinstance(message, dict):
+            raise EOFError  # nobody who speaks this language
+        return message
+
+    async def send(self, message: dict[str, Any]) -> None:
+        await self._stream.send_all(json.dumps(message).encode() + b"\n")
+
+
+class ControlSocket:
+    """Answers clients, and does to the mount what they ask for. `served` is the set as it is shown now."""
+
+    def __init__(self, daemon: control.Daemon, served: MountedSet, engine: Supervisor) -> None:
+        self.daemon, self.served, self.engine = daemon, served, engine
+        self.mount = served.mount
+        self.committing = False  # a client that commits is there
+        self.restoring = trio.Lock()
+
+    async def answer(self, stream: trio.SocketStream) -> None:
+        async with stream:
+            try:
+                lines = JsonLines(stream)
+                question = await lines.receive()
+                if question.get("do") == "freeze":
+                    await self._freeze(lines)
+                elif question.get("do") == "restore":
+                    await lines.send(await self._restore([os.fsencode(path) for path in question["paths"]]))
+                elif question.get("do") == "shards":
+                    await lines.send(self._shards())
+                elif question.get("do") == "status":
+                    seen = await in_child(self._report, self.engine.device)
+                    if seen:
+                        await lines.send(seen)
+                await stream.send_eof()  # closing is not enough: a worker forked meanwhile has it, too
+            except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
+                pass
+            except Exception:  # whatever it is, it must not end the mount
+                log.exception("a client of the control socket was not served")
+
+    async def _freeze(self, lines: JsonLines) -> None:
+        """Let nobody change anything until the client has committed, or is gone."""
+        stack = self.served.stack
+        if stack is None or self.committing:
+            reason = "has no overlay" if stack is None else "is being committed already"
+            await lines.send({"error": f"{self.mount.mountpoint} {reason}"})
+            return
+        stack.freeze(True)  # it is still, if the last client was stopped half-way
+        self.committing = True
+        try:
+            await self._let_finish()
+            await lines.send(self._shards())
+            with contextlib.suppress(EOFError):
+                answer = await lines.receive()
+                new, published = ([os.fsencode(path) for path in answer[key]] for key in ("new", "published"))
+                self._renew(new, published)
+                await lines.send({})
+                await lines.receive()  # nothing: the commit is over when the client is gone
+        finally:
+            self.committing = False
+            if stack.is_half_committed:
+                log.error(
+                    "a commit in place was stopped half-way; nothing can be changed until it is finished: wdsfs "
+                    "commit --in-place %s",
+                    shlex.quote(self.mount.mountpoint),
+                )
+            else:
+                stack.freeze(False)
+
+    async def _restore(self, paths: list[bytes]) -> dict[str, Any]:
+        """Have the worker undo what was changed at these paths, and the kernel ask again for it."""
+        stack, where = self.served.stack, self.mount.mountpoint
+        if stack is None:
+            return {"error": f"{where} has no overlay"}
+        async with self.restoring:
+            if stack.frozen:
+                why = (
+                    "a commit in place was stopped half-way"
+                    if stack.is_half_committed
+                    else "it is being committed"
+                )
+                return {"error": f"{where}: nothing can be restored: {why}"}
+            done = await in_child(lambda: self._ask_worker(stack.token, paths), self.engine.device)
+            sent = await in_child(lambda: self._invalidate(stack), None)
+            if sent:
+                stack.drop_notes()
+        return (
+            done
+            if done and sent
+            else {"error": f"{where}: this could not be done; see {self.daemon.log or 'its log'}"}
+        )
+
+    def _ask_worker(self, token: bytes, paths: list[bytes]) -> dict[str, Any]:
+        """In a child: the mount itself is the only way to a worker."""
+        waiting = list(reversed(paths))
+        while waiting:
+            some = [waiting.pop()]
+            while waiting and len(token) + sum(map(len, some)) + len(some) + len(waiting[-1]) <= VALUE_MAX:
+                some.append(waiting.pop())
+            try:
+                os.setxattr(self.mount.mountpoint, RESTORE, token + b"\0".join(some))
+            except OSError as error:
+                return {"error": f"{self.mount.mountpoint}: nothing more can be restored: {error.strerror}"}
+        return {"done": True}
+
+    def _invalidate(self, stack: MountedOverlay) -> dict[str, Any]:
+        """In a child: this may wait for a directory in which somebody is busy."""
+        for note in notes_of(stack.notes()):
+            try:
+                os.write(self.engine.device, note)
+            except OSError as error:
+                if error.errno != errno.ENOENT:  # the kernel does not know that one
+                    raise
+        return {"done": True}
+
+    def _shards(self) -> dict[str, Any]:
+        shards = self.served.shards
+        names = [[os.fsdecode(shard.name), os.fsdecode(shard.path)] for shard in shards]
+        reading = self.mount.selection.reading._asdict()
+        return {"shards": names, "reading": reading, "seen": self.served.access.to_json()}
+
+    async def _let_finish(self) -> None:
+        """Wait for what a worker is at: it may have begun before the freeze."""
+        board, done = self.engine.board, self.engine.board.done
+        while board.busy and board.done == done:  # noqa: ASYNC110  # shared memory tells nobody
+            await trio.sleep(0.001)
+
+    def _renew(self, further: Sequence[bytes], published: Sequence[bytes]) -> None:
+        """Show the shards as they are now, with `further` ones at the end; a commit has replaced `published`."""
+        self.served = self.served.extended(further, published)
+        self.engine.renew(self.served.tree, follower(self.served))
+
+    def _report(self) -> dict[str, Any]:
+        tree = self.served.lower_tree()
+        told = status_report.gather(tree.lower, tree.totals, self.engine.board, self.daemon.started)
+        return {**told, "unfinished_commit": is_half_done(self.daemon.overlay)}

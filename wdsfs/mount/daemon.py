@@ -1,0 +1,123 @@
+"""A mount as a process: forked into the background, with an exit code, known to systemd.
+
+`in_background` forks before anything is done, so that the process that the user started can wait until the tree is
+usable. What the daemon does is `session.run`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from wdsfs.errors import WdsfsError
+from wdsfs.mount.daemon_log import log_to_file
+from wdsfs.mount.options import MountOptions
+from wdsfs.mount.session import Front, run
+from wdsfs.status import control
+
+log = logging.getLogger(__name__)
+
+LEFT, READY, GONE = b"-", b"+", b"."  # from the daemon to the process that waits for it
+LOOK_SECONDS = 0.2  # how often that process looks whether the daemon is still there
+
+
+def in_background(mount: MountOptions, front: Front) -> int:
+    """Fork a daemon that runs this mount; returns 0 when its tree is usable, else the daemon's exit code.
+
+    The daemon stays attached to the terminal until then: it shows progress, says what is wrong, and gets an
+    interrupt. Must be called before any thread is started.
+    """
+    receiver, sender = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(sender)
+        return _wait_for(pid, receiver, control.log_path(mount.mountpoint))
+    os.close(receiver)
+    code = 1
+    try:
+        code = guarded(
+            lambda: run(mount, front, lambda: _leave_terminal(mount, sender), lambda: _tell(sender, READY))
+        )
+    finally:
+        _tell(sender, GONE)
+        os._exit(code)
+
+
+def guarded(action: Callable[[], None]) -> int:
+    """Run to the end; errors become a message and an exit code."""
+    try:
+        action()
+    except WdsfsError as error:
+        log.error("%s", error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        log.error("interrupted; what was indexed is kept")
+        return 130
+    except BaseException:
+        log.exception("wdsfs failed; please report this")
+        return 1
+    return 0
+
+
+def _wait_for(pid: int, receiver: int, log_file: Path) -> int:
+    heard, status = b"", 0
+    while READY not in heard:
+        try:
+            # Not by the end of the pipe: the daemon's workers have it, too, and may outlive it.
+            if select.select([receiver], [], [], LOOK_SECONDS)[0]:
+                word = os.read(receiver, 16)
+                heard += word or GONE  # killed, and nobody else has the pipe
+            elif os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                break
+        except KeyboardInterrupt:  # the daemon has got it, too, and ends in good order
+            continue
+        if heard.endswith(GONE):
+            break
+    if READY in heard:
+        return 0
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if LEFT in heard:  # what it said then is not on this terminal
+        log.error("the daemon has ended before its tree was usable; see %s", log_file)
+    return code if code > 0 else 1
+
+
+def _tell(sender: int, word: bytes) -> None:
+    """Tell the waiting process how far this one is."""
+    with contextlib.suppress(BrokenPipeError):  # nobody waits any more
+        os.write(sender, word)
+
+
+def _leave_terminal(mount: MountOptions, sender: int) -> None:
+    """Go on in the background, with the log in a file."""
+    _tell(sender, LEFT)
+    log_to_file(mount.log)
+    os.setsid()
+    for name in ("WDSFS_INDEX_DIR", "WDSFS_CACHE_DIR"):  # workers take the place of unpacked shards from these
+        if os.environ.get(name):
+            os.environ[name] = os.path.abspath(os.environ[name])
+    os.chdir("/")
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    os.close(null)
+
+
+def notify_systemd(message: str) -> None:
+    """Tell a service manager, if one asked to be told (sd_notify(3))."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as client:
+            client.connect(address)
+            client.sendall(message.encode())
+    except OSError as error:  # the mount works all the same
+        log.warning("the service manager could not be told (NOTIFY_SOCKET=%s): %s", address, error)

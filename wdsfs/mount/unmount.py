@@ -1,0 +1,101 @@
+"""Ends a mount: detaches it and waits for its daemon. Works on dead mounts, too.
+
+What a daemon does when its mount is gone is in `session.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import time
+
+from wdsfs import host
+from wdsfs.errors import MountError
+from wdsfs.mount.mountpoint import DEAD_MOUNT_ERRNOS
+from wdsfs.status import control
+
+log = logging.getLogger(__name__)
+
+TELL_SECONDS = 3.0  # of an unmount, after which it says what it waits for
+
+
+def unmount(mountpoint: str, lazy: bool = False, wait_seconds: float = 30.0) -> None:
+    """End the mount at this path, alive or dead; returns when its daemon is gone. Raises MountError."""
+    path = control.canonical(mountpoint)
+    daemon = control.find(path)
+    mounted = host.mounted_at(path)
+    if mounted is None and daemon is None:
+        raise MountError(f"{path}: nothing is mounted there")
+    if mounted is not None:  # else the mount has ended otherwise; what is left of it is cleared below
+        if daemon is None and mounted.fstype != "fuse.wdsfs":
+            raise MountError(f"{path}: that is a mount of type {mounted.fstype}, not one of wdsfs")
+        dead = not daemon.alive if daemon is not None else _is_dead(path)
+        _detach_mount(path, lazy or dead)
+    if daemon is not None:
+        if not lazy:
+            _wait_for_end(daemon, wait_seconds)
+        if not daemon.alive:
+            control.forget(daemon)
+
+
+def _is_dead(path: str) -> bool:
+    try:
+        os.statvfs(path)
+    except OSError as error:
+        return error.errno in DEAD_MOUNT_ERRNOS
+    return False
+
+
+def _detach_mount(path: str, lazy: bool) -> None:
+    import subprocess
+
+    command = ["umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]
+    if lazy:
+        command.append("-l" if command[0] == "umount" else "-z")
+    try:
+        # In the language of the messages that are looked into below.
+        environment = {**os.environ, "LC_ALL": "C"}
+        done = subprocess.run(
+            [*command, "--", path], capture_output=True, text=True, errors="replace", check=False, env=environment
+        )
+    except FileNotFoundError:
+        raise MountError(f"{command[0]} is not installed; `wdsfs doctor` tells what to type") from None
+    if done.returncode:
+        text = done.stderr.strip()
+        if "busy" in text:
+            quoted = shlex.quote(path)
+            text += f"; see who uses it with: fuser -vm {quoted}; or: wdsfs umount --lazy {quoted}"
+        raise MountError(text)
+
+
+def _wait_for_end(daemon: control.Daemon, seconds: float) -> None:
+    """Wait until the daemon is gone: as long as it waits for a disk, and else up to `seconds`."""
+    since = time.monotonic()
+    deadline, told = since + seconds, False
+    while daemon.alive:
+        now = time.monotonic()
+        if control.waits_for_disk(daemon.pid):
+            deadline = now + seconds
+            if not told and now - since > TELL_SECONDS:
+                told = True
+                log.info(
+                    "waiting for process %s: %s. An interrupt ends the waiting only",
+                    *(daemon.pid, _what_is_written(daemon)),
+                )
+        if now > deadline:
+            where = f"; see {daemon.log}" if daemon.log else ""
+            raise MountError(
+                f"process {daemon.pid} is still there, {now - since:.0f} s after the unmount, and does not wait "
+                f"for a disk{where}"
+            )
+        time.sleep(0.01)
+
+
+def _what_is_written(daemon: control.Daemon) -> str:
+    """What a daemon does whose mount is gone."""
+    if daemon.overlay is None:
+        return "it waits for a disk"
+    left = host.unwritten_bytes()
+    rest = "" if left is None else f", and this machine has {left >> 20:,} MiB to write in all"
+    return f"it has the changes in {daemon.overlay} written to the disk{rest}"
