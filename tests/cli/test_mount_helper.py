@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdsfs.cli import mount_helper
-from wdsfs.cli.main import mount
+from wdsfs.cli.mount_command import mount
 from wdsfs.cli.mount_helper import translate
 from wdsfs.errors import UsageError
 

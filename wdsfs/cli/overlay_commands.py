@@ -27,22 +27,19 @@ from wdsfs.cli import export_commands
 from wdsfs.cli.console import (
     INTERRUPTED,
     Opening,
-    bytes_text,
     ended_in_order,
     index_options,
     index_options_with,
     jobs_of,
     json_option,
     opened_set,
-    print_table,
-    say,
     set_options,
     soundness_options,
-    table_of,
     tell_all,
     view_of,
     view_options,
 )
+from wdsfs.cli.output import bytes_text, print_table, say, table_of
 from wdsfs.errors import (
     CommitError,
     ExportError,

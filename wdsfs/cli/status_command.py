@@ -14,7 +14,8 @@ from typing import Any
 
 import click
 
-from wdsfs.cli.console import bytes_text, json_option, print_block
+from wdsfs.cli.console import json_option
+from wdsfs.cli.output import bytes_text, print_block
 from wdsfs.errors import MountError, counted, several
 
 MOUNTED = "mounted"  # the state of a mount of another user: nobody was asked

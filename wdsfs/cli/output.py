@@ -1,0 +1,87 @@
+"""How results look: tables, blocks and lines on a terminal, whole lines in a pipe."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from wdsfs.errors import UsageError, counted
+from wdsfs.names import shown
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from wdsfs.dataset.shard_tree import Node
+
+
+def table_of(*columns: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+    return table
+
+
+def print_table(table: Table) -> None:
+    """Show a table: fitted to a terminal; in a pipe with whole lines, for what is cut cannot be searched."""
+    from rich.console import Console
+
+    console = Console(markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = 1000
+    with console.capture() as capture:
+        console.print(table)
+    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines() if line.strip()))
+
+
+def print_block(head: str, rows: Sequence[tuple[str, str]]) -> None:
+    """A line, and below it names with their values: wrapped between words on a terminal, whole lines in a pipe.
+
+    A path that is longer than the terminal is wide is left to it.
+    """
+    width = 0
+    if sys.stdout is not None and sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+    names = max((len(name) for name, _ in rows), default=0)
+    for start, value in (("", head), *((f"  {name:<{names}}  ", value) for name, value in rows)):
+        text, indent = start + shown(value), " " * max(len(start), 2)
+        lines = textwrap.wrap(
+            text, width or sys.maxsize, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        click.echo("\n".join(lines))
+
+
+def say(text: str) -> None:
+    """Write a line of results: to a terminal without what would control it, else as it is."""
+    click.echo(shown(text) if sys.stdout is not None and sys.stdout.isatty() else text)
+
+
+def bytes_text(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def contents_text(shards: int, samples: int, members: int) -> str:
+    return ", ".join((counted(shards, "shard"), counted(samples, "sample"), counted(members, "member")))
+
+
+def write_bytes(data: bytes) -> None:
+    """Write to standard output as it is. Raises UsageError if that is closed."""
+    if sys.stdout is None:
+        raise UsageError("standard output is closed")
+    sys.stdout.buffer.write(data)
+
+
+def is_directory(node: Node) -> bool:
+    return stat.S_ISDIR(node.mode)
