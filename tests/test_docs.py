@@ -16,7 +16,7 @@ from tests.conftest import Program, need_fuse
 from tests.test_layers import FILES, ROOMS
 from tests.typed import steps_of, type_in
 from wdsfs.cli.main import main
-from wdsfs.commit import diff
+from wdsfs.commit import changes
 from wdsfs.index import record, record_builder, store
 from wdsfs.interop import lint
 from wdsfs.overlay import upper_format
@@ -113,10 +113,10 @@ def test_overlay_md_has_every_reason_and_every_attribute() -> None:
     text = (ROOT / "docs/overlay.md").read_text().replace("\\_", "_")
     reasons = [
         str(node.value.value)
-        for node in ast.parse((ROOT / "wdsfs/commit/diff.py").read_text()).body
+        for node in ast.parse((ROOT / "wdsfs/commit/changes.py").read_text()).body
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and " " in str(node.value.value)
     ]
-    assert diff.OUTSIDE in reasons
+    assert changes.OUTSIDE in reasons
     assert len(reasons) > 10
     for reason in reasons:
         assert f"| {reason} |" in text, reason

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from wdsfs.commit import diff
-from wdsfs.commit.diff import Changes
+from wdsfs.commit import changes, diff
+from wdsfs.commit.changes import Changes
 from wdsfs.dataset.merged_tree import make_tree
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.dataset.shard_tree import ShardTree, View
@@ -19,7 +19,7 @@ from wdsfs.overlay.upper_format import UpperNode, open_below
 from wdsfs.reading import PLAIN, Reading
 from wdsfs.spec.expand import expand
 
-NO_RULES = diff.Rules()
+NO_RULES = changes.Rules()
 WHITEOUT, OPAQUE = object(), object()  # in a description of an upper: a name that is gone; see `write_upper`
 
 
@@ -72,7 +72,7 @@ def a_tree(
         below.close()
 
 
-def find(tree: ShardTree, upper: Path, rules: diff.Rules = NO_RULES) -> Changes:
+def find(tree: ShardTree, upper: Path, rules: changes.Rules = NO_RULES) -> Changes:
     directory = os.open(upper, os.O_RDONLY | os.O_DIRECTORY)
     try:
 

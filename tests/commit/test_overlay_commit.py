@@ -450,13 +450,13 @@ def test_a_commit_that_is_killed_while_it_empties_the_overlay(a_set: Program, st
     """All shards are there. What is written afterwards must not go where nobody looks any more."""
     patch = f"""
 import os, signal
-from wdsfs.commit import shard_writer as pack
-original = pack.Disk.{step}
+from wdsfs.storage.durable import Disk
+original = Disk.{step}
 def killed(self, path):
     if os.path.exists({str(a_set.home / "o/work/committed")!r}):
         os.kill(os.getpid(), signal.SIGKILL)
     return original(self, path)
-pack.Disk.{step} = killed
+Disk.{step} = killed
 from wdsfs.cli.main import main
 main(prog_name="wdsfs")
 """

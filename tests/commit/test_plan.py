@@ -24,10 +24,15 @@ from hypothesis import strategies as st
 from tests import tars, writables
 from tests.commit.test_shard_writer import Faulty, Killed
 from tests.uppers import OPAQUE, WHITEOUT, a_tree, find, write_upper
-from wdsfs.commit import shard_writer
-from wdsfs.commit.diff import Remark
-from wdsfs.commit.plan import NO_SAMPLE, CommitOptions, Files, Plan, Planner, Runner, Step, continued, namer
-from wdsfs.commit.replace_in_place import Replacement, _freed_by, plan_from_json, plan_to_json, read_plan
+from wdsfs.commit import source_layout
+from wdsfs.commit.changes import Remark
+from wdsfs.commit.commit_journal import plan_from_json, plan_to_json, read_plan
+from wdsfs.commit.free_space import _freed_by
+from wdsfs.commit.output_names import continued, namer
+from wdsfs.commit.plan import NO_SAMPLE, CommitOptions, Planner
+from wdsfs.commit.replace_in_place import Replacement
+from wdsfs.commit.run import Files, Runner
+from wdsfs.commit.steps import Plan, Step
 from wdsfs.dataset.shard_tree import View
 from wdsfs.errors import CommitError, StaleShard, UsageError
 from wdsfs.index import store
@@ -702,9 +707,8 @@ def test_in_place_and_the_power_fails_at_every_step(tmp_path: Path, monkeypatch:
         # Only a real power cut gives a file its old ctime back.
         return found.st_size, found.st_mtime_ns, found.st_ino
 
-    for module in (identity, store):
+    for module in (identity, store, source_layout):
         monkeypatch.setattr(module, "fingerprint_of", without_ctime)
-    monkeypatch.setattr(shard_writer, "fingerprint_of", without_ctime)
     (tmp_path / "set").mkdir()
     (tmp_path / "attic").mkdir()
     here = (

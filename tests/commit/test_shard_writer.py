@@ -11,18 +11,11 @@ from typing import Any
 import pytest
 
 from tests import tars
-from wdsfs.commit import shard_writer
-from wdsfs.commit.shard_writer import (
-    CopiedRange,
-    NewMember,
-    Output,
-    Piece,
-    ShardWriter,
-    SourceLayout,
-    SourceShard,
-    Zeros,
-    joined,
-)
+from wdsfs.commit import source_layout, verify
+from wdsfs.commit.pieces import CopiedRange, NewMember, Piece, Zeros, joined
+from wdsfs.commit.shard_writer import ShardWriter
+from wdsfs.commit.source_layout import SourceLayout
+from wdsfs.commit.steps import Output, SourceShard
 from wdsfs.errors import CommitError, CorruptShard, StaleShard
 from wdsfs.index import record
 from wdsfs.index.store import build_file
@@ -56,7 +49,7 @@ class Bench:
         return os.open(self.home / os.fsdecode(path), os.O_RDONLY)
 
     def layout(self) -> SourceLayout:
-        return shard_writer.layout(0, self.path, self.record)
+        return source_layout.layout(0, self.path, self.record)
 
     def new(self, name: bytes, content: bytes, file: str = "new", **options: Any) -> NewMember:
         (self.home / file).write_bytes(content)
@@ -275,8 +268,8 @@ def test_what_tarfile_cannot_read_to_its_end_is_never_published(
     dense: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the plan itself is wrong, and what is in the file is what was to be in it."""
-    monkeypatch.setattr(shard_writer, "DENSE", 1 << 30 if dense else 0)
-    monkeypatch.setattr(shard_writer, "split_trailing", lambda pieces: (pieces, []))
+    monkeypatch.setattr(verify, "DENSE", 1 << 30 if dense else 0)
+    monkeypatch.setattr(source_layout, "split_trailing", lambda pieces: (pieces, []))
     bench = Bench(tmp_path, tars.tar(COMMENT, tars.A, COMMENT, tars.B))
     with pytest.raises(CommitError, match=r"webdataset, fails at its end: end of file header"):
         bench.write({b"b.txt": ()})
@@ -442,7 +435,7 @@ def test_what_is_wrong_is_never_published(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Read back in either way: all headers, or all bytes where that is quicker."""
-    monkeypatch.setattr(shard_writer, "DENSE", 1 << 30 if dense else 0)
+    monkeypatch.setattr(verify, "DENSE", 1 << 30 if dense else 0)
     text = compare if dense else scan
     bench = Bench(tmp_path, SAMPLES, Wrong(spoil))
     with pytest.raises(CommitError, match=text):

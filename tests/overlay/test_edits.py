@@ -30,10 +30,11 @@ from tests import tars
 from tests.conftest import Program
 from tests.uppers import find
 from tests.writables import EXT, FILES, FULL, Members, Mount, fast_directory, shard, walk_directory
-from wdsfs.commit import diff
-from wdsfs.commit.diff import Changes, Rules
-from wdsfs.commit.plan import CommitOptions, Files, Planner, Runner
+from wdsfs.commit import changes
+from wdsfs.commit.changes import Changes, Rules
+from wdsfs.commit.plan import CommitOptions, Planner
 from wdsfs.commit.replace_in_place import Replacement
+from wdsfs.commit.run import Files, Runner
 from wdsfs.dataset.merged_tree import make_tree
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.dataset.shard_tree import View
@@ -462,7 +463,7 @@ def check_diff(found: Changes, before: Before, after: Model) -> None:
     old, new = before.samples, after.samples
     kinds = Counter((one.kind, one.path) for one in found.samples)
     assert not kinds or max(kinds.values()) == 1
-    by_kind: dict[str, list[diff.ChangedSample]] = {}
+    by_kind: dict[str, list[changes.ChangedSample]] = {}
     for one in found.samples:
         by_kind.setdefault(one.kind, []).append(one)
     renamed = by_kind.get("renamed", [])
@@ -618,7 +619,7 @@ def finish(home: Path, shards: list[Path], world: World, tree: Any, counts: Coun
     found = find(tree, upper)
     assert {one.path for one in found.leavings} == after.left
     assert {one.path for one in found.unpackable + found.conflicts} == after.bad
-    assert {one.reason for one in found.conflicts} <= {diff.OLD_STEM}
+    assert {one.reason for one in found.conflicts} <= {changes.OLD_STEM}
     if found.conflicts or world.rng.random() < 0.5:
         for path in after.bad:
             world.do("unlink", path)
@@ -629,7 +630,7 @@ def finish(home: Path, shards: list[Path], world: World, tree: Any, counts: Coun
     check_diff(found, before, after)
     for one in [*found.samples, *found.others]:
         counts[one.kind] += 1
-    may_meet = any(one.reason == diff.FILE_AND_FOLDER for one in found.notes)
+    may_meet = any(one.reason == changes.FILE_AND_FOLDER for one in found.notes)
     kinds = ["plain", "maxcount", "sort", "changed only", "ignore times"] + ["in place", "in place"] * (
         not after.bad
     )
@@ -768,14 +769,14 @@ def reported(report: dict[str, Any]) -> Changes:
     def names(texts: list[str]) -> tuple[bytes, ...]:
         return tuple(map(os.fsencode, texts))
 
-    def sample(row: dict[str, Any]) -> diff.ChangedSample:
+    def sample(row: dict[str, Any]) -> changes.ChangedSample:
         columns = {name: names(row[name]) for name in ("added", "changed", "removed", "times")}
-        return diff.ChangedSample(
+        return changes.ChangedSample(
             row["kind"], os.fsencode(row["path"]), was=os.fsencode(row["was"] or ""), **columns
         )
 
-    def remarks(kind: str) -> list[diff.Remark]:
-        return [diff.Remark(os.fsencode(one["path"]), one["reason"]) for one in report[kind]]
+    def remarks(kind: str) -> list[changes.Remark]:
+        return [changes.Remark(os.fsencode(one["path"]), one["reason"]) for one in report[kind]]
 
     return Changes(
         samples=[sample(row) for row in report["samples"]],
@@ -811,7 +812,7 @@ def test_random_edits_of_a_mount(name: str, program: Program) -> None:
         assert {os.fsencode(one["path"]) for one in done["left_out"]} == after.left
     outputs = sorted(program.home.glob("*.tar"))
     hidden = before.hidden if view is not FILES else {}
-    may_meet = any(one.reason == diff.FILE_AND_FOLDER for one in found.notes)
+    may_meet = any(one.reason == changes.FILE_AND_FOLDER for one in found.notes)
     check_written(
         program.home, outputs, [path.read_bytes() for path in outputs], "in place", after, hidden, may_meet
     )

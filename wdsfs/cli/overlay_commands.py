@@ -53,8 +53,9 @@ from wdsfs.errors import (
 )
 
 if TYPE_CHECKING:
-    from wdsfs.commit.diff import ChangedSample, Changes, Remark, Rules
-    from wdsfs.commit.plan import Files, Plan, Runner, Step
+    from wdsfs.commit.changes import ChangedSample, Changes, Remark, Rules
+    from wdsfs.commit.run import Files, Runner
+    from wdsfs.commit.steps import Plan, Step
     from wdsfs.dataset.shard_access import Access
     from wdsfs.dataset.shard_set import ShardSet
     from wdsfs.dataset.shard_tree import ShardTree
@@ -96,7 +97,7 @@ class OverlaySession:
     mountpoint: str | None = None
 
     def changes(self, rules: Rules | None = None) -> Changes:
-        from wdsfs.commit import diff
+        from wdsfs.commit import changes, diff
         from wdsfs.overlay import upper_format
 
         directory = -1 if self.directory is None else self.directory
@@ -106,16 +107,16 @@ class OverlaySession:
 
         # Also where nothing is changed yet: there is something to say of shards that other tools read otherwise.
         upper = upper_format.empty() if self.directory is None else upper_format.load(directory)
-        return diff.find(self.tree, upper, open_file, rules or diff.Rules())
+        return diff.find(self.tree, upper, open_file, rules or changes.Rules())
 
     def files(self) -> Files:
-        from wdsfs.commit.plan import Files
+        from wdsfs.commit.run import Files
 
         return Files(-1 if self.directory is None else self.directory)
 
     def refuse_inside(self, plan: Plan) -> None:
         """Raise UsageError for new shards that would come to lie in the overlay, or in the mount of it."""
-        from wdsfs.commit.plan import refuse_below
+        from wdsfs.commit.output_names import refuse_below
 
         refuse_below(plan, str(self.place.path), "the directory of the overlay")
         if self.mountpoint is not None:
@@ -592,8 +593,10 @@ def commit(
       wdsfs commit --overlay edits --in-place 'train-{000000..000999}.tar'
       wdsfs commit --overlay edits --changed-only -o 'delta-%06d.tar' 'train-*.tar'
     """
-    from wdsfs.commit.plan import CommitOptions, Planner, Runner
-    from wdsfs.commit.replace_in_place import Replacement, read_plan
+    from wdsfs.commit.commit_journal import read_plan
+    from wdsfs.commit.plan import CommitOptions, Planner
+    from wdsfs.commit.replace_in_place import Replacement
+    from wdsfs.commit.run import Runner
     from wdsfs.overlay.overlay_directory import unfinished
     from wdsfs.spec.expand import expand, extended
 
@@ -657,8 +660,9 @@ def commit(
 
 def _abandon(session: OverlaySession, begun: bool, as_json: bool) -> None:
     """End a commit in place as it is, and tell what is in the shards and what is not. Raises CommitError."""
-    from wdsfs.commit.plan import Runner
-    from wdsfs.commit.replace_in_place import Replacement, read_plan
+    from wdsfs.commit.commit_journal import read_plan
+    from wdsfs.commit.replace_in_place import Replacement
+    from wdsfs.commit.run import Runner
 
     if not begun:
         raise CommitError("no commit in place of this overlay was stopped half-way, so there is none to abandon")
@@ -685,7 +689,7 @@ def _abandon(session: OverlaySession, begun: bool, as_json: bool) -> None:
 
 def _check(options: Any, copy: bool) -> None:
     """Refuse options that do not go together, and names that no shard can have. Raises UsageError."""
-    from wdsfs.commit.plan import check_output
+    from wdsfs.commit.output_names import check_output
 
     clashes = [
         (options.link and copy, "--link and --copy exclude each other"),

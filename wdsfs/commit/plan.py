@@ -1,16 +1,14 @@
-"""Commit: from what an overlay changes to new shards.
+"""Decides which shards a commit writes, and of which pieces.
 
-`Planner` decides which shards are written and of which pieces; a `Plan` is complete before the first byte is
-written, so that `--dry-run` shows it and everything that can be refused is refused then. A `Runner` writes new
-shards elsewhere, several at a time, and never touches the sources; `commit/replace_in_place.py` lets them take
-their place.
+A `Plan` is complete before the first byte is written, so that `--dry-run` can show it, and everything that can be
+refused is refused then. `commit/run.py` and `commit/replace_in_place.py` carry it out.
 
 Rules: an edited sample stays where its first member was, samples stay in their order, new ones follow the last one
 of their shard. Untouched members are raw runs. The same input gives the same bytes. Where a shard is read in
 another way than other tools read it (`reading.Reading`), the new one is such that they find the same in it, also
 when nothing else changes.
 
-Reads shards and the upper, writes shards and DIR; no FUSE. One thread plans and talks to the index; threads write.
+Reads shards and their records, writes nothing. One thread.
 """
 
 from __future__ import annotations
@@ -20,50 +18,28 @@ import contextlib
 import itertools
 import logging
 import os
-import re
-import shlex
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsfs import trust
-from wdsfs.commit.diff import Changes, NewSample, Remark, Rules, ShardChanges
-from wdsfs.commit.shard_writer import (
-    CopiedRange,
-    Cut,
-    NewMember,
-    Output,
-    Piece,
-    ShardWriter,
-    SourceLayout,
-    SourceShard,
-    Zeros,
-    joined,
-    layout,
-    split_trailing,
-    unpacked_size,
-)
-from wdsfs.dataset.shard_set import NotIndexed, ShardSet
-from wdsfs.errors import CommitError, MissingShard, ShardError, StaleShard, UsageError
+from wdsfs.commit.changes import Changes, NewSample, Remark, Rules, ShardChanges
+from wdsfs.commit.output_names import continued, namer, refuse_compressed_name, refuse_foreign_link
+from wdsfs.commit.pieces import CopiedRange, NewMember, Piece, Zeros, joined, split_trailing
+from wdsfs.commit.source_layout import Cut, SourceLayout, layout, unpacked_size
+from wdsfs.commit.steps import COPY, LINK, NEW, REWRITE, Output, Plan, SourceShard, Step
+from wdsfs.dataset.shard_set import ShardSet
+from wdsfs.errors import CommitError, MissingShard, ShardError, StaleShard
 from wdsfs.index.record import STRAY, Record
-from wdsfs.names import split, suffix_of
-from wdsfs.overlay.upper_format import OPEN_DIRECTORY
-from wdsfs.spec import braces
-from wdsfs.storage.durable import Disk
-from wdsfs.storage.identity import look
+from wdsfs.names import split
 from wdsfs.tar import header_encoder
 from wdsfs.tar.scan import HARMLESS
 
 MAXCOUNT, MAXSIZE = 100_000, 3e9  # ShardWriter's defaults: samples, bytes of content
-AHEAD = 2  # shards per thread that are made ready before one is free
 
-COPY, LINK, REWRITE, NEW = "copy", "link", "rewrite", "new"
 
 # Why a changed file is in no shard of a commit with --changed-only.
 NO_SAMPLE = "is in no sample, and --changed-only writes samples"
@@ -76,7 +52,7 @@ class CommitOptions:
     """What the command line asks for. `output` names the new shards: `%06d` or braces for the number.
 
     `leave_out`: files that cannot be packed are no reason not to commit; they stay in the overlay. `with_leavings`
-    and `ignore_times` say what counts as a change (`diff.Rules`). `allow_missing`: shards that cannot be read
+    and `ignore_times` say what counts as a change (`changes.Rules`). `allow_missing`: shards that cannot be read
     are no reason either.
     """
 
@@ -100,39 +76,6 @@ class CommitOptions:
     @property
     def resplits(self) -> bool:
         return not self.in_place and not self.changed_only and (self.maxcount or self.maxsize) is not None
-
-
-class Step(NamedTuple):
-    """One shard of a plan: what is done, of which shard (None: of several, or of none), its number of samples."""
-
-    output: Output
-    action: str
-    number: int | None
-    samples: int
-
-
-@dataclass(slots=True)
-class Plan:
-    """All shards that are to be written, in order, and the sources as they were when this was planned.
-
-    For an in-place commit of an upper that the kernel wrote, `upper` has what is in it, but for directories, as
-    path: (inode, ctime in ns). The kernel knows nothing of our commits, and may go on writing there.
-
-    `left_out` are the files of the upper that are not written, with the reason.
-    """
-
-    steps: list[Step] = field(default_factory=list)
-    sources: dict[int, SourceShard] = field(default_factory=dict)
-    upper: dict[bytes, tuple[int, int]] = field(default_factory=dict)
-    left_out: list[Remark] = field(default_factory=list)
-
-    @property
-    def length(self) -> int:
-        """Bytes that will be written."""
-        return sum(step.output.length for step in self.steps if step.action != LINK)
-
-
-# --- planning ----------------------------------------------------------------------------------------------
 
 
 class Unit(NamedTuple):
@@ -243,7 +186,7 @@ class Planner:
                 raise CommitError(f"{os.fsdecode(target)} would be written twice")
             seen.add(target)
             if not (self.options.in_place and os.path.lexists(target)):
-                _refuse_compressed_name(target)
+                refuse_compressed_name(target)
             if target in sources and not self.options.in_place:
                 text = f"{os.fsdecode(target)} is one of the shards: choose another --output, or --in-place"
                 raise CommitError(text)
@@ -452,20 +395,6 @@ class Planner:
         return (name for name in candidates if not os.path.lexists(name))
 
 
-def refuse_foreign_link(path: bytes) -> None:
-    """Raise CommitError for a shard that is reached by a link which others can have made or changed.
-
-    To replace the file that it leads to would be to write where they say, with this user's rights.
-    """
-    place = os.path.realpath(path)
-    if place == os.path.abspath(path) or trust.holds(path):
-        return
-    raise CommitError(
-        f"{os.fsdecode(path)} is not replaced: a link leads from there to {os.fsdecode(place)}, and others can "
-        "have made it; if it is right, name that file instead, or those who made the link with --trust"
-    )
-
-
 def _listing(lines: Sequence[bytes]) -> str:
     """The first lines of a long list, for a message."""
     more = f"\n  and {len(lines) - 10} more; see: wdsfs diff" if len(lines) > 10 else ""
@@ -517,217 +446,3 @@ def _outcome(record: Record, entry: int, found: ShardChanges) -> tuple[bytes, bo
             if parts is not None and new:
                 key = parts.folder + parts.stem
     return key, left, change
-
-
-# --- names of new shards -----------------------------------------------------------------------------------
-
-
-_NUMBER = re.compile(r"%0?\d{0,2}d")
-
-
-def namer(pattern: str | None) -> Callable[[int], bytes]:
-    """The absolute path of the new shard with a number, from 0 on. Raises UsageError."""
-    if pattern is None:
-        raise UsageError("--output is missing: it names the new shards, for example 'out/train-%06d.tar'")
-    if braces.are_in(pattern):
-        if "%" in pattern:
-            raise UsageError(f"--output {pattern}: write the numbers like %06d or in braces, not both")
-        return _listed(pattern, list(braces.expand(pattern)))
-    if "%" not in pattern:
-        return _listed(pattern, [pattern])
-    if len(_NUMBER.findall(pattern)) != 1 or "%" in _NUMBER.sub("", pattern):
-        raise UsageError(f"--output {pattern}: a number is written like %06d, and once")
-    return lambda number: _absolute(pattern % number)
-
-
-def check_output(pattern: str) -> None:
-    """Raise UsageError for an --output that cannot name shards, before anything is looked at."""
-    _refuse_compressed_name(namer(pattern)(0))
-
-
-def _refuse_compressed_name(target: bytes) -> None:
-    suffix = suffix_of(target.lower())
-    if suffix not in (b"", b".tar"):
-        text = f"commit writes plain tars, and under a name in {suffix.decode()} readers would unpack them"
-        raise UsageError(f"--output: {os.fsdecode(target)}: {text}; name them .tar and compress them afterwards")
-
-
-def _listed(pattern: str, names: list[str]) -> Callable[[int], bytes]:
-    def name(number: int) -> bytes:
-        if number >= len(names):
-            many = "1 shard" if len(names) == 1 else f"{len(names)} shards"
-            raise UsageError(f"--output {pattern} names {many}, and there are more to be written")
-        return _absolute(names[number])
-
-    return name
-
-
-def _absolute(name: str) -> bytes:
-    if os.path.basename(name) in ("", ".", ".."):
-        example = shlex.quote(os.path.join(name, "train-%06d.tar"))
-        raise UsageError(f"--output {name} is a directory: name the shards in it, for example {example}")
-    return os.fsencode(os.path.abspath(name))
-
-
-def continued(path: bytes) -> Iterator[bytes]:
-    """The names behind this one, its last number going up. Raises UsageError when it has none."""
-    found = re.fullmatch(rb"(.*?)(\d+)([^\d/]*)", path, re.DOTALL)
-    if found is None or b"/" in found[3]:
-        text = f"{os.fsdecode(path)} has no number to go on from: give --output for the new shards"
-        raise UsageError(text)
-    for number in itertools.count(int(found[2]) + 1):
-        yield found[1] + b"%0*d" % (len(found[2]), number) + found[3]
-
-
-def refuse_below(plan: Plan, directory: str, what: str) -> None:
-    """Raise UsageError for a new shard that would come to lie in this directory, which is `what`."""
-    top = os.path.realpath(os.fsencode(directory))
-    replaced = {os.path.realpath(source.path) for source in plan.sources.values()}
-    for step in plan.steps:
-        target = os.path.realpath(step.output.target)
-        if target not in replaced and os.path.commonpath([top, target]) == top:
-            text = f"{os.fsdecode(target)} would be in {what}: name another directory with --output"
-            raise UsageError(text)
-
-
-# --- writing elsewhere -------------------------------------------------------------------------------------
-
-
-class Files:
-    """Opens files of an upper by their paths below it."""
-
-    def __init__(self, directory: int) -> None:
-        self.directory = directory
-
-    def __call__(self, path: bytes) -> int:
-        """A descriptor of a regular file. Raises OSErrors."""
-        fd = os.open(".", OPEN_DIRECTORY, dir_fd=self.directory)
-        *way, name = path.split(b"/")
-        try:
-            for step in way:  # one by one: a path may be longer than the kernel takes
-                inner = os.open(step, OPEN_DIRECTORY, dir_fd=fd)
-                os.close(fd)
-                fd = inner
-            return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=fd)
-        finally:
-            os.close(fd)
-
-
-class _Stopped(Exception):
-    """Ends a thread that is writing, when another has failed or the user has had enough."""
-
-
-class Runner:
-    """Writes the shards of a plan, `jobs` at a time.
-
-    `on_bytes` hears how many bytes have been written, in any thread.
-    """
-
-    def __init__(
-        self,
-        lower: ShardSet,
-        plan: Plan,
-        files: Callable[[bytes], int],
-        jobs: int = 1,
-        disk: Disk | None = None,
-        on_bytes: Callable[[int], None] = lambda _: None,
-    ) -> None:
-        self.lower, self.plan, self.jobs = lower, plan, jobs
-        self.disk = disk or Disk()
-        self.writer = ShardWriter(plan.sources, files, self.disk, self._count)
-        self._on_bytes = on_bytes
-        self._stop = threading.Event()
-
-    def _count(self, count: int) -> None:
-        if self._stop.is_set():
-            raise _Stopped
-        self._on_bytes(count)
-
-    def write(self) -> list[Step]:
-        """Write new shards elsewhere; returns the steps that something was done for.
-
-        What a commit that was killed had finished is kept. Raises CommitError, before anything is written, if a
-        name is taken by something else.
-        """
-        left, taken = [], []
-        for step in self.plan.steps:
-            if not os.path.lexists(step.output.target):
-                left.append(step)
-            elif not self._is_done(step):
-                taken.append(step)
-        if taken:
-            names = ", ".join(os.fsdecode(step.output.target) for step in taken[:3])
-            more = f" and {len(taken) - 3} more" if len(taken) > 3 else ""
-            verbs = ("exists", "is") if len(taken) == 1 else ("exist", "are")
-            text = f"{names}{more} {verbs[0]} already and {verbs[1]} something else: choose another --output"
-            raise CommitError(text)
-        for directory in sorted({os.path.dirname(step.output.target) for step in left}):
-            self._make_directory(directory)
-        self.each(left, self._publish)
-        return left
-
-    def _is_done(self, step: Step) -> bool:
-        if step.action == LINK and step.number is not None:
-            return os.path.samefile(self.plan.sources[step.number].path, step.output.target)
-        return self.writer.is_there(step.output)
-
-    def _make_directory(self, path: bytes) -> None:
-        if not os.path.isdir(path):
-            parent = os.path.dirname(path)
-            self._make_directory(parent)
-            self.disk.make_directory(path)
-            self.disk.sync_directory(parent)
-
-    def _publish(self, step: Step) -> None:
-        if step.action == LINK and step.number is not None:
-            self._link(self.plan.sources[step.number], step.output.target)
-        else:
-            self.writer.publish(step.output)
-
-    def _link(self, source: SourceShard, target: bytes) -> None:
-        if look(source.path) != source.fingerprint:
-            raise CommitError(f"{os.fsdecode(source.path)} has changed since the commit was planned; start again")
-        try:
-            self.disk.link(os.path.realpath(source.path), target)
-        except OSError as error:
-            text = f"{os.fsdecode(target)}: cannot be a hard link of the shard ({error.strerror}); use --copy"
-            raise CommitError(text) from None
-        self.disk.sync_directory(os.path.dirname(target))
-
-    def each(self, steps: Sequence[Step], work: Callable[[Step], None]) -> None:
-        """Do the work for each step in threads: the kernel copies, and lets others run meanwhile."""
-        running: set[Future[None]] = set()
-        with ThreadPoolExecutor(self.jobs, "commit") as threads:
-            try:
-                for step in steps:
-                    self._prepare(step)
-                    running.add(threads.submit(work, step))
-                    if len(running) >= AHEAD * self.jobs:
-                        running = self._settle(running)
-                while running:
-                    running = self._settle(running)
-            except BaseException:
-                self._stop.set()
-                threads.shutdown(cancel_futures=True)
-                raise
-
-    def _settle(self, running: set[Future[None]]) -> set[Future[None]]:
-        done, running = wait(running, return_when=FIRST_COMPLETED)
-        for future in done:
-            future.result()
-        return running
-
-    def _prepare(self, step: Step) -> None:
-        """Measure the shards that go into an output, to verify it with: too large to be kept from the planning."""
-        if step.action in (COPY, LINK):
-            return
-        numbers = {piece.shard for piece in step.output.pieces if isinstance(piece, CopiedRange)}
-        step.output.layouts = {number: self._layout(number) for number in numbers}
-
-    def _layout(self, number: int) -> SourceLayout:
-        path = self.lower.shards[number].path
-        try:
-            return layout(number, path, self.lower.record(number))
-        except NotIndexed:
-            text = f"{os.fsdecode(path)} has changed since the commit was planned; start again"
-            raise StaleShard(text) from None

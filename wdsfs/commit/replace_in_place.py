@@ -1,6 +1,6 @@
-"""Commit in place: new shards take the place of the old ones, and the overlay is emptied.
+"""Commit in place: new shards replace the old ones, and the overlay is emptied.
 
-To whoever comes behind it, also behind a kill at any instant, that is one step: a journal makes it so.
+A journal makes this one step, also for a reader after a kill at any instant.
 
 The journal, in the directory `state_of(place)`::
 
@@ -11,11 +11,11 @@ The journal, in the directory `state_of(place)`::
 
 What the plan leaves out is in no shard, so it stays in the overlay, under its path.
 
-While commit.json is there, the overlay means nothing to anybody but the commit that finishes it: some of its
-changes are in the shards already, and names in the tree depend on them. So it is not planned anew, either: a
-second look would see other names.
+While commit.json is there, only the commit that finishes it may use the overlay: some of its changes are in the
+shards already, and names in the tree depend on them. For the same reason it is not planned anew.
 
-Writes shards by way of `plan.Runner`, and DIR; no FUSE. The caller holds the overlay (`upper_format.held`).
+`commit/commit_journal.py` has the plan as JSON, `commit/free_space.py` refuses a commit that would fill the disk.
+Writes shards by way of `run.Runner`, and DIR; no FUSE. The caller holds the overlay (`overlay_directory.held`).
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ import os
 import shutil
 import stat
 import threading
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from wdsfs import trust
-from wdsfs.commit.diff import Remark
-from wdsfs.commit.plan import NEW, REWRITE, Plan, Runner, Step, refuse_foreign_link
-from wdsfs.commit.shard_writer import CopiedRange, NewMember, Output, Piece, SourceShard, Zeros, named
-from wdsfs.dataset.shard_set import NotIndexed, ShardSet
+from wdsfs.commit.commit_journal import plan_to_json
+from wdsfs.commit.free_space import refuse_without_space
+from wdsfs.commit.output_names import refuse_foreign_link
+from wdsfs.commit.pieces import NewMember
+from wdsfs.commit.run import Runner
+from wdsfs.commit.steps import NEW, REWRITE, Step
+from wdsfs.dataset.shard_set import NotIndexed
 from wdsfs.errors import CommitError, ShardError, several
 from wdsfs.overlay.overlay_directory import (
     OverlayDirectory,
@@ -51,9 +53,9 @@ from wdsfs.overlay.overlay_directory import (
     write_settings,
 )
 from wdsfs.overlay.upper_format import OPAQUE, OPAQUE_OF_ROOT
+from wdsfs.storage.durable import named
 from wdsfs.storage.identity import look
 
-VERSION = 2  # of the journal; 1 has no checksums
 DONE, LEFT, CHANGED = "done", "left", "changed"  # states of a shard of an unfinished commit
 
 log = logging.getLogger(__name__)
@@ -463,123 +465,3 @@ def renewed(settings: OverlaySettings, paths: Collection[bytes] | None = None) -
         return one
 
     return replace(settings, shards=tuple(map(seen, settings.shards)))
-
-
-# --- space -------------------------------------------------------------------------------------------------
-
-
-def refuse_without_space(steps: Sequence[Step], jobs: int) -> None:
-    """Raise CommitError when a file system has not the bytes that these steps need at one time, `jobs` of them
-    together: new shards are whole before the old ones go.
-
-    Not counted is what reflinks and compression save; what other links keep of an old shard is.
-    """
-    grows: Counter[int] = Counter()
-    copies: dict[int, list[int]] = {}
-    directories: dict[int, bytes] = {}
-    for step in steps:
-        directory = _existing(os.path.dirname(step.output.target))
-        device = os.stat(directory).st_dev
-        directories.setdefault(device, directory)
-        old, new = _freed_by(step), step.output.length
-        grows[device] += max(new - old, 0)
-        copies.setdefault(device, []).append(min(new, old))
-    for device, directory in directories.items():
-        needed = grows[device] + sum(sorted(copies[device], reverse=True)[:jobs])
-        found = os.statvfs(directory)
-        free = (found.f_bavail if os.geteuid() else found.f_bfree) * found.f_frsize
-        if found.f_blocks and needed > free:
-            fewer = f", write fewer shards at a time (--jobs, now {jobs})" if jobs > 1 and len(steps) > 1 else ""
-            raise CommitError(
-                f"{os.fsdecode(directory)}: the commit needs {needed:,} bytes on this file system, since new "
-                f"shards are written beside the old ones, and {free:,} are free: make room{fewer}, or use "
-                "--no-space-check"
-            )
-
-
-def _freed_by(step: Step) -> int:
-    """The bytes that are free when a step has given its target away."""
-    try:
-        found = os.stat(step.output.target)
-    except FileNotFoundError:
-        return 0
-    return found.st_size if found.st_nlink == 1 else 0
-
-
-def _existing(directory: bytes) -> bytes:
-    while not os.path.isdir(directory):
-        directory = os.path.dirname(directory)
-    return directory
-
-
-# --- the plan as JSON --------------------------------------------------------------------------------------
-
-
-def read_plan(place: OverlayDirectory, lower: ShardSet) -> Plan:
-    """The plan of an unfinished commit of this set. Raises CommitError."""
-    path = state_of(place) / "commit.json"
-    try:
-        plan = plan_from_json(path.read_bytes())
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CommitError(f"{path} cannot be used: {error}") from None
-    for number, source in plan.sources.items():
-        if number >= len(lower) or lower.shards[number].path != source.path:
-            text = f"shard {number + 1} of the set was {os.fsdecode(source.path)} when the commit was begun"
-            raise CommitError(f"{text}: name the same SHARDS in the same order")
-    return plan
-
-
-def plan_to_json(plan: Plan) -> bytes:
-    steps = [
-        {
-            "target": os.fsdecode(step.output.target),
-            "action": step.action,
-            "number": step.number,
-            "samples": step.samples,
-            "pieces": [_piece_to_json(piece) for piece in step.output.pieces],
-        }
-        for step in plan.steps
-    ]
-    sources = {
-        number: [os.fsdecode(one.path), list(one.fingerprint), one.checksum]
-        for number, one in plan.sources.items()
-    }
-    upper = {os.fsdecode(path): list(stamp) for path, stamp in plan.upper.items()}
-    left_out = [[os.fsdecode(one.path), one.reason] for one in plan.left_out]
-    about = {"version": VERSION, "sources": sources, "steps": steps, "upper": upper, "left_out": left_out}
-    return json.dumps(about, indent=1).encode() + b"\n"
-
-
-def plan_from_json(data: bytes) -> Plan:
-    """Raises ValueError, KeyError, TypeError for what `plan_to_json` does not write."""
-    about = json.loads(data)
-    if about["version"] not in (1, VERSION):
-        raise ValueError(f"version {about['version']}, not {VERSION}")
-    plan = Plan()
-    for number, (path, (size, mtime_ns, identity), *checksum) in about["sources"].items():
-        plan.sources[int(number)] = SourceShard(os.fsencode(path), (size, mtime_ns, identity), *checksum)
-    plan.upper = {os.fsencode(path): (inode, ctime) for path, (inode, ctime) in about["upper"].items()}
-    plan.left_out = [Remark(os.fsencode(path), reason) for path, reason in about.get("left_out", ())]
-    for one in about["steps"]:
-        output = Output(os.fsencode(one["target"]), [_piece_from_json(piece) for piece in one["pieces"]])
-        plan.steps.append(Step(output, one["action"], one["number"], one["samples"]))
-    return plan
-
-
-def _piece_to_json(piece: Piece) -> list[Any]:
-    if isinstance(piece, CopiedRange):
-        return ["run", *piece]
-    if isinstance(piece, Zeros):
-        return ["zeros", *piece]
-    common = [key.decode() for key in piece.common]
-    return ["new", os.fsdecode(piece.name), os.fsdecode(piece.path), piece.size, piece.mtime_ns, common]
-
-
-def _piece_from_json(piece: list[Any]) -> Piece:
-    kind, *rest = piece
-    if kind == "run":
-        return CopiedRange(*rest)
-    if kind == "zeros":
-        return Zeros(*rest)
-    name, path, size, mtime_ns, common = rest
-    return NewMember(os.fsencode(name), os.fsencode(path), size, mtime_ns, tuple(key.encode() for key in common))

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import stat
+from collections.abc import Iterator
 from typing import Any
 
 from wdsfs.errors import CommitError, CorruptShard
@@ -142,6 +143,8 @@ def _remove_leftover(path: bytes) -> None:
 
 _SYNC_FILE_RANGE_WRITE = 2
 _sync_file_range: Any = getattr(ctypes.CDLL(None), "sync_file_range", None)
+if _sync_file_range is not None:
+    _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
 
 def _copy_file_range(source: int, target: int, start: int, count: int) -> int:
@@ -156,3 +159,14 @@ def temporary_of(target: bytes) -> bytes:
     """The name under which a shard is written: in the same directory, and hidden, so that no glob takes it."""
     directory, name = os.path.split(target)
     return os.path.join(directory, b".wdsfs-" + name + b".tmp")
+
+
+@contextlib.contextmanager
+def named(path: bytes) -> Iterator[None]:
+    """An OSError in the block that names no file is one of this file: what writes has a descriptor only."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = path
+        raise

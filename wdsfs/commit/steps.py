@@ -1,0 +1,84 @@
+"""A commit's plan: its steps, one for each shard that is written, and the sources as they were.
+
+A plan is complete before the first byte is written. `commit/plan.py` makes it; `commit/run.py` and
+`commit/replace_in_place.py` carry it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from wdsfs.commit.changes import Remark
+from wdsfs.commit.pieces import CopiedRange, Piece
+from wdsfs.commit.source_layout import SourceLayout
+
+COPY, LINK, REWRITE, NEW = "copy", "link", "rewrite", "new"
+
+
+@dataclass(slots=True)
+class Output:
+    """A shard to be written: its path, and its pieces in order.
+
+    `layouts` are those of the source shards of its copied ranges, to verify it; None for a copy of a whole shard.
+    """
+
+    target: bytes
+    pieces: list[Piece]
+    layouts: Mapping[int, SourceLayout] | None = None
+
+    @property
+    def length(self) -> int:
+        return sum(piece.length for piece in self.pieces)
+
+    @property
+    def first_change(self) -> int:
+        """The offset of the first byte that may differ from a source shard: up to there this is a copy of one."""
+        at, source = 0, None
+        for piece in self.pieces:
+            if not isinstance(piece, CopiedRange) or piece.start != at or source not in (None, piece.shard):
+                break
+            at, source = piece.end, piece.shard
+        return at
+
+
+class SourceShard(NamedTuple):
+    """A source shard as it was when the commit was planned. `checksum` is that of its record, "" if not known."""
+
+    path: bytes
+    fingerprint: tuple[int, int, int]
+    checksum: str = ""
+
+
+class Step(NamedTuple):
+    """One shard of a plan: what is done (COPY, LINK, REWRITE, NEW), and how many samples it has.
+
+    `number` is the source shard; None if there are several, or none.
+    """
+
+    output: Output
+    action: str
+    number: int | None
+    samples: int
+
+
+@dataclass(slots=True)
+class Plan:
+    """All shards that are to be written, in order, and the sources as they were when this was planned.
+
+    `upper` is for an in-place commit of an upper that the kernel wrote: everything in it but directories, as
+    path: (inode, ctime in ns). The kernel knows nothing of our commits, and may go on writing there.
+
+    `left_out` are the files of the upper that are not written, with the reason.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    sources: dict[int, SourceShard] = field(default_factory=dict)
+    upper: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    left_out: list[Remark] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """Bytes that will be written."""
+        return sum(step.output.length for step in self.steps if step.action != LINK)

@@ -1,0 +1,487 @@
+"""Walks an upper beside the tree of the lower, and collects the changes of each member.
+
+`commit/summary.py` turns the result into samples. Nothing is written. One thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from wdsfs import inodes, names
+from wdsfs.commit.changes import (
+    DANGLING,
+    DOTTED_KEY,
+    EMPTY_DIRECTORY,
+    HIDDEN,
+    LEAVING,
+    LINKED,
+    META,
+    NO_EXTENSION,
+    ODD_FOLDER,
+    OLD_STEM,
+    OTHER_STEM,
+    OUTSIDE,
+    OUTSIDE_FILES,
+    OUTSIDE_MERGED,
+    RESERVED,
+    SAME,
+    SPECIAL,
+    SYMBOLIC,
+    TIME_IGNORED,
+    TWICE,
+    Remark,
+    Rules,
+)
+from wdsfs.commit.pieces import NewMember
+from wdsfs.dataset import shard_set
+from wdsfs.dataset.shard_tree import AT_PARENT, ShardTree
+from wdsfs.errors import NoSuchEntry, NotADirectory
+from wdsfs.index.record import BY_EXTENSION, BY_NAME, STRAY, Record
+from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of
+from wdsfs.overlay.upper_format import DIRECTORY, FILE, SYMLINK, WHITEOUT, Origin, UpperNode
+from wdsfs.storage.identity import sum_of
+from wdsfs.tar.scan import read_name
+
+CHUNK = 1 << 20  # bytes that are compared at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A directory of the upper: its shown path, and what of the lower shows through or is hidden there.
+
+    `lower` is the inode number of the lower's directory, 0 if there is none. `shard` is its number, None for a new
+    directory at the top and everywhere in a merged tree; `top` is the name of the former. `components` are the
+    folders of what lies in it, as they stand in the tar. `left`: a program has left it behind, with all in it.
+    """
+
+    path: bytes
+    lower: int
+    shard: int | None = None
+    top: bytes = b""
+    components: tuple[bytes, ...] = ()
+    left: bool = False
+
+    def below(self, name: bytes) -> bytes:
+        return self.path + b"/" + name if self.path else name
+
+
+class UpperFile(NamedTuple):
+    """A file of the upper. `mtime_ns` and `size` (bytes) as they are now."""
+
+    node: UpperNode
+    path: bytes
+    size: int
+    mtime_ns: int
+
+    def new(self, name: bytes) -> NewMember:
+        return NewMember(name, self.path, self.size, self.mtime_ns)
+
+
+class Home(NamedTuple):
+    """Which sample a new file belongs to: one that is there (`entry` of a shard), or a new one with this key."""
+
+    shard: int | None
+    entry: int
+    top: bytes
+    key: bytes
+
+
+class Walk:
+    """Collects what happens to which member."""
+
+    def __init__(self, tree: ShardTree, open_file: Callable[[UpperNode], int], rules: Rules) -> None:
+        self.tree, self.lower, self.open_file, self.rules = tree, tree.lower, open_file, rules
+        self.gone: dict[int, set[int]] = {}  # by shard: members that are hidden
+        self.files: dict[int, dict[int, UpperFile]] = {}  # by shard and member: what replaces it
+        self.times: dict[int, set[int]] = {}  # by shard: those that are replaced by the same content
+        self.kept: dict[int, set[int]] = {}  # by shard: members that a copy of themselves covers
+        self.fresh: dict[Home, dict[bytes, UpperFile]] = {}  # by sample and extension: files that come
+        self.origins: dict[Home, Origin] = {}  # the sample that a new one was before
+        self.paths: dict[tuple[int, int], bytes] = {}  # by shard and entry: where the sample is shown
+        self.unpackable: list[Remark] = []
+        self.conflicts: list[Remark] = []
+        self.notes: list[Remark] = []
+        self.leavings: list[Remark] = []
+        self.covered: set[bytes] = set()  # paths of files of the upper of which nothing has to be written
+        self._entries: dict[tuple[tuple[bytes, ...], bytes], tuple[int, int] | None] = {}
+
+    def record(self, number: int) -> Record:
+        return self.lower.record(number)
+
+    # --- directories
+
+    def directory(self, node: UpperNode, spot: Spot) -> None:
+        """Take what is in a directory of the upper, and below it."""
+        waiting = [(node, spot)]
+        while waiting:
+            node, spot = waiting.pop()
+            if node.opaque and spot.lower:
+                self.hide(spot.lower, spot.path)
+            for name in sorted(node.children):
+                child = node.children[name]
+                inner = self._child(node, spot, name, child)
+                if inner is not None:
+                    waiting.append((child, inner))
+            if not spot.lower and not any(child.kind != WHITEOUT for child in node.children.values()):
+                self.notes.append(Remark(spot.path, EMPTY_DIRECTORY))
+
+    def _child(self, parent: UpperNode, spot: Spot, name: bytes, child: UpperNode) -> Spot | None:
+        """Take one thing in a directory; returns where to go on if it is a directory."""
+        path = spot.below(name)
+        found = self._lookup(spot, name)
+        if child.kind == WHITEOUT:
+            if found is None:
+                if not parent.opaque:
+                    self.notes.append(Remark(path, DANGLING))
+            else:
+                self._hide_child(spot, name, found, path)
+            return None
+        if child.kind == DIRECTORY:
+            return self._enter(spot, name, child, found)
+        if found is not None and (kind_of(found) != MEMBER or child.kind != FILE):
+            if child.kind == SYMLINK and self._is_same_link(found, child):
+                _, number, where = inodes.unpack(found)
+                self.kept.setdefault(number, set()).add(index_of(where))
+                self.covered.add(path)
+                return None
+            self._hide_child(spot, name, found, path)
+            found = None
+        if found is None and self._is_left(spot, name, child):
+            self.leavings.append(Remark(path, LEAVING))
+        elif child.kind != FILE:
+            self.unpackable.append(Remark(path, SYMBOLIC if child.kind == SYMLINK else SPECIAL))
+        elif found is not None:
+            self._replace(spot, name, found, child, path)
+        else:
+            # What does not show the lower is all that is left of a sample that was renamed to it.
+            self._add(spot, name, child, path, parent.opaque or not spot.lower)
+        return None
+
+    def _lookup(self, spot: Spot, name: bytes) -> int | None:
+        """The inode number of a child of the lower's directory, hidden or not."""
+        if not spot.lower:
+            return None
+        try:
+            return self.tree.lookup(spot.lower, name).inode
+        except (NoSuchEntry, NotADirectory):
+            return None
+
+    def _enter(self, spot: Spot, name: bytes, child: UpperNode, found: int | None) -> Spot:
+        path = spot.below(name)
+        if found is not None and kind_of(found) == MEMBER:
+            self._hide_child(spot, name, found, path)
+            found = None
+        left = spot.left or (found is None and names.is_leaving(name, directory=True))
+        if spot.lower == ROOT and not self.tree.merged:
+            number = None if found is None else inodes.unpack(found)[1]
+            inner = Spot(path, found or 0, number, name if number is None else b"", (), left)
+        else:
+            components = (*spot.components, self._plain(name, found))
+            inner = Spot(path, found or 0, spot.shard, spot.top, components, left)
+        origin = child.origin
+        if found is None and origin is not None and not self.tree.files_layout and inner.components:
+            self.origins[self._home(inner)] = origin
+        return inner
+
+    def _is_left(self, spot: Spot, name: bytes, child: UpperNode) -> bool:
+        """Whether a new file is one that some program has left behind.
+
+        Semantics decision: a column that a sample has in its shard is none, whatever its name; nor is it when the
+        sample is renamed. (An editor's `cls~` may be the file that was `cls` in the shard.)
+        """
+        if self.rules.with_leavings or not (spot.left or names.is_leaving(name)):
+            return False
+        place = None if child.origin is None else self.place_of(child.origin)
+        if place is None or kind_of(place[1]) != MEMBER:
+            return True
+        number, member = place[0], index_of(place[1])
+        if self.tree.domain == BY_EXTENSION:
+            return not names.is_leaving(self.record(number).extension(member))
+        return not names.is_leaving(self.member_name(number, member).rpartition(b"/")[2])
+
+    def place_of(self, origin: Origin) -> tuple[int, int] | None:
+        """The shard and the position in its record of an origin; None if the shard is not what it was."""
+        _, number, where = inodes.unpack(origin.inode)
+        if number >= len(self.lower) or sum_of(self.lower.fingerprint(number)) != origin.sum:
+            return None
+        record = self.record(number)
+        if index_of(where) >= (record.entries if kind_of(where) == SAMPLE else record.members):
+            return None
+        return number, where
+
+    def _plain(self, name: bytes, found: int | None) -> bytes:
+        """The name of a directory as it stands in the tar."""
+        if found is None:
+            plain = names.unescape(name)
+            return plain if names.escape(plain) == name else name
+        _, number, where = inodes.unpack(found)
+        record = self.record(number)
+        kind = kind_of(where)
+        return record.folder_name[index_of(where)] if kind == FOLDER else record.entry_name[index_of(where)]
+
+    # --- what goes
+
+    def hide(self, inode: int, path: bytes) -> None:
+        """All that the lower's directory shows is gone."""
+        if kind_of(inode) == SAMPLE:
+            _, number, where = inodes.unpack(inode)
+            entry = index_of(where)
+            self.paths[number, entry] = path
+            self.gone.setdefault(number, set()).update(self.record(number).entry_members(entry))
+            return
+        for name, child, cursor in self._listed(inode):
+            self._hide_one(child, cursor, path + b"/" + name if path else name)
+
+    def _listed(self, inode: int) -> list[tuple[bytes, int, int]]:
+        return [(e.name, e.node.inode, e.cursor) for e in self.tree.listing(inode, AT_PARENT)]
+
+    def _hide_one(self, inode: int, cursor: int, path: bytes) -> None:
+        # The first shards of the mount's top have low cursors; the number itself says enough there.
+        if kind_of(inode) != MEMBER:
+            self.hide(inode, path)
+        elif self._is_link(inode, cursor):
+            self.conflicts.append(Remark(path, LINKED))
+        else:
+            self._hide_member(inode, path)
+
+    def _hide_child(self, spot: Spot, name: bytes, inode: int, path: bytes) -> None:
+        if kind_of(inode) == MEMBER and self._is_linked(inode):
+            self.conflicts.append(Remark(path, LINKED))
+        elif kind_of(inode) == MEMBER:
+            self._hide_member(inode, path)
+        else:
+            self.hide(inode, path)
+
+    def _hide_member(self, inode: int, path: bytes) -> None:
+        _, number, where = inodes.unpack(inode)
+        self._tell_path(number, index_of(where), path)
+        self.gone.setdefault(number, set()).add(index_of(where))
+
+    def _tell_path(self, number: int, member: int, path: bytes) -> None:
+        """Keep the path of a member's sample: its directory; in the files layout the member without extension."""
+        record = self.record(number)
+        entry = record.entry_of(member)
+        if record.entry_flags[entry] & STRAY:
+            shown = path
+        elif self.tree.files_layout and record.has_links and record.link_count(member) > 1:
+            # The path may be that of any link, in any folder.
+            top = [] if self.tree.merged else [self.lower.shards[number].name]
+            shown = b"/".join([*top, *map(names.escape, record.entry_path(entry).split(b"/"))])
+        elif self.tree.files_layout:
+            folder, base = names.split_folder(path)
+            shown = folder + base.partition(b".")[0]
+        else:
+            shown = path.rpartition(b"/")[0]
+        self.paths.setdefault((number, entry), shown)
+
+    def _is_link(self, inode: int, cursor: int) -> bool:
+        """Whether what a listing has at `cursor` is another name of the member with this number."""
+        return self._is_linked(inode) and index_of(cursor) != index_of(inode)
+
+    def _is_linked(self, inode: int) -> bool:
+        _, number, where = inodes.unpack(inode)
+        record = self.record(number)
+        return record.has_links and record.link_count(index_of(where)) > 1
+
+    # --- what comes
+
+    def _replace(self, spot: Spot, name: bytes, inode: int, child: UpperNode, path: bytes) -> None:
+        _, number, where = inodes.unpack(inode)
+        member, file = index_of(where), self._file(child, path)
+        if self.record(number).symlink(member) is not None:
+            self._hide_child(spot, name, inode, path)
+            self._add(spot, name, child, path, False)
+            return
+        same = self.has_content(number, member, file)
+        if same and (self.rules.ignore_times or self.has_time(number, member, file)):
+            self.kept.setdefault(number, set()).add(member)
+            self.covered.add(path)
+            self.notes.append(Remark(path, SAME if self.has_time(number, member, file) else TIME_IGNORED))
+        elif self._is_linked(inode) and not self._has_all_names(number, member, child):
+            self.conflicts.append(Remark(path, LINKED))
+        else:
+            self._tell_path(number, member, path)
+            files = self.files.setdefault(number, {})
+            if member in files:  # further names of a file are links in the tar, too
+                self.covered.add(path)
+            else:
+                files[member] = file
+                if same:
+                    self.times.setdefault(number, set()).add(member)
+
+    def _has_all_names(self, number: int, member: int, child: UpperNode) -> bool:
+        """Whether a file replaces all names of a member with hard links, which then are links of the new one."""
+        return not self.tree.files_layout or len(child.places()) >= self.record(number).link_count(member)
+
+    def _file(self, node: UpperNode, path: bytes) -> UpperFile:
+        fd = self.open_file(node)
+        try:
+            status = os.fstat(fd)
+        finally:
+            os.close(fd)
+        return UpperFile(node, path, status.st_size, status.st_mtime_ns)
+
+    def has_time(self, number: int, member: int, file: UpperFile) -> bool:
+        return file.mtime_ns // 10**9 == self.record(number).member(member).mtime_ns // 10**9
+
+    def has_content(self, number: int, member: int, file: UpperFile) -> bool:
+        """Whether a file has what the shard has: copied up for a change of mode, or written as it was before."""
+        if file.size != self.record(number).member(member).size:
+            return False
+        content = self.lower.content(number, self.lower.tag(number), member)
+        fd = self.open_file(file.node)
+        try:
+            return all(
+                os.pread(fd, CHUNK, offset) == shard_set.read(content, offset, CHUNK)
+                for offset in range(0, file.size, CHUNK)
+            )
+        finally:
+            os.close(fd)
+
+    def _is_same_link(self, inode: int, child: UpperNode) -> bool:
+        _, number, where = inodes.unpack(inode)
+        if kind_of(where) != MEMBER:
+            return False
+        target = self.record(number).symlink(index_of(where))
+        if target is None or child.parent is None:
+            return False
+        directory = self.open_file(child.parent)
+        try:
+            return os.readlink(child.name, dir_fd=directory) == target
+        finally:
+            os.close(directory)
+
+    def _add(self, spot: Spot, name: bytes, child: UpperNode, path: bytes, alone: bool) -> None:
+        """A file where the lower has none: of a sample that is there, of a new one, or of none at all.
+
+        `alone`: the lower has nothing to do with its directory.
+        """
+        at_top = spot.shard is None and not spot.top and not self.tree.merged
+        found = (
+            None
+            if at_top
+            else self._in_files(spot, name)
+            if self.tree.files_layout
+            else self._in_sample(spot, name)
+        )
+        if at_top or found is None:
+            self.unpackable.append(Remark(path, self._outside()))
+        elif found == OTHER_STEM and alone and not name.startswith(b"."):
+            self.conflicts.append(Remark(path, OLD_STEM))  # to leave it out would be to lose the sample
+        elif isinstance(found, str):
+            self.unpackable.append(Remark(path, found))
+        else:
+            home, extension = found
+            files = self.fresh.setdefault(home, {})
+            if extension in files:
+                self.conflicts.append(Remark(path, TWICE))
+            files[extension] = self._file(child, path)
+
+    def _outside(self) -> str:
+        if self.tree.files_layout:
+            return OUTSIDE_FILES
+        return OUTSIDE_MERGED if self.tree.merged else OUTSIDE
+
+    def _in_sample(self, spot: Spot, name: bytes) -> tuple[Home, bytes] | str | None:
+        """The sample and the extension of a new file in a sample's directory, or why it has none."""
+        if not spot.components:
+            return None
+        home = self._home(spot)
+        if home.shard is not None and home.entry >= 0:
+            self.paths.setdefault((home.shard, home.entry), spot.path)
+        extension = self._plain(name, None)
+        if self.tree.domain == BY_NAME:
+            stem = spot.components[-1] + b"."
+            if not extension.startswith(stem):
+                return NO_EXTENSION if b"." not in extension else OTHER_STEM
+            extension = extension[len(stem) :]
+        return self._checked(home, extension)
+
+    def _home(self, spot: Spot) -> Home:
+        """The sample that lives in a directory: the lower's, or a new one."""
+        _, number, where = inodes.unpack(spot.lower)
+        if spot.lower and kind_of(where) == SAMPLE:
+            return self._existing(number, index_of(where))
+        if spot.lower and kind_of(where) == FOLDER and spot.lower != ROOT:
+            twin = self._twin(spot.lower)
+            if twin is not None:
+                return self._existing(*twin)
+        return Home(spot.shard, -1, spot.top, b"/".join(spot.components))
+
+    def _twin(self, folder: int) -> tuple[int, int] | None:
+        """The shard and the sample that shares its directory with a folder. Its files are listed first."""
+        first = next(self.tree.listing(folder, AT_PARENT), None)
+        if first is None or kind_of(first.node.inode) != MEMBER:
+            return None
+        _, number, where = inodes.unpack(first.node.inode)
+        return number, self.record(number).entry_of(index_of(where))
+
+    def _existing(self, number: int, entry: int) -> Home:
+        """A sample of a shard, with the key as it stands in the tar (`./` in front, for example)."""
+        record = self.record(number)
+        member = record.entry_member[entry]
+        return Home(number, entry, b"", self.member_name(number, member)[: -len(record.extension(member)) - 1])
+
+    def member_name(self, number: int, member: int) -> bytes:
+        """The name of a member as it stands in the tar."""
+        content = self.lower.content(number, self.lower.tag(number), member)
+        return read_name(content.file.source, self.record(number).member(member).head)
+
+    def _in_files(self, spot: Spot, name: bytes) -> tuple[Home, bytes] | str | None:
+        """The sample and the extension of a new file in the files layout, or why it has none."""
+        base = self._plain(name, None)
+        stem, dot, extension = base.partition(b".")
+        if not dot:
+            return NO_EXTENSION
+        place = self._entry_at(spot, stem)
+        key = b"/".join((*spot.components, stem))
+        home = Home(spot.shard, -1, spot.top, key) if place is None else self._existing(*place)
+        if place is not None:
+            self.paths.setdefault(place, spot.below(stem))
+        return self._checked(home, extension)
+
+    def _entry_at(self, spot: Spot, stem: bytes) -> tuple[int, int] | None:
+        """The first sample of this key, in the shard or in the merged set."""
+        key = spot.components, stem
+        if spot.shard is not None:
+            entry = self._entry_in(spot.shard, *key)
+            return None if entry is None else (spot.shard, entry)
+        if spot.top:
+            return None
+        if key not in self._entries:
+            found = ((n, self._entry_in(n, *key)) for n in range(len(self.lower)))
+            self._entries[key] = next(((n, entry) for n, entry in found if entry is not None), None)
+        return self._entries[key]
+
+    def _entry_in(self, number: int, components: tuple[bytes, ...], stem: bytes) -> int | None:
+        record = self.record(number)
+        folder = _folder_of(record, components)
+        if folder is None:
+            return None
+        entries = record.find_entries(folder, stem, record.crc_below(folder, stem))
+        return next((entry for entry in entries if not record.entry_flags[entry] & STRAY), None)
+
+    def _checked(self, home: Home, extension: bytes) -> tuple[Home, bytes] | str:
+        """See that readers find this key and this extension in the name that they make."""
+        if extension.lower() in names.RESERVED:
+            return RESERVED
+        found = names.split(home.key + b"." + extension)
+        if found is None:
+            base = home.key.rpartition(b"/")[2]
+            return HIDDEN if not base or base.startswith(b".") else META
+        if found.folder + found.stem != home.key:
+            return DOTTED_KEY
+        if home.entry < 0 and b"/".join((*names.folder_components(found.folder), found.stem)) != home.key:
+            return ODD_FOLDER
+        return home, extension
+
+
+def _folder_of(record: Record, components: Sequence[bytes]) -> int | None:
+    folder: int | None = 0
+    for component in components:
+        if folder is not None:
+            folder = record.find_folder(folder, component, record.crc_below(folder, component))
+    return folder
