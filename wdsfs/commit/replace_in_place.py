@@ -53,7 +53,7 @@ from wdsfs.overlay.overlay_directory import (
     write_settings,
 )
 from wdsfs.overlay.upper_format import OPAQUE, OPAQUE_OF_ROOT
-from wdsfs.storage.durable import named
+from wdsfs.storage.durable import named, new_file
 from wdsfs.storage.identity import look
 
 DONE, LEFT, CHANGED = "done", "left", "changed"  # states of a shard of an unfinished commit
@@ -70,8 +70,8 @@ class Replacement:
     """An in-place commit of the overlay at `place`, which the caller holds.
 
     `emptied` is called with the further shards and the replaced ones when the overlay is new and the old one still
-    there: a mount of it has to change over before the commit is over. With `check_space`,
-    nothing is written that the file systems have no room for.
+    there: a mount of it has to change over before the commit is over. With `check_space`, nothing is written that
+    the file systems have no room for.
     """
 
     def __init__(
@@ -104,18 +104,13 @@ class Replacement:
 
     def _write_journal(self, data: bytes) -> None:
         self.directory.mkdir(exist_ok=True)
-        shutil.rmtree(
-            self.directory / "committed", ignore_errors=True
-        )  # of an earlier one, killed at its very end
+        # Of an earlier commit, which was killed at its very end.
+        shutil.rmtree(self.directory / "committed", ignore_errors=True)
         self._create_log()
         temporary = os.fsencode(self.directory / "commit.json.tmp")
-        fd = self.disk.open_temporary(temporary)
-        try:
+        with new_file(self.disk, os.fsencode(self.journal), temporary=temporary) as fd:
             self.disk.write(fd, data)
             self.disk.sync(fd)
-        finally:
-            os.close(fd)
-        self.disk.rename(temporary, os.fsencode(self.journal))
         self.disk.sync_directory(os.fsencode(self.directory))
         self.disk.sync_directory(os.fsencode(self.directory.parent))
 

@@ -21,7 +21,7 @@ from wdsfs.commit.steps import Output, SourceShard
 from wdsfs.commit.verify import WrittenFile, verify
 from wdsfs.errors import CommitError
 from wdsfs.index.store import opened_shard
-from wdsfs.storage.durable import CHUNK, Disk, named, temporary_of
+from wdsfs.storage.durable import CHUNK, Disk, named, new_file
 from wdsfs.storage.source import TarBytes, pread
 from wdsfs.tar import header_encoder
 
@@ -63,10 +63,8 @@ class ShardWriter:
     def _publish(
         self, output: Output, replaces: os.stat_result | None, before: Callable[[os.stat_result], None]
     ) -> None:
-        temporary = temporary_of(output.target)
-        # What replaces a shard gets its mode at the end, and until then it is for nobody else.
-        fd = self.disk.open_temporary(temporary, 0o666 if replaces is None else 0o600)
-        try:
+        # What replaces a shard gets its mode at the end, and until then nobody else can open it.
+        with new_file(self.disk, output.target, 0o666 if replaces is None else 0o600) as fd:
             written = self._write(fd, output)
             if replaces is not None:
                 self.disk.set_owner(fd, replaces)
@@ -75,13 +73,6 @@ class ShardWriter:
             before(os.fstat(fd))
             if replaces is None and os.path.lexists(output.target):
                 raise CommitError(f"{os.fsdecode(output.target)} is there already")
-            self.disk.rename(temporary, output.target)
-        except Exception:
-            with contextlib.suppress(OSError):
-                self.disk.remove(temporary)
-            raise
-        finally:
-            os.close(fd)
         self.disk.sync_directory(os.path.dirname(output.target))
 
     def _write(self, fd: int, output: Output) -> list[WrittenFile]:

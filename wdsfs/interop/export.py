@@ -27,7 +27,7 @@ from wdsfs.index import hints, process_pool
 from wdsfs.index.record import Record
 from wdsfs.index.store import open_shard
 from wdsfs.interop import dali, energon, wids
-from wdsfs.storage.durable import Disk, temporary_of
+from wdsfs.storage.durable import Disk, new_file, temporary_of
 from wdsfs.storage.identity import fingerprint_of
 
 DALI, ENERGON, WIDS = FORMATS = ("dali", "energon", "wids")
@@ -105,24 +105,15 @@ class Export:
 
     @contextlib.contextmanager
     def _prepared(self, path: bytes) -> Iterator[int]:
-        """A descriptor of an empty file that gets the name `path` at the end, and is gone behind an exception."""
+        """A descriptor of an empty file, which replaces `path` when the block ends, with its owner and mode."""
         self._make_directory(os.path.dirname(path))
-        temporary = temporary_of(path)
-        fd = self._disk.open_temporary(temporary)
-        try:
+        with new_file(self._disk, path) as fd:
             yield fd
             with contextlib.suppress(FileNotFoundError):
                 older = os.lstat(path)  # a link gives way, and what it leads to stays as it is
                 if stat.S_ISREG(older.st_mode):
                     self._disk.set_owner(fd, older)
             self._disk.sync(fd)
-            self._disk.rename(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                self._disk.remove(temporary)
-            raise
-        finally:
-            os.close(fd)
         self._directories.add(os.path.dirname(path))
         self.report.written.append(path)
 

@@ -1,7 +1,7 @@
 """Files that are whole and on the disk, or not there at all: the steps by which shards and indexes are written.
 
-Write under a temporary name in the same directory, sync, rename, sync the directory. Every step goes through
-`Disk`, so that the tests can record it, stop there or let it fail.
+Write under a temporary name in the same directory, sync, rename (`new_file`), sync the directory. Every step goes
+through `Disk`, so that the tests can record it, stop there or let it fail.
 """
 
 from __future__ import annotations
@@ -113,6 +113,26 @@ class Disk:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+
+@contextlib.contextmanager
+def new_file(disk: Disk, target: bytes, mode: int = 0o666, temporary: bytes | None = None) -> Iterator[int]:
+    """A descriptor of an empty file, which replaces `target` when the block ends; an exception removes it.
+
+    Until then it has the name `temporary`, or that of `temporary_of`. The block writes the file and syncs it; the
+    caller syncs the directory, once for everything that it writes there. Raises CommitError, OSErrors.
+    """
+    temporary = temporary or temporary_of(target)
+    fd = disk.open_temporary(temporary, mode)
+    try:
+        yield fd
+        disk.rename(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            disk.remove(temporary)
+        raise
+    finally:
+        os.close(fd)
 
 
 def _remove_leftover(path: bytes) -> None:
