@@ -19,8 +19,9 @@ from wdsfs.commit.changes import (
     Changes,
     Rules,
 )
+from wdsfs.commit.homes import Spot
 from wdsfs.commit.summary import SampleSummary
-from wdsfs.commit.walk import Spot, Walk
+from wdsfs.commit.walk import Walk
 from wdsfs.dataset.shard_set import NotIndexed
 from wdsfs.dataset.shard_tree import ShardTree
 from wdsfs.inodes import ROOT

@@ -31,8 +31,9 @@ from wdsfs.commit.changes import (
     Remark,
     ShardChanges,
 )
+from wdsfs.commit.homes import Home
 from wdsfs.commit.pieces import NewMember
-from wdsfs.commit.walk import Home, UpperFile, Walk
+from wdsfs.commit.walk import UpperFile, Walk
 from wdsfs.errors import ShardError
 from wdsfs.index.record import STRAY, Record, equal_range
 from wdsfs.inodes import MEMBER, SAMPLE, index_of, kind_of
@@ -190,7 +191,7 @@ class SampleSummary:
             if record.has_links and record.link_count(member) > 1:
                 self.found.conflicts.append(Remark(path, LINKED))
         for member, file in replaced.items():
-            changes.members[member] = (file.new(walk.member_name(number, member)),)
+            changes.members[member] = (file.new(walk.homes.member_name(number, member)),)
         added = self.added.get((number, entry), {})
         times = walk.times.get(number, set())
         if record.entry_flags[entry] & STRAY:
