@@ -30,7 +30,7 @@ from wdsfs.tar.scan import read_name
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A directory of the upper: its shown path, and what of the lower shows through or is hidden there.
+    """A directory of the upper: its shown path, and the directory of the lower at the same place.
 
     `lower` is the inode number of the lower's directory, 0 if there is none. `shard` is its number, None for a new
     directory at the top and everywhere in a merged tree; `top` is the name of the former. `components` are the
@@ -49,7 +49,7 @@ class Spot:
 
 
 class Home(NamedTuple):
-    """Which sample a new file belongs to: one that is there (`entry` of a shard), or a new one with this key."""
+    """The sample that a new file belongs to: an existing one (`entry` of a shard), or a new one with this key."""
 
     shard: int | None
     entry: int
@@ -76,7 +76,7 @@ class Homes:
         return self._outside() if found is None else found
 
     def home(self, spot: Spot) -> Home:
-        """The sample that lives in a directory: the lower's, or a new one."""
+        """The sample of a directory: the lower's, or a new one."""
         _, number, where = inodes.unpack(spot.lower)
         if spot.lower and kind_of(where) == SAMPLE:
             return self._existing(number, index_of(where))

@@ -41,6 +41,7 @@ def check_output(pattern: str) -> None:
 
 
 def refuse_compressed_name(target: bytes) -> None:
+    """Raise UsageError for a name under which readers would unpack the shard."""
     suffix = suffix_of(target.lower())
     if suffix not in (b"", b".tar"):
         text = f"commit writes plain tars, and under a name in {suffix.decode()} readers would unpack them"
@@ -65,7 +66,7 @@ def _absolute(name: str) -> bytes:
 
 
 def continued(path: bytes) -> Iterator[bytes]:
-    """The names behind this one, its last number going up. Raises UsageError when it has none."""
+    """The names that follow this one: its last number counts up. Raises UsageError if it has none."""
     found = re.fullmatch(rb"(.*?)(\d+)([^\d/]*)", path, re.DOTALL)
     if found is None or b"/" in found[3]:
         text = f"{os.fsdecode(path)} has no number to go on from: give --output for the new shards"
@@ -75,7 +76,7 @@ def continued(path: bytes) -> Iterator[bytes]:
 
 
 def refuse_below(plan: Plan, directory: str, what: str) -> None:
-    """Raise UsageError for a new shard that would come to lie in this directory, which is `what`."""
+    """Raise UsageError for a new shard that would be in this directory, which is `what`."""
     top = os.path.realpath(os.fsencode(directory))
     replaced = {os.path.realpath(source.path) for source in plan.sources.values()}
     for step in plan.steps:

@@ -79,7 +79,7 @@ class CommitOptions:
 
 
 class Unit(NamedTuple):
-    """A sample on its way into a shard, with the strays behind it; without key and `samples` (0) only strays."""
+    """A sample and the strays that follow it; strays alone have no key, and 0 `samples`."""
 
     key: bytes
     samples: int
@@ -223,7 +223,7 @@ class Planner:
         return reason is None
 
     def _whole(self, number: int) -> Step:
-        """A shard as it is. Its record is not looked at: of a large set most shards are such."""
+        """A shard as it is. Its record is not read: most shards of a large set are of this kind."""
         summary = self.lower.with_index(lambda: self.lower.summary(number))
         path = self.lower.shards[number].path
         self.plan.sources[number] = SourceShard(path, summary.fingerprint)
@@ -335,7 +335,7 @@ class Planner:
         yield from map(_unit_of, found.appended)
 
     def _refuse_scattering(self, number: int, record: Record, source: SourceLayout) -> None:
-        """What says something of other members cannot be moved away from them."""
+        """Refuse to move members away from others that depend on them. Raises CommitError."""
         what = "hard links" if record.has_links else "a global PAX header" if source.common else ""
         if what:
             cannot = "its samples can neither be sorted nor split up anew"
@@ -418,7 +418,7 @@ def _sizes_of_units(source: SourceLayout, in_sample: NDArray[np.bool_], places: 
 
 
 def _removed(record: Record, found: ShardChanges) -> int:
-    """How many samples of a shard go."""
+    """How many samples of a shard are removed."""
     entries = {record.entry_of(member) for member in found.members}
     samples = {entry for entry in entries if not record.entry_flags[entry] & STRAY}
     return len(samples - found.entries)

@@ -88,7 +88,7 @@ class SampleSummary:
     # --- renamed samples
 
     def _find_renamed(self) -> None:
-        """Match new samples with those that they were: by their directory's origin, or else that of all files."""
+        """Match new samples with their former ones: by the origin of the directory, or else that of all files."""
         for home in sorted(self.new, key=_order):
             was = self._origin(home)
             if was is not None and was not in self.renamed and self._is_removed(*was):
@@ -117,7 +117,7 @@ class SampleSummary:
         return None if record.entry_flags[entry] & STRAY else (number, entry)
 
     def _refuse_half_linked(self) -> None:
-        """Names of one member that are not one file any more: links in the tar would follow the new content."""
+        """Refuse names of one member that are two files now: links in the tar would follow the new content."""
         for number, files in self.walk.files.items():
             for member in files.keys() & self.walk.kept.get(number, set()):
                 self.found.conflicts.append(Remark(files[member].path, LINKED))
@@ -266,7 +266,7 @@ class SampleSummary:
     # --- shards that other tools read in another way
 
     def _tell_mended(self, number: int, record: Record) -> None:
-        """What a commit puts right in a shard, and what it cannot put right."""
+        """Note what a commit repairs in a shard, and what it cannot repair."""
         name = self.lower.shards[number].name
         if record.end_marks:
             self.found.notes.append(Remark(name, JOINED))
@@ -293,7 +293,7 @@ class SampleSummary:
     # --- names that tar cannot extract
 
     def _note_unextractable(self) -> None:
-        """Have notes on new names with which tar cannot extract a shard. Readers of samples do not mind them."""
+        """Note new names with which tar cannot extract a shard. Readers of samples accept them."""
         for number, changes in self.found.shards.items():
             new = [*self.moved.get(number, ()), *(one for news in changes.behind.values() for one in news)]
             new += [one for sample in changes.appended for one in sample.members]

@@ -51,7 +51,7 @@ class UpperFile(NamedTuple):
 
 
 class Walk:
-    """Collects what happens to which member."""
+    """Collects the changes of each member."""
 
     def __init__(self, tree: ShardTree, open_file: Callable[[UpperNode], int], rules: Rules) -> None:
         self.tree, self.lower, self.open_file, self.rules = tree, tree.lower, open_file, rules
@@ -75,7 +75,7 @@ class Walk:
     # --- directories
 
     def directory(self, node: UpperNode, spot: Spot) -> None:
-        """Take what is in a directory of the upper, and below it."""
+        """Collect the changes in a directory of the upper and in everything below it."""
         waiting = [(node, spot)]
         while waiting:
             node, spot = waiting.pop()
@@ -90,7 +90,7 @@ class Walk:
                 self.notes.append(Remark(spot.path, EMPTY_DIRECTORY))
 
     def _child(self, parent: UpperNode, spot: Spot, name: bytes, child: UpperNode) -> Spot | None:
-        """Take one thing in a directory; returns where to go on if it is a directory."""
+        """Collect one entry of a directory; returns the place to continue at if it is a directory."""
         path = spot.below(name)
         found = self._lookup(spot, name)
         if child.kind == WHITEOUT:
@@ -173,10 +173,10 @@ class Walk:
             return None
         return number, where
 
-    # --- what goes
+    # --- removals
 
     def hide(self, inode: int, path: bytes) -> None:
-        """All that the lower's directory shows is gone."""
+        """Note that everything in the lower's directory is removed."""
         if kind_of(inode) == SAMPLE:
             _, number, where = inodes.unpack(inode)
             entry = index_of(where)
@@ -229,7 +229,7 @@ class Walk:
         self.paths.setdefault((number, entry), shown)
 
     def _is_link(self, inode: int, cursor: int) -> bool:
-        """Whether what a listing has at `cursor` is another name of the member with this number."""
+        """Whether the entry that a listing has at `cursor` is another name of the member with this number."""
         return self._is_linked(inode) and index_of(cursor) != index_of(inode)
 
     def _is_linked(self, inode: int) -> bool:
@@ -237,7 +237,7 @@ class Walk:
         record = self.record(number)
         return record.has_links and record.link_count(index_of(where)) > 1
 
-    # --- what comes
+    # --- replacements and additions
 
     def _replace(self, spot: Spot, name: bytes, inode: int, child: UpperNode, path: bytes) -> None:
         _, number, where = inodes.unpack(inode)
@@ -279,7 +279,7 @@ class Walk:
         return file.mtime_ns // 10**9 == self.record(number).member(member).mtime_ns // 10**9
 
     def has_content(self, number: int, member: int, file: UpperFile) -> bool:
-        """Whether a file has what the shard has: copied up for a change of mode, or written as it was before."""
+        """Whether a file has the content of the member, as after a mere change of mode."""
         if file.size != self.record(number).member(member).size:
             return False
         content = self.lower.content(number, self.lower.tag(number), member)
