@@ -306,6 +306,19 @@ def test_another_shard_of_the_same_size_in_their_place(program: Program, here: S
     again(program, "{new/s0,s1}.tar", 0)
 
 
+def test_an_overlay_whose_changes_were_restored_is_used_over_what_was_written(
+    program: Program,  # noqa: F811
+    here: Set,
+) -> None:
+    """Also once more, with new changes: it is an overlay of these shards now."""
+    program.run("commit", "--overlay", "o", "-o", "new/s%d.tar", SHARDS)
+    again(program, "new/s{0..1}.tar", 8)
+    program.run("restore", "--overlay", "o", "--all")
+    again(program, "new/s{0..1}.tar", 0)
+    here.edit({"more": {"x": {"txt": b"x"}}})
+    again(program, "new/s{0..1}.tar", 0)
+
+
 def test_an_overlay_that_was_emptied_has_nothing_of_what_was_written_from_it(
     program: Program,  # noqa: F811
     here: Set,

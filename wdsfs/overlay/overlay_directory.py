@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from wdsfs import trust
 from wdsfs.errors import OverlayBusy, OverlayUnusable, several
-from wdsfs.overlay.upper_format import OPEN_DIRECTORY
+from wdsfs.overlay.upper_format import DIRECTORY, OPEN_DIRECTORY, load
 from wdsfs.reading import PLAIN, Reading
 
 # Of overlay.json and the files beside it. The second is for shards that are read with options: a program that does
@@ -228,6 +228,9 @@ def refuse_outputs(place: OverlayDirectory, shards: Sequence[bytes]) -> None:
 
     All its changes would be made a second time, and each new directory packed again. A shard is known by size and
     time, also if it was moved or copied with its time; where the time is another, by path, size and a sample.
+
+    An overlay without changes may be used over them. From then on it is an overlay of these shards, so its
+    outputs.json goes. Raises OSErrors of the upper, too.
     """
     written = read_outputs(place)
     if not written:
@@ -244,13 +247,32 @@ def refuse_outputs(place: OverlayDirectory, shards: Sequence[bytes]) -> None:
             same = one is not None and (one.sample is None or sample_of(path, one.sample[0]) == one.sample)
             if same or (found.st_size, found.st_mtime_ns) in stamps:
                 again.append(os.fsdecode(shard))
-    if again:
+    if again and not _has_changes(place):
+        place.outputs.unlink(missing_ok=True)
+    elif again:
         verb = "was" if len(again) == 1 else "were"
         raise OverlayUnusable(
             f"{several(again)} {verb} written by a commit of the overlay {place.path} (see {place.outputs}): its "
             "changes would be packed a second time. Begin with a new directory for --overlay, or name the shards "
             "that this one was made over"
         )
+
+
+def _has_changes(place: OverlayDirectory) -> bool:
+    """Whether the upper has more than plain directories, which a restored file leaves behind."""
+    if not place.upper.is_dir():
+        return False
+    directory = os.open(place.upper, OPEN_DIRECTORY)
+    try:
+        waiting = [load(directory)]
+    finally:
+        os.close(directory)
+    while waiting:
+        node = waiting.pop()
+        if node.kind != DIRECTORY or node.opaque or node.origin is not None:
+            return True
+        waiting += node.children.values()
+    return False
 
 
 def sync_directory(path: Path) -> None:
