@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from typing import NamedTuple
 
 NAME_MAX = 255  # bytes; what tools assume of a file name, and what statfs reports
@@ -180,6 +179,8 @@ def meant(word: str, known: Iterable[str]) -> str:
 
 def closest(word: str, known: Sequence[str]) -> str | None:
     """The one of these that is much like a word, if there is one."""
+    from difflib import get_close_matches  # not at the start of every command
+
     close = get_close_matches(word, known, 1, 0.7)
     return close[0] if close else None
 

@@ -683,7 +683,7 @@ class _Composer:
             key, shown = _text(self.paths[self.classes.index(longest)]), _text(longest)
             raise _LongNumber(
                 f"{_text(self.source.path)}: sample {key!r} has the class {shown}, and classes are shown with "
-                f"{digits} digit{'s' * (digits > 1)}; mount again, and if --class-digits was given, with {wanted}",
+                f"{digits} digit{'s' * (digits > 1)}; mount again; with --class-digits say {wanted}",
                 wanted,
             )
         padded = {one: _padded(match[1], match[2], digits) for one, match in numbers.items()}
