@@ -381,7 +381,7 @@ def test_the_cache_of_unpacked_shards(common: Path, monkeypatch: pytest.MonkeyPa
         cache()
     monkeypatch.setenv("WDSFS_CACHE_DIR", str(common / "mine"))
     with contextlib.suppress(NoRoom):
-        cache().make("k", ["tar"], lambda _: ("tar", 0))
+        os.close(cache().make("k", ["tar"], lambda _: ("tar", 0)).fd)
     assert stat.S_IMODE((common / "mine").stat().st_mode) == 0o700
     monkeypatch.delenv("WDSFS_CACHE_DIR")
     os.mkdir(common / "index", 0o700)
