@@ -34,7 +34,7 @@ views   | ground spec tar index dataset                               | fuse tri
 interop | ground storage tar index dataset                            | fuse trio lmdb terminal clock
 overlay | ground spec storage dataset                                 | third-party clock
 commit  | ground spec storage tar index dataset overlay               | fuse trio lmdb terminal clock
-status  | ground storage index dataset interop overlay                | third-party
+status  | ground storage index dataset interop                        | third-party
 fuse    | ground dataset overlay status                               | fuse lmdb terminal
 mount   | *                                                           | lmdb numpy terminal
 cli     | *                                                           | trio lmdb numpy

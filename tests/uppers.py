@@ -12,7 +12,7 @@ from wdsfs.commit import changes, diff
 from wdsfs.commit.changes import Changes
 from wdsfs.dataset.merged_tree import make_tree
 from wdsfs.dataset.shard_set import ShardSet
-from wdsfs.dataset.shard_tree import ShardTree, View
+from wdsfs.dataset.tree import LowerTree, View
 from wdsfs.index.store import open_index
 from wdsfs.overlay import upper_format
 from wdsfs.overlay.upper_format import UpperNode, open_below
@@ -58,7 +58,7 @@ def write_upper(directory: Path, wanted: Mapping[Any, Any]) -> None:
 @contextmanager
 def a_tree(
     home: Path, shards: Sequence[bytes], view: View, merge: bool = False, reading: Reading = PLAIN
-) -> Iterator[ShardTree]:
+) -> Iterator[LowerTree]:
     for number, data in enumerate(shards):
         if not (home / f"s{number}.tar").exists():
             (home / f"s{number}.tar").write_bytes(data)
@@ -72,7 +72,7 @@ def a_tree(
         below.close()
 
 
-def find(tree: ShardTree, upper: Path, rules: changes.Rules = NO_RULES) -> Changes:
+def find(tree: LowerTree, upper: Path, rules: changes.Rules = NO_RULES) -> Changes:
     directory = os.open(upper, os.O_RDONLY | os.O_DIRECTORY)
     try:
 

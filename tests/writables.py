@@ -21,7 +21,7 @@ from typing import Any
 
 from wdsfs.dataset.merged_tree import make_tree
 from wdsfs.dataset.shard_set import ShardSet
-from wdsfs.dataset.shard_tree import Node, ShardTree, View
+from wdsfs.dataset.tree import LowerTree, Node, View
 from wdsfs.errors import WdsfsError
 from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
@@ -59,7 +59,7 @@ def shard(members: Members) -> bytes:
 
 
 @contextlib.contextmanager
-def a_set(shards: Sequence[Members], view: View = EXT, merge: bool = False) -> Iterator[ShardTree]:
+def a_set(shards: Sequence[Members], view: View = EXT, merge: bool = False) -> Iterator[LowerTree]:
     """The tree over shards s0, s1 ... in a directory of its own."""
     with tempfile.TemporaryDirectory() as home:
         for number, members in enumerate(shards):
@@ -78,7 +78,7 @@ class Mount:
     """A writable tree over `tree` with its overlay in `home`."""
 
     def __init__(
-        self, tree: ShardTree, home: Path, calls: SystemCalls | None = None, descriptors: int = 16
+        self, tree: LowerTree, home: Path, calls: SystemCalls | None = None, descriptors: int = 16
     ) -> None:
         self.below = tree
         self.home = home

@@ -21,7 +21,7 @@ from tests.commit.test_plan import EDITS, FIRST, SECOND, Set, bare, half_way, ke
 from tests.commit.test_shard_writer import Killed
 from tests.conftest import PATIENCE, Program
 from tests.uppers import OPAQUE, WHITEOUT, write_upper
-from wdsfs.dataset.shard_tree import View
+from wdsfs.dataset.tree import View
 from wdsfs.reading import Reading
 from wdsfs.storage.durable import Disk
 

@@ -13,7 +13,7 @@ from tests import tars
 from tests.uppers import NO_RULES, OPAQUE, WHITEOUT, a_tree, find, write_upper
 from wdsfs.commit import changes
 from wdsfs.commit.changes import ChangedSample, Changes, Remark, Rules
-from wdsfs.dataset.shard_tree import View
+from wdsfs.dataset.tree import View
 from wdsfs.storage.identity import sum_of
 
 FIRST = tars.tar(

@@ -33,7 +33,7 @@ from wdsfs.commit.plan import NO_SAMPLE, CommitOptions, Planner
 from wdsfs.commit.replace_in_place import Replacement
 from wdsfs.commit.run import Files, Runner
 from wdsfs.commit.steps import Plan, Step
-from wdsfs.dataset.shard_tree import View
+from wdsfs.dataset.tree import View
 from wdsfs.errors import CommitError, StaleShard, UsageError
 from wdsfs.index import store
 from wdsfs.overlay import overlay_directory

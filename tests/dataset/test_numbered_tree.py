@@ -23,7 +23,7 @@ from tests.conftest import Program, fails, wait_until
 from wdsfs.dataset import numbered_tree
 from wdsfs.dataset.numbered_tree import NumberedTree, check_name, make_numbered
 from wdsfs.dataset.shard_set import NotIndexed, ShardSet, read
-from wdsfs.dataset.shard_tree import AT_PARENT, Node, View
+from wdsfs.dataset.tree import AT_PARENT, Node, View
 from wdsfs.errors import (
     InvalidRequest,
     IsADirectory,

@@ -22,7 +22,7 @@ from wdsfs.dataset import shard_set
 from wdsfs.dataset.generations import Generations
 from wdsfs.dataset.merged_tree import make_tree
 from wdsfs.dataset.shard_set import Content, NotIndexed, ShardSet
-from wdsfs.dataset.shard_tree import View
+from wdsfs.dataset.tree import View
 from wdsfs.errors import CorruptShard, MissingShard, StaleShard, UnreadableShard
 from wdsfs.index import record_builder
 from wdsfs.index.record import Record

@@ -22,7 +22,7 @@ from wdsfs import inodes
 from wdsfs.dataset import shard_set
 from wdsfs.dataset.merged_tree import make_tree
 from wdsfs.dataset.shard_set import NotIndexed, ShardSet
-from wdsfs.dataset.shard_tree import Entry, Node, ShardTree, View
+from wdsfs.dataset.tree import Entry, LowerTree, Node, View
 from wdsfs.errors import IsADirectory, NoSuchAttribute, NoSuchEntry, NotADirectory, StaleShard, UnreadableShard
 from wdsfs.index import record
 from wdsfs.index.store import open_index
@@ -48,7 +48,7 @@ def tar(items: Sequence[Item]) -> bytes:
 
 
 @contextmanager
-def a_tree(shards: Sequence[bytes], view: View, merge: bool = False, indexed: bool = True) -> Iterator[ShardTree]:
+def a_tree(shards: Sequence[bytes], view: View, merge: bool = False, indexed: bool = True) -> Iterator[LowerTree]:
     """The tree over these shards, called s0, s1 ..., in a directory of its own."""
     with TemporaryDirectory() as home:
         for number, data in enumerate(shards):
@@ -65,16 +65,16 @@ def a_tree(shards: Sequence[bytes], view: View, merge: bool = False, indexed: bo
             tree.lower.close()
 
 
-def names_in(tree: ShardTree, path: bytes = b"") -> list[bytes]:
+def names_in(tree: LowerTree, path: bytes = b"") -> list[bytes]:
     return [entry.name for entry in tree.listing(tree.resolve(path).inode)][2:]
 
 
-def content_of(tree: ShardTree, inode: int) -> bytes:
+def content_of(tree: LowerTree, inode: int) -> bytes:
     content = tree.content(inode)
     return shard_set.read(content, 0, content.size)
 
 
-def walk(tree: ShardTree, inode: int = ROOT, path: bytes = b"") -> Iterator[tuple[bytes, Entry]]:
+def walk(tree: LowerTree, inode: int = ROOT, path: bytes = b"") -> Iterator[tuple[bytes, Entry]]:
     for entry in list(tree.listing(inode))[2:]:
         below = path + b"/" + entry.name
         yield below, entry
@@ -82,7 +82,7 @@ def walk(tree: ShardTree, inode: int = ROOT, path: bytes = b"") -> Iterator[tupl
             yield from walk(tree, entry.node.inode, below)
 
 
-def check_consistency(tree: ShardTree) -> dict[bytes, bytes]:
+def check_consistency(tree: LowerTree) -> dict[bytes, bytes]:
     """Everything that must hold of any tree; returns its files with their contents."""
     files: dict[bytes, bytes] = {}
     directories = [(b"", ROOT)]
@@ -343,7 +343,7 @@ def test_merged_names_that_are_cut_for_their_numbers_are_found(length: int) -> N
 Counted = Literal["listed", "looked up", "last page"]
 
 
-def steps(tree: ShardTree, folder: bytes) -> dict[Counted, float]:
+def steps(tree: LowerTree, folder: bytes) -> dict[Counted, float]:
     """Calls of functions for each name of a folder, in all."""
     inode, count = tree.resolve(folder).inode, 0
 
@@ -415,7 +415,7 @@ NAMES = st.text(alphabet="ab./~2%", min_size=1, max_size=7).filter(lambda name: 
 SHARDS = st.lists(st.lists(NAMES, max_size=8), min_size=1, max_size=3)
 
 
-def _sample_members(items: Sequence[Item], layout: str, tree: ShardTree, number: int) -> int:
+def _sample_members(items: Sequence[Item], layout: str, tree: LowerTree, number: int) -> int:
     one = tree.lower.record(number)
     if layout == "files":
         return one.members

@@ -21,7 +21,7 @@ from tests import wire
 from wdsfs import errors
 from wdsfs.dataset import shard_set
 from wdsfs.dataset.shard_set import Content, NotIndexed
-from wdsfs.dataset.shard_tree import Entry, Node, Totals
+from wdsfs.dataset.tree import Entry, Node, Totals
 from wdsfs.errors import (
     CorruptShard,
     EntryError,
@@ -32,7 +32,7 @@ from wdsfs.errors import (
     WdsfsError,
 )
 from wdsfs.fuse import read_ops
-from wdsfs.fuse.read_ops import Operations, Owner
+from wdsfs.fuse.read_ops import Owner, ReadOperations
 from wdsfs.inodes import ROOT
 from wdsfs.status import counters as boards
 from wdsfs.status.counters import DEADLY, DEADLY_NS, Board
@@ -129,7 +129,7 @@ def tree() -> FakeTree:
 
 
 @pytest.fixture
-def operations(tree: FakeTree, monkeypatch: pytest.MonkeyPatch) -> Operations:
+def operations(tree: FakeTree, monkeypatch: pytest.MonkeyPatch) -> ReadOperations:
     """Contents can be read, all of them from the page cache."""
 
     def read_cached(content: Content, offset: int, size: int) -> memoryview:
@@ -137,7 +137,7 @@ def operations(tree: FakeTree, monkeypatch: pytest.MonkeyPatch) -> Operations:
 
     monkeypatch.setattr(shard_set, "read_cached", read_cached)
     board = Board()
-    made = Operations(Owner(12, 34), board)
+    made = ReadOperations(Owner(12, 34), board)
     made.attach(tree, board.slot(1))  # type: ignore[arg-type]
     return made
 
@@ -167,18 +167,18 @@ FORGETS: dict[str, bytes] = {
 every_forget = pytest.mark.parametrize("request_", FORGETS.values(), ids=FORGETS)
 
 
-def bytes_of(operations: Operations, request: bytes) -> bytes:
+def bytes_of(operations: ReadOperations, request: bytes) -> bytes:
     """An answer that has to be neither an error nor missing."""
     answer = operations.answer(request)
     assert isinstance(answer, bytes | memoryview), answer
     return bytes(answer)
 
 
-def entry_of(operations: Operations, parent: int, name: bytes) -> Any:
+def entry_of(operations: ReadOperations, parent: int, name: bytes) -> Any:
     return wire.ENTRY_OUT.whole(bytes_of(operations, wire.lookup(parent, name)))
 
 
-def attributes_of(operations: Operations, inode: int) -> Any:
+def attributes_of(operations: ReadOperations, inode: int) -> Any:
     return wire.ATTR_OUT.whole(bytes_of(operations, wire.getattr(inode)))
 
 
@@ -193,7 +193,7 @@ def all_errors(top: type[WdsfsError] = WdsfsError) -> Iterator[type[WdsfsError]]
 
 
 @every_request
-def test_whatever_goes_wrong_becomes_an_errno(operations: Operations, tree: FakeTree, request_: bytes) -> None:
+def test_whatever_goes_wrong_becomes_an_errno(operations: ReadOperations, tree: FakeTree, request_: bytes) -> None:
     """Anything that came out of `answer` would end the worker."""
     surprises = [RuntimeError("boo"), KeyError("k"), MemoryError(), AssertionError(), RecursionError(), EOFError()]
     for surprise in surprises:
@@ -238,20 +238,22 @@ ERRNOS = {
 
 
 @pytest.mark.parametrize("kind", sorted(set(all_errors()), key=lambda kind: kind.__name__))
-def test_each_of_our_errors_has_its_errno(operations: Operations, tree: FakeTree, kind: type[WdsfsError]) -> None:
+def test_each_of_our_errors_has_its_errno(
+    operations: ReadOperations, tree: FakeTree, kind: type[WdsfsError]
+) -> None:
     tree.raises = [kind("message")]
     assert operations.answer(wire.getattr(1)) == ERRNOS[kind.__name__]
     assert operations.board.failures == (0 if issubclass(kind, EntryError) else 1), "a refusal is none"
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.EACCES])
-def test_the_errno_of_the_system_is_passed_on(operations: Operations, tree: FakeTree, number: int) -> None:
+def test_the_errno_of_the_system_is_passed_on(operations: ReadOperations, tree: FakeTree, number: int) -> None:
     tree.raises = [OSError(number, os.strerror(number))]
     assert operations.answer(wire.read(1, 0, 10)) == number
     assert operations.board.failures == 1
 
 
-def test_an_error_of_the_system_without_number_is_eio(operations: Operations, tree: FakeTree) -> None:
+def test_an_error_of_the_system_without_number_is_eio(operations: ReadOperations, tree: FakeTree) -> None:
     tree.raises = [OSError("no number")]
     assert operations.answer(wire.read(1, 0, 10)) == errno.EIO
 
@@ -267,7 +269,7 @@ def test_a_shard_is_never_missing_as_an_entry_is() -> None:
     node=st.integers(0, (1 << 64) - 1),
     body=st.binary(max_size=100) | st.builds(wire.READ_IN.pack, *[st.integers(0, 1 << 20)] * 7),
 )
-def test_any_request_is_answered(operations: Operations, opcode: int, node: int, body: bytes) -> None:
+def test_any_request_is_answered(operations: ReadOperations, opcode: int, node: int, body: bytes) -> None:
     """Cut, too long or made of nothing: it costs itself, nothing else."""
     answer = operations.answer(wire.message(opcode, node, body))
     if isinstance(answer, int):
@@ -299,7 +301,7 @@ HANDLED = {
 
 
 @pytest.mark.parametrize("opcode", [*sorted(wire.OPCODES.keys() - HANDLED), 0, 7, 19, 53, 4096, (1 << 32) - 1])
-def test_what_is_not_known_is_enosys(operations: Operations, tree: FakeTree, opcode: str | int) -> None:
+def test_what_is_not_known_is_enosys(operations: ReadOperations, tree: FakeTree, opcode: str | int) -> None:
     """Which OPEN, OPENDIR, FLUSH and ACCESS take for: it goes well, and need not be asked again."""
     assert operations.answer(wire.message(opcode, 2, bytes(48))) == errno.ENOSYS
     assert tree.asked == []
@@ -307,7 +309,7 @@ def test_what_is_not_known_is_enosys(operations: Operations, tree: FakeTree, opc
     assert operations.board.counts() == {"other": 1}
 
 
-def test_in_one_tree_the_kernel_keeps_no_listings(operations: Operations, tree: FakeTree) -> None:
+def test_in_one_tree_the_kernel_keeps_no_listings(operations: ReadOperations, tree: FakeTree) -> None:
     """There a directory keeps its inode number when a shard changes. It is opened, with no flag."""
     tree.merged = True
     opened = wire.OPEN_OUT.whole(bytes_of(operations, wire.message("OPENDIR", 2, bytes(8))))
@@ -317,14 +319,14 @@ def test_in_one_tree_the_kernel_keeps_no_listings(operations: Operations, tree: 
 
 
 @every_forget
-def test_what_wants_no_answer_gets_none(operations: Operations, tree: FakeTree, request_: bytes) -> None:
+def test_what_wants_no_answer_gets_none(operations: ReadOperations, tree: FakeTree, request_: bytes) -> None:
     assert operations.answer(request_) is None
     assert tree.asked == []
     assert operations.board.failures == 0
     assert operations.slot.busy_seconds == 0
 
 
-def test_a_worker_in_quarantine_refuses_everything(operations: Operations, tree: FakeTree) -> None:
+def test_a_worker_in_quarantine_refuses_everything(operations: ReadOperations, tree: FakeTree) -> None:
     operations.refuse(operations.board.slot(9))
     for request in (*REQUESTS.values(), wire.message("OPEN", 2, bytes(8)), wire.message("DESTROY", 0)):
         assert operations.answer(request) == errno.EIO
@@ -338,7 +340,7 @@ def test_a_worker_in_quarantine_refuses_everything(operations: Operations, tree:
 # --- requests that workers have died of ---------------------------------------------------------------------
 
 
-def number_of(operations: Operations, tree: FakeTree, request: bytes) -> int:
+def number_of(operations: ReadOperations, tree: FakeTree, request: bytes) -> int:
     """What the board knows a request by, as the supervisor would find it there after a death."""
     seen: list[int | None] = []
     tree.on_asked = lambda: seen.append(operations.slot.request)
@@ -350,13 +352,15 @@ def number_of(operations: Operations, tree: FakeTree, request: bytes) -> int:
     return number
 
 
-def blame(operations: Operations, number: int, times: int = DEADLY) -> None:
+def blame(operations: ReadOperations, number: int, times: int = DEADLY) -> None:
     for death in range(times):
         assert operations.board.blame(number) == death + 1
 
 
 @every_request
-def test_a_deadly_request_is_refused_and_no_other(operations: Operations, tree: FakeTree, request_: bytes) -> None:
+def test_a_deadly_request_is_refused_and_no_other(
+    operations: ReadOperations, tree: FakeTree, request_: bytes
+) -> None:
     blame(operations, number_of(operations, tree, request_))
     tree.asked.clear()
     for _ in range(3):
@@ -367,7 +371,7 @@ def test_a_deadly_request_is_refused_and_no_other(operations: Operations, tree: 
             bytes_of(operations, other)
 
 
-def test_a_deadly_request_is_known_under_any_number(operations: Operations, tree: FakeTree) -> None:
+def test_a_deadly_request_is_known_under_any_number(operations: ReadOperations, tree: FakeTree) -> None:
     """The kernel hands it out again as it was, but the next who asks the same has another unique number."""
     blame(operations, number_of(operations, tree, wire.message("GETATTR", 9, bytes(16), unique=2)))
     assert operations.answer(wire.message("GETATTR", 9, bytes(16), unique=1 << 40)) == errno.EIO
@@ -386,14 +390,14 @@ DIFFERENT = {
 
 @pytest.mark.parametrize(("deadly", "other"), DIFFERENT.values(), ids=DIFFERENT)
 def test_what_differs_anywhere_is_another_request(
-    operations: Operations, tree: FakeTree, deadly: bytes, other: bytes
+    operations: ReadOperations, tree: FakeTree, deadly: bytes, other: bytes
 ) -> None:
     blame(operations, number_of(operations, tree, deadly))
     assert operations.answer(deadly) == errno.EIO
     bytes_of(operations, other)
 
 
-def test_two_deaths_are_no_proof(operations: Operations, tree: FakeTree) -> None:
+def test_two_deaths_are_no_proof(operations: ReadOperations, tree: FakeTree) -> None:
     """Somebody may have killed the worker. The answer clears the request."""
     request = wire.getattr(9)
     number = number_of(operations, tree, request)
@@ -404,7 +408,7 @@ def test_two_deaths_are_no_proof(operations: Operations, tree: FakeTree) -> None
         assert not operations.board.watching
 
 
-def test_the_answer_to_another_request_clears_nothing(operations: Operations, tree: FakeTree) -> None:
+def test_the_answer_to_another_request_clears_nothing(operations: ReadOperations, tree: FakeTree) -> None:
     request = wire.getattr(9)
     number = number_of(operations, tree, request)
     for death in range(DEADLY):
@@ -414,7 +418,7 @@ def test_the_answer_to_another_request_clears_nothing(operations: Operations, tr
 
 
 def test_a_deadly_request_is_tried_again_after_a_while(
-    operations: Operations, tree: FakeTree, monkeypatch: pytest.MonkeyPatch
+    operations: ReadOperations, tree: FakeTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [10**15]
     monkeypatch.setattr(boards.time, "monotonic_ns", lambda: clock[0])
@@ -429,7 +433,7 @@ def test_a_deadly_request_is_tried_again_after_a_while(
     assert operations.board.blame(number) == 1
 
 
-def test_an_error_is_an_answer_too(operations: Operations, tree: FakeTree) -> None:
+def test_an_error_is_an_answer_too(operations: ReadOperations, tree: FakeTree) -> None:
     request = wire.getattr(9)
     blame(operations, number_of(operations, tree, request), DEADLY - 1)
     tree.raises = [CorruptShard("cut")]
@@ -440,13 +444,13 @@ def test_an_error_is_an_answer_too(operations: Operations, tree: FakeTree) -> No
 # --- the log -----------------------------------------------------------------------------------------------
 
 
-def fail(operations: Operations, tree: FakeTree, error: Exception) -> None:
+def fail(operations: ReadOperations, tree: FakeTree, error: Exception) -> None:
     tree.raises = [error]
     assert isinstance(operations.answer(wire.getattr(1)), int)
 
 
 def test_the_log_is_not_flooded(
-    operations: Operations, tree: FakeTree, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    operations: ReadOperations, tree: FakeTree, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same message comes once, and again after a while; a different one at once."""
     clock = [1000.0]
@@ -462,7 +466,7 @@ def test_the_log_is_not_flooded(
 
 
 def test_a_surprise_is_told_once_with_its_traceback(
-    operations: Operations, tree: FakeTree, caplog: pytest.LogCaptureFixture
+    operations: ReadOperations, tree: FakeTree, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(100):
         fail(operations, tree, ZeroDivisionError("surprise"))
@@ -473,7 +477,7 @@ def test_a_surprise_is_told_once_with_its_traceback(
 
 
 def test_what_is_remembered_of_messages_is_bounded(
-    operations: Operations, tree: FakeTree, caplog: pytest.LogCaptureFixture
+    operations: ReadOperations, tree: FakeTree, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(3 * read_ops.QUIET_MAX):
         fail(operations, tree, CorruptShard(f"{number}.tar is cut"))
@@ -482,7 +486,7 @@ def test_what_is_remembered_of_messages_is_bounded(
 
 
 def test_what_is_normal_is_not_logged(
-    operations: Operations, tree: FakeTree, caplog: pytest.LogCaptureFixture
+    operations: ReadOperations, tree: FakeTree, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     tree.raises = [NoSuchEntry("no"), NoSuchAttribute("no")]
@@ -496,7 +500,7 @@ def test_what_is_normal_is_not_logged(
 
 
 @every_request
-def test_what_is_not_indexed_is_indexed_first(operations: Operations, tree: FakeTree, request_: bytes) -> None:
+def test_what_is_not_indexed_is_indexed_first(operations: ReadOperations, tree: FakeTree, request_: bytes) -> None:
     """Again and again, if need be; then the question is asked anew, with an index that was tidied."""
     called: list[bool] = []
     operations._crowded = lambda: called.append(operations.slot.waiting)
@@ -511,7 +515,7 @@ def test_what_is_not_indexed_is_indexed_first(operations: Operations, tree: Fake
     assert sum(operations.board.counts().values()) == 1
 
 
-def test_one_long_wait_may_lie_inside_of_another(operations: Operations) -> None:
+def test_one_long_wait_may_lie_inside_of_another(operations: ReadOperations) -> None:
     """To index a shard, one that is compressed may have to be unpacked: behind that it still takes long."""
     with operations.slowly():
         with operations.slowly():
@@ -520,7 +524,7 @@ def test_one_long_wait_may_lie_inside_of_another(operations: Operations) -> None
     assert not operations.slot.waiting
 
 
-def test_a_shard_that_cannot_be_indexed_is_eio(operations: Operations, tree: FakeTree) -> None:
+def test_a_shard_that_cannot_be_indexed_is_eio(operations: ReadOperations, tree: FakeTree) -> None:
     def try_index(number: int) -> None:
         raise UnreadableShard(f"{number}: Permission denied")
 
@@ -533,7 +537,7 @@ def test_a_shard_that_cannot_be_indexed_is_eio(operations: Operations, tree: Fak
 # --- attributes and names ----------------------------------------------------------------------------------
 
 
-def test_attributes(operations: Operations) -> None:
+def test_attributes(operations: ReadOperations) -> None:
     found = attributes_of(operations, 9)
     assert (found.ino, found.mode, found.nlink, found.size, found.blocks) == (9, FILE, 1, 1000, 2)
     assert (found.uid, found.gid, found.blksize, found.rdev, found.flags) == (12, 34, 128 << 10, 0, 0)
@@ -544,7 +548,7 @@ def test_attributes(operations: Operations) -> None:
     assert attributes_of(operations, 9).mode == stat.S_IFREG | 0o440
 
 
-def test_a_name_that_is_found(operations: Operations, tree: FakeTree) -> None:
+def test_a_name_that_is_found(operations: ReadOperations, tree: FakeTree) -> None:
     found = entry_of(operations, 99, b"name")
     assert tree.asked == [("lookup", 99, b"name")]
     assert (found.nodeid, found.generation, found.ino, found.mode, found.size) == (7, 0, 7, FILE, 1000)
@@ -556,7 +560,9 @@ def test_a_name_that_is_found(operations: Operations, tree: FakeTree) -> None:
 @pytest.mark.parametrize(
     ("mtime_ns", "seconds", "ns"), [(0, 0, 0), (-1, -1, 999_999_999), (-(1 << 31) * 10**9, -(1 << 31), 0)]
 )
-def test_times_before_1970(operations: Operations, tree: FakeTree, mtime_ns: int, seconds: int, ns: int) -> None:
+def test_times_before_1970(
+    operations: ReadOperations, tree: FakeTree, mtime_ns: int, seconds: int, ns: int
+) -> None:
     tree.node = tree.node._replace(mtime_ns=mtime_ns)
     found = attributes_of(operations, 9)
     assert found.mtime == found.ctime == seconds % (1 << 64)  # the kernel takes them for signed
@@ -564,25 +570,25 @@ def test_times_before_1970(operations: Operations, tree: FakeTree, mtime_ns: int
 
 
 @pytest.mark.parametrize("name", [b"\xff\xfe", "Ä".encode(), b"a b\n", b"..."])
-def test_names_are_bytes(operations: Operations, tree: FakeTree, name: bytes) -> None:
+def test_names_are_bytes(operations: ReadOperations, tree: FakeTree, name: bytes) -> None:
     entry_of(operations, 5, name)
     assert tree.asked == [("lookup", 5, name)]
 
 
-def test_the_mount_point_is_asked_for_again(operations: Operations) -> None:
+def test_the_mount_point_is_asked_for_again(operations: ReadOperations) -> None:
     """Else it would be there, to all appearances, when the mount is dead."""
     assert attributes_of(operations, ROOT).attr_valid <= 1
     assert entry_of(operations, ROOT, b".").attr_valid <= 1
 
 
 @pytest.mark.parametrize("size", [0, 1, 511, 512, 513, (1 << 63) - 1])
-def test_blocks_are_those_of_the_size(operations: Operations, tree: FakeTree, size: int) -> None:
+def test_blocks_are_those_of_the_size(operations: ReadOperations, tree: FakeTree, size: int) -> None:
     tree.node = tree.node._replace(size=size)
     found = attributes_of(operations, 9)
     assert (found.size, found.blocks) == (size, -(-size // 512))
 
 
-def test_a_missing_name_is_remembered_by_the_kernel(operations: Operations, tree: FakeTree) -> None:
+def test_a_missing_name_is_remembered_by_the_kernel(operations: ReadOperations, tree: FakeTree) -> None:
     tree.raises = [NoSuchEntry("no")]
     found = entry_of(operations, 99, b"name")
     assert (found.nodeid, found.entry_valid) == (0, read_ops.TIMEOUT_SECONDS)
@@ -592,7 +598,7 @@ def test_a_missing_name_is_remembered_by_the_kernel(operations: Operations, tree
 
 @pytest.mark.parametrize("merged", [False, True])
 def test_what_a_changed_shard_would_alter_is_asked_for_again(
-    operations: Operations, tree: FakeTree, merged: bool
+    operations: ReadOperations, tree: FakeTree, merged: bool
 ) -> None:
     """Whatever lies at the top; in one tree over all shards absent names, too, wherever."""
     tree.merged = merged
@@ -605,18 +611,18 @@ def test_what_a_changed_shard_would_alter_is_asked_for_again(
     assert entry_of(operations, 99, b"name").entry_valid == (2 if merged else read_ops.TIMEOUT_SECONDS)
 
 
-def test_a_change_is_looked_for_within_a_second(operations: Operations) -> None:
+def test_a_change_is_looked_for_within_a_second(operations: ReadOperations) -> None:
     """Where nothing is known of events."""
     assert operations.change_seconds == read_ops.CHANGE_SECONDS <= 1
 
 
-def test_something_stale_makes_all_look_again(operations: Operations, tree: FakeTree) -> None:
+def test_something_stale_makes_all_look_again(operations: ReadOperations, tree: FakeTree) -> None:
     tree.raises = [StaleShard("changed")]
     assert operations.answer(wire.getattr(99)) == errno.ESTALE
     assert tree.lower.distrusted == 1
 
 
-def test_names_that_are_too_long(operations: Operations, tree: FakeTree) -> None:
+def test_names_that_are_too_long(operations: ReadOperations, tree: FakeTree) -> None:
     """The kernel passes on up to 1,024 bytes."""
     entry_of(operations, 1, b"x" * 255)
     tree.asked.clear()
@@ -626,18 +632,18 @@ def test_names_that_are_too_long(operations: Operations, tree: FakeTree) -> None
     assert operations.board.failures == 0
 
 
-def test_dot_and_dot_dot(operations: Operations) -> None:
+def test_dot_and_dot_dot(operations: ReadOperations) -> None:
     """Asked by a server of NFS."""
     assert entry_of(operations, 5, b".").nodeid == 5
     assert entry_of(operations, 5, b"..").nodeid == 4
 
 
-def test_the_target_of_a_link(operations: Operations, tree: FakeTree) -> None:
+def test_the_target_of_a_link(operations: ReadOperations, tree: FakeTree) -> None:
     assert bytes_of(operations, wire.message("READLINK", 5)) == b"target"
     assert tree.asked == [("readlink", 5)]
 
 
-def test_statfs(operations: Operations) -> None:
+def test_statfs(operations: ReadOperations) -> None:
     found = wire.KSTATFS.whole(bytes_of(operations, wire.message("STATFS", 1)))
     assert (found.blocks * found.frsize, found.files, found.namelen) == (5120, 20, 255)
     assert (found.bfree, found.bavail, found.ffree, found.padding) == (0, 0, 0, 0)
@@ -655,7 +661,7 @@ def test_statfs(operations: Operations) -> None:
         pytest.param(lambda room: wire.listxattr(2, room), b"user.x\0user.yy\0", id="listxattr"),
     ],
 )
-def test_room_for_an_attribute(operations: Operations, ask: Callable[[int], bytes], value: bytes) -> None:
+def test_room_for_an_attribute(operations: ReadOperations, ask: Callable[[int], bytes], value: bytes) -> None:
     """None is the question how much is needed."""
     assert wire.GETXATTR_OUT.whole(bytes_of(operations, ask(0))) == (len(value), 0)
     assert operations.answer(ask(1)) == errno.ERANGE
@@ -665,13 +671,13 @@ def test_room_for_an_attribute(operations: Operations, ask: Callable[[int], byte
     assert operations.board.failures == 0
 
 
-def test_an_attribute_without_value(operations: Operations, tree: FakeTree) -> None:
+def test_an_attribute_without_value(operations: ReadOperations, tree: FakeTree) -> None:
     tree.getxattr = lambda inode, name: b""  # type: ignore[method-assign]
     assert wire.GETXATTR_OUT.whole(bytes_of(operations, wire.getxattr(2, b"user.x", 0))) == (0, 0)
     assert bytes_of(operations, wire.getxattr(2, b"user.x", 1)) == b""
 
 
-def test_the_name_of_an_attribute(operations: Operations, tree: FakeTree) -> None:
+def test_the_name_of_an_attribute(operations: ReadOperations, tree: FakeTree) -> None:
     operations.answer(wire.getxattr(2, b"user.\xff", 10))
     assert tree.asked == [("getxattr", 2, b"user.\xff")]
 
@@ -694,7 +700,7 @@ def entries(count: int) -> list[Entry | Exception]:
     ]
 
 
-def pages(operations: Operations, opcode: str, room: int) -> list[list[wire.Line]]:
+def pages(operations: ReadOperations, opcode: str, room: int) -> list[list[wire.Line]]:
     """A directory as the kernel lists it; an answer without a line is the end."""
     found, after = [], 0
     while True:
@@ -710,7 +716,7 @@ def pages(operations: Operations, opcode: str, room: int) -> list[list[wire.Line
 @pytest.mark.parametrize("opcode", LISTINGS)
 @pytest.mark.parametrize("room", [ROOM_MIN, 1000, 4096, 1 << 20])
 def test_a_listing_goes_on_where_the_room_ended(
-    operations: Operations, tree: FakeTree, opcode: str, room: int
+    operations: ReadOperations, tree: FakeTree, opcode: str, room: int
 ) -> None:
     tree.entries = entries(100)
     found = pages(operations, opcode, room)
@@ -728,11 +734,11 @@ def _length(line: wire.Line) -> int:
 
 
 @pytest.mark.parametrize("opcode", LISTINGS)
-def test_an_empty_directory(operations: Operations, opcode: str) -> None:
+def test_an_empty_directory(operations: ReadOperations, opcode: str) -> None:
     assert pages(operations, opcode, 4096) == []
 
 
-def test_a_listing_with_attributes_is_a_lookup_of_each(operations: Operations, tree: FakeTree) -> None:
+def test_a_listing_with_attributes_is_a_lookup_of_each(operations: ReadOperations, tree: FakeTree) -> None:
     tree.entries = entries(6)
     operations.change_seconds = 2
     listing = bytes_of(operations, wire.read(2, 0, 4096, "READDIRPLUS"))
@@ -744,7 +750,7 @@ def test_a_listing_with_attributes_is_a_lookup_of_each(operations: Operations, t
     assert (first.entry.entry_valid, first.entry.attr_valid) == (2, read_ops.TIMEOUT_SECONDS)
 
 
-def test_dot_and_dot_dot_are_not_counted(operations: Operations, tree: FakeTree) -> None:
+def test_dot_and_dot_dot_are_not_counted(operations: ReadOperations, tree: FakeTree) -> None:
     """The kernel takes a number for them, but not for a lookup that it would have to forget."""
     node = Node(50, DIRECTORY, 2, 0, TIME_NS)
     tree.entries = [Entry(b".", node, 1), Entry(b"..", node, 2), Entry(b"...", node, 3)]
@@ -759,7 +765,9 @@ def test_dot_and_dot_dot_are_not_counted(operations: Operations, tree: FakeTree)
 
 @pytest.mark.parametrize("opcode", LISTINGS)
 @pytest.mark.parametrize("error", [NotIndexed(3), StaleShard("changed"), RuntimeError("surprise")])
-def test_an_error_inside_a_listing(operations: Operations, tree: FakeTree, opcode: str, error: Exception) -> None:
+def test_an_error_inside_a_listing(
+    operations: ReadOperations, tree: FakeTree, opcode: str, error: Exception
+) -> None:
     """What is listed already is sent, once; the request behind it meets the error."""
     plus = opcode == "READDIRPLUS"
     tree.entries = [*entries(2), error]
@@ -780,7 +788,7 @@ def test_an_error_inside_a_listing(operations: Operations, tree: FakeTree, opcod
 
 @pytest.mark.parametrize(("offset", "size", "expected"), [(0, 4096, 1000), (100, 50, 50), (990, 50, 10)])
 def test_a_read_from_the_page_cache(
-    operations: Operations, tree: FakeTree, offset: int, size: int, expected: int
+    operations: ReadOperations, tree: FakeTree, offset: int, size: int, expected: int
 ) -> None:
     operations._crowded = lambda: pytest.fail("nobody has to wait for this")
     assert bytes_of(operations, wire.read(7, offset, size)) == bytes(expected)
@@ -788,7 +796,7 @@ def test_a_read_from_the_page_cache(
     assert operations.board.bytes_read == expected
 
 
-def test_a_read_from_a_disk_lets_others_serve(operations: Operations, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_from_a_disk_lets_others_serve(operations: ReadOperations, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[tuple[bool, int, int]] = []
 
     def read(content: Content, offset: int, length: int) -> bytes:
@@ -815,7 +823,7 @@ def test_a_read_from_a_disk_lets_others_serve(operations: Operations, monkeypatc
     ],
 )
 def test_a_read_that_fails(
-    operations: Operations, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: int
+    operations: ReadOperations, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: int
 ) -> None:
     def fails(*_: object) -> None:
         raise error
@@ -831,7 +839,7 @@ def test_a_read_that_fails(
 
 
 @every_request
-def test_each_kind_of_request_is_counted(operations: Operations, request_: bytes) -> None:
+def test_each_kind_of_request_is_counted(operations: ReadOperations, request_: bytes) -> None:
     (name,) = (name for name, one in REQUESTS.items() if one is request_)
     for _ in range(3):
         operations.answer(request_)
@@ -841,7 +849,7 @@ def test_each_kind_of_request_is_counted(operations: Operations, request_: bytes
     assert operations.board.waiting == 0
 
 
-def test_what_has_no_counter_of_its_own(operations: Operations, tree: FakeTree) -> None:
+def test_what_has_no_counter_of_its_own(operations: ReadOperations, tree: FakeTree) -> None:
     for request in FORGETS.values():
         operations.answer(request)
     tree.merged = True
@@ -851,7 +859,7 @@ def test_what_has_no_counter_of_its_own(operations: Operations, tree: FakeTree) 
     assert operations.board.counts() == {"forget": 3, "other": 4}
 
 
-def test_a_worker_counts_for_itself(operations: Operations, tree: FakeTree) -> None:
+def test_a_worker_counts_for_itself(operations: ReadOperations, tree: FakeTree) -> None:
     operations.answer(wire.getattr(2))
     operations.attach(tree, operations.board.slot(2))  # type: ignore[arg-type]
     operations.answer(wire.getattr(2))

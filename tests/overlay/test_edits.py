@@ -37,7 +37,7 @@ from wdsfs.commit.replace_in_place import Replacement
 from wdsfs.commit.run import Files, Runner
 from wdsfs.dataset.merged_tree import make_tree
 from wdsfs.dataset.shard_set import ShardSet
-from wdsfs.dataset.shard_tree import View
+from wdsfs.dataset.tree import View
 from wdsfs.index.store import open_index
 from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings, ShardSeen, write_settings
 from wdsfs.spec.expand import expand

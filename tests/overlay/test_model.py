@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.writables import EXT, FILES, FULL, Members, Mount, a_set, copy_out, fast_directory, walk_directory
-from wdsfs.dataset.shard_tree import ShardTree, View
+from wdsfs.dataset.tree import LowerTree, View
 from wdsfs.overlay.system_calls import EXCHANGE, NOREPLACE, WITH_WHITEOUT, SystemCalls
 
 SAMPLES: list[Members] = [
@@ -87,7 +87,7 @@ class WithoutDevices(Refusing):
 class Model(RuleBasedStateMachine):
     """Both sides. `plain` is the directory, `mount` the writable tree; `open` are files that are held open."""
 
-    tree: ShardTree
+    tree: LowerTree
     calls: type[SystemCalls] = SystemCalls
 
     def __init__(self) -> None:
@@ -349,18 +349,18 @@ _SETTINGS = settings(
 
 
 @pytest.fixture(scope="module", params=list(SETS))
-def tree(request: pytest.FixtureRequest) -> Iterator[ShardTree]:
+def tree(request: pytest.FixtureRequest) -> Iterator[LowerTree]:
     with a_set(*SETS[request.param]) as tree:
         yield tree
 
 
-def check(tree: ShardTree, calls: type[SystemCalls] = SystemCalls, examples: int = 25) -> None:
+def check(tree: LowerTree, calls: type[SystemCalls] = SystemCalls, examples: int = 25) -> None:
     case = type("Case", (Model,), {"tree": tree, "calls": calls}).TestCase
     case.settings = settings(_SETTINGS, max_examples=examples)
     case().runTest()
 
 
-def test_it_is_as_a_plain_directory(tree: ShardTree) -> None:
+def test_it_is_as_a_plain_directory(tree: LowerTree) -> None:
     check(tree)
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.overlay.test_model import SETS
 from tests.overlay.test_writable_tree import Seam, Stopped
 from tests.writables import Mount, a_set, fast_directory
-from wdsfs.dataset.shard_tree import ShardTree
+from wdsfs.dataset.tree import LowerTree
 from wdsfs.errors import EntryError, NoSuchEntry
 from wdsfs.overlay import upper_format
 from wdsfs.overlay.restore import Restoration, RestoredChange, matching
@@ -24,19 +24,19 @@ Walk = dict[bytes, tuple[Any, ...]]
 
 
 @pytest.fixture(scope="module", params=SETS)
-def tree(request: pytest.FixtureRequest) -> Iterator[ShardTree]:
+def tree(request: pytest.FixtureRequest) -> Iterator[LowerTree]:
     with a_set(*SETS[request.param]) as tree:
         yield tree
 
 
 @pytest.fixture(scope="module")
-def samples() -> Iterator[ShardTree]:
+def samples() -> Iterator[LowerTree]:
     with a_set(*SETS["samples"]) as tree:
         yield tree
 
 
 @contextlib.contextmanager
-def mounted(tree: ShardTree, calls: SystemCalls | None = None) -> Iterator[Mount]:
+def mounted(tree: LowerTree, calls: SystemCalls | None = None) -> Iterator[Mount]:
     with fast_directory() as home:
         mount = Mount(tree, home, calls)
         try:
@@ -46,7 +46,7 @@ def mounted(tree: ShardTree, calls: SystemCalls | None = None) -> Iterator[Mount
 
 
 @pytest.fixture
-def mount(samples: ShardTree) -> Iterator[Mount]:
+def mount(samples: LowerTree) -> Iterator[Mount]:
     with mounted(samples) as mount:
         yield mount
 
@@ -115,7 +115,7 @@ def with_numbers(mount: Mount) -> tuple[Walk, dict[bytes, int]]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_after_any_edits_all_can_be_undone(tree: ShardTree, seed: int) -> None:
+def test_after_any_edits_all_can_be_undone(tree: LowerTree, seed: int) -> None:
     """Numbers included, for this worker, for the next one and for the next mount; nothing stays in the upper."""
     chance = random.Random(seed)
     with mounted(tree) as mount:
@@ -135,7 +135,7 @@ def test_after_any_edits_all_can_be_undone(tree: ShardTree, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_after_any_edits_a_part_can_be_undone(tree: ShardTree, seed: int) -> None:
+def test_after_any_edits_a_part_can_be_undone(tree: LowerTree, seed: int) -> None:
     """What is restored is as in the shards, and the rest holds together; the next worker sees the same."""
     chance = random.Random(1000 + seed)
     with mounted(tree) as mount:
@@ -171,7 +171,7 @@ def below(walk: Walk, path: bytes) -> dict[bytes, Any]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_worker_that_dies_at_it(samples: ShardTree, seed: int) -> None:
+def test_a_worker_that_dies_at_it(samples: LowerTree, seed: int) -> None:
     """At any system call: the next one gets the same request, and does the rest."""
     at, last = 1, False
     while not last:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.overlay.test_model import SETS, Refusing, WithoutDevices
 from tests.writables import FILES, MTIME, Mount, a_set, fast_directory
-from wdsfs.dataset.shard_tree import ShardTree
+from wdsfs.dataset.tree import LowerTree
 from wdsfs.errors import EntryError, NoSuchEntry, Unsupported
 from wdsfs.inodes import ROOT, UP
 from wdsfs.overlay.system_calls import EXCHANGE, NOREPLACE, SystemCalls
@@ -24,19 +24,19 @@ CALLS = [name for name in vars(SystemCalls) if not name.startswith("_")]
 
 
 @pytest.fixture(scope="module", params=["samples", "files", "merged"])
-def tree(request: pytest.FixtureRequest) -> Iterator[ShardTree]:
+def tree(request: pytest.FixtureRequest) -> Iterator[LowerTree]:
     with a_set(*SETS[request.param]) as tree:
         yield tree
 
 
 @pytest.fixture(scope="module")
-def samples() -> Iterator[ShardTree]:
+def samples() -> Iterator[LowerTree]:
     with a_set(*SETS["samples"]) as tree:
         yield tree
 
 
 @pytest.fixture
-def mount(samples: ShardTree) -> Iterator[Mount]:
+def mount(samples: LowerTree) -> Iterator[Mount]:
     with fast_directory() as home:
         mount = Mount(samples, home)
         yield mount
@@ -372,7 +372,7 @@ NAMES = """
 
 
 def do_at_every_call(
-    tree: ShardTree,
+    tree: LowerTree,
     name: str,
     check: Callable[[Mount, dict[bytes, Any], dict[bytes, Any], Callable[[Mount], None]], None],
     base: type[SystemCalls] = SystemCalls,
@@ -415,12 +415,12 @@ def do_at_every_call(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_stopped_at_any_call_it_is_done_or_not(tree: ShardTree, name: str) -> None:
+def test_stopped_at_any_call_it_is_done_or_not(tree: LowerTree, name: str) -> None:
     do_at_every_call(tree, name, look_and_repeat)
 
 
 @pytest.mark.parametrize("name", ONLY_SAMPLES)
-def test_so_are_samples(samples: ShardTree, name: str) -> None:
+def test_so_are_samples(samples: LowerTree, name: str) -> None:
     do_at_every_call(samples, name, look_and_repeat)
 
 
@@ -438,7 +438,7 @@ def look_and_repeat(
 
 @pytest.mark.parametrize("base", [Refusing, WithoutDevices])
 @pytest.mark.parametrize("name", [name for name in NAMES if "rename" in name or "over" in name])
-def test_on_poorer_file_systems_nothing_is_lost(samples: ShardTree, name: str, base: type[SystemCalls]) -> None:
+def test_on_poorer_file_systems_nothing_is_lost(samples: LowerTree, name: str, base: type[SystemCalls]) -> None:
     """Where a rename takes two calls, source and target are the same file between them, and a repeat ends it."""
 
     def check(
@@ -460,7 +460,7 @@ def test_on_poorer_file_systems_nothing_is_lost(samples: ShardTree, name: str, b
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
 @pytest.mark.parametrize("name", NAMES)
-def test_an_error_at_any_call_leaves_a_whole_tree(samples: ShardTree, name: str, number: int) -> None:
+def test_an_error_at_any_call_leaves_a_whole_tree(samples: LowerTree, name: str, number: int) -> None:
     """The request fails or not; what is seen is as before or after, now and after a restart; a repeat works."""
 
     def check(
@@ -540,7 +540,7 @@ def _keys(path: str) -> list[str]:
 class Cutting:
     """Does what users do, by chance, and pulls the plug after each step."""
 
-    def __init__(self, tree: ShardTree, home: Path, seed: int) -> None:
+    def __init__(self, tree: LowerTree, home: Path, seed: int) -> None:
         self.tree, self.home, self.chance = tree, home, random.Random(seed)
         self.disk = Disk()
         self.mount = Mount(tree, home / "overlay", self.disk)
@@ -626,6 +626,6 @@ class Cutting:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_power_cut_takes_nothing_that_was_synced_nor_the_bytes_of_a_shard(samples: ShardTree, seed: int) -> None:
+def test_a_power_cut_takes_nothing_that_was_synced_nor_the_bytes_of_a_shard(samples: LowerTree, seed: int) -> None:
     with fast_directory() as home:
         Cutting(samples, home, seed).run()

@@ -27,8 +27,8 @@ from tests.conftest import Program, fails
 from wdsfs import inodes
 from wdsfs.dataset.merged_tree import make_tree
 from wdsfs.dataset.shard_set import ShardSet
-from wdsfs.dataset.shard_tree import View
-from wdsfs.fuse.read_ops import HiddenDirectoryOperations, Operations, Owner
+from wdsfs.dataset.tree import View
+from wdsfs.fuse.read_ops import HiddenDirectoryOperations, Operations, Owner, ReadOperations
 from wdsfs.fuse.write_ops import WritableOperations
 from wdsfs.index.store import open_index
 from wdsfs.inodes import (
@@ -56,7 +56,7 @@ READ_MAX = 1 << 20
 class Worker:
     """What a worker of a mount answers, by path and by inode."""
 
-    def __init__(self, operations: Operations) -> None:
+    def __init__(self, operations: Operations[Any]) -> None:
         self.operations = operations
         self.tree: Any = operations.tree
 
@@ -121,7 +121,7 @@ class Mount:
         below = ShardSet(self.shards, self.index, tags=self.lowers[0]._tags if self.lowers else None)
         self.lowers.append(below)
         tree: Any = make_tree(below, view or View(), merge)
-        kind = Operations
+        kind: type[Operations[Any]] = ReadOperations
         if overlay is not None:
             tree, kind = WritableTree(tree, UpperDirectory(OverlayDirectory(overlay))), WritableOperations
         tree.prepare()

@@ -30,7 +30,7 @@ from wdsfs.dataset import shard_set
 from wdsfs.dataset.merged_tree import make_tree
 from wdsfs.dataset.numbered_tree import make_numbered
 from wdsfs.dataset.shard_set import NotIndexed, ShardSet
-from wdsfs.dataset.shard_tree import View
+from wdsfs.dataset.tree import View
 from wdsfs.errors import (
     CorruptShard,
     MissingShard,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from wdsfs.dataset.shard_access import Access
     from wdsfs.dataset.shard_set import ShardSet
-    from wdsfs.dataset.shard_tree import View
+    from wdsfs.dataset.tree import View
     from wdsfs.index.store import Index
     from wdsfs.interop.soundness import Tolerance
     from wdsfs.spec.expand import Selection, Shard
@@ -427,7 +427,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Machine-read
 
 
 def view_of(layout: str, names: str, index_tree: bool = False, partial: bool = False) -> View:
-    from wdsfs.dataset.shard_tree import View
+    from wdsfs.dataset.tree import View
 
     if layout != "samples" and index_tree:
         raise UsageError(f"--index-tree is for --layout samples; in --layout {layout} a sample has no directory")

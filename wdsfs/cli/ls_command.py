@@ -32,7 +32,7 @@ from wdsfs.errors import WdsfsError
 from wdsfs.names import SHARD_SUFFIXES, shown
 
 if TYPE_CHECKING:
-    from wdsfs.dataset.shard_tree import Entry, Node, ShardTree
+    from wdsfs.dataset.tree import Entry, LowerTree, Node
     from wdsfs.interop.soundness import Tolerance
     from wdsfs.spec.expand import Selection
     from wdsfs.views.view_record import Composition
@@ -118,13 +118,13 @@ def ls(
 
 
 def _walk(
-    tree: ShardTree, node: Node, prefix: bytes, recursive: bool, failed: list[WdsfsError]
+    tree: LowerTree, node: Node, prefix: bytes, recursive: bool, failed: list[WdsfsError]
 ) -> Iterator[tuple[bytes, Node]]:
     """Yield (path, node) of what is in a directory, in the tree's order, everything below if wanted.
 
     What cannot be listed below it is told and appended to `failed`; the others follow.
     """
-    from wdsfs.dataset.shard_tree import AT_PARENT
+    from wdsfs.dataset.tree import AT_PARENT
 
     cursor = AT_PARENT
     while True:
@@ -142,7 +142,7 @@ def _walk(
         cursor = batch[-1].cursor
 
 
-def _batch(tree: ShardTree, inode: int, cursor: int) -> list[Entry]:
+def _batch(tree: LowerTree, inode: int, cursor: int) -> list[Entry]:
     return list(itertools.islice(tree.listing(inode, cursor), BATCH))
 
 

@@ -17,7 +17,7 @@ from wdsfs.names import shown
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from wdsfs.dataset.shard_tree import Node
+    from wdsfs.dataset.tree import Node
 
 
 def table_of(*columns: str) -> Table:

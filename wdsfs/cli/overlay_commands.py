@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from wdsfs.commit.steps import Plan, Step
     from wdsfs.dataset.shard_access import Access
     from wdsfs.dataset.shard_set import ShardSet
-    from wdsfs.dataset.shard_tree import ShardTree
+    from wdsfs.dataset.tree import LowerTree
     from wdsfs.interop.soundness import Tolerance
     from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings
     from wdsfs.overlay.upper_format import UpperNode
@@ -91,7 +91,7 @@ class OverlaySession:
     none; `talk` is with the daemon of the mount, if it is mounted, at `mountpoint`."""
 
     place: OverlayDirectory
-    tree: ShardTree
+    tree: LowerTree
     directory: int | None
     talk: Talk | None = None
     mountpoint: str | None = None
@@ -259,7 +259,7 @@ def tree_below(
     opening: Opening,
     whole: bool = False,
     access: Access | None = None,
-) -> Iterator[ShardTree]:
+) -> Iterator[LowerTree]:
     """The tree below an overlay. Says which of its shards have changed since the overlay was made."""
     from wdsfs.dataset.merged_tree import make_tree
     from wdsfs.overlay.overlay_directory import read_settings

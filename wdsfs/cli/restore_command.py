@@ -23,7 +23,7 @@ from wdsfs.errors import CommitError, NoSuchEntry, OverlayBusy, OverlayUnusable,
 from wdsfs.names import shown
 
 if TYPE_CHECKING:
-    from wdsfs.dataset.shard_tree import ShardTree
+    from wdsfs.dataset.tree import LowerTree
     from wdsfs.overlay.overlay_directory import OverlayDirectory
     from wdsfs.overlay.restore import RestoredChange
     from wdsfs.overlay.upper_format import UpperNode
@@ -33,7 +33,7 @@ class _RestoreSession(NamedTuple):
     """An overlay over its set: the names in its upper, and what undoes the changes at some paths in it."""
 
     place: OverlayDirectory
-    tree: ShardTree
+    tree: LowerTree
     top: UpperNode
     restore: Callable[[Sequence[bytes]], None]
 

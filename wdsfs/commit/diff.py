@@ -23,13 +23,13 @@ from wdsfs.commit.homes import Spot
 from wdsfs.commit.summary import SampleSummary
 from wdsfs.commit.walk import Walk
 from wdsfs.dataset.shard_set import NotIndexed
-from wdsfs.dataset.shard_tree import ShardTree
+from wdsfs.dataset.tree import LowerTree
 from wdsfs.inodes import ROOT
 from wdsfs.overlay.upper_format import UpperNode
 
 
 def find(
-    tree: ShardTree,
+    tree: LowerTree,
     upper: UpperNode,
     open_file: Callable[[UpperNode], int],
     rules: Rules = Rules(),  # noqa: B008  # immutable

@@ -22,7 +22,7 @@ from wdsfs.commit.changes import (
     OUTSIDE_MERGED,
     RESERVED,
 )
-from wdsfs.dataset.shard_tree import AT_PARENT, ShardTree
+from wdsfs.dataset.tree import AT_PARENT, LowerTree
 from wdsfs.index.record import BY_NAME, STRAY, Record
 from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of
 from wdsfs.tar.scan import read_name
@@ -63,7 +63,7 @@ class Homes:
     `paths` (by shard and entry) is where samples are shown; a sample that is found gets its path there.
     """
 
-    def __init__(self, tree: ShardTree, paths: dict[tuple[int, int], bytes]) -> None:
+    def __init__(self, tree: LowerTree, paths: dict[tuple[int, int], bytes]) -> None:
         self.tree, self.lower, self.paths = tree, tree.lower, paths
         self._entries: dict[tuple[tuple[bytes, ...], bytes], tuple[int, int] | None] = {}
 

@@ -28,7 +28,7 @@ from wdsfs.commit.changes import (
 from wdsfs.commit.homes import Home, Homes, Spot
 from wdsfs.commit.pieces import NewMember
 from wdsfs.dataset import shard_set
-from wdsfs.dataset.shard_tree import AT_PARENT, ShardTree
+from wdsfs.dataset.tree import AT_PARENT, LowerTree
 from wdsfs.errors import NoSuchEntry, NotADirectory
 from wdsfs.index.record import BY_EXTENSION, STRAY, Record
 from wdsfs.inodes import MEMBER, ROOT, SAMPLE, index_of, kind_of
@@ -53,7 +53,7 @@ class UpperFile(NamedTuple):
 class Walk:
     """Collects the changes of each member."""
 
-    def __init__(self, tree: ShardTree, open_file: Callable[[UpperNode], int], rules: Rules) -> None:
+    def __init__(self, tree: LowerTree, open_file: Callable[[UpperNode], int], rules: Rules) -> None:
         self.tree, self.lower, self.open_file, self.rules = tree, tree.lower, open_file, rules
         self.gone: dict[int, set[int]] = {}  # by shard: members that are hidden
         self.files: dict[int, dict[int, UpperFile]] = {}  # by shard and member: what replaces it

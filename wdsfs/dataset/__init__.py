@@ -2,7 +2,8 @@
 
 `shard_set.py` has the shards by number, opens their files and their records, and refuses those that have
 changed; `generations.py` counts the changes of each shard, `shard_access.py` opens shards on behalf of other
-users. The trees decide which names and inodes exist: `shard_tree.py` (a directory for each shard),
-`merged_tree.py` (`--merge`) and `numbered_tree.py` (`--index-tree`). `statistics.py` is what `wdsfs info` shows.
-Everything here only reads, and knows neither FUSE nor the overlay. Start with `shard_tree.py`.
+users. The trees (`tree.py`: what each answers) decide which names and inodes exist: `shard_tree.py` (a directory
+for each shard), `merged_tree.py` (`--merge`) and `numbered_tree.py` (`--index-tree`). `statistics.py`
+is what `wdsfs info` shows. Everything here only reads, and knows neither FUSE nor the overlay.
+Start with `tree.py`.
 """

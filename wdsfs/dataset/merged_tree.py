@@ -25,16 +25,16 @@ from typing import NamedTuple, TypeVar
 
 from wdsfs import inodes, names
 from wdsfs.dataset.shard_set import ShardSet
-from wdsfs.dataset.shard_tree import (
+from wdsfs.dataset.shard_tree import ShardTree, home_of
+from wdsfs.dataset.tree import (
     AT_PARENT,
     AT_SELF,
     CLASSES_LAYOUT,
     Entry,
     ListingRun,
+    LowerTree,
     Node,
-    ShardTree,
     View,
-    home_of,
     text_of,
 )
 from wdsfs.errors import NoSuchEntry, NotADirectory, ShardError, StaleShard, UnreadableShard
@@ -100,7 +100,7 @@ _NOBODY: Sequence[int] = ()
 
 
 class MergedTree(ShardTree):
-    """All shards as one tree. Raises what `Tree` raises."""
+    """All shards as one tree. Raises what `ShardTree` raises."""
 
     merged = True
 
@@ -610,7 +610,7 @@ def _files_of(record: Record, folder: int, prefix: bytes) -> Iterator[bytes]:
         yield prefix + name
 
 
-def make_tree(lower: ShardSet, view: View, merge: bool) -> ShardTree:
+def make_tree(lower: ShardSet, view: View, merge: bool) -> LowerTree:
     """The tree that a mount with these options shows."""
     return MergedTree(lower, view) if is_merged(view, merge) else ShardTree(lower, view)
 

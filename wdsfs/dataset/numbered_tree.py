@@ -26,16 +26,17 @@ from numpy.typing import NDArray
 from wdsfs import inodes
 from wdsfs.dataset.merged_tree import make_tree
 from wdsfs.dataset.shard_set import Content, ShardSet
-from wdsfs.dataset.shard_tree import (
+from wdsfs.dataset.tree import (
     AT_PARENT,
     AT_SELF,
     DIRECTORY_MODE,
     Entry,
     ListingRun,
+    LowerTree,
     Node,
-    ShardTree,
     Totals,
     View,
+    resolve,
     text_of,
 )
 from wdsfs.errors import (
@@ -80,7 +81,7 @@ _LEVELS = {
 _ABOVE = {MILLION: BY_INDEX, THOUSAND: MILLION, NUMBERED: THOUSAND}
 
 
-def make_numbered(lower: ShardSet, view: View, merge: bool) -> ShardTree:
+def make_numbered(lower: ShardSet, view: View, merge: bool) -> LowerTree:
     """The tree that a mount with these options shows, with links by number if the view has them."""
     tree = make_tree(lower, view, merge)
     return NumberedTree(tree) if view.index_tree else tree
@@ -130,16 +131,17 @@ def view_order(
     return entries[order].astype(np.uint32)
 
 
-class NumberedTree(ShardTree):
+class NumberedTree:
     """`tree` and, in its top, the links. Raises what that raises.
 
     A name `by-index` that the tree itself has wins: then the links cannot be reached.
     """
 
-    def __init__(self, tree: ShardTree) -> None:
+    def __init__(self, tree: LowerTree) -> None:
         self.tree = tree
         self.lower, self.view, self.merged = tree.lower, tree.view, tree.merged
         self.domain, self.files_layout = tree.domain, tree.files_layout
+        self.directory_mode, self.file_mode = tree.directory_mode, tree.file_mode
         self._generation, self._tag = -1, 0
         self._ends: NDArray[np.int64] = np.zeros(0, np.int64)
         self._looked, self._heard = -LOOK_SECONDS, -1
@@ -151,6 +153,11 @@ class NumberedTree(ShardTree):
 
     def close(self, clean: bool) -> None:
         self.tree.close(clean)
+
+    def make_writable(self, umask: int = 0) -> None:
+        """The links stay as they are: nobody can change them."""
+        self.tree.make_writable(umask)
+        self.directory_mode, self.file_mode = self.tree.directory_mode, self.tree.file_mode
 
     # --- the samples of the set
 
@@ -293,6 +300,9 @@ class NumberedTree(ShardTree):
             if child in children and self._name(level, child) == name:
                 return self._node_of(level.child, child)
         raise NoSuchEntry(f"no {text_of(name)!r} among the numbers of {len(self._ends)} shards")
+
+    def resolve(self, path: bytes) -> Node:
+        return resolve(self, path)
 
     @staticmethod
     def _name(level: _Level, child: int) -> bytes:

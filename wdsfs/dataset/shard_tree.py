@@ -12,104 +12,34 @@ calls: no table of inodes, no open directories, and a listing goes on from the n
 
 from __future__ import annotations
 
-import os
 import stat
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wdsfs import inodes, names
 from wdsfs.dataset.shard_set import Content, NotIndexed, ShardSet, check_unchanged
+from wdsfs.dataset.tree import (
+    AT_PARENT,
+    AT_SELF,
+    DIRECTORY_MODE,
+    SAMPLES_LAYOUT,
+    XATTR,
+    Entry,
+    ListingRun,
+    Node,
+    Totals,
+    View,
+    resolve,
+    text_of,
+)
 from wdsfs.errors import IsADirectory, NoSuchAttribute, NoSuchEntry, NotADirectory, ShardError, StaleShard
-from wdsfs.index.record import BY_EXTENSION, BY_NAME, FILES, HAS_SAMPLES, STRAY, TWIN, Record
+from wdsfs.index.record import BY_EXTENSION, BY_NAME, HAS_SAMPLES, STRAY, TWIN, Record
 from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of, position
 from wdsfs.tar.scan import read_name
 
-SAMPLES_LAYOUT, CLASSES_LAYOUT = "samples", "classes"
-EXTENSION_NAMES, FULL_NAMES = "ext", "full"
-
-# Where a listing stands: 0 before everything, then these two, then the children by position.
-AT_SELF, AT_PARENT = 1, 2
-_FIRST_SHARD = 3
-
-XATTR = b"user.wdsfs."
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """How a set is shown.
-
-    `layout` is samples, files or classes, `names` of the files in a sample ext or full; `index_tree` says whether
-    there is a link to each sample by its number. Classes are files of records that have the classes for folders
-    (`views/view_record.py`). A tree over all shards is an error to list while one of them cannot be read, unless
-    it may be `partial`.
-    """
-
-    layout: str = SAMPLES_LAYOUT
-    names: str = EXTENSION_NAMES
-    index_tree: bool = False
-    partial: bool = False
-
-    @property
-    def domain(self) -> int:
-        if self.layout != SAMPLES_LAYOUT:
-            return FILES
-        return BY_NAME if self.names == FULL_NAMES else BY_EXTENSION
-
-
-class Node(NamedTuple):
-    """What stat says: inode number, type and permission bits, link count, bytes, ns since the epoch.
-
-    `upper` is what the file system says of something in the upper of an overlay: owner, further times and so on.
-    """
-
-    inode: int
-    mode: int
-    links: int
-    size: int
-    mtime_ns: int
-    upper: os.stat_result | None = None
-
-
-class Entry(NamedTuple):
-    """One line of a listing; `cursor` is where the listing goes on behind it."""
-
-    name: bytes
-    node: Node
-    cursor: int
-
-
-class ListingRun(NamedTuple):
-    """Neighbours in a listing that are alike.
-
-    Inode numbers and cursors follow those of the first one by one; sizes (bytes) and mtimes (ns) are columns.
-    """
-
-    names: list[bytes]
-    inode: int
-    cursor: int
-    mode: int
-    links: int
-    sizes: NDArray[Any]
-    mtimes_ns: NDArray[np.int64]
-
-
-class Totals(NamedTuple):
-    """The set as a whole, as far as it is indexed."""
-
-    shards: int
-    indexed: int
-    samples: int
-    members: int
-    bytes: int
-    damaged: int
-
-
-DIRECTORY_MODE = stat.S_IFDIR | 0o555
+_FIRST_SHARD = 3  # the cursor of the first child of the top
 _FILE_MODE = stat.S_IFREG | 0o444
 _SYMLINK_MODE = stat.S_IFLNK | 0o777
 
@@ -164,11 +94,7 @@ class ShardTree:
 
     def resolve(self, path: bytes) -> Node:
         """The node at a path below the top, for callers without a kernel."""
-        node = self.getattr(ROOT)
-        for name in path.split(b"/"):
-            if name not in (b"", b"."):
-                node = self.lookup(node.inode, name)
-        return node
+        return resolve(self, path)
 
     def _open(self, inode: int) -> tuple[int, Record, int]:
         tag, number, where = inodes.unpack(inode)
@@ -597,7 +523,3 @@ def _mtime_or_zero(lower: ShardSet, number: int) -> int:
         return lower.fingerprint(number)[1]
     except ShardError:
         return 0
-
-
-def text_of(name: bytes) -> str:
-    return os.fsdecode(name)

@@ -1,6 +1,6 @@
 """The FUSE adapter: translates requests into calls of the tree, and answers.
 
-No policy: what exists and how it looks is decided in `dataset/shard_tree.py`. Handlers leave errors to
+No policy: what exists and how it looks is decided by a tree (`dataset/tree.py`). Handlers leave errors to
 `Operations.answer`, which maps every exception to an errno: whatever happens at a request, the worker goes on.
 
 Files and directories are never opened, as far as this end is concerned: OPEN and OPENDIR are answered once, with
@@ -16,18 +16,19 @@ import contextlib
 import errno
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from wdsfs.dataset import shard_set
 from wdsfs.dataset.shard_set import Content, NotIndexed
-from wdsfs.dataset.shard_tree import Entry, Node, ShardTree
+from wdsfs.dataset.tree import Entry, LowerTree, Node, Tree
 from wdsfs.errors import EntryError, NoSuchEntry, ShardError, StaleShard, WdsfsError
 from wdsfs.fuse import protocol
 from wdsfs.fuse.protocol import Attributes
 from wdsfs.inodes import FOLDER, NOT_HIDDEN, ROOT, kind_of
 from wdsfs.names import NAME_MAX
-from wdsfs.overlay.writable_tree import WritableTree
 from wdsfs.status.counters import KINDS, Board, Slot
 from wdsfs.status.dot_wdsfs import NAME as HIDDEN_NAME
 from wdsfs.status.dot_wdsfs import HiddenDirectory
@@ -60,6 +61,7 @@ _TELLING = 1200  # bytes of a request behind its header that tell it from others
 
 Reply = bytes | memoryview | int | None
 Handler = Callable[[int, bytes], Reply]
+TreeKind = TypeVar("TreeKind", bound=Tree)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +73,14 @@ class Owner:
     umask: int = 0
 
 
-class Operations:
-    """Answers the requests of a read-only mount.
+class Operations(ABC, Generic[TreeKind]):
+    """Answers the requests that read, from a tree of one kind; how its files are read is for the subclass.
 
     Made before the workers are forked; each then calls `attach`. `crowded` is called when this worker is about
     to wait for a disk. `change_seconds` is how long the kernel may keep what leads to a shard that may change.
     """
 
-    tree: ShardTree
+    tree: TreeKind
     special: HiddenDirectoryOperations | None = None  # answers for the hidden directory, if there is one
     alone = False  # whether one worker serves, and never more
     flags, write_max, room = (
@@ -117,11 +119,9 @@ class Operations:
             )
         }
 
-    def attach(
-        self, tree: ShardTree | WritableTree, slot: Slot, crowded: Callable[[], None] = lambda: None
-    ) -> None:
+    def attach(self, tree: TreeKind, slot: Slot, crowded: Callable[[], None] = lambda: None) -> None:
         """Serve this tree from now on, and count in this slot."""
-        self.tree = tree  # type: ignore[assignment]  # of the kind that the class serves
+        self.tree = tree
         self.tree.lower.slowly = self.slowly
         self.slot, self._crowded = slot, crowded
         if self.special is not None:
@@ -273,15 +273,8 @@ class Operations:
         return protocol.opened() if self.tree.merged else errno.ENOSYS
 
     def _run(self, inode: int, after: int, room: int) -> bytes | None:
-        """Lines of the answer to READDIRPLUS, where what comes behind the cursor `after` is all alike."""
-        run = self.tree.run(inode, after, room // protocol.LINE_MIN)
-        if run is None:
-            return None
-        return protocol.lines_plus(
-            *(run.names, run.sizes, run.mtimes_ns, run.inode, run.cursor),
-            self._attributes(Node(run.inode, run.mode, run.links, 0, 0)),
-            *(TIMEOUT_SECONDS, TIMEOUT_SECONDS, room),
-        )
+        """All lines after the cursor `after` that READDIRPLUS has room for, made at once; None: one by one."""
+        return None
 
     def readdirplus(self, inode: int, body: bytes) -> Reply:
         timeout, pack, attributes = self._entry_timeout(inode), protocol.line_plus, self._attributes
@@ -334,9 +327,9 @@ class Operations:
                 raise
         return b"".join(lines)
 
+    @abstractmethod
     def read(self, inode: int, body: bytes) -> Reply:
-        offset, size = protocol.read_of(body)
-        return self._read(self.tree.content(inode), offset, size)
+        """The bytes of a file."""
 
     def _read(self, content: Content, offset: int, size: int) -> bytes | memoryview:
         data: bytes | memoryview | None = shard_set.read_cached(content, offset, size)
@@ -345,6 +338,24 @@ class Operations:
                 data = shard_set.read(content, offset, size)
         self.slot.read(len(data))
         return data
+
+
+class ReadOperations(Operations[LowerTree]):
+    """Answers the requests of a read-only mount."""
+
+    def _run(self, inode: int, after: int, room: int) -> bytes | None:
+        run = self.tree.run(inode, after, room // protocol.LINE_MIN)
+        if run is None:
+            return None
+        return protocol.lines_plus(
+            *(run.names, run.sizes, run.mtimes_ns, run.inode, run.cursor),
+            self._attributes(Node(run.inode, run.mode, run.links, 0, 0)),
+            *(TIMEOUT_SECONDS, TIMEOUT_SECONDS, room),
+        )
+
+    def read(self, inode: int, body: bytes) -> Reply:
+        offset, size = protocol.read_of(body)
+        return self._read(self.tree.content(inode), offset, size)
 
 
 # Requests that are answered for the hidden directory as for any other inode: nothing in them is about what it
@@ -357,7 +368,7 @@ _AS_USUAL = frozenset(
 )
 
 
-class HiddenDirectoryOperations(Operations):
+class HiddenDirectoryOperations(Operations[HiddenDirectory]):
     """Answers the requests about the hidden directory and what is in it, in the place of the mount's own
     operations.
 
@@ -365,15 +376,13 @@ class HiddenDirectoryOperations(Operations):
     never changes.
     """
 
-    tree: HiddenDirectory  # type: ignore[assignment]  # it answers what is asked of it here
-
     def __init__(self, owner: Owner, board: Board, tree: HiddenDirectory) -> None:
         super().__init__(owner, board)
         self.tree = tree
         for opcode in _AS_USUAL & self._handlers.keys():
             del self._handlers[opcode]
 
-    def show(self, tree: ShardTree | WritableTree, slot: Slot, crowded: Callable[[], None]) -> None:
+    def show(self, tree: Tree, slot: Slot, crowded: Callable[[], None]) -> None:
         """Tell of the set that this tree shows; otherwise as `attach`."""
         self.tree.attach(tree, self.slowly)
         self.slot, self._crowded = slot, crowded

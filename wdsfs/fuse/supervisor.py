@@ -26,14 +26,14 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import trio
 
-from wdsfs.dataset.shard_tree import ShardTree
+from wdsfs.dataset.tree import MountedTree
 from wdsfs.errors import MountError
 from wdsfs.fuse import protocol, worker
 from wdsfs.fuse.read_ops import BACKGROUND, Operations
-from wdsfs.overlay.writable_tree import WritableTree
 from wdsfs.status.counters import DEADLY, DEADLY_NS, SLOTS, Board
 
 log = logging.getLogger(__name__)
@@ -66,9 +66,9 @@ class Supervisor:
 
     def __init__(
         self,
-        operations: Operations,
+        operations: Operations[Any],  # for the kind of tree that `make_tree` makes
         board: Board,
-        make_tree: Callable[[], ShardTree | WritableTree],
+        make_tree: Callable[[], MountedTree],
         workers: int,
         spin: float,
         follow: Callable[[Supervisor], None] | None = None,
@@ -137,9 +137,7 @@ class Supervisor:
                 if pid:
                     os.kill(pid, signal.SIGKILL)
 
-    def renew(
-        self, make_tree: Callable[[], ShardTree | WritableTree], follow: Callable[[Supervisor], None] | None
-    ) -> None:
+    def renew(self, make_tree: Callable[[], MountedTree], follow: Callable[[Supervisor], None] | None) -> None:
         """Go on with workers that open something else, and have the kernel ask again for whatever it knows."""
         self.make_tree, self.follow = make_tree, follow
         self._dismissed.update(self.workers)
@@ -313,7 +311,7 @@ class Supervisor:
         return _SURPLUS if left else 0
 
     @staticmethod
-    def _close(tree: ShardTree | WritableTree, clean: bool) -> None:
+    def _close(tree: MountedTree, clean: bool) -> None:
         try:
             tree.close(clean)
         except OSError as error:  # the mount is gone, and who wrote has been told of what fsync said

@@ -14,7 +14,7 @@ import stat
 import time
 from collections.abc import Callable
 
-from wdsfs.dataset.shard_tree import Node, text_of
+from wdsfs.dataset.tree import Node, text_of
 from wdsfs.errors import NoSuchEntry, ReadOnly
 from wdsfs.fuse import protocol
 from wdsfs.fuse.protocol import NOW, Attributes
@@ -47,7 +47,7 @@ _NOT_TO_BE_HAD = frozenset(
 )
 
 
-class WritableOperations(Operations):
+class WritableOperations(Operations[WritableTree]):
     """Answers the requests of a mount with an overlay. While `frozen` says so, who writes gets EBUSY.
 
     `later` takes notifications that the kernel can be sent only when no request is being answered: those of names
@@ -57,7 +57,6 @@ class WritableOperations(Operations):
 
     alone = True
     flags, write_max, room = FLAGS, WRITE_MAX, ROOM
-    tree: WritableTree  # type: ignore[assignment]  # it answers all that is asked of a Tree
 
     def __init__(
         self,
@@ -203,9 +202,6 @@ class WritableOperations(Operations):
         return b""
 
     # --- names
-
-    def _run(self, inode: int, after: int, room: int) -> None:
-        """Anything may be changed, and what the kernel gets to know is counted."""
 
     def opendir(self, inode: int, body: bytes) -> Reply:
         return protocol.opened()

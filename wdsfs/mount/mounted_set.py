@@ -13,12 +13,11 @@ from typing import TypeVar
 from wdsfs.dataset.generations import Generations
 from wdsfs.dataset.numbered_tree import make_numbered
 from wdsfs.dataset.shard_access import Access
-from wdsfs.dataset.shard_tree import ShardTree
+from wdsfs.dataset.tree import LowerTree, MountedTree
 from wdsfs.errors import ShardError
 from wdsfs.index.store import Index
 from wdsfs.mount.options import MountOptions
 from wdsfs.overlay.mounted_overlay import MountedOverlay
-from wdsfs.overlay.writable_tree import WritableTree
 from wdsfs.spec.expand import Shard, extended
 from wdsfs.views.view_record import Composition
 from wdsfs.views.view_set import Companions, open_set
@@ -44,12 +43,12 @@ class MountedSet:
         access = self.access.renewed(published, further)
         return replace(self, shards=shards, tags=self.tags.extended(len(shards)), access=access)
 
-    def tree(self) -> ShardTree | WritableTree:
+    def tree(self) -> MountedTree:
         """What is mounted, as a worker serves it."""
         below = self.lower_tree()
         return below if self.stack is None else _prepared(self.stack.tree(below))
 
-    def lower_tree(self) -> ShardTree:
+    def lower_tree(self) -> LowerTree:
         """What the shards hold."""
         index = self.index.reopen()
         below = open_set(
@@ -59,7 +58,7 @@ class MountedSet:
         return _prepared(make_numbered(below, self.mount.view, self.mount.merge))
 
 
-TreeKind = TypeVar("TreeKind", ShardTree, WritableTree)
+TreeKind = TypeVar("TreeKind", bound=MountedTree)
 
 
 def _prepared(tree: TreeKind) -> TreeKind:

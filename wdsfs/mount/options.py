@@ -12,7 +12,7 @@ from pathlib import Path
 
 from wdsfs import names
 from wdsfs.dataset.merged_tree import is_merged
-from wdsfs.dataset.shard_tree import View
+from wdsfs.dataset.tree import View
 from wdsfs.errors import UsageError
 from wdsfs.fuse.read_ops import Owner
 from wdsfs.fuse.worker import SPIN_SECONDS

@@ -34,7 +34,7 @@ from wdsfs.dataset.numbered_tree import check_name
 from wdsfs.dataset.shard_access import access_of
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import MountError, counted
-from wdsfs.fuse.read_ops import TIMEOUT_SECONDS, HiddenDirectoryOperations, Operations
+from wdsfs.fuse.read_ops import TIMEOUT_SECONDS, HiddenDirectoryOperations, ReadOperations
 from wdsfs.fuse.supervisor import Supervisor
 from wdsfs.fuse.write_ops import WritableOperations
 from wdsfs.index.store import Index, open_index
@@ -181,7 +181,7 @@ def _serve(parsed: FuseOptions, served: MountedSet, leave: Callable[[], None], r
     """Mount the set, fork the workers, and serve until the mount ends."""
     mount, stack, board = served.mount, served.stack, Board()
     operations = (
-        Operations(parsed.owner, board)
+        ReadOperations(parsed.owner, board)
         if stack is None
         else WritableOperations(parsed.owner, board, lambda: stack.frozen, stack.note, stack.token)
     )

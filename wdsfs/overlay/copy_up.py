@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterator
 
 from wdsfs.dataset import shard_set
-from wdsfs.dataset.shard_tree import Node, text_of
+from wdsfs.dataset.tree import Node, text_of
 from wdsfs.errors import InvalidRequest, NameTooLong, NoSuchEntry, NotADirectory
 from wdsfs.names import NAME_MAX
 from wdsfs.overlay.merged_view import MergedView

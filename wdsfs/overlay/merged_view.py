@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from wdsfs import inodes
 from wdsfs.dataset import shard_set
 from wdsfs.dataset.shard_set import Content
-from wdsfs.dataset.shard_tree import AT_PARENT, AT_SELF, XATTR, Entry, Node, ShardTree, Totals, text_of
+from wdsfs.dataset.tree import AT_PARENT, AT_SELF, XATTR, Entry, LowerTree, Node, Totals, text_of
 from wdsfs.errors import InvalidRequest, IsADirectory, NoSuchAttribute, NoSuchEntry, NotADirectory
 from wdsfs.inodes import ROOT, UP
 from wdsfs.overlay.name_order import NameOrder
@@ -33,7 +33,7 @@ _USER = b"user."
 class MergedView:
     """`tree` as it is seen with the changes in `upper` over it. `inherited` as for `NodeTable`."""
 
-    def __init__(self, tree: ShardTree, upper: UpperDirectory, inherited: bool = False) -> None:
+    def __init__(self, tree: LowerTree, upper: UpperDirectory, inherited: bool = False) -> None:
         self.tree = tree
         self.upper = upper
         self.lower = tree.lower

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from wdsfs import trust
-from wdsfs.dataset.shard_tree import ShardTree, View
+from wdsfs.dataset.tree import LowerTree, View
 from wdsfs.errors import OverlayUnusable, ShardError, several
 from wdsfs.overlay import request_journal
 from wdsfs.overlay.overlay_directory import (
@@ -84,7 +84,7 @@ class MountedOverlay:
         except OSError as error:
             raise OverlayUnusable(f"{directory} cannot be used as an overlay: {error.strerror}") from error
 
-    def tree(self, below: ShardTree) -> WritableTree:
+    def tree(self, below: LowerTree) -> WritableTree:
         """The tree of a worker; a second one goes on where the first was stopped."""
         inherited = bool(self._memory[_BEGUN])
         upper = UpperDirectory(self.place, self.owner, inherited)

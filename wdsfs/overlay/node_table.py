@@ -12,7 +12,7 @@ import logging
 import stat
 
 from wdsfs import inodes
-from wdsfs.dataset.shard_tree import ShardTree, text_of
+from wdsfs.dataset.tree import LowerTree, text_of
 from wdsfs.errors import NoSuchEntry, ShardError
 from wdsfs.inodes import MEMBER, ROOT, UP, kind_of
 from wdsfs.overlay.restore import number_of
@@ -32,7 +32,7 @@ class NodeTable:
     before this one has given out numbers, so lookup counts are not known.
     """
 
-    def __init__(self, tree: ShardTree, upper: UpperDirectory, inherited: bool) -> None:
+    def __init__(self, tree: LowerTree, upper: UpperDirectory, inherited: bool) -> None:
         self.tree = tree
         self.upper = upper
         self.lower = tree.lower

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import stat
 
-from wdsfs.dataset.shard_tree import AT_PARENT, Node, text_of
+from wdsfs.dataset.tree import AT_PARENT, Node, text_of
 from wdsfs.errors import NoSuchEntry, NotEmpty
 from wdsfs.overlay.copy_up import CopyUp
 from wdsfs.overlay.merged_view import MergedView

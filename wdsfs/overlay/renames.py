@@ -6,7 +6,7 @@ with its files.
 
 from __future__ import annotations
 
-from wdsfs.dataset.shard_tree import AT_PARENT, Node, text_of
+from wdsfs.dataset.tree import AT_PARENT, Node, text_of
 from wdsfs.errors import CrossDevice, EntryExists, InvalidRequest, IsADirectory, NoSuchEntry, NotADirectory
 from wdsfs.inodes import ROOT, SAMPLE, kind_of
 from wdsfs.overlay.copy_up import CopyUp

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from wdsfs import inodes
 from wdsfs.dataset.shard_set import ShardSet
-from wdsfs.dataset.shard_tree import ShardTree, text_of
+from wdsfs.dataset.tree import LowerTree, text_of
 from wdsfs.errors import NoSuchEntry, NotADirectory, ShardError, StaleShard
 from wdsfs.inodes import ROOT, kind_of
 from wdsfs.overlay.upper_format import DIRECTORY, THE_WHITEOUT, Origin, UpperNode
@@ -75,7 +75,7 @@ def matching(top: UpperNode, pattern: bytes) -> list[bytes]:
 class Restoration:
     """What has to go from the upper `top` over `tree`, for some paths. Methods raise what the tree raises."""
 
-    def __init__(self, tree: ShardTree, top: UpperNode) -> None:
+    def __init__(self, tree: LowerTree, top: UpperNode) -> None:
         self.tree, self.top = tree, top
         self._lower: dict[UpperNode, int] = {top: ROOT}
         self._copied: dict[int, UpperNode] | None = None

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from wdsfs.dataset.shard_tree import Node, ShardTree, text_of
+from wdsfs.dataset.tree import LowerTree, Node, text_of
 from wdsfs.errors import (
     EntryExists,
     IsADirectory,
@@ -57,7 +57,7 @@ class WritableTree(MergedView):
 
     def __init__(
         self,
-        tree: ShardTree,
+        tree: LowerTree,
         upper: UpperDirectory,
         owner: tuple[int, int] | None = None,
         journal: RequestJournal | None = None,

@@ -31,9 +31,10 @@ from typing import NamedTuple, TypeVar
 
 from wdsfs import inodes, names
 from wdsfs.dataset.shard_set import MANY, NotIndexed
-from wdsfs.dataset.shard_tree import AT_PARENT, AT_SELF, DIRECTORY_MODE, Entry, Node, ShardTree, text_of
+from wdsfs.dataset.tree import AT_PARENT, AT_SELF, DIRECTORY_MODE, Entry, Node, Totals, Tree, text_of
 from wdsfs.errors import (
     ExportError,
+    InvalidRequest,
     IsADirectory,
     NoSuchAttribute,
     NoSuchEntry,
@@ -44,7 +45,6 @@ from wdsfs.errors import (
 from wdsfs.index.record import Record
 from wdsfs.inodes import DALI, DALI_INDEX, HIDDEN, METRICS, PROBLEMS, ROOT, SHARDS, STATUS, pack_extra
 from wdsfs.interop import dali, wids
-from wdsfs.overlay.writable_tree import WritableTree
 from wdsfs.status import control, status_report
 from wdsfs.status.counters import Board
 from wdsfs.status.text_ring import TEXT_MAX, TextRing
@@ -73,8 +73,7 @@ class HiddenDirectory:
     """What is in the hidden directory. Made before the workers are forked; each then calls `attach`. `half_done`
     says whether a commit in place was stopped half-way.
 
-    Answers what `shard_tree.ShardTree` answers, in the same words, of the inodes of this directory only; what no
-    such inode can be gets StaleEntry.
+    A tree (`dataset/tree.py`) of the inodes of this directory only; any other inode gets StaleEntry.
     """
 
     merged = False  # its directories are not kept by the kernel in a merged tree, nor need they be
@@ -91,7 +90,7 @@ class HiddenDirectory:
         self._texts: OrderedDict[int, Text] = OrderedDict()
         self._kept_bytes = 0
 
-    def attach(self, tree: ShardTree | WritableTree, slowly: Callable[[], AbstractContextManager[None]]) -> None:
+    def attach(self, tree: Tree, slowly: Callable[[], AbstractContextManager[None]]) -> None:
         """Tell of the set that this tree shows; `slowly` is entered for what takes long."""
         self.tree, self.lower, self._slowly = tree, tree.lower, slowly
         # Other tools read the shards as they are, whatever is shown of them.
@@ -128,6 +127,14 @@ class HiddenDirectory:
         text = self.text(inode)
         return Node(inode, _FILE_MODE, 1, len(text.content), text.mtime_ns)
 
+    def readlink(self, inode: int) -> bytes:
+        """There are no links here. Raises InvalidRequest."""
+        raise InvalidRequest(f"inode {inode} is no symbolic link")
+
+    def totals(self) -> Totals:
+        """Those of the set."""
+        return self.tree.totals()
+
     def parent(self, inode: int) -> int:
         """The inode of the directory that holds this one."""
         what, _ = self._open(inode)
@@ -154,9 +161,6 @@ class HiddenDirectory:
         children = [(b"dali", DALI, DIRECTORY_MODE), *((name, what, _FILE_MODE) for name, what in _FILES.items())]
         for at, (name, child, mode) in list(enumerate(children))[first:]:
             yield Entry(name, _typed(pack_extra(child), mode), at + _FIRST)
-
-    def run(self, inode: int, after: int, most: int) -> None:
-        """Nothing is alike here."""
 
     def xattrs(self, inode: int) -> list[bytes]:
         """None."""

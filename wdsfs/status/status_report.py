@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wdsfs.dataset.shard_set import ShardSet
-from wdsfs.dataset.shard_tree import Totals
+from wdsfs.dataset.tree import Totals
 from wdsfs.status.counters import Board
 
 DAMAGED_MAX = 100  # shards whose damage is told one by one; the others are counted
