@@ -1202,7 +1202,7 @@ def test_an_upper_that_the_kernel_wrote(tmp_path: Path) -> None:
     here = Set(tmp_path, FIRST, SECOND)
     shutil.rmtree(tmp_path / "o")
     with a_tree(tmp_path, [b"", b""], View()) as tree:
-        from wdsfs.dataset import shard_set
+        from wdsfs.dataset import content
 
         for path in (
             b"s0/d/a/cls",
@@ -1216,7 +1216,7 @@ def test_an_upper_that_the_kernel_wrote(tmp_path: Path) -> None:
             node = tree.resolve(path)
             file = tmp_path / "lower" / os.fsdecode(path)
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(shard_set.read(tree.content(node.inode), 0, node.size))
+            file.write_bytes(content.read(tree.content(node.inode), 0, node.size))
             os.utime(file, ns=(node.mtime_ns, node.mtime_ns))
     (tmp_path / "mnt").mkdir()
     script = ["unshare", "--mount", "--propagation", "private", "sh", "-c", OVERLAY_SCRIPT, "-", tmp_path]

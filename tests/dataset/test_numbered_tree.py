@@ -21,8 +21,10 @@ from hypothesis import strategies as st
 from tests import tars
 from tests.conftest import Program, fails, wait_until
 from wdsfs.dataset import numbered_tree
+from wdsfs.dataset.content import read
+from wdsfs.dataset.indexing import NotIndexed
 from wdsfs.dataset.numbered_tree import NumberedTree, check_name, make_numbered
-from wdsfs.dataset.shard_set import NotIndexed, ShardSet, read
+from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.dataset.tree import AT_PARENT, Node, View
 from wdsfs.errors import (
     InvalidRequest,
@@ -312,7 +314,7 @@ def test_without_a_word_of_a_change_shards_are_looked_at_from_time_to_time(
         assert tree.readlink(tree.resolve(b"by-index/000/000/000003").inode) == b"../../../s1/00000"
         Path(path).write_bytes(plain(4))
         monkeypatch.setattr(numbered_tree, "LOOK_SECONDS", -1.0)
-        monkeypatch.setattr("wdsfs.dataset.shard_set.FRESH_SECONDS", -1.0)
+        monkeypatch.setattr("wdsfs.dataset.freshness.FRESH_SECONDS", -1.0)
         assert tree.readlink(settled(tree, b"by-index/000/000/000003").inode) == b"../../../s0/00003"
 
 

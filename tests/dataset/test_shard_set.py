@@ -18,10 +18,13 @@ import pytest
 
 from tests import sets, tars
 from wdsfs import host
-from wdsfs.dataset import shard_set
+from wdsfs.dataset import content as content_module
+from wdsfs.dataset import freshness, open_files, open_records, shard_set
+from wdsfs.dataset.content import Content
 from wdsfs.dataset.generations import Generations
+from wdsfs.dataset.indexing import NotIndexed
 from wdsfs.dataset.merged_tree import make_tree
-from wdsfs.dataset.shard_set import Content, NotIndexed, ShardSet
+from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.dataset.tree import View
 from wdsfs.errors import CorruptShard, MissingShard, StaleShard, UnreadableShard
 from wdsfs.index import record_builder
@@ -70,7 +73,7 @@ def below(tmp_path: Path, shards: list[Shard]) -> Iterator[ShardSet]:
 
 @pytest.fixture
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_set, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(freshness, "FRESH_SECONDS", 0.0)
 
 
 def content(below: ShardSet, number: int, member: int = 0) -> Content:
@@ -80,7 +83,7 @@ def content(below: ShardSet, number: int, member: int = 0) -> Content:
 def read_all(below: ShardSet, number: int) -> list[bytes]:
     """The content of all members."""
     record = below.record(number)
-    return [shard_set.read(content(below, number, member), 0, 1 << 20) for member in range(record.members)]
+    return [content_module.read(content(below, number, member), 0, 1 << 20) for member in range(record.members)]
 
 
 def right(shard: Shard) -> list[bytes]:
@@ -129,8 +132,8 @@ def test_any_part_of_a_member_can_be_read(tmp_path: Path) -> None:
         for _ in range(300):
             one, expected = contents[choose.choice([b"a", b"b"])]
             offset, length = choose.randrange(7000), choose.choice([0, 1, 511, 512, 4096, 1 << 20])
-            assert shard_set.read(one, offset, length) == expected[offset : offset + length]
-            cached = shard_set.read_cached(one, offset, length)
+            assert content_module.read(one, offset, length) == expected[offset : offset + length]
+            cached = content_module.read_cached(one, offset, length)
             assert cached in (None, expected[offset : offset + length])
             assert cached is None or one.segments is None
 
@@ -141,19 +144,19 @@ def test_what_is_in_the_page_cache_is_read_at_once_and_what_is_not_is_left(tmp_p
     path.write_bytes(tars.tar(tars.member(b"a.bin", data)))
     with a_lower(tmp_path, [sets.at(path)]) as below:
         one = content(below, 0)
-        assert shard_set.read(one, 0, len(data)) == data
+        assert content_module.read(one, 0, len(data)) == data
         can_tell = host.filesystem_type(tmp_path) in ("ext4", "xfs", "btrfs")
-        assert shard_set.read_cached(one, 1000, 2000) in (
+        assert content_module.read_cached(one, 1000, 2000) in (
             (data[1000:3000],) if can_tell else (data[1000:3000], None)
         )
         fd = os.open(path, os.O_RDWR)
         os.fsync(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
-        assert shard_set.read_cached(one, 100_000, 50_000) in (
+        assert content_module.read_cached(one, 100_000, 50_000) in (
             (None,) if can_tell else (None, data[100_000:150_000])
         )
-        assert shard_set.read(one, 100_000, 50_000) == data[100_000:150_000]
+        assert content_module.read(one, 100_000, 50_000) == data[100_000:150_000]
 
 
 @pytest.mark.parametrize(
@@ -166,13 +169,13 @@ def test_what_comes_next_is_read_ahead_for_those_who_take_all_of_it(
 ) -> None:
     asked: list[int] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda fd, offset, length, advice: asked.append(offset))
-    file = shard_set.ShardFile(0, 0, b"s.tar", (0, 0, 0), 0)
+    file = open_files.ShardFile(0, 0, b"s.tar", (0, 0, 0), 0)
     for number in range(1000):
         file.look_ahead(number * stride, number * stride + size)
     assert bool(asked) == ahead
     assert len(asked) == len(set(asked))
     if ahead:
-        assert 1000 * stride - shard_set.NEAR < max(asked) < 1000 * stride + 2 * shard_set.AHEAD
+        assert 1000 * stride - open_files.NEAR < max(asked) < 1000 * stride + 2 * open_files.AHEAD
 
 
 def test_a_file_system_without_that_knowledge(tmp_path: Path) -> None:
@@ -182,7 +185,7 @@ def test_a_file_system_without_that_knowledge(tmp_path: Path) -> None:
         shards = sets.make(Path(home), 1)
         with a_lower(tmp_path, shards) as below:
             one = content(below, 0)
-            assert shard_set.read_cached(one, 0, 100) in (None, shard_set.read(one, 0, 100))
+            assert content_module.read_cached(one, 0, 100) in (None, content_module.read(one, 0, 100))
             assert read_all(below, 0) == right(shards[0])
 
 
@@ -190,17 +193,17 @@ def test_what_the_shard_does_not_have_any_more_is_an_error(tmp_path: Path) -> No
     path = tmp_path / "cut.tar"
     path.write_bytes(tars.tar(tars.member(b"a.x", b"a" * 600), tars.member(b"b.x", b"b" * 5000))[: 6 * 512 + 100])
     with a_lower(tmp_path, [sets.at(path)]) as below:
-        assert shard_set.read(content(below, 0, 0), 0, 1000) == b"a" * 600
+        assert content_module.read(content(below, 0, 0), 0, 1000) == b"a" * 600
         cut = content(below, 0, 1)
-        assert shard_set.read(cut, 0, 512) == b"b" * 512
-        assert shard_set.read_cached(cut, 0, 5000) is None
+        assert content_module.read(cut, 0, 512) == b"b" * 512
+        assert content_module.read_cached(cut, 0, 5000) is None
         with pytest.raises(CorruptShard, match="inside a member"):
-            shard_set.read(cut, 0, 5000)
+            content_module.read(cut, 0, 5000)
         with pytest.raises(CorruptShard):
-            shard_set.read(cut, 4990, 10)
+            content_module.read(cut, 4990, 10)
         path.write_bytes(b"")
         with pytest.raises(StaleShard):  # changed rather than damaged
-            shard_set.read(cut, 4990, 10)
+            content_module.read(cut, 4990, 10)
         assert next(below.damaged())[0] == str(path)
 
 
@@ -278,12 +281,12 @@ def test_what_was_open_is_stale_after_a_change(
     one, other = content(below, 1), content(below, 2)
     change(sets.path_of(shards[1]))
     with pytest.raises(StaleShard, match=r"s1\.tar has changed"):
-        shard_set.read(one, 0, 1)
+        content_module.read(one, 0, 1)
     with pytest.raises(StaleShard):
-        shard_set.check_unchanged(one)
+        content_module.check_unchanged(one)
     with contextlib.suppress(StaleShard):
-        assert shard_set.read_cached(one, 0, 1) is None  # ask `read`
-    assert shard_set.read(other, 0, 10) == b"2"
+        assert content_module.read_cached(one, 0, 1) is None  # ask `read`
+    assert content_module.read(other, 0, 10) == b"2"
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -328,7 +331,7 @@ def test_a_look_at_a_shard_is_believed_for_a_moment(
 ) -> None:
     before = below.fingerprint(0)
     os.utime(shards[0].path, (5, 5))
-    monkeypatch.setattr(shard_set, "FRESH_SECONDS", 1e9)
+    monkeypatch.setattr(freshness, "FRESH_SECONDS", 1e9)
     assert below.fingerprint(0) == before
     # ... but not when somebody else has seen a change already.
     with pytest.raises(NotIndexed):
@@ -344,7 +347,7 @@ def test_processes_of_a_mount_agree_on_the_tags(tmp_path: Path, shards: list[Sha
         first = theirs.tag(0)
         assert ours.tag(0) == first
         os.utime(shards[0].path, (5, 5))
-        ours._states[0].looked = -1e9
+        ours._freshness.states[0].looked = -1e9
         ours.fingerprint(0)
         assert ours.tag(0) != first
         # Another one looked before the change, but writes down what it saw behind it; then it looks again.
@@ -361,10 +364,10 @@ def test_a_shard_that_is_gone_is_not_believed_to_be_anything(
 ) -> None:
     below.fingerprint(0)
     away = sets.path_of(shards[0]).rename(sets.path_of(shards[0]).with_suffix(".away"))
-    monkeypatch.setattr(shard_set, "FRESH_SECONDS", -1.0)
+    monkeypatch.setattr(freshness, "FRESH_SECONDS", -1.0)
     with pytest.raises(MissingShard):
         below.fingerprint(0)
-    monkeypatch.setattr(shard_set, "FRESH_SECONDS", 1e9)
+    monkeypatch.setattr(freshness, "FRESH_SECONDS", 1e9)
     for ask in (below.fingerprint, below.record, below.summary, below.settled):
         with pytest.raises(MissingShard):
             ask(0)
@@ -401,7 +404,7 @@ def test_a_shard_that_cannot_be_indexed(
         tree.prepare()
         assert tree.totals().damaged == 1
         assert tried == 1
-        below._failed[1] = below._failed[1]._replace(until=0.0)  # later
+        below._failures.failed[1] = below._failures.failed[1]._replace(until=0.0)  # later
         with pytest.raises(NotIndexed):
             below.record(1)
         assert [text for _, text in below.damaged()] == ["there is no room"]
@@ -455,7 +458,7 @@ def test_a_shard_that_is_missing_from_the_start(tmp_path: Path, shards: list[Sha
 def test_a_file_that_was_replaced_since_the_last_look_is_not_used(
     below: ShardSet, shards: list[Shard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard_set, "FRESH_SECONDS", 1e9)
+    monkeypatch.setattr(freshness, "FRESH_SECONDS", 1e9)
     tag, path = below.tag(0), sets.path_of(shards[0])
     below.record(0)
     away = path.with_suffix(".away")
@@ -470,9 +473,9 @@ def test_a_file_that_was_replaced_since_the_last_look_is_not_used(
     with pytest.raises(NotIndexed):
         below.record(0)
     away.rename(path)
-    monkeypatch.setattr(shard_set, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(freshness, "FRESH_SECONDS", 0.0)
     below.index_now(0)
-    assert shard_set.read(content(below, 0), 0, 10) == b"0"
+    assert content_module.read(content(below, 0), 0, 10) == b"0"
 
 
 def test_a_descriptor_of_the_old_file_is_not_used_for_the_new_record(below: ShardSet, shards: list[Shard]) -> None:
@@ -495,7 +498,7 @@ def test_a_file_that_got_its_old_times_back(below: ShardSet, shards: list[Shard]
         file.write(sets.content(4))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     with pytest.raises(StaleShard):
-        shard_set.read(one, 0, 10)
+        content_module.read(one, 0, 10)
     with pytest.raises(NotIndexed):
         below.record(0)
     index_again(below, 0)
@@ -525,7 +528,7 @@ def test_a_file_that_is_not_what_its_record_says(
 def test_reading_is_no_change(below: ShardSet, shards: list[Shard]) -> None:
     one = content(below, 0)
     sets.path_of(shards[0]).read_bytes()
-    assert shard_set.read(one, 0, 10) == b"0"
+    assert content_module.read(one, 0, 10) == b"0"
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -552,7 +555,7 @@ def test_a_change_in_the_middle_of_a_read_is_noticed(
 
         monkeypatch.setattr(os, "pread", changing)
         with pytest.raises(StaleShard):
-            shard_set.read(one, 0, 2000)
+            content_module.read(one, 0, 2000)
 
 
 # --- indexing on demand -----------------------------------------------------------------------------------
@@ -621,7 +624,7 @@ def test_an_old_snapshot_is_let_go(below: ShardSet, shards: list[Shard], monkeyp
     kept = below.record(0)
     below.tidy()
     assert below.record(0) is kept
-    monkeypatch.setattr(shard_set, "RENEW_SECONDS", -1.0)
+    monkeypatch.setattr(open_records, "RENEW_SECONDS", -1.0)
     below.tidy()
     assert below.record(0) is not kept
     assert read_all(below, 0) == right(shards[0])
@@ -649,7 +652,7 @@ def test_the_union_does_not_use_shards_that_are_gone(tmp_path: Path) -> None:
             return None
 
         def owners() -> set[int]:
-            below._states.clear()
+            below._freshness.states.clear()
             return {owner for _, column in below.union(record_of).columns() for owner in column}
 
         assert owners() == {0, 1}
@@ -676,14 +679,14 @@ def test_few_descriptors_are_open_at_a_time(tmp_path: Path) -> None:
 
 
 def test_few_records_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_set, "RECORDS_MAX", 3)
-    monkeypatch.setattr(shard_set, "RESTING_MAX", 2)
+    monkeypatch.setattr(open_records, "RECORDS_MAX", 3)
+    monkeypatch.setattr(open_records, "RESTING_MAX", 2)
     shards = sets.make(tmp_path / "shards", 8)
     with a_lower(tmp_path, shards) as below:
         for number in [*range(8), 7, 6]:
             assert sets.listing(below.record(number)) == sets.listing(Record(build_file(shards[number].path)))
-            assert len(below._records) <= 3
-            assert len(below._resting) <= 2
+            assert len(below._records.in_use) <= 3
+            assert len(below._records.resting) <= 2
         kept = below.record(6)
         for number in (0, 6, 1, 6, 2, 6):
             below.record(number)
@@ -691,15 +694,15 @@ def test_few_records_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         sets.listing(kept)
         for number in range(4):
             below.record(number)
-        assert kept in below._resting.values()
+        assert kept in below._records.resting.values()
         assert not kept._made
         assert below.record(6) is kept
         assert sets.listing(kept) == sets.listing(Record(build_file(shards[6].path)))
 
 
 def test_a_record_is_verified_once_in_each_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_set, "RECORDS_MAX", 3)
-    monkeypatch.setattr(shard_set, "RESTING_MAX", 2)
+    monkeypatch.setattr(open_records, "RECORDS_MAX", 3)
+    monkeypatch.setattr(open_records, "RESTING_MAX", 2)
     shards = sets.make(tmp_path / "shards", 8)
     with a_lower(tmp_path, shards) as below:
         verified = []

@@ -19,9 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wdsfs import inodes
-from wdsfs.dataset import shard_set
+from wdsfs.dataset import content as content_module
+from wdsfs.dataset.indexing import NotIndexed
 from wdsfs.dataset.merged_tree import make_tree
-from wdsfs.dataset.shard_set import NotIndexed, ShardSet
+from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.dataset.tree import Entry, LowerTree, Node, View
 from wdsfs.errors import IsADirectory, NoSuchAttribute, NoSuchEntry, NotADirectory, StaleShard, UnreadableShard
 from wdsfs.index import record
@@ -71,7 +72,7 @@ def names_in(tree: LowerTree, path: bytes = b"") -> list[bytes]:
 
 def content_of(tree: LowerTree, inode: int) -> bytes:
     content = tree.content(inode)
-    return shard_set.read(content, 0, content.size)
+    return content_module.read(content, 0, content.size)
 
 
 def walk(tree: LowerTree, inode: int = ROOT, path: bytes = b"") -> Iterator[tuple[bytes, Entry]]:

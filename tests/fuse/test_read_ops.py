@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from tests import wire
 from wdsfs import errors
-from wdsfs.dataset import shard_set
-from wdsfs.dataset.shard_set import Content, NotIndexed
+from wdsfs.dataset import content
+from wdsfs.dataset.content import Content
+from wdsfs.dataset.indexing import NotIndexed
 from wdsfs.dataset.tree import Entry, Node, Totals
 from wdsfs.errors import (
     CorruptShard,
@@ -135,7 +136,7 @@ def operations(tree: FakeTree, monkeypatch: pytest.MonkeyPatch) -> ReadOperation
     def read_cached(content: Content, offset: int, size: int) -> memoryview:
         return memoryview(bytes(max(min(size, content.size - offset), 0)))
 
-    monkeypatch.setattr(shard_set, "read_cached", read_cached)
+    monkeypatch.setattr(content, "read_cached", read_cached)
     board = Board()
     made = ReadOperations(Owner(12, 34), board)
     made.attach(tree, board.slot(1))  # type: ignore[arg-type]
@@ -803,8 +804,8 @@ def test_a_read_from_a_disk_lets_others_serve(operations: ReadOperations, monkey
         waited.append((operations.slot.waiting, offset, length))
         return b"x" * length
 
-    monkeypatch.setattr(shard_set, "read_cached", lambda *_: None)
-    monkeypatch.setattr(shard_set, "read", read)
+    monkeypatch.setattr(content, "read_cached", lambda *_: None)
+    monkeypatch.setattr(content, "read", read)
     called: list[bool] = []
     operations._crowded = lambda: called.append(operations.slot.waiting)
     assert bytes_of(operations, wire.read(7, 20, 10)) == b"x" * 10
@@ -828,8 +829,8 @@ def test_a_read_that_fails(
     def fails(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(shard_set, "read_cached", lambda *_: None)
-    monkeypatch.setattr(shard_set, "read", fails)
+    monkeypatch.setattr(content, "read_cached", lambda *_: None)
+    monkeypatch.setattr(content, "read", fails)
     assert operations.answer(wire.read(7, 0, 10)) == expected
     assert not operations.slot.waiting
     assert (operations.board.failures, operations.board.bytes_read) == (1, 0)

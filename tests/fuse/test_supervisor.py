@@ -250,8 +250,8 @@ def test_without_resend_a_killed_worker_fails_its_own_request_only(patched: Patc
 # A read of the file 0007 waits until the file "go" is there, having made the file "waits".
 SLOW = """
 import os, time
-from wdsfs.dataset import shard_set as lower
-original_read, original_cached = lower.read, lower.read_cached
+from wdsfs.dataset import content
+original_read, original_cached = content.read, content.read_cached
 def slow_read(wanted, offset, length):
     data = original_read(wanted, offset, length)
     if data[:9] == MARK and not os.path.exists("go"):
@@ -261,8 +261,8 @@ def slow_read(wanted, offset, length):
     return data
 HOME = os.getcwd()
 MARK = __import__("random").Random(7).randbytes(3000)[:9]
-lower.read = lambda *a: (os.chdir(HOME), slow_read(*a))[1]
-lower.read_cached = lambda *a: None
+content.read = lambda *a: (os.chdir(HOME), slow_read(*a))[1]
+content.read_cached = lambda *a: None
 """
 
 

@@ -249,7 +249,7 @@ def test_a_shard_that_changes_under_the_overlay(tmp_path: Path) -> None:
         path.with_suffix(".new").write_bytes(shard([("a.x", b"AX"), ("a.y", b"AY"), ("z.x", b"zx")]))
         path.with_suffix(".new").rename(path)
         tree.lower.distrust()
-        tree.lower._states.clear()
+        tree.lower._freshness.states.clear()
         tree.lower.index.refresh(tree.lower.shards)
         tree.lower.settled(0)
         mount.replace_worker()

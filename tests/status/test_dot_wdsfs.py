@@ -134,7 +134,7 @@ class Mount:
 
     def close(self) -> None:
         for below in self.lowers:
-            for file in below._files.values():
+            for file in below._files.files.values():
                 os.close(file.fd)
         self.index.close()
 

@@ -26,7 +26,8 @@ import xz
 
 from tests import sets, tars
 from tests.conftest import Program, wait_until
-from wdsfs.dataset import shard_set
+from wdsfs.dataset import content as content_module
+from wdsfs.dataset import freshness, indexing, open_files
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import CorruptShard, StaleShard, UnreadableShard, UsageError
 from wdsfs.index import store
@@ -139,7 +140,7 @@ def a_lower(directory: Path, *shards: Shard) -> Iterator[ShardSet]:
 def read_all(below: ShardSet, number: int = 0) -> list[bytes]:
     record = below.record(number)
     contents = (below.content(number, below.tag(number), member) for member in range(record.members))
-    return [shard_set.read(content, 0, 1 << 20) for content in contents]
+    return [content_module.read(content, 0, 1 << 20) for content in contents]
 
 
 def right(tar: bytes = TAR) -> list[bytes]:
@@ -197,8 +198,8 @@ def test_members_below_the_mount(
         assert sets.listing(below.record(0)) == sets.listing(below.record(1))
         assert below.summary(0).fingerprint == identity.look(one.path)
         content = below.content(0, below.tag(0), 3)
-        cached = shard_set.read_cached(content, 0, 100)
-        assert cached is None if way == "never" else cached in (None, shard_set.read(content, 0, 100))
+        cached = content_module.read_cached(content, 0, 100)
+        assert cached is None if way == "never" else cached in (None, content_module.read(content, 0, 100))
         assert below.index.prune() == 0
         assert kinds_in(cache) == ["seek" if way == "never" else "tar"]
         assert lint(one.path).samples == 40
@@ -267,11 +268,11 @@ def test_what_is_cut_off(tmp_path: Path) -> None:
         assert "truncated" in lint(one.path).counts
     with a_lower(tmp_path, Shard(os.fsencode(tmp_path / "gzip.tar"), "gzip")) as below:
         *before, last = [below.content(0, below.tag(0), member) for member in range(below.record(0).members)]
-        contents = [shard_set.read(content, 0, 1 << 20) for content in before]
+        contents = [content_module.read(content, 0, 1 << 20) for content in before]
         assert len(contents) > 10
         assert set(contents) <= set(right())
         with pytest.raises(CorruptShard):
-            shard_set.read(last, 0, 1 << 20)
+            content_module.read(last, 0, 1 << 20)
 
 
 @pytest.mark.parametrize("way", ["auto", "always"])
@@ -528,23 +529,23 @@ def test_a_damaged_index_of_places_is_made_anew(
 @pytest.mark.parametrize("way", ["always", "never"])
 def test_a_changed_file_is_stale(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """... although the copy is still there, or what was unpacked is still in memory."""
-    monkeypatch.setattr(shard_set, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(freshness, "FRESH_SECONDS", 0.0)
     monkeypatch.setenv("WDSFS_UNPACK", way)
     one = write(tmp_path / "a.tar.gz", WHOLE["gz"])
     with a_lower(tmp_path, one) as below:
         content = below.content(0, below.tag(0), 0)
-        shard_set.read(content, 0, 10)
+        content_module.read(content, 0, 10)
         before = os.stat(one.path)
         other = gzip.compress(_samples(seed=9))
         with open(one.path, "r+b") as file:
             file.write(other[: before.st_size])
         os.utime(one.path, ns=(before.st_atime_ns, before.st_mtime_ns))
         with pytest.raises(StaleShard):
-            shard_set.read(content, 0, 10)
-        assert shard_set.read_cached(content, 0, 10) is None if way == "never" else True
+            content_module.read(content, 0, 10)
+        assert content_module.read_cached(content, 0, 10) is None if way == "never" else True
         write(tmp_path / "a.tar.gz", other)
         below.distrust()
-        with contextlib.suppress(shard_set.NotIndexed):
+        with contextlib.suppress(indexing.NotIndexed):
             below.record(0)
         below.index_now(0)
         assert sorted(read_all(below)) == sorted(right(_samples(seed=9)))
@@ -571,16 +572,16 @@ def test_a_change_while_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_few_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the size of the set: readers take memory, copies take disk."""
-    monkeypatch.setattr(shard_set, "READERS_MAX", 2)
-    monkeypatch.setattr(shard_set, "COPIES_MAX", 2)
+    monkeypatch.setattr(open_files, "READERS_MAX", 2)
+    monkeypatch.setattr(open_files, "COPIES_MAX", 2)
     shards = [write(tmp_path / f"{number}.tar.gz", WHOLE["gz"]) for number in range(4)]
     for way in ("never", "always"):
         monkeypatch.setenv("WDSFS_UNPACK", way)
         with a_lower(tmp_path / way, *shards) as below:
             for number in (0, 1, 2, 3, 0):
                 read_all(below, number)
-                assert len(below._files) <= 2
-            assert sorted(below._files) == [0, 3]
+                assert len(below._files.files) <= 2
+            assert sorted(below._files.files) == [0, 3]
 
 
 def _hold(path: str, started: Any) -> None:

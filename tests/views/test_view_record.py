@@ -26,10 +26,11 @@ import pytest
 from tests import sets, tars
 from tests.conftest import Program, wait_until
 from wdsfs.cli import console
-from wdsfs.dataset import shard_set
+from wdsfs.dataset import content as content_module
+from wdsfs.dataset.indexing import NotIndexed
 from wdsfs.dataset.merged_tree import make_tree
 from wdsfs.dataset.numbered_tree import make_numbered
-from wdsfs.dataset.shard_set import NotIndexed, ShardSet
+from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.dataset.tree import View
 from wdsfs.errors import (
     CorruptShard,
@@ -88,7 +89,7 @@ def a_view(
 
 def read(below: ShardSet, number: int, member: int) -> bytes:
     content = below.content(number, below.tag(number), member)
-    return shard_set.read(content, 0, content.size + 1)
+    return content_module.read(content, 0, content.size + 1)
 
 
 def shown(below: ShardSet, number: int) -> list[Sample]:
@@ -639,7 +640,7 @@ def classes(directory: Path, shards: Sequence[Shard], **options: Any) -> dict[st
         for folder in tree.listing(tree.getattr(1).inode, 2):
             for entry in tree.listing(folder.node.inode, 2):
                 content = tree.content(entry.node.inode)
-                found[os.fsdecode(folder.name + b"/" + entry.name)] = shard_set.read(content, 0, content.size)
+                found[os.fsdecode(folder.name + b"/" + entry.name)] = content_module.read(content, 0, content.size)
     return found
 
 
@@ -954,12 +955,12 @@ def test_a_changed_label_file_is_another_shard(tmp_path: Path) -> None:
     shard, file = write(tmp_path / "s.tar", AB), as_csv(tmp_path / "l.csv")
     with a_view(tmp_path, [shard], Composition(associate=(str(file),))) as below:
         tag, content = below.tag(0), below.content(0, below.tag(0), settled(below, 0).entry_member[1] - 1)
-        before = shard_set.read(content, 0, 100)
+        before = content_module.read(content, 0, 100)
         as_csv(file, [{**row, "cls": "new", "score": "new", "n": "new"} for row in ROWS])
         with pytest.raises(StaleShard):
-            shard_set.read(content, 0, 100)
+            content_module.read(content, 0, 100)
         with pytest.raises(StaleShard):
-            shard_set.read_cached(content, 0, 100)
+            content_module.read_cached(content, 0, 100)
         look_again(below)
         with pytest.raises(StaleShard):
             below.content(0, tag, 0)
@@ -978,10 +979,10 @@ def test_a_changed_joined_shard_is_another_shard(tmp_path: Path) -> None:
         record = settled(below, 0)
         last = record.entry_member[1] - 1
         content = below.content(0, below.tag(0), last)
-        assert shard_set.read(content, 0, 9).startswith(b"D")
+        assert content_module.read(content, 0, 9).startswith(b"D")
         write(sets.path_of(other), [(key, [(b"depth", b"new")]) for key in (b"c", b"d/b", b"d/a")])
         with pytest.raises(StaleShard):
-            shard_set.read(content, 0, 9)
+            content_module.read(content, 0, 9)
         look_again(below)
         assert {value for _, columns in shown(below, 0) for ext, value in columns if ext == b"depth"} == {b"new"}
         # One key less: refused, and that is kept.
@@ -1053,7 +1054,7 @@ def test_a_shard_that_changes_below_a_view(tmp_path: Path) -> None:
         write(sets.path_of(shard), [(key, [(ext, bytes(len(data))) for ext, data in one]) for key, one in AB])
         os.utime(shard.path, ns=(found.st_atime_ns, found.st_mtime_ns))
         with pytest.raises(StaleShard):
-            shard_set.read(content, 0, 9)
+            content_module.read(content, 0, 9)
         look_again(below)
         assert [columns[0][1].strip(b"\0") for _, columns in shown(below, 0)] == [b"", b"", b""]
 

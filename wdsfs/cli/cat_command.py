@@ -51,7 +51,7 @@ def cat(
     """
     import stat
 
-    from wdsfs.dataset import shard_set
+    from wdsfs.dataset import content as content_module
     from wdsfs.dataset.merged_tree import is_merged, make_tree
     from wdsfs.errors import IsADirectory, NoSuchEntry
 
@@ -70,4 +70,4 @@ def cat(
             raise NoSuchEntry(f"{path} is a symbolic link to {target!r}: name the file itself")
         content = below.with_index(lambda: tree.content(node.inode))
         for offset in range(0, content.size, 1 << 20):
-            write_bytes(shard_set.read(content, offset, 1 << 20))
+            write_bytes(content_module.read(content, offset, 1 << 20))

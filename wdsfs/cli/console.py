@@ -622,7 +622,7 @@ def suffix_hint(below: ShardSet, view: View, writable: bool) -> str | None:
 
     None where there is nothing to say, or nothing known.
     """
-    from wdsfs.dataset.shard_set import NotIndexed
+    from wdsfs.dataset.indexing import NotIndexed
     from wdsfs.errors import ShardError
 
     if view.layout != "samples" or view.names == "full":

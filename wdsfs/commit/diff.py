@@ -22,7 +22,7 @@ from wdsfs.commit.changes import (
 from wdsfs.commit.homes import Spot
 from wdsfs.commit.summary import SampleSummary
 from wdsfs.commit.walk import Walk
-from wdsfs.dataset.shard_set import NotIndexed
+from wdsfs.dataset.indexing import NotIndexed
 from wdsfs.dataset.tree import LowerTree
 from wdsfs.inodes import ROOT
 from wdsfs.overlay.upper_format import UpperNode

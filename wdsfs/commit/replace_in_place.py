@@ -40,7 +40,7 @@ from wdsfs.commit.output_names import refuse_foreign_link
 from wdsfs.commit.pieces import NewMember
 from wdsfs.commit.run import Runner
 from wdsfs.commit.steps import NEW, REWRITE, Step
-from wdsfs.dataset.shard_set import NotIndexed
+from wdsfs.dataset.indexing import NotIndexed
 from wdsfs.errors import CommitError, ShardError, several
 from wdsfs.overlay.overlay_directory import (
     OverlayDirectory,

@@ -17,7 +17,8 @@ from wdsfs.commit.pieces import CopiedRange
 from wdsfs.commit.shard_writer import ShardWriter
 from wdsfs.commit.source_layout import SourceLayout, layout
 from wdsfs.commit.steps import COPY, LINK, Plan, SourceShard, Step
-from wdsfs.dataset.shard_set import NotIndexed, ShardSet
+from wdsfs.dataset.indexing import NotIndexed
+from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import CommitError, StaleShard
 from wdsfs.overlay.upper_format import OPEN_DIRECTORY
 from wdsfs.storage.durable import Disk

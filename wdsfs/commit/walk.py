@@ -27,7 +27,7 @@ from wdsfs.commit.changes import (
 )
 from wdsfs.commit.homes import Home, Homes, Spot
 from wdsfs.commit.pieces import NewMember
-from wdsfs.dataset import shard_set
+from wdsfs.dataset import content as content_module
 from wdsfs.dataset.tree import AT_PARENT, LowerTree
 from wdsfs.errors import NoSuchEntry, NotADirectory
 from wdsfs.index.record import BY_EXTENSION, STRAY, Record
@@ -286,7 +286,7 @@ class Walk:
         fd = self.open_file(file.node)
         try:
             return all(
-                os.pread(fd, CHUNK, offset) == shard_set.read(content, offset, CHUNK)
+                os.pread(fd, CHUNK, offset) == content_module.read(content, offset, CHUNK)
                 for offset in range(0, file.size, CHUNK)
             )
         finally:

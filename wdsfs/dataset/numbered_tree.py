@@ -24,8 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs import inodes
+from wdsfs.dataset.content import Content
 from wdsfs.dataset.merged_tree import make_tree
-from wdsfs.dataset.shard_set import Content, ShardSet
+from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.dataset.tree import (
     AT_PARENT,
     AT_SELF,

@@ -19,7 +19,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from wdsfs import inodes, names
-from wdsfs.dataset.shard_set import Content, NotIndexed, ShardSet, check_unchanged
+from wdsfs.dataset.content import Content, check_unchanged
+from wdsfs.dataset.indexing import NotIndexed
+from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.dataset.tree import (
     AT_PARENT,
     AT_SELF,

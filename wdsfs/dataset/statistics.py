@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsfs.dataset.shard_set import NotIndexed, ShardSet
+from wdsfs.dataset.indexing import NotIndexed
+from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import ShardError
 from wdsfs.index.record import STRAY, Record
 

@@ -23,7 +23,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsfs.dataset.shard_set import Content, ShardSet
+from wdsfs.dataset.content import Content
+from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.index.record import BY_EXTENSION, BY_NAME, FILES
 from wdsfs.inodes import ROOT
 

@@ -21,8 +21,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from wdsfs.dataset import shard_set
-from wdsfs.dataset.shard_set import Content, NotIndexed
+from wdsfs.dataset import content as content_module
+from wdsfs.dataset.content import Content
+from wdsfs.dataset.indexing import NotIndexed
 from wdsfs.dataset.tree import Entry, LowerTree, Node, Tree
 from wdsfs.errors import EntryError, NoSuchEntry, ShardError, StaleShard, WdsfsError
 from wdsfs.fuse import protocol
@@ -332,10 +333,10 @@ class Operations(ABC, Generic[TreeKind]):
         """The bytes of a file."""
 
     def _read(self, content: Content, offset: int, size: int) -> bytes | memoryview:
-        data: bytes | memoryview | None = shard_set.read_cached(content, offset, size)
+        data: bytes | memoryview | None = content_module.read_cached(content, offset, size)
         if data is None:
             with self.slowly():
-                data = shard_set.read(content, offset, size)
+                data = content_module.read(content, offset, size)
         self.slot.read(len(data))
         return data
 

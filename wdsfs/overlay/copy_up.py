@@ -9,7 +9,7 @@ from __future__ import annotations
 import stat
 from collections.abc import Iterator
 
-from wdsfs.dataset import shard_set
+from wdsfs.dataset import content as content_module
 from wdsfs.dataset.tree import Node, text_of
 from wdsfs.errors import InvalidRequest, NameTooLong, NoSuchEntry, NotADirectory
 from wdsfs.names import NAME_MAX
@@ -105,7 +105,7 @@ class CopyUp:
     def _chunks(self, inode: int, size: int) -> Iterator[bytes]:
         content = self.tree.content(inode)
         for offset in range(0, size, CHUNK):
-            yield shard_set.read(content, offset, min(CHUNK, size - offset))
+            yield content_module.read(content, offset, min(CHUNK, size - offset))
 
     def _link_copy(self, node: UpperNode, holder: int, name: bytes) -> None:
         directory = self.directory(holder)

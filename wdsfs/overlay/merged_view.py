@@ -17,8 +17,8 @@ import stat
 from collections.abc import Iterator
 
 from wdsfs import inodes
-from wdsfs.dataset import shard_set
-from wdsfs.dataset.shard_set import Content
+from wdsfs.dataset import content as content_module
+from wdsfs.dataset.content import Content
 from wdsfs.dataset.tree import AT_PARENT, AT_SELF, XATTR, Entry, LowerTree, Node, Totals, text_of
 from wdsfs.errors import InvalidRequest, IsADirectory, NoSuchAttribute, NoSuchEntry, NotADirectory
 from wdsfs.inodes import ROOT, UP
@@ -231,7 +231,7 @@ class MergedView:
         self._follow()
         node = self._nodes.get(inode)
         if node is None:
-            return shard_set.read(self.tree.content(inode), offset, size)
+            return content_module.read(self.tree.content(inode), offset, size)
         self.check_file(node)
         return self.upper.contents.read(node, offset, size)
 

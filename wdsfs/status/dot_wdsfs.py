@@ -30,7 +30,8 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple, TypeVar
 
 from wdsfs import inodes, names
-from wdsfs.dataset.shard_set import MANY, NotIndexed
+from wdsfs.dataset.indexing import NotIndexed
+from wdsfs.dataset.shard_set import MANY
 from wdsfs.dataset.tree import AT_PARENT, AT_SELF, DIRECTORY_MODE, Entry, Node, Totals, Tree, text_of
 from wdsfs.errors import (
     ExportError,

@@ -26,10 +26,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsfs.dataset import shard_set
+from wdsfs.dataset import content as content_module
+from wdsfs.dataset import freshness, shard_set
+from wdsfs.dataset.content import Content, Held
+from wdsfs.dataset.freshness import GONE, Fingerprint
 from wdsfs.dataset.generations import Generations
+from wdsfs.dataset.indexing import NotIndexed
+from wdsfs.dataset.open_files import ShardFile
 from wdsfs.dataset.shard_access import Access
-from wdsfs.dataset.shard_set import GONE, Content, Fingerprint, Held, NotIndexed, ShardFile, ShardSet
+from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import MissingShard, ShardError, StaleShard, UnreadableShard, UsageError, ViewError
 from wdsfs.index.record import STRAY, Record, equal_range
 from wdsfs.index.store import COMMIT_BYTES, COMMIT_SECONDS, PATIENCE_SECONDS, Index, PathUnion, wait_for_tick
@@ -244,7 +249,7 @@ class ViewSet(ShardSet):
                     self._files_change = self._files_seen ^ self._files_last
                     self._files_last = self._files_seen
             took = time.monotonic() - now
-            self._seen_until = now + max(shard_set.FRESH_SECONDS, LOOK_SHARE * took)
+            self._seen_until = now + max(freshness.FRESH_SECONDS, LOOK_SHARE * took)
         if isinstance(self._files_seen, ShardError):
             raise type(self._files_seen)(*self._files_seen.args)
         return self._files_seen
@@ -389,7 +394,7 @@ class ViewSet(ShardSet):
     def _read(self, path: bytes, member: int) -> bytes:
         below, number = self._places[path]
         content = _of_base(below, number, member)
-        return shard_set.read(content, 0, content.size)
+        return content_module.read(content, 0, content.size)
 
     def _load_union(self, which: int) -> None:
         """The keys of a whole joined set. Raises ShardError where a shard of it cannot be read."""
@@ -574,7 +579,7 @@ class ViewSet(ShardSet):
         return fresh
 
     def _load_decoded(self, key: tuple[int, int, int], raw: Content, codec: int, size: int) -> bytes:
-        data = member_codecs.decode(codec, shard_set.read(raw, 0, raw.size))
+        data = member_codecs.decode(codec, content_module.read(raw, 0, raw.size))
         if len(data) != size:
             raise StaleShard(f"{os.fsdecode(raw.file.path)} has changed since this was opened")
         if key not in self._decoded:
