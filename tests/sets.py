@@ -11,7 +11,8 @@ from typing import Any
 
 from tests import tars
 from wdsfs.index.record import Record
-from wdsfs.index.store import Index, Summary, build_file, summarize
+from wdsfs.index.record_of_file import build_file
+from wdsfs.index.store import Index, Summary, summarize
 from wdsfs.spec.expand import Shard
 from wdsfs.storage.identity import look
 

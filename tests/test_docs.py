@@ -17,7 +17,7 @@ from tests.test_layers import FILES, ROOMS
 from tests.typed import steps_of, type_in
 from wdsfs.cli.main import main
 from wdsfs.commit import changes
-from wdsfs.index import record, record_builder, store
+from wdsfs.index import lmdb_env, record, record_builder, store
 from wdsfs.interop import lint
 from wdsfs.overlay import upper_format
 from wdsfs.tar import header_encoder
@@ -48,7 +48,7 @@ def test_format_md_names_every_section_and_the_format(tmp_path: Path) -> None:
     source = (ROOT / "wdsfs/index/record_builder.py").read_text()
     for section in re.findall(r"_put(?:_names|_hash)?\(\s*\"([a-z.]+)\"", source):
         assert f"`{section}" in text, section
-    assert f"`{store.FORMAT.decode()}`, the format of the environment" in text
+    assert f"`{lmdb_env.FORMAT.decode()}`, the format of the environment" in text
     assert f"`{store._SUMMARY.format}`" in text
 
 

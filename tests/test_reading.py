@@ -27,7 +27,8 @@ from wdsfs.cli.mount_helper import translate
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.index.record import Record
 from wdsfs.index.record_builder import build
-from wdsfs.index.store import build_file, open_index
+from wdsfs.index.record_of_file import build_file
+from wdsfs.index.store import open_index
 from wdsfs.interop.lint import lint
 from wdsfs.reading import PLAIN, Reading
 from wdsfs.spec.expand import Selection, Shard, expand

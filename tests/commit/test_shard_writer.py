@@ -18,7 +18,7 @@ from wdsfs.commit.source_layout import SourceLayout
 from wdsfs.commit.steps import Output, SourceShard
 from wdsfs.errors import CommitError, CorruptShard, StaleShard
 from wdsfs.index import record
-from wdsfs.index.store import build_file
+from wdsfs.index.record_of_file import build_file
 from wdsfs.storage import durable
 from wdsfs.storage.durable import Disk, temporary_of
 from wdsfs.tar import header_encoder, scan

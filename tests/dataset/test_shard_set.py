@@ -29,7 +29,8 @@ from wdsfs.dataset.tree import View
 from wdsfs.errors import CorruptShard, MissingShard, StaleShard, UnreadableShard
 from wdsfs.index import record_builder
 from wdsfs.index.record import Record
-from wdsfs.index.store import build_file, open_index
+from wdsfs.index.record_of_file import build_file
+from wdsfs.index.store import open_index
 from wdsfs.inodes import TAG_MAX
 from wdsfs.spec.expand import Shard
 from wdsfs.storage.identity import look

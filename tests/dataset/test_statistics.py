@@ -16,7 +16,7 @@ import pytest
 from tests import sets, tars
 from wdsfs.dataset import statistics
 from wdsfs.dataset.shard_set import ShardSet
-from wdsfs.index import store
+from wdsfs.index import record_of_file, store
 from wdsfs.index.store import open_index
 from wdsfs.spec.expand import Shard
 
@@ -128,7 +128,7 @@ def test_a_shard_that_is_written_all_the_time_counts_as_damaged(
 ) -> None:
     shards = write(tmp_path, sets.content(1), sets.content(2))
     with lower_of(tmp_path, shards) as below:
-        old = store.build_file(shards[0].path)
+        old = record_of_file.build_file(shards[0].path)
         os.utime(shards[0].path, (1, 1))
         monkeypatch.setattr(below, "build", lambda number: old)
         report = statistics.gather(below)

@@ -14,7 +14,7 @@ from tests import sets
 from tests.tars import member, tar
 from wdsfs.index import hints
 from wdsfs.index.record import Record
-from wdsfs.index.store import build_file
+from wdsfs.index.record_of_file import build_file
 from wdsfs.interop import dali as dali_module
 
 SIZE = 200_000  # bytes of a large member; with its header and padding 200,704

@@ -29,9 +29,11 @@ from tests import sets, tars
 from tests.conftest import descendants, new_processes
 from wdsfs import host
 from wdsfs.errors import IndexUnusable, MissingShard, ShardError, UnreadableShard
-from wdsfs.index import process_pool, record, record_builder, store
+from wdsfs.index import process_pool, record, record_builder, record_of_file, store
 from wdsfs.index.record import Record
-from wdsfs.index.store import Index, PathUnion, Summary, build_file, open_index
+from wdsfs.index.record_of_file import build_file
+from wdsfs.index.set_tables import PathUnion
+from wdsfs.index.store import Index, Summary, open_index
 from wdsfs.spec.expand import Shard
 from wdsfs.storage.identity import look
 
@@ -267,7 +269,7 @@ def test_a_shard_that_is_written_meanwhile_is_read_until_it_is_quiet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [shard] = sets.make(tmp_path, 1)
-    monkeypatch.setattr(store, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(record_of_file, "PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(record_builder, "build", _writing(sets.path_of(shard), 3))
     built = Record(build_file(shard.path))
     assert tuple(built.fingerprint) == look(shard.path)
@@ -276,8 +278,8 @@ def test_a_shard_that_is_written_meanwhile_is_read_until_it_is_quiet(
 
 def test_a_shard_that_is_written_all_the_time_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shards = sets.make(tmp_path / "shards", 2)
-    monkeypatch.setattr(store, "PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr(store, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(record_of_file, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(record_of_file, "PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(record_builder, "build", _writing(sets.path_of(shards[0]), 1000))
     with pytest.raises(UnreadableShard, match=r"s0\.tar: is being written"):
         build_file(shards[0].path)
@@ -296,10 +298,10 @@ def test_a_shard_that_was_written_this_very_moment_is_read_a_tick_later(
     os.utime(shard.path, (1, 1))  # the mtime can be set to anything
     ctime_ns = os.stat(shard.path).st_ctime_ns
     monkeypatch.setattr(time, "sleep", waits.append)
-    for age_ns in (0, store.TICK_NS - 1, store.TICK_NS, -1, 10**12):
+    for age_ns in (0, record_of_file.TICK_NS - 1, record_of_file.TICK_NS, -1, 10**12):
         monkeypatch.setattr(time, "time_ns", lambda now=ctime_ns + age_ns: now)
         build_file(shard.path)
-    assert waits == [store.TICK_NS / 1e9] * 2
+    assert waits == [record_of_file.TICK_NS / 1e9] * 2
 
 
 # --- several processes ------------------------------------------------------------------------------------
@@ -423,8 +425,8 @@ def test_readers_that_were_killed_do_not_count_any_more(prepared: Prepared) -> N
         process.stdout.readline()
         process.kill()
         process.communicate()
-        assert str(process.pid) in index._env.readers()
-        code = _INDEX + f'assert "{process.pid}" not in index._env.readers(), index._env.readers()'
+        assert str(process.pid) in index._home.env.readers()
+        code = _INDEX + f'assert "{process.pid}" not in index._home.env.readers(), index._home.env.readers()'
         sets.run(code, directory, *paths_of(shards))
 
 
@@ -724,7 +726,7 @@ index.refresh(shards[:2])
 index.close()
 mount("-o", "remount,ro", place)
 index = opened("temporary")
-assert not index._base.flags()["lock"]
+assert not index._home.base.flags()["lock"]
 assert [one for one, _ in index.stale(shards)] == shards[2:]
 index.refresh(shards[2:])
 sets.check(index, shards)
@@ -837,7 +839,7 @@ index.refresh(shards[:1])
 index.suspend()
 again = index.reopen()
 sets.check(again, shards)
-assert again._base.flags()["lock"]  # others may write to it
+assert again._home.base.flags()["lock"]  # others may write to it
 again.close()
 index.discard()
 index = opened()  # what went in before is there
@@ -863,7 +865,7 @@ resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 """
         + _INDEX
         + """
-assert index._env.info()["map_size"] <= limit
+assert index._home.env.info()["map_size"] <= limit
 sets.check(index, shards)
 index.refresh(shards)
 sets.check(index, shards)
@@ -1180,7 +1182,7 @@ def test_a_file_that_does_not_reach_to_its_last_page_is_whole(tmp_path: Path) ->
         for one in shards[:-1]:
             sets.path_of(one).unlink()
         assert index.prune() == 59
-        last = index._env.info()["last_pgno"]
+        last = index._home.env.info()["last_pgno"]
     if data_of(directory).stat().st_size < (last + 1) * 4096:
         with opened(directory) as index:
             sets.check(index, shards[-1:])

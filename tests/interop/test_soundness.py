@@ -14,7 +14,7 @@ from tests import sets, tars
 from tests.conftest import Program, fails, wait_until
 from wdsfs.errors import UsageError
 from wdsfs.index.record import Record
-from wdsfs.index.store import build_file
+from wdsfs.index.record_of_file import build_file
 from wdsfs.interop import lint
 from wdsfs.interop.soundness import Tolerance
 

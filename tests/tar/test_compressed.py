@@ -30,7 +30,7 @@ from wdsfs.dataset import content as content_module
 from wdsfs.dataset import freshness, indexing, open_files
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import CorruptShard, StaleShard, UnreadableShard, UsageError
-from wdsfs.index import store
+from wdsfs.index import record_of_file
 from wdsfs.index.record import Record
 from wdsfs.index.store import open_index
 from wdsfs.interop.lint import lint
@@ -245,7 +245,7 @@ def test_others_go_on_while_a_shard_is_unpacked(tmp_path: Path, cache: unpack_ca
 def test_a_tar_may_hold_a_compressed_one(tmp_path: Path) -> None:
     """It is unpacked once; what is inside is called what it is."""
     one = write(tmp_path / "a.tar.gz", gzip.compress(WHOLE["gz"]))
-    assert [problem.kind for problem in Record(store.build_file(one.path)).problems] == ["compressed"]
+    assert [problem.kind for problem in Record(record_of_file.build_file(one.path)).problems] == ["compressed"]
 
 
 # --- damaged ones ------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def test_what_is_cut_off(tmp_path: Path) -> None:
             assert kind in problem.text
             there = content_of(tar)
             assert TAR.startswith(there)
-        record = Record(store.build_file(one.path))
+        record = Record(record_of_file.build_file(one.path))
         assert record.problems[0] == problem
         assert {"truncated", "no end mark"} >= {found.kind for found in record.problems}
         assert "truncated" in lint(one.path).counts
@@ -293,14 +293,17 @@ def test_never_a_byte_that_no_checksum_vouches_for(
                 assert problem.kind == "damaged"
                 assert content_of(tar) == b"".join(PIECES[:2])
     one = Shard(os.fsencode(tmp_path / "gz20"), "gz20")
-    assert {problem.kind for problem in Record(store.build_file(one.path)).problems} == {"damaged", "truncated"}
+    assert {problem.kind for problem in Record(record_of_file.build_file(one.path)).problems} == {
+        "damaged",
+        "truncated",
+    }
 
 
 def test_a_single_damaged_stream_shows_nothing(tmp_path: Path) -> None:
     whole = bytearray(WHOLE["gz"])
     whole[len(whole) // 2] ^= 1
     one = write(tmp_path / "a.tar.gz", bytes(whole))
-    record = Record(store.build_file(one.path))
+    record = Record(record_of_file.build_file(one.path))
     assert record.members == 0
     assert [problem.kind for problem in record.problems] == ["damaged"]
     assert "from byte 0 on" in record.problems[0].text
@@ -320,7 +323,7 @@ def test_without_a_copy_damage_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 def test_something_else_behind_it(tmp_path: Path) -> None:
     """As in gzip it is left alone, and told."""
     one = write(tmp_path / "a.tar.gz", WHOLE["gz"] + b"something else")
-    record = Record(store.build_file(one.path))
+    record = Record(record_of_file.build_file(one.path))
     assert record.members == 80
     assert [problem.kind for problem in record.problems] == ["behind end mark"]
 
@@ -328,7 +331,7 @@ def test_something_else_behind_it(tmp_path: Path) -> None:
 def test_empty_ones(tmp_path: Path) -> None:
     for content in (b"", gzip.compress(b"")):
         one = write(tmp_path / "a.tar.gz", content)
-        assert [problem.kind for problem in Record(store.build_file(one.path)).problems] == ["empty"]
+        assert [problem.kind for problem in Record(record_of_file.build_file(one.path)).problems] == ["empty"]
 
 
 def test_a_bomb_meets_the_limit(
@@ -343,11 +346,11 @@ def test_a_bomb_meets_the_limit(
     for name, bomb in ((name, compress(bytes(8 << 20))) for name, compress in bombs.items()):
         write(tmp_path / f"a.tar.{name}", bomb)
         with pytest.raises(UnreadableShard, match=r"more than the cache may hold.*--cache-size"):
-            store.build_file(os.fsencode(tmp_path / f"a.tar.{name}"))
+            record_of_file.build_file(os.fsencode(tmp_path / f"a.tar.{name}"))
         assert kinds_in(cache) == []
     monkeypatch.setenv("WDSFS_UNPACK", "never")
     with pytest.raises(UnreadableShard, match="more than 200 times its size"):
-        store.build_file(os.fsencode(tmp_path / "a.tar.bz2"))
+        record_of_file.build_file(os.fsencode(tmp_path / "a.tar.bz2"))
 
 
 # --- room --------------------------------------------------------------------------------------------------
@@ -479,10 +482,10 @@ def test_missing_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
             assert content_of(tar) == TAR
     write(tmp_path / "zst", WHOLE["zst"])
     with pytest.raises(UnreadableShard, match=r"backports.zstd: pip install 'wdsfs\[compressed\]'"):
-        store.build_file(os.fsencode(tmp_path / "zst"))
+        record_of_file.build_file(os.fsencode(tmp_path / "zst"))
     monkeypatch.setenv("WDSFS_UNPACK", "never")
     with pytest.raises(UnreadableShard, match=r"rapidgzip is not installed: pip install 'wdsfs\[compressed\]'"):
-        store.build_file(os.fsencode(tmp_path / "gz"))
+        record_of_file.build_file(os.fsencode(tmp_path / "gz"))
 
 
 def test_what_a_library_has_left_is_no_reason_to_fail_without_it(
@@ -567,7 +570,7 @@ def test_a_change_while_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(StaleShard, match="while it was unpacked"), opened(tmp_path / "a.tar.gz"):
         pass
     changes.append(WHOLE["gz of several members"])
-    assert Record(store.build_file(one.path)).fingerprint == list(identity.look(one.path))
+    assert Record(record_of_file.build_file(one.path)).fingerprint == list(identity.look(one.path))
 
 
 def test_few_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -593,7 +596,7 @@ def _hold(path: str, started: Any) -> None:
         time.sleep(1000)
 
     unpack_cache.os.fdatasync = stop  # type: ignore[assignment]
-    store.build_file(os.fsencode(path))
+    record_of_file.build_file(os.fsencode(path))
 
 
 def test_killed_in_the_middle(tmp_path: Path, cache: unpack_cache.UnpackCache) -> None:
@@ -611,7 +614,7 @@ def test_killed_in_the_middle(tmp_path: Path, cache: unpack_cache.UnpackCache) -
     with opened(tmp_path / "a.tar.gz") as (tar, _):
         assert content_of(tar) == TAR
     assert kinds_in(cache) == ["tar"]
-    assert Record(store.build_file(one.path)).members == 80
+    assert Record(record_of_file.build_file(one.path)).members == 80
 
 
 def test_who_else_needs_it_waits(tmp_path: Path, cache: unpack_cache.UnpackCache) -> None:

@@ -20,10 +20,10 @@ from wdsfs.commit.source_layout import check_unchanged
 from wdsfs.commit.steps import Output, SourceShard
 from wdsfs.commit.verify import WrittenFile, verify
 from wdsfs.errors import CommitError
-from wdsfs.index.store import opened_shard
 from wdsfs.storage.durable import CHUNK, Disk, named, new_file
 from wdsfs.storage.source import TarBytes, pread
 from wdsfs.tar import header_encoder
+from wdsfs.tar.compressed import opened_shard
 
 COPY_MAX = 1 << 25  # bytes that the kernel is asked to copy at a time, and that may wait to be written to the disk
 

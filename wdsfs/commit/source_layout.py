@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from wdsfs.commit.pieces import CopiedRange, GlobalHeader, NewMember, Piece, Zeros, joined, split_trailing
 from wdsfs.errors import CommitError, StaleShard
 from wdsfs.index.record import LINK, Record
-from wdsfs.index.store import opened_shard
 from wdsfs.storage.identity import fingerprint_of
 from wdsfs.storage.source import TarBytes, size_of
 from wdsfs.tar import header_encoder, scan
+from wdsfs.tar.compressed import opened_shard
 from wdsfs.tar.scan import HARMLESS
 
 Numbers = NDArray[np.int64]

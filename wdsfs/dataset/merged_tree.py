@@ -40,7 +40,7 @@ from wdsfs.dataset.tree import (
 from wdsfs.errors import NoSuchEntry, NotADirectory, ShardError, StaleShard, UnreadableShard
 from wdsfs.index.merged_names import Table, Tables, Wants, stems
 from wdsfs.index.record import STRAY, Record
-from wdsfs.index.store import Claims
+from wdsfs.index.set_tables import Claims
 from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of, position
 
 log = logging.getLogger(__name__)

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 
 from wdsfs import trust
 from wdsfs.errors import MissingShard, RefusedShard, UnreadableShard
-from wdsfs.index import store
-from wdsfs.storage import identity
+from wdsfs.storage import identity, source
 from wdsfs.storage.identity import fingerprint_of
 
 log = logging.getLogger(__name__)
@@ -40,7 +39,7 @@ class Access:
 
     def open(self, path: bytes) -> int:
         """A descriptor of the file at `path`. Raises MissingShard, UnreadableShard, RefusedShard."""
-        return store.open_shard(path)
+        return source.open_shard(path)
 
     def renewed(self, published: Iterable[bytes], further: Iterable[bytes]) -> Access:
         """The same after a commit that has replaced the files `published` and added the files `further`."""
@@ -101,7 +100,7 @@ class GuardedAccess(Access):
             os.close(fd)
 
     def open(self, path: bytes) -> int:
-        fd = store.open_shard(path)
+        fd = source.open_shard(path)
         try:
             self._require(path, fd)
         except BaseException:

@@ -26,10 +26,11 @@ from wdsfs.dataset.open_records import OpenRecords
 from wdsfs.dataset.shard_access import Access
 from wdsfs.errors import ShardError, StaleShard, UnreadableShard
 from wdsfs.index import record as record_module
-from wdsfs.index import store
+from wdsfs.index import record_of_file
 from wdsfs.index.merged_names import Wants
 from wdsfs.index.record import Record
-from wdsfs.index.store import Claims, Index, PathUnion, Summary
+from wdsfs.index.set_tables import Claims, PathUnion
+from wdsfs.index.store import Index, Summary
 from wdsfs.spec.expand import Shard
 from wdsfs.storage import identity
 
@@ -206,7 +207,7 @@ class ShardSet:
     def build(self, number: int) -> bytes:
         """The record of a shard as it is now. Safe in a thread. Raises MissingShard, UnreadableShard."""
         one = self.shards[number]
-        return store.build_file(one.path, one.reading, self.access.open)
+        return record_of_file.build_file(one.path, one.reading, self.access.open)
 
     def install(self, number: int, data: bytes) -> None:
         """Store a record that `build` made. Raises MissingShard, UnreadableShard."""
@@ -353,7 +354,7 @@ class ShardSet:
 
     def is_compressed(self, number: int) -> bool:
         """Whether a shard is compressed. Raises MissingShard, UnreadableShard."""
-        return store.is_compressed(self.shards[number].path, self.access.open)
+        return compressed.is_compressed(self.shards[number].path, self.access.open)
 
     def _verify(self, number: int, one: Record, file: ShardFile) -> int:
         """See that an opened file is the one that was indexed; returns its ctime (ns).

@@ -25,10 +25,10 @@ from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import ExportError, ShardError, StaleShard, UnreadableShard, several
 from wdsfs.index import hints, process_pool
 from wdsfs.index.record import Record
-from wdsfs.index.store import open_shard
 from wdsfs.interop import dali, energon, wids
 from wdsfs.storage.durable import Disk, new_file, temporary_of
 from wdsfs.storage.identity import fingerprint_of
+from wdsfs.storage.source import open_shard
 
 DALI, ENERGON, WIDS = FORMATS = ("dali", "energon", "wids")
 WIDS_NAME = b"shardindex.json"  # as `widsindex create` calls it

@@ -11,6 +11,8 @@ import os
 import stat
 from typing import BinaryIO, Protocol
 
+from wdsfs.errors import MissingShard, UnreadableShard
+
 
 class TarReader(Protocol):
     """The bytes of a tar that is no file. Usable by several threads."""
@@ -65,3 +67,14 @@ def close(source: TarBytes) -> None:
         os.close(source)
     else:
         source.close()
+
+
+def open_shard(path: bytes) -> int:
+    """A descriptor of the shard at `path`. Raises MissingShard, UnreadableShard."""
+    try:
+        # A pipe in the place of a shard must not be waited for.
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise MissingShard(f"{os.fsdecode(path)}: there is no such shard") from None
+    except OSError as error:
+        raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None

@@ -26,7 +26,7 @@ from typing import NamedTuple, Protocol
 
 from wdsfs.errors import IndexUnusable, StaleShard, UnreadableShard, UsageError
 from wdsfs.storage import seekable, source, unpack_cache
-from wdsfs.storage.source import TarBytes
+from wdsfs.storage.source import TarBytes, open_shard
 from wdsfs.storage.unpack_cache import (
     COPIES,
     DAMAGED,
@@ -329,3 +329,25 @@ def unpack(kind: str, fd: int, write: Write) -> tuple[str, int]:
             done += len(data)
         given.data = decoder.unused_data + given.data
         sound = done
+
+
+def is_compressed(path: bytes, open_file: Callable[[bytes], int] = open_shard) -> bool:
+    """Whether the shard at `path` is compressed. Raises MissingShard, UnreadableShard."""
+    fd = open_file(path)
+    try:
+        return kind_of(fd) is not None
+    except OSError as error:
+        raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def opened_shard(path: bytes) -> Iterator[tuple[int, Opened]]:
+    """A descriptor of the shard at `path`, and the bytes of the tar in it. Raises ShardErrors."""
+    fd = open_shard(path)
+    try:
+        with opened(fd, path) as found:
+            yield fd, found
+    finally:
+        os.close(fd)

@@ -37,7 +37,9 @@ from wdsfs.dataset.shard_access import Access
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import MissingShard, ShardError, StaleShard, UnreadableShard, UsageError, ViewError
 from wdsfs.index.record import STRAY, Record, equal_range
-from wdsfs.index.store import COMMIT_BYTES, COMMIT_SECONDS, PATIENCE_SECONDS, Index, PathUnion, wait_for_tick
+from wdsfs.index.record_of_file import PATIENCE_SECONDS, wait_for_tick
+from wdsfs.index.set_tables import PathUnion
+from wdsfs.index.store import COMMIT_BYTES, COMMIT_SECONDS, Index
 from wdsfs.names import plain_key
 from wdsfs.reading import PLAIN, Reading
 from wdsfs.spec.expand import Shard, expand

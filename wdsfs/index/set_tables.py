@@ -1,0 +1,88 @@
+"""Tables over a whole set of shards: which of them may have a path (PathUnion), and which want it (Claims).
+
+The index keeps them like records, and makes them anew when a shard of the set has changed (`Index.union`,
+`Index.claims`). How claims are encoded is in `index/merged_names.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from wdsfs.index import merged_names
+from wdsfs.index.record import Record
+
+
+class KeptTables(Protocol):
+    """The index, as far as the tables need it."""
+
+    snapshot: int
+
+    def kept(self, key: bytes) -> memoryview:
+        """The table at `key`, in place, valid until `snapshot` changes. Raises IndexUnusable."""
+
+
+class PathUnion:
+    """For each path in a set of shards the shards that may have it: candidates, to be asked themselves.
+
+    Two columns sorted by the CRC-32 of the path, one pair for folders and one for everything else. Equal sums
+    of different paths only cost one more question. 8 bytes a name.
+    """
+
+    def __init__(self, key: bytes, index: KeptTables) -> None:
+        self._key, self._index = key, index
+
+    @staticmethod
+    def build(count: int, records: Callable[[int], Record | None]) -> tuple[list[Sequence[int]], bytes]:
+        """The fingerprints of the records that went into it, and the two columns, twice."""
+        fingerprints: list[Sequence[int]] = []
+        sums: dict[str, list[Any]] = {"folder": [], "entry": []}
+        owners: dict[str, list[Any]] = {"folder": [], "entry": []}
+        for number in range(count):
+            one = records(number)
+            fingerprints.append((0, 0, 0) if one is None else one.fingerprint)
+            if one is None:
+                continue
+            tables = {"folder": ["folder.hash"], "entry": ["entry.hash"]}
+            tables["entry"] += [f"alias{domain}.hash" for domain in range(3) if one.aliases[domain]]
+            tables["folder"] += [f"alias{domain}.hash" for domain in range(3) if one.aliases[domain]]
+            for kind, sections in tables.items():
+                for section in sections:
+                    sums[kind].append(one.array(section).copy())
+                    owners[kind].append(np.full(len(sums[kind][-1]), number, dtype=np.uint32))
+        parts = []
+        for kind in ("folder", "entry"):
+            hashes = np.concatenate([np.zeros(0, np.uint32), *sums[kind]]).astype("<u4")
+            shards = np.concatenate([np.zeros(0, np.uint32), *owners[kind]]).astype("<u4")
+            order = np.argsort(hashes, kind="stable")
+            parts.append(len(hashes).to_bytes(8, "little") + hashes[order].tobytes() + shards[order].tobytes())
+        return fingerprints, b"".join(parts)
+
+    def columns(self) -> list[tuple[memoryview, memoryview]]:
+        """(sums, shards) of folders and of entries, in place, valid until the index is renewed."""
+        value = self._index.kept(self._key)
+        at, found = 0, []
+        for _ in range(2):
+            size = 4 * int.from_bytes(value[at : at + 8], "little")
+            at += 8
+            found.append((value[at : at + size].cast("I"), value[at + size : at + 2 * size].cast("I")))
+            at += 2 * size
+        return found
+
+
+class Claims:
+    """Which shards want a path in one tree over all of them, exactly. 8 bytes a name."""
+
+    def __init__(self, key: bytes, index: KeptTables) -> None:
+        self._key, self._index = key, index
+        self._snapshot = -1
+        self._tables: merged_names.Tables | None = None
+
+    def tables(self) -> merged_names.Tables:
+        """The tables in place, valid until the index is renewed."""
+        if self._tables is None or self._snapshot != self._index.snapshot:
+            self._tables = merged_names.parse(self._index.kept(self._key))
+            self._snapshot = self._index.snapshot
+        return self._tables
