@@ -48,7 +48,7 @@ from wdsfs.spec.expand import Shard, Slice, expand
 from wdsfs.storage import identity
 from wdsfs.tar import member_codecs
 from wdsfs.views import label_files, view_set
-from wdsfs.views.view_record import EMPTY, ERROR, SKIP, Composition, class_source, columns_of, read_class_names
+from wdsfs.views.composition import EMPTY, ERROR, SKIP, Composition, class_source, columns_of, read_class_names
 from wdsfs.views.view_set import Companions, ViewSet, is_view, open_set
 
 Sample = tuple[bytes, list[tuple[bytes, bytes]]]  # key, and (extension, content) in the order of the tar

@@ -22,7 +22,7 @@ from wdsfs.errors import UsageError
 if TYPE_CHECKING:
     from wdsfs.interop.soundness import Tolerance
     from wdsfs.spec.expand import Selection
-    from wdsfs.views.view_record import Composition
+    from wdsfs.views.composition import Composition
 
 
 @click.command()

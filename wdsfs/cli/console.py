@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from wdsfs.index.store import Index
     from wdsfs.interop.soundness import Tolerance
     from wdsfs.spec.expand import Selection, Shard
-    from wdsfs.views.view_record import Composition
+    from wdsfs.views.composition import Composition
 
 log = logging.getLogger("wdsfs")
 
@@ -395,7 +395,7 @@ def composition_of(
     class_digits: int | None,
 ) -> Composition:
     """The options of a view as `compose` takes them. Raises UsageError."""
-    from wdsfs.views.view_record import Composition, class_source, columns_of
+    from wdsfs.views.composition import Composition, class_source, columns_of
 
     own = {"--class-from": class_from, "--class-names": class_names, "--class-digits": class_digits}
     given = [option for option, value in own.items() if value is not None]

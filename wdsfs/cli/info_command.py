@@ -47,7 +47,7 @@ def info(
       wdsfs info 'train-{000000..000999}.tar'
     """
     from wdsfs.dataset.statistics import gather
-    from wdsfs.views.view_record import Composition
+    from wdsfs.views.composition import Composition
 
     opening = Opening(index_dir, jobs, quiet, tolerance)
     with opened(shards, selection, opening, Composition(), whole=True) as below:

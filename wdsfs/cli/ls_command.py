@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from wdsfs.dataset.tree import Entry, LowerTree, Node
     from wdsfs.interop.soundness import Tolerance
     from wdsfs.spec.expand import Selection
-    from wdsfs.views.view_record import Composition
+    from wdsfs.views.composition import Composition
 
 log = logging.getLogger("wdsfs")
 

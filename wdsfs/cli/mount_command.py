@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from wdsfs.index.store import Index
     from wdsfs.interop.soundness import Tolerance
     from wdsfs.spec.expand import Selection, Shard
-    from wdsfs.views.view_record import Composition
+    from wdsfs.views.composition import Composition
 
 
 @click.command()

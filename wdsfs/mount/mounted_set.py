@@ -19,7 +19,7 @@ from wdsfs.index.store import Index
 from wdsfs.mount.options import MountOptions
 from wdsfs.overlay.mounted_overlay import MountedOverlay
 from wdsfs.spec.expand import Shard, extended
-from wdsfs.views.view_record import Composition
+from wdsfs.views.composition import Composition
 from wdsfs.views.view_set import Companions, open_set
 
 

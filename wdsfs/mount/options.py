@@ -19,7 +19,7 @@ from wdsfs.fuse.worker import SPIN_SECONDS
 from wdsfs.interop.soundness import Tolerance
 from wdsfs.spec.expand import Selection, Shard, refuse_left_out
 from wdsfs.status import control
-from wdsfs.views.view_record import Composition
+from wdsfs.views.composition import Composition
 from wdsfs.views.view_set import is_view
 
 ID_MAX = (1 << 32) - 2  # the kernel takes the last number for "nobody at all"

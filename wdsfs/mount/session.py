@@ -53,7 +53,7 @@ from wdsfs.status import control
 from wdsfs.status.counters import Board
 from wdsfs.status.dot_wdsfs import HiddenDirectory
 from wdsfs.status.text_ring import TextRing
-from wdsfs.views.view_record import Composition
+from wdsfs.views.composition import Composition
 from wdsfs.views.view_set import Companions, ViewSet, open_set
 
 log = logging.getLogger(__name__)

@@ -45,24 +45,11 @@ from wdsfs.reading import PLAIN, Reading
 from wdsfs.spec.expand import Shard, expand
 from wdsfs.tar import member_codecs
 from wdsfs.views import label_files
+from wdsfs.views.composition import Composition, read_class_names
+from wdsfs.views.decode import UNDECODED
+from wdsfs.views.draft import DECODED, MISSING, NOTHING, OWN, SHARD, TWICE, ContentSource, Surroundings
 from wdsfs.views.label_files import LabelFile, label_file
-from wdsfs.views.view_record import (
-    DECODED,
-    MISSING,
-    NOTHING,
-    OWN,
-    SHARD,
-    TWICE,
-    UNDECODED,
-    Composition,
-    ContentSource,
-    Surroundings,
-    compose,
-    digits_wanted,
-    read_class_names,
-    refusal,
-    refuse,
-)
+from wdsfs.views.view_record import compose, digits_wanted, refusal, refuse
 
 log = logging.getLogger(__name__)
 
@@ -601,7 +588,7 @@ class ViewSet(ShardSet):
 
 
 class _Joined:
-    """A joined set, as the shard with this number sees it: `view_record.JoinedSet`."""
+    """A joined set, as the shard with this number sees it: `draft.JoinedSet`."""
 
     def __init__(self, owner: ViewSet, which: int, number: int) -> None:
         self._owner, self._which, self._number = owner, which, number

@@ -1,0 +1,49 @@
+"""Step "decode": adds the content of members that are compressed one by one: `x.json` beside `x.json.gz`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wdsfs.errors import CorruptShard
+from wdsfs.tar import member_codecs, scan
+from wdsfs.views.composition import text_of
+from wdsfs.views.draft import DECODED, OWN, SHIFT, Draft, rows_of
+
+UNDECODED = "not decoded"  # the kind of a problem
+
+
+def decode(draft: Draft) -> None:
+    """Add the decoded content of compressed members; what cannot be decoded becomes a problem."""
+    place = draft.place(DECODED, b"", ())
+    there = set(draft.codes(draft.rows).tolist())
+    found = []
+    for number, extension in enumerate(list(draft.extensions)):
+        known = draft.wanted.codec_of(extension)
+        if known is None or not draft.wanted.wants(known[1]):
+            continue
+        codec, decoded = known[0], draft.number_of(known[1])
+        same = int(draft.same()[decoded])
+        for at in np.flatnonzero(draft.rows.extension == number).tolist():
+            entry, address = int(draft.rows.entry[at]), int(draft.rows.address[at])
+            code = entry << 32 | same
+            # Semantics decision: a member that is there as `x.json` wins over a decoded `x.json.gz`.
+            if draft.strays[entry] or code in there:
+                continue
+            there.add(code)
+            size = _decoded_size(draft, codec, address, entry, extension)
+            if size is not None:
+                row = (entry, decoded, place << SHIFT | len(draft.decoded), size, int(draft.rows.mtime[at]))
+                found.append(row)
+                draft.decoded.append((address, codec))
+    draft.rows = draft.rows.plus(rows_of(found))
+
+
+def _decoded_size(draft: Draft, codec: int, address: int, entry: int, extension: bytes) -> int | None:
+    """How many bytes a member holds; None, and a problem, when it cannot be decoded."""
+    try:
+        return len(member_codecs.decode(codec, draft.read(address)))
+    except CorruptShard as error:
+        name = text_of(draft.paths[entry] + b"." + extension)
+        head = draft.record.member(address).head if address >> SHIFT == OWN else 0
+        draft.problems.append(scan.Problem(head, UNDECODED, f"{name}: {error}; it is shown as it is"))
+        return None

@@ -1,0 +1,232 @@
+"""A derived record in the making: the samples of a shard, their members as columns, and what the steps share.
+
+The steps are functions over a `Draft`, one module each (`join`, `decode`, `associate`, `select_columns`,
+`classes`); `views/view_record.py` runs them in their order and packs the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsfs.errors import ViewError
+from wdsfs.index.record import LINK, STRAY, Record
+from wdsfs.tar import member_codecs, scan
+from wdsfs.views.composition import ERROR, SKIP, Composition, text_of
+
+SHARD, VALUES, DECODED, NOTHING = "shard", "values", "decoded", "empty"  # kinds of a place
+MISSING, TWICE = -1, -2  # in the place of a shard's number: the key is nowhere, or more than once
+OWN = 0  # the place of the shard itself
+SHIFT = 40  # bits of the number in an address while a record is made; a stored one has as few as will do
+MISSING_WAY_OUT = "--missing skip leaves such samples out, --missing empty shows them without"
+TWICE_WAY_OUT = "--duplicates skip leaves such samples out, --duplicates empty shows them without"
+
+
+class ContentSource(NamedTuple):
+    """A shard, as it is: its path, its name in the mount, its record, and keys of samples to leave out."""
+
+    path: bytes
+    name: bytes
+    record: Record
+    left_out: frozenset[bytes] = frozenset()
+
+
+class JoinedSet(Protocol):
+    """A parallel set of shards."""
+
+    def find(self, keys: list[bytes]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """For each key the number of the shard that has it, MISSING or TWICE, and the sample's entry there."""
+
+    def record(self, number: int) -> Record: ...
+
+    def path(self, number: int) -> bytes: ...
+
+
+class Labels(Protocol):
+    """A label file: small columns by key."""
+
+    path: bytes
+    fingerprint: tuple[int, int, int]
+
+    def find(self, keys: Sequence[bytes]) -> dict[bytes, list[dict[bytes, bytes]]]:
+        """The rows of each key that there are: values by extension."""
+
+
+class Surroundings(NamedTuple):
+    """Everything but the shard that a view of it is made of.
+
+    `read` gives the bytes of a member, by the path of its shard and its number there; it raises ShardError.
+    """
+
+    joined: Sequence[JoinedSet] = ()
+    labels: Sequence[Labels] = ()
+    class_names: dict[str, str] | None = None
+    read: Callable[[bytes, int], bytes] = lambda path, member: b""
+
+
+@dataclass(slots=True)
+class Rows:
+    """Members as columns; `entry` counts samples and strays."""
+
+    entry: NDArray[np.int64]
+    extension: NDArray[np.int64]
+    address: NDArray[np.int64]
+    size: NDArray[np.int64]
+    mtime: NDArray[np.int64]
+
+    def take(self, which: NDArray[Any]) -> Rows:
+        """Some of these, by a mask or by numbers."""
+        return Rows(*(column[which] for column in self.columns()))
+
+    def columns(self) -> tuple[NDArray[np.int64], ...]:
+        return self.entry, self.extension, self.address, self.size, self.mtime
+
+    def plus(self, other: Rows) -> Rows:
+        """These, and after those of the same entry the others."""
+        together = Rows(*(np.concatenate(pair) for pair in zip(self.columns(), other.columns(), strict=True)))
+        return together.take(np.argsort(together.entry, kind="stable"))
+
+
+def rows_of(found: Sequence[tuple[int, int, int, int, int]]) -> Rows:
+    table = np.array(found, dtype=np.int64).reshape(-1, 5)
+    return Rows(*(np.ascontiguousarray(table[:, column]) for column in range(5)))
+
+
+@dataclass(slots=True)
+class Values:
+    """The values of label files that a record holds, each once."""
+
+    texts: list[bytes] = field(default_factory=list)
+    numbers: dict[bytes, int] = field(default_factory=dict)
+
+    def number(self, text: bytes) -> int:
+        found = self.numbers.get(text)
+        if found is None:
+            found = self.numbers[text] = len(self.texts)
+            self.texts.append(text)
+        return found
+
+
+class Draft:
+    """One shard on its way into a derived record.
+
+    `paths`, `strays` and `classes` have an element for each entry, `rows` one for each member. Steps
+    change them in place, and keep `places`, `values`, `decoded` (address, codec) and `problems` for the record.
+    """
+
+    def __init__(self, wanted: Composition, source: ContentSource, around: Surroundings) -> None:
+        self.wanted, self.source, self.around = wanted, source, around
+        record = self.record = source.record
+        self.paths = record.paths()
+        flags = np.array(record.entry_flags, np.uint8)
+        self.strays = (flags & STRAY) != 0
+        starts = np.asarray(record.entry_member).astype(np.int64)
+        counts = starts[1:] - starts[:-1]
+        self.extensions = [record.extension_name[number] for number in range(len(record.extension_name))]
+        self.numbers = {extension: number for number, extension in enumerate(self.extensions)}
+        members = np.arange(record.members, dtype=np.int64)
+        self.rows = Rows(
+            np.repeat(np.arange(record.entries, dtype=np.int64), counts),
+            record.array("member.ext").astype(np.int64),
+            members,
+            record.sizes(range(record.members)).astype(np.int64),
+            record.mtimes_ns(range(record.members)),
+        )
+        self.links: dict[int, bytes] = {}
+        self._settle_links(flags)
+        self.places: list[dict[str, Any]] = [self.shard_place(source.path, record)]
+        self.shard_places: dict[bytes, int] = {}
+        self.values = Values()
+        self.decoded: list[tuple[int, int]] = []
+        self.problems: list[scan.Problem] = []
+        self.classes: list[bytes | None] = [None] * len(self.paths)
+
+    def _settle_links(self, flags: NDArray[np.uint8]) -> None:
+        """A hard link is a file of its own here; one that names nothing is none."""
+        record = self.record
+        if record.is_plain:
+            return
+        strays = np.flatnonzero(self.strays[self.rows.entry]).tolist()
+        for member in strays:
+            target = record.symlink(member)
+            if target is not None:
+                self.links[member] = target
+        dangling = [
+            member
+            for member in strays
+            if flags[self.rows.entry[member]] & LINK and record.link_target(member) is None
+        ]
+        self.rows = self.rows.take(~np.isin(self.rows.address, dangling))
+
+    def same(self) -> NDArray[np.int64]:
+        """For each extension the number of the first that is the same: with --ignore-case in any letter case."""
+        first: dict[bytes, int] = {}
+        fold = bytes.lower if self.wanted.ignore_case else bytes
+        return np.array([first.setdefault(fold(one), at) for at, one in enumerate(self.extensions)], np.int64)
+
+    def codes(self, rows: Rows) -> NDArray[np.int64]:
+        """A number for each member that says its entry and extension."""
+        return rows.entry << 32 | self.same()[rows.extension]
+
+    def samples(self) -> NDArray[np.int64]:
+        """The entries that are samples, not strays."""
+        return np.flatnonzero(~self.strays)
+
+    def number_of(self, extension: bytes) -> int:
+        """The number of an extension, a new one if it has none."""
+        found = self.numbers.get(extension)
+        if found is None:
+            found = self.numbers[extension] = len(self.extensions)
+            self.extensions.append(extension)
+        return found
+
+    def rename(self, renamed: dict[int, bytes]) -> None:
+        """Show the extensions with these numbers under other names."""
+        numbers = np.arange(len(self.extensions))
+        for number, extension in renamed.items():
+            numbers[number] = self.number_of(extension)
+        self.rows.extension = numbers[self.rows.extension]
+
+    def keep(self, kept: NDArray[np.bool_]) -> None:
+        """Only these entries, with their members."""
+        if kept.all():
+            return
+        self.rows = self.rows.take(kept[self.rows.entry])
+        self.rows.entry = (np.cumsum(kept) - 1)[self.rows.entry]
+        self.paths = [path for path, keep in zip(self.paths, kept.tolist(), strict=True) if keep]
+        self.classes = [one for one, keep in zip(self.classes, kept.tolist(), strict=True) if keep]
+        self.strays = self.strays[kept]
+
+    def judged(self, policy: str, bad: NDArray[np.int64], what: str, way_out: str) -> NDArray[np.bool_]:
+        """Which entries stay when these are bad, by `--missing` or `--duplicates`. Raises ViewError."""
+        kept = np.ones(len(self.paths), bool)
+        if len(bad) and policy == ERROR:
+            key = text_of(self.paths[bad[0]])
+            more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+            raise ViewError(f"{text_of(self.source.path)}: sample {key!r} {what}{more}; {way_out}")
+        if policy == SKIP:
+            kept[bad] = False
+        return kept
+
+    def place(self, kind: str, path: bytes, fingerprint: Sequence[int]) -> int:
+        """Add a place where bytes lie; returns its number."""
+        self.places.append({"kind": kind, "path": text_of(path), "fingerprint": list(fingerprint)})
+        return len(self.places) - 1
+
+    @staticmethod
+    def shard_place(path: bytes, record: Record) -> dict[str, Any]:
+        return {"kind": SHARD, "path": text_of(path), "fingerprint": record.fingerprint}
+
+    def read(self, address: int) -> bytes:
+        """The bytes of the member at `address`. Raises ShardErrors."""
+        place, number = self.places[address >> SHIFT], address & (1 << SHIFT) - 1
+        if place["kind"] == VALUES:
+            return self.values.texts[number]
+        if place["kind"] == DECODED:
+            below, codec = self.decoded[number]
+            return member_codecs.decode(codec, self.read(below))
+        return self.around.read(place["path"].encode("utf-8", "surrogateescape"), number)
