@@ -33,6 +33,7 @@ from wdsfs.index.set_tables import Claims, PathUnion
 from wdsfs.index.store import Index, Summary
 from wdsfs.spec.expand import Shard
 from wdsfs.storage import identity
+from wdsfs.tar import compressed
 
 log = logging.getLogger(__name__)
 
