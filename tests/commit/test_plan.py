@@ -35,7 +35,7 @@ from wdsfs.commit.run import Files, Runner
 from wdsfs.commit.steps import Plan, Step
 from wdsfs.dataset.tree import View
 from wdsfs.errors import CommitError, StaleShard, UsageError
-from wdsfs.index import store
+from wdsfs.index import record_of_file
 from wdsfs.overlay import overlay_directory
 from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings, ShardSeen, unfinished
 from wdsfs.reading import PLAIN, Reading
@@ -707,7 +707,7 @@ def test_in_place_and_the_power_fails_at_every_step(tmp_path: Path, monkeypatch:
         # Only a real power cut gives a file its old ctime back.
         return found.st_size, found.st_mtime_ns, found.st_ino
 
-    for module in (identity, store, source_layout):
+    for module in (identity, record_of_file, source_layout):
         monkeypatch.setattr(module, "fingerprint_of", without_ctime)
     (tmp_path / "set").mkdir()
     (tmp_path / "attic").mkdir()
