@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ import click
 from wdsfs.cli.console import json_option
 from wdsfs.cli.output import bytes_text, print_block
 from wdsfs.errors import MountError, counted, several
+from wdsfs.trust import user_name
 
 MOUNTED = "mounted"  # the state of a mount of another user: nobody was asked
 SPECS_MAX, PROBLEMS_MAX = 5, 3  # of a mount among others
@@ -76,7 +76,7 @@ def _report(daemon: Any) -> dict[str, Any]:
 
     answer = control.ask(daemon) if daemon.alive else None
     state = control.RUNNING if answer else control.state_without_answer(daemon)
-    own = {"user": _user(os.geteuid()), "unfinished_commit": is_half_done(daemon.overlay)}
+    own = {"user": user_name(os.geteuid()), "unfinished_commit": is_half_done(daemon.overlay)}
     return {**control.report(daemon, state, answer), **own, "mode": _mode(daemon.mountpoint, daemon.overlay)}
 
 
@@ -85,17 +85,10 @@ def _foreign_report(found: Any) -> dict[str, Any]:
     return {
         "mountpoint": os.fsdecode(found.path),
         "state": MOUNTED,
-        "user": _user(found.user),
+        "user": user_name(found.user),
         "specs": [source],
         "mode": "ro" if "ro" in found.options else "rw",
     }
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def _mode(mountpoint: str, overlay: str | None) -> str:
