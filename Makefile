@@ -26,14 +26,14 @@ test:  ## every check: lint, format, types, tests
 	$(BIN)/pytest -n 2 --dist worksteal || status=1; \
 	exit $$status
 
-tools:  ## the tools that some tests and docs/recipes.md run, 1.5 GB; `make test` then runs these, too
+tools:  ## the tools and servers that some tests and docs/recipes.md use, 2 GB; `make test` then runs these, too
 	.ci/setup tools
 
 dali: setup  ## the tests with NVIDIA DALI, which no other task runs; another gigabyte
 	.ci/setup dali
 	WDSFS_REQUIRE_TOOLS=1 $(BIN)/pytest -m dali
 
-bench:  ## wdsfs against its peers, a quarter of an hour; BENCH='--tiny' and the like are its options
+bench:  ## wdsfs against its peers, twenty minutes; BENCH='--tiny' and the like are its options
 	.ci/setup bench
 	build/bench-venv/bin/python -m bench $(BENCH)
 

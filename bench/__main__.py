@@ -81,7 +81,7 @@ def _measure(arguments: argparse.Namespace, results: report.Results, console: Co
         if warning := machine.busy():
             results.note(warning)
         sets = data.Sets(place, arguments.sizes, say)
-        bench = Bench(sets, chosen, results, arguments.repetitions, arguments.limit, say)
+        bench = Bench(sets, chosen, results, arguments.repetitions, arguments.limit, say, arguments.load_minutes)
         _run(arguments, bench, since + arguments.minutes * 60)
         _listen(bench)
         results.about["minutes"] = round((time.monotonic() - since) / 60, 1)
@@ -181,6 +181,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--repetitions", type=int, default=3, metavar="N", help="of each measurement (3)")
     parser.add_argument("--minutes", type=float, default=20, metavar="N", help="begin nothing after these (20)")
     parser.add_argument("--limit", type=float, default=120, metavar="SECONDS", help="for a single step (120)")
+    parser.add_argument(
+        "--load-minutes", type=float, metavar="N", help="of mixed load on remote shards (1); figures are of 10"
+    )
     parser.add_argument("--mount-options", default="", metavar="TEXT", help="for wdsfs, as in '--workers 4'")
     parser.add_argument("--data", type=Path, metavar="DIRECTORY", help="keep the data here, and use it again")
     parser.add_argument("--out", type=Path, metavar="FILE", help="save the JSON of a partial run here")
@@ -200,6 +203,8 @@ def _arguments() -> argparse.Namespace:
     base = data.TINY if arguments.tiny else data.Sizes()
     given = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(base)}
     changes = {name: value for name, value in given.items() if value is not None}
+    if arguments.load_minutes is None:
+        arguments.load_minutes = 0.1 if arguments.tiny else 1
     if arguments.large:
         changes["memory_samples"] = data.LARGE_MEMORY_SAMPLES
     arguments.sizes = dataclasses.replace(base, **changes)

@@ -35,11 +35,13 @@ class Sizes:
     medium_mib: int = 384
     large_mib: int = 256
     images: int = 800
+    remote_members: int = 1215
     index_members: int = 360_000
     mount_shards: int = 1000
     memory_samples: int = 200_000
     merged_names: int = 100_000
     create_files: int = 5000
+    pack_files: int = 100_000
     rewrite_files: int = 1000
     stream_mb: int = 500
     commit_mib: int = 1024
@@ -51,11 +53,13 @@ TINY = Sizes(
     medium_mib=16,
     large_mib=16,
     images=64,
+    remote_members=120,
     index_members=48_000,
     mount_shards=20,
     memory_samples=40_000,
     merged_names=1000,
     create_files=200,
+    pack_files=2000,
     rewrite_files=60,
     stream_mb=10,
     commit_mib=32,
@@ -250,6 +254,15 @@ def _images(data: Set, sizes: Sizes) -> None:
         data.shards.append(tar.shard)
 
 
+def _remote(data: Set, sizes: Sizes) -> None:
+    """A shard of members of 100 kB, as they are in stores."""
+    random = np.random.default_rng(12)
+    with _Tar(data.directory / "remote-000000.tar") as tar:
+        for number in range(sizes.remote_members):
+            tar.add(f"{number:06d}.bin", random.bytes(100_000))
+    data.shards.append(tar.shard)
+
+
 def _commit(data: Set, sizes: Sizes) -> None:
     """Samples of a file of 100 kB, one of 1 kB and one of some bytes."""
     random = np.random.default_rng(5)
@@ -327,6 +340,7 @@ WRITERS: dict[str, Callable[[Set, Sizes], None]] = {
     "medium": _medium,
     "large": _large,
     "images": _images,
+    "remote": _remote,
     "commit": _commit,
     "headers3k": _headers(3000),
     "headers100k": _headers(100_000),

@@ -19,13 +19,14 @@ from rich.console import Console
 from rich.table import Table
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
-RATES = {"MB/s", "images/s"}  # more is better
+RATES = {"MB/s", "images/s", "reads/s"}  # more is better
 TIMES = {"us/file", "us/read", "us/member", "s", "ms"}  # less is better
 OWN = "wdsfs"
 FIRST = [OWN, "wdsfs-nospin", "wdsfs, 2 processes"]
 COLOURS = {
     "wdsfs": "#1b6ca8",
     "wdsfs-nospin": "#6aa5cf",
+    "wdsfs-image": "#1f9e89",
     "squashfuse_ll": "#c98a1b",
     "squashfuse_ll-raw": "#e3bd76",
     "ratarmount": "#b5483a",
@@ -166,6 +167,11 @@ def _plain(workload: str, case: str) -> Callable[[Results], float | None]:
     return lambda results: results.median(workload, case, OWN)
 
 
+def _at_least(workload: str, case: str, rate: float) -> Callable[[Results], float | None]:
+    """What is to be reached over what was measured."""
+    return lambda results: rate / found if (found := results.median(workload, case, OWN)) else None
+
+
 def _memory(results: Results) -> float | None:
     cases = [case.case for case in results.values if case.workload == "memory"]
     values = [value for case in cases if (value := results.median("memory", case, OWN)) is not None]
@@ -189,6 +195,50 @@ def _small_files() -> list[Figure]:
                 if (workload, variant) != ("paths never listed", "4 clients, sequential")
             ]
     return figures
+
+
+def _portable() -> list[Figure]:
+    """A portable index of 10,000 shards, and a set that grows."""
+    where = "portable index"
+    return [
+        Figure(f"{where}, mount, local", "s", 0.5, _plain(where, "mount, 10,000 shards, local")),
+        Figure(f"{where}, mount, in a store", "s", 1.0, _plain(where, "mount, 10,000 shards, in a store")),
+        Figure(f"{where}, first look into a shard", "requests", 2.0, _plain(where, "first look, requests")),
+        Figure("a new shard, seen", "s", 1.0, _plain("a new shard", "seen among 1,000 shards")),
+    ]
+
+
+def _remote() -> list[Figure]:
+    """Shards behind 20 ms to the first byte and 80 MB/s for each connection."""
+    where, cold, pipe = "remote shards", "in order", "webdataset pipe:curl"
+    return [
+        Figure(f"{where}, {cold}", "400 MB/s", 1.0, _at_least(where, cold, 400)),
+        *(
+            Figure(f"{where}, {cold}", other, bound, _times(where, cold, other))
+            for other, bound in (("rclone", 0.2), (pipe, 0.2), ("ratarmount", 0.1))
+        ),
+        Figure(f"{where}, random, a read", "ms", 25.0, _plain(where, "random, a read")),
+        Figure(f"{where}, random, 64 readers", "2,000 reads/s", 1.0, _at_least(where, "random, 64 readers", 2000)),
+        Figure(f"{where}, random", "bytes used", 1.2, _plain(where, "random, bytes fetched / used")),
+        Figure(f"{where}, whole samples", "requests", 1.05, _plain(where, "whole samples, requests a sample")),
+        *(
+            Figure(
+                f"{where}, {order}, cached",
+                "a local shard",
+                1.05,
+                _times(where, f"{order}, cached", OWN, f"{order}, local shard"),
+            )
+            for order in ("in order", "random")
+        ),
+        Figure(f"{where}, index alone", "s", 0.3, _plain(where, "index alone")),
+        Figure(
+            f"{where}, memory under mixed load",
+            "some minutes before",
+            1.1,
+            _plain(where, "mixed load, memory, last quarter / second"),
+        ),
+        Figure(f"{where}, training loop", pipe, 1 / 0.9, _times(where, "training loop, first epoch", pipe)),
+    ]
 
 
 FIGURES = [
@@ -262,6 +312,9 @@ FIGURES = [
         )
         for other in ("cp", "cp and sync")
     ),
+    *_remote(),
+    Figure("packing a tree of small files", "tar", 1.5, _times("pack", "files of 0.5 to 4 kB", "tar")),
+    *_portable(),
     Figure("workers killed", "errors", 0.0, _plain("survival", "errors")),
     Figure("workers killed", "wrong contents", 0.0, _plain("survival", "wrong contents")),
     Figure("workers killed", "longest wait in s", 0.25, _plain("survival", "longest wait")),

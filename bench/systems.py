@@ -122,7 +122,7 @@ def _mounts() -> list[str]:
     return [os.fsdecode(escape.sub(lambda octal: bytes([int(octal[1], 8)]), line.split()[1])) for line in lines]
 
 
-def _unmount(path: Path) -> None:
+def unmount(path: Path) -> None:
     end = time.monotonic() + END_SECONDS
     while str(path) in _mounts():
         late = time.monotonic() > end
@@ -142,7 +142,7 @@ def clear(top: Path) -> None:
     """Unmount and detach whatever is left below a directory by a run that was killed."""
     for path in reversed(_mounts()):
         if path.startswith(f"{top}/"):
-            _unmount(Path(path))
+            unmount(Path(path))
     for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
         with contextlib.suppress(OSError):
             if os.fsdecode(backing.read_bytes()).startswith(f"{top}/"):
@@ -153,7 +153,7 @@ def sweep() -> None:
     """End every mount and process of this run that is still there."""
     for path in reversed(list(_mountpoints)):
         with contextlib.suppress(Exception):
-            _unmount(path)
+            unmount(path)
     for process in list(_processes):
         with contextlib.suppress(Exception):
             _end(process)
@@ -290,10 +290,10 @@ class System:
             yield process.pid
         finally:
             try:
-                _unmount(mountpoint)
+                unmount(mountpoint)
             finally:
                 _end(process, patience)
-                _unmount(mountpoint)  # it may have mounted meanwhile
+                unmount(mountpoint)  # it may have mounted meanwhile
 
     def mountpoint(self, data: Set) -> Path:
         return self.home(data) / "mnt"
@@ -345,6 +345,10 @@ class Wdsfs(System):
         with self._daemon(data, command, self.environment(data)) as pid:
             yield View(self.mountpoint(data), layout, lambda shard: f"/{shard.stem}", pid)
 
+    def following(self, data: Set) -> contextlib.AbstractContextManager[View]:
+        """A mount that shows new shards."""
+        return self._mount(data, "files", "--follow")
+
     def merged(self, data: Set) -> contextlib.AbstractContextManager[View]:
         """One tree over all shards; its directories are samples."""
         return self._mount(data, "samples", "--merge")
@@ -356,6 +360,54 @@ class Wdsfs(System):
 
     def _options(self, data: Set, layout: str) -> list[str | Path]:
         return ["-q", "--layout", layout, "--index-dir", self.home(data) / "index"]
+
+
+def _why_no_erofs() -> str:
+    """Why no EROFS image can be mounted here, else nothing."""
+    if os.geteuid() != 0:
+        return "only root can mount it"
+    if load := program("modprobe"):
+        subprocess.run([load, "-q", "erofs"], check=False, capture_output=True)
+    if not re.search(r"\berofs$", Path("/proc/filesystems").read_text(), re.MULTILINE):
+        return "the kernel has no EROFS"
+    return ""
+
+
+class WdsfsImage(Wdsfs):
+    """An image that wdsfs has made, which the kernel serves."""
+
+    title = "an image of wdsfs (in the kernel, as root)"
+    writes = False
+
+    def __init__(self, say: Say) -> None:
+        super().__init__(say, "wdsfs-image")
+
+    def absent(self) -> str:
+        return _why_no_erofs() or super().absent()
+
+    def make(self, data: Set, home: Path) -> None:
+        super().make(data, home)
+        for layout in ("files", "samples"):
+            self.image(data, layout)
+
+    def image(self, data: Set, layout: str) -> tuple[float, int]:
+        """Make an image; returns the seconds that it took, and its size (bytes)."""
+        options = [*self._options(data, layout), "--linux", "6.15"]
+        since = time.perf_counter()
+        run(*self.command("image", *options, data.directory, "-o", self._image(data, layout)))
+        return time.perf_counter() - since, self._image(data, layout).stat().st_size
+
+    def _image(self, data: Set, layout: str) -> Path:
+        return self.home(data) / f"{layout}.erofs"
+
+    def behind(self, data: Set) -> list[Path]:
+        return [*data.paths, self._image(data, "files"), self._image(data, "samples")]
+
+    @contextlib.contextmanager
+    def _mount(self, data: Set, layout: str, *options: str | Path) -> Iterator[View]:
+        where = ["--base", self.home(data), self._image(data, layout), self.mountpoint(data)]
+        with self._daemon(data, self.command("mount", "-f", *where), self.environment(data)) as pid:
+            yield View(self.mountpoint(data), layout, lambda shard: f"/{shard.stem}", pid)
 
 
 def is_complaint(line: str) -> bool:
@@ -542,12 +594,8 @@ class Erofs(System):
     title = "EROFS over the tars (in the kernel, as root)"
 
     def absent(self) -> str:
-        if os.geteuid() != 0:
-            return "only root can mount it"
-        if load := program("modprobe"):
-            subprocess.run([load, "-q", "erofs"], check=False, capture_output=True)
-        if not re.search(r"\berofs$", Path("/proc/filesystems").read_text(), re.MULTILINE):
-            return "the kernel has no EROFS"
+        if why := _why_no_erofs():
+            return why
         make = program("mkfs.erofs")
         if not make:
             return "no program mkfs.erofs"
@@ -577,7 +625,7 @@ class Erofs(System):
                 stack.callback(_detach, tar)
                 _mountpoints.append(mountpoint)
                 run("mount", "-t", "erofs", "-o", f"ro,device={tar}", image, mountpoint)
-                stack.callback(_unmount, mountpoint)
+                stack.callback(unmount, mountpoint)
             yield View(self.mountpoint(data), layout, lambda shard: f"/{shard.stem}")
 
 
@@ -589,6 +637,7 @@ def systems(say: Say, mount_options: str) -> dict[str, System]:
     every: list[System] = [
         wdsfs,
         Wdsfs(say, "wdsfs-nospin", [*own, "--spin", "0"]),
+        WdsfsImage(say),
         Squashfuse(say, extracted, compressed=True),
         Squashfuse(say, extracted, compressed=False),
         Ratarmount(say),

@@ -27,6 +27,10 @@ from pathlib import Path
 from bench import cache, clients
 from bench.clients import Clients, ClientsFailed, File, Job, Measured, Outcome, Spot
 from bench.data import BLOCK, LARGE_MEMORY_SAMPLES, MERGED_SHARDS, Member, Set, Sets, Shard
+from bench.executor import executor
+from bench.packing import pack
+from bench.portable import portable
+from bench.remote import remote
 from bench.report import Case, Results
 from bench.systems import (
     Broken,
@@ -34,6 +38,7 @@ from bench.systems import (
     System,
     View,
     Wdsfs,
+    WdsfsImage,
     anonymous_bytes,
     descendants,
     processor_seconds,
@@ -44,6 +49,7 @@ MICRO = 1e6
 KILLS, KILL_SECONDS, KILL_CLIENTS = 100, 20.0, 4
 SETTLE_SECONDS = 0.1  # from the first answer until all processes of a mount have started
 LOOKUPS = 10_000  # names of a merged tree
+GROWTH_REST_SECONDS, GROWTH_LOOK_SECONDS = 2.0, 0.002  # after the first look of a mount; between two tries
 RESIDENT_MOST = 0.02  # of what should have left the page cache
 
 
@@ -58,9 +64,11 @@ class Bench:
         repetitions: int,
         limit: float,
         say: Callable[[str], None],
+        load_minutes: float,
     ) -> None:
         self.sets, self.systems, self.results = sets, systems, results
         self.repetitions, self.limit, self.say = repetitions, limit, say
+        self.load_minutes = load_minutes
         self._out: set[str] = set()
 
     def begin(self, workload: str) -> None:
@@ -90,15 +98,19 @@ class Bench:
                 if system.name not in self._out:
                     yield repetition, system
 
-    @contextlib.contextmanager
-    def attempt(self, system: System) -> Iterator[None]:
+    def attempt(self, system: System) -> contextlib.AbstractContextManager[None]:
         """Whatever fails in here is reported, and puts the system out of the workload."""
+        return self.attempt_at(system.name)
+
+    @contextlib.contextmanager
+    def attempt_at(self, name: str) -> Iterator[None]:
+        """The same for a system by its name."""
         try:
             yield
         except (Broken, ClientsFailed, OSError, subprocess.SubprocessError, ValueError) as error:
-            self._out.add(system.name)
-            self.results.failed(self.workload, system.name, str(error))
-            self.say(f"{system.name} is out of {self.workload}: {error}")
+            self._out.add(name)
+            self.results.failed(self.workload, name, str(error))
+            self.say(f"{name} is out of {self.workload}: {error}")
 
     @contextlib.contextmanager
     def mounted(self, system: System, data: Set, layout: str = "files", cold: bool = False) -> Iterator[View]:
@@ -398,6 +410,23 @@ def index(bench: Bench) -> None:
         shutil.rmtree(directory)
 
 
+def images(bench: Bench) -> None:
+    """Making images of a set that is indexed: time of each member beyond that of a set of one, and size."""
+    name = "wdsfs-image"
+    if name not in bench.systems:
+        return
+    system = bench.systems[name]
+    assert isinstance(system, WdsfsImage)
+    single, data = bench.sets.get("single"), bench.sets.get("headers3k")
+    for one in (single, data):
+        system.prepare(one)
+    for layout in ("samples", "files"):
+        for _ in range(bench.repetitions):
+            (start, _), (seconds, size) = (system.image(one, layout) for one in (single, data))
+            bench.results.add(Case("image", layout, "us/member"), name, (seconds - start) / data.count * MICRO)
+            bench.results.add(Case("image size", layout, "bytes/member"), name, size / data.count)
+
+
 def _scratch(data: Set) -> Path:
     return data.directory.parent / "index-of-the-benchmark"
 
@@ -475,6 +504,29 @@ def mount_time(bench: Bench) -> None:
                 with system.mounted(one) as view, bench.clients([clients.ListTop(str(view.root))]) as lister:
                     seconds = lister.go().ended - since
                 bench.add(case, "s", system.name, seconds)
+
+
+def growth(bench: Bench) -> None:
+    """From the rename of a new shard into a followed directory, of many shards, until its name is found."""
+    data = bench.sets.get("shards")
+    for repetition, system in bench.turns(bench.taking(data, among=["wdsfs"])):
+        assert isinstance(system, Wdsfs)
+        new = data.directory / f"new-{repetition}.tar"
+        with bench.attempt(system), system.following(data) as view:
+            with bench.clients([clients.StatRoot(str(view.root))]) as first:
+                first.go()
+            time.sleep(GROWTH_REST_SECONDS)
+            shutil.copy(data.directory / data.shards[0].path.name, new.with_suffix(".tmp"))
+            since = time.monotonic()
+            try:
+                new.with_suffix(".tmp").rename(new)
+                while not (view.root / new.stem).exists():
+                    if time.monotonic() - since > bench.limit:
+                        raise Broken("a new shard is not seen")
+                    time.sleep(GROWTH_LOOK_SECONDS)
+                bench.add(f"seen among {len(data.shards):,} shards", "s", system.name, time.monotonic() - since)
+            finally:
+                new.unlink(missing_ok=True)
 
 
 def memory(bench: Bench) -> None:
@@ -790,11 +842,17 @@ WORKLOADS: dict[str, tuple[str, Callable[[Bench], None]]] = {
     "random": ("random 4 KiB", random_reads),
     "order": ("whole set in order", whole_set),
     "index": ("indexing", index),
+    "kernel": ("image", images),
     "mount-time": ("mount time", mount_time),
+    "growth": ("a new shard", growth),
     "memory": ("memory", memory),
     "merged": ("one tree over all shards", merged),
     "write": ("writing", write),
     "commit": ("commit", commit),
+    "pack": ("packing a tree", pack),
     "loader": ("training loader", loader),
     "survival": ("survival", survival),
+    "remote": ("remote shards", remote),
+    "portable": ("portable index", portable),
+    "executor": ("clusters", executor),
 }

@@ -110,7 +110,7 @@ def main() -> int:
         else:
             play(home)
     except Failed as failure:
-        print(f"demo: {failure}; `wdsfs doctor` tells what this machine lacks", file=sys.stderr)
+        print(f"demo: {failure}; `wdsfs doctor` says what this machine lacks", file=sys.stderr)
         return 1
     finally:
         clean_up(home, keep_shards=given is not None)
@@ -149,7 +149,7 @@ def play(home: Path) -> None:
 
 
 def draw(home: Path, picture: Path) -> None:
-    """Run the short session and draw it as a terminal, with the fonts of whoever looks at it."""
+    """Run the short session and draw it as a terminal, with the fonts of the viewer's machine."""
     from rich import terminal_theme
     from rich.console import Console
 

@@ -1,4 +1,4 @@
-"""What the tests that run the program share: `program` and its `mounted()`.
+"""Shared by the tests that run the program: `program` and its `mounted()`.
 
 `Program` runs wdsfs as a real process, with an index, a state and a runtime directory of its own, as the user of
 the tests or as an ordinary one. `Program.mounted()` mounts, and when its block is left sees to it that the mount
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import pwd
@@ -26,13 +27,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-from wdsfs import host
+from tests import warm_start
+from tests.warm_start import WarmProcess, WarmStart
+from wdsfs import mount_table
 from wdsfs.status import control
+
+if TYPE_CHECKING:
+    from tests.servers import Server
 
 # Many a container sets this. Then every process that the tests start compiles all of wdsfs anew: a sixth of
 # the time that these processes take.
@@ -42,9 +48,14 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# No test measures time. In continuous integration, which judges one change, all runs look at the same examples;
-# the search for others goes on wherever else the tests run.
-settings.register_profile("wdsfs", deadline=None, derandomize=bool(os.environ.get("CI")))
+# No test measures time: they count steps, requests or bytes. In continuous integration all runs look at the same
+# examples; elsewhere the search for others goes on.
+settings.register_profile(
+    "wdsfs",
+    deadline=None,
+    derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=[HealthCheck.too_slow],  # it measures time, too
+)
 settings.load_profile("wdsfs")
 
 ROOT = Path(__file__).parent.parent
@@ -55,34 +66,21 @@ DESCRIPTORS_OF_CHANGES = 264  # of files and directories of an overlay
 # That a process of a mount may have besides those of shards: log, FUSE, epoll, LMDB, pipes, and the connections of
 # commands that were open when it was forked.
 DESCRIPTORS = 40
+PROXIES = {"http_proxy", "https_proxy", "all_proxy"}
+CONNECTIONS = 128  # of a fetcher, which keeps those to stores for a while
 
 _WORTH_A_LOOK = re.compile(
     r" (WARNING|ERROR|CRITICAL) |^wdsfs: (warning|error|critical): |^Traceback|Exception ignored"
 )
 
-# The program as another user. All is imported before the change, because the other user may not be able to read
-# the interpreter's files; the kernel then takes the process for one with secrets, which prctl(2) undoes.
-_AS_USER = """
-import ctypes, difflib, importlib, os, pkgutil, subprocess, sys, tempfile
-import click._termui_impl
-import rich.console, rich.progress, rich.table, rich.box, rich.traceback, concurrent.futures.process
-import wdsfs
-for module in pkgutil.walk_packages(wdsfs.__path__, "wdsfs."):
-    if module.name != "wdsfs.__main__":
-        importlib.import_module(module.name)
-uid, gid = int(sys.argv[1]), int(sys.argv[2])
-del sys.argv[1:3]
-os.setgroups([]), os.setgid(gid), os.setuid(uid)
-ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
-sys.exit(wdsfs.cli.main.main(prog_name="wdsfs"))
-"""
+_WARM: list[WarmStart] = []  # none: every program is started by an interpreter of its own
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
-    """Return when the condition holds. It has to become true some time; when, no test cares."""
+    """Return when the condition holds, or fail after PATIENCE. No test depends on how long it takes."""
     end = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < end, f"waited in vain for: {what}"
+        assert time.monotonic() < end, f"waited too long for: {what}"
         time.sleep(0.01)
 
 
@@ -100,26 +98,54 @@ def need_fuse() -> None:
 
 
 @contextlib.contextmanager
-def device_for_everyone() -> Iterator[None]:
-    """Let ordinary users mount, as udev does on a whole machine. Where nothing may be skipped it is done here."""
+def device_for_everyone(device: str = "/dev/fuse", note: Path = Path("/run/wdsfs-tests-device")) -> Iterator[None]:
+    """Let ordinary users mount, as udev does on a whole machine. Where nothing may be skipped it is done here.
+
+    All processes that run tests at the same time share the device, so the last one that needs it so gives it back:
+    each holds a lock of the file `note`, in which the mode is that the device had.
+    """
     need_fuse()
-    mode = stat.S_IMODE(os.stat("/dev/fuse").st_mode)
-    if os.geteuid() or mode & 0o006 == 0o006:
+    if os.geteuid():
         yield
         return
-    if not REQUIRED:
-        pytest.skip("ordinary users may not open /dev/fuse; type: chmod 666 /dev/fuse")
-    os.chmod("/dev/fuse", 0o666)
-    try:
-        yield
-    finally:
-        os.chmod("/dev/fuse", mode)
+    with note.open("a+") as shared:
+        fcntl.flock(shared, fcntl.LOCK_SH)
+        while not _open_to_all(device):
+            if not REQUIRED:
+                pytest.skip("ordinary users may not open /dev/fuse; type: chmod 666 /dev/fuse")
+            fcntl.flock(shared, fcntl.LOCK_EX)  # nobody has it open to all now, or is about to close it
+            if not _open_to_all(device):
+                shared.truncate(0)
+                shared.write(f"{stat.S_IMODE(os.stat(device).st_mode):o}")
+                shared.flush()
+                os.chmod(device, 0o666)
+            # Another process may have the lock between one kind and the other: hence the loop.
+            fcntl.flock(shared, fcntl.LOCK_SH)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(BlockingIOError):  # others need it still
+                fcntl.flock(shared, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shared.seek(0)
+                if mode := shared.read():
+                    os.chmod(device, int(mode, 8))
+                    shared.truncate(0)
+            fcntl.flock(shared, fcntl.LOCK_UN)  # closing is not enough: a process forked meanwhile has it, too
+
+
+def _open_to_all(device: str) -> bool:
+    return os.stat(device).st_mode & 0o006 == 0o006
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _reap_orphans() -> None:
+def _reap_orphans() -> Iterator[None]:
     """Become the parent of every daemon, so that its exit status can be had and none is overlooked."""
     assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
+    if os.environ.get("WDSFS_COLD_START") != "1":
+        _WARM.append(WarmStart())
+    yield
+    while _WARM:
+        _WARM.pop().close()
 
 
 @contextlib.contextmanager
@@ -135,20 +161,72 @@ class User:
     gid: int
 
 
+FUSE, KERNEL = "fuse", "kernel"
+# For tests that only read: their mounts are served by a daemon, and once more by the kernel.
+BOTH_ENGINES = pytest.mark.parametrize("engine", [FUSE, KERNEL], indirect=True)
+
+
 @pytest.fixture
-def program(tmp_path: Path) -> Program:
+def engine(request: pytest.FixtureRequest) -> str:
+    """Who serves the mounts of a test; FUSE unless the test is marked with BOTH_ENGINES."""
+    found: str = getattr(request, "param", FUSE)
+    if found == KERNEL:
+        if os.geteuid() != 0:
+            pytest.skip("only root mounts images")
+        if b"\terofs\n" not in Path("/proc/filesystems").read_bytes():
+            pytest.skip("this kernel has no EROFS")
+    return found
+
+
+@pytest.fixture
+def program(tmp_path: Path, engine: str) -> Program:
     """The program as the user who runs the tests."""
-    return Program(tmp_path)
+    return Program(tmp_path, engine=engine)
 
 
 @pytest.fixture
 def user_program() -> Iterator[Program]:
     """The program as an ordinary user, in a directory that this user can reach."""
-    home = Path(tempfile.mkdtemp(prefix=USER_HOME))
     user = None
     if os.geteuid() == 0:
         entry = pwd.getpwnam("nobody")
         user = User(entry.pw_uid, entry.pw_gid)
+    with program_of(user) as program:
+        yield program
+
+
+@pytest.fixture
+def web_program(tmp_path: Path) -> Program:
+    """The program with a cache of its own, and no proxy between it and the servers of the tests."""
+    found = Program(tmp_path)
+    for name in PROXIES | {one.upper() for one in PROXIES}:
+        found.environment.pop(name, None)
+    found.environment["WDSFS_CACHE_DIR"] = str(found.directory("cache"))
+    return found
+
+
+def _started_once(name: str) -> Any:
+    """A fixture: a real server, started once for all tests that need it."""
+
+    @pytest.fixture(scope="session", name=name)
+    def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+        from tests import servers  # late: it imports this module
+
+        with getattr(servers, name)(tmp_path_factory.mktemp(name)) as server:
+            yield server
+
+    return started
+
+
+seaweedfs, azurite = _started_once("seaweedfs"), _started_once("azurite")
+fake_gcs, nginx = _started_once("fake_gcs"), _started_once("nginx")
+
+
+@contextlib.contextmanager
+def program_of(user: User | None) -> Iterator[Program]:
+    """The program as this user (None: as the user of the tests), in a directory that this user can reach."""
+    home = Path(tempfile.mkdtemp(prefix=USER_HOME))
+    if user:
         os.chown(home, user.uid, user.gid)
     try:
         yield Program(home, user)
@@ -157,21 +235,20 @@ def user_program() -> Iterator[Program]:
 
 
 class Program:
-    """Runs `wdsfs`. `home` is for everything that a test writes."""
+    """Runs `wdsfs`. `home` is for everything that a test writes; `engine` serves what is mounted."""
 
-    def __init__(self, home: Path, user: User | None = None) -> None:
-        self.home, self.user = home, user
+    def __init__(self, home: Path, user: User | None = None, engine: str = FUSE) -> None:
+        self.home, self.user, self.engine = home, user, engine
         self.uid = user.uid if user else os.geteuid()
         self.mountpoint = self.directory("mnt")
         self.directory("run")
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("WDSFS_", "XDG_"))},
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+            **warm_start.INTERPRETER,
             "HOME": str(home),
             "WDSFS_INDEX_DIR": str(home / "index"),
             "XDG_STATE_HOME": str(home / "state"),
             "XDG_RUNTIME_DIR": str(home / "run"),
-            "LC_ALL": "C.UTF-8",
         }
 
     def directory(self, name: str) -> Path:
@@ -185,12 +262,19 @@ class Program:
     def command(self, *arguments: str | bytes | Path) -> list[str | bytes]:
         start = ["-m", "wdsfs"]
         if self.user is not None:
-            start = ["-c", _AS_USER, str(self.user.uid), str(self.user.gid)]
+            start = [*warm_start.START, str(self.user.uid), str(self.user.gid)]
         return [sys.executable, *start, *(os.fspath(one) for one in arguments)]
 
-    def start(self, *arguments: str | bytes | Path, **options: Any) -> subprocess.Popen[bytes]:
+    def start(
+        self, *arguments: str | bytes | Path, new_interpreter: bool = False, **options: Any
+    ) -> subprocess.Popen[bytes]:
+        """Start the program, by `warm_start` unless that would make a difference."""
         environment = {**self.environment, **options.pop("env", {})}
-        return subprocess.Popen(self.command(*arguments), env=environment, **{"cwd": self.home, **options})
+        given = {"cwd": self.home, "env": environment, **options}
+        if _WARM and not new_interpreter and warm_start.serves(given):
+            user = (self.user.uid, self.user.gid) if self.user else None
+            return WarmProcess(_WARM[0], [os.fspath(one) for one in arguments], user, **given)
+        return subprocess.Popen(self.command(*arguments), **given)
 
     def run(
         self, *arguments: str | bytes | Path, code: int | None = 0, **options: Any
@@ -205,6 +289,28 @@ class Program:
                 raise
         assert code is None or process.returncode == code, (process.returncode, out, err)
         return subprocess.CompletedProcess(process.args, process.returncode, out or b"", err or b"")
+
+    def on_terminal(self, *arguments: str | bytes | Path, code: int = 0, **options: Any) -> bytes:
+        """Return what a command shows on a terminal, with standard error. It is read while the command runs: a
+        terminal that nobody reads is full after some kilobytes, and the command would wait for ever."""
+        main, terminal = os.openpty()
+        shown = b""
+        try:
+            with self.start(
+                *arguments, **{"stdin": subprocess.DEVNULL, "stdout": terminal, "stderr": terminal, **options}
+            ) as process:
+                os.close(terminal)
+                with contextlib.suppress(OSError):  # EIO: nobody has the terminal open any more
+                    while select.select([main], [], [], PATIENCE)[0]:
+                        shown += os.read(main, 1 << 16)
+                try:
+                    assert process.wait(PATIENCE) == code, shown
+                except BaseException:
+                    process.kill()
+                    raise
+        finally:
+            os.close(main)
+        return shown
 
     def json(self, *arguments: str | bytes | Path, code: int = 0, **options: Any) -> Any:
         return json.loads(self.run(*arguments, "--json", code=code, **options).stdout)
@@ -237,9 +343,9 @@ class Program:
         return path
 
     def registration(self, mountpoint: Path) -> Path:
-        """The file by which commands find the daemon of a mount."""
+        """The file by which commands find the daemon of a mount, or its guard."""
         runtime = Path("/run/wdsfs") if self.uid == 0 else self.home / "run" / "wdsfs"
-        return runtime / f"{control.identity(str(mountpoint))}.json"
+        return runtime / f"{control.identity(str(mountpoint))}{'.json' if self.engine == FUSE else '.guard'}"
 
     @contextlib.contextmanager
     def mounted(
@@ -266,6 +372,8 @@ class Program:
         **options: Any,
     ) -> Iterator[Mounted]:
         need_fuse()
+        if self.engine == KERNEL:
+            arguments = ("--engine", KERNEL, "-o", "allow_other", *arguments)
         mounted = Mounted(self, at)
         try:
             mounted.begin(arguments, foreground, **options)
@@ -295,7 +403,9 @@ class Mounted:
     expected: list[str] = field(default_factory=list)
     allowed: list[str] = field(default_factory=list)
     exit_status: int | None = None
-    _known: set[int] = field(default_factory=set)
+    # When each of its processes has started: a mount of many tests may outlive the time in which the kernel gives
+    # every number once, and then one of them may be that of another process, which must not be killed.
+    _known: dict[int, int | None] = field(default_factory=dict)
     _overlay: str | None = None
 
     # --- beginning
@@ -308,9 +418,9 @@ class Mounted:
             done = self.program.run("mount", *arguments, self.path, code=None, **options)
             self.output = (done.stdout + done.stderr).decode(errors="replace")
             assert done.returncode == 0, self.output
-        self._known = descendants(os.getpid()) - before
+        self._known = {pid: control.start_ticks(pid) for pid in descendants(os.getpid()) - before}
         told = json.loads(self.program.registration(self.path).read_text())
-        self.pid, self._overlay = told["pid"], told["overlay"]
+        self.pid, self._overlay = told["pid"], told.get("overlay")
         assert self.pid in self._known
 
     def _begin_in_foreground(self, arguments: tuple[str | bytes | Path, ...], **options: Any) -> None:
@@ -357,19 +467,31 @@ class Mounted:
         wait_until(lambda: re.search(pattern, self.log()), f"{pattern!r} in the log")
 
     def status(self) -> dict[str, Any]:
-        """What `wdsfs status --json` says. While the daemon answers, of it itself: a process each time is slow."""
+        """Return the report of `wdsfs status --json`; from the daemon itself while it answers, which is faster."""
         report = self._answer()
         if report is None:
             (report,) = self.program.json("status", self.path)
         assert isinstance(report, dict)
         return report
 
+    def fetcher(self) -> int:
+        """The fetcher's process: never 0 (there is none yet), by which `os.kill` means all that run the tests."""
+        found = 0
+
+        def there_is_one() -> bool:
+            nonlocal found  # of this answer: at the next one it may be gone, when it has just been killed
+            found = self.status()["remote"]["fetcher"]
+            return found > 0
+
+        wait_until(there_is_one, "a fetcher")
+        return found
+
     def _answer(self) -> dict[str, Any] | None:
         file = self.program.registration(self.path)
-        if not file.exists():
+        if not file.exists() or self.program.engine == KERNEL:  # a guard says nothing of itself
             return None
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-            client.settimeout(control.ANSWER_SECONDS)
+            client.settimeout(PATIENCE)  # on a busy machine a daemon may take longer than a command waits
             directory = os.open(file.parent, os.O_PATH)  # its own path may be too long for an address
             try:
                 client.connect(f"/proc/self/fd/{directory}/{file.stem}.sock")
@@ -394,12 +516,14 @@ class Mounted:
     def _crowded(self) -> dict[int, list[str]]:
         found = {}
         for pid in self.processes():
-            with contextlib.suppress(FileNotFoundError):  # it has just ended
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
                 opened = f"/proc/{pid}/fd"
                 links = [os.readlink(f"{opened}/{fd}") for fd in os.listdir(opened)]
                 others = [link for link in links if not link.removesuffix(" (deleted)").endswith(".tar")]
                 changed = [link for link in others if self._overlay and link.startswith(self._overlay)]
-                if len(others) - len(changed) > DESCRIPTORS or len(changed) > DESCRIPTORS_OF_CHANGES:
+                fetches = b"wdsfs.remote.fetcher" in Path(f"/proc/{pid}/cmdline").read_bytes()
+                limit = DESCRIPTORS + CONNECTIONS * fetches
+                if len(others) - len(changed) > limit or len(changed) > DESCRIPTORS_OF_CHANGES:
                     found[pid] = others
         return found
 
@@ -423,13 +547,17 @@ class Mounted:
 
     def check_leftovers(self) -> None:
         self.wait_for_exit()
-        assert host.mounted_at(self.path) is None
-        left = self._known & descendants(os.getpid())
-        wait_until(lambda: not {pid for pid in left if control.start_ticks(pid)}, "the end of all processes")
+        assert mount_table.mounted_at(self.path) is None
+        left = self._known.keys() & descendants(os.getpid())
+        wait_until(lambda: not any(map(self._lives, left)), "the end of all processes")
         registration = self.program.registration(self.path)
         assert list(registration.parent.glob(f"{registration.stem}*")) == []
         assert stat.S_ISDIR(self.path.lstat().st_mode)
         assert list(self.path.iterdir()) == []
+
+    def _lives(self, pid: int) -> bool:
+        started = control.start_ticks(pid)
+        return started is not None and started == self._known[pid]
 
     def check_log(self) -> None:
         lines = self.log().splitlines()
@@ -441,11 +569,11 @@ class Mounted:
         assert missing == [], "\n".join(lines)
 
     def clean_up(self) -> None:
-        """Leave nothing behind, whatever has happened."""
+        """Remove everything, after a failure too."""
         force_unmount(self.path)
         for pid in self._known:
             with contextlib.suppress(ProcessLookupError):
-                if control.start_ticks(pid) is not None:
+                if self._lives(pid):
                     os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
@@ -466,11 +594,11 @@ def open_the_way(path: Path) -> None:
 
 
 def force_unmount(path: Path) -> None:
-    """Whatever hangs in a FUSE mount gets an error, and the mount is gone."""
+    """End a FUSE mount, whose requests that hang get an error, or one of an image."""
     command = ["fusermount3", "-u", "-z", "--"] if os.geteuid() else ["umount", "--force", "--lazy"]
     for _ in range(3):  # there may be one on top of another
-        mounted = host.mounted_at(path)
-        if mounted is not None and mounted.fstype.startswith("fuse"):
+        mounted = mount_table.mounted_at(path)
+        if mounted is not None and mounted.fstype.startswith(("fuse", "erofs")):
             subprocess.run([*command, path], capture_output=True, check=False)
 
 
@@ -479,22 +607,41 @@ _EARLIER: set[int] = set()
 
 @pytest.fixture(autouse=True)
 def _note_processes() -> None:
-    """What earlier tests have left for this process to reap is no business of the next one."""
+    """Note the processes that earlier tests have left, which the next test does not count as its own."""
     _EARLIER.clear()
     _EARLIER.update(descendants(os.getpid()))
 
 
 def new_processes() -> set[int]:
-    """The processes that this test has started and that are still there."""
-    return descendants(os.getpid()) - _EARLIER
+    """The processes that this test has started and that are still there.
+
+    Not what the process does that forks the programs: at its start, during the first tests, importing trio runs
+    `ldconfig`. The programs are no children of it.
+    """
+    return descendants(os.getpid(), *(one.pid for one in _WARM)) - _EARLIER
 
 
-def descendants(pid: int) -> set[int]:
-    """All processes below this one, zombies included."""
+def descriptors() -> set[tuple[str, str]]:
+    """The descriptors of this process that are open: number, and what it stands for.
+
+    What a test leaves open is in a later set and not in an earlier one. The mere count may also become less
+    meanwhile: earlier tests have left garbage, and threads that are about to end.
+    """
+    place, found = f"/proc/{os.getpid()}/fd", set()
+    for name in os.listdir(place):
+        with contextlib.suppress(FileNotFoundError):  # that of the list
+            found.add((name, os.readlink(f"{place}/{name}")))
+    return {one for one in found if one[1] != place}
+
+
+def descendants(pid: int, *but_below: int) -> set[int]:
+    """All processes below this one, zombies included, but none below those."""
     found: set[int] = set()
     waiting = [pid]
     while waiting:
         one = waiting.pop()
+        if one in but_below:
+            continue
         tasks: list[str] = []
         with contextlib.suppress(OSError):  # it has ended
             tasks = os.listdir(f"/proc/{one}/task")

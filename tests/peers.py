@@ -19,6 +19,9 @@ from tests.conftest import PATIENCE, ROOT, Program
 REQUIRED = bool(os.environ.get("WDSFS_REQUIRE_TOOLS"))
 TOOLS, DALI = ROOT / "build" / "tools-venv", ROOT / "build" / "dali-venv"
 SCRIPTS = Path(__file__).parent / "ecosystem"
+# Of a script, or of all commands of a page: PyTorch and its like are a gigabyte that the disk may have to bring,
+# and a page imports them several times. On a machine with a load of 20 pages have taken more than a minute.
+LONG_PATIENCE = 5 * PATIENCE
 QUIET = {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
@@ -44,14 +47,14 @@ def environment_of(program: Program) -> dict[str, str]:
 
 
 def run_script(program: Program, name: str, jobs: object, venv: Path = TOOLS) -> Any:
-    """What `ecosystem/NAME.py` prints for these jobs."""
+    """Return the output of `ecosystem/NAME.py` for these jobs."""
     done = subprocess.run(
         [venv / "bin" / "python", SCRIPTS / f"{name}.py", json.dumps(jobs, default=str)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         env=environment_of(program),
         cwd=program.home,
-        timeout=PATIENCE,
+        timeout=LONG_PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode(errors="replace")

@@ -14,7 +14,7 @@ from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
 from wdsfs.index.store import Index, Summary, summarize
 from wdsfs.spec.expand import Shard
-from wdsfs.storage.identity import look
+from wdsfs.storage.identity import Fingerprint
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -72,7 +72,7 @@ def check(index: Index, shards: Sequence[Shard]) -> None:
     assert list(index.stale(shards)) == []
     for one in shards:
         fresh = Record(build_file(one.path))
-        kept = index.record(one.path, look(one.path))
+        kept = index.record(one.path, Fingerprint.at(one.path))
         assert index.summary(one.path) == right_summary(one)
         assert kept is not None
         assert listing(kept) == listing(fresh)
@@ -87,7 +87,7 @@ def start(code: str, *arguments: str | Path, **options: Any) -> subprocess.Popen
 
 
 def run(code: str, *arguments: str | Path, wrapper: Sequence[str] = (), **options: Any) -> str:
-    """What a Python process that runs `code` prints; it has to end well, and to say nothing else."""
+    """Return the output of a Python process that runs `code`; it has to succeed and print no error."""
     command = [*wrapper, sys.executable, "-W", "error", "-c", code, *map(os.fspath, arguments)]
     done = subprocess.run(
         command, env=ENVIRONMENT, capture_output=True, timeout=PATIENCE, check=False, text=True, **options
@@ -97,6 +97,18 @@ def run(code: str, *arguments: str | Path, wrapper: Sequence[str] = (), **option
 
 
 def in_own_mounts() -> list[str]:
-    """What to put before a command so that it can mount file systems that nobody else sees."""
+    """Return words to put before a command, so that no other process sees what it mounts.
+
+    It gets a copy of all mounts that there are. Those of tests that run at the same time are taken out of it: else
+    they would go on after their unmount until the command ends, and their daemons with them.
+    """
     as_root = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    return ["unshare", "--mount", "--propagation", "private", *as_root]
+    return ["unshare", "--mount", "--propagation", "private", *as_root, "sh", "-c", _WITHOUT_OTHERS, "sh"]
+
+
+_WITHOUT_OTHERS = r"""
+    sed -En 's/^\S+ (\S+) (fuse[.]wdsfs|erofs) .*/\1/p' /proc/self/mounts | while read -r place; do
+        umount --lazy "$(printf %b "$place")" 2>/dev/null
+    done
+    exec "$@"
+"""

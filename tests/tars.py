@@ -109,7 +109,7 @@ def gnu_long(value: bytes, kind: bytes = b"L") -> bytes:
 
 
 def old_sparse(name: bytes, segments: list[tuple[int, bytes]], size: int) -> bytes:
-    """A sparse file in GNU's old format: 4 segments in the header, 21 in each block behind it."""
+    """A sparse file in GNU's old format: 4 segments in the header, 21 in each block after it."""
     table = [_number(offset) + _number(len(content)) for offset, content in segments]
     content = b"".join(content for _, content in segments)
     blocks = [table[at : at + 21] for at in range(4, len(table), 21)]
@@ -147,7 +147,7 @@ def with_webdataset(samples: Iterable[Mapping[str, Any]], **options: Any) -> byt
 
 
 def with_gnu_tar(directory: Path, *options: str, members: Iterable[bytes] = (b".",)) -> bytes:
-    """What GNU tar makes of a directory, or of some of its members."""
+    """Return the tar that GNU tar makes of a directory, or of some of its members."""
     command = [
         "tar",
         *options,
@@ -178,7 +178,7 @@ def opened(content: bytes | Path) -> Iterator[int]:
 
 
 def write_large(path: Path, size: int = 9 << 30, by_pax: bool = False) -> None:
-    """A shard with a member over 8 GiB, `big.bin`, and `a.txt` behind it. It takes a few blocks on disk only.
+    """A shard with a member over 8 GiB, `big.bin`, and `a.txt` after it. It takes a few blocks on disk only.
 
     The member ends in b"end", the rest is a hole.
     """
@@ -216,7 +216,7 @@ _TESTS = {
 
 
 def by_tarfile(tar: bytes) -> list[Listed]:
-    """What tarfile sees, up to where it gives up."""
+    """Return the members that tarfile sees before it fails."""
     found = []
     # IndexError: tarfile does not expect the end of the file inside a sparse map.
     errors = (tarfile.TarError, ValueError, OverflowError, RecursionError, IndexError, KeyError)
@@ -241,7 +241,7 @@ def _raw(text: str) -> bytes:
 def by_webdataset(tar: bytes, hidden: bool = False) -> list[dict[str, Any]]:
     """The samples that the webdataset library reads: `__key__`, and bytes by extension.
 
-    Where a sample has an extension twice the library raises an error; here it goes on behind that. Without
+    Where a sample has an extension twice the library raises an error; here it goes on after that. Without
     `hidden`, members whose base name starts with a dot are left out.
     """
 

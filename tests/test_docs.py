@@ -1,4 +1,4 @@
-"""What the documents say, held against the program."""
+"""The documents compared with the program."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import io
 import os
 import re
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
-from tests.conftest import Program, need_fuse
+from tests.conftest import PATIENCE, Program, need_fuse
+from tests.peers import LONG_PATIENCE
 from tests.test_layers import FILES, ROOMS
 from tests.typed import steps_of, type_in
 from wdsfs.cli.main import main
@@ -20,9 +22,12 @@ from wdsfs.commit import changes
 from wdsfs.index import lmdb_env, record, record_builder, store
 from wdsfs.interop import lint
 from wdsfs.overlay import upper_format
+from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar import header_encoder
+from wdsfs.tar.headers import BLOCK
 
 ROOT = Path(__file__).parent.parent
+TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -34,7 +39,7 @@ def test_the_example_in_format_md_is_what_is_stored(tmp_path: Path) -> None:
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
     fd = os.open(path, os.O_RDONLY)
-    built = record.Record(record_builder.build(fd, [1, 2, 3]))
+    built = record.Record(record_builder.build(fd, Fingerprint(1, 2, 3)))
     os.close(fd)
     text = (ROOT / "docs/format.md").read_text()
     rows = re.findall(r"^\| `([a-z]+\.[a-z.]+)` \| `([0-9a-f ]+)`", text, re.MULTILINE)
@@ -46,7 +51,9 @@ def test_the_example_in_format_md_is_what_is_stored(tmp_path: Path) -> None:
 def test_format_md_names_every_section_and_the_format(tmp_path: Path) -> None:
     text = (ROOT / "docs/format.md").read_text()
     source = (ROOT / "wdsfs/index/record_builder.py").read_text()
-    for section in re.findall(r"_put(?:_names|_hash)?\(\s*\"([a-z.]+)\"", source):
+    sections = re.findall(r"\.put(?:_[a-z]+)?\(\s*\"([a-z.]+)\"", source)
+    assert len(sections) > 20
+    for section in sections:
         assert f"`{section}" in text, section
     assert f"`{lmdb_env.FORMAT.decode()}`, the format of the environment" in text
     assert f"`{store._SUMMARY.format}`" in text
@@ -75,17 +82,57 @@ def test_every_command_explains_itself_and_is_in_the_readme(name: str) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_link_leads_somewhere(document: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text()):
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", document.read_text()):
         if "://" not in target:
-            assert (document.parent / target).exists(), target
+            page = document.parent / target if target else document
+            assert page.exists(), target
+            assert not anchor or anchor in _anchors(page), f"{target}#{anchor}"
+
+
+def _anchors(page: Path) -> set[str]:
+    """The anchors of the headings of a page, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+# Paragraphs that say where something stands, and not what wdsfs does.
+POINTERS = ("In this order: ", "First the index, ", "Which samples a change adds, ", "The tests that show ")
+
+
+@pytest.mark.parametrize("page", ["semantics", "format", "packing"])
+def test_every_statement_names_the_tests_that_show_it(page: str) -> None:
+    """Each paragraph, point and row has a footnote, or its table has one; each footnote names tests that exist."""
+    text = (ROOT / f"docs/{page}.md").read_text()
+    for block in _statements(text):
+        introduces = block.endswith(":") or block.startswith(POINTERS)
+        assert introduces or re.search(r"\[\^[a-z0-9-]+\]", block), f"no test is named: {block}"
+    notes = dict(re.findall(r"^\[\^([a-z0-9-]+)\]: (.+)$", text, re.MULTILINE))
+    assert set(re.findall(r"\[\^([a-z0-9-]+)\](?!:)", text)) == set(notes)
+    existing = {file: set(re.findall(r"^def (test_\w+)\(", file.read_text(), re.MULTILINE)) for file in TESTS}
+    for name, note in notes.items():
+        shown_by = re.findall(r"`(tests/[a-z_/]+\.py)::(test_\w+)`", note)
+        assert note == ", ".join(f"`{file}::{test}`" for file, test in shown_by), name
+        for file, test in shown_by:
+            assert test in existing.get(ROOT / file, ()), f"{page}.md, footnote {name}: there is no {file}::{test}"
+
+
+def _statements(text: str) -> Iterator[str]:
+    """Its paragraphs, points and rows of tables, without headings and code, and without tables with a footnote in
+    their head."""
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    for block in re.split(r"\n{2,}|\n(?=- )", text):
+        if block.startswith("|"):
+            head, _, *rows = block.splitlines()
+            yield from [] if "[^" in head else rows
+        elif block.strip() and not block.startswith(("#", "    ", "[^")):
+            yield block.strip()
 
 
 def test_semantics_md_lists_every_kind_of_finding() -> None:
     text = (ROOT / "docs/semantics.md").read_text()
-    sources = "".join(
-        (ROOT / f"wdsfs/{name}.py").read_text() for name in ("tar/scan", "index/record", "interop/lint")
-    )
-    kinds = set(re.findall(r"(?:Problem|_Damage)\([^,\"]+, \"([a-z ]+)\"", sources))
+    rooms = [*(ROOT / "wdsfs/tar").glob("*.py"), *(ROOT / "wdsfs/index").glob("*.py")]
+    sources = "".join(file.read_text() for file in [*rooms, ROOT / "wdsfs/interop/lint.py"])
+    kinds = set(re.findall(r"(?:Problem|Damage)\([^,\"]+, \"([a-z ]+)\"", sources))
     kinds |= set(re.findall(r"(?:found\.add|Finding)\(\"([a-z ]+)\"", sources)) | lint.NOTES
     assert len(kinds) > 8
     for kind in kinds:
@@ -96,7 +143,7 @@ def test_format_md_has_a_header_as_a_commit_writes_it() -> None:
     text = (ROOT / "docs/format.md").read_text()
     rows = re.findall(r"^\| ([0-9]+) \| [^|]+ \| `([0-9a-f ]+)`", text, re.MULTILINE)
     assert len(rows) > 10
-    written = bytearray(header_encoder.BLOCK)
+    written = bytearray(BLOCK)
     for offset, digits in rows:
         data = bytes.fromhex(digits)
         written[int(offset) : int(offset) + len(data)] = data
@@ -130,6 +177,7 @@ def test_overlay_md_has_every_reason_and_every_attribute() -> None:
         assert f"`{name}`" in text, name
 
 
+@pytest.mark.timeout(LONG_PATIENCE + PATIENCE)  # it starts thirty interpreters
 def test_the_tutorial_in_overlay_md_is_what_happens(program: Program) -> None:
     """Every command is typed, in one shell; answers are compared word by word, times and places apart."""
     need_fuse()
@@ -154,12 +202,14 @@ def _write_set(directory: Path) -> None:
 
 def test_design_md_has_every_module_and_draws_every_import_downwards() -> None:
     text = (ROOT / "docs/design.md").read_text()
-    chapter = text[text.index("## The rooms") : text.index("## Decisions")]
+    chapter = text[text.index("## The rooms") : text.index("## Ground")]
     modules = {file.relative_to(ROOT / "wdsfs").with_suffix("").as_posix() for file in FILES.values()}
     assert sorted(re.findall(r"^\| `([a-z_/]+)` \|", chapter, re.MULTILINE)) == sorted(
         module for module in modules if not module.endswith("__")
     )
-    assert set(re.findall(r"`([a-z]+/[a-z_]+)`", chapter)) <= modules
+    named = {name for name in re.findall(r"`([a-z]+/[a-z_]+)`", text) if name.partition("/")[0] in ROOMS}
+    assert named <= modules
+    assert [room for room in ROOMS if f"\n## {room.capitalize()}\n" not in text] == []
     drawing = chapter.split("```")[1]
     storeys = {room: at for at, line in enumerate(drawing.splitlines()) for room in line[:30].split()}
     assert sorted(storeys) == sorted(ROOMS)

@@ -1,8 +1,9 @@
 """The tools of the ecosystem read what wdsfs writes and shows, and wdsfs reads what they write.
 
-One set in three forms: `written` by the webdataset library's ShardWriter as it does it by default, `packed` by GNU
-tar, and `committed` by wdsfs from `written` with changes, with the indexes of all tools. `prepared` is a copy of
-`written` behind `energon prepare`.
+One set in four forms: `written` by the webdataset library's ShardWriter as it does it by default, `packed` by GNU
+tar, `made` by `wdsfs pack` of a directory for each class, and `committed` by wdsfs from `written` with changes;
+the last two have the indexes of all tools. `prepared` is a copy of
+`written` after `energon prepare`.
 """
 
 from __future__ import annotations
@@ -23,14 +24,16 @@ import webdataset
 from PIL import Image
 
 from tests import tars
-from tests.conftest import PATIENCE, Mounted, Program
-from tests.peers import DALI, TOOLS, environment_of, need_tool, run_script
+from tests.conftest import Mounted, Program
+from tests.peers import DALI, LONG_PATIENCE, TOOLS, environment_of, need_tool, run_script
 from wdsfs.spec.expand import expand
 
 Samples = dict[str, dict[str, bytes]]  # by key, then by extension; in the order of the set
 
 NAMES = ["cat", "dog", "owl"]
 SHARDS = "{000000..000002}.tar"
+
+pytestmark = pytest.mark.timeout(3 * LONG_PATIENCE)  # of one test, which may run two scripts and prepare a set
 
 
 def picture(number: int) -> bytes:
@@ -54,7 +57,7 @@ def original() -> Samples:
 
 
 def changed() -> Samples:
-    """`original()` behind `change()`: a label, a sample less, one renamed where it is, one more at the end."""
+    """`original()` after `change()`: a label, a sample less, one renamed where it is, one more at the end."""
     samples = original()
     samples["im001"]["cls"] = b"0"
     del samples["im006"]
@@ -129,6 +132,26 @@ def committed(program: Program, written: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
+def made(program: Program) -> Path:
+    """Three classes with a directory each, and no `cls`."""
+    tree, directory = program.directory("tree"), program.directory("made")
+    for path, columns in in_folders().items():
+        (tree / path).parent.mkdir(exist_ok=True)
+        for extension in columns.keys() - {"cls"}:
+            (tree / f"{path}.{extension}").write_bytes(columns[extension])
+    exports = [word for kind in ("dali", "energon", "wids") for word in ("--export", kind)]
+    program.run("pack", "--layout", "classes", "--maxcount", "4", *exports, tree, "-o", f"{directory}/t-%06d.tar")
+    assert (directory / "classes.txt").read_text().split() == NAMES
+    return directory
+
+
+def in_folders() -> Samples:
+    """The samples by their class and key, in the order of `made`."""
+    samples = {f"{NAMES[int(columns['cls'])]}/{key}": columns for key, columns in original().items()}
+    return dict(sorted(samples.items()))
+
+
+@pytest.fixture(scope="module")
 def prepared(program: Program, written: Path) -> Path:
     need_tool("megatron.energon")
     directory = program.home / "prepared"
@@ -139,7 +162,7 @@ def prepared(program: Program, written: Path) -> Path:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         env=environment_of(program),
-        timeout=PATIENCE,
+        timeout=LONG_PATIENCE,
         check=True,
     )
     split = directory / ".nv-meta" / "split.yaml"
@@ -201,13 +224,19 @@ def test_webdataset_reads_a_committed_set(committed: Path) -> None:
     assert list(samples) == list(changed())
 
 
-def test_an_exported_index_counts_what_webdataset_reads(committed: Path) -> None:
-    shards = json.loads((committed / "shardindex.json").read_text())["shardlist"]
-    assert [shard["url"] for shard in shards] == sorted(path.name for path in committed.glob("*.tar"))
-    for shard in shards:
-        path = committed / shard["url"]
-        assert shard["nsamples"] == len(read_with_webdataset(path)) > 0
-        assert shard["filesize"] == path.stat().st_size
+def test_webdataset_reads_a_packed_set(made: Path) -> None:
+    samples = read_with_webdataset(*sorted(made.glob("*.tar")))
+    assert list(samples.items()) == list(in_folders().items())
+
+
+def test_an_exported_index_counts_what_webdataset_reads(committed: Path, made: Path) -> None:
+    for directory in (committed, made):
+        shards = json.loads((directory / "shardindex.json").read_text())["shardlist"]
+        assert [shard["url"] for shard in shards] == sorted(path.name for path in directory.glob("*.tar"))
+        for shard in shards:
+            path = directory / shard["url"]
+            assert shard["nsamples"] == len(read_with_webdataset(path)) > 0
+            assert shard["filesize"] == path.stat().st_size
 
 
 @pytest.mark.parametrize(
@@ -270,15 +299,15 @@ def loaded_rows(samples: Samples) -> list[dict[str, Any]]:
 
 
 def test_hugging_face_loads_committed_sets_and_mounts(
-    program: Program, written: Path, packed: Path, committed: Path, classes: Mounted
+    program: Program, written: Path, packed: Path, made: Path, committed: Path, classes: Mounted
 ) -> None:
     need_tool("datasets")
-    places = (written, packed, committed)
+    places = (written, packed, made, committed)
     jobs: list[dict[str, Any]] = [
         {"path": "webdataset", "data_files": sorted(map(str, place.glob("*.tar")))} for place in places
     ]
     *sets, folders = run_script(program, "huggingface", [*jobs, {"path": "imagefolder", "data_dir": classes.path}])
-    for found, samples in zip(sets, (original(), original(), changed()), strict=True):
+    for found, samples in zip(sets, (original(), original(), in_folders(), changed()), strict=True):
         for row in found["rows"]:
             assert os.path.basename(row.pop("__url__")).startswith("t-")
             row["__key__"] = row["__key__"].removeprefix("./")
@@ -331,15 +360,17 @@ def shown(top: Path) -> Samples:
 
 
 def test_energon_reads_committed_sets_and_mounts_show_what_it_reads(
-    program: Program, prepared: Path, committed: Path
+    program: Program, prepared: Path, committed: Path, made: Path
 ) -> None:
-    """A part of a prepared set without what its split.yaml excludes; and a set that wdsfs has prepared."""
+    """A part of a prepared set without what its split.yaml excludes; and sets that wdsfs has prepared."""
     jobs = [
+        {"path": made, "split": "train", "workers": 0},
         {"path": prepared, "split": "train", "workers": 0},
         {"path": committed, "split": "train", "workers": 0},
         {"path": committed, "split": "train", "workers": 1},
     ]
-    part, *whole = ([tuple(one) for one in found] for found in run_script(program, "energon", jobs))
+    new, part, *whole = ([tuple(one) for one in found] for found in run_script(program, "energon", jobs))
+    assert new == list(digests(in_folders()).items())
     for found in whole:
         assert found == list(digests(changed()).items())
     with program.mounted("--split", "train", prepared) as mounted:
@@ -375,9 +406,9 @@ def test_wids_finds_samples_by_number(program: Program, committed: Path) -> None
 
 @pytest.mark.dali
 def test_dali_reads_exported_indexes_and_mounts(
-    program: Program, committed: Path, packed: Path, classes: Mounted
+    program: Program, committed: Path, packed: Path, made: Path, classes: Mounted
 ) -> None:
-    """With the indexes of a commit, of an export, and of a mount; and images from a mount by class."""
+    """With the indexes of a commit, a pack, an export, and a mount; and images from a mount by class."""
     need_tool("nvidia.dali", DALI)
     program.run("export", "--format", "dali", f"{packed}/t-{SHARDS}", "--output", "indexes")
     with contextlib.ExitStack() as stack:
@@ -390,12 +421,13 @@ def test_dali_reads_exported_indexes_and_mounts(
             }
             for shards, indexes in (
                 (committed, committed),
+                (made, made),
                 (packed, program.home / "indexes"),
                 (packed, mounted.path / ".wdsfs" / "dali"),
             )
         ]
         *sets, images = run_script(program, "dali", [*jobs, {"file_root": str(classes.path)}], DALI)
-    for found, samples in zip(sets, (changed(), original(), original()), strict=True):
+    for found, samples in zip(sets, (changed(), in_folders(), original(), original()), strict=True):
         assert found == [
             [columns["jpg"], columns["cls"], columns["left.txt"]] for columns in digests(samples).values()
         ]

@@ -1,115 +1,13 @@
-"""Facts about the machine: mount tables as text, directories with the wrong owner, the machine itself."""
+"""Facts about the machine: directories with the wrong owner, the machine itself."""
 
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from wdsfs import host
 from wdsfs.errors import IndexUnusable, MountError
-
-TABLE = rb"""22 27 0:21 / /proc rw,relatime - proc proc rw
-27 1 254:3 / / rw,relatime shared:1 master:2 - ext4 /dev/vda rw,discard
-40 27 0:40 / /home rw,nosuid - nfs4 server:/export/home rw,vers=4.2
-41 40 0:41 / /home/ann/with\040space\011and\134 ro,nodev - fuse.wdsfs /d/t-{0..9}.tar::/e\040x.tar ro,uid=7
-42 40 0:42 / /home/ann ro - autofs  rw
-43 40 0:43 / /home/ann rw - tmpfs none rw
-44 27 0:44 / /homework rw - fuse.sshfs ann@far: rw
-"""
-
-
-@pytest.fixture
-def table(monkeypatch: pytest.MonkeyPatch) -> list[host.MountPoint]:
-    parsed = host.parse_mountinfo(TABLE)
-    monkeypatch.setattr(host, "mounts", lambda: parsed)
-    return parsed
-
-
-# -- mounts ------------------------------------------------------------------------------------------------
-
-
-def test_a_line_of_mountinfo() -> None:
-    assert host.parse_mountinfo(TABLE)[3] == host.MountPoint(
-        path=b"/home/ann/with space\tand\\",
-        fstype="fuse.wdsfs",
-        source=b"/d/t-{0..9}.tar::/e x.tar",
-        options=("ro", "nodev"),
-        super_options=("ro", "uid=7"),
-        device=os.makedev(0, 41),
-    )
-
-
-def test_fields_that_may_be_there_or_empty() -> None:
-    root, autofs = host.parse_mountinfo(TABLE)[1], host.parse_mountinfo(TABLE)[4]
-    assert (root.path, root.device) == (b"/", os.makedev(254, 3))
-    assert (autofs.fstype, autofs.source) == ("autofs", b"")
-
-
-@given(st.binary(max_size=40).filter(lambda name: b"\0" not in name))
-def test_any_name_survives_the_kernels_escapes(name: bytes) -> None:
-    escaped = b"".join(b"\\%03o" % byte if byte in b" \t\n\\#" else bytes([byte]) for byte in name)
-    [mount] = host.parse_mountinfo(b"1 1 0:1 / /%s rw - t %s rw\n" % (escaped, escaped))
-    assert (mount.path, mount.source) == (b"/" + name, name)
-
-
-@pytest.mark.parametrize(
-    ("path", "fstype"),
-    [
-        ("/", "ext4"),
-        ("/nothing/here/yet", "ext4"),
-        ("/home", "nfs4"),
-        ("/home/bob/.cache", "nfs4"),
-        ("/homework/x", "fuse.sshfs"),
-        ("/home2", "ext4"),
-        ("/home/ann/x", "tmpfs"),  # the newest of two at one place
-        (b"/home/ann/with space\tand\\/train-0", "fuse.wdsfs"),
-        (Path("/proc/self-not-there"), "proc"),
-    ],
-)
-def test_the_longest_mount_point_holds_a_path(
-    table: list[host.MountPoint], path: str | bytes | Path, fstype: str
-) -> None:
-    assert host.filesystem_type(path) == fstype
-
-
-def test_a_path_is_looked_up_behind_its_links(tmp_path: Path, table: list[host.MountPoint]) -> None:
-    (tmp_path / "link").symlink_to("/homework")
-    assert host.filesystem_type(tmp_path / "link" / "below") == "fuse.sshfs"
-
-
-def test_what_is_mounted_at_a_path(tmp_path: Path, table: list[host.MountPoint]) -> None:
-    assert host.mounted_at("/home/ann") == table[5]
-    assert host.mounted_at("/home/./ann/") == table[5]
-    assert host.mounted_at("/") == table[1]
-    assert host.mounted_at("/home/bob") is None
-    (tmp_path / "link").symlink_to("/home")
-    assert host.mounted_at(tmp_path / "link/ann") == table[5]
-
-
-def test_without_proc_the_type_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "MOUNTINFO", "/nothing/here")
-    assert host.filesystem_type("/") == ""
-
-
-def test_this_machine() -> None:
-    assert host.filesystem_type("/proc/self") == "proc"
-    root = host.mount_of("/")
-    assert root is not None
-    assert root.device == os.stat("/").st_dev
-
-
-@pytest.mark.parametrize("fstype", ["nfs", "nfs4", "lustre", "beegfs", "gpfs", "9p", "fuse.sshfs", "fuse.juicefs"])
-def test_network_types(fstype: str) -> None:
-    assert host.is_network(fstype)
-
-
-@pytest.mark.parametrize("fstype", ["ext4", "xfs", "tmpfs", "overlay", "fuseblk", "fuse.mergerfs", "fuse", ""])
-def test_local_types(fstype: str) -> None:
-    assert not host.is_network(fstype)
-
 
 # -- directories -------------------------------------------------------------------------------------------
 

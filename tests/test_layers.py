@@ -5,6 +5,7 @@ counts, wherever it stands: inside a function or under TYPE_CHECKING, upwards is
 """
 
 import ast
+import functools
 import graphlib
 import re
 import sys
@@ -25,17 +26,24 @@ TABLE = """
 room    | may import from                                             | stays away from
 --------+-------------------------------------------------------------+-------------------------------------------
 ground  |                                                             | third-party
-spec    | ground                                                      | fuse trio lmdb numpy terminal clock
 storage | ground                                                      | fuse trio lmdb numpy terminal
-tar     | ground storage                                              | fuse trio lmdb terminal clock
-index   | ground spec storage tar                                     | fuse trio terminal
-dataset | ground spec storage tar index                               | fuse trio lmdb terminal
-views   | ground spec tar index dataset                               | fuse trio lmdb terminal
-interop | ground storage tar index dataset                            | fuse trio lmdb terminal clock
-overlay | ground spec storage dataset                                 | third-party clock
-commit  | ground spec storage tar index dataset overlay               | fuse trio lmdb terminal clock
-status  | ground storage index dataset interop                        | third-party
-fuse    | ground dataset overlay status                               | fuse lmdb terminal
+remote  | ground storage                                              | fuse trio lmdb numpy terminal
+spec    | ground storage remote                                       | fuse trio lmdb numpy terminal clock
+cluster | ground spec storage remote                                  | fuse trio lmdb numpy terminal
+tar     | ground storage remote                                       | fuse trio lmdb terminal clock
+index   | ground spec storage remote cluster tar                      | fuse trio terminal
+dataset | ground spec storage remote tar index                        | fuse trio lmdb terminal
+views   | ground spec storage remote tar index dataset                | fuse trio lmdb terminal
+interop | ground spec storage remote cluster tar index dataset        | fuse trio lmdb terminal clock
+overlay | ground spec storage remote dataset                          | third-party clock
+commit  | ground spec storage remote cluster tar index dataset overlay | fuse trio lmdb terminal clock
+pack    | ground storage remote cluster tar index views commit        | fuse trio lmdb terminal clock
+status  | ground remote index dataset interop                         | third-party
+fuse    | ground remote dataset overlay status                        | fuse lmdb terminal
+image   | ground storage remote dataset                               | fuse trio lmdb terminal clock
+plots   | ground dataset                                              | fuse trio lmdb terminal clock
+previews | ground tar                                                   | fuse trio lmdb terminal clock
+view    | ground storage tar index dataset interop overlay commit plots previews | fuse trio lmdb terminal
 mount   | *                                                           | lmdb numpy terminal
 cli     | *                                                           | trio lmdb numpy
 """
@@ -51,10 +59,29 @@ GROUPS = {
 SLOW = {"pyfuse3", "trio", "lmdb", "numpy", "yaml"}
 ENTRIES = ("wdsfs.__main__", "wdsfs.cli.main", "wdsfs.cli.mount_helper")
 
-GROUND = {"__init__", "errors", "host", "inodes", "names", "reading", "trust"}
+# A child of a process that has used obstore hangs at its first call. So no process that may fork imports it: these
+# modules do, and only the fetcher, a program of its own, imports these.
+STORE_MODULES = {f"wdsfs.remote.{name}" for name in ("answers", "store_clients", "hub", "stores", "uploads")}
+FETCHER = "wdsfs.remote.fetcher"
+
+# All that is loaded of the room `remote` before there is a remote shard.
+LOADED_FOR_LOCAL_SHARDS = {"wdsfs.remote", *(f"wdsfs.remote.{name}" for name in ("any_shard", "pin", "urls"))}
+
+GROUND = {
+    "__init__",
+    "errors",
+    "host",
+    "inodes",
+    "log_lines",
+    "mount_calls",
+    "mount_table",
+    "names",
+    "reading",
+    "trust",
+}
 STARTS = {"__main__": "cli"}  # `python -m wdsfs` lies beside the ground and belongs to the commands
 
-MODULES_OF = {"PyYAML": "yaml"}  # where a package has another name than what is imported
+MODULES_OF = {"PyYAML": "yaml", "pillow": "PIL"}  # where a package has another name than what is imported
 
 
 class Room(NamedTuple):
@@ -135,6 +162,7 @@ def _walk(node: ast.AST, package: str, *, at_load: bool) -> Iterator[Import]:
                 yield from _walk(child, package, at_load=inside)
 
 
+@functools.cache
 def imports_of_module(module: str) -> list[Import]:
     file = FILES[module]
     return imports_of(file.read_text(), module if file.stem == "__init__" else module.rpartition(".")[0])
@@ -214,18 +242,56 @@ def test_a_room_introduces_itself_and_exports_nothing(room: str) -> None:
     assert (PACKAGE / room / f"{first}.py").exists()
 
 
+# The rooms that need an extra; what others load of them they load when a command asks for it.
+EXTRA_OF = {"plots": "view", "previews": "view", "view": "view"}
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_what_is_imported_is_a_declared_dependency(module: str) -> None:
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extra = EXTRA_OF.get(room_of(module))
+    declared = project["dependencies"] + (project["optional-dependencies"][extra] if extra else [])
     packages = {re.split(r"[^\w-]", requirement)[0] for requirement in declared}
     names = {MODULES_OF.get(package, package) for package in packages}
     used = {found.top for found in imports_of_module(module) if found.third_party}
     assert used <= names
 
 
+@pytest.mark.parametrize("module", MODULES)
+def test_only_the_fetcher_loads_obstore(module: str) -> None:
+    away = {FETCHER: {"obstore"}}.get(module, {"obstore", *STORE_MODULES})
+    wrong = [
+        f"{place(module, found)}: may not import {found.module}"
+        for found in imports_of_module(module)
+        if module not in STORE_MODULES and ({found.top, found.module} & away)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if room_of(module) != "remote"])
+def test_local_shards_are_served_without_the_room_remote(module: str) -> None:
+    wrong = [
+        f"{place(module, found)}: loads {found.module}"
+        for found in imports_of_module(module)
+        if found.at_load and found.is_ours and room_of(found.module) == "remote"
+        if found.module not in LOADED_FOR_LOCAL_SHARDS
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if room_of(module) not in EXTRA_OF])
+def test_a_room_with_an_extra_is_loaded_when_it_is_asked_for(module: str) -> None:
+    wrong = [
+        f"{place(module, found)}: loads {found.module}"
+        for found in imports_of_module(module)
+        if found.at_load and found.is_ours and room_of(found.module) in EXTRA_OF
+    ]
+    assert wrong == []
+
+
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_a_command_starts_without_the_slow_packages(entry: str) -> None:
-    """What `entry` loads before it does anything, followed through our own modules."""
+    """Return the modules that `entry` loads when it starts, followed through our own modules."""
     wrong, seen, waiting = [], {"wdsfs", entry}, ["wdsfs", entry]
     while waiting:
         module = waiting.pop()

@@ -9,7 +9,6 @@ import os
 import random
 import subprocess
 import tarfile
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from tests.interop.test_lint import findings, write
 from tests.tars import BLOCK, END, member, tar
 from tests.uppers import WHITEOUT
 from wdsfs.cli.mount_helper import translate
+from wdsfs.dataset.indexing import indexed
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.index.record import Record
 from wdsfs.index.record_builder import build
@@ -32,15 +32,17 @@ from wdsfs.index.store import open_index
 from wdsfs.interop.lint import lint
 from wdsfs.reading import PLAIN, Reading
 from wdsfs.spec.expand import Selection, Shard, expand
+from wdsfs.storage.identity import GONE
 from wdsfs.tar import scan
+from wdsfs.tar.problems import Problem
 
 ZEROS, BY_KEY, BOTH = Reading(ignore_zeros=True), Reading(group_by_key=True), Reading(True, True)
 OPTIONS = {PLAIN: [], ZEROS: ["--ignore-zeros"], BY_KEY: ["--group-by-key"], BOTH: BOTH.arguments}
 
 
-def scanned(path: Path) -> tuple[list[bytes], list[scan.Problem], list[int]]:
-    """The names that a scan behind end marks finds, what it reports, and the marks."""
-    problems: list[scan.Problem] = []
+def scanned(path: Path) -> tuple[list[bytes], list[Problem], list[int]]:
+    """The names that a scan past end marks finds, its problems, and the marks."""
+    problems: list[Problem] = []
     marks: list[int] = []
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -188,7 +190,7 @@ def test_many_end_marks_are_read_in_little_time(tmp_path: Path) -> None:
             os.close(self.fd)
 
     source = Counting()
-    record = Record(build(source, [0, 0, 0], None, ZEROS))
+    record = Record(build(source, GONE, None, ZEROS))
     source.close()
     assert (record.members, record.end_marks) == (count, count - 1)
     assert read < 40 * source.size
@@ -301,11 +303,11 @@ def test_a_shard_is_indexed_on_demand_in_each_way(tmp_path: Path) -> None:
     index = open_index(tmp_path / "index")
     for reading, samples in ((BY_KEY, 3), (PLAIN, 6), (BOTH, 3)):
         below = ShardSet(expand([str(path)], reading=reading), index)
-        assert below.with_index(partial(below.record, 0)).samples == samples
+        assert indexed(below.record, 0).samples == samples
         below.release()
     path.write_bytes(APART + tar(member(b"more.txt")))
     below = ShardSet(expand([str(path)], reading=BOTH), index)
-    assert below.with_index(partial(below.record, 0)).samples == 4
+    assert indexed(below.record, 0).samples == 4
     below.release()
     path.unlink()
     assert index.prune() == 3
@@ -571,7 +573,7 @@ def test_what_cannot_be_moved_is_refused(program: Program, odd: bytes, what: str
 
 
 def test_what_cannot_be_written_anew_stays_as_it_is(program: Program) -> None:
-    """A damaged shard is copied, a compressed one is not replaced; both are told."""
+    """A damaged shard is copied, a compressed one is not replaced; both are reported."""
     damaged = APART[: 12 * BLOCK] + b"?" * BLOCK
     program.write("x.tar", damaged)
     overlay = str(program.directory("o"))
@@ -601,7 +603,7 @@ def test_a_member_that_is_moved_takes_its_headers_along(program: Program) -> Non
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6))
 def test_random_shards_are_put_right(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
-    """What webdataset reads of the new shards is what the mount showed, with random changes."""
+    """webdataset reads from the new shards what the mount showed, after random changes."""
     rng = random.Random(seed)
     home = tmp_path_factory.mktemp("random")
     pairs = [(key, ext) for key in "abcde" for ext in "xyz" if rng.random() < 0.7]

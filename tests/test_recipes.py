@@ -15,12 +15,14 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, Program, need_fuse
-from tests.peers import DALI, SCRIPTS, TOOLS, environment_of, need_tool
+from tests.peers import DALI, LONG_PATIENCE, SCRIPTS, TOOLS, environment_of, need_tool
 from tests.typed import files_of, steps_of, type_in
 
 _TEXT = (ROOT / "docs/recipes.md").read_text()
 PAGES = {page.partition("\n")[0]: page for page in re.split(r"^## ", _TEXT, flags=re.MULTILINE)[1:]}
 FIRST = "The set of these pages"
+
+pytestmark = pytest.mark.timeout(2 * LONG_PATIENCE)  # the first of them makes the set, too
 
 HERE = (sys.executable,)
 PEERS = (str(TOOLS / "bin" / "python"),)
@@ -53,7 +55,7 @@ def type_page(program: Program, title: str, data: Path) -> None:
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """What the first page writes; the page is tested by that."""
+    """Return the set that the first page writes, which tests that page."""
     program = Program(tmp_path_factory.mktemp("recipes"))
     data = program.directory("data")
     type_page(program, FIRST, data)
@@ -72,7 +74,7 @@ def test_a_page_can_be_typed(program: Program, shards: list[Path], title: str) -
     for shard in shards:
         shutil.copy(shard, data)
     type_page(program, title, data)
-    assert not os.path.ismount(program.mountpoint), "the page leaves its mount behind"
+    assert not os.path.ismount(program.mountpoint), "the page does not unmount"
 
 
 def test_every_tool_has_a_page_that_does_something() -> None:

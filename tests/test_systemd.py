@@ -37,7 +37,7 @@ def read(unit: Path) -> configparser.ConfigParser:
 
 
 def verify(tmp_path: Path, *units: Path, user: bool = False) -> str:
-    """What systemd-analyze says of copies of the units whose program exists on this machine."""
+    """Return the output of systemd-analyze for copies of the units whose program exists on this machine."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd is not installed")
     copies = []

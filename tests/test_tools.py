@@ -35,6 +35,9 @@ SAMPLES = [
 ]
 
 
+TIME_NS = 1_400_000_000 * 10**9
+
+
 def plain_files(directory: Path) -> None:
     """Files as a person might pack them, to be found in samples and beside them."""
     contents = {
@@ -66,6 +69,7 @@ def plain_files(directory: Path) -> None:
     os.link(directory / "one.txt", directory / "dir" / "drei.txt")
     for number, path in enumerate(sorted(directory.rglob("*"), reverse=True)):
         os.utime(path, ns=(0, (1_500_000_000 + number) * 10**9), follow_symlinks=False)
+    os.utime(directory, ns=(0, TIME_NS))
 
 
 def write_shards(home: Path) -> list[Path]:
@@ -81,7 +85,9 @@ def write_shards(home: Path) -> list[Path]:
     plain.mkdir()
     plain_files(plain)
     for kind in ("gnu", "posix", "oldgnu"):
-        (shards / f"{kind}.tar").write_bytes(tars.with_gnu_tar(plain, f"--format={kind}", "--sparse"))
+        shard = shards / f"{kind}.tar"
+        shard.write_bytes(tars.with_gnu_tar(plain, f"--format={kind}", "--sparse"))
+        os.utime(shard, ns=(0, TIME_NS))  # it is that of the shard's directory, whatever time its "." has
     few = [b"one.txt", b"one.jpg", b"two.txt", b"dir/five.txt", b"zwei.txt", b"empty"]
     for kind in ("ustar", "v7"):
         (shards / f"{kind}-few.tar").write_bytes(tars.with_gnu_tar(plain, f"--format={kind}", members=few))
@@ -127,7 +133,7 @@ def second(program: Program) -> Path:
 
 @pytest.fixture(scope="module")
 def extracted(program: Program, shards: list[Path]) -> Path:
-    """What GNU tar writes, with the owner and the modes of a mount."""
+    """A tar by GNU tar, with the owner and the modes of a mount."""
     top = program.home / "extracted"
     for shard in shards:
         (top / shard.stem).mkdir(parents=True)

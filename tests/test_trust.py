@@ -6,6 +6,7 @@ The other user is a real one: `another` runs commands as nobody.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shlex
 import stat
@@ -18,14 +19,14 @@ import pytest
 
 from tests import sets, tars
 from tests.conftest import Program
-from wdsfs import host, trust
+from wdsfs import host, mount_table, trust
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import IndexUnusable, MountError, OverlayUnusable, UsageError
 from wdsfs.index.store import Index, open_index
 from wdsfs.interop import export
 from wdsfs.overlay.overlay_directory import OverlayDirectory, hold
 from wdsfs.storage.durable import Disk, temporary_of
-from wdsfs.storage.identity import look
+from wdsfs.storage.identity import Fingerprint
 from wdsfs.storage.unpack_cache import NoRoom, cache
 from wdsfs.trust import Untrusted
 from wdsfs.views import label_files
@@ -53,7 +54,7 @@ def common() -> Iterator[Path]:
 
 @pytest.fixture
 def spare(common: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the index goes instead of a directory that is not safe."""
+    """The place of the index when a directory is not safe."""
     place = common / "spare"
     monkeypatch.setattr(host, "node_local_dir", lambda: place)
     return place
@@ -109,6 +110,7 @@ def test_links_of_ones_own_are_followed(tmp_path: Path) -> None:
 def test_a_look_leaves_nothing_open(common: Path) -> None:
     another("ln", "-s", "nowhere", common / "link")
     (common / "file").touch()
+    gc.collect()  # what earlier tests have left must not be closed meanwhile
     before = os.listdir("/proc/self/fd")
     for place, error in (("link/x", Untrusted), ("file", NotADirectoryError)):
         with pytest.raises(error):
@@ -211,7 +213,7 @@ def test_a_fuse_mount_of_another_user(user_program: Program, monkeypatch: pytest
     """Its daemon can say of any file that it is ours."""
     user_program.write("a.tar", SMALL)
     with user_program.mounted("a.tar") as mounted:
-        found = host.mounted_at(mounted.path)
+        found = mount_table.mounted_at(mounted.path)
         assert found is not None
         assert trust._fuse_mounter(found.device) == user_program.uid
     monkeypatch.setattr(trust, "_fuse_mounter", lambda _: 12345)
@@ -251,7 +253,7 @@ def test_files_that_others_have_prepared(common: Path) -> None:
 
 @needs_root
 def test_an_index_directory_that_another_user_made_first(common: Path, spare: Path) -> None:
-    """What LMDB would write into through the link stays as it is, and the index is elsewhere."""
+    """The file into which LMDB would write through the link stays as it is, and the index is elsewhere."""
     shards = sets.make(common / "shards", 2)
     victim = common / "victim"
     victim.write_bytes(b"content")
@@ -272,14 +274,14 @@ _POISON = """
 import os, sys, tempfile
 from pathlib import Path
 from wdsfs.index import record_builder as builder
-from wdsfs.storage.identity import look
+from wdsfs.storage.identity import Fingerprint
 from wdsfs.index.store import open_index
 directory, path, other = map(os.fsencode, sys.argv[1:])
 BECOME
 os.umask(0)
 index = open_index(Path(os.fsdecode(directory)))
 fd = os.open(other, os.O_RDONLY)
-index.store([(path, builder.build(fd, list(look(path))))])
+index.store([(path, builder.build(fd, Fingerprint.at(path)))])
 index.close()
 for file in os.listdir(directory):
     os.chmod(directory + b"/" + file, 0o666)
@@ -346,7 +348,7 @@ def test_an_index_that_a_group_shares(common: Path, monkeypatch: pytest.MonkeyPa
     for name in ("data.mdb", "lock.mdb", "open.lock"):
         found = (common / "index" / name).stat()
         assert (stat.S_IMODE(found.st_mode), found.st_gid) == (0o660, NOBODY)
-    os.chown(common / "index/data.mdb", NOBODY, -1)  # whoever of them was the first
+    os.chown(common / "index/data.mdb", NOBODY, -1)  # whichever of them was the first
     monkeypatch.setenv("XDG_CACHE_HOME", str(common / "own"))
     monkeypatch.setenv("WDSFS_INDEX_DIR", str(common / "index"))
     with opened(common / "index") as index:
@@ -374,7 +376,7 @@ def test_a_temporary_index_is_not_where_others_can_replace_it(
 
 @needs_root
 def test_the_cache_of_unpacked_shards(common: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its names follow from the shard, so whoever can write it can prepare what a shard unpacks to."""
+    """Its names follow from the shard, so a user who can write it can prepare what a shard unpacks to."""
     another("mkdir", common / "cache")
     monkeypatch.setenv("WDSFS_CACHE_DIR", str(common / "cache"))
     with pytest.raises(IndexUnusable, match=r"the cache of unpacked shards is not used, since .* --trust nobody"):
@@ -409,7 +411,7 @@ def test_tables_of_labels(common: Path) -> None:
     another("mkdir", common / "labels")
     with (
         pytest.raises(Exception, match="belongs to another user"),
-        label_files.opened(file, look(file.path), common / "labels"),
+        label_files.opened(file, Fingerprint.at(file.path), common / "labels"),
     ):
         pass
     assert os.listdir(common / "labels") == []

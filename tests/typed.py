@@ -1,6 +1,6 @@
-"""Pages of the documents that a test types in: the commands behind `$ ` in blocks without a language.
+"""Pages of the documents that a test types in: the commands after `$ ` in blocks without a language.
 
-Files that a page has the reader write stand in blocks with a language, behind a line that has their name in
+Files that a page has the reader write stand in blocks with a language, after a line that has their name in
 backquotes and ends in a colon.
 """
 
@@ -15,10 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.conftest import PATIENCE, Program
+from tests.conftest import Program
+from tests.peers import LONG_PATIENCE
 
 _MARK = "-- end of the answer --"
 _MARKED = re.compile(rf"{_MARK} (\d+)\n")
+# What an unmount says while a disk is busy (docs/overlay.md, "What is promised").
+_PATIENT = re.compile(r"^wdsfs: waiting for process .*\n", re.MULTILINE)
 _FILE = re.compile(r"^[^\n]*`([\w-]+\.\w+)`[^\n]*:\n\n```[a-z]+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _BLOCK = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -79,7 +82,7 @@ def type_in(
             env=program.environment,
             cwd=places["/data"],
             text=True,
-            timeout=PATIENCE,
+            timeout=LONG_PATIENCE,
             check=False,
         )
     finally:
@@ -88,9 +91,12 @@ def type_in(
     said = _MARKED.split(there(done.stdout))
     for step, answer, code in zip(steps, said[:-1:2], said[1::2], strict=False):
         assert merge_errors or code == "0", (step.command, done.stderr)
-        assert _words(answer) == _words(step.answer), (step.command, done.stderr)
+        assert _words(answer) == _words(step.answer), f"{step.command}\n{answer}{done.stderr or ''}"
+        if step.command.startswith("tree "):  # a picture: what is below what is said by the place on the line
+            assert answer.replace("\u00a0", " ").split("\n") == step.answer.split("\n"), step.command
     assert len(said) == 2 * len(steps) + 1
 
 
 def _words(text: str) -> list[str]:
+    text = _PATIENT.sub("", text)
     return re.sub(r"in [\d.]+ s$", "in 0.1 s", text, flags=re.MULTILINE).replace("\u2500", "").split()

@@ -62,6 +62,7 @@ ENTRY_OUT = Layout(_ENTRY + _ATTR)
 ATTR_OUT = Layout("attr_valid:Q attr_valid_nsec:I dummy:I " + _ATTR)
 OPEN_OUT = Layout("fh:Q open_flags:I padding:I")
 READ_IN = Layout("fh:Q offset:Q size:I read_flags:I lock_owner:Q flags:I padding:I")
+WRITE_IN = Layout("fh:Q offset:Q size:I write_flags:I lock_owner:Q flags:I padding:I")
 KSTATFS = Layout(
     "blocks:Q bfree:Q bavail:Q files:Q ffree:Q bsize:I namelen:I frsize:I padding:I "
     "spare0:I spare1:I spare2:I spare3:I spare4:I spare5:I"

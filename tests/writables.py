@@ -74,6 +74,17 @@ def a_set(shards: Sequence[Members], view: View = EXT, merge: bool = False) -> I
             tree.lower.close()
 
 
+@contextlib.contextmanager
+def mounted(tree: LowerTree, calls: SystemCalls | None = None) -> Iterator[Mount]:
+    """A writable tree over `tree`, with an overlay in a directory of its own."""
+    with fast_directory() as home:
+        mount = Mount(tree, home, calls)
+        try:
+            yield mount
+        finally:
+            mount.close()
+
+
 class Mount:
     """A writable tree over `tree` with its overlay in `home`."""
 
@@ -276,7 +287,7 @@ class Mount:
 
 
 def walk_directory(top: bytes) -> dict[bytes, tuple[Any, ...]]:
-    """What `MountOptions.walk` should find, of a plain directory."""
+    """Return what `Mount.walk` should find, from a plain directory."""
     found: dict[bytes, tuple[Any, ...]] = {}
     for path, directories, files in os.walk(top):
         for name in directories + files:

@@ -7,17 +7,27 @@
     |   '-- SpecError          EINVAL     2   a shard specification that means nothing
     |-- ShardError             EIO        3
     |   |-- MissingShard       EIO        3   a shard of the set is not there
+    |   |   '-- MissingObject  EIO        3   its store has no such object
     |   |-- UnreadableShard    EIO        3   it is there, but cannot be opened or read
+    |   |   |-- DeniedObject   EACCES     3   its store refuses it to these credentials
+    |   |   |-- CacheFull      EIO        3   all of it was to be in the cache, which has no room
+    |   |   |-- NoRanges       EIO        3   its server sends whole objects only
+    |   |   '-- Unreachable    EIO        3   its store does not answer, or not as it should
     |   |-- CorruptShard       EIO        3   its bytes are no (whole) tar
     |   |-- ViewError          EIO        3   what is to be shown of it (`--columns`, `--join` ...) cannot be made
-    |   |-- RefusedShard       EACCES     3   others may have put another file in its place since the mount
+    |   |-- RefusedShard       EACCES     3   others may have replaced it since the mount
+    |   |-- ObjectExists       EIO        3   its store has an object of this name already
     |   '-- StaleShard         ESTALE     3   it changed underneath
+    |       |-- ObjectChanged  ESTALE     3   its store has another object in its place
+    |       '-- StaleMount     ESTALE     3   a worker of a cluster sees another file under its path
     |-- IndexUnusable          EIO        4   the index directory cannot be used
     |-- MountError             EIO        5   the mount could not be made, found or ended
     |-- OverlayUnusable        EIO        8   the overlay's directory cannot be used
     |   '-- OverlayBusy        EBUSY      8   another mount or commit uses it
     |-- CommitError            EIO        7   a commit could not be made, or could not be finished
-    |-- ExportError            EIO        9   an index that another tool would misread, or that cannot be written
+    |-- ExecutorUnusable       EIO       10   what --executor names is not there, or has broken
+    |-- ExportError            EIO        9   another tool would misread the index, or it cannot be written
+    |-- ImageError             EIO        9   an image cannot be made of this set, or cannot be written
     '-- EntryError             EIO        6   raised while walking the tree
         |-- NoSuchEntry        ENOENT     6
         |-- NotADirectory      ENOTDIR    6
@@ -30,10 +40,10 @@
         |-- NotPermitted       EPERM      6
         |-- Unsupported        ENOTSUP    6
         |-- InvalidRequest     EINVAL     6
-        |-- StaleEntry         ESTALE     6   no longer what it was, but there is one of its name
+        |-- StaleEntry         ESTALE     6   the inode is gone or has changed; its name may still exist
         '-- NameTooLong        ENAMETOOLONG 6
 
-A message names the thing (shard, offset, member, path) and, where there is one, the way out.
+A message names the thing (shard, offset, member, path) and what to do about it, if something can be done.
 Exit code 1 is also what `wdsfs check` and `diff` give when they have findings, 130 an interrupt.
 """
 
@@ -66,7 +76,27 @@ class MissingShard(ShardError):
     pass
 
 
+class MissingObject(MissingShard):
+    pass
+
+
 class UnreadableShard(ShardError):
+    pass
+
+
+class DeniedObject(UnreadableShard):
+    errno = errno.EACCES
+
+
+class CacheFull(UnreadableShard):
+    pass
+
+
+class NoRanges(UnreadableShard):
+    pass
+
+
+class Unreachable(UnreadableShard):
     pass
 
 
@@ -84,6 +114,18 @@ class RefusedShard(ShardError):
 
 class StaleShard(ShardError):
     errno = errno.ESTALE
+
+
+class ObjectChanged(StaleShard):
+    pass
+
+
+class StaleMount(StaleShard):
+    pass
+
+
+class ObjectExists(ShardError):
+    pass
 
 
 class IndexUnusable(WdsfsError):
@@ -107,6 +149,14 @@ class CommitError(WdsfsError):
 
 
 class ExportError(WdsfsError):
+    exit_code = 9
+
+
+class ExecutorUnusable(WdsfsError):
+    exit_code = 10
+
+
+class ImageError(WdsfsError):
     exit_code = 9
 
 
@@ -172,5 +222,5 @@ def counted(count: int, noun: str) -> str:
 
 
 def several(things: Sequence[str], most: int = 3) -> str:
-    """For a message: `a, b, c and 7 more`."""
+    """Return a list for a message: `a, b, c and 7 more`."""
     return ", ".join(things[:most]) + (f" and {len(things) - most} more" if len(things) > most else "")

@@ -18,19 +18,20 @@ process can serve every request, and memory does not grow with the data set::
 
 The lower 32 bits, kind and index, are the node's `position` in its record.
 
-What is in no shard, and not in the upper either, is an *extra*: of its index the highest 4 bits say what it is,
-and the other 26, with the 30 bits of shard and tag above them, are a number of 56 bits that means something to
-`status/dot_wdsfs.py` or `dataset/numbered_tree.py`. Those of the hidden directory, and only those, have
-`NOT_HIDDEN` all zero.
+An inode in neither a shard nor the upper is an *extra*: the highest 4 bits of its index are its type, and the
+other 26, with the 30 bits of shard and tag above them, are a number of 56 bits whose meaning is defined by
+`status/dot_wdsfs.py` or `dataset/numbered_tree.py`. The bits of `NOT_HIDDEN` are all zero for extras of the hidden
+directory, and only for those.
 """
 
 from __future__ import annotations
 
 ROOT = 1
-UP = 1 << 62  # the space of new files: this, and the number that the file has in the upper
+UP = 1 << 62  # marks new files; the other bits are the inode number in the upper
 FOLDER, SAMPLE, MEMBER = 1, 2, 3
 
 INDEX_MAX = (1 << 30) - 1
+POSITION = (1 << 32) - 1  # the bits of the position
 SHARD_MAX = (1 << 20) - 1
 TAG_MAX = (1 << 10) - 1
 
@@ -38,13 +39,14 @@ TAG_MAX = (1 << 10) - 1
 _NUMBER_BITS = 26  # of the number of an extra, in its index
 _LOWER = (1 << _NUMBER_BITS) - 1
 NUMBER_MAX = (1 << 56) - 1
-NOT_HIDDEN = UP | 3 << 30 | 1 << 29  # all of them are zero in what lies in the hidden directory, and in the root
-# What an extra is: first what lies in the hidden directory, then what is numbered.
+NOT_HIDDEN = UP | 3 << 30 | 1 << 29  # all zero for the root and for inodes of the hidden directory
+# Types of extras: first those of the hidden directory, then those of the tree by number.
 HIDDEN, STATUS, METRICS, SHARDS, PROBLEMS, DALI, DALI_INDEX = range(1, 8)
 BY_INDEX, MILLION, THOUSAND, NUMBERED = range(8, 12)
 
 
 def position(kind: int, index: int) -> int:
+    """The position of a node in its record: kind and index."""
     return kind << 30 | index
 
 
@@ -54,10 +56,12 @@ def kind_of(where: int) -> int:
 
 
 def index_of(where: int) -> int:
+    """The index in a position, or in a whole inode number."""
     return where & INDEX_MAX
 
 
 def pack(tag: int, shard: int, where: int) -> int:
+    """The inode number of the node at a position of a shard."""
     return tag << 52 | shard << 32 | where
 
 
@@ -67,7 +71,7 @@ def pack_extra(what: int, number: int = 0) -> int:
 
 
 def unpack_extra(inode: int) -> tuple[int, int]:
-    """What an extra is, 0 for what is none, and its number."""
+    """Return the type of an extra and its number; type 0 if the inode is none."""
     if inode & (UP | 3 << 30) or inode <= ROOT:
         return 0, 0
     return inode >> _NUMBER_BITS & 15, inode >> 32 << _NUMBER_BITS | inode & _LOWER
@@ -75,4 +79,4 @@ def unpack_extra(inode: int) -> tuple[int, int]:
 
 def unpack(inode: int) -> tuple[int, int, int]:
     """An inode number as (tag, shard, position)."""
-    return inode >> 52 & TAG_MAX, inode >> 32 & SHARD_MAX, inode & 0xFFFFFFFF
+    return inode >> 52 & TAG_MAX, inode >> 32 & SHARD_MAX, inode & POSITION

@@ -1,23 +1,23 @@
 """Member names: into key and extension, and into names that a file system can show.
 
-The one home of each naming decision; docs/semantics.md tells the same to a user. Pure functions over bytes:
+The one home of each naming decision; docs/semantics.md explains them to users. Pure functions over bytes:
 no disks, no FUSE, no state.
 
 A member name such as `images17/image194.left.jpg` has the key `images17/image194` and the extension
-`left.jpg`. The part of the key behind the last slash is its stem, the part before it its folder.
+`left.jpg`. The part of the key after the last slash is its stem, the part before it its folder.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+HIDDEN_DIRECTORY = b".wdsfs"  # at the top of a mount by FUSE; see `status/dot_wdsfs.py`
 NAME_MAX = 255  # bytes; what tools assume of a file name, and what statfs reports
 
-# What shards are called. The first is what "a shard" is called where nothing else is said. The others are the
-# suffixes that GNU tar (`-a`) and ratarmount know, of what can be unpacked here: not `.tlz` (lzma, lzip).
+# Suffixes of shards. The first is the default. The others are those that GNU tar (`-a`) and ratarmount know, as
+# far as they can be unpacked here: not `.tlz` (lzma, lzip).
 SHARD_SUFFIXES = (
     b".tar",
     *(b".tar.gz", b".tgz", b".taz"),
@@ -30,7 +30,12 @@ SHARD_SUFFIXES = (
 _ODD = (b"%", b"\0", b"//", b"/./", b"/../")
 _ESCAPED = re.compile(rb"%(00|25|2E)")
 
-# What readers keep in a sample beside its columns. A column of this name stops the webdataset library.
+# Images, sound and films, by the end of their names: what loaders look for in directories.
+MEDIA = frozenset(
+    b"jpg jpeg png webp gif bmp tif tiff ppm pgm pbm avif jxl wav flac mp3 ogg opus m4a mp4 mkv webm mov".split()
+)
+
+# Names that readers use in a sample beside its columns. A column of this name stops the webdataset library.
 RESERVED = frozenset((b"__key__", b"__url__", b"__local_path__"))
 
 # Semantics decision: what editors, desktops and file systems leave in directories is no column of a sample.
@@ -54,6 +59,7 @@ _LEAVING = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+_LEAVING_STARTS = b".#4TeDd"
 _LEAVINGS = frozenset(  # directories of such
     (
         b".ipynb_checkpoints",
@@ -82,7 +88,7 @@ def split(name: bytes) -> Split | None:
     """Split a member name into folder, stem and extension; None when the member is in no sample.
 
     The rule is the webdataset library's `base_plus_ext` (`^((?:.*/|)[^.]+)[.]([^/]*)$`): the stem ends at the
-    first dot behind the last slash, everything behind that dot is the extension.
+    first dot after the last slash, everything after that dot is the extension.
     """
     start = name.rfind(b"/") + 1
     folder, base = name[:start], name[start:]
@@ -95,24 +101,33 @@ def split(name: bytes) -> Split | None:
     return None if is_meta(name) else Split(folder, stem, extension)
 
 
+def raw_key(name: bytes) -> bytes | None:
+    """The key of the sample that a member belongs to, without escapes; None when it is in no sample."""
+    found = split(name)
+    return None if found is None else name[: len(name) - len(found.extension) - 1]
+
+
 def without_suffix(path: bytes) -> bytes:
-    """The path of a shard without what tells that it is one: `a/x.tar.gz` -> `a/x`."""
+    """Return the path of a shard without its suffix: `a/x.tar.gz` -> `a/x`."""
     return path[: len(path) - len(suffix_of(path))]
 
 
 def suffix_of(path: bytes) -> bytes:
-    """What tells of a path that it is a shard: `a/x.tar.gz` -> `.tar.gz`; empty if nothing does."""
-    return next((suffix for suffix in SHARD_SUFFIXES if path.endswith(suffix)), b"")
+    """Return the suffix that makes a path that of a shard: `a/x.tar.gz` -> `.tar.gz`; empty if it has none."""
+    for suffix in SHARD_SUFFIXES:  # a loop of its own: asked of every shard of a set
+        if path.endswith(suffix):
+            return suffix
+    return b""
 
 
 def split_folder(name: bytes) -> tuple[bytes, bytes]:
-    """A member name as its folder, with its last slash, and its base name."""
+    """Split a member name into its folder, with its last slash, and its base name."""
     start = name.rfind(b"/") + 1
     return name[:start], name[start:]
 
 
 def is_meta(name: bytes) -> bool:
-    """Whether a member belongs to the data set and not to a sample: `__name__` at the top of the shard.
+    """True if a member belongs to the data set and not to a sample: `__name__` at the top of the shard.
 
     Semantics decision: exactly the webdataset library's rule, so `__m__/a.json` is meta, but `__m__.json` and
     `d/__m__/a.json` are sample members.
@@ -135,14 +150,16 @@ def folder_components(folder: bytes) -> list[bytes]:
 
 
 def is_leaving(name: bytes, directory: bool = False) -> bool:
-    """Whether a file or a directory is called as what programs leave behind, and nobody wants in a sample."""
+    """True if the name is that of a file (or directory) that programs leave lying around: no part of a sample."""
+    if not directory and name[0] not in _LEAVING_STARTS and not name.endswith(b"~"):
+        return False  # nearly always
     if directory:
         return name in _LEAVINGS or name.startswith(_TRASH)
     return _LEAVING.fullmatch(name) is not None
 
 
 def unextractable(name: bytes) -> str | None:
-    """Why `tar` cannot extract a member of this name, whatever else is in the tar; None if it can."""
+    """Return why `tar` cannot extract a member of this name; None if it can."""
     components = name.split(b"/")
     if b".." in components:
         return "`..` is part of it"
@@ -152,14 +169,14 @@ def unextractable(name: bytes) -> str | None:
 
 
 def readable(name: bytes) -> str:
-    """A raw name for messages and JSON; a tar may hold names of a mebibyte."""
+    """Return a raw name as text for messages and JSON, cut after 1000 bytes: a name may have a mebibyte."""
     return name[:1000].decode("utf-8", "backslashreplace") + ("..." if len(name) > 1000 else "")
 
 
 def shown(text: str) -> str:
-    """A name or a message of somebody else for a terminal, on one line: what would control it is an escape.
+    """Return foreign text fit for a terminal, on one line: control characters are escaped.
 
-    Bytes that are no UTF-8 (`os.fsdecode`) stay as they are.
+    Bytes that are not UTF-8 (`os.fsdecode`) stay as they are.
     """
     if text.isprintable():
         return text
@@ -167,18 +184,18 @@ def shown(text: str) -> str:
 
 
 def shown_lines(text: str) -> str:
-    """As `shown`, of a text that may have several lines."""
+    """As `shown`, for a text of several lines."""
     return "\n".join(map(shown, text.split("\n")))
 
 
 def meant(word: str, known: Iterable[str]) -> str:
-    """What to add to a message about a word that is not known, if one of these is much like it."""
+    """Return the end of a message about an unknown word: the known word that is most like it, if there is one."""
     close = closest(word, [one.rstrip("=") for one in known])
     return f"; did you mean {close}?" if close else ""
 
 
 def closest(word: str, known: Sequence[str]) -> str | None:
-    """The one of these that is much like a word, if there is one."""
+    """Return the known word that is most like this one, if it is similar enough."""
     from difflib import get_close_matches  # not at the start of every command
 
     close = get_close_matches(word, known, 1, 0.7)
@@ -186,7 +203,7 @@ def closest(word: str, known: Sequence[str]) -> str | None:
 
 
 def plain_key(key: bytes) -> bytes:
-    """A raw key as it is compared with keys of other shards and of label files.
+    """Return a raw key in the form that is compared with keys of other shards and of label files.
 
     Semantics decision: without leading `./`, as in the tree.
     """
@@ -195,19 +212,19 @@ def plain_key(key: bytes) -> bytes:
 
 
 def are_plain(names: list[bytes]) -> bool:
-    """Whether all of these member names can be shown as they are. False may be a false alarm."""
+    """True if all of these member names can be shown as they are. False may be a false alarm."""
     text = b"/".join((b"", *names, b""))  # one search over all of them takes next to nothing
     return not any(odd in text for odd in _ODD) and max(map(len, names), default=0) <= NAME_MAX
 
 
 def escape(component: bytes) -> bytes:
-    """The name under which a component is shown: itself, unless a file system cannot have it.
+    """Return the name under which a component is shown: itself, unless a file system cannot have it.
 
     Semantics decision: NUL becomes `%00`; the components `.` and `..` become `%2E` and `%2E%2E`; the empty one
     becomes `%`. A component that already reads like that has its percent sign written as `%25`, so that
     `unescape` gives back the original. Anything else, invalid UTF-8 included, is shown unchanged. Names over
-    255 bytes are cut and end in `%` and a checksum; they are told apart by it, and the attribute
-    `user.wdsfs.member` has them whole.
+    255 bytes are cut and end in `%` and a checksum, so they stay distinct; the attribute `user.wdsfs.member` has
+    them whole.
     """
     if component in (b"", b"%"):
         return b"%25" if component else b"%"
@@ -220,16 +237,18 @@ def escape(component: bytes) -> bytes:
 
 
 def unescape(shown: bytes) -> bytes:
-    """The component that `escape` shows so. Not for cut names, which are looked up as they are."""
+    """Invert `escape`. Not for cut names, which are looked up as they are."""
     if shown == b"%":
         return b""
     return _ESCAPED.sub(lambda match: bytes([int(match[1], 16)]), shown)
 
 
 def shorten(name: bytes, limit: int = NAME_MAX) -> bytes:
-    """The name itself, or its start and a checksum (16 hexadecimal digits) within `limit` bytes."""
+    """Return the name, or its start and a checksum (16 hexadecimal digits) within `limit` bytes."""
     if len(name) <= limit:
         return name
+    import hashlib  # late: takes a tenth of the time of `wdsfs --help`, and hardly any name is so long
+
     mark = b"%" + hashlib.blake2b(name, digest_size=8).hexdigest().encode()
     kept = name[: limit - len(mark)]
     return kept.decode("utf-8", "ignore").encode() + mark if _is_utf8(name) else kept + mark
@@ -244,7 +263,7 @@ def _is_utf8(name: bytes) -> bool:
 
 
 def numbered(name: bytes, number: int) -> bytes:
-    """The name of the `number`th thing that wants to be called `name`: `jpg~2`, `key~2`."""
+    """Return the name of the `number`th thing that wants to be called `name`: `jpg~2`, `key~2`."""
     suffix = b"~%d" % number
     return shorten(name, NAME_MAX - len(suffix)) + suffix
 

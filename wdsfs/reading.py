@@ -1,8 +1,8 @@
-"""How shards are read: the options that decide which members a tar has, and which of them are a sample.
+"""Options of how shards are read: which members a tar has, and which of them form a sample.
 
-All shards of a set are read alike. Plainly, a tar ends at its first end mark and a sample is a run of adjacent
-members, as for every reader of the format; both options are for tars that such a reader does not see whole. What
-they do to the bytes is in `scan.scan` and `record_builder.py`; a record is kept under the shard's path and
+All shards of a set are read alike. In a plain reading a tar ends at its first end mark and a sample is a run of
+adjacent members, as for every reader of the format; both options are for tars of which such a reader sees only a
+part. `scan.scan` and `member_draft.py` apply them; the index keeps a record under the shard's path and
 `Reading.mark`.
 """
 
@@ -23,16 +23,16 @@ class Reading(NamedTuple):
 
     @property
     def arguments(self) -> list[str]:
-        """The options of a command that read so."""
+        """The command line options that select this reading."""
         return ["--ignore-zeros"] * self.ignore_zeros + ["--group-by-key"] * self.group_by_key
 
     def marks(self) -> list[int] | None:
-        """A new list for `scan.scan`, which reads on after end marks where it gets one."""
+        """Return a new list for `scan.scan`, which reads on after end marks if it gets one; else None."""
         return [] if self.ignore_zeros else None
 
     @property
     def mark(self) -> bytes:
-        """What follows the path of a shard in the key of its record: nothing for a plain reading."""
+        """The part of a record's key after the path of the shard; empty for a plain reading."""
         return b"" if self.is_plain else b"\0" + " ".join(self.arguments).encode()
 
 

@@ -1,12 +1,12 @@
 """Who is trusted, and so which directories and files: those that nobody else can write or replace.
 
-This user and root are trusted, and whom `WDSFS_TRUST` (`--trust`) names. Whoever can write a directory on the way
-to a file decides what lies there, and where a link in it leads. So a way is gone step by step, with a descriptor
-of each directory, and links are taken apart by hand: every directory and link has to belong to somebody who is
-trusted, and nobody else may write to a directory on the way, unless it is sticky (as /tmp is), where only owners
-replace things. When a whole way is so, its path means the same tomorrow, and LMDB and SQLite may open files by it.
+This user and root are trusted, and the users and groups that `WDSFS_TRUST` (`--trust`) names. A user who can write
+to a directory on the way to a file decides what lies there, and where a link in it leads. So a path is walked step
+by step, with a descriptor of each directory, and links are resolved here: every directory and link has to belong
+to a trusted user, and nobody else may write to a directory on the way, unless it is sticky (as /tmp is), where
+only owners can replace files. A path that passes means the same tomorrow, so LMDB and SQLite may open files by it.
 
-The one home for these rules; docs/design.md lists who asks ("Who is trusted"). Standard library only.
+The one home of these rules; docs/design.md lists the callers ("Who is trusted"). Standard library only.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import stat
 from collections.abc import Callable
 from typing import NamedTuple
 
+from wdsfs import mount_table
 from wdsfs.errors import UsageError
 
 EVERYONE = "everyone"
@@ -33,16 +34,16 @@ _EVERY_ID = ["0", "0", "4294967295"]  # the uid_map of a process that is in no u
 
 
 class Untrusted(PermissionError):
-    """Somebody else can write a place; `strerror` says who, where, and the way out."""
+    """A user who is not trusted can write to a place; `strerror` says who, where, and what to do."""
 
     def __init__(self, text: str) -> None:
         super().__init__(errno.EACCES, text)
 
 
 class Trust(NamedTuple):
-    """Who is trusted: owners by uid, and groups by gid, which may write; `users` and `named` groups were named.
+    """Trusted owners (uids), and groups (gids) that may write; `users` and `named` are those named by the user.
 
-    What belongs to one of the named groups was made by one of its members, so that its owner is trusted, too.
+    A file of a named group was made by a member of the group, so its owner is trusted, too.
     """
 
     owners: frozenset[int]
@@ -52,12 +53,12 @@ class Trust(NamedTuple):
     everyone: bool = False
 
     def owns(self, found: os.stat_result) -> bool:
-        """Whether something belongs to somebody who is trusted."""
+        """True if a file belongs to a trusted user."""
         return self.everyone or found.st_uid in self.owners or found.st_gid in self.named
 
 
 def trusted() -> Trust:
-    """Whom this process trusts. Raises UsageError for a name in `WDSFS_TRUST` that nobody has."""
+    """Return whom this process trusts. Raises UsageError for an unknown name in `WDSFS_TRUST`."""
     return _trusted(os.geteuid(), os.environ.get("WDSFS_TRUST", ""))
 
 
@@ -86,9 +87,9 @@ def _number(name: str, text: str, find: Callable[[str], int]) -> int:
 
 
 def _private_group(user: int) -> set[int]:
-    """The group that only this user is in, by the custom of giving each user one of the same name.
+    """Return the user's private group: many systems give each user a group of the same name.
 
-    With it goes the umask 002, so directories of such users can be written by that group.
+    They also set the umask 002, so the group can write to the directories of such users.
     """
     try:
         one = pwd.getpwuid(user)
@@ -103,16 +104,16 @@ def _private_group(user: int) -> set[int]:
 
 
 def directory(path: str | os.PathLike[str], create: bool = False, tighten: bool = False) -> None:
-    """See that nobody who is not trusted can write a directory, or replace it or anything on the way to it.
+    """Check that only trusted users can write to a directory, replace it, or replace a directory on the way to it.
 
-    With `create` what is missing is made, with the mode 0700 whatever the umask. `tighten` is for a directory that
-    only wdsfs uses: when it is this user's, all others lose the right to write. Raises Untrusted, OSErrors.
+    `create` makes missing directories, with the mode 0700 whatever the umask. `tighten` is for a directory that
+    only wdsfs uses: if it is this user's, all others lose the right to write. Raises Untrusted, OSErrors.
     """
     _walk(os.path.abspath(path), create, tighten, False)
 
 
 def holds(path: bytes) -> bool:
-    """Whether only those who are trusted can have changed what lies at a path, and where its links lead."""
+    """True if only trusted users can have changed the file at a path, and the links on the way to it."""
     try:
         for _ in range(LINKS_MAX):
             directory(os.fsdecode(os.path.dirname(path)))
@@ -125,12 +126,12 @@ def holds(path: bytes) -> bool:
 
 
 def way(path: str | os.PathLike[str]) -> None:
-    """As `directory`, of the way to something but not of that itself: it may lie in a sticky directory."""
+    """As `directory`, for the directories above a path only: the path may lie in a sticky directory."""
     _walk(os.path.dirname(os.path.abspath(path)), False, False, True)
 
 
 def _walk(path: str, create: bool, tighten: bool, further: bool) -> None:
-    """Go the way to a directory, looking at every step. `further`: it is on the way to something itself."""
+    """Walk to a directory and check every step. `further`: the directory is not the end of the way."""
     trust, place, links, device = trusted(), "/", 0, -1
     fd = os.open("/", _STEP | os.O_DIRECTORY)
     ahead = _parts(path, typed=True)
@@ -169,7 +170,7 @@ def _walk(path: str, create: bool, tighten: bool, further: bool) -> None:
 
 
 def _parts(path: str, typed: bool) -> list[tuple[str, bool]]:
-    """The names in a path, the first one last, and whether they are of the path that was asked for."""
+    """Return the names in a path, the first one last, each with `typed`: it is of the path that was asked for."""
     return [(name, typed) for name in reversed(path.split("/")) if name not in ("", ".")]
 
 
@@ -185,7 +186,7 @@ def _open_step(fd: int, name: str, create: bool) -> int:
 
 
 def _link_at(fd: int, place: str, trust: Trust) -> str | None:
-    """Where a step leads that is a link of somebody who is trusted; None for a directory.
+    """Return the target of a step that is a link of a trusted user; None for a directory.
 
     Raises Untrusted, NotADirectoryError.
     """
@@ -199,7 +200,7 @@ def _link_at(fd: int, place: str, trust: Trust) -> str | None:
 
 
 def _require_directory(place: str, fd: int, found: os.stat_result, device: int, last: bool, trust: Trust) -> None:
-    """Raises Untrusted for a directory that others can change. `device` is that of the step before."""
+    """Raise Untrusted for a directory that others can change. `device` is that of the step before."""
     _require_owner(place, found, last, trust)
     if trust.everyone:
         return
@@ -235,7 +236,7 @@ def _require_owner(place: str, found: os.stat_result, last: bool, trust: Trust) 
 
 
 def _has_acl(fd: int) -> bool:
-    """Whether more may be granted than the mode says: with a list the group's bits are those of all in it."""
+    """True if there is an access list: then the group bits of the mode are the maximum over all its entries."""
     try:
         return "system.posix_acl_access" in os.listxattr(f"/proc/self/fd/{fd}")
     except OSError:
@@ -243,26 +244,17 @@ def _has_acl(fd: int) -> bool:
 
 
 def _fuse_mounter(device: int) -> int | None:
-    """The user (uid) who mounted this file system by FUSE, whose daemon may say of any file that it is ours."""
-    wanted = f"{os.major(device)}:{os.minor(device)}".encode()
+    """Return the uid that mounted this FUSE file system: its daemon can claim any owner for a file."""
     try:
-        with open("/proc/self/mountinfo", "rb") as file:
-            lines = file.read().split(b"\n")
-    except OSError:
+        found = mount_table.mounts()
+    except OSError:  # no /proc
         return None
-    for line in lines:
-        fields, _, rest = line.partition(b" - ")
-        if fields.split(b" ")[2:3] != [wanted] or not rest.startswith(b"fuse"):
-            continue
-        for option in rest.split(b" ")[2].split(b","):
-            if option.startswith(b"user_id="):
-                return int(option[8:])
-    return None
+    return next((one.user for one in found if one.device == device and one.fstype.startswith("fuse")), None)
 
 
 @functools.lru_cache(1)
 def _unmapped_owner() -> int | None:
-    """The owner that files of users outside of this user namespace seem to have; None outside of such."""
+    """Return the owner shown for files of users outside of this user namespace; None without such a namespace."""
     try:
         with open("/proc/self/uid_map") as file:
             if file.read().split() == _EVERY_ID:
@@ -274,7 +266,7 @@ def _unmapped_owner() -> int | None:
 
 
 def user_name(uid: int) -> str:
-    """The name of a user, or the number of one without."""
+    """Return the name of a user, or the number if there is no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -282,7 +274,7 @@ def user_name(uid: int) -> str:
 
 
 def group_name(gid: int) -> str:
-    """The name of a group, or the number of one without."""
+    """Return the name of a group, or the number if there is no name."""
     try:
         return grp.getgrgid(gid).gr_name
     except KeyError:
@@ -293,7 +285,7 @@ def group_name(gid: int) -> str:
 
 
 def require_file(found: os.stat_result, path: object) -> None:
-    """See that a file is a regular one with one name, of somebody trusted, and that nobody else can write it.
+    """Check that a file is regular, has one name and a trusted owner, and that nobody else can write to it.
 
     Raises Untrusted.
     """
@@ -309,9 +301,9 @@ def require_file(found: os.stat_result, path: object) -> None:
 
 
 def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> int:
-    """A descriptor of a file that wdsfs keeps: never through a link, and only of one that `require_file` passes.
+    """Open a file that wdsfs keeps: never through a link, and only if `require_file` accepts it.
 
-    Nothing is truncated: O_TRUNC would do so before the look. Raises Untrusted, OSErrors.
+    O_TRUNC is ignored, since it would truncate the file before the check. Raises Untrusted, OSErrors.
     """
     try:
         fd = os.open(path, flags & ~os.O_TRUNC | _FILE, mode)
@@ -328,7 +320,7 @@ def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> in
 
 
 def open_lock(path: str | os.PathLike[str], mode: int = 0o600) -> int:
-    """As `open_file`, of a file that is only locked: the message says that it can be removed without a loss.
+    """As `open_file`, for a lock file: the message says that it can be removed without loss.
 
     Semantics decision: a lock with several names is not locked, and not replaced either. Each name would be the
     lock of another directory (`cp -al`), and a process that holds the old file would not see a new one.

@@ -1,16 +1,18 @@
 """The checks of `wdsfs doctor`, each shown a healthy and a sick place."""
 
+import contextlib
 import errno
 import os
 import resource
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import tars
-from tests.conftest import Program
-from wdsfs import host
+from tests.conftest import Program, User, program_of
+from wdsfs import host, mount_table
 from wdsfs.cli import doctor
 from wdsfs.cli.doctor import MachineFinding
 from wdsfs.status import control
@@ -223,7 +225,7 @@ def test_bad_index_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         doctor.check_index_directory(tmp_path / "file" / "x"), "warn", "is no directory", "WDSFS_INDEX_DIR"
     )
     assert_remedy(doctor.check_index_directory(tmp_path, free=1000), "warn", "0.0 GB free", "make room")
-    monkeypatch.setattr(host, "filesystem_type", lambda path: "lustre")
+    monkeypatch.setattr(mount_table, "filesystem_type", lambda path: "lustre")
     assert_remedy(
         doctor.check_index_directory(tmp_path), "warn", "network file system (lustre)", "WDSFS_INDEX_DIR"
     )
@@ -254,6 +256,11 @@ def test_a_file_as_mount_point(place: Path) -> None:
     assert_remedy(doctor.check_mountpoint(f"{place}/x"), "fail", "no directory", "choose")
 
 
+def test_the_root_directory_is_no_mount_point(root: None) -> None:
+    """To mount over all that is there is no remedy."""
+    assert_remedy(doctor.check_mountpoint("/"), "fail", "is the root directory", "make a directory")
+
+
 def test_a_mount_point_with_content(place: Path, root: None) -> None:
     (place / "x").touch()
     assert_remedy(doctor.check_mountpoint(str(place)), "fail", "is not empty", "-o nonempty")
@@ -279,7 +286,7 @@ def test_a_mount_point_that_does_not_answer(
 
 def test_a_place_that_is_mounted_already(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = f"1 1 0:1 / {str(place).replace(' ', chr(92) + '040')} ro - fuse.wdsfs x ro\n"
-    monkeypatch.setattr(host, "mounts", lambda: host.parse_mountinfo(line.encode()))
+    monkeypatch.setattr(mount_table, "mounts", lambda: mount_table.parse_mountinfo(line.encode()))
     monkeypatch.setattr(control, "find", lambda path: None)
     assert_remedy(doctor.check_mountpoint(str(place)), "ok", "by another user or in another session", "")
     daemon = control.Daemon(1, 1, str(place), ["a.tar"], "samples", "ext", False, 1.0, None)
@@ -290,7 +297,7 @@ def test_a_place_that_is_mounted_already(place: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_healthy_mount(program: Program) -> None:
-    """It is as it should be: nobody is told to end it, by either command that looks."""
+    """A healthy mount: neither command that checks it says to end it."""
     program.write("a.tar", tars.tar(tars.member(b"a.txt", b"a")))
     with program.mounted("a.tar") as mounted:
         *_, finding = program.json("doctor", mounted.path)
@@ -312,23 +319,30 @@ def test_the_same_is_wrong_for_both_commands(program: Program) -> None:
         assert finding["detail"] in said
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="takes a second user, whom only root can be")
-def test_a_runtime_directory_of_another_user(user_program: Program) -> None:
-    """Nothing works then, and doctor says so, and what to do."""
-    wrong = Path(f"/tmp/wdsfs-{user_program.uid}")
-    environment = {"XDG_RUNTIME_DIR": "/nowhere"}
-    if wrong.exists():
-        pytest.skip(f"{wrong} is in use")
-    wrong.mkdir()
+@contextlib.contextmanager
+def runtime_directory_of_root() -> Iterator[tuple[Path, User]]:
+    """/tmp/wdsfs-UID, made by root, of a user who has none; mkdir(2) keeps tests beside this one from the same."""
+    for uid in range(60_001, 65_000):
+        with contextlib.suppress(FileExistsError):
+            (place := Path(f"/tmp/wdsfs-{uid}")).mkdir()
+            break
     try:
-        findings = {one["name"]: one for one in user_program.json("doctor", code=5, env=environment)}
+        yield place, User(uid, uid)
+    finally:
+        place.rmdir()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes a second user, whom only root can be")
+def test_a_runtime_directory_of_another_user() -> None:
+    """Nothing works then, and doctor says so, and what to do."""
+    environment = {"XDG_RUNTIME_DIR": "/nowhere"}
+    with runtime_directory_of_root() as (wrong, user), program_of(user) as program:
+        findings = {one["name"]: one for one in program.json("doctor", code=5, env=environment)}
         finding = findings["runtime directory"]
         assert finding["level"] == "fail"
         assert f"{wrong} belongs to another user (uid 0): have it removed" in finding["detail"]
         assert "set XDG_RUNTIME_DIR" in finding["remedy"]
-        assert "set XDG_RUNTIME_DIR" in user_program.refused("status", code=5, env=environment)
-    finally:
-        wrong.rmdir()
+        assert "set XDG_RUNTIME_DIR" in program.refused("status", code=5, env=environment)
 
 
 def test_directories_that_others_can_write(tmp_path: Path) -> None:
@@ -377,10 +391,10 @@ def test_what_fusermount_lets_a_user_mount_over(fstype: str, version: tuple[int,
 
 
 def test_a_refused_file_system(place: Path, user: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "filesystem_type", lambda path: "lustre")
+    monkeypatch.setattr(mount_table, "filesystem_type", lambda path: "lustre")
     finding = doctor.check_mountpoint(str(place), version=(3, 2, 6))
     assert_remedy(finding, "fail", "3.2.6 lets no user mount over lustre", "fuse3 3.3 or newer, or a mount point")
-    monkeypatch.setattr(host, "filesystem_type", lambda path: "beegfs")
+    monkeypatch.setattr(mount_table, "filesystem_type", lambda path: "beegfs")
     finding = doctor.check_mountpoint(str(place), version=(3, 14, 0))
     assert_remedy(finding, "fail", "over beegfs", "mktemp -d")
 

@@ -22,7 +22,7 @@ def arguments(*argv: str) -> list[str]:
 
 
 def options(option: str, spec: str = SPEC) -> list[str]:
-    """What `-o option` becomes, without what every call has."""
+    """Return what `-o option` becomes, without the arguments of every call."""
     head, *found, dashes, given_spec, mountpoint = arguments(spec, "/mnt", "-o", option)
     assert (head, dashes, given_spec, mountpoint) == ("mount", "--", spec, "/mnt")
     return found
@@ -69,6 +69,8 @@ def test_what_is_not_for_us_is_left_out(option: str) -> None:
         ("jobs=4", "--jobs=4"),
         ("split=val", "--split=val"),
         ("shard-id=1", "--shard-id=1"),
+        ("follow", "--follow"),
+        ("follow=5", "--follow=5"),
         ("num_shards=4", "--num-shards=4"),
         ("index-dir=/var/cache/x", "--index-dir=/var/cache/x"),
         ("index_dir=/var/cache/x", "--index-dir=/var/cache/x"),
@@ -91,6 +93,11 @@ def test_options_may_come_in_several_pieces_and_places() -> None:
     assert arguments(SPEC, "/mnt", "-r")[1:3] == ["-o", f"ro,fsname={SPEC}"]
 
 
+def test_a_set_that_begins_empty_has_no_shards() -> None:
+    found = arguments("none", "/mnt", "-o", "new,overlay=/edits")
+    assert found == ["mount", "--new", "--overlay=/edits", "-o", "fsname=none", "--", "/mnt"]
+
+
 def test_a_comma_in_quotes_stays_in_its_option() -> None:
     assert options('context="a:b,c",ro') == ["-o", rf'context="a:b\,c",ro,fsname={SPEC}']
     assert options(r"fsname=a\,b,ro") == ["-o", r"fsname=a\,b,ro"]
@@ -101,6 +108,12 @@ def test_the_source_is_shown_as_fstab_has_it() -> None:
     assert options("ro", "/d/{a,b}.tar::/e/*.tar") == ["-o", r"ro,fsname=/d/{a\,b}.tar::/e/*.tar"]
     assert options("ro", "back\\slash.tar") == ["-o", "ro,fsname=back\\\\slash.tar"]
     assert options("ro,fsname=mine") == ["-o", "ro,fsname=mine"]
+
+
+def test_a_secret_does_not_get_into_the_mount_table() -> None:
+    for spec in ("https://h/x.tar?sig=deadbeef", "https://me:deadbeef@h/x.tar"):
+        assert options("ro", spec) == ["-o", "ro"]
+    assert options("ro", "https://h/x.tar") == ["-o", "ro,fsname=https://h/x.tar"]
 
 
 @pytest.mark.parametrize("spec", ["/dätä/x.tar", "/d/\udcff.tar", "/d/\t.tar", "/d/" + "x" * 2000])
@@ -207,7 +220,7 @@ def test_the_lines_in_the_documentation_are_understood(spec: str, mountpoint: st
 
 
 def test_every_option_of_mount_can_be_written_in_fstab() -> None:
-    """But for those of whoever sits in front of it."""
+    """Except those that are for a user at a terminal."""
     known = {name.removeprefix("--") for one in mount.params for name in one.opts if name.startswith("--")}
     assert known - {"foreground", "quiet", "read-only"} == mount_helper._OWN  # the last is "ro" there
 
@@ -231,3 +244,12 @@ def test_a_misspelt_option_is_refused_with_what_was_meant(
 ) -> None:
     assert mount_helper.main([SPEC, "/mnt", "-o", f"ro,{option}"]) == mount_helper.WRONG_CALL
     assert capsys.readouterr().err == f"mount.wdsfs: -o {option}: no such option; did you mean {meant}?\n"
+
+
+@pytest.mark.parametrize("spec", ["pipe:cat x.tar", "a.tar::pipe:cat x.tar"])
+def test_a_command_is_run_only_if_that_is_allowed(spec: str) -> None:
+    with pytest.raises(UsageError, match="allow-pipe"):
+        options("ro", spec)
+    with pytest.raises(UsageError, match="allow-pipe"):
+        options("join=pipe:cat x.tar")
+    assert "--allow-pipe" in options("ro,allow_pipe", spec)

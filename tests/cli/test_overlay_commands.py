@@ -132,7 +132,7 @@ def test_commit_as_json(program: Program, here: Set) -> None:  # noqa: F811
 
 def test_a_delta_tells_what_it_does_not_tell(program: Program, here: Set) -> None:  # noqa: F811
     command = ("commit", "--overlay", "o", "-o", "d.tar", "--changed-only", SHARDS)
-    said = b"these shards do not tell which samples are gone under their old names: 1 removed\n"
+    said = b"these shards do not show which samples were removed or renamed: 1 removed\n"
     assert program.run(*command, "--dry-run").stdout.endswith(said)
     assert program.run(*command).stdout.endswith(said)
     assert json.loads(program.run(*command, "--json").stdout)["not_told"] == {"removed": 1, "renamed": 0}
@@ -156,6 +156,7 @@ def test_a_delta_tells_what_it_does_not_tell(program: Program, here: Set) -> Non
         (["--names", "full", "-o", "%d"], b"made with --layout samples --names ext"),
         (["--maxcount", "0"], b"maxcount"),
         (["--maxsize", "0"], b"maxsize"),
+        (["--maxsize", "nan"], b"nan"),
     ],
 )
 def test_options_that_do_not_go_together(
@@ -212,7 +213,7 @@ def test_an_overlay_in_use(program: Program, here: Set) -> None:  # noqa: F811
 
 
 def test_an_unfinished_commit(program: Program, here: Set) -> None:  # noqa: F811
-    """Everything but the command that finishes it is refused, and told that command."""
+    """All but the command that finishes it is refused, and the message names that command."""
 
     class Killer(Disk):
         dead = False
@@ -247,7 +248,7 @@ def test_outputs_that_mean_nothing(program: Program, here: Set) -> None:  # noqa
     for pattern, text in (
         ("out{.tar", "unbalanced braces in 'out{.tar': close them"),
         ("new/", "--output new/ is a directory: name the shards in it"),
-        ("x-%d.tar.GZ", "commit writes plain tars, and under a name in .tar.gz readers would unpack them"),
+        ("x-%d.tar.GZ", "shards are written as plain tars, and under a name in .tar.gz readers would unpack them"),
         ("o/upper/s%d.tar", "would be in the directory of the overlay: name another directory with --output"),
         ("o/s%d.tar", "would be in the directory of the overlay"),
     ):
@@ -264,7 +265,7 @@ def test_a_wrong_name_is_said_before_what_cannot_be_packed(program: Program, her
 
 
 def again(program: Program, shards: str, code: int) -> list[str]:  # noqa: F811
-    """What the commands say of the overlay over these shards."""
+    """Return the message of the commands about the overlay over these shards."""
     commands = (("diff",), ("commit", "--in-place", "--dry-run"), ("commit", "-o", "again/s%d.tar", "--dry-run"))
     return [program.run(*one, "--overlay", "o", shards, code=code).stderr.decode() for one in commands]
 
@@ -413,7 +414,7 @@ def test_abandoning(program: Program, tmp_path: Path) -> None:  # noqa: F811
         "abandoned: 1 of 3 shards written",
         f"not written: {half.home}/s1.tar",
         f"not written: {half.home}/s2.tar",
-        "what is in no shard is still in the overlay; see: wdsfs diff",
+        "changes that are in no shard are still in the overlay; see: wdsfs diff",
     ]
     done = program.run("diff", "--overlay", overlay, shards)
     assert lines(done.stdout) == ["added    s1/e", "added    more/x"]

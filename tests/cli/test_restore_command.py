@@ -142,6 +142,18 @@ def test_where_there_is_nothing_to_restore(a_set: Program) -> None:
     assert "name the MOUNTPOINT and PATHs in it" in a_set.refused("restore", code=2)
 
 
+def test_a_path_without_its_mount_point(a_set: Program) -> None:
+    """As one types it inside the mount; the path need not be there any more."""
+    with a_set.mounted(*OVERLAY) as mounted:
+        (mounted.path / "s0/a/txt").unlink()
+        for path in ("s0/a/txt", f"{mounted.path}/s0/a"):
+            said = a_set.refused("restore", path, code=2, cwd=mounted.path)
+            assert f"name the MOUNTPOINT before it: wdsfs restore {mounted.path} {path}" in said
+        said = a_set.refused("restore", "s0/a", "s0/b", code=5, cwd=mounted.path)
+        assert f"s0/a: lies in a mount; name its MOUNTPOINT first: {mounted.path}" in said
+        assert "name the PATHs that are to be restored" in a_set.refused("restore", ".", code=2, cwd=mounted.path)
+
+
 def test_an_overlay_that_is_not_mounted(a_set: Program) -> None:
     with a_set.mounted(*OVERLAY) as mounted:
         before = picture(mounted.path)
@@ -188,7 +200,7 @@ def test_a_mount_that_is_read_only(a_set: Program) -> None:
 
 
 def test_others_may_not(a_set: Program) -> None:
-    """Whoever may write to the top of a mount may not undo what its user did."""
+    """A user who may write to the top of a mount may not undo changes of the user who mounted."""
     if os.geteuid():
         pytest.skip("only root can become somebody else")
     a_set.mountpoint.chmod(0o755)

@@ -1,4 +1,4 @@
-"""What an overlay changes: uppers made by hand over trees of every kind, and told in samples."""
+"""The changes of an overlay, in samples: uppers made by hand over trees of every kind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tests.uppers import NO_RULES, OPAQUE, WHITEOUT, a_tree, find, write_upper
 from wdsfs.commit import changes
 from wdsfs.commit.changes import ChangedSample, Changes, Remark, Rules
 from wdsfs.dataset.tree import View
-from wdsfs.storage.identity import sum_of
 
 FIRST = tars.tar(
     tars.member(b"d/", kind=tars.DIRECTORY),
@@ -67,7 +66,7 @@ def test_a_changed_an_added_and_a_removed_extension(tmp_path: Path) -> None:
     assert result.samples == [ChangedSample("changed", b"s0/d/a", (b"txt",), (b"cls",), (b"jpg",))]
     assert list(result.shards) == [0]
     assert sorted(new.name for news in result.shards[0].members.values() for new in news) == [b"d/a.cls"]
-    assert [new.name for news in result.shards[0].behind.values() for new in news] == [b"d/a.txt"]
+    assert [new.name for news in result.shards[0].following.values() for new in news] == [b"d/a.txt"]
     assert len(result.shards[0].entries) == 1
 
 
@@ -145,7 +144,7 @@ def test_a_member_of_no_sample_with_another_time(tmp_path: Path) -> None:
     assert result.others == [ChangedSample("time only", b"s0/README")]
 
 
-# --- what programs leave behind ----------------------------------------------------------------------------
+# --- files that programs leave -------------------------------------------------------------------------------
 
 LEFT = [
     "txt~",
@@ -206,7 +205,7 @@ def test_a_column_that_is_called_so_in_its_shard(was: str, left: bool, layout: s
     write_upper(tmp_path / "upper", {"s0": files if layout == "files" else {"k": WHITEOUT, "z": sample}})
     separator = "." if layout == "files" else "/"
     with a_tree(tmp_path, [shard], View(layout)) as tree:
-        checksum = sum_of(tree.lower.fingerprint(0))
+        checksum = tree.lower.fingerprint(0).sum
         for new, old in (("jpg", "jpg"), ("txt~", was)):
             value = b"%d:%x" % (tree.resolve(f"s0/k{separator}{old}".encode()).inode, checksum)
             os.setxattr(tmp_path / f"upper/s0/z{separator}{new}", "user.wdsfs.origin", value)
@@ -251,7 +250,7 @@ def test_a_renamed_sample_keeps_extensions_that_differ_in_case(tmp_path: Path) -
     upper = {"s0": {"k": WHITEOUT, "z": {OPAQUE: True, "jpg": b"A", "JPG": b"A", "Cls": b"", "cls": b""}}}
     write_upper(tmp_path / "upper", upper)
     with a_tree(tmp_path, [shard], View()) as tree:
-        inode, checksum = tree.resolve(b"s0/k").inode, sum_of(tree.lower.fingerprint(0))
+        inode, checksum = tree.resolve(b"s0/k").inode, tree.lower.fingerprint(0).sum
     os.setxattr(tmp_path / "upper/s0/z", "user.wdsfs.origin", b"%d:%x" % (inode, checksum))
     result = found(tmp_path, {}, shard)
     assert [sample.kind for sample in result.samples] == ["renamed"]
@@ -299,8 +298,8 @@ def test_odd_names(tmp_path: Path) -> None:
     replaced = {new.name for news in result.shards[0].members.values() for new in news}
     assert replaced == {b"./k.jpg", b"../up.", b"x" * 300 + b".txt"}
     assert sum(len(news) for news in result.shards[0].members.values()) == 4
-    behind = [[new.name for new in news] for news in result.shards[0].behind.values()]
-    assert sorted(behind) == [[b"./k.txt"], [b"x" * 300 + b".cls"]]
+    following = [[new.name for new in news] for news in result.shards[0].following.values()]
+    assert sorted(following) == [[b"./k.txt"], [b"x" * 300 + b".cls"]]
     assert [sample.key for sample in result.shards[0].appended] == [b"../100%", b"/abs/b"]
     assert not result.unpackable + result.conflicts
 
@@ -481,7 +480,7 @@ def test_a_file_with_hard_links_gets_other_content(layout: str, tmp_path: Path) 
 
 
 def test_the_name_of_a_sample_with_hard_links(tmp_path: Path) -> None:
-    """Whatever link of it was looked at first."""
+    """In any order of its links."""
     shard = tars.tar(
         tars.member(b"h/b.txt", b"b"), tars.member(b"h/a.link", kind=tars.HARD_LINK, link=b"h/b.txt"), tars.B
     )
@@ -589,7 +588,7 @@ def test_a_column_whose_name_was_shown_with_a_number(tmp_path: Path) -> None:
 
 
 def rename(home: Path, view: View, source: bytes, target: Path, files: list[str]) -> None:
-    """What the writable mount leaves of a renamed sample: its files copied up, with their origins."""
+    """A renamed sample as the writable mount leaves it: its files copied up, with their origins."""
     with a_tree(home, [FIRST, SECOND], view) as tree:
         for file in files:
             path = target / file
@@ -598,7 +597,7 @@ def rename(home: Path, view: View, source: bytes, target: Path, files: list[str]
             node = tree.resolve(old)
             path.write_bytes(b"A")
             os.utime(path, ns=(0, node.mtime_ns))
-            checksum = sum_of(tree.lower.fingerprint(0))
+            checksum = tree.lower.fingerprint(0).sum
             os.setxattr(path, "user.wdsfs.origin", b"%d:%x" % (node.inode, checksum))
         if view.layout == "samples":
             inode = tree.resolve(source).inode
@@ -614,7 +613,7 @@ def test_a_renamed_sample_stays_where_it_was(tmp_path: Path) -> None:
     assert not result.shards[0].appended
     news = [new.name for news in result.shards[0].members.values() for new in news]
     assert news == [b"d/z.cls", b"d/z.jpg"]
-    assert [new.name for news in result.shards[0].behind.values() for new in news] == [b"d/z.txt"]
+    assert [new.name for news in result.shards[0].following.values() for new in news] == [b"d/z.txt"]
 
 
 def test_a_sample_renamed_into_another_shard(tmp_path: Path) -> None:
@@ -648,7 +647,7 @@ def test_a_member_of_no_sample_renamed_to_a_proper_name(stray: str, new: str, sh
     write_upper(tmp_path / "upper", {"s0": {stray: WHITEOUT}})
     write_upper(tmp_path / "upper", {shard: {new: b"content"}})
     with a_tree(tmp_path, [STRAYS, SECOND], View("files")) as tree:
-        inode, checksum = tree.resolve(f"s0/{stray}".encode()).inode, sum_of(tree.lower.fingerprint(0))
+        inode, checksum = tree.resolve(f"s0/{stray}".encode()).inode, tree.lower.fingerprint(0).sum
     os.setxattr(tmp_path / "upper" / shard / new, "user.wdsfs.origin", b"%d:%x" % (inode, checksum))
     result = found(tmp_path, {}, STRAYS, SECOND, layout="files")
     stem, extension = new.encode().split(b".")

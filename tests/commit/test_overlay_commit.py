@@ -3,6 +3,7 @@ kernel's overlayfs has made over a mount."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import mmap
@@ -23,6 +24,7 @@ import pytest
 from tests import tars
 from tests.commit.test_plan import keys, samples
 from tests.conftest import PATIENCE, Program, fails, wait_until
+from tests.fuse.test_supervisor import Patched
 from tests.overlay.test_overlay_mount import a_disk
 from tests.writables import MTIME, shard
 
@@ -85,7 +87,7 @@ def test_a_diff_while_it_is_mounted(a_set: Program) -> None:
 
 
 def test_a_shard_that_was_replaced_below_a_mount(a_set: Program) -> None:
-    """What is compared and committed are its current contents, and the user is told so."""
+    """Its current content is compared and committed, and a message says so."""
     with a_set.mounted(*OPTIONS) as mounted:
         mounted.allow_log("s1.tar has changed; it is indexed anew")
         (mounted.path / "s0/003/cls").write_bytes(b"7")
@@ -95,7 +97,15 @@ def test_a_shard_that_was_replaced_below_a_mount(a_set: Program) -> None:
         )
         assert text in a_set.run("diff", mounted.path).stderr
         assert text in a_set.run("commit", "--output", "out/%d.tar", mounted.path).stderr
+        wait_until(lambda: has(mounted.path / "s1", "x"), "the mount to notice")  # at the latest after a second
         assert os.listdir(mounted.path / "s1") == ["x"]
+
+
+def has(directory: Path, name: str) -> bool:
+    """True once a directory lists a name; while its shard is replaced it is stale."""
+    with contextlib.suppress(OSError):
+        return name in os.listdir(directory)
+    return False
 
 
 def test_what_a_mapped_file_cannot_keep(a_set: Program) -> None:
@@ -107,8 +117,9 @@ def test_what_a_mapped_file_cannot_keep(a_set: Program) -> None:
         with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
             memory[:6] = b"mapped"
             a_set.write("new.tar", shard([("x.txt", b"x")])).replace(a_set.home / "s1.tar")
+            wait_until(lambda: has(mounted.path / "s1", "x"), "the new shard")
             said = a_set.refused("commit", "--output", "out/%d.tar", mounted.path, code=7)
-        assert f"{mounted.path}: something that a program has changed in a mapped file could not be writ" in said
+        assert f"{mounted.path}: a change of a mapped file could not be writ" in said
         assert "its shard was replaced meanwhile" in said
         assert not (a_set.home / "out").exists()
 
@@ -268,6 +279,32 @@ def test_files_that_were_copied_over_themselves(a_set: Program) -> None:
         assert all(one.mtime > MTIME for one in tar.getmembers() if one.name.endswith("jpg"))
 
 
+# A daemon that is slow to admit writers again, as on a busy machine.
+SLOW_THAW = """
+import time
+from wdsfs.overlay.mounted_overlay import MountedOverlay
+original = MountedOverlay.freeze
+def freeze(self, frozen):
+    if not frozen:
+        time.sleep(0.5)
+    original(self, frozen)
+MountedOverlay.freeze = freeze
+"""
+
+
+def test_when_a_commit_has_ended_nobody_is_refused_any_more(a_set: Program) -> None:
+    a_set.__class__ = Patched
+    assert isinstance(a_set, Patched)
+    a_set.patch = SLOW_THAW
+    with a_set.mounted(*OPTIONS) as mounted:
+        edit(mounted.path)
+        commit(a_set, mounted.path, "-o", "out/t-%02d.tar")
+        (mounted.path / "s2/000/new").touch()
+        commit(a_set, mounted.path, "--in-place")
+        (mounted.path / "s2/000/new").write_bytes(b"written")
+        commit(a_set, mounted.path, "--in-place")
+
+
 # A commit that waits in front of the rename of the shard s1, having made the file "waits", until "go" is there.
 SLOW = """
 import os, time
@@ -315,7 +352,7 @@ def stop() -> Iterator[threading.Event]:
 
 
 def opened_again(path: Path) -> bytes:
-    """What a file holds: open from a shard that is just replaced, or when the overlay is emptied, it is stale."""
+    """Return the content of a file; it is stale if its shard was just replaced, or the overlay emptied."""
     for _ in range(2):
         try:
             return path.read_bytes()
@@ -341,7 +378,7 @@ def test_meanwhile_nobody_writes_and_everybody_reads(a_set: Program, stop: threa
                     problems.append(repr(error))
 
     with a_set.mounted(*OPTIONS) as mounted:
-        mounted.allow_log("has changed")  # a shard, which some read may notice before the mount has been told
+        mounted.allow_log("has changed")  # a shard, which some read may notice before the mount is notified
         top = mounted.path
         edit(top)
         reader = threading.Thread(target=read, args=(top,))
@@ -395,6 +432,7 @@ def test_a_commit_that_is_killed_is_finished_when_a_shard_was_touched(a_set: Pro
         mounted.allow_log("has changed")
         edit(mounted.path)
         Commit(a_set, mounted.path).kill()
+        mounted.wait_for_log("a commit in place was stopped half-way")
         os.utime(a_set.home / "s1.tar")
         (a_set.home / "s0.tar").chmod(0o640)
         commit(a_set, "--in-place", mounted.path)
@@ -410,6 +448,7 @@ def test_a_commit_that_cannot_be_finished_is_abandoned(a_set: Program) -> None:
         top = mounted.path
         edit(top)
         Commit(a_set, top).kill()
+        mounted.wait_for_log("a commit in place was stopped half-way")
         a_set.write("s1.tar", shard([("010.jpg", b"other"), ("new.jpg", b"other")]))
         assert "use --abandon instead of --in-place" in a_set.refused("diff", top, code=7)
         assert "s1.tar: changed by somebody else" in a_set.refused("commit", "--in-place", top, code=7)
@@ -436,6 +475,7 @@ def test_a_commit_of_a_mount_is_abandoned_without_one_of_its_shards(a_set: Progr
         mounted.allow_log("s1.tar")
         edit(mounted.path)
         Commit(a_set, mounted.path).kill()
+        mounted.wait_for_log("a commit in place was stopped half-way")
         (a_set.home / "s1.tar").unlink()
         refused = a_set.run("commit", "--in-place", mounted.path, code=7).stderr
         assert b"s1.tar: changed by somebody else, or gone" in refused
@@ -512,8 +552,10 @@ def test_after_the_end_of_all_a_killed_commit_is_finished_without_a_mount(a_set:
         mounted.allow_log("stopped half-way")
         edit(mounted.path)
         running = Commit(a_set, mounted.path)
-        for pid in sorted(mounted.processes()):  # the supervisor first: it would replace the others
-            os.kill(pid, signal.SIGKILL)
+        # The supervisor first: it would replace the others. (Numbers start again from below some time.)
+        for pid in sorted(mounted.processes(), key=lambda pid: pid != mounted.pid):
+            with contextlib.suppress(ProcessLookupError):  # one that has seen the end of the supervisor
+                os.kill(pid, signal.SIGKILL)
         running.kill()
         mounted.wait_for_exit()
         a_set.run("umount", mounted.path)

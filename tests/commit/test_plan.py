@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +21,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests import tars, writables
+from tests import sets, tars, writables
 from tests.commit.test_shard_writer import Faulty, Killed
 from tests.uppers import OPAQUE, WHITEOUT, a_tree, find, write_upper
-from wdsfs.commit import source_layout
 from wdsfs.commit.changes import Remark
 from wdsfs.commit.commit_journal import plan_from_json, plan_to_json, read_plan
 from wdsfs.commit.free_space import _freed_by
 from wdsfs.commit.output_names import continued, namer
 from wdsfs.commit.plan import NO_SAMPLE, CommitOptions, Planner
 from wdsfs.commit.replace_in_place import Replacement
-from wdsfs.commit.run import Files, Runner
+from wdsfs.commit.run import Runner
 from wdsfs.commit.steps import Plan, Step
+from wdsfs.commit.upper_files import Files
 from wdsfs.dataset.tree import View
 from wdsfs.errors import CommitError, StaleShard, UsageError
-from wdsfs.index import record_of_file
 from wdsfs.overlay import overlay_directory
 from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings, ShardSeen, unfinished
 from wdsfs.reading import PLAIN, Reading
-from wdsfs.storage import identity
 from wdsfs.storage.durable import Disk
-from wdsfs.storage.identity import look
+from wdsfs.storage.identity import Fingerprint
 
 FIRST = tars.tar(
     tars.member(b"d/", kind=tars.DIRECTORY),
@@ -58,6 +56,13 @@ EDITS: dict[Any, Any] = {
         "d": {"a": {"jpg": b"changed", "txt": b"added"}, "b": WHITEOUT, "n": {"txt": b"new"}},
     }
 }
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """In memory: thousands of commits wait for the disk otherwise."""
+    with writables.fast_directory() as path:
+        yield path
 
 
 class Set:
@@ -78,7 +83,8 @@ class Set:
         self.place = OverlayDirectory(home / "o")
         (home / "o/upper").mkdir(parents=True)
         (home / "o/work").mkdir()
-        seen = (ShardSeen(path.stem.encode(), os.fsencode(path), look(os.fsencode(path))) for path in self.shards)
+        paths = [(path.stem.encode(), os.fsencode(path)) for path in self.shards]
+        seen = (ShardSeen(name, path, Fingerprint.at(path)) for name, path in paths)
         settings = OverlaySettings(self.view.layout, self.view.names, merge, tuple(seen), reading)
         overlay_directory.write_settings(self.place, settings)
 
@@ -227,10 +233,10 @@ def test_links(tmp_path: Path) -> None:
     here.commit(link=True)  # finds everything there
 
 
-def test_links_over_file_systems(tmp_path: Path) -> None:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
+def test_links_over_file_systems() -> None:
+    with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory(dir="/dev/shm") as other:
         with pytest.raises(CommitError, match="use --copy"):
-            Set(tmp_path, FIRST).commit(link=True, output=f"{other}/%d.tar")
+            Set(Path(home), FIRST).commit(link=True, output=f"{other}/%d.tar")
         assert os.listdir(other) == []
 
 
@@ -373,7 +379,7 @@ def test_conflicts_are_never_left_out(tmp_path: Path) -> None:
 def test_a_sample_renamed_without_its_files_is_not_left_out(tmp_path: Path) -> None:
     upper = {"s0": {"d": {"a": WHITEOUT, "z": {OPAQUE: True, "a.jpg": b"A", "a.cls": b"1"}}}}
     here = Set(tmp_path, FIRST, view=View(names="full")).edit(upper)
-    with pytest.raises(CommitError, match=r"conflict: s0/d/z/a.cls: .* renames its files, too"):
+    with pytest.raises(CommitError, match=r"conflict: s0/d/z/a.cls: .* is renamed together with its files"):
         here.commit(leave_out=True)
 
 
@@ -431,7 +437,7 @@ def test_patterns_that_name_a_directory(pattern: str) -> None:
 def test_names_of_compressed_tars(output: str, tmp_path: Path) -> None:
     here = Set(tmp_path, FIRST, SECOND).edit(EDITS)
     with pytest.raises(
-        UsageError, match=r"commit writes plain tars.*name them \.tar and compress them afterwards"
+        UsageError, match=r"shards are written as plain tars.*name them \.tar and compress them afterwards"
     ):
         here.commit(output=f"{tmp_path}/out/{output}")
     assert not (tmp_path / "out").exists()
@@ -452,7 +458,7 @@ def test_patterns() -> None:
 
 
 def test_no_file_of_the_overlay_is_forgotten(tmp_path: Path) -> None:
-    """Whatever else goes wrong: a plan that lacks a file is not carried out."""
+    """A plan that lacks a file is not carried out, for any reason."""
     here = Set(tmp_path, FIRST).edit(EDITS).edit({"s0": {"d": {"a": {"cls": b"1"}}}, "more": {"x": {"txt": b""}}})
     os.utime(tmp_path / "o/upper/s0/d/a/cls", (5, 5))  # as in the shard
     with a_tree(tmp_path, [b""], View()) as tree:
@@ -472,7 +478,7 @@ def test_no_file_of_the_overlay_is_forgotten(tmp_path: Path) -> None:
 
 
 def test_killed_at_every_step(tmp_path: Path) -> None:
-    """What is there under its name is whole, and the next run adds what is missing."""
+    """A shard that has its name is complete, and the next run adds the missing ones."""
     here = Set(tmp_path, FIRST, SECOND).edit(EDITS)
     whole = here.commit()
     shutil.rmtree(tmp_path / "out")
@@ -534,7 +540,7 @@ def test_a_shard_that_changes_between_planning_and_writing(tmp_path: Path) -> No
 
 
 def test_a_shard_that_changes_before_the_planning(tmp_path: Path) -> None:
-    """The changes are told in numbers that mean nothing in another shard."""
+    """The changes are given as numbers that mean nothing in another shard."""
     here = Set(tmp_path, FIRST).edit(EDITS)
     with a_tree(tmp_path, [b""], View()) as tree:
         changes = find(tree, here.place.upper)
@@ -546,7 +552,7 @@ def test_a_shard_that_changes_before_the_planning(tmp_path: Path) -> None:
 
 def test_what_lies_behind_the_end_mark_is_not_split_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert keys(*Set(tmp_path, SECOND + FIRST).commit(maxcount=1)) == [["e"], ["d/f"]]
-    assert "behind its end mark" in caplog.text
+    assert "after its end mark" in caplog.text
 
 
 # --- in place ----------------------------------------------------------------------------------------------
@@ -563,7 +569,7 @@ def test_in_place(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "o/work") == []
     settings = overlay_directory.read_settings(here.place)
     assert settings is not None
-    assert settings.shards[0].fingerprint == look(os.fsencode(here.shards[0]))
+    assert settings.shards[0].fingerprint == Fingerprint.at(os.fsencode(here.shards[0]))
     assert here.commit(in_place=True) == elsewhere
 
 
@@ -612,7 +618,7 @@ class Everything:
 
 @pytest.mark.parametrize("merge", [False, True])
 def test_in_place_killed_at_every_step(merge: bool, tmp_path: Path) -> None:
-    """Whoever comes behind the kill finds the old set or the new one, and can finish it.
+    """After the kill there is the old set or the new one, and the commit can be finished.
 
     With names that depend on other shards, or other members, which a second look would read differently.
     """
@@ -703,12 +709,11 @@ class PowerCut(Faulty):
 def test_in_place_and_the_power_fails_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a kill, but what was not synced is gone, too."""
 
-    def without_ctime(found: os.stat_result) -> tuple[int, int, int]:
+    def without_ctime(found: os.stat_result) -> Fingerprint:
         # Only a real power cut gives a file its old ctime back.
-        return found.st_size, found.st_mtime_ns, found.st_ino
+        return Fingerprint(found.st_size, found.st_mtime_ns, found.st_ino)
 
-    for module in (identity, record_of_file, source_layout):
-        monkeypatch.setattr(module, "fingerprint_of", without_ctime)
+    monkeypatch.setattr(Fingerprint, "of", without_ctime)
     (tmp_path / "set").mkdir()
     (tmp_path / "attic").mkdir()
     here = (
@@ -733,7 +738,7 @@ def test_in_place_and_the_power_fails_at_every_step(tmp_path: Path, monkeypatch:
 
 
 def test_in_place_without_space(tmp_path: Path) -> None:
-    """Before the first shard is replaced it is as if nothing had been begun; behind it, it has to be finished."""
+    """Before the first shard is replaced nothing has happened; after it, the commit has to be finished."""
     (tmp_path / "set").mkdir()
     here = Set(tmp_path / "set", FIRST, SECOND).edit(EDITS).edit({"s1": {"e": {"txt": b"new"}}})
     before = Everything(here)
@@ -1040,7 +1045,7 @@ def test_a_shard_is_replaced_when_only_the_overlay_is_left_to_be_emptied(
 
 
 def test_abandoning_a_commit_of_a_bare_upper(tmp_path: Path) -> None:
-    """What came since the commit began stays."""
+    """Changes made since the commit began stay."""
     here = Set(tmp_path, FIRST, SECOND)
     bare(here, {**EDITS, "s1": {"e": {"txt": b"new"}}})
     for step in itertools.count():
@@ -1177,7 +1182,7 @@ def can_mount() -> bool:
         mount -t tmpfs t /mnt && cd /mnt && mkdir l u w m &&
         mount -t overlay -o lowerdir=l,upperdir=u,workdir=w o m
     """
-    test = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script]
+    test = [*sets.in_own_mounts(), "sh", "-c", script]
     return os.geteuid() == 0 and subprocess.run(test, check=False, capture_output=True).returncode == 0
 
 
@@ -1219,7 +1224,7 @@ def test_an_upper_that_the_kernel_wrote(tmp_path: Path) -> None:
             file.write_bytes(content.read(tree.content(node.inode), 0, node.size))
             os.utime(file, ns=(node.mtime_ns, node.mtime_ns))
     (tmp_path / "mnt").mkdir()
-    script = ["unshare", "--mount", "--propagation", "private", "sh", "-c", OVERLAY_SCRIPT, "-", tmp_path]
+    script = [*sets.in_own_mounts(), "sh", "-c", OVERLAY_SCRIPT, "-", tmp_path]
     subprocess.run(script, check=True)
     first, second = here.commit()
     assert tars.by_webdataset(first) == [

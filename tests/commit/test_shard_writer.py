@@ -22,6 +22,7 @@ from wdsfs.index.record_of_file import build_file
 from wdsfs.storage import durable
 from wdsfs.storage.durable import Disk, temporary_of
 from wdsfs.tar import header_encoder, scan
+from wdsfs.tar.problems import HARMLESS
 
 SAMPLES = tars.tar(
     tars.member(b"d/", kind=tars.DIRECTORY),
@@ -42,8 +43,7 @@ class Bench:
         self.source.write_bytes(content)
         self.record = record.Record(build_file(os.fsencode(self.source)))
         self.path = os.fsencode(self.source)
-        size, mtime_ns, identity = self.record.fingerprint
-        self.writer = ShardWriter({0: SourceShard(self.path, (size, mtime_ns, identity))}, self.open, disk)
+        self.writer = ShardWriter({0: SourceShard(self.path, self.record.fingerprint)}, self.open, disk)
 
     def open(self, path: bytes) -> int:
         return os.open(self.home / os.fsdecode(path), os.O_RDONLY)
@@ -169,7 +169,7 @@ def test_the_formats_of_tarfile(kind: str, tmp_path: Path) -> None:
         assert content[old.head : old.data + old.size] == tar[new.head : new.data + new.size]
 
 
-CUTTABLE = {name: case for name, case in tars.ODD.items() if not set(case.problems) - scan.HARMLESS}
+CUTTABLE = {name: case for name, case in tars.ODD.items() if not set(case.problems) - HARMLESS}
 
 
 @pytest.mark.parametrize("name", CUTTABLE)
@@ -209,7 +209,7 @@ def test_odd_tars_get_one_member_more(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(tars.ODD) - set(CUTTABLE)))
 def test_damaged_shards_are_not_cut(name: str, tmp_path: Path) -> None:
-    """What a reader cannot see would be lost or end up in the middle; so nothing is done."""
+    """Members that a reader cannot see would be lost or end up in the middle; so nothing is done."""
     bench = Bench(tmp_path, tars.ODD[name].tar())
     with pytest.raises(CommitError, match="is damaged"):
         bench.layout()
@@ -337,7 +337,7 @@ def test_two_commits_do_not_write_one_shard(bench: Bench) -> None:
     temporary = temporary_of(os.fsencode(bench.target))
     fd = Disk().open_temporary(temporary)
     os.write(fd, b"mine")
-    with pytest.raises(CommitError, match="another commit is writing"):
+    with pytest.raises(CommitError, match="another commit or pack is writing"):
         bench.write({})
     assert os.pread(fd, 9, 0) == b"mine"
     os.close(fd)
@@ -447,7 +447,7 @@ def test_what_is_wrong_is_never_published(
 
 
 class Killed(BaseException):
-    """What a kill is to the code: nothing behind it runs."""
+    """Stands for a kill: no code after it runs."""
 
 
 class Faulty(Disk):
@@ -465,7 +465,7 @@ class Faulty(Disk):
 
 
 def every_step(run: Callable[[Faulty], None], error: BaseException) -> Iterator[int]:
-    """Run with a stop at every step there is, one after the other; yields behind each."""
+    """Run with a stop at every step there is, one after the other; yields after each."""
     step = 0
     while True:
         disk = Faulty(step, error)

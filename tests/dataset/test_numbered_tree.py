@@ -1,4 +1,4 @@
-"""`--index-tree`: the sample behind each link is the one that readers count, and stays so while shards change."""
+"""`--index-tree`: each link leads to the sample that readers count under its number, also after shards change."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def links(tree: NumberedTree) -> dict[int, bytes]:
 
 
 def sample_at(tree: NumberedTree, target: bytes) -> dict[bytes, bytes]:
-    """What lies where a link leads to: contents by the whole name in the tar."""
+    """Return the files at the target of a link: contents by the full name in the tar."""
     assert target.startswith(b"../../../")
     node = tree.resolve(target.removeprefix(b"../../../"))
     assert stat.S_ISDIR(node.mode)
@@ -290,7 +290,7 @@ def test_links_follow_a_change(tmp_path: Path) -> None:
     with pytest.raises(StaleEntry):
         another.getattr(before.inode)
     assert one.resolve(b"by-index").inode == another.resolve(b"by-index").inode
-    # A shard that is gone: nobody knows what number would be behind it.
+    # A shard that is gone: nobody knows the numbers of the samples after it.
     os.rename(tmp_path / "s0.tar", tmp_path / "kept")
     one.lower.distrust()
     assert [entry.name for entry in one.listing(ROOT)] == [b".", b"..", b"s0", b"s1", b"by-index"]
@@ -392,7 +392,7 @@ def test_links_of_a_mount(program: Program) -> None:
 
 
 def readlink(path: Path) -> str | None:
-    """Where a link leads; None while the kernel knows the one before the change."""
+    """Return the target of a link; None while the kernel knows the link before the change."""
     with contextlib.suppress(OSError):
         return os.readlink(path)
     return None
@@ -402,6 +402,8 @@ def test_where_it_does_not_go(program: Program) -> None:
     program.write("a.tar", plain(2))
     listed = program.run("ls", "--index-tree", "-R", "a.tar", "by-index").stdout
     assert listed.split() == [b"000/", b"000/000/", b"000/000/000000", b"000/000/000001"]
+    program.refused("cat", "a.tar", "by-index/000/000/000000/txt", code=6)  # the name of the file itself is needed
+    assert program.run("cat", "a.tar", "a/00000/txt").stdout == b"x"
     message = program.refused("ls", "--index-tree", "--layout", "files", "a.tar", code=2)
     assert "--layout samples" in message
     message = program.refused("mount", "--index-tree", "--overlay", "edits", "a.tar", program.mountpoint, code=2)

@@ -11,15 +11,17 @@ import os
 import random
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import sets, tars
-from wdsfs import host
+from tests.conftest import descriptors
+from wdsfs import mount_table
 from wdsfs.dataset import content as content_module
-from wdsfs.dataset import freshness, open_files, open_records, shard_set
+from wdsfs.dataset import freshness, indexing, open_files, open_records, shard_set
 from wdsfs.dataset.content import Content
 from wdsfs.dataset.generations import Generations
 from wdsfs.dataset.indexing import NotIndexed
@@ -33,7 +35,7 @@ from wdsfs.index.record_of_file import build_file
 from wdsfs.index.store import open_index
 from wdsfs.inodes import TAG_MAX
 from wdsfs.spec.expand import Shard
-from wdsfs.storage.identity import look
+from wdsfs.storage.identity import GONE, Fingerprint
 
 INDEX = """
 import sys
@@ -96,7 +98,7 @@ def right(shard: Shard) -> list[bytes]:
 
 
 def index_again(below: ShardSet, number: int) -> None:
-    """What a worker does about NotIndexed."""
+    """Do what a worker does about NotIndexed."""
     assert not below.settled(number)
     below.install(number, below.build(number))
 
@@ -116,7 +118,7 @@ def test_members_are_read_as_they_are(below: ShardSet, shards: list[Shard]) -> N
     for number, shard in enumerate(shards):
         assert read_all(below, number) == right(shard)
         assert below.summary(number) == sets.right_summary(shard)
-        assert below.tag(number) == Generations(1).of(0, look(shard.path))
+        assert below.tag(number) == Generations(1).of(0, Fingerprint.at(shard.path))
 
 
 def test_any_part_of_a_member_can_be_read(tmp_path: Path) -> None:
@@ -146,7 +148,7 @@ def test_what_is_in_the_page_cache_is_read_at_once_and_what_is_not_is_left(tmp_p
     with a_lower(tmp_path, [sets.at(path)]) as below:
         one = content(below, 0)
         assert content_module.read(one, 0, len(data)) == data
-        can_tell = host.filesystem_type(tmp_path) in ("ext4", "xfs", "btrfs")
+        can_tell = mount_table.filesystem_type(tmp_path) in ("ext4", "xfs", "btrfs")
         assert content_module.read_cached(one, 1000, 2000) in (
             (data[1000:3000],) if can_tell else (data[1000:3000], None)
         )
@@ -170,7 +172,7 @@ def test_what_comes_next_is_read_ahead_for_those_who_take_all_of_it(
 ) -> None:
     asked: list[int] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda fd, offset, length, advice: asked.append(offset))
-    file = open_files.ShardFile(0, 0, b"s.tar", (0, 0, 0), 0)
+    file = open_files.ShardFile(0, 0, b"s.tar", GONE, 0)
     for number in range(1000):
         file.look_ahead(number * stride, number * stride + size)
     assert bool(asked) == ahead
@@ -181,7 +183,7 @@ def test_what_comes_next_is_read_ahead_for_those_who_take_all_of_it(
 
 def test_a_file_system_without_that_knowledge(tmp_path: Path) -> None:
     """tmpfs cannot say what it would have to wait for."""
-    assert host.filesystem_type("/dev/shm") == "tmpfs"
+    assert mount_table.filesystem_type("/dev/shm") == "tmpfs"
     with tempfile.TemporaryDirectory(dir="/dev/shm") as home:
         shards = sets.make(Path(home), 1)
         with a_lower(tmp_path, shards) as below:
@@ -202,10 +204,10 @@ def test_what_the_shard_does_not_have_any_more_is_an_error(tmp_path: Path) -> No
             content_module.read(cut, 0, 5000)
         with pytest.raises(CorruptShard):
             content_module.read(cut, 4990, 10)
+        assert next(below.damaged())[0] == str(path)
         path.write_bytes(b"")
         with pytest.raises(StaleShard):  # changed rather than damaged
             content_module.read(cut, 4990, 10)
-        assert next(below.damaged())[0] == str(path)
 
 
 def test_times_out_of_the_reach_of_64_bits(tmp_path: Path, shards: list[Shard]) -> None:
@@ -337,7 +339,7 @@ def test_a_look_at_a_shard_is_believed_for_a_moment(
     # ... but not when somebody else has seen a change already.
     with pytest.raises(NotIndexed):
         below.record(0, below.tag(0) + 1 & TAG_MAX)
-    assert below.fingerprint(0) == look(shards[0].path)
+    assert below.fingerprint(0) == Fingerprint.at(shards[0].path)
 
 
 def test_processes_of_a_mount_agree_on_the_tags(tmp_path: Path, shards: list[Shard]) -> None:
@@ -351,9 +353,9 @@ def test_processes_of_a_mount_agree_on_the_tags(tmp_path: Path, shards: list[Sha
         ours._freshness.states[0].looked = -1e9
         ours.fingerprint(0)
         assert ours.tag(0) != first
-        # Another one looked before the change, but writes down what it saw behind it; then it looks again.
+        # Another one looked before the change, but writes down its result after it; then it looks again.
         tags.of(0, before)
-        last = tags.of(0, look(shards[0].path))
+        last = tags.of(0, Fingerprint.at(shards[0].path))
         for one in (ours, theirs):
             one.index_now(0)
             assert one.record(0, last) is one.record(0)
@@ -392,6 +394,7 @@ def test_a_shard_that_cannot_be_indexed(
             return build(number)
 
         monkeypatch.setattr(below, "build", refuse)
+        monkeypatch.setattr(indexing, "FAILED_SECONDS", 1e9)  # the time comes when the test says so
         sets.path_of(shards[1]).write_bytes(sets.content(0))
         below.distrust()
         with pytest.raises(NotIndexed):
@@ -509,10 +512,10 @@ def test_a_file_that_got_its_old_times_back(below: ShardSet, shards: list[Shard]
 def test_a_file_that_is_not_what_its_record_says(
     below: ShardSet, shards: list[Shard], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where not even the ctime tells, the first and last header do, when the shard is opened."""
+    """If even the ctime is the same, the first and last header show the change when the shard is opened."""
     other = below.record(1)
     with open(shards[1].path, "rb") as file:
-        wrong = record_builder.build(file.fileno(), list(look(shards[0].path)))
+        wrong = record_builder.build(file.fileno(), Fingerprint.at(shards[0].path))
     below.index.store([(shards[0].path, wrong)])
     below.renew()
     assert below.settled(0)
@@ -537,7 +540,7 @@ def test_reading_is_no_change(below: ShardSet, shards: list[Shard]) -> None:
 def test_a_change_in_the_middle_of_a_read_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None], reads_before: int
 ) -> None:
-    """A sparse member is read in pieces; before, between or behind them the shard changes."""
+    """A sparse member is read in pieces; before, between or after them the shard changes."""
     path = tmp_path / "s.tar"
     path.write_bytes(tars.tar(tars.old_sparse(b"a.bin", [(0, b"a" * 600), (1000, b"b" * 600)], 2000)))
     with a_lower(tmp_path, [sets.at(path)]) as below:
@@ -587,6 +590,27 @@ def test_another_process_may_have_indexed_it(tmp_path: Path, shards: list[Shard]
         assert read_all(below, 1) == right(shards[1])
 
 
+def test_others_serve_while_a_shard_is_indexed_for_a_question(
+    tmp_path: Path, shards: list[Shard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with a_lower(tmp_path, shards, indexed=False) as below:
+        steps: list[str] = []
+        build = below.build
+        monkeypatch.setattr(below, "build", lambda number: (steps.append(f"build {number}"), build(number))[1])
+
+        @contextlib.contextmanager
+        def slowly() -> Iterator[None]:
+            steps.append("wait")
+            yield
+            steps.append("go on")
+
+        below.slowly = slowly
+        assert indexing.indexed(below.summary, 1) == sets.right_summary(shards[1])
+        assert steps == ["wait", "build 1", "go on"]
+        indexing.indexed(below.summary, 1)
+        assert len(steps) == 3
+
+
 def test_others_serve_while_many_shards_are_looked_at(
     below: ShardSet, shards: list[Shard], looks_at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -603,7 +627,7 @@ def test_others_serve_while_many_shards_are_looked_at(
 
 
 def test_records_go_when_somebody_else_renews_the_index(below: ShardSet, shards: list[Shard]) -> None:
-    """What the two have in memory lies in pages that are used again from then on."""
+    """Both have records in memory whose pages are reused from then on."""
     other = ShardSet(shards, below.index)
     renewals = (other.renew, lambda: other.index.forget(b"/x.tar"), lambda: other.install(1, other.build(1)))
     for renew in renewals:
@@ -622,10 +646,10 @@ def test_records_go_when_somebody_else_renews_the_index(below: ShardSet, shards:
 
 
 def test_an_old_snapshot_is_let_go(below: ShardSet, shards: list[Shard], monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = below.record(0)
+    kept, clock = below.record(0), time.monotonic()
     below.tidy()
     assert below.record(0) is kept
-    monkeypatch.setattr(open_records, "RENEW_SECONDS", -1.0)
+    monkeypatch.setattr(shard_set.time, "monotonic", lambda: clock + open_records.RENEW_SECONDS + 1)
     below.tidy()
     assert below.record(0) is not kept
     assert read_all(below, 0) == right(shards[0])
@@ -709,7 +733,7 @@ def test_a_record_is_verified_once_in_each_snapshot(tmp_path: Path, monkeypatch:
         verified = []
         read = below.index.record
 
-        def watched(path: bytes, fingerprint: tuple[int, int, int], verify: bool = True) -> Record | None:
+        def watched(path: bytes, fingerprint: Fingerprint, verify: bool = True) -> Record | None:
             verified.extend([path] * verify)
             return read(path, fingerprint, verify)
 
@@ -723,7 +747,7 @@ def test_a_record_is_verified_once_in_each_snapshot(tmp_path: Path, monkeypatch:
 
 
 def test_nothing_is_left_open(tmp_path: Path, shards: list[Shard]) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     for _ in range(3):
         with a_lower(tmp_path, shards) as below:
             read_all(below, 0)
@@ -731,4 +755,4 @@ def test_nothing_is_left_open(tmp_path: Path, shards: list[Shard]) -> None:
             shutil.copy(shards[0].path, shards[1].path)
             with contextlib.suppress(StaleShard, NotIndexed):
                 read_all(below, 1)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert descriptors() - before == set()

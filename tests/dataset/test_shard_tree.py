@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from wdsfs import inodes
@@ -198,6 +198,9 @@ def test_link_counts_and_times() -> None:
         assert tree.resolve(b"s0/images17").links == 3
         assert tree.resolve(b"s0/images17/image194").links == 2
         assert tree.resolve(b"s0/images17/image194/json").mtime_ns == 1_600_000_000 * 10**9
+        assert tree.resolve(b"s0/images17/image194").mtime_ns == 1_600_000_000 * 10**9  # of its first member
+        shard = os.stat(tree.lower.path_text(0)).st_mtime_ns  # of what has no member of its own
+        assert tree.resolve(b"s0").mtime_ns == tree.resolve(b"s0/images17").mtime_ns == shard
     with a_tree([tar([("d/", b""), *ORDINARY])], View("files")) as tree:
         assert tree.resolve(b"s0").links == 5
         assert tree.resolve(b"s0/d").mtime_ns == 1_600_000_000 * 10**9
@@ -290,6 +293,12 @@ def test_merged_shards_make_one_tree() -> None:
             b"/d/c/jpg": b"3",
             b"/e/f/jpg": b"4",
         }
+
+
+def test_merged_directories_have_one_link() -> None:
+    """To count their subdirectories would take a look into each shard."""
+    with a_tree([tar(ORDINARY), tar(ORDINARY)], View(), merge=True) as tree:
+        assert tree.getattr(ROOT).links == tree.resolve(b"images17").links == 1
 
 
 def test_the_same_path_from_two_shards_is_shown_twice() -> None:
@@ -425,11 +434,12 @@ def _sample_members(items: Sequence[Item], layout: str, tree: LowerTree, number:
 
 
 @settings(max_examples=150, deadline=None)
+@example(shards=[["./"]], view=View(layout="files"), merge=False)
 @given(shards=SHARDS, view=st.sampled_from(VIEWS), merge=st.booleans())
 def test_every_member_is_shown_once_under_a_name_of_its_own(
     shards: list[list[str]], view: View, merge: bool
 ) -> None:
-    """Whatever the names, nothing is hidden, nothing is shown twice, and what is listed can be looked up."""
+    """For any names nothing is hidden, nothing is shown twice, and each listed name can be looked up."""
     contents = [
         [(name, b"" if name.endswith("/") else f"{n}:{i}".encode()) for i, name in enumerate(one)]
         for n, one in enumerate(shards)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests import sets, tars
-from wdsfs.dataset import statistics
+from wdsfs.dataset import indexing, statistics
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.index import record_of_file, store
 from wdsfs.index.store import open_index
@@ -131,6 +131,7 @@ def test_a_shard_that_is_written_all_the_time_counts_as_damaged(
         old = record_of_file.build_file(shards[0].path)
         os.utime(shards[0].path, (1, 1))
         monkeypatch.setattr(below, "build", lambda number: old)
+        monkeypatch.setattr(indexing, "ATTEMPTS_MAX", 2)  # each one waits for the disk
         report = statistics.gather(below)
     assert (report["damaged"], report["samples"]) == (1, 3)
 

@@ -1,4 +1,4 @@
-"""What pipelines of NVIDIA DALI read on a CPU, one sample at a time.
+"""Prints what pipelines of NVIDIA DALI read on a CPU, one sample at a time.
 
 Jobs are the arguments of `readers.webdataset`, or of `readers.file` when there is a `file_root`. Of each sample
 there is the SHA-256 of each output, and the number of a class as it is.

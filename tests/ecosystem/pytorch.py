@@ -1,4 +1,4 @@
-"""What PyTorch's DataLoader, with two workers, brings of data sets of files.
+"""Prints what PyTorch's DataLoader, with two workers, reads from data sets of files.
 
 Jobs are `{"folders": DIR}`, torchvision's ImageFolder, and `{"samples": DIR}`, a data set of sample directories.
 Of each item there is its path below DIR, its class if any, and the SHA-256 of what its files hold.
@@ -22,7 +22,7 @@ from torchvision.datasets.folder import default_loader  # noqa: E402
 
 
 class Folders(ImageFolder):
-    """The content as it is, behind a look at the decoded image."""
+    """The content as it is, after a look at the decoded image."""
 
     def __getitem__(self, number: int) -> tuple[str, str, str]:
         path, label = self.samples[number]

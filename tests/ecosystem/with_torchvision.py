@@ -1,4 +1,4 @@
-"""Runs a program, its path and arguments behind this one's, with torchvision.
+"""Runs a program, given by its path and arguments, with torchvision.
 
 The wheel of torchvision that registries have is built for CUDA. Beside PyTorch without CUDA its compiled operators
 cannot be loaded, and then the import fails at two of them that it wants to describe. Its data sets use none: it is

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests import wire
 from wdsfs.fuse import protocol
-from wdsfs.fuse.protocol import Attributes, Kernel
+from wdsfs.fuse.protocol import Attributes, Kernel, Request
 
 NUMBER = st.integers(0, (1 << 64) - 1)
 SMALL = st.integers(0, (1 << 32) - 1)
@@ -49,16 +49,27 @@ def test_a_request_is_taken_apart() -> None:
         "6e616d6500"
     )
     assert protocol.HEADER_SIZE == 40
-    assert protocol.take_apart(message) == (1, 0x0123456789ABCDEF, 0x0102030405060708, b"name\0")
-    assert protocol.unique_of(message) == 0x0123456789ABCDEF
-    assert protocol.name_of(b"name\0") == b"name"
+    request = Request(memoryview(message))
+    assert (request.opcode, request.unique, request.node) == (1, 0x0123456789ABCDEF, 0x0102030405060708)
+    assert (request.uid, request.gid, request.pid) == (1000, 1001, 0x1267)
+    assert not request.is_resent
+    assert request.body == b"name\0"
+    assert protocol.name_of(request.body) == b"name"
 
 
 @given(opcode=SMALL, unique=NUMBER, node=NUMBER, body=st.binary(max_size=300))
 def test_any_request_is_taken_apart(opcode: int, unique: int, node: int, body: bytes) -> None:
     message = wire.message(opcode, node, body, unique)
-    assert protocol.take_apart(message) == (opcode, unique, node, body)
-    assert protocol.unique_of(message) == unique
+    request = Request(memoryview(message))
+    assert (request.opcode, request.unique, request.node, request.body) == (opcode, unique, node, body)
+    assert request.is_resent == (unique >= 1 << 63)
+
+
+def test_the_data_of_a_write_are_not_copied() -> None:
+    message = bytearray(wire.message("WRITE", 7, wire.WRITE_IN.pack(1, 4096, 4, 0, 0, 0, 0) + b"data"))
+    offset, data, _ = protocol.write_of(Request(memoryview(message)).body)
+    assert (offset, data) == (4096, b"data")
+    assert data.obj is message
 
 
 def test_opcodes_have_the_numbers_of_the_kernel() -> None:
@@ -162,7 +173,7 @@ def test_lines_are_whole_words(length: int) -> None:
 
 @given(st.lists(st.tuples(NAME, NUMBER, NUMBER, MODE), max_size=20))
 def test_any_lines(listed: list[tuple[bytes, int, int, int]]) -> None:
-    """One behind the other, as in an answer; every one can be found again."""
+    """One after the other, as in an answer; every one can be found again."""
     lines = [protocol.line(name, cursor, inode, mode) for name, cursor, inode, mode in listed]
     assert all(len(line) % 8 == 0 for line in lines)
     found = wire.lines(b"".join(lines))
@@ -219,7 +230,7 @@ def test_a_protocol_that_is_not_ours(major: int, minor: int) -> None:
 
 
 def test_an_old_kernel_says_less() -> None:
-    """Before 7.36 there were four words, and a kernel without FUSE_INIT_EXT leaves what is behind them unset."""
+    """Before 7.36 there were four words, and a kernel without FUSE_INIT_EXT leaves the words after them unset."""
     assert protocol.kernel_of(hello(minor=31, flags=0x1)[:16]) == Kernel(31, 1, 131072)
     assert protocol.kernel_of(hello(minor=38, flags=1 << 39 | 1)) == Kernel(38, 1, 131072)
 
@@ -307,7 +318,7 @@ def test_any_name_is_forgotten(parent: int, name: bytes) -> None:
     st.integers(0, 5000),
 )
 def test_lines_in_columns_are_lines(files: list[tuple[bytes, int]], mtime_ns: int, room: int) -> None:
-    """What is made at once for many files is what is made for each, as far as there is room."""
+    """Lines made for many files at once are those made for each one, as far as there is room."""
     names, sizes = [name for name, _ in files], np.array([size for _, size in files], np.int64)
     times = np.full(len(files), mtime_ns) + np.arange(len(files))
     like = (7, 0, 0, 0, 0, 0, 0, 0, 0, 0o100444, 1, 12, 34, 0, 4096, 0)

@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests import wire
-from wdsfs import errors
+from wdsfs import errors, log_lines
 from wdsfs.dataset import content
 from wdsfs.dataset.content import Content
-from wdsfs.dataset.indexing import NotIndexed
+from wdsfs.dataset.indexing import ATTEMPTS_MAX, NotIndexed
 from wdsfs.dataset.tree import Entry, Node, Totals
 from wdsfs.errors import (
     CorruptShard,
@@ -33,6 +33,7 @@ from wdsfs.errors import (
     WdsfsError,
 )
 from wdsfs.fuse import read_ops
+from wdsfs.fuse.protocol import Request
 from wdsfs.fuse.read_ops import Owner, ReadOperations
 from wdsfs.inodes import ROOT
 from wdsfs.status import counters as boards
@@ -43,7 +44,7 @@ TIME_NS = 1_500_000_000_000_000_001
 FILE_OF: Any = None  # no handler looks at it
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeLower:
     indexed: list[int] = field(default_factory=list)
     tidied: int = 0
@@ -52,6 +53,9 @@ class FakeLower:
 
     def __post_init__(self) -> None:
         self.try_index = self.indexed.append
+
+    def path_text(self, number: int) -> str:
+        return f"shard {number}"
 
     def tidy(self) -> None:
         self.tidied += 1
@@ -168,11 +172,16 @@ FORGETS: dict[str, bytes] = {
 every_forget = pytest.mark.parametrize("request_", FORGETS.values(), ids=FORGETS)
 
 
+def answer(operations: ReadOperations, message: bytes) -> object:
+    """The reply to a message of the kernel."""
+    return operations.answer(Request(memoryview(message)))
+
+
 def bytes_of(operations: ReadOperations, request: bytes) -> bytes:
-    """An answer that has to be neither an error nor missing."""
-    answer = operations.answer(request)
-    assert isinstance(answer, bytes | memoryview), answer
-    return bytes(answer)
+    """A reply that is neither an error nor missing."""
+    found = answer(operations, request)
+    assert isinstance(found, bytes | memoryview), found
+    return bytes(found)
 
 
 def entry_of(operations: ReadOperations, parent: int, name: bytes) -> Any:
@@ -199,30 +208,38 @@ def test_whatever_goes_wrong_becomes_an_errno(operations: ReadOperations, tree: 
     surprises = [RuntimeError("boo"), KeyError("k"), MemoryError(), AssertionError(), RecursionError(), EOFError()]
     for surprise in surprises:
         tree.raises = [surprise]
-        assert operations.answer(request_) == errno.EIO
+        assert answer(operations, request_) == errno.EIO
     assert operations.board.failures == len(surprises)
     assert operations.slot.busy_seconds == 0
     bytes_of(operations, request_)  # and the next request is answered
 
 
 ERRNOS = {
+    "CacheFull": errno.EIO,
     "CommitError": errno.EIO,
     "CorruptShard": errno.EIO,
     "CrossDevice": errno.EXDEV,
+    "DeniedObject": errno.EACCES,
     "EntryError": errno.EIO,
     "EntryExists": errno.EEXIST,
+    "ExecutorUnusable": errno.EIO,
     "ExportError": errno.EIO,
+    "ImageError": errno.EIO,
     "IndexUnusable": errno.EIO,
     "InvalidRequest": errno.EINVAL,
     "IsADirectory": errno.EISDIR,
+    "MissingObject": errno.EIO,
     "MissingShard": errno.EIO,
     "MountError": errno.EIO,
     "NameTooLong": errno.ENAMETOOLONG,
     "NoSuchAttribute": errno.ENODATA,
+    "NoRanges": errno.EIO,
     "NoSuchEntry": errno.ENOENT,
     "NotADirectory": errno.ENOTDIR,
     "NotEmpty": errno.ENOTEMPTY,
     "NotPermitted": errno.EPERM,
+    "ObjectChanged": errno.ESTALE,
+    "ObjectExists": errno.EIO,
     "OverlayBusy": errno.EBUSY,
     "OverlayUnusable": errno.EIO,
     "ReadOnly": errno.EROFS,
@@ -230,7 +247,9 @@ ERRNOS = {
     "ShardError": errno.EIO,
     "SpecError": errno.EINVAL,
     "StaleEntry": errno.ESTALE,
+    "StaleMount": errno.ESTALE,
     "StaleShard": errno.ESTALE,
+    "Unreachable": errno.EIO,
     "UnreadableShard": errno.EIO,
     "Unsupported": errno.ENOTSUP,
     "UsageError": errno.EINVAL,
@@ -243,20 +262,20 @@ def test_each_of_our_errors_has_its_errno(
     operations: ReadOperations, tree: FakeTree, kind: type[WdsfsError]
 ) -> None:
     tree.raises = [kind("message")]
-    assert operations.answer(wire.getattr(1)) == ERRNOS[kind.__name__]
+    assert answer(operations, wire.getattr(1)) == ERRNOS[kind.__name__]
     assert operations.board.failures == (0 if issubclass(kind, EntryError) else 1), "a refusal is none"
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.EACCES])
 def test_the_errno_of_the_system_is_passed_on(operations: ReadOperations, tree: FakeTree, number: int) -> None:
     tree.raises = [OSError(number, os.strerror(number))]
-    assert operations.answer(wire.read(1, 0, 10)) == number
+    assert answer(operations, wire.read(1, 0, 10)) == number
     assert operations.board.failures == 1
 
 
 def test_an_error_of_the_system_without_number_is_eio(operations: ReadOperations, tree: FakeTree) -> None:
     tree.raises = [OSError("no number")]
-    assert operations.answer(wire.read(1, 0, 10)) == errno.EIO
+    assert answer(operations, wire.read(1, 0, 10)) == errno.EIO
 
 
 def test_a_shard_is_never_missing_as_an_entry_is() -> None:
@@ -272,13 +291,13 @@ def test_a_shard_is_never_missing_as_an_entry_is() -> None:
 )
 def test_any_request_is_answered(operations: ReadOperations, opcode: int, node: int, body: bytes) -> None:
     """Cut, too long or made of nothing: it costs itself, nothing else."""
-    answer = operations.answer(wire.message(opcode, node, body))
-    if isinstance(answer, int):
-        assert answer in errno.errorcode
-    elif answer is None:
+    found = answer(operations, wire.message(opcode, node, body))
+    if isinstance(found, int):
+        assert found in errno.errorcode
+    elif found is None:
         assert opcode in (wire.OPCODES["FORGET"], wire.OPCODES["BATCH_FORGET"], wire.OPCODES["INTERRUPT"])
     else:
-        assert isinstance(answer, bytes | memoryview)
+        assert isinstance(found, bytes | memoryview)
     assert operations.slot.request is None
 
 
@@ -304,7 +323,7 @@ HANDLED = {
 @pytest.mark.parametrize("opcode", [*sorted(wire.OPCODES.keys() - HANDLED), 0, 7, 19, 53, 4096, (1 << 32) - 1])
 def test_what_is_not_known_is_enosys(operations: ReadOperations, tree: FakeTree, opcode: str | int) -> None:
     """Which OPEN, OPENDIR, FLUSH and ACCESS take for: it goes well, and need not be asked again."""
-    assert operations.answer(wire.message(opcode, 2, bytes(48))) == errno.ENOSYS
+    assert answer(operations, wire.message(opcode, 2, bytes(48))) == errno.ENOSYS
     assert tree.asked == []
     assert operations.board.failures == 0
     assert operations.board.counts() == {"other": 1}
@@ -316,12 +335,12 @@ def test_in_one_tree_the_kernel_keeps_no_listings(operations: ReadOperations, tr
     opened = wire.OPEN_OUT.whole(bytes_of(operations, wire.message("OPENDIR", 2, bytes(8))))
     assert opened == (0, 0, 0)
     assert bytes_of(operations, wire.message("RELEASEDIR", 2, bytes(24))) == b""
-    assert operations.answer(wire.message("OPEN", 2, bytes(8))) == errno.ENOSYS
+    assert answer(operations, wire.message("OPEN", 2, bytes(8))) == errno.ENOSYS
 
 
 @every_forget
 def test_what_wants_no_answer_gets_none(operations: ReadOperations, tree: FakeTree, request_: bytes) -> None:
-    assert operations.answer(request_) is None
+    assert answer(operations, request_) is None
     assert tree.asked == []
     assert operations.board.failures == 0
     assert operations.slot.busy_seconds == 0
@@ -330,9 +349,9 @@ def test_what_wants_no_answer_gets_none(operations: ReadOperations, tree: FakeTr
 def test_a_worker_in_quarantine_refuses_everything(operations: ReadOperations, tree: FakeTree) -> None:
     operations.refuse(operations.board.slot(9))
     for request in (*REQUESTS.values(), wire.message("OPEN", 2, bytes(8)), wire.message("DESTROY", 0)):
-        assert operations.answer(request) == errno.EIO
+        assert answer(operations, request) == errno.EIO
     for request in FORGETS.values():
-        assert operations.answer(request) is None
+        assert answer(operations, request) is None
     assert tree.asked == []
     assert tree.lower.tidied == 0
     assert sum(operations.board.counts().values()) == len(REQUESTS) + 2 + len(FORGETS)
@@ -342,10 +361,10 @@ def test_a_worker_in_quarantine_refuses_everything(operations: ReadOperations, t
 
 
 def number_of(operations: ReadOperations, tree: FakeTree, request: bytes) -> int:
-    """What the board knows a request by, as the supervisor would find it there after a death."""
+    """Return the board's key of a request, as the supervisor finds it after a death."""
     seen: list[int | None] = []
     tree.on_asked = lambda: seen.append(operations.slot.request)
-    operations.answer(request)
+    answer(operations, request)
     tree.on_asked = lambda: None
     assert operations.slot.request is None
     (number,) = set(seen)
@@ -365,7 +384,7 @@ def test_a_deadly_request_is_refused_and_no_other(
     blame(operations, number_of(operations, tree, request_))
     tree.asked.clear()
     for _ in range(3):
-        assert operations.answer(request_) == errno.EIO
+        assert answer(operations, request_) == errno.EIO
     assert tree.asked == []
     for other in REQUESTS.values():
         if other != request_:
@@ -375,7 +394,7 @@ def test_a_deadly_request_is_refused_and_no_other(
 def test_a_deadly_request_is_known_under_any_number(operations: ReadOperations, tree: FakeTree) -> None:
     """The kernel hands it out again as it was, but the next who asks the same has another unique number."""
     blame(operations, number_of(operations, tree, wire.message("GETATTR", 9, bytes(16), unique=2)))
-    assert operations.answer(wire.message("GETATTR", 9, bytes(16), unique=1 << 40)) == errno.EIO
+    assert answer(operations, wire.message("GETATTR", 9, bytes(16), unique=1 << 40)) == errno.EIO
     bytes_of(operations, wire.getattr(10))
 
 
@@ -394,7 +413,7 @@ def test_what_differs_anywhere_is_another_request(
     operations: ReadOperations, tree: FakeTree, deadly: bytes, other: bytes
 ) -> None:
     blame(operations, number_of(operations, tree, deadly))
-    assert operations.answer(deadly) == errno.EIO
+    assert answer(operations, deadly) == errno.EIO
     bytes_of(operations, other)
 
 
@@ -415,7 +434,7 @@ def test_the_answer_to_another_request_clears_nothing(operations: ReadOperations
     for death in range(DEADLY):
         assert operations.board.blame(number) == death + 1
         bytes_of(operations, wire.getattr(10))
-    assert operations.answer(request) == errno.EIO
+    assert answer(operations, request) == errno.EIO
 
 
 def test_a_deadly_request_is_tried_again_after_a_while(
@@ -427,7 +446,7 @@ def test_a_deadly_request_is_tried_again_after_a_while(
     number = number_of(operations, tree, request)
     blame(operations, number)
     clock[0] += DEADLY_NS - 1
-    assert operations.answer(request) == errno.EIO, "a refusal must not clear it"
+    assert answer(operations, request) == errno.EIO, "a refusal must not clear it"
     clock[0] += 1
     bytes_of(operations, request)
     assert not operations.board.watching
@@ -438,7 +457,7 @@ def test_an_error_is_an_answer_too(operations: ReadOperations, tree: FakeTree) -
     request = wire.getattr(9)
     blame(operations, number_of(operations, tree, request), DEADLY - 1)
     tree.raises = [CorruptShard("cut")]
-    assert operations.answer(request) == errno.EIO
+    assert answer(operations, request) == errno.EIO
     assert not operations.board.watching
 
 
@@ -447,7 +466,7 @@ def test_an_error_is_an_answer_too(operations: ReadOperations, tree: FakeTree) -
 
 def fail(operations: ReadOperations, tree: FakeTree, error: Exception) -> None:
     tree.raises = [error]
-    assert isinstance(operations.answer(wire.getattr(1)), int)
+    assert isinstance(answer(operations, wire.getattr(1)), int)
 
 
 def test_the_log_is_not_flooded(
@@ -455,13 +474,13 @@ def test_the_log_is_not_flooded(
 ) -> None:
     """The same message comes once, and again after a while; a different one at once."""
     clock = [1000.0]
-    monkeypatch.setattr(read_ops.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(log_lines.time, "monotonic", lambda: clock[0])
     for _ in range(100):
         fail(operations, tree, CorruptShard("a.tar is cut"))
     fail(operations, tree, CorruptShard("b.tar is cut"))
     assert caplog.messages == ["a.tar is cut", "b.tar is cut"]
     assert operations.board.failures == 101
-    clock[0] += read_ops.QUIET_SECONDS
+    clock[0] += log_lines.QUIET_SECONDS
     fail(operations, tree, CorruptShard("a.tar is cut"))
     assert caplog.messages[2:] == ["a.tar is cut"]
 
@@ -480,10 +499,10 @@ def test_a_surprise_is_told_once_with_its_traceback(
 def test_what_is_remembered_of_messages_is_bounded(
     operations: ReadOperations, tree: FakeTree, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for number in range(3 * read_ops.QUIET_MAX):
+    for number in range(3 * log_lines.QUIET_MAX):
         fail(operations, tree, CorruptShard(f"{number}.tar is cut"))
-    assert len(operations._said) <= read_ops.QUIET_MAX
-    assert len(caplog.messages) == 3 * read_ops.QUIET_MAX
+    assert len(operations._logged._logged) <= log_lines.QUIET_MAX
+    assert len(caplog.messages) == 3 * log_lines.QUIET_MAX
 
 
 def test_what_is_normal_is_not_logged(
@@ -492,8 +511,8 @@ def test_what_is_normal_is_not_logged(
     caplog.set_level(logging.INFO)
     tree.raises = [NoSuchEntry("no"), NoSuchAttribute("no")]
     assert entry_of(operations, 1, b"name").nodeid == 0
-    assert operations.answer(wire.getxattr(1, b"user.y", 100)) == errno.ENODATA
-    operations.answer(wire.message("SYNCFS", 1))
+    assert answer(operations, wire.getxattr(1, b"user.y", 100)) == errno.ENODATA
+    answer(operations, wire.message("SYNCFS", 1))
     assert caplog.messages == []
 
 
@@ -503,21 +522,31 @@ def test_what_is_normal_is_not_logged(
 @every_request
 def test_what_is_not_indexed_is_indexed_first(operations: ReadOperations, tree: FakeTree, request_: bytes) -> None:
     """Again and again, if need be; then the question is asked anew, with an index that was tidied."""
-    called: list[bool] = []
-    operations._crowded = lambda: called.append(operations.slot.waiting)
-    tree.raises = [NotIndexed(3), NotIndexed(5), NotIndexed(3)]
+    lower = tree.lower
+    tree.raises = [NotIndexed(lower, 3), NotIndexed(lower, 5), NotIndexed(lower, 3)]
     bytes_of(operations, request_)
     assert tree.lower.indexed == [3, 5, 3]
     assert tree.lower.tidied == 4
-    assert set(called) == {True}, "others must serve meanwhile"
-    assert len(called) >= 3
-    assert not operations.slot.waiting
     assert operations.board.failures == 0
     assert sum(operations.board.counts().values()) == 1
 
 
+def test_a_shard_that_changes_each_time_it_is_indexed_is_eio(
+    operations: ReadOperations, tree: FakeTree, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A request ends. What is said names the shard, and shards of another set are counted apart."""
+    lower, other = tree.lower, FakeLower()
+    changes = [NotIndexed(lower, 3) for _ in range(ATTEMPTS_MAX)]
+    tree.raises = [*changes, *(NotIndexed(other, 3) for _ in range(ATTEMPTS_MAX)), NotIndexed(lower, 3)]
+    assert answer(operations, wire.getattr(1)) == errno.EIO
+    assert (lower.indexed, other.indexed) == ([3] * ATTEMPTS_MAX, [3] * ATTEMPTS_MAX)
+    assert caplog.messages == ["shard 3: changes each time it is indexed; try again when it is finished"]
+    tree.raises = changes  # the next request counts anew
+    assert attributes_of(operations, 9).ino == 9
+
+
 def test_one_long_wait_may_lie_inside_of_another(operations: ReadOperations) -> None:
-    """To index a shard, one that is compressed may have to be unpacked: behind that it still takes long."""
+    """To index a shard, one that is compressed may have to be unpacked: after that the work still takes long."""
     with operations.slowly():
         with operations.slowly():
             assert operations.slot.waiting
@@ -530,8 +559,8 @@ def test_a_shard_that_cannot_be_indexed_is_eio(operations: ReadOperations, tree:
         raise UnreadableShard(f"{number}: Permission denied")
 
     tree.lower.try_index = try_index
-    tree.raises = [NotIndexed(3)]
-    assert operations.answer(wire.getattr(1)) == errno.EIO
+    tree.raises = [NotIndexed(tree.lower, 3)]
+    assert answer(operations, wire.getattr(1)) == errno.EIO
     assert not operations.slot.waiting
 
 
@@ -601,7 +630,7 @@ def test_a_missing_name_is_remembered_by_the_kernel(operations: ReadOperations, 
 def test_what_a_changed_shard_would_alter_is_asked_for_again(
     operations: ReadOperations, tree: FakeTree, merged: bool
 ) -> None:
-    """Whatever lies at the top; in one tree over all shards absent names, too, wherever."""
+    """All names at the top; in one tree over all shards also absent names, in every directory."""
     tree.merged = merged
     operations.change_seconds = 2
     assert entry_of(operations, ROOT, b"name").entry_valid == 2
@@ -613,13 +642,13 @@ def test_what_a_changed_shard_would_alter_is_asked_for_again(
 
 
 def test_a_change_is_looked_for_within_a_second(operations: ReadOperations) -> None:
-    """Where nothing is known of events."""
+    """If no events are received."""
     assert operations.change_seconds == read_ops.CHANGE_SECONDS <= 1
 
 
 def test_something_stale_makes_all_look_again(operations: ReadOperations, tree: FakeTree) -> None:
     tree.raises = [StaleShard("changed")]
-    assert operations.answer(wire.getattr(99)) == errno.ESTALE
+    assert answer(operations, wire.getattr(99)) == errno.ESTALE
     assert tree.lower.distrusted == 1
 
 
@@ -628,7 +657,7 @@ def test_names_that_are_too_long(operations: ReadOperations, tree: FakeTree) -> 
     entry_of(operations, 1, b"x" * 255)
     tree.asked.clear()
     for length in (256, 1024):
-        assert operations.answer(wire.lookup(1, b"x" * length)) == errno.ENAMETOOLONG
+        assert answer(operations, wire.lookup(1, b"x" * length)) == errno.ENAMETOOLONG
     assert tree.asked == []
     assert operations.board.failures == 0
 
@@ -665,8 +694,8 @@ def test_statfs(operations: ReadOperations) -> None:
 def test_room_for_an_attribute(operations: ReadOperations, ask: Callable[[int], bytes], value: bytes) -> None:
     """None is the question how much is needed."""
     assert wire.GETXATTR_OUT.whole(bytes_of(operations, ask(0))) == (len(value), 0)
-    assert operations.answer(ask(1)) == errno.ERANGE
-    assert operations.answer(ask(len(value) - 1)) == errno.ERANGE
+    assert answer(operations, ask(1)) == errno.ERANGE
+    assert answer(operations, ask(len(value) - 1)) == errno.ERANGE
     assert bytes_of(operations, ask(len(value))) == value
     assert bytes_of(operations, ask(65536)) == value
     assert operations.board.failures == 0
@@ -679,7 +708,7 @@ def test_an_attribute_without_value(operations: ReadOperations, tree: FakeTree) 
 
 
 def test_the_name_of_an_attribute(operations: ReadOperations, tree: FakeTree) -> None:
-    operations.answer(wire.getxattr(2, b"user.\xff", 10))
+    answer(operations, wire.getxattr(2, b"user.\xff", 10))
     assert tree.asked == [("getxattr", 2, b"user.\xff")]
 
 
@@ -765,11 +794,16 @@ def test_dot_and_dot_dot_are_not_counted(operations: ReadOperations, tree: FakeT
 
 
 @pytest.mark.parametrize("opcode", LISTINGS)
-@pytest.mark.parametrize("error", [NotIndexed(3), StaleShard("changed"), RuntimeError("surprise")])
+@pytest.mark.parametrize("error", [None, StaleShard("changed"), RuntimeError("surprise")])
 def test_an_error_inside_a_listing(
-    operations: ReadOperations, tree: FakeTree, opcode: str, error: Exception
+    operations: ReadOperations, tree: FakeTree, opcode: str, error: Exception | None
 ) -> None:
-    """What is listed already is sent, once; the request behind it meets the error."""
+    """Entries listed so far are sent, once; the next request gets the error.
+
+    None stands for a shard that is not indexed.
+    """
+    if error is None:
+        error = NotIndexed(tree.lower, 3)
     plus = opcode == "READDIRPLUS"
     tree.entries = [*entries(2), error]
     found = wire.lines(bytes_of(operations, wire.read(2, 0, 4096, opcode)), plus)
@@ -781,7 +815,7 @@ def test_an_error_inside_a_listing(
         (line,) = wire.lines(bytes_of(operations, rest), plus)
         assert line.cursor == 21
     else:
-        assert operations.answer(rest) == (errno.ESTALE if isinstance(error, StaleShard) else errno.EIO)
+        assert answer(operations, rest) == (errno.ESTALE if isinstance(error, StaleShard) else errno.EIO)
 
 
 # --- files -------------------------------------------------------------------------------------------------
@@ -831,7 +865,7 @@ def test_a_read_that_fails(
 
     monkeypatch.setattr(content, "read_cached", lambda *_: None)
     monkeypatch.setattr(content, "read", fails)
-    assert operations.answer(wire.read(7, 0, 10)) == expected
+    assert answer(operations, wire.read(7, 0, 10)) == expected
     assert not operations.slot.waiting
     assert (operations.board.failures, operations.board.bytes_read) == (1, 0)
 
@@ -843,7 +877,7 @@ def test_a_read_that_fails(
 def test_each_kind_of_request_is_counted(operations: ReadOperations, request_: bytes) -> None:
     (name,) = (name for name, one in REQUESTS.items() if one is request_)
     for _ in range(3):
-        operations.answer(request_)
+        answer(operations, request_)
     assert operations.board.counts() == {name.split()[0].removesuffix("plus"): 3}
     assert (operations.board.done, operations.board.failures) == (3, 0)
     assert operations.slot.busy_seconds == 0
@@ -852,17 +886,17 @@ def test_each_kind_of_request_is_counted(operations: ReadOperations, request_: b
 
 def test_what_has_no_counter_of_its_own(operations: ReadOperations, tree: FakeTree) -> None:
     for request in FORGETS.values():
-        operations.answer(request)
+        answer(operations, request)
     tree.merged = True
-    operations.answer(wire.message("OPENDIR", 2, bytes(8)))
-    operations.answer(wire.message("RELEASEDIR", 2, bytes(24)))
-    operations.answer(wire.message("SYNCFS", 1))
+    answer(operations, wire.message("OPENDIR", 2, bytes(8)))
+    answer(operations, wire.message("RELEASEDIR", 2, bytes(24)))
+    answer(operations, wire.message("SYNCFS", 1))
     assert operations.board.counts() == {"forget": 3, "other": 4}
 
 
 def test_a_worker_counts_for_itself(operations: ReadOperations, tree: FakeTree) -> None:
-    operations.answer(wire.getattr(2))
+    answer(operations, wire.getattr(2))
     operations.attach(tree, operations.board.slot(2))  # type: ignore[arg-type]
-    operations.answer(wire.getattr(2))
+    answer(operations, wire.getattr(2))
     operations.board.slot(1).reset()
     assert operations.board.counts() == {"getattr": 2}

@@ -15,15 +15,19 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trio
 
-from tests.conftest import Mounted, Program, wait_until
+from tests.conftest import PATIENCE, Mounted, Program, wait_until
 from wdsfs.dataset.generations import Generations
+from wdsfs.fuse.supervisor import LATE_MAX, Supervisor, _Worker
 from wdsfs.inodes import TAG_MAX
 from wdsfs.status import control
 from wdsfs.status import counters as boards
 from wdsfs.status.counters import DEADLY, Board
+from wdsfs.storage.identity import Fingerprint
 
 FILES = 200
 SIZE = 3000
@@ -53,6 +57,11 @@ class Patched(Program):
     def command(self, *arguments: str | bytes | Path) -> list[str | bytes]:
         start = [sys.executable, "-c", f"{self.patch}\nfrom wdsfs.cli.main import main\nmain(prog_name='wdsfs')"]
         return [*start, *(os.fspath(one) for one in arguments)]
+
+    def start(
+        self, *arguments: str | bytes | Path, new_interpreter: bool = True, **options: Any
+    ) -> subprocess.Popen[bytes]:
+        return super().start(*arguments, new_interpreter=new_interpreter, **options)
 
 
 @pytest.fixture
@@ -180,7 +189,7 @@ def test_what_the_kernel_has_dropped_is_read_again(warm: tuple[Mounted, list[Pat
 
 
 def _verify(paths: list[Path], seed: int, problems: list[str], stop: threading.Event) -> None:
-    """Read files at random until told to stop; pages are dropped so that workers are asked each time."""
+    """Read files at random until stopped; pages are dropped so that workers are asked each time."""
     order = random.Random(seed)
     while not stop.is_set():
         number = order.randrange(FILES)
@@ -214,6 +223,8 @@ def test_killed_workers_cost_no_reader_an_error(
                 readers.append(threading.Thread(target=_verify, args=(paths, seed, problems, stop)))
                 readers[-1].start()
             for round_ in range(20):
+                # A worker that has answered: five that die before they answer anything are another story.
+                assert not paths[0].with_name(f"nothing-{round_}").exists()
                 victim = random.Random(round_).choice(workers_of(mounted))
                 before = mounted.status()["restarts"]
                 kill(victim)
@@ -293,7 +304,7 @@ class _waiting:
 
     def __exit__(self, *_: object) -> None:
         (self.home / "go").touch()
-        self.reader.join(20)
+        self.reader.join(PATIENCE)
         assert not self.reader.is_alive(), "the request is lost"
 
 
@@ -309,7 +320,7 @@ def test_reads_that_wait_for_a_disk_do_not_hold_up_others(patched: Patched, shar
         assert waiting.data == content(7)
 
 
-# Whoever is asked for the content of the file 0007 dies.
+# A worker that is asked for the content of the file 0007 dies.
 KILLER = """
 import os
 from wdsfs.dataset.shard_tree import ShardTree
@@ -371,6 +382,54 @@ def _errno_of(question: Callable[[], object]) -> int:
     return 0
 
 
+# A worker that is asked for the content of the file 0007 writes its pid into the file `holder` and waits until the
+# file `open` is there. A worker that starts while the file `first` is there serves nothing until it has gone.
+HELD = """
+import os, time
+from wdsfs.dataset.shard_tree import ShardTree
+from wdsfs.fuse.read_ops import Operations
+original, start, home = ShardTree.content, Operations.attach, os.getcwd()
+def content(self, inode):
+    if inode & 0x3FFFFFFF == 7 and not os.path.exists(home + "/open"):
+        with open(home + "/holder.new", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(home + "/holder.new", home + "/holder")
+        while not os.path.exists(home + "/open"):
+            time.sleep(0.01)
+    return original(self, inode)
+def attach(self, *arguments):
+    while os.path.exists(home + "/first"):
+        time.sleep(0.01)
+    start(self, *arguments)
+ShardTree.content, Operations.attach = content, attach
+"""
+
+
+def test_workers_that_are_killed_at_once_are_no_proof(patched: Patched, shard: Path) -> None:
+    """The request of the first is sent to the next, which somebody kills too: it is not the cause."""
+    patched.patch = HELD
+    first, holder = patched.home / "first", patched.home / "holder"
+    with patched.mounted("--layout", "files", "--workers", f"{DEADLY + 3}", shard) as mounted:
+        mounted.expect_log("killed by SIGKILL")
+        path, found = files_of(mounted)[7], list[bytes]()
+        wait_until(lambda: len(workers_of(mounted)) == DEADLY + 3, "all workers")
+        first.touch()
+        reader = threading.Thread(target=lambda: found.append(read_raw(path)))
+        reader.start()
+        try:
+            for _ in range(DEADLY + 2):
+                wait_until(holder.exists, "a worker at the request")
+                pid = int(holder.read_text())
+                holder.unlink()
+                kill(pid)
+            wait_until(holder.exists, "the last worker at the request")
+        finally:
+            (patched.home / "open").touch()
+            first.unlink()
+            reader.join()
+        assert found == [content(7)]
+
+
 def test_a_request_that_kills_on_a_kernel_that_cannot_resend(patched: Patched, shard: Path) -> None:
     """There each death is somebody's error, and then it is refused."""
     patched.patch = OLD_KERNEL + KILLER
@@ -392,7 +451,7 @@ def _error_of_reading(path: Path) -> int | None:
     """In a thread: a request that is lost would hold the tests where no signal reaches them."""
     reader = _Reader(path)
     reader.start()
-    reader.join(20)
+    reader.join(PATIENCE)
     assert not reader.is_alive(), "the request is lost"
     return reader.error
 
@@ -553,6 +612,16 @@ def test_three_deaths_in_a_row_make_a_request_deadly() -> None:
     assert not board.is_deadly(18)
 
 
+def test_only_a_worker_that_came_after_the_last_death_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others were killed together with the one that had the request first."""
+    clock = itertools.count(10**15)
+    monkeypatch.setattr(boards.time, "monotonic_ns", lambda: next(clock))
+    board, before = Board(), next(clock)
+    assert [board.blame(17, before) for _ in range(DEADLY + 1)] == [1] + [0] * DEADLY
+    assert [board.blame(17, next(clock)) for _ in range(2)] == [2, DEADLY]
+    assert board.is_deadly(17)
+
+
 @pytest.mark.parametrize("request_", [0, 1, -1, (1 << 63) - 1, -(1 << 63)])
 def test_any_number_can_be_a_request(request_: int) -> None:
     """They are what `hash` gives."""
@@ -615,17 +684,63 @@ def test_what_a_worker_died_of_is_known_behind_its_death() -> None:
 
 def test_a_changed_shard_gets_another_tag_whatever_its_fingerprint() -> None:
     tags = Generations(2)
-    first = tags.of(0, (1, 2, 3))
-    assert tags.of(0, (1, 2, 3)) == first == Generations(1).of(0, (1, 2, 3))  # after a remount, too
+    first = tags.of(0, Fingerprint(1, 2, 3))
+    assert (
+        tags.of(0, Fingerprint(1, 2, 3)) == first == Generations(1).of(0, Fingerprint(1, 2, 3))
+    )  # after a remount, too
     seen = [first]
     for number in range(1000):
-        seen.append(tags.of(0, (1, 2, number + 4)))
-        assert tags.of(0, (1, 2, number + 4)) == seen[-1] <= TAG_MAX
+        seen.append(tags.of(0, Fingerprint(1, 2, number + 4)))
+        assert tags.of(0, Fingerprint(1, 2, number + 4)) == seen[-1] <= TAG_MAX
     assert all(one != other for one, other in itertools.pairwise(seen))
     assert len(set(seen)) == len(seen)
     tags.renew(0)
-    assert tags.of(0, (1, 2, 1003)) not in seen
-    assert tags.of(1, (1, 2, 3)) == first
+    assert tags.of(0, Fingerprint(1, 2, 1003)) not in seen
+    assert tags.of(1, Fingerprint(1, 2, 3)) == first
+
+
+def test_workers_that_wait_for_disks_end_their_request_when_the_set_is_another() -> None:
+    """What they are at may be long, and would begin anew. But not more and more of them."""
+    own = Supervisor.__new__(Supervisor)
+    own.board, own._dismissed, own._follower = Board(), set(), 0
+    count = LATE_MAX + 3
+    pids = [_sleeping_process() for _ in range(count)]
+    own.workers = {pid: _Worker(pid, slot, None, 0) for slot, pid in enumerate(pids)}
+    for slot in range(count - 1):  # the last one is idle
+        own.board.slot(slot).begin(boards.KINDS.index("read"), 1)
+        own.board.slot(slot).wait(True)
+
+    async def exchange() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_reap_workers, own)
+            assert not await own.exchange(lambda: pytest.fail("no worker is forked here"), None)
+            nursery.cancel_scope.cancel()
+
+    try:
+        trio.run(exchange)
+        assert own._dismissed == set(pids[LATE_MAX:])
+        assert all(own.board.slot(slot).retirement[0] for slot in range(LATE_MAX))
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+
+def _sleeping_process() -> int:
+    pid = os.fork()
+    if not pid:
+        signal.pause()
+        os._exit(0)
+    return pid
+
+
+async def _reap_workers(own: Supervisor) -> None:
+    while True:
+        await trio.sleep(0.001)
+        for pid in list(own.workers):
+            if os.waitpid(pid, os.WNOHANG)[0]:  # noqa: ASYNC222  # it does not block
+                del own.workers[pid]
 
 
 def test_the_board_is_shared_with_children() -> None:

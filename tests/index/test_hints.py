@@ -24,7 +24,7 @@ SMALL = tar(*(member(b"%d.jpg" % n, bytes(3000)) for n in range(300)))
 
 
 def asked(path: Path, monkeypatch: pytest.MonkeyPatch, everything: bool = True) -> list[tuple[int, int]]:
-    """What a scan of the shard asks the kernel for: from, to (bytes)."""
+    """Return the ranges that a scan of the shard asks the kernel for: from, to (bytes)."""
     found: list[tuple[int, int]] = []
     told = threading.Event()
 

@@ -42,7 +42,7 @@ def look(env: lmdb.Environment, fd: int) -> bool:
 
 
 def at_rest(path: Path) -> None:
-    """What is done before an index is opened and after, for a file that nobody has open. Raises Damaged."""
+    """Run the checks before and after an index is opened, on a file that nobody has open. Raises Damaged."""
     fd = os.open(path, os.O_RDONLY)
     try:
         lmdb_check.check_metas(fd)
@@ -196,7 +196,7 @@ def _big_node(data: bytearray, used: list[int]) -> int:
 
 
 def _free_list(data: bytearray, meta: lmdb_check.Meta) -> int:
-    """Where a list of free pages begins, with its length in front."""
+    """Return the offset of a list of free pages, which begins with its length."""
     leaf = meta.free.root * SIZE
     assert flags_of(data, meta.free.root) == 2
     for slot in range((_get(data, leaf + 12, "H") - 16) // 2):
@@ -280,7 +280,7 @@ DAMAGES: dict[str, tuple[str, Alter]] = {
 
 
 def _last_free(data: bytearray, meta: lmdb_check.Meta) -> int:
-    """Where a list of free pages, which falls, has its lowest one."""
+    """Return the offset of the lowest page in a list of free pages, which is in descending order."""
     start = _free_list(data, meta)
     return start + 8 * _get(data, start, "Q")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -12,7 +14,10 @@ from typing import Any
 import pytest
 
 from tests import sets, work
-from tests.conftest import descendants, new_processes, wait_until
+from tests.conftest import descendants, descriptors, new_processes, wait_until
+from wdsfs.cluster import spread
+from wdsfs.cluster.far_side import Batch
+from wdsfs.cluster.workers import Workers
 from wdsfs.errors import CorruptShard, MissingShard, ShardError, UnreadableShard
 from wdsfs.index import process_pool
 from wdsfs.spec.expand import Shard
@@ -28,7 +33,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         yield {"jobs": 2}
     else:
         with ThreadPoolExecutor(2) as executor:
-            yield {"jobs": 2, "executor": executor}
+            yield {"jobs": 2, "workers": Workers.of(executor)}
 
 
 def shards_of(directory: Path, *names: str) -> list[Shard]:
@@ -78,7 +83,7 @@ def test_a_little_work_needs_no_processes(tmp_path: Path) -> None:
 def test_much_work_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_pool, "ALONE_BYTES", 10)
     shards = shards_of(tmp_path, *(f"name{number}" for number in range(12)))
-    used = {result for _, result in process_pool.each(work.process, shards, 2)}
+    used = {result for _, result in process_pool.each(work.two_at_once, shards, 2)}
     assert len(used) == 2
     assert os.getpid() not in used
     # One shard is one process's work; what is not there is no work.
@@ -104,24 +109,25 @@ def test_default_jobs_are_the_cores_that_may_be_used() -> None:
 
 
 class Counting(Executor):
-    """Does the work at once and counts the results that nobody has taken."""
+    """Does the work at once and counts the units that were submitted, but for the question for the version."""
 
     def __init__(self) -> None:
         self.submitted = 0
 
     def submit(self, function: Any, /, *arguments: Any, **options: Any) -> Future[Any]:
-        self.submitted += 1
+        self.submitted += sum(len(one.units) for one in arguments if isinstance(one, Batch))
         future: Future[Any] = Future()
         future.set_result(function(*arguments, **options))
         return future
 
 
-@pytest.mark.parametrize("jobs", [1, 3])
-def test_only_so_many_results_wait_to_be_taken(tmp_path: Path, jobs: int) -> None:
+@pytest.mark.parametrize("most", [1, 3])
+def test_only_so_many_results_wait_to_be_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(spread, "TOGETHER_MAX", 1)
     shards = shards_of(tmp_path, *(f"{number}" for number in range(50)))
     executor = Counting()
-    for taken, _ in enumerate(process_pool.each(work.length, shards, jobs, executor)):
-        assert executor.submitted - taken <= process_pool.AHEAD * jobs
+    for taken, _ in enumerate(process_pool.each(work.length, shards, 2, Workers.of(executor, most))):
+        assert executor.submitted - taken <= most
     assert executor.submitted == 50
 
 
@@ -140,17 +146,16 @@ def test_a_slow_shard_does_not_hold_up_the_others(tmp_path: Path, monkeypatch: p
 
 def test_nothing_is_left_behind(tmp_path: Path, way: dict[str, Any]) -> None:
     shards = shards_of(tmp_path, *(f"{number}" for number in range(20)))
-    descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    before, threads = descriptors(), {*threading.enumerate()}
     for count in (0, 1, 5, 20):
         results = process_pool.each(work.length, shards, **way)
         for _ in range(count):
             next(results)
         results.close()
         assert new_processes() == set()
-        if "executor" not in way:  # that one is not ours to end
-            assert len(os.listdir("/proc/self/fd")) == descriptors
-            assert threading.active_count() == threads
-    assert not os.listdir("/dev/shm") or not [name for name in os.listdir("/dev/shm") if name.startswith("sem.mp")]
+        if "workers" not in way:  # that executor is not ours to end
+            assert descriptors() - before == set()
+            assert {*threading.enumerate()} - threads == set()
 
 
 def test_a_process_that_is_killed_costs_its_own_shard_only(
@@ -158,7 +163,7 @@ def test_a_process_that_is_killed_costs_its_own_shard_only(
 ) -> None:
     monkeypatch.setattr(process_pool, "ALONE_BYTES", -1)
     shards = shards_of(tmp_path, *(f"{number}" if number % 3 else f"deadly-{number}" for number in range(12)))
-    descriptors = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     found = dict(process_pool.each(work.length, shards, 2))
     assert len(found) == len(shards)
     for one, result in found.items():
@@ -168,7 +173,7 @@ def test_a_process_that_is_killed_costs_its_own_shard_only(
             assert "SIGKILL" in str(result)
         else:
             assert not isinstance(result, ShardError)
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert descriptors() - before == set()
 
 
 def test_a_process_that_ends_by_itself_is_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +202,7 @@ from tests import work
 from wdsfs.index import process_pool as pool
 pool.ALONE_BYTES = -1
 shards = [sets.at(Path(path)) for path in sys.argv[1:]]
-for _ in pool.each(work.length, shards, 2):
+for _ in pool.each(work.two_at_once, shards, 2):
     print(flush=True)
     sys.stdin.read(1)
 """
@@ -210,6 +215,12 @@ for _ in pool.each(work.length, shards, 2):
     assert parent.communicate()[1] == b""
     # They are this process's now, see conftest.py.
     wait_until(lambda: all(_has_ended(pid) for pid in workers), "the end of the processes")
+
+
+def test_a_process_whose_parent_dies_before_it_has_sent_anything_says_nothing() -> None:
+    command = [sys.executable, "-I", "-S", "-c", process_pool._START]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
 def _has_ended(pid: int) -> bool:

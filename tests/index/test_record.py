@@ -15,21 +15,25 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from webdataset import tariterators
 
 from tests import tars
 from tests.tars import ABC, BLOCK, END, ODD, A, B, Listed
+from tests.thorough import examples
 from wdsfs import names
+from wdsfs.errors import CorruptShard
 from wdsfs.index import record, record_builder
 from wdsfs.index.record import BY_EXTENSION, BY_NAME, FILES, HAS_SAMPLES, LINK, STRAY, TWIN, Record
 from wdsfs.inodes import FOLDER, MEMBER, SAMPLE, index_of, kind_of, position
-from wdsfs.tar import scan
+from wdsfs.storage.identity import Fingerprint
+from wdsfs.tar import member_reader, scan
+from wdsfs.tar.problems import Problem
 
 TOP = position(FOLDER, 0)
 DOMAINS = [BY_EXTENSION, BY_NAME, FILES]
-FINGERPRINT = [1 << 40, -5, 1 << 63]
+FINGERPRINT = Fingerprint(1 << 40, -5, 1 << 63)
 
 Tree = dict[bytes, Any]  # shown name -> Tree of a directory, or int of a file
 
@@ -312,7 +316,7 @@ def flat(tree: Tree, path: bytes = b"") -> dict[bytes, int]:
 
 def content_of(fd: int, one: Record, member: int) -> bytes:
     place = one.member(member)
-    return scan.read(fd, place.data, place.size, one.segments(member), 0, place.size)
+    return member_reader.read(fd, place.data, place.size, one.segments(member), 0, place.size)
 
 
 # --- trees against the model -------------------------------------------------------------------------------
@@ -340,17 +344,17 @@ def check_trees(tar: bytes) -> None:
         assert walk(one, domain, listed) == model.tree(domain)
 
 
-@settings(max_examples=1200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(240)
 @given(st.lists(st.tuples(tiny_names, kinds, tiny_names), max_size=10))
 @example([(b"a.b", b"0", b""), (b"a/b.a", b"0", b""), (b"a/b.a", b"0", b""), (b"a.b", b"0", b"")])
 @example([(b".a", b"0", b""), (b"__a.b", b"0", b""), (b"__a.b__", b"0", b"")])
 @example([(b"//a.b", b"0", b""), (b"/a.b", b"0", b""), (b"a.b", b"0", b""), (b"l", b"1", b"/a.b")])
 def test_trees_of_odd_names(members: list[tuple[bytes, bytes, bytes]]) -> None:
-    """Whatever the names in a shard, each tree holds each member once, under a name of its own."""
+    """For any names in a shard, each tree has each member once, under a name of its own."""
     check_trees(built(members))
 
 
-@settings(max_examples=800, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(160)
 @given(st.lists(st.tuples(ab_names, kinds, ab_names), max_size=14), st.sampled_from([1, 2, scan.BATCH]))
 def test_trees_of_names_that_clash(members: list[tuple[bytes, bytes, bytes]], batch: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -358,7 +362,7 @@ def test_trees_of_names_that_clash(members: list[tuple[bytes, bytes, bytes]], ba
         check_trees(built(members))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(60)
 @given(st.lists(st.sampled_from([b"a.a", b"a.b", b"a.a~2", b"b.a", b"b.a~3", b"a/a.a", b"a/a~2.b"]), max_size=40))
 def test_trees_of_many_repetitions(member_names: list[bytes]) -> None:
     check_trees(built([(name, tars.FILE, b"") for name in member_names]))
@@ -472,7 +476,7 @@ def test_odd_cases(case: str) -> None:
             assert (one.symlink(member), one.link_count(one.link_target(member) or 0) > 0) == (None, True)
             try:
                 contents[path] = content_of(fd, one, member)
-            except (scan.CorruptShard, MemoryError, OverflowError):
+            except (CorruptShard, MemoryError, OverflowError):
                 contents[path] = None
     assert contents == ODD[case].files
     assert tuple(problem.kind for problem in one.problems) == ODD[case].problems
@@ -490,7 +494,7 @@ def samples_of(tar: bytes) -> list[tuple[bytes, list[tuple[bytes, bytes]]]]:
             if not one.entry_flags[entry] & STRAY:
                 members = one.entry_members(entry)
                 head = one.member(members[0]).head
-                raw = scan.read_name(fd, head)
+                raw = member_reader.read_name(fd, head)
                 key = raw[: len(raw) - len(one.extension(members[0])) - 1]
                 files = [(one.extension(member), content_of(fd, one, member)) for member in members]
                 samples.append((head, (key, files)))
@@ -514,7 +518,7 @@ OTHERS = st.sampled_from(["README", ".hidden", "d/.hidden", "__m__/a.x", "__m.x_
 member_names = st.one_of(*[st.tuples(KEYS, EXTENSIONS).map(".".join)] * 5, OTHERS)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(100)
 @given(st.lists(member_names, max_size=20), st.sampled_from(sorted(tars.FORMATS)))
 def test_samples_as_webdataset_reads_them(member_names: list[str], kind: str) -> None:
     """A shard has the samples that the webdataset library reads, in its order and byte for byte, but for the
@@ -743,7 +747,7 @@ def test_what_is_stored() -> None:
         one = Record(data)
         assert one.fingerprint == FINGERPRINT
         assert record.ends_match(fd, one.ends)
-    assert one.unshown == [scan.Problem(len(A), "character device", "null\\xff")]
+    assert one.unshown == [Problem(len(A), "character device", "null\\xff")]
     assert (one.unshown_count, one.problem_count, one.members, one.samples) == (1, 0, 2, 2)
     assert one.total_size() == 3 + len(ABC)
     assert one.array("member.size").tolist() == [3, len(ABC)]

@@ -22,6 +22,7 @@ from wdsfs.index.record import Record
 from wdsfs.interop import dali as dali_module
 from wdsfs.interop import energon, wids
 from wdsfs.interop.wids import WidsShard
+from wdsfs.storage.identity import Fingerprint
 
 # Headers of 512 bytes, each content padded to 512: a member of 1 to 512 bytes takes 1,024.
 PLAIN = tar(
@@ -41,7 +42,7 @@ SPARSE = tars.ODD["sparse GNU"].tar()
 
 def record_of(content: bytes) -> Record:
     with tars.opened(content) as fd:
-        return Record(record_builder.build(fd, [len(content), 0, 0]))
+        return Record(record_builder.build(fd, Fingerprint(len(content), 0, 0)))
 
 
 def dali(content: bytes) -> bytes:
@@ -99,6 +100,8 @@ def test_names_with_blanks_are_left_out_of_a_dali_index(blank: bytes) -> None:
     # What is in no sample is in no index.
     stray = tar(member(b"a" + blank + b"b", b"x"), member(b"c.jpg", b"yy"))
     assert dali(stray) == b"v1.2 1\njpg 1536 2 c.jpg\n"
+    link = tar(member(b"l.jpg", kind=tars.SYMLINK, link=b"c.jpg"), member(b"c.jpg", b"yy"))
+    assert dali(link) == b"v1.2 1\njpg 1024 2 c.jpg\n"
 
 
 @pytest.mark.parametrize(
@@ -167,11 +170,11 @@ def test_an_index_with_another_grouping_fits() -> None:
         (b"v1.1 1\njpg 4 five\n", "line 2 is not `extension offset size`, repeated"),
         (b"v1.1 1\njpg 12345678901234567890123 4\n", "line 2 is not"),
         (b"v1.1 2\njpg 512 4 cls 1536 1\n\n", "line 3 is not"),
-        (b"v1.1 2\njpg 512 4 cls 1536 1\n", "line 1 tells of 2 samples, and 1 lines follow"),
-        (b"v1.1 2\njpg 512 4 cls 1536 1\nleft.jpg 2048 513\n", "line 3 tells of 513 bytes at offset 2048"),
-        (b"v1.1 1\njpg 512 5\n", "line 2 tells of 5 bytes at offset 512"),
-        (b"v1.1 1\npng 512 4\n", "line 2 tells of 4 bytes at offset 512"),
-        (b"v1.1 1\njpg 99999744 5\n", "line 2 tells of 5 bytes at offset 99999744"),
+        (b"v1.1 2\njpg 512 4 cls 1536 1\n", "line 1 counts 2 samples, and 1 lines follow"),
+        (b"v1.1 2\njpg 512 4 cls 1536 1\nleft.jpg 2048 513\n", "line 3 names 513 bytes at offset 2048"),
+        (b"v1.1 1\njpg 512 5\n", "line 2 names 5 bytes at offset 512"),
+        (b"v1.1 1\npng 512 4\n", "line 2 names 4 bytes at offset 512"),
+        (b"v1.1 1\njpg 99999744 5\n", "line 2 names 5 bytes at offset 99999744"),
         (b"v1.1 1\njpg 512 4 cls 1536 1\n", "it lacks 3 of 5 members"),
     ],
 )
@@ -181,9 +184,7 @@ def test_an_index_of_something_else_does_not(index: bytes, message: str | None) 
 
 
 def test_an_index_of_a_shard_without_members() -> None:
-    assert (
-        misfit(tar(), b"v1.1 1\njpg 512 4\n") == "line 2 tells of 4 bytes at offset 512: no such member is there"
-    )
+    assert misfit(tar(), b"v1.1 1\njpg 512 4\n") == "line 2 names 4 bytes at offset 512: no such member is there"
 
 
 # --- wids --------------------------------------------------------------------------------------------------
@@ -230,7 +231,7 @@ _NAME, _META = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$"), re.compile(r"__[^/]*_
 
 
 def prepared(content: bytes) -> list[energon.EnergonSample]:
-    """What `energon prepare` writes of a shard: by tarfile, member by member."""
+    """Return what `energon prepare` writes for a shard, by tarfile, member by member."""
     found: list[energon.EnergonSample] = []
     with tarfile.open(fileobj=io.BytesIO(content)) as opened:
         for info in opened:
@@ -290,7 +291,11 @@ def test_samples_of_odd_names_are_those_of_prepare() -> None:
         b"d.v1/x",
         b"e.",
     ]
-    for content in (tar(*(member(one, b"x") for one in names)), tar(*(member(b"u\xc3\xbc.txt", b"x"), A))[:-1024]):
+    link = member(b"l.txt", kind=tars.SYMLINK, link=b"a.txt")
+    for content in (
+        tar(*(member(one, b"x") for one in names), link),
+        tar(*(member(b"u\xc3\xbc.txt", b"x"), A))[:-1024],
+    ):
         assert samples(content) == prepared(content) != []
 
 
@@ -362,8 +367,8 @@ def packed(*offsets: int) -> bytes:
     ("index", "message"),
     [
         (packed(0, 2048, 3584, 6144), None),
-        (packed(0, 2048, 3584), "it tells of 2 samples, and there are 3"),
-        (b"", "it tells of 0 samples, and there are 3"),
+        (packed(0, 2048, 3584), "it has 2 samples, the shard 3"),
+        (b"", "it has 0 samples, the shard 3"),
         (packed(0, 2048, 3072, 6144), "it has offset 3072 where sample 2 starts at 3584"),
         (packed(0, 2048, 3584, 6656), "it has offset 6656 where the samples end at 6144"),
         (packed(0, 2048, 3584, 6144) + b"x", "33 bytes are no whole number of offsets"),

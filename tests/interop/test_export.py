@@ -22,7 +22,7 @@ from tests.tars import A, B, member, tar
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import ExportError
 from wdsfs.index.store import open_index
-from wdsfs.interop.export import DALI, ENERGON, FORMATS, WIDS, Export, below, energon_root
+from wdsfs.interop.export import DALI, ENERGON, WIDS, Export, below, energon_root
 from wdsfs.storage.durable import Disk
 
 ONE = tar(A, member(b"a.cls", b"1"), B)
@@ -34,7 +34,7 @@ TWO_DALI = b"v1.2 1\ntxt 512 2 d/c.txt\n"
 
 
 def files(directory: Path) -> set[str]:
-    """What is below a directory, but for the index of wdsfs."""
+    """Return the files below a directory, without the index of wdsfs."""
     found = {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
     return {name for name in found if not name.startswith("index/")}
 
@@ -97,7 +97,7 @@ def test_a_shard_that_dali_cannot_read_is_no_obstacle_to_others(program: Program
 def test_only_plain_tars_are_exported(program: Program) -> None:  # noqa: F811
     """The offsets of a record are worth nothing where the bytes are not at them."""
     program.write("s.tar", gzip.compress(ONE))
-    for kind in FORMATS:
+    for kind in (DALI, ENERGON, WIDS):
         text = program.run("export", "--format", kind, "-o", ".", "s.tar", code=9).stderr
         assert b"s.tar: is compressed, and the other tools read plain tars only" in text
 
@@ -291,7 +291,7 @@ def test_a_full_disk_has_a_message(program: Program, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Disk, "sync", sync)
     for kind in (DALI, ENERGON):
         text = program.refused("export", "--format", kind, "-o", ".", "s.tar", code=ExportError.exit_code)
-        assert "No space left on device; repeat the command" in text
+        assert "No space left on device; mend that, then repeat the command" in text
 
 
 # --- commit ------------------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def test_a_commit_exports_what_it_has_written(program: Program) -> None:  # noqa
         "energon",
         "s{0..1}.tar",
     ]
-    for again in (True, False):  # a second time, as if the first had been stopped behind its shards
+    for again in (True, False):  # a second time, as if the first had been stopped after its shards
         program.run(*words)
         made = files(program.home / "new")
         assert made >= {f"n-0{n}{end}" for n in (0, 1) for end in (".tar", ".idx", ".tar.idx")}
@@ -335,7 +335,7 @@ def test_a_commit_in_place_renews_the_indexes_or_says_that_they_are_old(program:
     assert after["s0.tar.idx"] == before["s0.tar.idx"]
     assert b"s0.tar.idx" in done.stderr
     assert b"index.sqlite" in done.stderr
-    assert b"shardindex.json: of the shards as they were before; renew them with: wdsfs export\n" in done.stderr
+    assert b"shardindex.json: made for the shards before this commit; renew them with" in done.stderr
     told = program.run("check", "s{0..1}.tar", code=1).stdout
     assert b"[wrong index]" in told
     assert told.count(b"wrong index") == 1

@@ -75,6 +75,8 @@ def test_of_many_damaged_shards_some_are_named(program: Program) -> None:
     said = program.run("ls", "{0..5}.tar").stderr.decode().splitlines()
     assert [line.count(CUT_SAYS) for line in said] == [1, 1, 1, 0]
     assert said[-1] == "wdsfs: warning: 3 more shards are damaged; see: wdsfs check"
+    found = program.run("check", "{0..5}.tar", code=1).stdout.decode()
+    assert found.count(CUT_SAYS) == 6
 
 
 # --- what cannot be read -----------------------------------------------------------------------------------
@@ -170,7 +172,7 @@ def test_one_tree_cannot_be_listed_while_a_shard_cannot_be_read(program: Program
 
 
 def _listed(directory: Path) -> list[Any]:
-    """What is in a directory; the number of the error if that cannot be said."""
+    """Return the names in a directory, or the number of the error."""
     try:
         return os.listdir(directory)
     except OSError as error:

@@ -18,7 +18,7 @@ import pytest
 from tests import tars
 from tests.conftest import Mounted, Program, fails, wait_until
 from wdsfs.dataset.generations import Generations
-from wdsfs.storage import identity
+from wdsfs.storage.identity import Fingerprint
 
 Answer = TypeVar("Answer")
 
@@ -161,7 +161,7 @@ def test_a_shard_that_is_deleted(program: Program, mounted: Mounted) -> None:
 
 
 def test_a_shard_that_is_cut(program: Program, mounted: Mounted) -> None:
-    """What is left of it is shown; reading beyond is an error."""
+    """The rest of it is shown; reading beyond is an error."""
     path = mounted.path / "a/big/bin"
     assert path.read_bytes() == b"\1" * SIZE
     cut(program.home / "a.tar", b"")
@@ -181,7 +181,7 @@ def test_a_shard_that_is_cut(program: Program, mounted: Mounted) -> None:
 
 
 def test_a_shard_that_becomes_unreadable(user_program: Program) -> None:
-    """What is open may go on; what is opened is the old content or an error. Other shards go on."""
+    """Open files may go on; opened again they show the old content or give an error. Other shards go on."""
     user_program.write("a.tar", shard(1))
     user_program.write("b.tar", shard(99))
     with user_program.mounted("{a,b}.tar") as mounted:
@@ -205,7 +205,7 @@ def test_what_is_wholly_in_the_page_cache_is_not_served_for_ever(
     program: Program, change: Callable[[Path, bytes], None], merge: bool
 ) -> None:
     """Nobody asks the mount for the path, the listing or the content any more, and yet the next open is of the new
-    content: the kernel is told of the change.
+    content: the kernel's cache is invalidated.
     """
     path = program.write("a.tar", shard(1))
     with program.mounted(*["--merge"] * merge, "a.tar") as mounted:
@@ -229,7 +229,7 @@ def test_what_is_wholly_in_the_page_cache_is_not_served_for_ever(
 
 
 def asked(mounted: Mounted) -> dict[str, int]:
-    """What the kernel has asked for, but for what has nothing to do with names and contents."""
+    """Return the requests of the kernel that have to do with names and contents."""
     requests = mounted.status()["requests"]
     return {kind: requests.get(kind, 0) for kind in ("lookup", "read", "readdir")}
 
@@ -281,20 +281,20 @@ def test_a_change_that_hides_its_time(program: Program) -> None:
 
 
 def test_a_change_with_the_same_tag(program: Program, mounted: Mounted) -> None:
-    """Whatever the fingerprint of the new content, its inode numbers were not in use before: what the kernel
+    """For any fingerprint of the new content, its inode numbers were not in use before: what the kernel
     has kept under those is not taken for it. Here a remount would give both the same numbers.
     """
     path = program.home / "a.tar"
     big = mounted.path / "a/big/bin"
-    old_tag = Generations(1).of(0, identity.fingerprint_of(path.stat()))
+    old_tag = Generations(1).of(0, Fingerprint.of(path.stat()))
     fd = os.open(big, os.O_RDONLY)
     try:
         assert os.pread(fd, 4096, 0) == b"\1" * 4096
         assert (mounted.path / "a/small/txt").read_bytes() == b"\1" * 100
         new = program.write("new", shard(2))
-        found = identity.fingerprint_of(new.stat())
-        times = itertools.count(found[1])
-        chosen = next(t for t in times if Generations(1).of(0, (found[0], t, found[2])) == old_tag)
+        found = Fingerprint.of(new.stat())
+        times = itertools.count(found.mtime_ns)
+        chosen = next(t for t in times if Generations(1).of(0, found._replace(mtime_ns=t)) == old_tag)
         os.utime(new, ns=(chosen, chosen))
         new.rename(path)
         mounted.expect_log(CHANGED)
@@ -309,7 +309,7 @@ def test_a_change_with_the_same_tag(program: Program, mounted: Mounted) -> None:
 
 
 def test_mapped_files(program: Program, mounted: Mounted) -> None:
-    """What has been mapped and read stays; a page that cannot be had any more is SIGBUS, as on any file system."""
+    """Mapped pages that were read stay; one that cannot be read any more gives SIGBUS, as on any file system."""
     with (mounted.path / "a/big/bin").open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     mapped.madvise(mmap.MADV_RANDOM)
@@ -340,7 +340,8 @@ def test_a_listing_that_is_under_way(program: Program) -> None:
     with program.mounted("a.tar") as mounted, os.scandir(mounted.path / "a") as entries:
         first = next(entries).name
         replace(path, many(2))
-        wait_until(lambda: not (mounted.path / "a" / "1-00000").exists(), "the end of the old content")
+        gone = mounted.path / "a" / "1-00000"
+        wait_until(lambda: unless_gone(gone.exists) is False, "the end of the old content")
         found = [first]
         unless_gone(lambda: found.extend(entry.name for entry in entries))
         assert found == [f"1-{number:05d}" for number in range(len(found))]

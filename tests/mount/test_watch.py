@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import sets, wire
-from tests.conftest import wait_until
+from tests.conftest import PATIENCE, wait_until
 from wdsfs.dataset.generations import Generations
 from wdsfs.mount import watch
 from wdsfs.mount.watch import Watch
@@ -23,7 +23,7 @@ MARK = "zz-mark.tar"
 
 @pytest.fixture
 def device() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """What `watch` takes for the FUSE descriptor, and the kernel's end of it; each note is one message."""
+    """A socket in place of the FUSE descriptor, and the kernel's end of it; each notification is one message."""
     ours, kernels = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, kernels:
         kernels.settimeout(30)
@@ -306,8 +306,10 @@ def test_what_is_not_heard_is_looked_for(
     (tmp_path / "between").symlink_to("real/a.tar")
     (tmp_path / "chain.tar").symlink_to("between")
     (tmp_path / "current").symlink_to("real")
+    for path in ("real/a.tar", "elsewhere/a.tar", "elsewhere/hard.tar"):
+        os.utime(tmp_path / path, (1, 1))  # a change within the same tick of the kernel's clock could not be seen
     heard = listen(tmp_path / name, look=True)
-    if change is behind_a_new_target:  # the link itself is heard, what then happens behind it not
+    if change is behind_a_new_target:  # the change of the link is noticed, later changes at its target are not
         retarget(tmp_path / "link" / "a.tar", "../elsewhere/a.tar")
         assert 0 in (heard.watch.wait(heard.device) or ())
     change(tmp_path)
@@ -337,7 +339,7 @@ def test_a_busy_directory_does_not_keep_from_looking(
     try:
         a_directory_that_is_a_link(tmp_path)
         waiter.start()
-        waiter.join(5)
+        waiter.join(PATIENCE)  # it would wait until the writer has ended
         in_time = list(found)
     finally:
         done.set()
@@ -347,7 +349,7 @@ def test_a_busy_directory_does_not_keep_from_looking(
     assert in_time == [{0}]
 
 
-# --- the kernel is told ------------------------------------------------------------------------------------
+# --- notifications of the kernel --------------------------------------------------------------------------
 
 
 class Follower:
@@ -419,7 +421,7 @@ def test_an_older_kernel_is_told_of_the_directory(
 def test_a_shard_that_is_being_written_is_not_a_flood(
     heard: Heard, device: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What happens in the pause behind a note is one note."""
+    """Changes during the pause after a notification give one notification."""
     pause, paused = threading.Event(), threading.Semaphore(0)
 
     def sleep(seconds: float) -> None:

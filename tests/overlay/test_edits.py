@@ -34,14 +34,15 @@ from wdsfs.commit import changes
 from wdsfs.commit.changes import Changes, Rules
 from wdsfs.commit.plan import CommitOptions, Planner
 from wdsfs.commit.replace_in_place import Replacement
-from wdsfs.commit.run import Files, Runner
+from wdsfs.commit.run import Runner
+from wdsfs.commit.upper_files import Files
 from wdsfs.dataset.merged_tree import make_tree
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.dataset.tree import View
 from wdsfs.index.store import open_index
 from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings, ShardSeen, write_settings
 from wdsfs.spec.expand import expand
-from wdsfs.storage.identity import look
+from wdsfs.storage.identity import Fingerprint
 
 SEEDS = int(os.environ.get("WDSFS_EDITS", "60"))
 FIRST = int(os.environ.get("WDSFS_FIRST_EDIT", "0"))
@@ -138,7 +139,7 @@ class World:
     # --- the mount
 
     def look(self) -> tuple[dict[bytes, File], set[bytes]]:
-        """What the mount shows."""
+        """Return the files that the mount shows."""
         files, directories = {}, set()
         for path, (kind, *about) in self.mount.walk().items():
             if kind == "directory":
@@ -190,7 +191,7 @@ class World:
             self.files.setdefault(path, File(b"")).content = content  # of all its links
 
     def remove(self, top: bytes) -> None:
-        """What `rm -r` does."""
+        """Do what `rm -r` does."""
         for path in sorted((p for p in {*self.files, *self.directories} if is_below(p, top)), reverse=True):
             if path in self.files and self.do("unlink", path):
                 del self.files[path]
@@ -198,7 +199,7 @@ class World:
                 self.directories.remove(path)
 
     def move(self, old: bytes, new: bytes) -> None:
-        """What `mv -T` does: where a directory of the shards cannot be renamed, it is copied."""
+        """Do what `mv -T` does: a directory of the shards that cannot be renamed is copied."""
         if (
             is_below(new, old)
             or is_below(old, new)
@@ -346,7 +347,7 @@ def is_below(path: bytes, top: bytes) -> bool:
 
 @dataclass
 class Model:
-    """What becomes of the files of a world."""
+    """The files of a world after a commit."""
 
     world: World
     samples: Samples = field(default_factory=dict)
@@ -382,7 +383,7 @@ class Model:
             self.members.setdefault(top, {})[member] = file.content
 
     def _is_sound(self, path: bytes, key: bytes, extension: bytes) -> bool:
-        """Whether readers find what was meant; a sample's directory is its key, without a dot."""
+        """True if readers find the intended sample; the directory of a sample is its key, without a dot."""
         directory = path.rpartition(b"/")[0]
         meant = self.world.view is FILES or (b"/" + directory).endswith(b"/" + key)
         return meant and extension.lower() != b"__key__"
@@ -518,7 +519,7 @@ def by_tarfile(data: bytes) -> dict[bytes, bytes]:
 
 
 def by_gnu_tar(home: Path, data: bytes) -> dict[bytes, bytes] | None:
-    """What is in a directory after `tar x`; None if it fails."""
+    """Return the files in a directory after `tar x`; None if it fails."""
     directory = home / "extracted"
     directory.mkdir()
     done = subprocess.run(["tar", "-C", directory, "-xf", "-"], input=data, capture_output=True, check=False)
@@ -565,7 +566,7 @@ def a_tree(shards: list[Path], index: Path, view: View, merge: bool) -> Iterator
 
 
 def mounted_files(home: Path, shards: list[Path], view: View, merge: bool) -> dict[bytes, bytes]:
-    """What a new mount of these shards shows."""
+    """Return the files that a new mount of these shards shows."""
     with a_tree(shards, home / "index", view, merge) as tree:
         mount = Mount(tree, home / f"again-{len(os.listdir(home))}")
         try:
@@ -666,7 +667,7 @@ def commit(
 ) -> tuple[list[Path], set[bytes]]:
     """The shards of the new set, and what was left out."""
     place = OverlayDirectory(home / "o")
-    seen = (ShardSeen(path.stem.encode(), os.fsencode(path), look(os.fsencode(path))) for path in shards)
+    seen = (ShardSeen(path.stem.encode(), os.fsencode(path), Fingerprint.at(os.fsencode(path))) for path in shards)
     write_settings(place, OverlaySettings(world.view.layout, world.view.names, world.merge, tuple(seen)))
     directory = os.open(place.upper, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -764,7 +765,7 @@ OPTIONS = {EXT: (), FULL: ("--names", "full"), FILES: ("--layout", "files")}
 
 
 def reported(report: dict[str, Any]) -> Changes:
-    """What `diff --json` says."""
+    """Return the report of `diff --json`."""
 
     def names(texts: list[str]) -> tuple[bytes, ...]:
         return tuple(map(os.fsencode, texts))

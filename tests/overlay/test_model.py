@@ -67,7 +67,7 @@ def _difference(ours: dict[bytes, Any], theirs: dict[bytes, Any]) -> str:
 
 
 class Refusing(SystemCalls):
-    """A file system that cannot leave a whiteout behind at a rename."""
+    """A file system that cannot leave a whiteout at the old name of a rename."""
 
     def rename(self, name: bytes, directory: int, new: bytes, new_directory: int, flags: int = 0) -> None:
         if flags & WITH_WHITEOUT:
@@ -109,7 +109,7 @@ class Model(RuleBasedStateMachine):
     # --- doing the same to both
 
     def both(self, ours: Callable[[], Any], theirs: Callable[[], Any]) -> bool:
-        """Whether both have done it; else both have failed in the same way."""
+        """True if both have done it; else both have failed in the same way."""
         number = _errno_of(ours)
         if number == errno.EXDEV:
             return False
@@ -195,7 +195,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(which=some)
     def remove_all(self, which: int) -> None:
-        """What `rm -r` does."""
+        """Do what `rm -r` does."""
         top = self.thing(which)
         below = sorted((path for path in self.seen if path.startswith(top + b"/")), reverse=True)
         for path in [*below, top]:

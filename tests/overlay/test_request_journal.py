@@ -17,7 +17,7 @@ def journal(memory: bytearray, requester: int = 7, resent: bool = True) -> Reque
 
 
 def begun() -> bytearray:
-    """What a worker leaves that was killed at a mkdir of the thread 7."""
+    """Return the journal of a worker that was killed at a mkdir of thread 7."""
     memory = bytearray(SIZE)
     journal(memory, resent=False).begin("mkdir", KEY, (5,))
     return memory

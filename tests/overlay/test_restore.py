@@ -1,4 +1,4 @@
-"""What `wdsfs restore` undoes: after any edits all is as the shards have it, whenever a worker dies at it."""
+"""`wdsfs restore`: after any edits everything is as in the shards again, also when a worker dies meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.overlay.test_model import SETS
 from tests.overlay.test_writable_tree import Seam, Stopped
-from tests.writables import Mount, a_set, fast_directory
+from tests.writables import Mount, a_set, mounted
 from wdsfs.dataset.tree import LowerTree
 from wdsfs.errors import EntryError, NoSuchEntry
 from wdsfs.overlay import upper_format
@@ -29,28 +29,6 @@ def tree(request: pytest.FixtureRequest) -> Iterator[LowerTree]:
         yield tree
 
 
-@pytest.fixture(scope="module")
-def samples() -> Iterator[LowerTree]:
-    with a_set(*SETS["samples"]) as tree:
-        yield tree
-
-
-@contextlib.contextmanager
-def mounted(tree: LowerTree, calls: SystemCalls | None = None) -> Iterator[Mount]:
-    with fast_directory() as home:
-        mount = Mount(tree, home, calls)
-        try:
-            yield mount
-        finally:
-            mount.close()
-
-
-@pytest.fixture
-def mount(samples: LowerTree) -> Iterator[Mount]:
-    with mounted(samples) as mount:
-        yield mount
-
-
 def restore(mount: Mount, *paths: bytes) -> list[tuple[int, bytes]]:
     """Restore, and say what the kernel has to ask again for."""
     told: list[tuple[int, bytes]] = []
@@ -59,7 +37,7 @@ def restore(mount: Mount, *paths: bytes) -> list[tuple[int, bytes]]:
 
 
 def plan(mount: Mount, *paths: bytes) -> list[RestoredChange]:
-    """What the command says beforehand, from the names on disk."""
+    """Return what the command announces, from the names on disk."""
     fd = os.open(mount.home / "upper", os.O_RDONLY)
     try:
         found = Restoration(mount.below, upper_format.load(fd))
@@ -136,7 +114,7 @@ def test_after_any_edits_all_can_be_undone(tree: LowerTree, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_after_any_edits_a_part_can_be_undone(tree: LowerTree, seed: int) -> None:
-    """What is restored is as in the shards, and the rest holds together; the next worker sees the same."""
+    """Restored files are as in the shards, the rest stays consistent, and the next worker sees the same."""
     chance = random.Random(1000 + seed)
     with mounted(tree) as mount:
         before = mount.walk()
@@ -162,7 +140,7 @@ def test_after_any_edits_a_part_can_be_undone(tree: LowerTree, seed: int) -> Non
 
 
 def below(walk: Walk, path: bytes) -> dict[bytes, Any]:
-    """What is at a path and below it, link counts apart: another name of a file may stay."""
+    """Return what is at a path and below it, without link counts: another name of a file may stay."""
     return {
         name: one[:2] + one[3:] if one[0] == "file" else one
         for name, one in walk.items()

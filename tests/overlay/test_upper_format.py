@@ -1,4 +1,4 @@
-"""The upper's format: what is read of it, whoever wrote it, and the directory around it."""
+"""The format of the upper, written by wdsfs or by the kernel, and the directory around it."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_an_overlay_is_held_once(tmp_path: Path) -> None:
     ],
 )
 def test_who_holds_an_overlay(holder: str, text: str, tmp_path: Path) -> None:
-    """The daemon may be gone, and a worker that it has left behind holds it still."""
+    """The daemon may be dead, and one of its workers may still hold the lock."""
     fd = hold(OverlayDirectory(tmp_path))
     (tmp_path / "lock").write_text(holder)
     with pytest.raises(OverlayBusy, match=text):
@@ -258,7 +258,7 @@ with a_set([[("a.x", b"ax"), ("a.y", b"ay"), ("d/b.x", b"dbx"), ("e/f.x", b"efx"
 
 @as_root
 def test_the_kernel_sees_the_same_and_what_it_writes_is_seen_here(tmp_path: Path) -> None:
-    """Then the file system is made read-only: everything can be read, and whoever writes gets EROFS."""
+    """Then the file system is made read-only: everything can be read, and writers get EROFS."""
     probe = subprocess.run([*sets.in_own_mounts(), "grep", "-w", "overlay", "/proc/filesystems"], check=False)
     if probe.returncode:
         pytest.skip("the kernel has no overlayfs here")

@@ -1,7 +1,8 @@
-"""How commands find and question mounts: the files of the runtime directory, without any mount."""
+"""The files of the runtime directory by which commands find and ask mounts, without any mount."""
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from wdsfs import host
+from wdsfs import host, mount_table
 from wdsfs.status import control
 from wdsfs.status.control import Daemon
 
@@ -48,7 +49,7 @@ def test_one_mount_has_one_name(runtime: Path) -> None:
 
 def test_where_something_is_mounted_nothing_is_looked_at(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mount may be dead or stuck."""
-    monkeypatch.setattr(host, "mounted_at", lambda path: path)
+    monkeypatch.setattr(mount_table, "mounted_at", lambda path: path)
     looked: list[str] = []
     monkeypatch.setattr(os.path, "realpath", lambda path: looked.append(path) or path)
     assert control.canonical("/mnt/stuck") == "/mnt/stuck"
@@ -190,6 +191,7 @@ def test_nobody_answers(server: socket.socket, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_no_descriptor_is_left_open(server: socket.socket) -> None:
+    gc.collect()  # what earlier tests have left must not be closed meanwhile
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         thread = answer_with(server, b"{}")

@@ -28,7 +28,9 @@ from wdsfs import inodes
 from wdsfs.dataset.merged_tree import make_tree
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.dataset.tree import View
-from wdsfs.fuse.read_ops import HiddenDirectoryOperations, Operations, Owner, ReadOperations
+from wdsfs.fuse.hidden_ops import HiddenDirectoryOperations
+from wdsfs.fuse.protocol import Request
+from wdsfs.fuse.read_ops import Operations, Owner, ReadOperations
 from wdsfs.fuse.write_ops import WritableOperations
 from wdsfs.index.store import open_index
 from wdsfs.inodes import (
@@ -54,19 +56,19 @@ READ_MAX = 1 << 20
 
 
 class Worker:
-    """What a worker of a mount answers, by path and by inode."""
+    """The answers of a worker of a mount, by path and by inode."""
 
     def __init__(self, operations: Operations[Any]) -> None:
         self.operations = operations
         self.tree: Any = operations.tree
 
     def bytes_of(self, request: bytes) -> bytes:
-        answer = self.operations.answer(request)
+        answer = self.error(request)
         assert isinstance(answer, bytes | memoryview), answer
         return bytes(answer)
 
     def error(self, request: bytes) -> object:
-        return self.operations.answer(request)
+        return self.operations.answer(Request(memoryview(request)))
 
     def lookup(self, path: bytes) -> Any:
         found, parent = None, ROOT
@@ -76,7 +78,7 @@ class Worker:
         return found
 
     def read(self, inode: int, step: int = READ_MAX) -> bytes:
-        """As the kernel does: not behind the size."""
+        """As the kernel does: not beyond the size."""
         size = wire.ATTR_OUT.whole(self.bytes_of(wire.getattr(inode))).size
         parts = [self.bytes_of(wire.read(inode, at, min(step, size - at))) for at in range(0, size, step)]
         return b"".join(parts)
@@ -126,7 +128,7 @@ class Mount:
             tree, kind = WritableTree(tree, UpperDirectory(OverlayDirectory(overlay))), WritableOperations
         tree.prepare()
         operations = kind(Owner(12, 34, 0o027), self.board)
-        operations.special = HiddenDirectoryOperations(
+        operations.hidden = HiddenDirectoryOperations(
             operations.owner, self.board, HiddenDirectory(DAEMON, self.board, self.snapshots)
         )
         operations.attach(tree, self.board.slot(len(self.lowers)))
@@ -174,7 +176,7 @@ def test_it_is_found_and_never_listed(mount: Mount, layout: str, merge: bool) ->
         indexes = worker.names(b".wdsfs/dali", opcode)
         assert [line.name for line in indexes] == [b".", b"..", b"s0.idx", b"s1.idx", b"s2.idx"]
         if opcode == "READDIRPLUS":
-            assert not any(line.entry.nodeid for line in files + indexes), "the kernel is told of no inode"
+            assert not any(line.entry.nodeid for line in files + indexes), "the kernel gets no inode"
     for name in (b"status.json", b"dali/s0.idx"):
         one = worker.lookup(b".wdsfs/" + name)
         assert (one.mode, one.nlink, one.entry_valid) == (stat.S_IFREG | 0o440, 1, 0)
@@ -224,7 +226,7 @@ def test_what_the_data_has_wins(tmp_path: Path) -> None:
     what=st.integers(0, 15), number=st.integers(0, inodes.NUMBER_MAX), up=st.sampled_from([0, 0, 0, UP, 1 << 63])
 )
 def test_a_forged_inode_is_stale(what: int, number: int, up: int, forged: Worker) -> None:
-    """Whatever the number: an errno, and never a text of something else."""
+    """Any number gives an errno, never the text of another file."""
     inode = pack_extra(what, number) | up
     real = [pack_extra(HIDDEN), pack_extra(DALI), forged.lookup(b".wdsfs/dali/s0.idx").nodeid]
     if inode <= ROOT or inode in real:
@@ -328,7 +330,10 @@ def test_status_and_metrics_say_the_same(mount: Mount) -> None:
         "wdsfs_read_bytes",
         "wdsfs_errors",
         "wdsfs_worker_restarts",
+        "wdsfs_shards_added",
+        "wdsfs_shards_removed",
     }
+    assert (value["wdsfs_followed"], value["wdsfs_look_failed"], told["set"]["follow"]) == (0, 0, None)
     assert told["mountpoint"] == DAEMON.mountpoint
     assert told["state"] == "without supervisor", "its process is another one"
     assert [one["shard"] for one in told["damaged"]] == [str(mount.home / "s2.tar")]
@@ -440,8 +445,8 @@ def test_what_other_tools_read_are_the_shards_as_they_are(tmp_path: Path) -> Non
     """Also where what is mounted is made of them: then the two have one index, and records of a time in it."""
     with a_mount(tmp_path / "set", [sets.content(0), sets.content(1)], indexed=False) as made:
         worker = made.worker()
-        assert worker.operations.special is not None
-        plain = worker.operations.special.tree.plain = ShardSet(made.shards, made.index)
+        assert isinstance(worker.operations.hidden, HiddenDirectoryOperations)
+        plain = worker.operations.hidden.tree.plain = ShardSet(made.shards, made.index)
         made.lowers.append(plain)
         worker.tree.lower.index_now(0)
         worker.names(b"s0")
@@ -454,8 +459,8 @@ def test_what_other_tools_read_are_the_shards_as_they_are(tmp_path: Path) -> Non
 
 def test_texts_are_kept_up_to_a_limit(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = mount.worker()
-    assert worker.operations.special is not None
-    hidden = worker.operations.special.tree
+    assert isinstance(worker.operations.hidden, HiddenDirectoryOperations)
+    hidden = worker.operations.hidden.tree
     both = [worker.lookup(b".wdsfs/dali/s%d.idx" % number) for number in (0, 1)]
     assert list(hidden._texts) == [one.nodeid for one in both]
     worker.read(both[0].nodeid)
@@ -581,7 +586,7 @@ def test_there_is_no_snapshot_of_other_numbers() -> None:
 
 
 def moving(told: dict[str, Any]) -> dict[str, Any]:
-    """What does not differ from one look to the next."""
+    """Return the parts that are the same in each report."""
     between = ("uptime_seconds", "memory_bytes", "requests", "processes", "open_files")
     return {key: value for key, value in told.items() if key not in between}
 

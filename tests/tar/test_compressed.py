@@ -6,7 +6,9 @@ import bz2
 import contextlib
 import fcntl
 import gzip
+import hashlib
 import io
+import json
 import lzma
 import multiprocessing
 import os
@@ -16,6 +18,7 @@ import signal
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +38,8 @@ from wdsfs.index.record import Record
 from wdsfs.index.store import open_index
 from wdsfs.interop.lint import lint
 from wdsfs.spec.expand import Shard
-from wdsfs.storage import identity, seekable, source, unpack_cache
+from wdsfs.storage import cache_place, seekable, source, unpack_cache
+from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar import compressed
 
 if sys.version_info >= (3, 14):
@@ -154,7 +158,7 @@ def right(tar: bytes = TAR) -> list[bytes]:
 def test_a_copy_is_what_it_unpacks_to(case: str, tmp_path: Path, cache: unpack_cache.UnpackCache) -> None:
     write(tmp_path / "a", WHOLE[case])  # whatever its name
     for _ in range(2):
-        with opened(tmp_path / "a") as (tar, problem):
+        with opened(tmp_path / "a") as (tar, problem, _):
             assert problem is None
             assert isinstance(tar, int)
             assert content_of(tar) == TAR
@@ -175,7 +179,7 @@ def test_without_a_copy(
         return
     rng = random.Random(2)
     for _ in range(2):
-        with opened(tmp_path / "a") as (tar, problem):
+        with opened(tmp_path / "a") as (tar, problem, _):
             assert problem is None
             assert not isinstance(tar, int)
             assert tar.size == len(TAR)
@@ -196,7 +200,7 @@ def test_members_below_the_mount(
         assert sorted(read_all(below)) == sorted(right())
         assert read_all(below, 0) == read_all(below, 1)
         assert sets.listing(below.record(0)) == sets.listing(below.record(1))
-        assert below.summary(0).fingerprint == identity.look(one.path)
+        assert below.summary(0).fingerprint == Fingerprint.at(one.path)
         content = below.content(0, below.tag(0), 3)
         cached = content_module.read_cached(content, 0, 100)
         assert cached is None if way == "never" else cached in (None, content_module.read(content, 0, 100))
@@ -211,7 +215,7 @@ def test_pieces_that_are_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(seekable, "PIECE_MAX", 2 * PIECE)
     for name in ("xz", "zst of several frames"):
         write(tmp_path / name, WHOLE[name])
-    with opened(tmp_path / "zst of several frames") as (tar, _):
+    with opened(tmp_path / "zst of several frames") as (tar, _, _):
         assert content_of(tar) == TAR
     with pytest.raises(UnreadableShard, match=f"in pieces of up to {len(TAR)} bytes"), opened(tmp_path / "xz"):
         pass
@@ -252,11 +256,11 @@ def test_a_tar_may_hold_a_compressed_one(tmp_path: Path) -> None:
 
 
 def test_what_is_cut_off(tmp_path: Path) -> None:
-    """What is in front of the cut is there; the rest is an error, not an end."""
+    """Content before the cut is shown; the rest is an error, not an end."""
     for kind, compress in tars.COMPRESS.items():
         whole = compress(TAR)
         one = write(tmp_path / f"{kind}.tar", whole[: len(whole) // 2])
-        with opened(tmp_path / f"{kind}.tar") as (tar, problem):
+        with opened(tmp_path / f"{kind}.tar") as (tar, problem, _):
             assert problem is not None
             assert problem.kind == "truncated"
             assert kind in problem.text
@@ -279,7 +283,7 @@ def test_what_is_cut_off(tmp_path: Path) -> None:
 def test_never_a_byte_that_no_checksum_vouches_for(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever the damage is and however late it is noticed: nothing behind the last sound stream is shown."""
+    """For damage at any place, noticed at any time: nothing after the last sound stream is shown."""
     monkeypatch.setenv("WDSFS_UNPACK", way)
     for name, compress in (("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)):
         streams = [compress(piece) for piece in PIECES]
@@ -288,7 +292,7 @@ def test_never_a_byte_that_no_checksum_vouches_for(
             damaged[place] ^= 0x10
             path = tmp_path / f"{name}{place}"
             write(path, b"".join([*streams[:2], bytes(damaged), *streams[3:]]))
-            with opened(path) as (tar, problem):
+            with opened(path) as (tar, problem, _):
                 assert problem is not None
                 assert problem.kind == "damaged"
                 assert content_of(tar) == b"".join(PIECES[:2])
@@ -310,7 +314,7 @@ def test_a_single_damaged_stream_shows_nothing(tmp_path: Path) -> None:
 
 
 def test_without_a_copy_damage_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where its library sees a shorter file that is whole, or looks at no checksum."""
+    """Formats whose library sees a shorter, complete file, or checks no checksum."""
     monkeypatch.setenv("WDSFS_UNPACK", "never")
     for name in SEEKABLE:
         whole = WHOLE[name]
@@ -321,7 +325,7 @@ def test_without_a_copy_damage_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_something_else_behind_it(tmp_path: Path) -> None:
-    """As in gzip it is left alone, and told."""
+    """As in gzip it is not read, and reported."""
     one = write(tmp_path / "a.tar.gz", WHOLE["gz"] + b"something else")
     record = Record(record_of_file.build_file(one.path))
     assert record.members == 80
@@ -362,7 +366,7 @@ def test_what_can_be_read_without_a_copy_makes_nobody_go(
     limited(int(2.5 * len(TAR)))
     for number in range(4):
         write(tmp_path / f"{number}.tar.gz", gzip.compress(_samples(seed=number)))
-        with opened(tmp_path / f"{number}.tar.gz") as (tar, _):
+        with opened(tmp_path / f"{number}.tar.gz") as (tar, _, _):
             assert content_of(tar) == _samples(seed=number)
     assert kinds_in(cache) == ["seek", "seek", "tar", "tar"]
 
@@ -375,16 +379,26 @@ def test_the_copies_used_longest_ago_go_first(
     for number, name in enumerate(names):
         write(name, zstd.compress(_samples(seed=number)))
 
-    def there() -> list[int]:
-        keys = [unpack_cache.key_of(os.fsencode(name), name.stat()) for name in names]
-        return [number for number, key in enumerate(keys) if (cache.directory / f"{key}.tar").exists()]
+    def copy_of(number: int) -> Path:
+        key = unpack_cache.key_of(os.fsencode(names[number]), names[number].stat())
+        return cache.directory / f"{key}.tar"
 
-    with opened(names[0]) as (first, _):
+    def there() -> list[int]:
+        return [number for number in range(5) if copy_of(number).exists()]
+
+    def used(*numbers: int) -> None:
+        """As if these had been opened in this order long ago: within a tick of the clock times are equal."""
+        for seconds, number in enumerate(numbers):
+            os.utime(copy_of(number), (seconds, seconds))
+
+    with opened(names[0]) as (first, _, _):
         for name in names[1:3]:
             with opened(name):
                 pass
+        used(0, 1, 2)
         with opened(names[3]):  # not the first: somebody has it open
             assert there() == [0, 2, 3]
+        used(2, 3, 0)
         with contextlib.ExitStack() as stack:
             for name in names[2:4]:
                 stack.enter_context(opened(name))
@@ -407,7 +421,7 @@ def test_prune_removes_what_belongs_to_no_shard(tmp_path: Path, cache: unpack_ca
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: unpack_cache.UnpackCache) -> None:
-    """Without a copy if possible, else a clear error; and nothing is left behind."""
+    """Without a copy if possible, else a clear error; and no file is left."""
 
     def refuse(fd: int, data: Any) -> int:
         if len(data) > 3000:
@@ -421,7 +435,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: unp
         pass
     assert kinds_in(cache) == []
     write(tmp_path / "several", WHOLE["zst of several frames"])
-    with opened(tmp_path / "several") as (tar, _):
+    with opened(tmp_path / "several") as (tar, _, _):
         assert content_of(tar) == TAR
     assert kinds_in(cache) == ["seek"]
 
@@ -435,7 +449,7 @@ def test_something_of_a_disk_is_left_to_others(
     with pytest.raises(UnreadableShard, match=r"the disk of .* would be full"), opened(tmp_path / "a"):
         pass
     disk.f_bavail += 1000
-    with opened(tmp_path / "a") as (tar, _):
+    with opened(tmp_path / "a") as (tar, _, _):
         assert content_of(tar) == TAR
 
 
@@ -456,12 +470,12 @@ def test_beside_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_sizes() -> None:
-    assert [unpack_cache.parse_size(text) for text in ("0", "12", "3k", "2M", "1G", "5T")] == [
+    assert [cache_place.parse_size(text) for text in ("0", "12", "3k", "2M", "1G", "5T")] == [
         *(0, 12, 3 << 10, 2 << 20, 1 << 30, 5 << 40)
     ]
     for text in ("", "G", "1.5G", "-1", "1GB", "\u0661"):
         with pytest.raises(UsageError, match="is no size"):
-            unpack_cache.parse_size(text)
+            cache_place.parse_size(text)
 
 
 # --- libraries that are not there --------------------------------------------------------------------------
@@ -478,7 +492,7 @@ def test_missing_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     write(tmp_path / "bz2", WHOLE["bz2"])
     write(tmp_path / "xz", WHOLE["xz"])
     for name in ("gz", "bz2", "xz"):
-        with opened(tmp_path / name) as (tar, _):
+        with opened(tmp_path / name) as (tar, _, _):
             assert content_of(tar) == TAR
     write(tmp_path / "zst", WHOLE["zst"])
     with pytest.raises(UnreadableShard, match=r"backports.zstd: pip install 'wdsfs\[compressed\]'"):
@@ -499,7 +513,7 @@ def test_what_a_library_has_left_is_no_reason_to_fail_without_it(
     with pytest.raises(UnreadableShard, match="rapidgzip is not installed"), opened(tmp_path / "gz"):
         pass
     monkeypatch.setenv("WDSFS_UNPACK", "auto")
-    with opened(tmp_path / "gz") as (tar, _):
+    with opened(tmp_path / "gz") as (tar, _, _):
         assert content_of(tar) == TAR
     assert kinds_in(cache) == ["seek", "tar"]
 
@@ -521,9 +535,31 @@ def test_a_damaged_index_of_places_is_made_anew(
     good = path.read_bytes()
     for bad in (b"", good[:50], good[:-1] + b"\1" if good[-1:] != b"\1" else good[:-1] + b"\2"):
         path.write_bytes(bad)
-        with opened(tmp_path / "a") as (tar, _):
+        with opened(tmp_path / "a") as (tar, _, _):
             assert content_of(tar) == TAR
         assert path.read_bytes() == good
+
+
+def test_files_in_the_cache_are_as_format_md_says(
+    tmp_path: Path, cache: unpack_cache.UnpackCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a"
+    write(path, WHOLE["zst of several frames"])
+    found = os.stat(path)
+    state = b"%d %d %d %d" % (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+    key = hashlib.blake2b(os.fsencode(path) + b"\0" + state, digest_size=16).hexdigest()
+    for policy in ("always", "never"):
+        monkeypatch.setenv("WDSFS_UNPACK", policy)
+        with opened(path) as (tar, _, _):
+            assert content_of(tar) == TAR
+        if policy == "always":
+            assert (cache.directory / f"{key}.tar").read_bytes() == TAR
+            (cache.directory / f"{key}.tar").unlink()
+    index = (cache.directory / f"{key}.seek").read_bytes()
+    assert index[:8] == b"wdsfs-k\n"
+    assert int.from_bytes(index[8:12], "little") == zlib.crc32(index[12:])
+    assert int.from_bytes(index[12:20], "little") == len(TAR)
+    assert json.loads(index[20:])[0] == [0, 0]
 
 
 # --- changes, kills and others -----------------------------------------------------------------------------
@@ -570,11 +606,11 @@ def test_a_change_while_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(StaleShard, match="while it was unpacked"), opened(tmp_path / "a.tar.gz"):
         pass
     changes.append(WHOLE["gz of several members"])
-    assert Record(record_of_file.build_file(one.path)).fingerprint == list(identity.look(one.path))
+    assert Record(record_of_file.build_file(one.path)).fingerprint == Fingerprint.at(one.path)
 
 
 def test_few_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the size of the set: readers take memory, copies take disk."""
+    """For a set of any size: readers take memory, copies take disk."""
     monkeypatch.setattr(open_files, "READERS_MAX", 2)
     monkeypatch.setattr(open_files, "COPIES_MAX", 2)
     shards = [write(tmp_path / f"{number}.tar.gz", WHOLE["gz"]) for number in range(4)]
@@ -600,7 +636,7 @@ def _hold(path: str, started: Any) -> None:
 
 
 def test_killed_in_the_middle(tmp_path: Path, cache: unpack_cache.UnpackCache) -> None:
-    """What is left is no copy; the next one begins anew in its place."""
+    """The leftover is not taken for a copy; the next process begins again in its place."""
     one = write(tmp_path / "a.tar.gz", WHOLE["gz"])
     context = multiprocessing.get_context("spawn")
     started = context.Event()
@@ -611,7 +647,7 @@ def test_killed_in_the_middle(tmp_path: Path, cache: unpack_cache.UnpackCache) -
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    with opened(tmp_path / "a.tar.gz") as (tar, _):
+    with opened(tmp_path / "a.tar.gz") as (tar, _, _):
         assert content_of(tar) == TAR
     assert kinds_in(cache) == ["tar"]
     assert Record(record_of_file.build_file(one.path)).members == 80
@@ -624,7 +660,7 @@ def test_who_else_needs_it_waits(tmp_path: Path, cache: unpack_cache.UnpackCache
     found: list[bytes] = []
 
     def read() -> None:
-        with opened(tmp_path / "a.tar.gz") as (tar, _):
+        with opened(tmp_path / "a.tar.gz") as (tar, _, _):
             found.append(content_of(tar))
 
     def is_waiting() -> bool:

@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 
 from tests import tars
 from wdsfs.tar import header_encoder, scan
+from wdsfs.tar.columns import Chunk
+from wdsfs.tar.headers import BLOCK
+from wdsfs.tar.problems import Problem
 
 LONGEST = b"p" * 155 + b"/" + b"n" * 96 + b".jpg"  # what ustar's prefix and name can hold together
 PLAIN = [
@@ -45,8 +48,8 @@ def member(name: bytes, content: bytes = b"abc", mtime: int = 7, **options: obje
     return head + content + bytes(header_encoder.padding(len(content)))
 
 
-def scanned(tar: bytes) -> scan.Chunk:
-    problems: list[scan.Problem] = []
+def scanned(tar: bytes) -> Chunk:
+    problems: list[Problem] = []
     with tars.opened(tar) as fd:
         [chunk] = scan.scan(fd, problems)
     assert problems == []
@@ -56,7 +59,7 @@ def scanned(tar: bytes) -> scan.Chunk:
 @pytest.mark.parametrize("name", PLAIN)
 def test_ustar_wherever_it_suffices(name: bytes) -> None:
     head = header_encoder.encode(name, 3, 7)
-    assert len(head) == header_encoder.BLOCK
+    assert len(head) == BLOCK
     assert head[257:265] == b"ustar\00000"
     assert tars.by_tarfile(member(name) + header_encoder.END)[0].name == name
 
@@ -64,7 +67,7 @@ def test_ustar_wherever_it_suffices(name: bytes) -> None:
 @pytest.mark.parametrize("name", TOO_LONG)
 def test_a_name_that_does_not_fit_gets_a_pax_header(name: bytes) -> None:
     head = header_encoder.encode(name, 3, 7)
-    assert len(head) > header_encoder.BLOCK
+    assert len(head) > BLOCK
     assert head[156:157] == b"x"
     assert scanned(member(name) + header_encoder.END).names == [name]
 
@@ -100,7 +103,7 @@ def test_as_the_webdataset_library_writes_it() -> None:
 @pytest.mark.parametrize("size", [header_encoder.OCTAL_MAX, header_encoder.OCTAL_MAX + 1, 1 << 40])
 def test_large_members(size: int, tmp_path: Path) -> None:
     head = header_encoder.encode(b"a.bin", size, 7)
-    assert len(head) == (header_encoder.BLOCK if size <= header_encoder.OCTAL_MAX else 3 * header_encoder.BLOCK)
+    assert len(head) == (BLOCK if size <= header_encoder.OCTAL_MAX else 3 * BLOCK)
     with (tmp_path / "a.tar").open("wb") as out:
         out.write(head)
         out.truncate(len(head) + size + header_encoder.padding(size))
@@ -115,7 +118,7 @@ def test_large_members(size: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("mtime", [0, header_encoder.OCTAL_MAX, header_encoder.OCTAL_MAX + 1, -1, -(9 * 10**9)])
 def test_times_out_of_reach_of_ustar(mtime: int) -> None:
     tar = member(b"a.jpg", mtime=mtime) + header_encoder.END
-    assert (len(tar) > 4 * header_encoder.BLOCK) == (not 0 <= mtime <= header_encoder.OCTAL_MAX)
+    assert (len(tar) > 4 * BLOCK) == (not 0 <= mtime <= header_encoder.OCTAL_MAX)
     assert scanned(tar).mtimes.tolist() == [mtime * 10**9]
     assert tars.by_tarfile(tar)[0].mtime == mtime
 
@@ -148,7 +151,7 @@ def test_what_cannot_be(name: bytes, size: int) -> None:
 def test_any_name_comes_back(name: bytes, size: int, mtime: int) -> None:
     """Also the length of a PAX record, which counts its own digits."""
     head = header_encoder.encode(name, size, mtime)
-    problems: list[scan.Problem] = []
+    problems: list[Problem] = []
     with tars.opened(head) as fd:
         [chunk] = scan.scan(fd, problems, limit=1)
     # Of a slash at the end readers make what they like; no member of a sample has one.

@@ -24,10 +24,11 @@ from typing import Any
 import pytest
 
 from tests import sets, tars
-from tests.conftest import Program, wait_until
-from wdsfs.cli import console
+from tests.conftest import BOTH_ENGINES, Program, wait_until
+from wdsfs.cli import tree_options
 from wdsfs.dataset import content as content_module
-from wdsfs.dataset.indexing import NotIndexed
+from wdsfs.dataset import indexing
+from wdsfs.dataset.indexing import NotIndexed, indexed
 from wdsfs.dataset.merged_tree import make_tree
 from wdsfs.dataset.numbered_tree import make_numbered
 from wdsfs.dataset.shard_set import ShardSet
@@ -45,11 +46,21 @@ from wdsfs.errors import (
 from wdsfs.index.record import STRAY
 from wdsfs.index.store import open_index
 from wdsfs.spec.expand import Shard, Slice, expand
-from wdsfs.storage import identity
+from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar import member_codecs
-from wdsfs.views import label_files, view_set
-from wdsfs.views.composition import EMPTY, ERROR, SKIP, Composition, class_source, columns_of, read_class_names
-from wdsfs.views.view_set import Companions, ViewSet, is_view, open_set
+from wdsfs.views import derived_content, label_files, record_maker
+from wdsfs.views.companions import Companions, CompanionWatch
+from wdsfs.views.composition import (
+    EMPTY,
+    ERROR,
+    SKIP,
+    Column,
+    Composition,
+    class_source,
+    columns_of,
+    read_class_names,
+)
+from wdsfs.views.view_set import ViewSet, is_view, open_set
 
 Sample = tuple[bytes, list[tuple[bytes, bytes]]]  # key, and (extension, content) in the order of the tar
 
@@ -93,7 +104,7 @@ def read(below: ShardSet, number: int, member: int) -> bytes:
 
 
 def shown(below: ShardSet, number: int) -> list[Sample]:
-    """What a shard shows of its samples, with the content; sizes are compared on the way."""
+    """Return the samples that a shard shows, with content; compare sizes on the way."""
     found: list[Sample] = []
     record = settled(below, number)
     for entry in range(record.entries):
@@ -221,7 +232,7 @@ def depth(*keys: bytes, ext: bytes = b"depth") -> list[Sample]:
 
 
 def joined(directory: Path, sets_: Sequence[Sequence[Sample]], **options: Any) -> list[Sample]:
-    """What AB shows when it is joined with these shards; a second shard holds nothing."""
+    """Return the samples of AB joined with these shards; a second shard is empty."""
     shards = [write(directory / f"s{n}.tar", one) for n, one in enumerate((AB, ()))]
     for path in directory.glob("j*.tar"):
         path.unlink()
@@ -294,7 +305,7 @@ def test_what_a_joined_data_set_excludes_is_not_joined(tmp_path: Path, beside: b
 
 
 def test_a_joined_shard_that_is_damaged_is_told(tmp_path: Path) -> None:
-    """What it has lost is only missing in the view."""
+    """The members that it has lost are missing in the view, and nothing else."""
     shards = [write(tmp_path / "s.tar", AB)]
     other = write(tmp_path / "j.tar", depth(*(key for key, _ in AB)))
     whole = sets.path_of(other).read_bytes()
@@ -308,7 +319,7 @@ def test_a_joined_shard_that_is_damaged_is_told(tmp_path: Path) -> None:
 
 
 def test_a_shard_pairs_by_its_number_in_the_whole_set(tmp_path: Path) -> None:
-    """Where keys come again in each shard: also in a part of the set, and whatever has been mounted before."""
+    """With keys that repeat in each shard: also in a part of the set, and after any earlier mount."""
     for n in range(4):
         write(tmp_path / f"t{n}.tar", [(b"k", [(b"jpg", b"%d" % n)])])
         write(tmp_path / f"j{n}.tar", [(b"k", [(b"dep", b"%d" % n)])])
@@ -422,6 +433,27 @@ def test_values_are_written_as_they_are(tmp_path: Path) -> None:
     assert labelled(tmp_path, tmp_path / "g.db", missing=SKIP)[b"d/a"] == {b"cls": b"0\n", b"a": b"1", b"b": b"2"}
 
 
+def test_numbers_and_what_is_no_file(tmp_path: Path) -> None:
+    """Numbers are written as Python does; what is null, absent or an empty field makes no file."""
+    values = {"i": 3, "f": 0.5, "whole": 1.0, "none": None}
+    expected = {b"i": b"3", b"f": b"0.5", b"whole": b"1.0"}
+    for file in (
+        as_lines(tmp_path / "l.jsonl", [{"key": "d/a", **values}, {"key": "d/b", "absent": ""}]),
+        as_sqlite(tmp_path / "l.db", [{"key": "d/a", **values}]),
+        as_csv(tmp_path / "l.csv", [{"key": "d/a", **values, "none": ""}]),
+    ):
+        assert labelled(tmp_path, file, missing=SKIP)[b"d/a"] == {b"cls": b"0\n", **expected}, file
+
+
+def test_a_label_has_the_time_of_its_file(tmp_path: Path) -> None:
+    shard = write(tmp_path / "s.tar", AB)
+    file = as_csv(tmp_path / "l.csv", [{"key": "d/a", "label": "x"}])
+    os.utime(file, ns=(0, 1_600_000_000_123_456_789))
+    with a_view(tmp_path, [shard], Composition(associate=(str(file),), missing=SKIP)) as below:
+        label = make_tree(below, View(), merge=False).resolve(b"s/d/a/label")
+        assert label.mtime_ns == 1_600_000_000_123_456_789
+
+
 def test_columns_that_differ_in_letter_case(tmp_path: Path) -> None:
     """With --ignore-case they are one column: for what wins, what clashes and what is decoded."""
     own = [(b"JPG", b"own"), (b"JSON.GZ", gzip.compress(b"{}", mtime=0))]
@@ -463,7 +495,7 @@ def settled_or_refused(below: ShardSet, number: int) -> None:
 
 
 def test_samples_that_are_refused_have_no_numbers(tmp_path: Path) -> None:
-    """With those behind them moved up, a link would lead to another sample than its number says."""
+    """If the samples after them moved up, a link would lead to another sample than its number says."""
     shards = [write(tmp_path / f"s{n}.tar", [(b"k%d" % n, [(b"cls", b"%d" % n)])]) for n in (0, 1)]
     wanted = Composition(associate=(str(as_csv(tmp_path / "l.csv", [{"key": "k1", "a": "1"}])),))
     with a_view(tmp_path, shards, wanted, indexed=False) as below:
@@ -515,8 +547,10 @@ def test_what_is_gone_is_looked_for_once_for_all_shards(
     file = as_csv(tmp_path / "l.csv")
     with a_view(tmp_path, shards, Composition(associate=(str(file),), missing=SKIP, duplicates=SKIP)) as below:
         looks: list[object] = []
-        look = ViewSet._stamp_of
-        monkeypatch.setattr(ViewSet, "_stamp_of", lambda at, one: (looks.append(one), look(at, one))[1])
+        look = CompanionWatch.fingerprint_of
+        monkeypatch.setattr(
+            CompanionWatch, "fingerprint_of", lambda at, one: (looks.append(one), look(at, one))[1]
+        )
         file.rename(tmp_path / "kept")
         below.distrust()
         below.look_at_all()
@@ -582,7 +616,7 @@ CODED = {b"gz": gzip.compress, b"bz2": bz2.compress, b"xz": lzma.compress, b"zst
 def test_compressed_members_are_shown_decoded_beside_themselves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(view_set, "DECODED_BYTES", 2500)
+    monkeypatch.setattr(derived_content, "DECODED_BYTES", 2500)
     whole = {suffix: random.Random(suffix).randbytes(1000) for suffix in CODED}
     samples = [(b"k", [(b"x%d." % n + suffix, CODED[suffix](whole[suffix])) for n, suffix in enumerate(CODED)])]
     found = one_shard(tmp_path, samples, decode=True)[0][1]
@@ -660,6 +694,8 @@ def test_samples_lie_in_the_folders_of_their_classes(tmp_path: Path) -> None:
         "0/u--y~2.jpg": b"y",
         "0/u--z.jpg": b"z",
     }
+    text = write(tmp_path / "x.tar", [(b"a", [(b"jpg", b"A"), (b"cls", b"0"), (b"txt", b" a dog \r\n")])])
+    assert classes(tmp_path, [text], class_from=b"txt") == {"a dog/x--a.jpg": b"A", "a dog/x--a.cls": b"0"}
     deep = write(
         tmp_path / "v.tar", [(b"d/" * 200 + key, [(b"jpg", key), (b"cls", b"0")]) for key in (b"a", b"b")]
     )
@@ -680,6 +716,16 @@ def test_samples_lie_in_the_folders_of_their_classes(tmp_path: Path) -> None:
     ]
 
 
+def test_only_an_object_gives_two_classes_one_name(tmp_path: Path) -> None:
+    file = tmp_path / "names"
+    for text in ("a\nb\na\n", '["a", "b", "a"]'):
+        file.write_text(text)
+        with pytest.raises(UsageError, match="classes 0 and 2 are both called 'a'"):
+            read_class_names(str(file))
+    file.write_text('{"0": "a", "2": "a"}')
+    assert read_class_names(str(file)) == {"0": "a", "2": "a"}
+
+
 @pytest.mark.parametrize("policy", [ERROR, SKIP, EMPTY])
 def test_samples_without_a_class(tmp_path: Path, policy: str) -> None:
     texts = [
@@ -689,6 +735,8 @@ def test_samples_without_a_class(tmp_path: Path, policy: str) -> None:
         b"no json",
         b'{"a": {"b": 1.5}}',
         b'{"a": {"b": ".."}}',
+        b'{"a": {"b": "."}}',
+        b'{"a": {"b": ""}}',
     ]
     samples = [(b"k%d" % n, [(b"json", text)]) for n, text in enumerate(texts)]
     shard = write(tmp_path / "s.tar", samples)
@@ -697,8 +745,18 @@ def test_samples_without_a_class(tmp_path: Path, policy: str) -> None:
         with pytest.raises(ViewError, match=r"sample 'k\d' has no class: "):
             classes(tmp_path, [shard], **options)
         return
-    rest = [] if policy == SKIP else [f"%/s--k{n}.json" for n in range(2, 6)]
+    rest = [] if policy == SKIP else [f"%/s--k{n}.json" for n in range(2, 8)]
     assert sorted(classes(tmp_path, [shard], **options)) == [*rest, "3/s--k0.json", "x/s--k1.json"]
+
+
+def test_a_set_without_the_column_of_the_class_is_told_which_there_are(tmp_path: Path) -> None:
+    text = (b"txt", b"hello")
+    none = write(tmp_path / "s.tar", [(b"a", [(b"wav", b"."), text]), (b"b", [text])])
+    with pytest.raises(ViewError, match=r"no cls .* has the columns 'wav', 'txt'; --class-from names the one"):
+        classes(tmp_path, [none])
+    some = write(tmp_path / "t.tar", [(b"a", [text]), (b"b", [(b"cls", b"1"), text])])
+    with pytest.raises(ViewError, match=r"no cls; --missing skip"):
+        classes(tmp_path, [some])
 
 
 def test_names_of_classes(tmp_path: Path) -> None:
@@ -793,7 +851,7 @@ def test_the_digits_of_classes_are_found_again_without_deriving(
     shards = [numbered(tmp_path / f"{n}.tar", b"%d" % 10**n) for n in range(4)]
     expected = ["0001", "0010", "0100", "1000"]
     assert folders(tmp_path, shards) == expected
-    monkeypatch.setattr(view_set, "compose", _refuse_import)
+    monkeypatch.setattr(record_maker, "compose", _refuse_import)
     assert folders(tmp_path, shards) == expected
     monkeypatch.undo()
     # A set without the longest has fewer: what was found before does not count.
@@ -852,7 +910,7 @@ def a_case(seed: int) -> Case:
 
 
 def model(case: Case, number: int) -> list[Sample]:
-    """What the shard with this number shows, worked out for one sample after the other."""
+    """Return the samples that the shard with this number should show, one after the other."""
     wanted = Composition(**case.options)
     found: list[Sample] = []
     for key, columns in case.shards[number]:
@@ -866,7 +924,7 @@ def model(case: Case, number: int) -> list[Sample]:
 def model_of(
     case: Case, wanted: Composition, number: int, key: bytes, columns: list[tuple[bytes, bytes]]
 ) -> list[tuple[bytes, bytes]] | None:
-    named = {one for alternatives in wanted.columns for one in alternatives}
+    named = {one for column in wanted.columns for one in column.alternatives}
     folded = {one.lower() for one in named}
 
     def fold(ext: bytes) -> bytes:
@@ -913,7 +971,8 @@ def model_of(
 def choice(wanted: Composition, columns: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]] | None:
     taken: dict[int, bytes] = {}
     empty: list[tuple[bytes, bytes]] = []
-    for alternatives in wanted.columns:
+    for column in wanted.columns:
+        alternatives = column.alternatives
         for at, (ext, _) in enumerate(columns):
             typed = [one for one in alternatives if one == ext] or [
                 one for one in alternatives if wanted.ignore_case and one.lower() == ext.lower()
@@ -1017,12 +1076,12 @@ def test_a_merged_tree_shows_what_was_not_refused(tmp_path: Path) -> None:
         assert tree.totals().damaged == 1
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(below.index, "_write", _refuse_import)  # the table of names is as it was
-            tree._generation = -1
+            tree._paths.invalidate()
             tree.prepare()
 
 
 def test_what_another_process_refused_is_settled(tmp_path: Path) -> None:
-    """Whoever asked may have asked for something else, as in one tree over all shards."""
+    """The request may have been for another shard, as in one tree over all shards."""
     shard = write(tmp_path / "s.tar", [(b"k", [(b"jpg", b"J")])])
     file = as_lines(tmp_path / "l.jsonl", [{"key": "k", "label": 0}])
     wanted = Composition(associate=(str(file),))
@@ -1101,7 +1160,7 @@ def test_records_of_views_are_kept_and_dropped_with_their_shard(
     with a_view(tmp_path, [shard], wanted):
         pass
     with monkeypatch.context() as patch:
-        patch.setattr(view_set, "compose", _refuse_import)
+        patch.setattr(record_maker, "compose", _refuse_import)
         with a_view(tmp_path, [shard], wanted) as below:
             assert len(shown(below, 0)) == 3
     with contextlib.closing(open_index(tmp_path / "index")) as index:
@@ -1119,7 +1178,7 @@ def test_a_record_below_that_is_gone_is_made_again(tmp_path: Path) -> None:
             below.index.forget(shard.path)
             with pytest.raises(NotIndexed) as caught:
                 ask(0)
-            below.index_now(caught.value.number)
+            indexing.Attempts().index(caught.value)
             ask(0)
         assert len(shown(below, 0)) == 3
 
@@ -1137,8 +1196,47 @@ def test_a_joined_record_that_is_gone_is_made_again_for_an_attribute(tmp_path: P
         below.index.forget(others[1].path)
         with pytest.raises(NotIndexed) as caught:
             tree.getxattr(inode, b"user.wdsfs.shard")
-        assert caught.value.number == 0
-        assert below.with_index(lambda: tree.getxattr(inode, b"user.wdsfs.member")) == b"k.depth"
+        assert (caught.value.shards, caught.value.number) == (below.sources[1], 1)
+        assert indexed(tree.getxattr, inode, b"user.wdsfs.member") == b"k.depth"
+
+
+def test_a_derived_record_says_of_what_it_is_made(tmp_path: Path) -> None:
+    """As docs/format.md has it: places with kind, path and fingerprint, and an address for each member."""
+    shard = write(tmp_path / "s.tar", [(b"d/a", [(b"jpg", b"J"), (b"x.gz", gzip.compress(b"X"))])])
+    file = as_lines(tmp_path / "l.jsonl", [{"key": "d/a", "label": 7}])
+    wanted = Composition(
+        associate=(str(file),),
+        decode=True,
+        columns=columns_of(["jpg", "x", "label", "none"]),
+        missing=EMPTY,
+    )
+    with a_view(tmp_path, [shard], wanted) as below:
+        one, plain = below.record(0), below.plain.record(0)
+        assert one.view is not None
+        places = one.view["places"]
+        assert places[0]["path"] == os.fsdecode(shard.path)
+        assert tuple(places[0]["fingerprint"]) == tuple(plain.fingerprint)
+        assert one.fingerprint[:2] == plain.fingerprint[:2]
+        assert one.fingerprint[2] != plain.fingerprint[2]
+        assert not any(one.column["member.body"])
+        kinds = {
+            one.extension(one.column["member.ext"][member]): places[
+                one.column["member.head"][member] >> one.view["shift"]
+            ]["kind"]
+            for member in range(one.members)
+        }
+    assert kinds == {b"jpg": "shard", b"x": "decoded", b"label": "values", b"none": "empty"}
+
+
+def test_a_table_of_labels_is_as_format_md_says(tmp_path: Path) -> None:
+    file = as_lines(tmp_path / "l.jsonl", [{"key": "d/a", "label": 7}])
+    labelled(tmp_path, file, missing=SKIP)
+    [table] = (tmp_path / "index/labels").glob("*.sqlite")
+    with contextlib.closing(sqlite3.connect(table)) as db:
+        [(number, name)] = db.execute("SELECT number, name FROM columns")
+        packed = number.to_bytes(2, "little") + (1).to_bytes(4, "little") + b"7"
+        assert (name, *db.execute("SELECT key, line, packed FROM labels")) == (b"label", (b"d/a", 1, packed))
+        assert db.execute("SELECT path FROM meta").fetchall() == [(os.fsencode(file),)]
 
 
 def test_tables_of_label_files_go_with_them(tmp_path: Path) -> None:
@@ -1162,7 +1260,7 @@ def test_tables_of_label_files_go_with_them(tmp_path: Path) -> None:
 
 def test_a_damaged_table_of_labels_is_made_anew_for_the_next_one(tmp_path: Path) -> None:
     file = label_files.label_file(str(as_csv(tmp_path / "l.csv")))
-    stamp = identity.look(file.path)
+    stamp = Fingerprint.at(file.path)
 
     def found() -> dict[bytes, list[dict[bytes, bytes]]]:
         with label_files.opened(file, stamp, tmp_path / "tables") as table:
@@ -1229,6 +1327,7 @@ def _read_text(path: Path) -> str | None:
         return None
 
 
+@BOTH_ENGINES
 def test_an_image_folder_on_a_mount(program: Program) -> None:
     for number in range(2):
         samples = [(b"k%d" % n, [(b"jpg", b"%d-%d" % (number, n)), (b"cls", b"%d" % (n % 2))]) for n in range(6)]
@@ -1291,9 +1390,9 @@ def test_options_that_do_not_go_together() -> None:
     for name, value in (("class_from", "x"), ("class_names", "x"), ("class_digits", 0)):
         further = {"class_from": None, "class_names": None, "class_digits": None, name: value}
         with pytest.raises(UsageError, match="is for --layout classes"):
-            console.composition_of("samples", **options, **further)
+            tree_options.composition_of("samples", **options, **further)
     with pytest.raises(UsageError, match="is for --layout samples"):
-        console.view_of("classes", "full")
+        tree_options.view_of("classes", "full")
 
 
 def test_what_commands_refuse(program: Program) -> None:
@@ -1326,7 +1425,7 @@ def test_a_column_that_no_sample_has_is_answered_with_those_that_there_are(
     tmp_path: Path, column: bytes, hint: str
 ) -> None:
     shard = write(tmp_path / "s.tar", [(b"k", [(b"jpg", b"J"), (b"cls", b"1")])])
-    wanted = Composition(columns=((column,),))
+    wanted = Composition(columns=(Column((column,)),))
     with a_view(tmp_path, [shard], wanted, indexed=False) as below, pytest.raises(ViewError) as refused:
         settled(below, 0)
     assert f"has no column '{column.decode()}'" in str(refused.value)

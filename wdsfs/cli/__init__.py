@@ -1,8 +1,9 @@
 """The commands: arguments in; tables, lines or JSON and an exit code out.
 
-`main.py` is the group of them, with messages and exit codes; each command is a module, `NAME_command.py`, but
-`export_commands.py` and `overlay_commands.py` (`diff`, `commit`). `console.py` is what they share: options and
-opening a set; `output.py` how results look. `doctor.py` checks the machine, `mount_helper.py` is `mount -t wdsfs`.
-Each command imports what it works with when it is called, so that `wdsfs --help` answers at once. Start with
-`main.py`.
+`main.py` is the group of them, with messages and exit codes; each command is a module, `NAME_command.py`. All
+share `options.py`, `tree_options.py`, `opening.py` (the set of a command), `progress.py` and `output.py`. `diff`,
+`commit` and `restore` share `overlay_session.py` and `overlay_report.py`; `export` and `commit --export` share
+`exporting.py`; `view_commit.py` is `commit` with the options of a view. `doctor.py` checks the machine,
+`mount_helper.py` is `mount -t wdsfs`, `completion.py` is what shells offer, `man_page.py` the manual. Each command
+imports what it works with when it is called, so that `wdsfs --help` answers at once. Start with `main.py`.
 """

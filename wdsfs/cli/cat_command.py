@@ -7,41 +7,28 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wdsfs.cli.console import (
-    Opening,
-    index_options,
-    opened,
-    set_options,
-    soundness_options,
-    tree_options,
-    view_of,
-)
+from wdsfs.cli import completion
+from wdsfs.cli.opening import opened, resolved
+from wdsfs.cli.options import Opening, opening_options, set_options, soundness_options
 from wdsfs.cli.output import is_directory, write_bytes
+from wdsfs.cli.tree_options import TreeOptions, tree_options
 from wdsfs.errors import UsageError
 
 if TYPE_CHECKING:
-    from wdsfs.interop.soundness import Tolerance
     from wdsfs.spec.expand import Selection
-    from wdsfs.views.composition import Composition
 
 
 @click.command()
-@click.argument("arguments", metavar="SHARDS... PATH", nargs=-1, required=True)
+@click.argument("arguments", metavar="SHARDS... PATH", nargs=-1, required=True, shell_complete=completion.paths)
 @set_options
 @tree_options
 @soundness_options
-@index_options
+@opening_options
 def cat(
     arguments: tuple[str, ...],
     selection: Selection,
-    layout: str,
-    names: str,
-    merge: bool,
-    index_dir: str | None,
-    jobs: int | None,
-    quiet: bool,
-    composition: Composition,
-    tolerance: Tolerance,
+    tree: TreeOptions,
+    opening: Opening,
 ) -> None:
     """Write a file of the tree to standard output without mounting it.
 
@@ -52,22 +39,22 @@ def cat(
     import stat
 
     from wdsfs.dataset import content as content_module
+    from wdsfs.dataset.indexing import indexed
     from wdsfs.dataset.merged_tree import is_merged, make_tree
     from wdsfs.errors import IsADirectory, NoSuchEntry
 
     *shards, path = arguments
     if not shards:
         raise UsageError("cat needs SHARDS and the PATH of a file")
-    view = view_of(layout, names, partial=tolerance.allow_missing)
-    opening = Opening(index_dir, jobs, quiet, tolerance)
-    with opened(shards, selection, opening, composition, is_merged(view, merge)) as below:
-        tree = make_tree(below, view, merge)
-        node = below.with_index(lambda: tree.resolve(os.fsencode(path).strip(b"/")))
+    view = tree.view(opening.tolerance.allow_missing)
+    with opened(shards, selection, opening, tree.composition, is_merged(view, tree.merge)) as below:
+        shown = make_tree(below, view, tree.merge)
+        node = resolved(shown, os.fsencode(path).strip(b"/"))
         if is_directory(node):
             raise IsADirectory(f"{path} is a directory; see: wdsfs ls")
         if stat.S_ISLNK(node.mode):
-            target = os.fsdecode(below.with_index(lambda: tree.readlink(node.inode)))
+            target = os.fsdecode(indexed(shown.readlink, node.inode))
             raise NoSuchEntry(f"{path} is a symbolic link to {target!r}: name the file itself")
-        content = below.with_index(lambda: tree.content(node.inode))
+        content = indexed(shown.content, node.inode)
         for offset in range(0, content.size, 1 << 20):
             write_bytes(content_module.read(content, offset, 1 << 20))

@@ -6,42 +6,54 @@ import functools
 import json
 import os
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from wdsfs.cli.console import (
+from wdsfs.cli.options import (
     compressed_options,
+    executor_option,
     jobs_of,
     json_option,
-    left_out_text,
+    remote_options,
     set_options,
     shards_argument,
     trust_option,
+    workers_of,
 )
 from wdsfs.cli.output import contents_text
 from wdsfs.errors import counted
 from wdsfs.names import shown
 
 if TYPE_CHECKING:
-    from wdsfs.spec.expand import Selection
+    from wdsfs.spec.expand import Selection, Shard
 
 
 @click.command()
 @shards_argument
 @set_options
 @click.option("-j", "--jobs", type=click.IntRange(1), help="Processes that read shards.  [default: one per core]")
+@executor_option
 @click.option("--notes", is_flag=True, help="Also what is harmless: directories, __meta__ members.")
 @compressed_options
+@remote_options
 @trust_option
 @json_option
-def check(shards: tuple[str, ...], selection: Selection, jobs: int | None, notes: bool, as_json: bool) -> None:
+def check(
+    shards: tuple[str, ...],
+    selection: Selection,
+    jobs: int | None,
+    executor: str | None,
+    notes: bool,
+    as_json: bool,
+) -> None:
     """Look for what readers of the format trip over: one line per finding.
 
     Damaged and truncated shards, samples that are split or whose members are not side by side, extensions
     that occur twice, members in no sample, samples without an extension that the others have, keys in
-    several shards, other numbers of samples than an index says, indexes of DALI and Energon beside a shard that
-    are not of it. Exit code 0: nothing found; 1: findings; 3: a shard could not be read.
+    several shards, numbers of samples that differ from those in a list of shards, indexes of DALI and Energon that
+    do not fit the shard beside them. Exit code 0: nothing found; 1: findings; 3: a shard could not be read.
 
     \b
     Example:
@@ -56,7 +68,7 @@ def check(shards: tuple[str, ...], selection: Selection, jobs: int | None, notes
     counts = {"findings": 0, "notes": 0, "unreadable": 0}
     found = expand(shards, *selection)
 
-    def tell(path: str, finding: LintFinding) -> None:
+    def show(path: str, finding: LintFinding) -> None:
         counts["notes" if finding.is_note else "findings"] += 1
         if finding.is_note and not notes:
             return
@@ -65,23 +77,36 @@ def check(shards: tuple[str, ...], selection: Selection, jobs: int | None, notes
             return
         click.echo(shown(finding.line(path)))
 
-    look = functools.partial(lint, reading=selection.reading)
-    for one, result in process_pool.each(look, found, jobs_of(jobs)):
+    workers = workers_of(executor, jobs)
+    look = functools.partial(lint, reading=selection.reading, together=process_pool.together(found, workers))
+    for one, result in process_pool.each(look, found, jobs_of(jobs), workers):
         path = os.fsdecode(one.path)
         if isinstance(result, ShardError):
             counts["unreadable"] += 1
-            tell(path, LintFinding("unreadable", -1, "", str(result)))
+            show(path, LintFinding("unreadable", -1, "", str(result)))
             continue
         for finding in judge.add(path, result, one.miscount(result.samples)):
-            tell(path, finding)
+            show(path, finding)
     for path, finding in [*judge.shared_keys(), *judge.missing()]:
-        tell(path, finding)
-    summary = (
-        f"{contents_text(len(found), judge.samples, judge.members)}: "
-        f"{counted(counts['findings'], 'finding')}, {counted(counts['notes'], 'note')}"
-        + (" (--notes shows them)" if counts["notes"] and not notes else "")
-    )
-    click.echo(summary, err=True)
-    if left_out := left_out_text(found):
-        click.echo(left_out, err=True)
+        show(path, finding)
+    hint = " (--notes shows them)" if counts["notes"] and not notes else ""
+    contents = contents_text(len(found), judge.samples, judge.members)
+    findings = f"{counted(counts['findings'], 'finding')}, {counted(counts['notes'], 'note')}{hint}"
+    click.echo(f"{contents}: {findings}", err=True)
+    for text in filter(None, (_left_out_text(found), _not_looked_for_text(found))):
+        click.echo(text, err=True)
     sys.exit(3 if counts["unreadable"] else 1 if counts["findings"] else 0)
+
+
+def _left_out_text(shards: Sequence[Shard]) -> str:
+    """Return the note that samples are counted which a mount leaves out; empty if it leaves out none."""
+    keys = sum(len(one.without) for one in shards)
+    return f"counted here, too: {counted(keys, 'sample')} excluded by a split file" if keys else ""
+
+
+def _not_looked_for_text(shards: Sequence[Shard]) -> str:
+    """Return the note that nothing is looked for beside remote shards; empty without any."""
+    from wdsfs.remote.any_shard import is_remote
+
+    remote = sum(is_remote(one.path) for one in shards)
+    return f"not looked for: indexes of other tools beside {counted(remote, 'remote shard')}" if remote else ""

@@ -1,4 +1,4 @@
-"""Can this machine mount, and what to type if not: the checks of `wdsfs doctor`.
+"""The checks of `wdsfs doctor`: if this machine can mount, and what to type if not.
 
 Each check looks at one thing, changes nothing and prints nothing; it returns a Finding. What it looks at is a
 parameter with the real place as default, so that the tests can show it another one.
@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from wdsfs import host, trust
+from wdsfs import host, mount_table, trust
 from wdsfs.errors import MountError
+from wdsfs.image.mounted import image_of
 from wdsfs.mount import mountpoint
+from wdsfs.mount.guard import guard_of
 from wdsfs.status import control
 
 Level = Literal["ok", "warn", "fail"]
@@ -54,7 +56,7 @@ MOUNTABLE_SINCE: Mapping[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class MachineFinding:
-    """What one check found: `fail` stops a mount, `warn` costs something; `remedy` is what to type or do."""
+    """The result of one check: `fail` prevents mounts, `warn` costs something; `remedy` is what to type or do."""
 
     name: str
     level: Level
@@ -107,7 +109,7 @@ def _device_remedy(error: OSError, device: str) -> str:
 
 
 def check_privileges(status: str = "/proc/self/status") -> MachineFinding:
-    """May this process, or fusermount3 on its behalf, mount? Containers and services can take that away."""
+    """Check that this process, or fusermount3 for it, has the right to mount, which containers can take away."""
     name = "privileges"
     try:
         fields = dict(line.split(":", 1) for line in Path(status).read_text().splitlines() if ":" in line)
@@ -148,7 +150,7 @@ def check_fusermount(program: str | None = None) -> MachineFinding:
 
 
 def fusermount_version(program: str = "fusermount3") -> tuple[int, ...]:
-    """What `fusermount3 -V` says: (3, 14, 0). Empty when it cannot be asked."""
+    """Return the version that `fusermount3 -V` reports: (3, 14, 0); empty if it cannot be run."""
     try:
         said = subprocess.run([program, "-V"], capture_output=True, text=True, timeout=10, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
@@ -177,7 +179,7 @@ def _libfuse_version(extension: str) -> str:
 
 
 def check_allow_other(conf: str = "/etc/fuse.conf") -> MachineFinding:
-    """May a user give others access with `-o allow_other`? Root may always."""
+    """Check that a user may use `-o allow_other`. Root always may."""
     name = "allow_other"
     if os.geteuid() == 0:
         return MachineFinding(name, "ok", "root may use it")
@@ -206,7 +208,7 @@ _KERNEL_FEATURES: Mapping[tuple[int, ...], str] = {
 
 
 def check_kernel(version: tuple[int, ...] | None = None) -> MachineFinding:
-    """What the kernel's version enables. Nothing here is needed to mount, so nothing is wrong either."""
+    """The features of this kernel's version. A mount needs none of them, so the check never fails."""
     version = host.kernel_version() if version is None else version
     features = [
         what if version >= since else f"not yet ({_dotted(since)}): {what}"
@@ -243,8 +245,8 @@ def check_index_directory(directory: Path, free: int | None = None) -> MachineFi
     if not os.access(place, os.W_OK | os.X_OK):
         detail = f"{place} is not writable: each mount would index anew"
         return MachineFinding(name, "warn", detail, "wdsfs mount --index-dir DIR ..., or set WDSFS_INDEX_DIR")
-    fstype = host.filesystem_type(directory)
-    if host.is_network(fstype):
+    fstype = mount_table.filesystem_type(directory)
+    if mount_table.is_network(fstype):
         detail = f"{directory} is on a network file system ({fstype}): the index goes to /var/tmp instead"
         return MachineFinding(name, "warn", detail, "set WDSFS_INDEX_DIR to a directory on a local disk")
     free = shutil.disk_usage(place).free if free is None else free
@@ -277,7 +279,7 @@ def check_log_directory(directory: Path) -> MachineFinding:
 
 
 def _unsafe(directory: Path) -> tuple[str, str] | None:
-    """Why a directory that wdsfs uses, or would make, is not safe from other users, and the remedy."""
+    """Return why others could change a directory that wdsfs uses or would make, and the remedy; None if not."""
     # A mount makes these safe itself, if they are its user's.
     own = directory in (host.cache_dir(), host.state_dir())
     place = _nearest_existing(directory)
@@ -305,7 +307,7 @@ def _nearest_existing(path: Path) -> Path:
 
 
 def check_mountpoint(path: str, version: tuple[int, ...] | None = None) -> MachineFinding:
-    """Whether `path` can be mounted on, or is: what `mount` asks, and what fusermount3 does.
+    """Check if `path` can be mounted on, or is a mount: by the checks of `mount`, and those of fusermount3.
 
     `version` is that of fusermount3; it is asked when needed.
     """
@@ -329,12 +331,15 @@ def check_mountpoint(path: str, version: tuple[int, ...] | None = None) -> Machi
             return MachineFinding(
                 name, "warn", detail, "mount below your home, or see AppArmor in docs/deployment.md"
             )
-    return MachineFinding(name, "ok", f"an empty directory ({host.filesystem_type(path)})")
+    return MachineFinding(name, "ok", f"an empty directory ({mount_table.filesystem_type(path)})")
 
 
 def _check_mounted(name: str, place: str) -> MachineFinding:
     """A mount of wdsfs that is there, and serves: the kernel has just been answered."""
     daemon = control.find(place)
+    mounted = mount_table.mounted_at(place)
+    if daemon is None and mounted is not None and image_of(mounted) is not None:
+        return _check_guard(name, place)
     if daemon is None:
         return MachineFinding(
             name, "ok", "wdsfs is mounted here, by another user or in another session, and answers"
@@ -348,14 +353,25 @@ def _check_mounted(name: str, place: str) -> MachineFinding:
     )
 
 
+def _check_guard(name: str, place: str) -> MachineFinding:
+    """A mount of wdsfs that the kernel serves."""
+    guard = guard_of(place)
+    if guard is None or not guard.alive:
+        text = "wdsfs is mounted here, served by the kernel, and its guard is gone: changes of shards go unnoticed"
+        return MachineFinding(name, "warn", text, "type the command again that mounted it; it needs no unmount")
+    return MachineFinding(
+        name, "ok", f"wdsfs is mounted here, served by the kernel; process {guard.pid} guards its shards"
+    )
+
+
 def _user_problem(path: str, found: os.stat_result, version: tuple[int, ...] | None) -> tuple[str, str] | None:
-    """Why fusermount3 would refuse this directory to an ordinary user, and the remedy."""
+    """Return why fusermount3 would refuse this directory to an ordinary user, and the remedy; None if not."""
     quoted = shlex.quote(path)
     if found.st_mode & stat.S_ISVTX and found.st_uid != os.geteuid():
         return "shared by many users (sticky) and not yours", f"mkdir {quoted}/mine, and mount there"
     if not os.access(path, os.W_OK):
         return "not writable for you, so fusermount3 refuses it", f"sudo chown $USER {quoted}"
-    fstype = host.filesystem_type(path)
+    fstype = mount_table.filesystem_type(path)
     version = fusermount_version() if version is None else version
     if mountable(fstype, version):
         return None
@@ -368,9 +384,9 @@ def _user_problem(path: str, found: os.stat_result, version: tuple[int, ...] | N
 
 
 def mountable(fstype: str, version: tuple[int, ...]) -> bool:
-    """Whether this version of fusermount3 lets a user mount over this file system type.
+    """True if this version of fusermount3 lets a user mount over this file system type.
 
-    What cannot be known passes: a false alarm is worse than fusermount3's own message.
+    True also if that is unknown: a false alarm is worse than fusermount3's own message.
     """
     if not fstype or not version or version < (3, 2, 5):
         return True
@@ -379,7 +395,7 @@ def mountable(fstype: str, version: tuple[int, ...]) -> bool:
 
 
 def confined(path: str, profile: str = "/etc/apparmor.d/fusermount3") -> bool:
-    """Whether AppArmor may keep fusermount3 from mounting at `path`.
+    """True if AppArmor may keep fusermount3 from mounting at `path`.
 
     Ubuntu 24.10 and others ship a profile that lets users mount in a few places only. Its rules are not
     parsed here: the places are those of the profile as it is shipped.
@@ -404,7 +420,7 @@ _CONTAINER_REMEDIES = {
 
 
 def container(root: str = "/", environ: Mapping[str, str] | None = None) -> str:
-    """The kind of container this process is in, as far as it can be told; "" for none."""
+    """Return the kind of container that this process seems to run in; "" for none."""
     environ = os.environ if environ is None else environ
     for kind, is_inside in _CONTAINER_SIGNS.items():
         if is_inside(Path(root), environ):

@@ -2,94 +2,188 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsfs.cli.console import (
-    build_index,
-    index_options,
-    jobs_of,
-    json_option,
-    path_of,
-    set_options,
-    shards_argument,
-)
+from wdsfs.cli import completion
+from wdsfs.cli.options import Opening, index_options_with, json_option, set_options
 from wdsfs.cli.output import contents_text
+from wdsfs.cli.progress import Refreshed, ended_in_order, refresh_index, shards_bar, when_interrupted
+from wdsfs.errors import UsageError
 
 if TYPE_CHECKING:
-    from wdsfs.spec.expand import Selection
+    from wdsfs.index.store import Index
+    from wdsfs.spec.expand import Selection, Shard
+    from wdsfs.storage.identity import Fingerprint
 
 log = logging.getLogger("wdsfs")
 
 
 @click.command("index")
-@shards_argument
+@click.argument("shards", nargs=-1, shell_complete=completion.paths)
 @set_options
-@index_options
+@index_options_with(executor=True)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE|URL",
+    shell_complete=completion.paths,
+    help="Also write all of it to FILE.wdsidx, for other machines and places.",
+)
+@click.option(
+    "--update",
+    metavar="FILE|URL",
+    shell_complete=completion.paths,
+    help="Renew FILE.wdsidx: its shards as they are now, and SHARDS at the end.",
+)
+@click.option(
+    "--allow-missing", is_flag=True, help="Leave shards out of FILE.wdsidx that are missing or cannot be read."
+)
 @click.option("--prune", is_flag=True, help="Also drop what is kept of shards and label files that are gone.")
 @json_option
 def index_command(
     shards: tuple[str, ...],
     selection: Selection,
-    index_dir: str | None,
-    jobs: int | None,
-    quiet: bool,
+    opening: Opening,
+    output: str | None,
+    update: str | None,
+    allow_missing: bool,
     prune: bool,
     as_json: bool,
 ) -> None:
     """Build or refresh the index of SHARDS without mounting. Only what has changed is read.
 
     \b
-    Example:
+    Examples:
       wdsfs index --jobs 8 'train-{000000..000999}.tar'
+      wdsfs index -o set.wdsidx 'train-{000000..000999}.tar'
+      wdsfs index --update set.wdsidx 'train-{001000..001999}.tar'
     """
-    import time
-
-    from wdsfs.dataset.shard_set import ShardSet
     from wdsfs.errors import IndexUnusable
-    from wdsfs.index.store import open_index
-    from wdsfs.interop.soundness import Tolerance, judge
-    from wdsfs.spec.expand import expand
+    from wdsfs.index.portable_writer import checked_target
     from wdsfs.views import label_files
 
     since = time.monotonic()
-    found = expand(shards, *selection)
-    index = open_index(path_of(index_dir))
-    for notice in index.notices:
-        log.warning("%s", notice)
-    stale = [one for one, _ in index.stale(found)]
-    unreadable = build_index(index, stale, jobs_of(jobs), quiet)
-    for text in [*judge(ShardSet(found, index), unreadable, Tolerance(), whole=False), *index.miscounted(found)]:
-        log.warning("%s", text)
+    if output is not None and update is not None:
+        raise UsageError("-o and --update: one writes an index, the other renews it; leave one out")
+    target = None if (file := update or output) is None else checked_target(file)
+    found = _shards(shards, update, selection._replace(allow_missing=allow_missing))
+    index = _opened(opening, found)
+    done = refresh_index(index, found, opening, exact=target is not None)
+    _warn(index, found, done)
     pruned = index.prune() + label_files.prune(index.label_tables) if prune else 0
-    summaries = [index.summary(one.key) for one in found]
-    samples = sum(one.samples for one in summaries if one)
-    members = sum(one.members for one in summaries if one)
+    written = None
+    if target is not None:
+        written = _write(index, found, target, done.unreadable, allow_missing, opening.quiet)
     report = {
-        "shards": len(found),
-        "rebuilt": len(stale),
-        "unreadable": len(unreadable),
-        "damaged": sum(bool(one.problems) for one in summaries if one),
-        "samples": samples,
-        "members": members,
+        **_counts(index, found, done),
         "pruned": pruned,
         "seconds": round(time.monotonic() - since, 3),
         "index": str(index.directory),
     }
+    if written is not None:
+        report |= {"written": output or update, "bytes": written}
     kept = not index.temporary
     index.close()
-    if not kept:
+    if not kept and target is None:
         raise IndexUnusable("nothing is kept: the index was a temporary one; see above, or set --index-dir")
-    if as_json:
-        click.echo(json.dumps(report))
-    else:
-        click.echo(
-            f"{contents_text(len(found), samples, members)}; "
-            f"{report['rebuilt']} indexed in {report['seconds']} s\nkept in {report['index']}"
-        )
-    if report["unreadable"]:
+    click.echo(json.dumps(report) if as_json else _report_text(report))
+    if done.unreadable and not allow_missing:
         sys.exit(3)
+
+
+def _opened(opening: Opening, shards: Sequence[Shard]) -> Index:
+    """Open the index, with the portable ones of these shards."""
+    from wdsfs.index.portable import attached
+    from wdsfs.index.store import open_index
+
+    index = open_index(opening.index_dir)
+    index.log_notices()
+    index.portables = attached(shards)
+    return index
+
+
+def _shards(specs: Sequence[str], update: str | None, selection: Selection) -> list[Shard]:
+    """The shards that are named; before them those of the portable index that is to be renewed."""
+    from wdsfs.spec.expand import expand
+
+    if update is None:
+        return expand(specs, *selection)
+    if selection.slice is not None:
+        raise UsageError("--shard-id: an index is renewed as a whole; leave it out with --update")
+    listed = expand([update], *selection)
+    known = {one.path for one in listed}
+    further = expand(specs, *selection._replace(base=None)) if specs else []
+    return listed + [one for one in further if one.path not in known]
+
+
+def _write(
+    index: Index,
+    shards: Sequence[Shard],
+    target: bytes,
+    unreadable: Mapping[bytes, str],
+    allow_missing: bool,
+    quiet: bool,
+) -> int:
+    """Write the portable index; returns its size in bytes. Raises what `portable_writer.write_index` does."""
+    from wdsfs.cli.opening import readable
+    from wdsfs.errors import UnreadableShard, several
+    from wdsfs.index.portable_writer import write_index
+
+    if unreadable and not allow_missing:
+        text = f"{several(list(unreadable.values()))}: an index lacks nothing, unless with --allow-missing"
+        raise UnreadableShard(text)
+    with (
+        when_interrupted("; nothing was written, what was indexed is kept"),
+        ended_in_order(),
+        shards_bar("writing", len(shards), quiet) as on_shard,
+    ):
+        return write_index(index, readable(shards, unreadable), target, on_shard)
+
+
+def _warn(index: Index, shards: Sequence[Shard], done: Refreshed) -> None:
+    """Log what is wrong with the shards, and counts of samples that differ from those in a list of shards."""
+    from wdsfs.dataset.shard_set import ShardSet
+    from wdsfs.interop.soundness import Tolerance, judge
+
+    below = ShardSet(shards, index)
+    for text in [*judge(below, done.unreadable, Tolerance(), whole=False), *index.miscounted(shards)]:
+        log.warning("%s", text)
+
+
+def _report_text(report: Mapping[str, Any]) -> str:
+    written = "written" in report
+    where = f"{report['bytes']:,} bytes in {report['written']}" if written else f"kept in {report['index']}"
+    return (
+        f"{contents_text(report['shards'], report['samples'], report['members'])}; "
+        f"{report['rebuilt']} indexed in {report['seconds']} s\n{where}"
+    )
+
+
+def _counts(index: Index, shards: Sequence[Shard], done: Refreshed) -> dict[str, Any]:
+    summaries = [one for one in (index.summary(*known) for known in _looked_at(shards)) if one]
+    return {
+        "shards": len(shards),
+        "rebuilt": done.indexed,
+        "unreadable": len(done.unreadable),
+        "damaged": sum(bool(one.problems) for one in summaries),
+        "samples": sum(one.samples for one in summaries),
+        "members": sum(one.members for one in summaries),
+    }
+
+
+def _looked_at(shards: Sequence[Shard]) -> Iterator[tuple[bytes, Fingerprint]]:
+    """The keys of the shards that can be read, with their fingerprints."""
+    from wdsfs.errors import ShardError
+    from wdsfs.remote import any_shard
+
+    for one in shards:
+        with contextlib.suppress(ShardError):
+            yield one.key, any_shard.look(one.path)

@@ -1,4 +1,7 @@
-"""The command `info`: counts of a set. What is counted is `dataset/statistics.py`."""
+"""The command `info`: counts of a set, and plots of them.
+
+What is counted is in `dataset/statistics.py` and `dataset/distributions.py`, what is drawn in `plots/plots.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,23 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wdsfs.cli.console import (
+from wdsfs.cli.opening import opened
+from wdsfs.cli.options import (
     Opening,
-    index_options,
+    executor_opening_options,
     json_option,
-    opened,
     set_options,
     shards_argument,
     soundness_options,
 )
 from wdsfs.cli.output import bytes_text, contents_text, print_table, table_of
-from wdsfs.errors import counted
+from wdsfs.errors import UsageError, counted
 from wdsfs.names import shown
 
 if TYPE_CHECKING:
-    from wdsfs.interop.soundness import Tolerance
+    from wdsfs.dataset.distributions import Distribution
     from wdsfs.spec.expand import Selection
+    from wdsfs.views.composition import Composition
 
 
 @click.command()
@@ -30,28 +34,54 @@ if TYPE_CHECKING:
 @set_options
 @json_option
 @soundness_options
-@index_options
+@executor_opening_options
+@click.option(
+    "--plot",
+    "plot_file",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Write plots of sizes, shards and classes into a file, SVG or PNG by its suffix.",
+)
+@click.option(
+    "--class-from",
+    metavar="EXT[:FIELD]",
+    help="The class in --plot: a column, or a field of a JSON column.  [default: the folder of the key]",
+)
+@click.option(
+    "--class-names",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Names of the classes in --plot: one a line for 0, 1, 2 ..., or a JSON list or object.",
+)
 def info(
     shards: tuple[str, ...],
     selection: Selection,
     as_json: bool,
-    index_dir: str | None,
-    jobs: int | None,
-    quiet: bool,
-    tolerance: Tolerance,
+    opening: Opening,
+    plot_file: str | None,
+    class_from: str | None,
+    class_names: str | None,
 ) -> None:
     """Count shards, samples, members and bytes, and the sizes of each extension.
+
+    With --class-from the members with the classes are read, once; the index keeps what they say.
 
     \b
     Example:
       wdsfs info 'train-{000000..000999}.tar'
+      wdsfs info --plot train.svg --class-from cls 'train-{000000..000999}.tar'
     """
+    from wdsfs.dataset.distributions import Distribution, count_classes
     from wdsfs.dataset.statistics import gather
-    from wdsfs.views.composition import Composition
 
-    opening = Opening(index_dir, jobs, quiet, tolerance)
-    with opened(shards, selection, opening, Composition(), whole=True) as below:
-        report = gather(below)
+    composition = _composition(plot_file, class_from, class_names)
+    plotted = Distribution() if plot_file is not None else None
+    with opened(shards, selection, opening, composition, whole=True) as below:
+        report = gather(below.plain if class_from else below, plotted)
+        if plotted is not None and class_from:
+            count_classes(plotted, below, class_from)
+    if plotted is not None and plot_file is not None:
+        _write_plots(plotted, plot_file)
     if as_json:
         click.echo(json.dumps(report))
         return
@@ -70,3 +100,56 @@ def info(
         sizes = [row[key] for key in ("bytes", "min", "median", "p90", "max")]
         table.add_row(shown(row["extension"]) or "(none)", f"{row['count']:,}", *map(bytes_text, sizes))
     print_table(table)
+
+
+def _composition(plot_file: str | None, class_from: str | None, class_names: str | None) -> Composition:
+    """The view whose folders are the classes, or the plain one. Raises UsageError."""
+    from wdsfs.views.composition import SKIP, Column, Composition, class_source
+
+    if plot_file is not None:
+        _suffix_of(plot_file)
+    elif class_from or class_names:
+        raise UsageError("--class-from and --class-names say what --plot FILE counts")
+    if class_names and not class_from:
+        raise UsageError("--class-names needs --class-from: the column that has the numbers of the classes")
+    if not class_from:
+        return Composition()
+    extension, field = class_source(class_from)
+    # The column alone: a folder then has as many samples as the class, also where a sample has no other file.
+    return Composition(
+        columns=(Column((extension,)),),
+        missing=SKIP,
+        duplicates=SKIP,
+        classes=True,
+        class_from=extension,
+        class_field=field,
+        class_names=class_names,
+        class_digits=0,
+    )
+
+
+def _suffix_of(plot_file: str) -> str:
+    """`svg` or `png`. Raises UsageError, also without what PNG needs: before the set is opened."""
+    suffix = plot_file.lower().rpartition(".")[2]
+    if suffix not in ("svg", "png"):
+        raise UsageError(f"--plot {plot_file}: name a file that ends in .svg or .png")
+    if suffix == "png":
+        from wdsfs.plots.raster import need_pillow
+
+        need_pillow()
+    return suffix
+
+
+def _write_plots(plotted: Distribution, plot_file: str) -> None:
+    """Write all plots into one file. Raises UsageError if it cannot be written, or not in this form."""
+    from wdsfs.plots.drawing import document_of, stacked
+    from wdsfs.plots.plots import plots_of
+    from wdsfs.plots.raster import png_of
+
+    figure = stacked([plot.figure for plot in plots_of(plotted)])
+    data = document_of(figure).encode() if _suffix_of(plot_file) == "svg" else png_of(figure)
+    try:
+        with open(plot_file, "wb") as file:
+            file.write(data)
+    except OSError as error:
+        raise UsageError(f"--plot {plot_file}: {error.strerror}") from None

@@ -5,71 +5,72 @@ The tree is the one that a mount would show.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import logging
 import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wdsfs.cli.console import (
-    Opening,
-    index_options,
-    index_tree_option,
-    json_option,
-    opened,
-    set_options,
-    soundness_options,
-    tree_options,
-    view_of,
-)
+from wdsfs.cli import completion
+from wdsfs.cli.opening import opened, resolved
+from wdsfs.cli.options import Opening, handing_over, json_option, opening_options, set_options, soundness_options
 from wdsfs.cli.output import is_directory, write_bytes
+from wdsfs.cli.tree_options import TreeOptions, numbered_tree_options
 from wdsfs.errors import WdsfsError
 from wdsfs.names import SHARD_SUFFIXES, shown
 
 if TYPE_CHECKING:
     from wdsfs.dataset.tree import Entry, LowerTree, Node
-    from wdsfs.interop.soundness import Tolerance
     from wdsfs.spec.expand import Selection
-    from wdsfs.views.composition import Composition
 
 log = logging.getLogger("wdsfs")
-
 
 BATCH = 1000  # entries of a directory that are listed at a time
 
 
+class Listing(NamedTuple):
+    """The options of `ls` for its output."""
+
+    long: bool
+    recursive: bool
+    null: bool
+    as_json: bool
+
+    def line(self, name: bytes, node: Node, on_terminal: bool) -> bytes:
+        if self.as_json:
+            return json.dumps(_describe(name, node)).encode() + b"\n"
+        end = b"\0" if self.null else b"\n"
+        text = os.fsencode(shown(os.fsdecode(name))) if on_terminal and not self.null else name
+        if self.long:
+            return _long_line(node) + b" " + text + end
+        return text + (b"/" if is_directory(node) else b"") + end
+
+
+listing_options = handing_over(
+    "listing",
+    Listing,
+    {
+        "long": click.option("-l", "--long", is_flag=True, help="Also type, size and time."),
+        "recursive": click.option("-R", "--recursive", is_flag=True, help="Everything below, as paths."),
+        "null": click.option("-0", "--null", is_flag=True, help="End each name with a NUL byte."),
+        "as_json": json_option,
+    },
+)
+
+
 @click.command()
-@click.argument("arguments", metavar="SHARDS... [PATH]", nargs=-1, required=True)
+@click.argument("arguments", metavar="SHARDS... [PATH]", nargs=-1, required=True, shell_complete=completion.paths)
 @set_options
-@tree_options
-@index_tree_option
-@click.option("-l", "--long", is_flag=True, help="Also type, size and time.")
-@click.option("-R", "--recursive", is_flag=True, help="Everything below, as paths.")
-@click.option("-0", "--null", is_flag=True, help="End each name with a NUL byte.")
-@json_option
+@numbered_tree_options
+@listing_options
 @soundness_options
-@index_options
+@opening_options
 def ls(
-    arguments: tuple[str, ...],
-    selection: Selection,
-    layout: str,
-    names: str,
-    merge: bool,
-    index_tree: bool,
-    long: bool,
-    recursive: bool,
-    null: bool,
-    as_json: bool,
-    index_dir: str | None,
-    jobs: int | None,
-    quiet: bool,
-    composition: Composition,
-    tolerance: Tolerance,
+    arguments: tuple[str, ...], selection: Selection, tree: TreeOptions, listing: Listing, opening: Opening
 ) -> None:
     """List a directory of the tree without mounting it.
 
@@ -83,52 +84,50 @@ def ls(
     """
     from wdsfs.dataset.merged_tree import is_merged
     from wdsfs.dataset.numbered_tree import check_name, make_numbered
-    from wdsfs.errors import EntryError, MissingShard
     from wdsfs.spec.expand import split_path
 
     shards, path = split_path(arguments)
-    end = b"\0" if null else b"\n"
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
     failed: list[WdsfsError] = []
-    view = view_of(layout, names, index_tree, tolerance.allow_missing)
-    opening = Opening(index_dir, jobs, quiet, tolerance)
-    with opened(shards, selection, opening, composition, is_merged(view, merge)) as below:
-        check_name(below.shards, view, merge)
-        tree = make_numbered(below, view, merge)
-        start = os.fsencode(path or "").strip(b"/")
-        try:
-            node = below.with_index(lambda: tree.resolve(start))
-        except EntryError as error:
-            if path is None or not os.fsencode(path).endswith(SHARD_SUFFIXES):
-                raise
-            raise MissingShard(f"no such shard: {path!r}; nor is it a path in the tree ({error})") from None
-        rows = _walk(tree, node, b"", recursive, failed) if is_directory(node) else [(start, node)]
-        for name, child in rows:
-            if as_json:
-                write_bytes(json.dumps(_describe(name, child)).encode() + b"\n")
-                continue
-            line = name if null or not on_terminal else os.fsencode(shown(os.fsdecode(name)))
-            if long:
-                write_bytes(_long_line(child) + b" " + line + end)
-            else:
-                write_bytes(line + (b"/" if is_directory(child) else b"") + end)
+    view = tree.view(opening.tolerance.allow_missing)
+    with opened(shards, selection, opening, tree.composition, is_merged(view, tree.merge)) as below:
+        check_name(below.shards, view, tree.merge)
+        shown_tree = make_numbered(below, view, tree.merge)
+        start, node = _start(shown_tree, path)
+        walk = _walk(shown_tree, node, b"", listing.recursive, failed)
+        for name, child in walk if is_directory(node) else [(start, node)]:
+            write_bytes(listing.line(name, child, on_terminal))
     if failed:
         sys.stdout.flush()
         sys.exit(failed[0].exit_code)
 
 
+def _start(tree: LowerTree, path: str | None) -> tuple[bytes, Node]:
+    """Return where the listing starts, as a name and a node. Raises EntryError, MissingShard, ShardErrors."""
+    from wdsfs.errors import EntryError, MissingShard
+
+    start = os.fsencode(path or "").strip(b"/")
+    try:
+        return start, resolved(tree, start)
+    except EntryError as error:
+        if path is None or not os.fsencode(path).endswith(SHARD_SUFFIXES):
+            raise
+        raise MissingShard(f"no such shard: {path!r}; nor is it a path in the tree ({error})") from None
+
+
 def _walk(
     tree: LowerTree, node: Node, prefix: bytes, recursive: bool, failed: list[WdsfsError]
 ) -> Iterator[tuple[bytes, Node]]:
-    """Yield (path, node) of what is in a directory, in the tree's order, everything below if wanted.
+    """Yield (path, node) of the entries of a directory, in the tree's order; with `recursive` of everything below.
 
-    What cannot be listed below it is told and appended to `failed`; the others follow.
+    An error of a directory below it is logged and appended to `failed`; the listing goes on.
     """
+    from wdsfs.dataset.indexing import indexed
     from wdsfs.dataset.tree import AT_PARENT
 
     cursor = AT_PARENT
     while True:
-        batch = tree.lower.with_index(functools.partial(_batch, tree, node.inode, cursor))
+        batch = indexed(_batch, tree, node.inode, cursor)
         for entry in batch:
             yield prefix + entry.name, entry.node
             if recursive and is_directory(entry.node):

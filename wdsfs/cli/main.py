@@ -19,27 +19,39 @@ from typing import Any
 import click
 
 from wdsfs import __version__
+from wdsfs.cli.cache_command import cache
 from wdsfs.cli.cat_command import cat
 from wdsfs.cli.check_command import check
-from wdsfs.cli.console import INTERRUPTED
+from wdsfs.cli.commit_command import commit
+from wdsfs.cli.completion import commands
+from wdsfs.cli.completion_command import completion
+from wdsfs.cli.diff_command import diff
 from wdsfs.cli.doctor_command import doctor
-from wdsfs.cli.export_commands import export
+from wdsfs.cli.export_command import export
+from wdsfs.cli.fetch_command import fetch
+from wdsfs.cli.image_command import image
 from wdsfs.cli.index_command import index_command
 from wdsfs.cli.info_command import info
 from wdsfs.cli.ls_command import ls
+from wdsfs.cli.man_command import man
 from wdsfs.cli.mount_command import mount
-from wdsfs.cli.overlay_commands import commit, diff
+from wdsfs.cli.own_arguments import hide_secrets
+from wdsfs.cli.pack_command import pack
+from wdsfs.cli.progress import INTERRUPTED
+from wdsfs.cli.refresh_command import refresh
 from wdsfs.cli.restore_command import restore
 from wdsfs.cli.status_command import status
 from wdsfs.cli.umount_command import umount
+from wdsfs.cli.view_command import view
+from wdsfs.cli.where_command import where
 from wdsfs.errors import UsageError, WdsfsError
-from wdsfs.names import shown_lines
+from wdsfs.names import meant, shown_lines
 
 EPILOG = """\b
 Exit codes: 0 done, 1 `check` or `diff` has findings (or a bug), 2 wrong arguments, 3 a shard is missing
 or unreadable, 4 no index can be made, 5 the mount cannot be made or ended, 6 no such path, 7 the commit
-cannot be made or finished, 8 the overlay cannot be used, 9 an index for another tool cannot be
-written, 130 interrupted."""
+cannot be made or finished, 8 the overlay cannot be used, 9 an index for another tool or an image
+cannot be written, 10 --executor names nothing that works, 130 interrupted."""
 
 
 class _Log(logging.Handler):
@@ -56,7 +68,7 @@ class _Log(logging.Handler):
         if record.exc_info:
             text += "\n" + logging.Formatter().formatException(record.exc_info)
         word = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
-        # A terminal that is gone, or a pipe that nobody reads, must not end a mount.
+        # A terminal that is gone, or a pipe without a reader, must not end a mount.
         with contextlib.suppress(OSError, ValueError):
             click.echo(shown_lines(f"wdsfs: {word}{text}"), err=True)
 
@@ -78,14 +90,21 @@ def _interruptible() -> Iterator[None]:
 
 
 class _Group(click.Group):
-    """Turns our exceptions into a message and an exit code."""
+    """A group that turns exceptions into a message and an exit code, and lists its commands by purpose."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, self.commands))
+        for title, lines in GROUPS.items():
+            with formatter.section(title):
+                # Padded, so that all groups have one second column.
+                formatter.write_dl([(f"{one.name:{width}}", line) for one, line in lines.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with _interruptible():
                 result = super().invoke(ctx)
                 if sys.stdout is not None:
-                    sys.stdout.flush()  # here, where what goes wrong with it has a message
+                    sys.stdout.flush()  # here, so that an error gets a message
             return result
         except WdsfsError as error:
             if str(error) not in _LOG.said:
@@ -111,8 +130,9 @@ class _Group(click.Group):
 def main(verbose: bool) -> None:
     """Mount WebDataset shards as directories: every sample a directory, every column a file.
 
-    SHARDS are brace expressions (quote them: wdsfs expands them itself), paths, globs or directories of tars,
-    lists of these (@list.txt), wids indexes (x.json), webdataset's YAML specs (x.yaml), Energon datasets.
+    SHARDS are brace expressions (quote them: wdsfs expands them itself), paths, URLs, globs or directories of
+    tars, lists of these (@list.txt), portable indexes (x.wdsidx), wids indexes (x.json), webdataset's YAML specs
+    (x.yaml), Energon datasets.
 
     \b
     Example:
@@ -120,13 +140,14 @@ def main(verbose: bool) -> None:
       ls /mnt/train/train-000017
       wdsfs umount /mnt/train
     """
+    hide_secrets()
     _prepare_streams()
     _LOG.said.clear()
     logging.basicConfig(handlers=[_LOG], level=logging.DEBUG if verbose else logging.INFO, force=True)
 
 
 def _prepare_streams() -> None:
-    """See that the standard streams are there and take any path, whatever its bytes."""
+    """Open standard streams that are closed; have standard output take paths of any bytes."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
@@ -136,31 +157,85 @@ def _prepare_streams() -> None:
         sys.stdout.reconfigure(errors="surrogateescape")
 
 
-@main.command("help")
-@click.argument("command", required=False)
+@click.command("help")
+@click.argument("command", metavar="[COMMAND|TOPIC]", required=False, shell_complete=commands)
 @click.pass_context
 def help_command(ctx: click.Context, command: str | None) -> None:
-    """Explain COMMAND, or the program: the same as --help.
+    """Explain COMMAND, or the program: the same as --help; or show the page about TOPIC.
+
+    The topic `layouts` is: which layout for which loader.
 
     \b
-    Example:
+    Examples:
       wdsfs help mount
+      wdsfs help layouts
     """
     above = ctx.parent
     assert above is not None
     if command is None:
         click.echo(above.get_help())
         return
+    if command in TOPICS:
+        click.echo(_page(TOPICS[command]), nl=False)
+        return
     found = main.get_command(above, command)
     if found is None:
-        raise UsageError(f"there is no command {command!r}; there are: {', '.join(main.list_commands(above))}")
+        there, topics = main.list_commands(above), ", ".join(TOPICS)
+        raise UsageError(
+            f"there is no command {command!r}{meant(command, [*there, *TOPICS])}; there are: {', '.join(there)}; "
+            f"and the topic{'s' * (len(TOPICS) > 1)} {topics}"
+        )
     with click.Context(found, parent=above, info_name=command) as context:
         click.echo(found.get_help(context))
 
 
-for command in (
-    *(mount, umount, status, doctor),
-    *(index_command, ls, cat, info, check),
-    *(diff, commit, restore, export),
-):
-    main.add_command(command)
+def _page(name: str) -> str:
+    """The text of a page that comes with the program, beside this module."""
+    with open(os.path.join(os.path.dirname(__file__), name), encoding="utf-8") as file:
+        return file.read()
+
+
+# All commands as `wdsfs --help` shows them: by what one is about to do, with a line of at most 64 characters each.
+GROUPS: dict[str, dict[click.Command, str]] = {
+    "Look at shards": {
+        info: "Count samples and members, and the sizes of each column.",
+        ls: "List a directory of the tree without mounting it.",
+        cat: "Write a file of the tree to standard output.",
+        check: "Look for what readers of the format trip over.",
+        view: "Look at samples, plots and problems in the browser.",
+    },
+    "Mount them": {
+        mount: "Show SHARDS as directories and files at MOUNTPOINT.",
+        umount: "End a mount, dead ones included.",
+        status: "Show all your mounts, or one of them in full.",
+        where: "Say from which shard, member and byte a path comes.",
+        refresh: "Show new shards in a mount, and hide those that are gone.",
+    },
+    "Change them (mount --overlay)": {
+        diff: "Show what was changed.",
+        restore: "Undo what was changed at a path, and below it.",
+        commit: "Pack the changes into new shards.",
+    },
+    "Make something of them": {
+        pack: "Make shards of directories of files.",
+        image: "Make an image of names that the kernel mounts by itself.",
+        export: "Write the indexes that DALI, Energon and wids read.",
+    },
+    "Have things ready": {
+        index_command: "Build or refresh the index of SHARDS without mounting.",
+        fetch: "Bring whole remote shards into the cache.",
+        cache: "Show, trim or clear the caches of shards.",
+    },
+    "Help": {
+        doctor: "Check if this machine can mount, and say what to type if not.",
+        help_command: "Explain a command; `help layouts`: which tree for which loader.",
+        man: "Show the manual page: what --help says, of all commands.",
+        completion: "Print what makes a shell complete commands and paths.",
+    },
+}
+# Pages that `wdsfs help` shows, for users who have the program and no checkout.
+TOPICS = {"layouts": "layouts.md"}
+
+for _lines in GROUPS.values():
+    for _command in _lines:
+        main.add_command(_command)

@@ -1,165 +1,417 @@
-"""The command `mount`: its options, and what is said of arguments that are missing or misplaced.
+"""The command `mount`: its options, and errors for arguments that are missing or misplaced.
 
-What it does is `mount/session.py`.
+The mount itself is made in `mount/session.py`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from wdsfs.cli.console import (
-    build_index,
-    index_options,
-    index_tree_option,
-    jobs_of,
-    make_view,
+from wdsfs.cli import completion
+from wdsfs.cli.options import (
+    AtLeastOne,
+    Directory,
+    Opening,
+    handing_over,
+    opening_options,
     path_of,
     set_options,
     soundness_options,
-    suffix_hint,
-    tree_options,
-    view_of,
 )
-from wdsfs.errors import UsageError
-from wdsfs.names import SHARD_SUFFIXES
+from wdsfs.cli.own_arguments import may_have_secrets
+from wdsfs.cli.progress import make_view, refresh_index
+from wdsfs.cli.tree_options import TreeOptions, numbered_tree_options
+from wdsfs.errors import MountError, UsageError
+from wdsfs.names import MEDIA, SHARD_SUFFIXES
 
 if TYPE_CHECKING:
     from wdsfs.dataset.shard_set import ShardSet
-    from wdsfs.index.store import Index
-    from wdsfs.interop.soundness import Tolerance
-    from wdsfs.spec.expand import Selection, Shard
-    from wdsfs.views.composition import Composition
+    from wdsfs.dataset.tree import View
+    from wdsfs.mount.guard import MadeBy
+    from wdsfs.mount.image_mount import ImageMount
+    from wdsfs.mount.options import MountOptions
+    from wdsfs.spec.expand import Selection
 
 
-@click.command()
-@click.argument("shards", metavar="SHARDS...", nargs=-1)
+log = logging.getLogger("wdsfs")
+
+
+class Serving(NamedTuple):
+    """The options of how a mount is made and served, as they were typed."""
+
+    foreground: bool
+    read_only: bool
+    options: tuple[str, ...]
+    workers: int | None
+    spin: int
+    readahead: int
+    overlay: str | None
+    new: bool
+    lazy: bool
+    follow: float | None
+
+
+FOLLOW, FOLLOW_SECONDS = "--follow", 60.0
+FUSE, KERNEL, AUTO = "fuse", "kernel", "auto"
+# Variables that say where the index, and images beside it, are.
+ENVIRONMENT = ("WDSFS_INDEX_DIR", "WDSFS_CACHE_DIR", "XDG_CACHE_HOME", "HOME")
+_ARGUMENTS, _PREPARED = "wdsfs.mount.arguments", "wdsfs.mount.prepared"  # in the context of the command
+
+
+class MountCommand(click.Command):
+    """`--follow` without a value does not take the next argument for one, as an option with a value does."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        ctx.meta[_ARGUMENTS] = list(args)
+        given = [f"{FOLLOW}={FOLLOW_SECONDS:g}" if one == FOLLOW else one for one in args[:end]]
+        return super().parse_args(ctx, given + args[end:])
+
+
+serving_options = handing_over(
+    "serving",
+    Serving,
+    {
+        "foreground": click.option(
+            "-f", "--foreground", is_flag=True, help="Stay in front and log to the terminal."
+        ),
+        "read_only": click.option(
+            "-r", "--read-only", is_flag=True, help="The same as -o ro: an overlay is shown, not changed."
+        ),
+        "options": click.option(
+            "-o",
+            "options",
+            multiple=True,
+            metavar="OPT,...",
+            help="Mount options: ro, allow_other, uid=, gid=, umask=, fsname=, auto_unmount, nonempty, ...",
+        ),
+        "workers": click.option(
+            "--workers",
+            type=click.IntRange(1, 16),
+            help="Processes that serve; no effect with --overlay, which always has one.  "
+            "[default: one per core, 2 to 8]",
+        ),
+        "spin": click.option(
+            "--spin",
+            type=click.IntRange(0, 1000),
+            default=50,
+            show_default=True,
+            metavar="MICROSECONDS",
+            help="How long a worker looks for the next request before it sleeps: faster, for more processor time.",
+        ),
+        "readahead": click.option(
+            "--readahead",
+            type=click.IntRange(4, 16384),
+            default=256,
+            show_default=True,
+            metavar="KIB",
+            help="How much of a large file the kernel asks for at a time; for users other than root always 128.",
+        ),
+        "overlay": click.option(
+            "--overlay",
+            type=Directory(),
+            metavar="DIR",
+            help="Make the tree writable; all changes go to DIR. See also `wdsfs diff` and `wdsfs commit`.",
+        ),
+        "new": click.option(
+            "--new",
+            is_flag=True,
+            help="With --overlay and without SHARDS: a set that begins empty. `wdsfs commit` makes its shards.",
+        ),
+        "lazy": click.option(
+            "--lazy", is_flag=True, help="Mount at once; index each shard when it is first used."
+        ),
+        "follow": click.option(
+            FOLLOW,
+            type=AtLeastOne(),
+            metavar="[=SECONDS]",
+            help="Look at SHARDS again: show new ones, and hide those that are gone. At once after local "
+            f"changes, and every so many seconds ({FOLLOW_SECONDS:g} if not given). See also `wdsfs refresh`.",
+        ),
+    },
+)
+
+
+class OfImage(NamedTuple):
+    """The options of a mount by the kernel, as they were typed."""
+
+    engine: str
+    trust_shards: bool
+
+
+image_options = handing_over(
+    "of_image",
+    OfImage,
+    {
+        "engine": click.option(
+            "--engine",
+            type=click.Choice([FUSE, KERNEL, AUTO]),
+            default=FUSE,
+            show_default=True,
+            help="Who serves: a daemon by FUSE, or the kernel (root; read-only; local, plain tars); auto: the "
+            "kernel where it can.",
+        ),
+        "trust_shards": click.option(
+            "--trust-shards",
+            is_flag=True,
+            help="Served by the kernel: accept shards with other times than when it was made, such as copies, and "
+            "shards on network file systems.",
+        ),
+    },
+)
+
+# Options that a mount of an image has, too. All others are about what the image holds already, or about a daemon.
+_FOR_IMAGES = frozenset(
+    ("shards", "mountpoint", "base", "trust_shards", "options", "read_only", "quiet", "foreground", "engine")
+)
+
+
+@click.command(cls=MountCommand)
+@click.argument("shards", metavar="SHARDS...", nargs=-1, shell_complete=completion.paths)
 @set_options
-@click.argument("mountpoint", metavar="MOUNTPOINT", required=False)
-@tree_options
-@index_tree_option
+@click.argument("mountpoint", metavar="MOUNTPOINT", required=False, shell_complete=completion.directories)
+@numbered_tree_options
 @soundness_options
-@click.option("-f", "--foreground", is_flag=True, help="Stay in front and log to the terminal.")
-@click.option("-r", "--read-only", is_flag=True, help="The same as -o ro: an overlay is shown, not changed.")
-@click.option(
-    "-o",
-    "options",
-    multiple=True,
-    metavar="OPT,...",
-    help="Mount options: ro, allow_other, uid=, gid=, umask=, fsname=, auto_unmount, nonempty, ...",
-)
-@click.option(
-    "--workers",
-    type=click.IntRange(1, 16),
-    help="Processes that serve; no effect with --overlay, where it is one.  [default: one per core, 2 to 8]",
-)
-@click.option(
-    "--spin",
-    type=click.IntRange(0, 1000),
-    default=50,
-    show_default=True,
-    metavar="MICROSECONDS",
-    help="How long a worker looks for the next request before it sleeps: speed for processor time.",
-)
-@click.option(
-    "--readahead",
-    type=click.IntRange(4, 16384),
-    default=256,
-    show_default=True,
-    metavar="KIB",
-    help="How much of a large file the kernel asks for at a time; only root can change its 128 KiB.",
-)
-@click.option(
-    "--overlay",
-    type=click.Path(file_okay=False),
-    metavar="DIR",
-    help="Make the tree writable; all changes go to DIR. See also `wdsfs diff` and `wdsfs commit`.",
-)
-@click.option("--lazy", is_flag=True, help="Mount at once; index each shard when it is first used.")
-@index_options
+@serving_options
+@image_options
+@opening_options
 def mount(
     shards: tuple[str, ...],
     selection: Selection,
     mountpoint: str | None,
-    layout: str,
-    names: str,
-    merge: bool,
-    index_tree: bool,
-    foreground: bool,
-    read_only: bool,
-    options: tuple[str, ...],
-    workers: int | None,
-    spin: int,
-    readahead: int,
-    overlay: str | None,
-    lazy: bool,
-    index_dir: str | None,
-    jobs: int | None,
-    quiet: bool,
-    composition: Composition,
-    tolerance: Tolerance,
+    tree: TreeOptions,
+    serving: Serving,
+    of_image: OfImage,
+    opening: Opening,
 ) -> None:
     """Mount SHARDS at MOUNTPOINT, read-only unless with --overlay. Returns when the tree is usable.
+
+    `wdsfs help layouts` says which layout is for which loader, with a picture of each tree.
+
+    An image that `wdsfs image` has made is mounted by the kernel, which takes root.
 
     \b
     Examples:
       wdsfs mount 'train-{000000..000999}.tar' /mnt/train
       wdsfs mount --layout files -o allow_other shards/ /mnt/train
+      wdsfs mount --follow shards/ /mnt/train
       wdsfs mount --names full --merge 'a-{0..9}.tar' 'b-*.tar' /mnt/all
       wdsfs mount --layout classes --class-names names.txt 'train-{000..099}.tar' /mnt/train
       wdsfs mount --columns 'jpg;png' --columns cls --associate labels.csv shards/ /mnt/train
+      wdsfs mount train.erofs /mnt/train
+      wdsfs mount --overlay edits --new /mnt/new
     """
-    from wdsfs.index.process_pool import default_jobs
-    from wdsfs.mount import daemon
-    from wdsfs.mount import options as options_module
-    from wdsfs.mount import session as mounting
+    from wdsfs.mount import daemon, session
 
-    _refuse_own_options(options)
-    if mountpoint is None or not shards:
-        raise _incomplete(mountpoint)
-    if not mountpoint:
-        raise UsageError("the MOUNTPOINT is empty")
-    wanted = options_module.MountOptions(
-        specs=list(shards),
-        selection=selection._replace(allow_missing=tolerance.allow_missing),
-        mountpoint=mountpoint,
-        view=view_of(layout, names, index_tree, tolerance.allow_missing),
-        tolerance=tolerance,
-        merge=merge,
-        composition=composition,
-        index_dir=path_of(index_dir),
-        jobs=jobs_of(jobs),
-        lazy=lazy,
-        overlay=path_of(overlay),
-        workers=workers or max(2, min(default_jobs(), 8)),
-        spin=spin / 1e6,
-        readahead=readahead << 10,
-        options=[*options, *["ro"] * read_only],
-        foreground=foreground,
+    _refuse_own_options(serving.options)
+    mountpoint = _mountpoint(shards, mountpoint, selection, serving)
+    if len(shards) == 1 and _is_image(shards[0]):
+        _mount_image(shards[0], mountpoint, serving, selection.base, of_image)
+        return
+    if of_image.engine != FUSE and _by_kernel(shards, selection, mountpoint, tree, serving, of_image, opening):
+        return
+    if of_image.trust_shards and of_image.engine == FUSE:
+        raise UsageError("--trust-shards is for images, which `wdsfs image` makes, and for --engine kernel")
+    wanted = _mount_options(mountpoint, shards, selection, tree, serving, opening)
+    front = session.Front(
+        indexer=lambda index, shards, ready: refresh_index(index, shards, opening, ready).unreadable,
+        composer=lambda below: make_view(below, opening.quiet),
+        adviser=lambda below: (
+            ()
+            if opening.quiet
+            else _hints(below, wanted.view, tree.composition.class_names, serving.overlay is not None)
+        ),
     )
-
-    def indexer(index: Index, stale: Sequence[Shard], jobs: int) -> dict[bytes, str]:
-        return build_index(index, stale, jobs, quiet)
-
-    def composer(below: ShardSet) -> dict[bytes, str]:
-        return make_view(below, quiet)
-
-    def adviser(below: ShardSet) -> str | None:
-        return None if quiet else suffix_hint(below, wanted.view, overlay is not None)
-
-    front = mounting.Front(indexer, composer, adviser)
-    if foreground:
+    if serving.foreground:
         code = daemon.guarded(
-            lambda: mounting.run(wanted, front, lambda: None, lambda: daemon.notify_systemd("READY=1"))
+            lambda: session.run(wanted, front, lambda: None, lambda: daemon.notify_systemd("READY=1"))
         )
     else:
         code = daemon.in_background(wanted, front)
     sys.exit(code)
+
+
+def _mountpoint(shards: Sequence[str], mountpoint: str | None, selection: Selection, serving: Serving) -> str:
+    """Return the mount point. Raises UsageError for arguments that are missing, or do not go with --new."""
+    if serving.new:
+        _check_new(shards, selection, serving)
+    elif mountpoint is None or not shards:
+        raise _incomplete(mountpoint)
+    if not mountpoint:
+        raise UsageError("the MOUNTPOINT is missing" if mountpoint is None else "the MOUNTPOINT is empty")
+    if mountpoint.endswith(tuple(map(os.fsdecode, SHARD_SUFFIXES))) and os.path.isfile(mountpoint):
+        # A glob that the shell has expanded: its last shard stands where the mount point does.
+        raise UsageError(
+            f"the MOUNTPOINT is missing, an empty directory: {mountpoint} is a shard; "
+            "wdsfs mount SHARDS... MOUNTPOINT"
+        )
+    return mountpoint
+
+
+def _mount_options(
+    mountpoint: str,
+    shards: Sequence[str],
+    selection: Selection,
+    tree: TreeOptions,
+    serving: Serving,
+    opening: Opening,
+) -> MountOptions:
+    """Return the options as the mount takes them. Raises UsageError for those that do not go together."""
+    from wdsfs.index.process_pool import default_jobs
+    from wdsfs.mount.options import MountOptions
+
+    allow_missing = opening.tolerance.allow_missing
+    return MountOptions(
+        specs=list(shards),
+        selection=selection._replace(allow_missing=allow_missing),
+        mountpoint=mountpoint,
+        view=tree.view(allow_missing),
+        tolerance=opening.tolerance,
+        merge=tree.merge,
+        composition=tree.composition,
+        index_dir=opening.index_dir,
+        lazy=serving.lazy,
+        overlay=path_of(serving.overlay),
+        new=serving.new,
+        follow=serving.follow,
+        workers=serving.workers or max(2, min(default_jobs(), 8)),
+        spin=serving.spin / 1e6,
+        readahead=serving.readahead << 10,
+        options=[*serving.options, *["ro"] * serving.read_only],
+        foreground=serving.foreground,
+    )
+
+
+def _by_kernel(
+    shards: Sequence[str],
+    selection: Selection,
+    mountpoint: str,
+    tree: TreeOptions,
+    serving: Serving,
+    of_image: OfImage,
+    opening: Opening,
+) -> bool:
+    """Have the kernel serve this mount; False if it is to be FUSE. Raises MountError, ImageError, ShardErrors."""
+    from wdsfs.cli import kernel_engine
+    from wdsfs.mount.options import refuse_view
+    from wdsfs.spec.expand import expand
+    from wdsfs.status import control
+
+    given = {"--new": serving.new, "--lazy": serving.lazy, FOLLOW: serving.follow is not None}
+    reason = next((f"{name} is for FUSE" for name, is_given in given.items() if is_given), None)
+    if reason is None and serving.overlay is not None and of_image.engine == AUTO:
+        reason = "with --overlay FUSE does more (--engine kernel takes the kernel)"
+    found = []
+    if reason is None:
+        found = expand(shards, *selection._replace(allow_missing=opening.tolerance.allow_missing))
+        reason = kernel_engine.obstacle(found, of_image.trust_shards)
+    if reason is not None and of_image.engine == KERNEL:
+        raise kernel_engine.refused(reason)
+    if of_image.engine == AUTO:
+        log.info("%s", "engine: kernel" if reason is None else f"engine: FUSE, because {reason}")
+    if reason is not None:
+        return False
+    options = [*serving.options, *["ro"] * serving.read_only]
+    if _PREPARED not in click.get_current_context().meta:
+        kernel_engine.check_place(mountpoint, options, serving.overlay is not None)
+    overlay = path_of(serving.overlay)
+    if overlay is not None:
+        refuse_view(found, tree.view(opening.tolerance.allow_missing), tree.composition)
+    place = control.canonical(mountpoint)
+    wanted = kernel_engine.image_mount(found, place, tree, opening, options, of_image.trust_shards, overlay)
+    _mount_or_hand_out(wanted, serving.foreground)
+    return True
+
+
+def prepared_again(made: MadeBy) -> ImageMount:
+    """Do what the command of a kernel's mount does before it mounts: the image of the set as it is now.
+
+    Raises MountError if it was another command, and what `mount` raises.
+    """
+    found: list[ImageMount] = []
+    before = {name: os.environ.get(name) for name in ENVIRONMENT}
+    with contextlib.chdir(made.directory), contextlib.ExitStack() as stack:
+        for name in ENVIRONMENT:
+            stack.callback(_set_variable, name, before[name])
+            _set_variable(name, made.environment.get(name))
+        with mount.make_context("mount", list(made.arguments)) as context:
+            context.meta[_PREPARED] = found.append
+            mount.invoke(context)
+    if not found:
+        raise MountError("the command of this mount would take FUSE now; unmount it, and mount it again")
+    return found[0]
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
+def _mount_or_hand_out(wanted: ImageMount, foreground: bool) -> None:
+    """Mount an image, and exit; or give what is to be mounted to `prepared_again`."""
+    from wdsfs.mount.guard import MadeBy
+    from wdsfs.mount.image_mount import mount_in_background, mount_in_front
+
+    context = click.get_current_context()
+    if _PREPARED in context.meta:
+        context.meta[_PREPARED](wanted)
+        return
+    arguments = context.meta[_ARGUMENTS]
+    if not may_have_secrets(arguments):  # else they are kept nowhere
+        variables = {name: os.environ[name] for name in ENVIRONMENT if os.environ.get(name)}
+        wanted.made = MadeBy(arguments, os.getcwd(), variables)
+    sys.exit(mount_in_front(wanted) if foreground else mount_in_background(wanted))
+
+
+def _is_image(spec: str) -> bool:
+    from wdsfs.image.manifest import is_image
+
+    return "://" not in spec and is_image(spec)
+
+
+def _mount_image(image: str, mountpoint: str, serving: Serving, base: str | None, of_image: OfImage) -> None:
+    """Have the kernel mount an image. Raises UsageError for options that are for shards."""
+    from click.core import ParameterSource
+
+    from wdsfs.mount.image_mount import ImageMount
+
+    context = click.get_current_context()
+    for param in mount.params:
+        source = context.get_parameter_source(str(param.name))
+        if source is ParameterSource.COMMANDLINE and param.name not in _FOR_IMAGES:
+            raise UsageError(
+                f"{param.opts[0]}: not for the mount of an image; what an image shows is said when it is made: "
+                "wdsfs image --help"
+            )
+    if base is not None and "://" in base:
+        raise UsageError(f"--base {base}: the shards of an image are files; name their directory")
+    base = os.path.dirname(os.path.abspath(image)) if base is None else base
+    options = [*serving.options, *["ro"] * serving.read_only]
+    wanted = ImageMount(os.path.abspath(image), mountpoint, os.path.abspath(base), options, of_image.trust_shards)
+    _mount_or_hand_out(wanted, serving.foreground)
+
+
+def _check_new(shards: Sequence[str], selection: Selection, serving: Serving) -> None:
+    """Raise UsageError for options that do not go with a set that begins empty."""
+    if serving.overlay is None:
+        raise UsageError("--new needs --overlay DIR: that is where the new samples go until they are committed")
+    if shards:
+        raise UsageError(
+            f"--new begins an empty set, and {shards[0]} names shards: leave them out, or to add to a set leave "
+            "out --new"
+        )
+    if selection.arguments:
+        raise UsageError(f"{selection.arguments[0]} is for SHARDS, and --new begins a set without any")
 
 
 def _refuse_own_options(options: Sequence[str]) -> None:
@@ -181,7 +433,7 @@ def _refuse_own_options(options: Sequence[str]) -> None:
 
 
 def _incomplete(given: str | None) -> UsageError:
-    """What to say of `wdsfs mount` with one argument, or with none."""
+    """Return the error for `wdsfs mount` with one argument, or with none."""
     from wdsfs.spec.expand import names_a_shard
 
     if given is None:
@@ -190,3 +442,53 @@ def _incomplete(given: str | None) -> UsageError:
     if given.endswith(tuple(map(os.fsdecode, SHARD_SUFFIXES))) or names_a_shard(given):
         return UsageError(f"the MOUNTPOINT is missing, an empty directory: wdsfs mount {quoted} MOUNTPOINT")
     return UsageError(f"SHARDS are missing, only a MOUNTPOINT is given: wdsfs mount SHARDS... {quoted}")
+
+
+_LOOKED_AT = 3  # shards
+
+
+def _hints(below: ShardSet, view: View, class_names: str | None, writable: bool) -> Sequence[str]:
+    """Return hints at what loaders of directories would make of this mount without an error."""
+    hint = _class_hint(below, class_names) if view.layout == "classes" else _suffix_hint(below, view, writable)
+    return () if hint is None else (hint, "which layout for which loader: wdsfs help layouts")
+
+
+def _suffix_hint(below: ShardSet, view: View, writable: bool) -> str | None:
+    """Return a hint for a set of images or sound whose files are called `jpg`, so that loaders do not find them.
+
+    None if there is no such file in the first shards, or they are not indexed.
+    """
+    from wdsfs.dataset.indexing import NotIndexed
+    from wdsfs.errors import ShardError
+
+    if view.layout != "samples" or view.names == "full":
+        return None
+    for number in range(min(len(below), _LOOKED_AT)):
+        with contextlib.suppress(ShardError, NotIndexed):
+            record = below.record(number)
+            extensions = record.extension_name.of(range(len(record.extension_name)))
+            for extension in extensions:
+                suffix = extension.lower().rpartition(b".")[2]
+                if suffix in MEDIA:
+                    # Layouts of classes are read-only, and refuse a set whose samples have none.
+                    other = "--layout files" if writable or b"cls" not in extensions else "--layout classes"
+                    return f"loaders that look for *.{suffix.decode()} need --names full or {other}"
+    return None
+
+
+def _class_hint(below: ShardSet, class_names: str | None) -> str | None:
+    """Return a hint for classes that have numbers, if loaders that count directories give them others.
+
+    None also while not all shards are indexed.
+    """
+    from wdsfs.dataset.indexing import NotIndexed
+    from wdsfs.errors import ShardError
+    from wdsfs.views.class_numbers import folders_of, misnumbered, numbers_of
+    from wdsfs.views.composition import read_class_names
+
+    try:
+        named = None if class_names is None else numbers_of(read_class_names(class_names))
+        found = misnumbered(folders_of(below), named)
+    except (NotIndexed, ShardError):
+        return None
+    return f"loaders that count directories label {found}" if found else None

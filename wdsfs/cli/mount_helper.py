@@ -14,30 +14,34 @@ from there to the installed `mount.wdsfs` has to be made by hand (docs/deploymen
 from __future__ import annotations
 
 import getopt
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from wdsfs import names
 from wdsfs.errors import UsageError
+from wdsfs.spec import objects
 
 USAGE = "usage: mount.wdsfs SHARDS[::SHARDS...] MOUNTPOINT [-sfnv] [-o OPTION,...]"
 
 # Options of `wdsfs mount`, as they are written in fstab ("_" does for "-").
 _OWN_VALUES = frozenset(
     (
-        *("split", "shard-id", "num-shards", "unpack", "cache-size", "trust"),
-        *("layout", "names", "index-dir", "jobs", "workers", "spin", "readahead", "overlay"),
+        *("split", "shard-id", "num-shards", "unpack", "cache-size", "trust", "store-option", "fetch-memory"),
+        *("engine", "layout", "names", "index-dir", "jobs", "workers", "spin", "readahead", "overlay"),
         *("class-from", "class-names", "class-digits", "columns", "missing", "duplicates", "join", "associate"),
+        *("field", "base", "index-file"),
     )
 )
 _OWN_FLAGS = frozenset(
     (
-        *("merge", "lazy", "index-tree", "ignore-case", "decode-members"),
-        *("ignore-zeros", "group-by-key", "allow-missing", "strict"),
+        *("merge", "lazy", "new", "index-tree", "ignore-case", "decode-members"),
+        *("ignore-zeros", "group-by-key", "allow-missing", "strict", "allow-pipe", "trust-shards"),
     )
 )
-_OWN = _OWN_VALUES | _OWN_FLAGS
+_OWN_EITHER = frozenset(("follow",))  # with a value or without
+_OWN = _OWN_VALUES | _OWN_FLAGS | _OWN_EITHER
 
 # What speaks to mount(8), to systemd or to a person. "rw" is among them because mount(8) adds it wherever
 # there is no "ro"; the last two lines are the kernel's business on file systems that can be written.
@@ -61,11 +65,12 @@ _NOT_FOR_US = frozenset(
 )
 _NOT_FOR_US_EITHER = ("x-", "X-", "comment=", "user=", "helper=", "uhelper=")  # starts of options
 
+_COMMAND = re.compile(r"(?:^|=|::)pipe:")
 LONGEST_SOURCE = 1000  # characters; mount(2) takes less than a page
 
 
 class Call(NamedTuple):
-    """What to do: the arguments of `wdsfs`, or nothing but checking them (`mount -f`)."""
+    """The arguments of `wdsfs`; `fake`: they are only checked (`mount -f`)."""
 
     arguments: list[str]
     fake: bool
@@ -106,6 +111,7 @@ def translate(argv: Sequence[str]) -> Call:
     if len(places) != 2:
         raise UsageError(f"shards and a mount point are needed; {USAGE}")
     spec, mountpoint = places
+    _refuse_commands(spec, flags)
     given = [option for flag, value in flags for option in _options_of(flag, value)]
     own = [_own(option) for option in given if _name(option) in _OWN]
     passed = [option for option in given if _name(option) not in _OWN]
@@ -113,11 +119,20 @@ def translate(argv: Sequence[str]) -> Call:
         _refuse_misspelt(option)
     passed += _source_option(spec, passed)
     through = ["-o", ",".join(passed)] if passed else []
-    return Call(["mount", *own, *through, "--", spec, mountpoint], fake=("-f", "") in flags)
+    # A line in fstab has a first field in any case: of a set that begins empty it is "none".
+    specs = [] if "--new" in own and spec == "none" else [spec]
+    return Call(["mount", *own, *through, "--", *specs, mountpoint], fake=("-f", "") in flags)
+
+
+def _refuse_commands(spec: str, flags: Sequence[tuple[str, str]]) -> None:
+    """Raise UsageError for SHARDS that are commands, without the option that allows them."""
+    values = [option for flag, value in flags if flag == "-o" for option in _split(value)]
+    if "allow-pipe" not in map(_name, values) and any(map(_COMMAND.search, [spec, *values])):
+        raise UsageError("pipe:COMMAND is run for a line in fstab only with the option allow-pipe")
 
 
 def _refuse_misspelt(option: str) -> None:
-    """Raises UsageError for what is nearly one of our own options, and none that is known otherwise."""
+    """Raise UsageError for an unknown option that is nearly one of our own."""
     from wdsfs.mount.options import known_options
 
     known, name = {one.rstrip("=") for one in known_options()} | _NOT_FOR_US, option.partition("=")[0]
@@ -140,7 +155,7 @@ def _options_of(flag: str, value: str) -> Iterator[str]:
 
 
 def _split(options: str) -> Iterator[str]:
-    """Single options. A comma in quotes or behind a backslash belongs to its option and gets a backslash."""
+    """Single options. A comma in quotes or after a backslash belongs to its option and gets a backslash."""
     option = ""
     quoted = escaped = False
     for character in options:
@@ -165,6 +180,8 @@ def _own(option: str) -> str:
         if equals:
             raise UsageError(f"-o {name} takes no value")
         return f"--{name}"
+    if name in _OWN_EITHER and not equals:
+        return f"--{name}"
     if not value:
         raise UsageError(f"-o {name} needs a value: {name}=...")
     return f"--{name}=" + value.replace("\\,", ",")
@@ -174,8 +191,10 @@ def _source_option(spec: str, passed: Sequence[str]) -> list[str]:
     """The option that makes the mount table show SPEC just as fstab has it, where an option can carry it.
 
     That is how `mount -a` knows that it is mounted already. pyfuse3 takes options in ASCII only; a spec that
-    cannot be passed gets the usual source, and `mount -a` then meets "mounted there already".
+    cannot be passed, or holds a secret, gets the usual source, and `mount -a` then meets "mounted there already".
     """
+    if "://" in spec and objects.without_secrets(spec) != spec:
+        return []
     plain = spec.isascii() and spec.isprintable() and len(spec) <= LONGEST_SOURCE
     if not plain or any(option.startswith("fsname=") for option in passed):
         return []

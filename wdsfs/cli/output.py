@@ -1,4 +1,4 @@
-"""How results look: tables, blocks and lines on a terminal, whole lines in a pipe."""
+"""Output of results: tables, blocks and lines on a terminal, whole lines in a pipe."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 def table_of(*columns: str) -> Table:
+    """An empty table with these columns; all but the first are numbers."""
     from rich import box
     from rich.table import Table
 
@@ -65,6 +66,7 @@ def say(text: str) -> None:
 
 
 def bytes_text(count: float) -> str:
+    """A number of bytes for people: `1.5 MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -73,6 +75,7 @@ def bytes_text(count: float) -> str:
 
 
 def contents_text(shards: int, samples: int, members: int) -> str:
+    """`2 shards, 5 samples, 7 members`."""
     return ", ".join((counted(shards, "shard"), counted(samples, "sample"), counted(members, "member")))
 
 

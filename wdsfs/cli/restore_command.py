@@ -1,15 +1,15 @@
 """The command `restore`: gives back what the shards have, where an overlay has changed it.
 
-As `cli/overlay_commands.py`, it takes a mount or an overlay that is not mounted. What is undone is decided in
+As `cli/overlay_session.py`, it takes a mount or an overlay that is not mounted. What is undone is decided in
 `overlay/restore.py`, and done by the worker of the mount, or here if there is none.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,9 +17,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from wdsfs.cli.console import Opening, index_options, json_option
-from wdsfs.cli.overlay_commands import FREEZE_SECONDS, daemon_of, mounted, silent, tree_below, upper_of
-from wdsfs.errors import CommitError, NoSuchEntry, OverlayBusy, OverlayUnusable, UsageError, several
+from wdsfs.cli import completion
+from wdsfs.cli.options import Opening, index_options, json_option
+from wdsfs.cli.overlay_session import (
+    FREEZE_SECONDS,
+    daemon_of,
+    guard_of_overlay,
+    mount_above,
+    mounted,
+    silent,
+    tree_below,
+    upper_of,
+)
+from wdsfs.cli.tree_options import ViewOptions
+from wdsfs.errors import CommitError, MountError, NoSuchEntry, OverlayBusy, OverlayUnusable, UsageError, several
 from wdsfs.names import shown
 
 if TYPE_CHECKING:
@@ -39,7 +50,9 @@ class _RestoreSession(NamedTuple):
 
 
 @click.command()
-@click.argument("arguments", metavar="[MOUNTPOINT] PATH...", nargs=-1)
+@click.argument(
+    "arguments", metavar="[MOUNTPOINT] PATH...", nargs=-1, shell_complete=completion.mount_points_or_paths
+)
 @click.option(
     "--overlay",
     metavar="DIR",
@@ -56,16 +69,14 @@ def restore(
     everything: bool,
     dry_run: bool,
     as_json: bool,
-    index_dir: str | None,
-    jobs: int | None,
-    quiet: bool,
+    opening: Opening,
 ) -> None:
     """Undo what was changed at PATH, and below it: files, samples and directories are as the shards have them,
     what was removed is there again, and what is new is gone. The mount shows it at once.
 
-    PATH is one in the mount, or one below its top, as `wdsfs diff` shows it. Patterns match names that were
-    removed, too, so quote them. Of something renamed either name will do: it has the old one again. What was
-    written is lost; --dry-run shows what that is.
+    PATH is a path in the mount, or below its top, as `wdsfs diff` shows it. Patterns also match names that were
+    removed, so quote them. For something renamed give either name: it gets the old one back. What was written is
+    lost; --dry-run shows what would be undone.
 
     \b
     Examples:
@@ -74,29 +85,37 @@ def restore(
       wdsfs restore --dry-run --all /mnt/train
       wdsfs restore --overlay edits train-000000/images/dog1
     """
+    from wdsfs.dataset.indexing import indexed
     from wdsfs.overlay.restore import Restoration
 
     mountpoint, given = (None, arguments) if overlay is not None else (arguments[:1], arguments[1:])
     if mountpoint == ():
         raise UsageError("name the MOUNTPOINT and PATHs in it, or --overlay DIR and PATHs")
-    if everything == bool(given):
-        raise UsageError(
-            "--all takes no PATH" if everything else "name the PATHs that are to be restored, or --all"
-        )
-    opening = Opening(index_dir, jobs, quiet)
+    if everything and given:
+        raise UsageError("--all takes no PATH")
+    if not everything and not given:
+        raise _nothing_named(mountpoint)
     with _mounted(mountpoint[0], opening) if mountpoint else _held(str(overlay), opening) as session:
         _refuse_unfinished(session.place)
         tops = [_below(path, mountpoint[0] if mountpoint else None) for path in given]
         paths = [b""] if everything else _expanded(tops, session)
         restoration = Restoration(session.tree, session.top)
-        below = session.tree.lower
-        targets = below.with_index(lambda: restoration.targets(paths))
-        changes = below.with_index(lambda: restoration.changes(targets))
+        targets = indexed(restoration.targets, paths)
+        changes = indexed(restoration.changes, targets)
         if not changes:
             raise NoSuchEntry(f"nothing was changed at {several([shown(path) for path in given]) or 'any path'}")
         if not dry_run:
             session.restore(paths)
     _show(changes, dry_run, as_json)
+
+
+def _nothing_named(mountpoint: Sequence[str] | None) -> UsageError:
+    """The error for a command without a PATH; its MOUNTPOINT may be one."""
+    above = mount_above(mountpoint[0]) if mountpoint else None
+    if mountpoint and above is not None:
+        words = shlex.join(["wdsfs", "restore", above, mountpoint[0]])
+        return UsageError(f"{mountpoint[0]}: is a PATH; name the MOUNTPOINT before it: {words}")
+    return UsageError("name the PATHs that are to be restored, or --all")
 
 
 def _refuse_unfinished(place: OverlayDirectory) -> None:
@@ -111,9 +130,15 @@ def _refuse_unfinished(place: OverlayDirectory) -> None:
 
 @contextlib.contextmanager
 def _mounted(mountpoint: str, opening: Opening) -> Iterator[_RestoreSession]:
-    from wdsfs.overlay import upper_format
+    from wdsfs.overlay.overlay_directory import load_upper
     from wdsfs.status import control
 
+    guard = guard_of_overlay(mountpoint)
+    if guard is not None:
+        raise MountError(
+            f"{mountpoint}: is served by the kernel, below which nothing may be undone; unmount it, then: wdsfs "
+            f"restore --overlay {shlex.quote(str(guard.overlay))} PATH..., and mount it again"
+        )
     daemon, _ = daemon_of(mountpoint)
 
     def undo(paths: Sequence[bytes]) -> None:
@@ -127,9 +152,9 @@ def _mounted(mountpoint: str, opening: Opening) -> Iterator[_RestoreSession]:
         if "error" in answer:
             raise OverlayBusy(answer["error"])
 
-    with mounted(mountpoint, {}, opening, freeze=False) as one:
+    with mounted(mountpoint, opening, freeze=False) as one:
         assert one.directory is not None
-        yield _RestoreSession(one.place, one.tree, upper_format.load(one.directory), undo)
+        yield _RestoreSession(one.place, one.tree, load_upper(one.place, one.directory), undo)
 
 
 @contextlib.contextmanager
@@ -137,9 +162,9 @@ def _held(overlay: str, opening: Opening) -> Iterator[_RestoreSession]:
     """The overlay with the shards that it was made over: it has their paths."""
     from pathlib import Path
 
-    from wdsfs.overlay.overlay_directory import OverlayDirectory, held, read_settings
+    from wdsfs.dataset.indexing import indexed
+    from wdsfs.overlay.overlay_directory import OverlayDirectory, held, load_upper, read_settings
     from wdsfs.overlay.upper_dir import UpperDirectory
-    from wdsfs.overlay.upper_format import load
     from wdsfs.overlay.writable_tree import WritableTree
     from wdsfs.spec.expand import Shard
 
@@ -153,22 +178,22 @@ def _held(overlay: str, opening: Opening) -> Iterator[_RestoreSession]:
                 "by hand what is to go (docs/overlay.md)"
             )
         shards = [Shard(one.path, one.name, reading=settings.reading) for one in settings.shards]
-        view = {"layout": settings.layout, "names": settings.names, "merge": settings.merge}
+        view = ViewOptions(settings.layout, settings.names, settings.merge)
         tree = stack.enter_context(tree_below(place, shards, view, opening))
 
         def undo(paths: Sequence[bytes]) -> None:
             upper = UpperDirectory(place)
             try:
                 written = WritableTree(tree, upper)
-                tree.lower.with_index(written.prepare)
-                tree.lower.with_index(lambda: written.restore(paths, lambda inode, name: None))
+                indexed(written.prepare)
+                indexed(written.restore, paths, lambda inode, name: None)
             finally:
                 upper.close(clean=True)
 
         directory = stack.enter_context(upper_of(place))
         if directory is None:
             raise NoSuchEntry(f"{place.path} has no changes")
-        yield _RestoreSession(place, tree, load(directory), undo)
+        yield _RestoreSession(place, tree, load_upper(place, directory), undo)
 
 
 # --- paths -------------------------------------------------------------------------------------------------
@@ -198,15 +223,16 @@ def _below(path: str, mountpoint: str | None) -> bytes:
 
 def _expanded(paths: Sequence[bytes], session: _RestoreSession) -> list[bytes]:
     """The paths, with what patterns among them match. Raises NoSuchEntry for one that nothing has."""
+    from wdsfs.dataset.indexing import indexed
     from wdsfs.overlay.restore import PATTERN, Restoration, matching
 
     find, resolve = Restoration(session.tree, session.top).find, session.tree.resolve
-    below, found = session.tree.lower, []
+    found = []
     for path in paths:
-        is_changed = bool(below.with_index(functools.partial(find, path)))
+        is_changed = bool(indexed(find, path))
         if is_changed or not PATTERN & set(path):
             if not is_changed:
-                below.with_index(functools.partial(resolve, path))  # it is there, and as it was
+                indexed(resolve, path)  # it is there, and as it was
             found.append(path)
             continue
         matches = matching(session.top, path)
@@ -216,7 +242,7 @@ def _expanded(paths: Sequence[bytes], session: _RestoreSession) -> list[bytes]:
     return found
 
 
-# --- telling -----------------------------------------------------------------------------------------------
+# --- output -----------------------------------------------------------------------------------------------
 
 
 def _show(changes: Sequence[RestoredChange], dry_run: bool, as_json: bool) -> None:
@@ -230,7 +256,7 @@ def _show(changes: Sequence[RestoredChange], dry_run: bool, as_json: bool) -> No
         text = f"{was} -> {path}" if was else path
         click.echo(f"{kind:<8} {shown(text) if on_terminal else text}")
     counts = Counter(kind for kind, *_ in rows)
-    told = ", ".join(
+    summary = ", ".join(
         f"{counts[kind]:,} {kind}" for kind in ("changed", "removed", "renamed", "new") if counts[kind]
     )
-    click.echo(f"{'would be undone' if dry_run else 'undone'}: {told}", err=True)
+    click.echo(f"{'would be undone' if dry_run else 'undone'}: {summary}", err=True)

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from wdsfs.cli.console import json_option
+from wdsfs.cli import completion
+from wdsfs.cli.options import json_option
 from wdsfs.cli.output import bytes_text, print_block
 from wdsfs.errors import MountError, counted, several
-from wdsfs.trust import user_name
 
-MOUNTED = "mounted"  # the state of a mount of another user: nobody was asked
+MOUNTED = "mounted"  # the state of a mount of another user: its daemon was not asked
+KERNEL = "served by the kernel"  # the state of a mount of an image, which has no daemon
+_HALF_DONE = ("commit", "one in place was stopped half-way; finish it: repeat that commit")
 SPECS_MAX, PROBLEMS_MAX = 5, 3  # of a mount among others
 
-# For what the daemon of another version does not tell: it may have been started before an upgrade.
-_UNTOLD: dict[str, Any] = {
+# For what the daemon of another version does not report: it may have been started before an upgrade.
+_DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("shards", "indexed", "samples", "members", "bytes", "bytes_read"), 0),
     **dict.fromkeys(("uptime_seconds", "memory_bytes", "restarts", "open_files", "failures"), 0),
     "damaged_count": 0,
@@ -36,7 +39,7 @@ _UNTOLD: dict[str, Any] = {
 
 
 @click.command()
-@click.argument("mountpoint", required=False)
+@click.argument("mountpoint", required=False, shell_complete=completion.mount_points)
 @json_option
 def status(mountpoint: str | None, as_json: bool) -> None:
     """Show every wdsfs mount of this user, or one of them in full.
@@ -48,31 +51,39 @@ def status(mountpoint: str | None, as_json: bool) -> None:
       wdsfs status /mnt/train
       wdsfs status --json
     """
+    from wdsfs.image.mounted import mounted_images
     from wdsfs.status import control
 
-    reports = [*map(_report, control.daemons()), *map(_foreign_report, control.foreign())]
-    if mountpoint is not None:
+    daemons, foreign, images = control.daemons(), control.foreign(), mounted_images()
+    if mountpoint is not None:  # nothing is asked of the others, which may take their time to answer
         wanted = control.canonical(mountpoint)
-        reports = [one for one in reports if one["mountpoint"] == wanted]
-        if not reports:
-            raise MountError(f"{wanted}: no mount of yours is there; see: wdsfs status")
+        daemons = [one for one in daemons if one.mountpoint == wanted]
+        foreign = [one for one in foreign if os.fsdecode(one.path) == wanted]
+        images = [one for one in images if os.fsdecode(one.mount.path) == wanted]
+    reports = [*map(_report, daemons), *map(_foreign_report, foreign), *map(_image_report, images)]
+    if mountpoint is not None and not reports:
+        raise MountError(f"{wanted}: no mount of yours is there; see: wdsfs status")
     if as_json:
         click.echo(json.dumps(reports))
     elif not reports:
         click.echo("no wdsfs mounts")
     for report in [] if as_json else reports:
-        told = {**_UNTOLD, **report}
-        rows = _foreign_rows(told) if told["state"] == MOUNTED else _rows(told, mountpoint is not None)
-        print_block(_head(told), rows)
+        full = {**_DEFAULTS, **report}
+        if full["state"] == KERNEL:
+            rows = _image_rows(full, mountpoint is not None)
+        else:
+            rows = _foreign_rows(full) if full["state"] == MOUNTED else _rows(full, mountpoint is not None)
+        print_block(_head(full), rows)
     if any(report["state"] == control.UNSUPERVISED for report in reports):
-        click.echo("without its supervisor a mount works until its workers die; mount it again soon", err=True)
+        click.echo("without its supervisor a mount ends with its workers: unmount and mount it soon", err=True)
     if any(report["state"] == control.DEAD for report in reports):
         click.echo("a dead mount is cleared with: wdsfs umount MOUNTPOINT", err=True)
 
 
 def _report(daemon: Any) -> dict[str, Any]:
-    from wdsfs.commit.replace_in_place import is_half_done
+    from wdsfs.overlay.overlay_directory import is_half_done
     from wdsfs.status import control
+    from wdsfs.trust import user_name
 
     answer = control.ask(daemon) if daemon.alive else None
     state = control.RUNNING if answer else control.state_without_answer(daemon)
@@ -81,6 +92,8 @@ def _report(daemon: Any) -> dict[str, Any]:
 
 
 def _foreign_report(found: Any) -> dict[str, Any]:
+    from wdsfs.trust import user_name
+
     source = os.fsdecode(found.source).removeprefix("wdsfs#")
     return {
         "mountpoint": os.fsdecode(found.path),
@@ -91,11 +104,55 @@ def _foreign_report(found: Any) -> dict[str, Any]:
     }
 
 
-def _mode(mountpoint: str, overlay: str | None) -> str:
-    """Whether it can be written: with an overlay, if the kernel was not told otherwise (`-o ro`)."""
-    from wdsfs import host
+def _image_report(found: Any) -> dict[str, Any]:
+    from wdsfs.errors import MountError
+    from wdsfs.image import manifest
+    from wdsfs.mount.guard import guard_of
+    from wdsfs.overlay.kernel_use import upper_of
+    from wdsfs.overlay.overlay_directory import is_half_done
+    from wdsfs.trust import user_name
 
-    mounted = host.mounted_at(mountpoint)
+    upper = upper_of(found.mount)
+    overlay = None if upper is None else os.path.dirname(upper)
+    read_only = overlay is None or "ro" in (*found.mount.options, *found.mount.super_options)
+    report: dict[str, Any] = {
+        "mountpoint": os.fsdecode(found.mount.path),
+        "state": KERNEL,
+        "user": user_name(0),
+        "specs": [os.fsdecode(found.image)],
+        "mode": "ro" if read_only else "rw",
+        "overlay": overlay,
+        "unfinished_commit": is_half_done(overlay),
+    }
+    notices = []
+    if overlay is not None and "ro" in found.mount.super_options and not report["unfinished_commit"]:
+        notices.append("read-only for a commit; if that was killed, a commit that ends in order makes it writable")
+    try:
+        about = manifest.read(found.image)
+    except MountError as error:  # replaced by another file since
+        return {**report, "shards": 0, "layout": "", "notices": [*notices, str(error)]}
+    names = ("layout", "names", "merge", "index_tree", "composition")
+    guard = guard_of(report["mountpoint"])
+    if guard is None or not guard.alive:
+        again = "type its mount command again" if overlay is None else "unmount it and mount it again"
+        notices.append(f"it has no guard: what is written into a shard now is not noticed; {again}")
+        report = {**report, "notices": notices}
+    else:
+        report = {**report, "notices": notices, "pid": guard.pid, "log": guard.log, "replaced": guard.replaced()}
+    return {
+        **report,
+        **{name: getattr(about, name) for name in names},
+        "shards": len({one.path for one in about.devices}),
+        "bytes": sum(one.size for one in about.devices),
+        "files": [one.path for one in about.devices],
+    }
+
+
+def _mode(mountpoint: str, overlay: str | None) -> str:
+    """Return "rw" for a mount with an overlay, unless it was mounted with `-o ro`; else "ro"."""
+    from wdsfs import mount_table
+
+    mounted = mount_table.mounted_at(mountpoint)
     return "ro" if not overlay or (mounted is not None and "ro" in mounted.options) else "rw"
 
 
@@ -114,9 +171,31 @@ def _head(report: dict[str, Any]) -> str:
 def _foreign_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     user = report["user"]
     return [
-        ("shards", " ".join(report["specs"])),
+        ("shards", " ".join(report["specs"]) or "none: a new set"),
         ("more", f"its daemon is not asked, because it belongs to {user}: that user's `wdsfs status` says more"),
     ]
+
+
+def _image_rows(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
+    rows = [("image", report["specs"][0])]
+    if report["overlay"]:
+        rows.append(("overlay", report["overlay"]))
+    if report["unfinished_commit"]:
+        rows.append(_HALF_DONE)
+    if report["layout"]:
+        rows.append(("layout", _layout(report)))
+    if report["composition"]:
+        rows.append(("view", report["composition"]))
+    if report["shards"]:
+        rows.append(("content", f"{counted(report['shards'], 'shard')}, {bytes_text(report['bytes'])}"))
+    if in_full and report["shards"]:
+        rows.append(("shards", several(report["files"], SPECS_MAX)))
+    if report.get("pid") and in_full:
+        rows += [("guard", f"process {report['pid']}"), ("log", report["log"] or "the terminal")]
+    if report.get("replaced"):
+        text = several(report["replaced"], SPECS_MAX)
+        rows.append(("replaced", f"{text}; the old content is shown until: wdsfs refresh {report['mountpoint']}"))
+    return rows + [("notice", text) for text in report["notices"]]
 
 
 def _rows(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
@@ -125,8 +204,11 @@ def _rows(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
         rows.append(("view", report["composition"]))
     if report["overlay"]:
         rows.append(("overlay", report["overlay"]))
+    if "set" in report:
+        is_fixed = report["overlay"] or "--shard-id" in report["selection"]
+        rows += [("set", "fixed")] if is_fixed else _set(report["set"], in_full)
     if report["unfinished_commit"]:
-        rows.append(("commit", "one in place was stopped half-way; finish it: repeat that commit"))
+        rows.append(_HALF_DONE)
     if in_full:
         rows += [("process", str(report["pid"])), ("log", report["log"] or "the terminal")]
     if report["state"] != "running":
@@ -137,13 +219,29 @@ def _rows(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
     if in_full:
         content += f", {report['members']:,} members, {bytes_text(report['bytes'])}"
     rows.append(("content", content))
-    return rows + (_load_in_full(report) if in_full else _load(report)) + _wrong(report, in_full)
+    load = _load_in_full(report) if in_full else _load(report)
+    return rows + load + _offline(report) + _wrong(report, in_full)
+
+
+def _set(state: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
+    """How the list of shards may change, and what was found when it was looked at last."""
+    text = "fixed: `wdsfs refresh` looks at the shards again"
+    if state["follow"] is not None:
+        text = f"looked at again after changes, and every {state['follow']:g} s"
+    if state["looked"] is not None:
+        text += f"; last at {_when(state['looked'])}, {state['added']:,} added, {state['removed']:,} removed"
+    rows = [("set", text)]
+    listed = state["left_out"] if in_full else state["left_out"][:PROBLEMS_MAX]
+    rows += [("not shown", f"{one['shard']}: {one['why']}") for one in listed]
+    if state["left_out_count"] > len(listed):
+        rows.append(("not shown", f"{state['left_out_count']:,} in all"))
+    return rows + ([("last look", state["error"])] if state["error"] else [])
 
 
 def _shards(report: dict[str, Any], in_full: bool) -> str:
     """SHARDS as they were typed, and the directory that relative ones are of."""
     specs: Sequence[str] = report["specs"]
-    text = " ".join([*report["selection"], *specs])
+    text = " ".join([*report["selection"], *specs]) or "none: a new set"
     if not in_full and len(specs) > SPECS_MAX:
         text = " ".join([*report["selection"], several(specs, SPECS_MAX)])
     relative = any(not part.lstrip("@").startswith(("/", "~", "$")) for one in specs for part in one.split("::"))
@@ -165,7 +263,44 @@ def _load_in_full(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("requests", ", ".join(f"{count:,} {name}" for name, count in requests) or "none"),
         ("bytes", _read(report)),
         ("failures", counted(report["failures"], "request")),
+        *_remote(report),
     ]
+
+
+def _remote(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """The traffic with each store, and the cache; nothing of a mount without remote shards."""
+    if "remote" not in report:
+        return []
+    remote = report["remote"]
+    cache = remote["cache"]
+    rows = [("store", f"{one['store']}: {_traffic(one)}") for one in remote["stores"]]
+    room = f"{bytes_text(cache['bytes'])} of {bytes_text(cache['limit'])}, shared by all mounts"
+    return [*rows, ("cache", f"{room}, in {cache['directory']}")]
+
+
+def _traffic(one: dict[str, Any]) -> str:
+    words = [
+        f"{counted(one['requests'], 'request')}, {bytes_text(one['fetched_bytes'])} fetched",
+        f"{bytes_text(one['used_bytes'])} used by {counted(one['reads'], 'read')} ({one['hits']:,} cache hits)",
+        f"{one['in_flight']:,} in flight, {one['queued']:,} queued",
+        f"{one['retries']:,} retries, {one['throttled']:,} throttled, {counted(one['failures'], 'failure')}",
+    ]
+    return "; ".join(words)
+
+
+def _offline(report: dict[str, Any]) -> list[tuple[str, str]]:
+    return [
+        (
+            "offline",
+            f"{one['store']} since {_when(one['offline_since'])}: only what is in the cache is served",
+        )
+        for one in report.get("remote", {}).get("stores", ())
+        if one["offline_since"] is not None
+    ]
+
+
+def _when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def _read(report: dict[str, Any]) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 import click
 
+from wdsfs.cli import completion
 from wdsfs.errors import UsageError
 from wdsfs.names import shown
 
@@ -14,7 +16,7 @@ log = logging.getLogger("wdsfs")
 
 
 @click.command()
-@click.argument("mountpoints", metavar="MOUNTPOINT...", nargs=-1)
+@click.argument("mountpoints", metavar="MOUNTPOINT...", nargs=-1, shell_complete=completion.mount_points)
 @click.option(
     "-a", "--all", "everything", is_flag=True, help="End every mount that `wdsfs status` shows as yours."
 )
@@ -28,6 +30,7 @@ def umount(mountpoints: tuple[str, ...], everything: bool, lazy: bool) -> None:
       wdsfs umount --all
     """
     from wdsfs.errors import MountError
+    from wdsfs.image.mounted import mounted_images
     from wdsfs.mount.unmount import unmount
     from wdsfs.status import control
 
@@ -35,8 +38,9 @@ def umount(mountpoints: tuple[str, ...], everything: bool, lazy: bool) -> None:
         raise UsageError("name a MOUNTPOINT, or --all" if not everything else "--all takes no MOUNTPOINT")
     if everything:  # the latest first: it may lie in another one
         found = sorted(control.daemons(), key=lambda daemon: daemon.started, reverse=True)
-        mountpoints = tuple(daemon.mountpoint for daemon in found)
-        if not found:
+        images = [os.fsdecode(one.mount.path) for one in mounted_images()][::-1] if os.geteuid() == 0 else []
+        mountpoints = (*(daemon.mountpoint for daemon in found), *images)
+        if not mountpoints:
             click.echo("no wdsfs mounts")
     code = 0
     for mountpoint in mountpoints:

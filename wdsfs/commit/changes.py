@@ -1,4 +1,4 @@
-"""What an overlay changes, in samples and members of shards, and the reasons for what cannot be packed.
+"""The changes of an overlay, as samples and members of shards, and the reasons why something cannot be packed.
 
 `commit/diff.py` finds it; `wdsfs diff` prints it, and `commit/plan.py` plans a commit from it.
 """
@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from wdsfs.commit.pieces import NewMember
 from wdsfs.overlay.upper_format import UpperNode
+from wdsfs.storage.identity import GONE, Fingerprint
 
 ADDED, CHANGED, REMOVED, RENAMED, TIME = "added", "changed", "removed", "renamed", "time only"
 
@@ -25,13 +26,12 @@ ODD_FOLDER = "the name of its folder would be read as another one"
 OTHER_STEM = "does not start with the name of its sample and a dot"
 ONLY_CASE = "differs from another file of its sample only in letter case: readers take the two for one"
 RESERVED = "readers keep something of their own under this name: the webdataset library stops at such a column"
+OF_MOUNT = "is the name under which a mount tells about itself: give it another one"
 SYMBOLIC = "is a symbolic link"
 SPECIAL = "is no regular file, but a fifo, a socket or a device"
-# What would mix up or lose something else, too.
+# Reasons that would also damage other samples.
 TWICE = "would have the same name in the tar as another file"
-OLD_STEM = (
-    "does not start with the name of its directory and a dot: whoever renames a sample renames its files, too"
-)
+OLD_STEM = "does not start with the name of its directory and a dot: a sample is renamed together with its files"
 MEETING = "would make one sample of two with the same key: rename one of them"
 LINKED = "has hard links in the shard, which cannot be changed"
 DOUBLED = (
@@ -68,21 +68,21 @@ class ChangedSample(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What counts as a change: files that programs have left behind; another time (whole seconds) alone."""
+    """Rules of what is a change: leftovers of programs; a different time (whole seconds) alone."""
 
     with_leavings: bool = False
     ignore_times: bool = False
 
 
 class Remark(NamedTuple):
-    """A path below the upper, and what is reported about it."""
+    """A path below the upper, and a remark about it."""
 
     path: bytes
     reason: str
 
 
 class NewSample(NamedTuple):
-    """A sample that is in no shard yet: its key, and its members in order."""
+    """A new sample: its key, and its members in order."""
 
     key: bytes
     members: tuple[NewMember, ...]
@@ -92,32 +92,32 @@ class NewSample(NamedTuple):
 class ShardChanges:
     """The changes of a shard. Members and entries are numbers in its record.
 
-    `members`: the new members that replace each one, none where it is removed. `behind`: the new members that
+    `members`: for each changed member its replacements, none if it is removed. `following`: the new members that
     follow each one. `appended`: whole samples at the end. `entries`: the samples that stay and change.
     `fingerprint` is that of the record with these numbers.
     """
 
     members: dict[int, tuple[NewMember, ...]] = field(default_factory=dict)
-    behind: dict[int, tuple[NewMember, ...]] = field(default_factory=dict)
+    following: dict[int, tuple[NewMember, ...]] = field(default_factory=dict)
     appended: list[NewSample] = field(default_factory=list)
     entries: set[int] = field(default_factory=set)
-    fingerprint: tuple[int, int, int] = (0, 0, 0)
+    fingerprint: Fingerprint = GONE
 
     def __bool__(self) -> bool:
-        return bool(self.members or self.behind or self.appended)
+        return bool(self.members or self.following or self.appended)
 
 
 @dataclass(slots=True)
 class Changes:
     """All that an overlay changes.
 
-    `shards` by number, those that change only; `further` the samples of each new shard directory, by its path
-    (all in one for a merged tree). `samples` and `others` (members of no sample) are what `diff` shows, in the
-    order of the shards and their tars, then of the paths. A commit that is to lose nothing needs `unpackable`
-    empty; `conflicts` are what no commit can do at all; `leavings` are not packed; `notes` are harmless.
+    `shards` has the changed ones by number; `further` the samples of each new shard directory, by its path (all in
+    one for a merged tree). `samples` and `others` (members of no sample) are what `diff` shows, in the order of
+    the shards and their tars, then of the paths. A commit that must lose nothing needs an empty `unpackable`; no
+    commit can resolve `conflicts`; `leavings` are not packed; `notes` are harmless.
 
-    `upper` is what was looked at, and `covered` are the paths of its files of which nothing has to be written: the
-    shard has the same, or they are further names of a file that is written. A commit accounts for the rest.
+    `upper` is the tree that was compared. `covered` are the paths of its files that need not be written: the shard
+    has the same, or they are further names of a file that is written. A commit accounts for all others.
     """
 
     shards: dict[int, ShardChanges] = field(default_factory=dict)

@@ -15,12 +15,13 @@ from wdsfs.overlay.overlay_directory import (
     OverlayDirectory,
     state_of,
 )
+from wdsfs.storage.identity import Fingerprint
 
 VERSION = 2  # of the journal; 1 has no checksums
 
 
 def read_plan(place: OverlayDirectory, lower: ShardSet) -> Plan:
-    """The plan of an unfinished commit of this set. Raises CommitError."""
+    """Return the plan of an unfinished commit of this set. Raises CommitError."""
     path = state_of(place) / "commit.json"
     try:
         plan = plan_from_json(path.read_bytes())
@@ -34,6 +35,7 @@ def read_plan(place: OverlayDirectory, lower: ShardSet) -> Plan:
 
 
 def plan_to_json(plan: Plan) -> bytes:
+    """The plan as `plan_from_json` reads it."""
     steps = [
         {
             "target": os.fsdecode(step.output.target),
@@ -45,8 +47,7 @@ def plan_to_json(plan: Plan) -> bytes:
         for step in plan.steps
     ]
     sources = {
-        number: [os.fsdecode(one.path), list(one.fingerprint), one.checksum]
-        for number, one in plan.sources.items()
+        number: [os.fsdecode(one.path), one.fingerprint, one.checksum] for number, one in plan.sources.items()
     }
     upper = {os.fsdecode(path): list(stamp) for path, stamp in plan.upper.items()}
     left_out = [[os.fsdecode(one.path), one.reason] for one in plan.left_out]
@@ -55,13 +56,13 @@ def plan_to_json(plan: Plan) -> bytes:
 
 
 def plan_from_json(data: bytes) -> Plan:
-    """Raises ValueError, KeyError, TypeError for what `plan_to_json` does not write."""
+    """Return the plan. Raises ValueError, KeyError, TypeError for JSON that `plan_to_json` does not write."""
     about = json.loads(data)
     if about["version"] not in (1, VERSION):
         raise ValueError(f"version {about['version']}, not {VERSION}")
     plan = Plan()
-    for number, (path, (size, mtime_ns, identity), *checksum) in about["sources"].items():
-        plan.sources[int(number)] = SourceShard(os.fsencode(path), (size, mtime_ns, identity), *checksum)
+    for number, (path, fingerprint, *checksum) in about["sources"].items():
+        plan.sources[int(number)] = SourceShard(os.fsencode(path), Fingerprint(*fingerprint), *checksum)
     plan.upper = {os.fsencode(path): (inode, ctime) for path, (inode, ctime) in about["upper"].items()}
     plan.left_out = [Remark(os.fsencode(path), reason) for path, reason in about.get("left_out", ())]
     for one in about["steps"]:

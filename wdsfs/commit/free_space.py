@@ -1,4 +1,4 @@
-"""Whether the file systems have room for the new shards of a commit."""
+"""Checks that the file systems have room for the new shards of a commit."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from wdsfs.errors import CommitError
 
 
 def refuse_without_space(steps: Sequence[Step], jobs: int) -> None:
-    """Raise CommitError when a file system has not the bytes that these steps need at one time, `jobs` of them
-    together: new shards are whole before the old ones go.
+    """Raise CommitError if a file system lacks the bytes that these steps need at one time, `jobs` at once.
 
-    Not counted is what reflinks and compression save; what other links keep of an old shard is.
+    New shards are whole before the old ones are removed. Savings by reflinks and compression are not counted; old
+    shards that have other links are.
     """
     grows: Counter[int] = Counter()
     copies: dict[int, list[int]] = {}
@@ -40,7 +40,7 @@ def refuse_without_space(steps: Sequence[Step], jobs: int) -> None:
 
 
 def _freed_by(step: Step) -> int:
-    """The bytes that are free when a step has given its target away."""
+    """Return the bytes that are freed when a step replaces its target."""
     try:
         found = os.stat(step.output.target)
     except FileNotFoundError:

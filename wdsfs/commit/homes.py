@@ -1,4 +1,4 @@
-"""Which sample a file of the upper belongs to: one of the lower, a new one, or none.
+"""Finds the sample of a file in the upper: one of the lower, a new one, or none.
 
 Reads records, and names of members from shards; no content. One thread.
 """
@@ -25,7 +25,7 @@ from wdsfs.commit.changes import (
 from wdsfs.dataset.tree import AT_PARENT, LowerTree
 from wdsfs.index.record import BY_NAME, STRAY, Record
 from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of
-from wdsfs.tar.scan import read_name
+from wdsfs.tar.member_reader import read_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Spot:
     """A directory of the upper: its shown path, and the directory of the lower at the same place.
 
     `lower` is the inode number of the lower's directory, 0 if there is none. `shard` is its number, None for a new
-    directory at the top and everywhere in a merged tree; `top` is the name of the former. `components` are the
-    folders of what lies in it, as they stand in the tar. `left`: a program has left it behind, with all in it.
+    directory at the top and everywhere in a merged tree; `top` is the name of the new directory. `components` are
+    the folders of its files, as they are written in the tar. `left`: it and all in it are leftovers of a program.
     """
 
     path: bytes
@@ -45,6 +45,7 @@ class Spot:
     left: bool = False
 
     def below(self, name: bytes) -> bytes:
+        """The shown path of a name in this directory."""
         return self.path + b"/" + name if self.path else name
 
 
@@ -60,7 +61,7 @@ class Home(NamedTuple):
 class Homes:
     """Finds the sample of a file, and of a directory.
 
-    `paths` (by shard and entry) is where samples are shown; a sample that is found gets its path there.
+    `paths` has the shown paths of samples, by shard and entry; the path of each sample that is found is added.
     """
 
     def __init__(self, tree: LowerTree, paths: dict[tuple[int, int], bytes]) -> None:
@@ -68,7 +69,7 @@ class Homes:
         self._entries: dict[tuple[tuple[bytes, ...], bytes], tuple[int, int] | None] = {}
 
     def find(self, spot: Spot, name: bytes) -> tuple[Home, bytes] | str:
-        """The sample and the extension of a new file, or the reason why it is in no sample."""
+        """Return the sample and the extension of a new file, or the reason why it is in no sample."""
         at_top = spot.shard is None and not spot.top and not self.tree.merged
         if at_top:
             return self._outside()
@@ -76,7 +77,7 @@ class Homes:
         return self._outside() if found is None else found
 
     def home(self, spot: Spot) -> Home:
-        """The sample of a directory: the lower's, or a new one."""
+        """Return the sample of a directory: that of the lower, or a new one."""
         _, number, where = inodes.unpack(spot.lower)
         if spot.lower and kind_of(where) == SAMPLE:
             return self._existing(number, index_of(where))
@@ -87,7 +88,7 @@ class Homes:
         return Home(spot.shard, -1, spot.top, b"/".join(spot.components))
 
     def _twin(self, folder: int) -> tuple[int, int] | None:
-        """The shard and the sample that shares its directory with a folder. Its files are listed first."""
+        """Return the shard and the sample that shares its directory with a folder. Its files are listed first."""
         first = next(self.tree.listing(folder, AT_PARENT), None)
         if first is None or kind_of(first.node.inode) != MEMBER:
             return None
@@ -95,18 +96,18 @@ class Homes:
         return number, self.lower.record(number).entry_of(index_of(where))
 
     def _existing(self, number: int, entry: int) -> Home:
-        """A sample of a shard, with the key as it stands in the tar (`./` in front, for example)."""
+        """Return a sample of a shard, with its key as written in the tar (with `./`, for example)."""
         record = self.lower.record(number)
         member = record.entry_member[entry]
         return Home(number, entry, b"", self.member_name(number, member)[: -len(record.extension(member)) - 1])
 
     def member_name(self, number: int, member: int) -> bytes:
-        """The name of a member as it stands in the tar."""
+        """Return the name of a member as written in the tar."""
         content = self.lower.content(number, self.lower.tag(number), member)
         return read_name(content.file.source, self.lower.record(number).member(member).head)
 
     def plain(self, name: bytes, found: int | None) -> bytes:
-        """The name of a directory as it stands in the tar."""
+        """Return the name of a directory as written in the tar."""
         if found is None:
             plain = names.unescape(name)
             return plain if names.escape(plain) == name else name
@@ -121,7 +122,7 @@ class Homes:
         return OUTSIDE_MERGED if self.tree.merged else OUTSIDE
 
     def _in_sample(self, spot: Spot, name: bytes) -> tuple[Home, bytes] | str | None:
-        """The sample and the extension of a new file in a sample's directory, or why it has none."""
+        """Return the sample and the extension of a new file in a sample's directory, or why it has none."""
         if not spot.components:
             return None
         home = self.home(spot)
@@ -136,7 +137,7 @@ class Homes:
         return self._checked(home, extension)
 
     def _in_files(self, spot: Spot, name: bytes) -> tuple[Home, bytes] | str | None:
-        """The sample and the extension of a new file in the files layout, or why it has none."""
+        """Return the sample and the extension of a new file in the files layout, or why it has none."""
         base = self.plain(name, None)
         stem, dot, extension = base.partition(b".")
         if not dot:
@@ -149,7 +150,7 @@ class Homes:
         return self._checked(home, extension)
 
     def _entry_at(self, spot: Spot, stem: bytes) -> tuple[int, int] | None:
-        """The first sample of this key, in the shard or in the merged set."""
+        """Return the first sample of this key, in the shard or in the merged set."""
         key = spot.components, stem
         if spot.shard is not None:
             entry = self._entry_in(spot.shard, *key)

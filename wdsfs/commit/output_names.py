@@ -1,4 +1,4 @@
-"""Where new shards go: their names, and the places that are refused.
+"""Names of new shards, and the places that are refused.
 
 Names come from the pattern of --output, or continue the numbers of the set.
 """
@@ -10,18 +10,23 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from wdsfs import trust
-from wdsfs.commit.steps import Plan
 from wdsfs.errors import CommitError, UsageError
 from wdsfs.names import suffix_of
+from wdsfs.remote import urls
+from wdsfs.remote.any_shard import is_remote
 from wdsfs.spec import braces
+
+if TYPE_CHECKING:
+    from wdsfs.commit.steps import Plan
 
 _NUMBER = re.compile(r"%0?\d{0,2}d")
 
 
 def namer(pattern: str | None) -> Callable[[int], bytes]:
-    """The absolute path of the new shard with a number, from 0 on. Raises UsageError."""
+    """Return a function from a number, from 0 on, to the absolute path of that new shard. Raises UsageError."""
     if pattern is None:
         raise UsageError("--output is missing: it names the new shards, for example 'out/train-%06d.tar'")
     if braces.are_in(pattern):
@@ -36,7 +41,7 @@ def namer(pattern: str | None) -> Callable[[int], bytes]:
 
 
 def check_output(pattern: str) -> None:
-    """Raise UsageError for an --output that cannot name shards, before anything is looked at."""
+    """Raise UsageError for an --output that cannot name shards, before the set is opened."""
     refuse_compressed_name(namer(pattern)(0))
 
 
@@ -44,7 +49,7 @@ def refuse_compressed_name(target: bytes) -> None:
     """Raise UsageError for a name under which readers would unpack the shard."""
     suffix = suffix_of(target.lower())
     if suffix not in (b"", b".tar"):
-        text = f"commit writes plain tars, and under a name in {suffix.decode()} readers would unpack them"
+        text = f"shards are written as plain tars, and under a name in {suffix.decode()} readers would unpack them"
         raise UsageError(f"--output: {os.fsdecode(target)}: {text}; name them .tar and compress them afterwards")
 
 
@@ -59,14 +64,33 @@ def _listed(pattern: str, names: list[str]) -> Callable[[int], bytes]:
 
 
 def _absolute(name: str) -> bytes:
+    if urls.is_url(name):
+        return _object(name)
     if os.path.basename(name) in ("", ".", ".."):
         example = shlex.quote(os.path.join(name, "train-%06d.tar"))
         raise UsageError(f"--output {name} is a directory: name the shards in it, for example {example}")
     return os.fsencode(os.path.abspath(name))
 
 
+def _object(name: str) -> bytes:
+    """Return the path of an object. Raises UsageError for places that objects cannot be written to."""
+    url = urls.parse(name)
+    if url.scheme not in urls.BUCKETS:
+        places = ", ".join(f"{scheme}://" for scheme in sorted(urls.BUCKETS))
+        raise UsageError(f"--output {url}: new shards go to files and to {places}, not to {url.scheme}://")
+    if not url.key or url.key.endswith("/"):
+        example = shlex.quote(f"{url.store}/{url.key}train-%06d.tar")
+        raise UsageError(f"--output {url} is no object: name the shards in it, for example {example}")
+    return os.fsencode(url.shown)
+
+
+def canonical(path: bytes) -> bytes:
+    """Return the path of a shard without symbolic links; that of an object as it is."""
+    return path if is_remote(path) else os.path.realpath(path)
+
+
 def continued(path: bytes) -> Iterator[bytes]:
-    """The names that follow this one: its last number counts up. Raises UsageError if it has none."""
+    """Yield the names after this one: its last number counts up. Raises UsageError if it has none."""
     found = re.fullmatch(rb"(.*?)(\d+)([^\d/]*)", path, re.DOTALL)
     if found is None or b"/" in found[3]:
         text = f"{os.fsdecode(path)} has no number to go on from: give --output for the new shards"
@@ -78,21 +102,23 @@ def continued(path: bytes) -> Iterator[bytes]:
 def refuse_below(plan: Plan, directory: str, what: str) -> None:
     """Raise UsageError for a new shard that would be in this directory, which is `what`."""
     top = os.path.realpath(os.fsencode(directory))
-    replaced = {os.path.realpath(source.path) for source in plan.sources.values()}
+    replaced = {canonical(source.path) for source in plan.sources.values()}
     for step in plan.steps:
-        target = os.path.realpath(step.output.target)
+        target = canonical(step.output.target)
+        if is_remote(target):
+            continue
         if target not in replaced and os.path.commonpath([top, target]) == top:
             text = f"{os.fsdecode(target)} would be in {what}: name another directory with --output"
             raise UsageError(text)
 
 
 def refuse_foreign_link(path: bytes) -> None:
-    """Raise CommitError for a shard that is reached by a link which others can have made or changed.
+    """Raise CommitError for a shard that is reached by a link that other users can have made or changed.
 
-    Replacing the file that it leads to would mean to write where they say, with this user's rights.
+    Replacing its target would mean to write where they want, with the rights of this user.
     """
-    place = os.path.realpath(path)
-    if place == os.path.abspath(path) or trust.holds(path):
+    place = canonical(path)
+    if place == path or place == os.path.abspath(path) or trust.holds(path):
         return
     raise CommitError(
         f"{os.fsdecode(path)} is not replaced: a link leads from there to {os.fsdecode(place)}, and others can "

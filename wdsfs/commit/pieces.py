@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 from wdsfs.tar import header_encoder
 
+MAXCOUNT, MAXSIZE = 100_000, 3e9  # of a new shard, ShardWriter's defaults: samples, bytes of content
+
 
 class CopiedRange(NamedTuple):
-    """The bytes `start` to `end` of a source shard (its number in the set), as they are."""
+    """A raw range, `start` to `end`, of a source shard (its number in the set)."""
 
     shard: int
     start: int
@@ -33,7 +35,7 @@ class GlobalHeader(CopiedRange):
 class NewMember(NamedTuple):
     """A member with the content of a file of the upper directory.
 
-    `size` (bytes) and `mtime_ns` are those of the planning; `common` are the keywords of the global PAX headers in
+    `size` (bytes) and `mtime_ns` are as at the planning; `common` are the keywords of the global PAX headers in
     front of it.
     """
 
@@ -45,14 +47,17 @@ class NewMember(NamedTuple):
 
     @property
     def header(self) -> bytes:
+        """Its headers in the tar."""
         return header_encoder.encode(self.name, self.size, self.mtime, self.common)
 
     @property
     def mtime(self) -> int:
+        """Whole seconds, as a tar header has them."""
         return self.mtime_ns // 10**9
 
     @property
     def length(self) -> int:
+        """Bytes in the tar, with headers and padding."""
         return len(self.header) + self.size + header_encoder.padding(self.size)
 
 
@@ -66,7 +71,7 @@ Piece = CopiedRange | NewMember | Zeros
 
 
 def joined(pieces: Sequence[Piece]) -> list[Piece]:
-    """The same bytes in as few pieces as possible."""
+    """Return the same bytes in as few pieces as possible."""
     found: list[Piece] = []
     for piece in pieces:
         last = found[-1] if found else None
@@ -84,10 +89,10 @@ def joined(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def split_trailing(pieces: Sequence[Piece]) -> tuple[list[Piece], list[Piece]]:
-    """The pieces of a shard in front of its end mark, and the global headers after its last member.
+    """Split the pieces of a shard before its end mark: the pieces, and the global headers after its last member.
 
-    Semantics decision: those do not belong into the shard. They say nothing of any member of it, and tarfile, so
-    webdataset too, raises ReadError where no member follows.
+    Semantics decision: those headers are left out of the shard. They apply to none of its members, and tarfile,
+    and so webdataset, raises ReadError if no member follows.
     """
     left = list(pieces)
     trailing: list[Piece] = []

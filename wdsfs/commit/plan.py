@@ -1,12 +1,12 @@
-"""Decides which shards a commit writes, and of which pieces.
+"""Decides which shards a commit writes, and from which pieces.
 
-A `Plan` is complete before the first byte is written, so that `--dry-run` can show it, and everything that can be
-refused is refused then. `commit/run.py` and `commit/replace_in_place.py` carry it out.
+A `Plan` is complete before the first byte is written: `--dry-run` can show it, and every refusal comes first.
+`commit/run.py` and `commit/replace_in_place.py` carry it out.
 
 Rules: an edited sample stays where its first member was, samples stay in their order, new ones follow the last one
-of their shard. Untouched members are raw runs. The same input gives the same bytes. Where a shard is read in
-another way than other tools read it (`reading.Reading`), the new one is such that they find the same in it, also
-when nothing else changes.
+of their shard. Untouched members are raw ranges. The same input gives the same bytes. A shard that is read with
+options (`reading.Reading`) is written so that other tools find the same samples in it, also if nothing else
+changes.
 
 Reads shards and their records, writes nothing. One thread.
 """
@@ -27,21 +27,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs.commit.changes import Changes, NewSample, Remark, Rules, ShardChanges
-from wdsfs.commit.output_names import continued, namer, refuse_compressed_name, refuse_foreign_link
-from wdsfs.commit.pieces import CopiedRange, NewMember, Piece, Zeros, joined, split_trailing
+from wdsfs.commit.output_names import canonical, continued, namer, refuse_compressed_name, refuse_foreign_link
+from wdsfs.commit.pieces import MAXCOUNT, MAXSIZE, CopiedRange, NewMember, Piece, Zeros, joined, split_trailing
 from wdsfs.commit.source_layout import Cut, SourceLayout, layout, unpacked_size
 from wdsfs.commit.steps import COPY, LINK, NEW, REWRITE, Output, Plan, SourceShard, Step
+from wdsfs.dataset.indexing import indexed
 from wdsfs.dataset.shard_set import ShardSet
-from wdsfs.errors import CommitError, MissingShard, ShardError, StaleShard
+from wdsfs.errors import CommitError, MissingShard, ShardError, StaleShard, UsageError
 from wdsfs.index.record import STRAY, Record
 from wdsfs.names import split
+from wdsfs.remote.any_shard import is_remote
+from wdsfs.remote.urls import BUCKETS, parse
 from wdsfs.tar import header_encoder
-from wdsfs.tar.scan import HARMLESS
+from wdsfs.tar.problems import HARMLESS
 
-MAXCOUNT, MAXSIZE = 100_000, 3e9  # ShardWriter's defaults: samples, bytes of content
-
-
-# Why a changed file is in no shard of a commit with --changed-only.
+# The reason why a changed file is in no shard of a commit with --changed-only.
 NO_SAMPLE = "is in no sample, and --changed-only writes samples"
 
 log = logging.getLogger(__name__)
@@ -49,11 +49,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CommitOptions:
-    """What the command line asks for. `output` names the new shards: `%06d` or braces for the number.
+    """Options of the command line. `output` names the new shards: `%06d` or braces for the number.
 
-    `leave_out`: files that cannot be packed are no reason not to commit; they stay in the overlay. `with_leavings`
-    and `ignore_times` say what counts as a change (`changes.Rules`). `allow_missing`: shards that cannot be read
-    are no reason either.
+    `leave_out`: commit although some files cannot be packed; they stay in the overlay. `with_leavings` and
+    `ignore_times` decide what is a change (`changes.Rules`). `allow_missing`: commit although some shards cannot
+    be read.
     """
 
     output: str | None = None
@@ -75,11 +75,12 @@ class CommitOptions:
 
     @property
     def resplits(self) -> bool:
+        """True if the samples are distributed to shards of another size."""
         return not self.in_place and not self.changed_only and (self.maxcount or self.maxsize) is not None
 
 
 class Unit(NamedTuple):
-    """A sample and the strays that follow it; strays alone have no key, and 0 `samples`."""
+    """A sample and the strays after it; strays alone have no key, and 0 `samples`."""
 
     key: bytes
     samples: int
@@ -90,7 +91,7 @@ class Unit(NamedTuple):
 class Planner:
     """Makes the plan for these changes of the lower.
 
-    Raises UsageError for options that do not go together, CommitError for what cannot be packed, ShardErrors.
+    Raises UsageError for options that exclude each other, CommitError if something cannot be packed, ShardErrors.
     """
 
     def __init__(self, lower: ShardSet, changes: Changes, options: CommitOptions) -> None:
@@ -98,6 +99,7 @@ class Planner:
         self.plan = Plan()
 
     def make(self) -> Plan:
+        """Make the plan. Raises what the class says."""
         self._refuse_losses()
         if self.options.in_place:
             self._plan_in_place()
@@ -114,10 +116,10 @@ class Planner:
         return self.plan
 
     def _account(self) -> None:
-        """Refuse a plan that forgets a file of the upper, whatever has made it so. Raises CommitError.
+        """Refuse a plan that forgets a file of the upper. Raises CommitError.
 
-        Counted from both ends, the files that there are and the pieces that are written, so that no error on the
-        way from the one to the other can lose a file.
+        Compares the files that exist with the pieces that are written, so that no error in between can lose a
+        file.
         """
         if self.changes.upper is None:
             return
@@ -131,10 +133,10 @@ class Planner:
             raise CommitError(f"{text}, please report it with these names:{_listing(sorted(forgotten))}")
 
     def _numbers(self) -> Iterator[int]:
-        """The shards of the set; without those that cannot be read, if they may be missing: none has changes."""
+        """Yield the shards of the set, without unreadable ones if these may be missing: they have no changes."""
         for number in range(len(self.lower)):
             try:
-                self.lower.with_index(lambda: self.lower.summary(number))  # noqa: B023  # called at once
+                indexed(self.lower.summary, number)
             except ShardError:
                 if not self.options.allow_missing:
                     raise
@@ -155,7 +157,7 @@ class Planner:
             self.plan.left_out += self._changed_strays()
 
     def _changed_strays(self) -> Iterator[Remark]:
-        """Changed members of no sample, which have no place among whole samples."""
+        """Yield changed members of no sample, which have no place among whole samples."""
         for number, found in sorted(self.changes.shards.items()):
             record = self.lower.record(number)
             for member, news in sorted(found.members.items()):
@@ -163,29 +165,28 @@ class Planner:
                     yield from (Remark(new.path, NO_SAMPLE) for new in news)
 
     def _source(self, number: int) -> Record:
-        """The record of a shard that goes into the plan."""
-        record = self.lower.with_index(lambda: self.lower.record(number))
-        size, mtime_ns, identity = record.fingerprint
-        self.plan.sources[number] = SourceShard(self.lower.shards[number].path, (size, mtime_ns, identity))
+        """Return the record of a shard, and add the shard to the plan."""
+        record = indexed(self.lower.record, number)
+        self.plan.sources[number] = SourceShard(self.lower.shards[number].path, record.fingerprint)
         return record
 
     def _layout(self, number: int) -> tuple[Record, SourceLayout]:
         record = self._source(number)
         found = self.changes.shards.get(number)
         if found is not None and found.fingerprint != self.plan.sources[number].fingerprint:
-            # The changes are told in numbers of the record that they were found with.
+            # The changes have the numbers of the record that they were found with.
             raise StaleShard(f"{self.lower.path_text(number)} has changed since it was looked at; start again")
         return record, layout(number, self.lower.shards[number].path, record)
 
     def _refuse_clashes(self) -> None:
-        targets = [os.path.realpath(step.output.target) for step in self.plan.steps]
-        sources = Counter(os.path.realpath(shard.path) for shard in self.lower.shards)
+        targets = [canonical(step.output.target) for step in self.plan.steps]
+        sources = Counter(canonical(shard.path) for shard in self.lower.shards)
         seen: set[bytes] = set()
         for target in targets:
             if target in seen:
                 raise CommitError(f"{os.fsdecode(target)} would be written twice")
             seen.add(target)
-            if not (self.options.in_place and os.path.lexists(target)):
+            if not (self.options.in_place and (target in sources or os.path.lexists(target))):
                 refuse_compressed_name(target)
             if target in sources and not self.options.in_place:
                 text = f"{os.fsdecode(target)} is one of the shards: choose another --output, or --in-place"
@@ -202,11 +203,11 @@ class Planner:
         yield from self._further()
 
     def _mends(self, number: int) -> bool:
-        """Whether a shard without changes is written anew: other readers find something else in it."""
+        """True if a shard without changes is written anew, because other readers find other samples in it."""
         if self.lower.shards[number].reading.is_plain:
             return False
         try:
-            record = self.lower.with_index(lambda: self.lower.record(number))
+            record = indexed(self.lower.record, number)
         except ShardError:
             if not self.options.allow_missing:
                 raise
@@ -223,10 +224,12 @@ class Planner:
         return reason is None
 
     def _whole(self, number: int) -> Step:
-        """A shard as it is. Its record is not read: most shards of a large set are of this kind."""
-        summary = self.lower.with_index(lambda: self.lower.summary(number))
+        """Return the step that copies or links a shard. Its record is not read: most shards are unchanged."""
+        summary = indexed(self.lower.summary, number)
         path = self.lower.shards[number].path
         self.plan.sources[number] = SourceShard(path, summary.fingerprint)
+        if self.options.link and is_remote(path):
+            raise CommitError(f"{os.fsdecode(path)}: there are no hard links to a shard in a store; use --copy")
         size = unpacked_size(path)
         if size is not None and self.options.link:
             text = "is compressed: a hard link would not be the plain tar that its name promises; use --copy"
@@ -257,7 +260,7 @@ class Planner:
     def _units_of(self, number: int) -> Iterator[Unit]:
         record, source = self._layout(number)
         if any(problem.kind == "behind end mark" for problem in record.problems):
-            log.warning("%s: what lies behind its end mark is not in the new shards", self.lower.path_text(number))
+            log.warning("%s: the data after its end mark is not in the new shards", self.lower.path_text(number))
         yield from self._units(number, record, source, self.changes.shards.get(number, ShardChanges()))
 
     def _delta(self) -> Iterator[Step]:
@@ -265,7 +268,7 @@ class Planner:
         yield from self._rolled(itertools.chain(itertools.chain.from_iterable(units), self._further_units()))
 
     def _further(self) -> Iterator[Step]:
-        """The samples of new shard directories: at least a shard for each."""
+        """Yield the samples of new shard directories: at least a shard for each."""
         for top in sorted(self.changes.further):
             yield from self._rolled(map(_unit_of, self.changes.further[top]))
 
@@ -274,9 +277,9 @@ class Planner:
             yield from map(_unit_of, self.changes.further[top])
 
     def _rolled(self, units: Iterator[Unit]) -> Iterator[Step]:
-        """Shards of these units. As in ShardWriter, whether one is full is asked before a sample is written.
+        """Yield shards of these units. As in ShardWriter, a full shard is noticed before a sample is written.
 
-        Two samples of one key would be one side by side: the second starts another shard.
+        Two adjacent samples of one key would be read as one: the second starts another shard.
         """
         maxcount, maxsize = self.options.maxcount or MAXCOUNT, self.options.maxsize or MAXSIZE
         found: list[Unit] = []
@@ -287,7 +290,7 @@ class Planner:
             if unit.samples and full:
                 step, trailing = self._shard_of(found)
                 yield step
-                # A global header stays in front of the members that it is in front of.
+                # A global header stays in front of its members.
                 found, count, size = [Unit(b"", 0, 0, trailing)], 0, 0
             last = unit.key if unit.samples else last
             found.append(unit)
@@ -296,14 +299,14 @@ class Planner:
             yield self._shard_of(found)[0]
 
     def _shard_of(self, units: list[Unit]) -> tuple[Step, list[Piece]]:
-        """A new shard, and the global headers that stand after its last member."""
+        """Return a new shard, and the global headers after its last member."""
         units = self._sorted(units) if self.options.sort else units
         pieces, trailing = split_trailing([piece for unit in units for piece in unit.pieces])
         output = Output(b"", joined([*pieces, Zeros(len(header_encoder.END))]))
         return Step(output, NEW, None, sum(unit.samples for unit in units)), trailing
 
     def _sorted(self, units: list[Unit]) -> list[Unit]:
-        """The samples by key, bytewise; what is in front of the first sample stays there."""
+        """Sort the samples by key, bytewise; strays before the first sample stay there."""
         found = sorted((unit for unit in units if unit.samples), key=lambda unit: unit.key)
         for one, other in itertools.pairwise(found):
             if one.key == other.key:
@@ -312,11 +315,11 @@ class Planner:
         return [unit for unit in units if not unit.samples] + found
 
     def _units(self, number: int, record: Record, source: SourceLayout, found: ShardChanges) -> Iterator[Unit]:
-        """The samples of a shard in order, with the changes."""
+        """Yield the samples of a shard in order, with the changes."""
         self._refuse_scattering(number, record, source)
         cuts = _cuts(source, found)
         in_sample = (record.array("entry.flags")[source.entries] & STRAY) == 0
-        # A sample begins with its first member. Members of it that lie further on are among the cuts.
+        # A sample begins with its first member. Members that lie apart are among the cuts.
         firsts = np.unique(source.entries[in_sample], return_index=True)[1]
         places = np.sort(np.flatnonzero(in_sample)[firsts])
         borders = [*source.heads[places].tolist(), source.tail]
@@ -326,7 +329,7 @@ class Planner:
         for nth, place in enumerate(places.tolist()):
             start, end = borders[nth], borders[nth + 1]
             first = at
-            # New members behind a sample's last one stand at its end, which may be the next one's start.
+            # New members after the last one of a sample are at its end, which may be the start of the next one.
             while at < len(cuts) and (cuts[at].start < end or cuts[at].end == cuts[at].start == end):
                 at += 1
             pieces = list(source.between(start, end, cuts[first:at]))
@@ -344,7 +347,7 @@ class Planner:
             raise CommitError(f"{self.lower.path_text(number)} has {what}: {cannot}")
 
     def _delta_units(self, number: int) -> Iterator[Unit]:
-        """The changed and new samples of a shard, whole."""
+        """Yield the changed and new samples of a shard, whole."""
         found = self.changes.shards[number]
         record, source = self._layout(number)
         if found.entries:
@@ -354,7 +357,7 @@ class Planner:
             for member in record.entry_members(entry):
                 new = found.members.get(member)
                 pieces += [CopiedRange(number, *source.member(member))] if new is None else new
-                pieces += found.behind.get(member, ())
+                pieces += found.following.get(member, ())
             key, _, change = _outcome(record, entry, found)
             size = sum(record.member(member).size for member in record.entry_members(entry))
             yield Unit(key, 1, size + change, pieces)
@@ -363,13 +366,14 @@ class Planner:
     # --- in place
 
     def _plan_in_place(self) -> None:
+        self._refuse_remote()
         for number in range(len(self.lower)):
             if number not in self.changes.shards and not self._mends(number):
                 continue
             self._refuse_compressed_in_place(number, "replaced")
             refuse_foreign_link(self.lower.shards[number].path)
             step = self._rewritten(number)
-            step.output.target = os.path.realpath(self.lower.shards[number].path)
+            step.output.target = canonical(self.lower.shards[number].path)
             self.plan.steps.append(step)
         further = list(self._further())
         if further:
@@ -378,25 +382,42 @@ class Planner:
                 step.output.target = next(names)
                 self.plan.steps.append(step)
 
+    def _refuse_remote(self) -> None:
+        """Refuse shards that cannot be written where they are. Raises CommitError."""
+        for number, shard in enumerate(self.lower.shards):
+            if is_remote(shard.path) and parse(os.fsdecode(shard.path)).scheme not in BUCKETS:
+                text = "cannot be replaced where it is: name new shards with --output, without --in-place"
+                raise CommitError(f"{self.lower.path_text(number)} {text}")
+
     def _refuse_compressed_in_place(self, number: int, what: str) -> None:
         if self.lower.is_compressed(number):
             text = f"is compressed: under such a name it cannot be {what} by a plain tar; commit with --output"
             raise CommitError(f"{self.lower.path_text(number)} {text}")
 
     def _further_names(self) -> Iterator[bytes]:
-        """Names for new shards beside the old ones: the pattern's, or the set's own numbers continued."""
+        """Return names for new shards beside the old ones: by the pattern, or counting on from the set's."""
         if self.options.output is not None:
             name = namer(self.options.output)
             candidates: Iterator[bytes] = map(name, itertools.count())
+        elif not self.lower.shards:
+            raise UsageError("a new set has no shards to put new ones beside: name them with --output")
         else:
             with contextlib.suppress(*[MissingShard] * self.options.allow_missing):
                 self._refuse_compressed_in_place(len(self.lower) - 1, "followed")
             candidates = continued(self.lower.shards[-1].path)
-        return (name for name in candidates if not os.path.lexists(name))
+        return (name for name in candidates if not _exists(name))
+
+
+def _exists(target: bytes) -> bool:
+    if not is_remote(target):
+        return os.path.lexists(target)
+    from wdsfs.remote import shards  # late, as in `remote/any_shard.py`
+
+    return bool(shards.found([target]))
 
 
 def _listing(lines: Sequence[bytes]) -> str:
-    """The first lines of a long list, for a message."""
+    """Return the first lines of a long list, for a message."""
     more = f"\n  and {len(lines) - 10} more; see: wdsfs diff" if len(lines) > 10 else ""
     return "".join(f"\n  {os.fsdecode(line)}" for line in lines[:10]) + more
 
@@ -406,19 +427,19 @@ def _unit_of(sample: NewSample) -> Unit:
 
 
 def _sizes_of_units(source: SourceLayout, in_sample: NDArray[np.bool_], places: NDArray[np.int64]) -> list[int]:
-    """The bytes of content of each unit: of its sample, and of the strays behind that."""
+    """Return the bytes of content of each unit: of its sample, and of the strays after it."""
     unit_of = np.searchsorted(places, np.arange(len(source.sizes)), side="right") - 1
     numbers = np.full(int(source.entries.max(initial=-1)) + 1, -1)
     numbers[source.entries[places]] = np.arange(len(places))
     unit_of[in_sample] = numbers[source.entries[in_sample]]
-    found = np.zeros(len(places) + 1, np.int64)  # the last is in front of the first sample
+    found = np.zeros(len(places) + 1, np.int64)  # the last element: before the first sample
     np.add.at(found, unit_of, source.sizes)
     sizes: list[int] = found.tolist()
     return sizes
 
 
 def _removed(record: Record, found: ShardChanges) -> int:
-    """How many samples of a shard are removed."""
+    """Return the number of samples of a shard that are removed."""
     entries = {record.entry_of(member) for member in found.members}
     samples = {entry for entry in entries if not record.entry_flags[entry] & STRAY}
     return len(samples - found.entries)
@@ -428,11 +449,11 @@ def _cuts(source: SourceLayout, found: ShardChanges) -> list[Cut]:
     def with_common(news: dict[int, tuple[NewMember, ...]]) -> dict[int, tuple[NewMember, ...]]:
         return {m: tuple(new._replace(common=source.common) for new in some) for m, some in news.items()}
 
-    return source.cut(with_common(found.members), with_common(found.behind))
+    return source.cut(with_common(found.members), with_common(found.following))
 
 
 def _outcome(record: Record, entry: int, found: ShardChanges) -> tuple[bytes, bool, int]:
-    """The key of a sample with the changes, whether something of it is left, and by how many bytes it grows."""
+    """Return the key of a changed sample, True if any member is left, and the bytes by which it grows."""
     change, left, key = 0, False, record.entry_path(entry)
     for member in record.entry_members(entry):
         new = found.members.get(member)
@@ -440,7 +461,7 @@ def _outcome(record: Record, entry: int, found: ShardChanges) -> tuple[bytes, bo
             left = True
         else:
             change -= record.member(member).size
-        for one in (*(new or ()), *found.behind.get(member, ())):
+        for one in (*(new or ()), *found.following.get(member, ())):
             left, change = True, change + one.size
             parts = split(one.name)
             if parts is not None and new:

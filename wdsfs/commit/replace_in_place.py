@@ -1,21 +1,23 @@
 """Commit in place: new shards replace the old ones, and the overlay is emptied.
 
-A journal makes this one step, also for a reader after a kill at any instant.
+A journal makes this atomic: after a kill at any instant the commit can be finished or abandoned.
 
 The journal, in the directory `state_of(place)`::
 
     commit.json   the plan, whole, written and synced before the first shard is replaced
-    commit.log    a line for each shard, synced before it gets its name: which file that is (inode, size, mtime);
-                  a last line when all are there
-    committed/    the old upper on its way out
+    commit.log    a line for each shard, synced before the shard gets its name: its inode, size, mtime;
+                  of one in a store the size and MD5; a last line when all are there
+    commit.log.*  the same line for one shard each, written by a worker of a cluster that sends it to a store
+    committed/    the old upper while it is being removed
 
-What the plan leaves out is in no shard, so it stays in the overlay, under its path.
+Files that the plan leaves out are in no shard, so they stay in the overlay, under their paths.
 
-While commit.json is there, only the commit that finishes it may use the overlay: some of its changes are in the
-shards already, and names in the tree depend on them. For the same reason it is not planned anew.
+While commit.json exists, only the commit that finishes it may use the overlay: some changes are in the shards
+already, and names in the tree depend on them. For the same reason the commit is not planned anew.
 
 `commit/commit_journal.py` has the plan as JSON, `commit/free_space.py` refuses a commit that would fill the disk.
-Writes shards by way of `run.Runner`, and DIR; no FUSE. The caller holds the overlay (`overlay_directory.held`).
+Writes shards with `run.Runner`, and the overlay's directory; no FUSE. The caller holds the overlay
+(`overlay_directory.held`).
 """
 
 from __future__ import annotations
@@ -34,13 +36,14 @@ from pathlib import Path
 from typing import Any
 
 from wdsfs import trust
+from wdsfs.commit.cluster_run import ObjectNote, Publication
 from wdsfs.commit.commit_journal import plan_to_json
 from wdsfs.commit.free_space import refuse_without_space
 from wdsfs.commit.output_names import refuse_foreign_link
 from wdsfs.commit.pieces import NewMember
 from wdsfs.commit.run import Runner
 from wdsfs.commit.steps import NEW, REWRITE, Step
-from wdsfs.dataset.indexing import NotIndexed
+from wdsfs.dataset.indexing import NotIndexed, indexed
 from wdsfs.errors import CommitError, ShardError, several
 from wdsfs.overlay.overlay_directory import (
     OverlayDirectory,
@@ -49,29 +52,24 @@ from wdsfs.overlay.overlay_directory import (
     clean,
     read_settings,
     state_of,
-    unfinished,
     write_settings,
 )
 from wdsfs.overlay.upper_format import OPAQUE, OPAQUE_OF_ROOT
+from wdsfs.remote.any_shard import is_remote, look
 from wdsfs.storage.durable import named, new_file
-from wdsfs.storage.identity import look
+from wdsfs.storage.identity import Fingerprint
 
 DONE, LEFT, CHANGED = "done", "left", "changed"  # states of a shard of an unfinished commit
 
 log = logging.getLogger(__name__)
 
 
-def is_half_done(overlay: str | None) -> bool:
-    """`unfinished` for the overlay of a mount, if it has one."""
-    return overlay is not None and unfinished(OverlayDirectory(Path(overlay)))
-
-
 class Replacement:
     """An in-place commit of the overlay at `place`, which the caller holds.
 
-    `emptied` is called with the further shards and the replaced ones when the overlay is new and the old one still
-    there: a mount of it has to change over before the commit is over. With `check_space`, nothing is written that
-    the file systems have no room for.
+    `emptied` is called with the new shards and the replaced ones when the new overlay exists and the old one is
+    not yet removed: a mount has to change over before the commit ends. `check_space` refuses a commit that the
+    file systems have no room for.
     """
 
     def __init__(
@@ -104,7 +102,7 @@ class Replacement:
 
     def _write_journal(self, data: bytes) -> None:
         self.directory.mkdir(exist_ok=True)
-        # Of an earlier commit, which was killed at its very end.
+        # Left by an earlier commit that was killed at its very end.
         shutil.rmtree(self.directory / "committed", ignore_errors=True)
         self._create_log()
         temporary = os.fsencode(self.directory / "commit.json.tmp")
@@ -115,14 +113,14 @@ class Replacement:
         self.disk.sync_directory(os.fsencode(self.directory.parent))
 
     def _add_checksums(self) -> None:
-        """Note what the shards are that give way, so that they are known again with another time or mode."""
+        """Add checksums of the shards to be replaced, so that they are recognised with another time or mode."""
         sources, lower = self.runner.plan.sources, self.runner.lower
         for number, source in sources.items():
-            with contextlib.suppress(NotIndexed):  # it has changed this moment: that stops the commit anyway
+            with contextlib.suppress(NotIndexed):  # it has just changed, which stops the commit anyway
                 sources[number] = source._replace(checksum=lower.record(number).checksum())
 
     def _create_log(self) -> None:
-        """An empty log, on disk: a line that is synced later must not be lost with the name of its file."""
+        """Make an empty log, on disk: a line that is synced later must not be lost with the name of its file."""
         fd = trust.open_file(self.log, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             os.ftruncate(fd, 0)
@@ -132,9 +130,9 @@ class Replacement:
         self.disk.sync_directory(os.fsencode(self.directory))
 
     def finish(self) -> list[Step]:
-        """Replace what is not replaced yet, then empty the overlay; returns the steps that were done now.
+        """Replace the remaining shards, then empty the overlay; return the steps that were done now.
 
-        Raises CommitError when somebody else has changed a shard meanwhile, and when there is no room.
+        Raises CommitError if another program has changed a shard meanwhile, or if there is no room.
         """
         lines = self._lines()
         states = self._states(lines)
@@ -158,72 +156,117 @@ class Replacement:
         self.runner.lower.release()  # a shard that is open keeps its space when it is replaced
         try:
             if self.check_space:
-                refuse_without_space(left, self.runner.jobs)
-            self.runner.each(left, self._replace)
+                self._refuse_without_space(left)
+            if self.runner.cluster:
+                self.runner.cluster.each(left, self.runner.prepare, self._publication, self._note)
+            else:
+                self.runner.each(left, self._replace)
         except BaseException:
-            if not self._lines():  # nothing has been replaced: as if it had not been begun
+            if not self._lines():  # nothing has been replaced: undo the beginning
                 self.disk.remove(os.fsencode(self.journal))
             raise
         self._log({"published": True})
         self._empty(self.runner.plan.steps)
         return left
 
+    def _refuse_without_space(self, left: Sequence[Step]) -> None:
+        refuse_without_space([step for step in left if not is_remote(step.output.target)], self.runner.together)
+        remote = [step.output for step in left if is_remote(step.output.target)]
+        if remote:
+            self.runner.objects.refuse_without_space(remote, 0 if self.runner.cluster else self.runner.jobs)
+
     # --- the shards
 
     def _replace(self, step: Step) -> None:
+        if is_remote(step.output.target):
+            self._replace_object(step)
+        else:
+            self.runner.writer.publish(step.output, *self._publication(step))
+
+    def _publication(self, step: Step) -> Publication:
         target = step.output.target
         if step.number is not None:
             refuse_foreign_link(self._path(step))
         replaces = os.stat(target) if step.action == REWRITE else None
 
         def tell(found: os.stat_result) -> None:
-            if step.number is not None and look(target) != self.runner.plan.sources[step.number].fingerprint:
+            source = None if step.number is None else self.runner.plan.sources[step.number]
+            if source is not None and Fingerprint.at(target) != source.fingerprint:
                 raise CommitError(f"{os.fsdecode(target)} was changed by somebody else meanwhile")
             self._log({"target": os.fsdecode(target), "file": [found.st_ino, found.st_size, found.st_mtime_ns]})
 
-        self.runner.writer.publish(step.output, replaces, tell)
+        return Publication(replaces, tell)
+
+    def _replace_object(self, step: Step) -> None:
+        target = os.fsdecode(step.output.target)
+
+        def tell(size: int, digest: str) -> None:
+            self._log({"target": target, "object": [size, digest]})
+
+        self.runner.objects.replace(step.output, self._replaced_object(step), tell)
+
+    def _replaced_object(self, step: Step) -> Fingerprint | None:
+        return None if step.number is None else self.runner.plan.sources[step.number].fingerprint
+
+    def _note(self, step: Step) -> ObjectNote:
+        """Where a worker notes what it sends: in a file of its own beside the log."""
+        name = f"commit.log.{_sum(step.output.target)}"
+        return ObjectNote(os.fsencode(self.directory / name), self.sum, self._replaced_object(step))
 
     def _states(self, lines: Sequence[dict[str, Any]]) -> list[tuple[Step, str]]:
-        """The state of each step, by what the log says of its shard."""
+        """Return the state of each step, by the lines of the log about its shard."""
         logged: dict[str, list[dict[str, Any]]] = {}
         for line in lines:
             logged.setdefault(line.get("target", ""), []).append(line)
+        remote = [path for step in self.runner.plan.steps if is_remote(path := step.output.target)]
+        if remote:
+            self.runner.objects.look(remote)
         return [
             (step, self._state(step, logged.get(os.fsdecode(step.output.target), [])))
             for step in self.runner.plan.steps
         ]
 
     def _state(self, step: Step, lines: Sequence[dict[str, Any]]) -> str:
-        """Whether a shard is there that was to be written, or what it was before, or something else."""
+        """Return the state of a step: DONE for the new shard, LEFT for the old one, CHANGED for anything else."""
         target = step.output.target
+        if is_remote(target):
+            return self._state_of_object(step, lines)
         try:
             found = os.stat(target)
         except FileNotFoundError:
             return LEFT if step.action == NEW else CHANGED
-        # Not its time: somebody may have touched it. While it was written the old shard had another inode number.
+        # Not its time: another program may have touched it. It cannot have the inode number of the old shard,
+        # which existed while it was written.
         file = [found.st_ino, found.st_size]
         if any(line["file"][:2] == file for line in lines):
             return DONE
         return LEFT if step.number is not None and self._is_source(step.number, target) else CHANGED
 
-    def _is_source(self, number: int, target: bytes) -> bool:
-        """Whether a shard is what it was when the commit was begun, so that the plan can be carried out.
+    def _state_of_object(self, step: Step, lines: Sequence[dict[str, Any]]) -> str:
+        target, objects = step.output.target, self.runner.objects
+        if not objects.exists(target):
+            return LEFT if step.action == NEW else CHANGED
+        if any(objects.is_written(target, *line["object"]) for line in lines):
+            return DONE
+        return LEFT if step.number is not None and self._is_source(step.number, target) else CHANGED
 
-        The plan is of the places and names of members. Where these are what they were, it holds: what else has
-        been written there meanwhile goes into the new shard, as if the commit were planned now.
+    def _is_source(self, number: int, target: bytes) -> bool:
+        """True if a shard is the one that the commit was planned for.
+
+        The plan depends on the places and names of members only. If these are the same it is still valid, and
+        other changes since then go into the new shard, as if the commit were planned now.
         """
         source, lower = self.runner.plan.sources[number], self.runner.lower
         try:
             if look(target) == source.fingerprint:
                 return True
-            record = lower.with_index(lambda: lower.record(number))
+            record = indexed(lower.record, number)
         except ShardError:
             return False
         if record.checksum() != source.checksum:
             return False
         log.warning("%s: has another time, mode or place than before, and the same members", os.fsdecode(target))
-        size, mtime_ns, identity = record.fingerprint
-        self.runner.plan.sources[number] = source._replace(fingerprint=(size, mtime_ns, identity))
+        self.runner.plan.sources[number] = source._replace(fingerprint=record.fingerprint)
         return True
 
     # --- the log
@@ -238,25 +281,25 @@ class Replacement:
                 os.close(fd)
 
     def _lines(self) -> list[dict[str, Any]]:
-        """The lines of this commit; one that a kill cut short says nothing, for nothing was done behind it."""
+        """Return the lines of this commit, without one that a kill cut short: nothing was done after it."""
         lines = []
-        with contextlib.suppress(FileNotFoundError):
-            for text in self.log.read_bytes().split(b"\n"):
-                with contextlib.suppress(ValueError):
-                    line = json.loads(text)
-                    if line["commit"] == self.sum:
-                        lines.append(line)
+        for file in [self.log, *sorted(self.directory.glob("commit.log.*"))]:
+            with contextlib.suppress(FileNotFoundError):
+                for text in file.read_bytes().split(b"\n"):
+                    with contextlib.suppress(ValueError):
+                        line = json.loads(text)
+                        if line["commit"] == self.sum:
+                            lines.append(line)
         return lines
 
     # --- giving up
 
     def abandon(self, merged: bool) -> tuple[list[Step], Path | None]:
-        """End the commit where it is: returns the steps that are done, and where the overlay was put, if it was.
+        """End the commit as it is; return the steps that are done, and where the overlay was moved, if it was.
 
-        What is in the shards goes from the overlay, the changes of the other shards stay. In a merged tree nobody
-        can know whose they are: names depend on all shards. There the whole upper is put aside, unless
-        nothing was done. When all shards are there, only the overlay is left to be emptied. Can be repeated from
-        any point.
+        Changes that are in shards are removed from the overlay, those of other shards stay. In a merged tree the
+        shard of a change is unknown, since names depend on all shards: there the whole upper is moved aside,
+        unless nothing was done. If all shards are there, only the overlay is emptied. Idempotent.
         """
         lines = self._lines()
         done = _done(self._states(lines))
@@ -282,7 +325,7 @@ class Replacement:
         return done, aside
 
     def _replaced(self, steps: Sequence[Step]) -> list[bytes]:
-        """The shards that were replaced, under the paths by which the set has them."""
+        """Return the replaced shards, under their paths in the set."""
         return [self._path(step) for step in steps if step.number is not None]
 
     def _path(self, step: Step) -> bytes:
@@ -295,8 +338,7 @@ class Replacement:
         self.disk.sync_directory(os.fsencode(aside))
 
     def _take_out(self, upper: Path, step: Step) -> None:
-        """Remove from an upper what a step has brought into the shards: all below the directory of its shard, or
-        the files that are in a further one."""
+        """Remove from an upper the files that a step has written to a shard."""
         if step.number is not None:
             self._remove_below(os.fsencode(upper), self.runner.lower.shards[step.number].name)
             return
@@ -315,7 +357,7 @@ class Replacement:
     # --- the overlay
 
     def _empty(self, done: Sequence[Step]) -> None:
-        """Take away what was brought into the shards. Can be repeated from any point.
+        """Remove the changes that are in the shards. Idempotent.
 
         `done` are the steps whose shards are still the ones that were written.
         """
@@ -324,9 +366,9 @@ class Replacement:
         else:
             self._remove_planned(os.fsencode(self.place.path), b"")
             self.disk.sync_directory(os.fsencode(self.place.path))
-        self.place.outputs.unlink(missing_ok=True)  # what they were written from is no longer in the overlay
+        self.place.outputs.unlink(missing_ok=True)  # the changes that it is about are no longer in the overlay
         self.emptied(_further(done), self._replaced(done))
-        self.disk.remove(os.fsencode(self.journal))  # this ends the commit; the rest is only in the way
+        self.disk.remove(os.fsencode(self.journal))  # this ends the commit; the rest is cleaning up
         self.disk.sync_directory(os.fsencode(self.directory))
         self.disk.remove(os.fsencode(self.log))
         if self.directory == self.place.work:
@@ -340,7 +382,7 @@ class Replacement:
             self.disk.rename(os.fsencode(upper), os.fsencode(old))
         self._make_like(os.fsencode(upper), os.fsencode(old))
         self._move_kept_back(os.fsencode(old), os.fsencode(upper))
-        # Both, before the journal goes: with the old upper back and no journal all would be done a second time.
+        # Both, before the journal is removed: the old upper without a journal would be committed a second time.
         self.disk.sync_directory(os.fsencode(self.place.path))
         self.disk.sync_directory(os.fsencode(self.directory))
         settings = read_settings(self.place)
@@ -357,11 +399,11 @@ class Replacement:
                 os.chown(directory, like.st_uid, like.st_gid)
 
     def _move_kept_back(self, old: bytes, upper: bytes) -> None:
-        """Bring what is in no shard from the old upper into the new one, on disk."""
+        """Move files that are in no shard from the old upper to the new one, on disk."""
         directories = set()
         for path in sorted(self._kept):
             if not os.path.lexists(os.path.join(old, path)):
-                continue  # it was moved before a kill
+                continue  # moved already, before a kill
             inner = b""
             for name in path.split(b"/")[:-1]:
                 directories.add(os.path.join(upper, inner))
@@ -373,10 +415,10 @@ class Replacement:
             self.disk.sync_directory(directory)
 
     def _remove_planned(self, directory: bytes, path: bytes, only: bytes | None = None) -> None:
-        """Remove from an upper what is in the shards. What is in none stays, and what came into an upper of the
-        kernel's since the commit began.
+        """Remove the files of an upper that are in the shards.
 
-        With `only`, just what has this name in the directory, and what is in it.
+        Files in no shard stay, and those that were added to an upper of the kernel's since the commit began.
+        `only` limits this to one name in the directory, and all below it.
         """
         with os.scandir(directory) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
@@ -388,14 +430,14 @@ class Replacement:
                     self._remove_planned(entry.path, inner)
                     try:
                         os.rmdir(entry.path)
-                    except OSError:  # not empty: something stays; what went must not come back
+                    except OSError:  # not empty: something stays; removed files must not reappear
                         _make_transparent(entry.path)
                         self.disk.sync_directory(entry.path)
                 elif inner not in self._kept and self._was_planned(inner, found):
                     self.disk.remove(entry.path)
 
     def _was_planned(self, path: bytes, found: os.stat_result) -> bool:
-        """Whether a file was in the upper when the commit began: our own overlay nobody else changes."""
+        """True if a file was in the upper when the commit began. Nobody else changes our own overlay."""
         return self.directory == self.place.work or self.runner.plan.upper.get(path) in _stamps_of(found)
 
     def _remove_tree(self, path: Path) -> None:
@@ -406,7 +448,7 @@ class Replacement:
 
 
 def _are_published(lines: Sequence[dict[str, Any]]) -> bool:
-    """Whether the log says that all shards are there: what happens to them later is no matter of the commit."""
+    """True if the log says that all shards are there: later changes of them do not concern the commit."""
     return any("published" in line for line in lines)
 
 
@@ -434,23 +476,26 @@ def _stamps(directory: bytes, path: bytes) -> Iterator[tuple[bytes, tuple[int, i
 
 
 def _stamps_of(found: os.stat_result) -> tuple[tuple[int, int], tuple[int, int]]:
-    """What tells a file from a later one. That of ctime is surer; but for whoever has several names, such as the
-    kernel's whiteouts, which are all one file, it is another when one of them goes."""
+    """Return inode with ctime, and inode with mtime: they identify a file of an upper of the kernel's.
+
+    Not a Fingerprint: ctime is surer, but a file with several names (the kernel's whiteouts are all one file) gets
+    another one when a name goes. Then only the mtime can be compared.
+    """
     return (found.st_ino, found.st_ctime_ns), (found.st_ino, found.st_mtime_ns)
 
 
 def _make_transparent(directory: bytes) -> None:
-    """Let a directory of an upper that stays show what is in the shards now."""
+    """Remove the opaque attributes of a directory that stays, so that it shows what is in the shards now."""
     for name in (OPAQUE, OPAQUE_OF_ROOT):
-        with contextlib.suppress(OSError):  # it has no such attribute; that of root only root can see and remove
+        with contextlib.suppress(OSError):  # no such attribute; only root can see and remove that of root
             if os.getxattr(directory, name) == b"y":
                 os.removexattr(directory, name)
 
 
 def renewed(settings: OverlaySettings, paths: Collection[bytes] | None = None) -> OverlaySettings:
-    """The settings with the shards as they are now, or just those with these paths.
+    """Return the settings with the present fingerprints of all shards, or of those with these paths.
 
-    A shard that cannot be read stays what it was: it may be missing, or be gone since it was written.
+    A shard that cannot be read keeps its fingerprint: it may be missing, or removed since it was written.
     """
 
     def seen(one: ShardSeen) -> ShardSeen:

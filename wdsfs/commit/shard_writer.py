@@ -1,8 +1,8 @@
-"""Writes one shard of a plan, so that it is there whole or not at all.
+"""Writes one shard of a plan: atomically, whole or not at all.
 
-`ShardWriter` writes the pieces under a temporary name, syncs the file, has it read back (`commit/verify.py`) and
-only then gives it its name. The kernel copies the ranges of source shards, so untouched members stay
-byte-identical and a commit runs at disk speed.
+`ShardWriter` writes the pieces under a temporary name, syncs the file, reads it back (`commit/verify.py`) and only
+then gives it its name. The kernel copies the ranges of source shards, so untouched members stay byte-identical and
+a commit runs at disk speed.
 
 Which pieces a shard has is decided in `commit/plan.py`. Every write goes through `Disk`, whose steps the tests
 record, stop and let fail. Threads: several threads may use one `ShardWriter`, each for another shard.
@@ -20,12 +20,10 @@ from wdsfs.commit.source_layout import check_unchanged
 from wdsfs.commit.steps import Output, SourceShard
 from wdsfs.commit.verify import WrittenFile, verify
 from wdsfs.errors import CommitError
-from wdsfs.storage.durable import CHUNK, Disk, named, new_file
+from wdsfs.storage.durable import CHUNK, COPY_MAX, Disk, named, new_file
 from wdsfs.storage.source import TarBytes, pread
 from wdsfs.tar import header_encoder
 from wdsfs.tar.compressed import opened_shard
-
-COPY_MAX = 1 << 25  # bytes that the kernel is asked to copy at a time, and that may wait to be written to the disk
 
 
 class ShardWriter:
@@ -52,10 +50,10 @@ class ShardWriter:
         replaces: os.stat_result | None = None,
         before: Callable[[os.stat_result], None] = lambda _: None,
     ) -> None:
-        """Write a shard and give it its name. Killed at any instant, the name is of the old file or the new one.
+        """Write a shard and give it its name. After a kill at any instant, that is the old file or the new one.
 
-        `replaces` is the file that gives way; without it nothing may have the name yet. `before` is called with
-        the finished file in front of the last step. Raises CommitError, ShardErrors, OSError, and leaves nothing.
+        `replaces` is the file to be replaced; without it the name must be free. `before` is called with the
+        finished file before the rename. Raises CommitError, ShardErrors, OSError, and leaves no file behind.
         """
         with named(output.target):
             self._publish(output, replaces, before)
@@ -63,7 +61,7 @@ class ShardWriter:
     def _publish(
         self, output: Output, replaces: os.stat_result | None, before: Callable[[os.stat_result], None]
     ) -> None:
-        # What replaces a shard gets its mode at the end, and until then nobody else can open it.
+        # A replacement gets its mode at the end; until then nobody else can open it.
         with new_file(self.disk, output.target, 0o666 if replaces is None else 0o600) as fd:
             written = self._write(fd, output)
             if replaces is not None:
@@ -74,6 +72,13 @@ class ShardWriter:
             if replaces is None and os.path.lexists(output.target):
                 raise CommitError(f"{os.fsdecode(output.target)} is there already")
         self.disk.sync_directory(os.path.dirname(output.target))
+
+    def fill(self, fd: int, output: Output, sync: bool = False) -> None:
+        """Write a shard into an empty file, sync it if so wanted, and verify it. Raises as `publish`."""
+        written = self._write(fd, output)
+        if sync:
+            self.disk.sync(fd)
+        verify(fd, output, written, self._source)
 
     def _write(self, fd: int, output: Output) -> list[WrittenFile]:
         """Write the pieces, small ones together. Raises CommitError, StaleShard, CorruptShard, OSError."""
@@ -110,12 +115,12 @@ class ShardWriter:
 
     @contextlib.contextmanager
     def _source(self, number: int) -> Iterator[TarBytes]:
-        """A source shard, opened; that nothing was written to it is certain only behind the copying."""
+        """Open a source shard; check before and after the copying that it has not changed."""
         path, fingerprint, _ = self.sources[number]
-        with opened_shard(path) as (fd, tar):
-            check_unchanged(fd, path, fingerprint)
+        with opened_shard(path) as (shard, tar):
+            check_unchanged(shard, path, fingerprint)
             yield tar.source
-            check_unchanged(fd, path, fingerprint)
+            check_unchanged(shard, path, fingerprint)
 
     def _write_file(self, fd: int, piece: NewMember, pending: bytearray) -> int:
         """Append a file and its padding; returns its CRC-32."""
@@ -129,7 +134,10 @@ class ShardWriter:
         return checksum
 
     def _content(self, piece: NewMember) -> Iterator[bytes]:
-        """The content of a file, which must be what it was when the commit was planned."""
+        """Yield the content of a file, which must not have changed since the commit was planned.
+
+        Compared by size and mtime, which is what the journal has of it, not by a Fingerprint.
+        """
         source = self.open_file(piece.path)
         try:
             left = piece.size
@@ -151,7 +159,7 @@ class ShardWriter:
     # --- what is there already
 
     def is_there(self, output: Output) -> bool:
-        """Whether the target has exactly these bytes already: what a commit that was killed had finished."""
+        """True if the target has exactly these bytes already: a killed commit had finished it."""
         try:
             fd = os.open(output.target, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
@@ -159,12 +167,12 @@ class ShardWriter:
         try:
             if os.fstat(fd).st_size != output.length:
                 return False
-            return all(os.pread(fd, len(data), at) == data for at, data in self._bytes(output))
+            return all(os.pread(fd, len(data), at) == data for at, data in self.content(output))
         finally:
             os.close(fd)
 
-    def _bytes(self, output: Output) -> Iterator[tuple[int, bytes]]:
-        """The bytes of an output with their places, some at a time."""
+    def content(self, output: Output) -> Iterator[tuple[int, bytes]]:
+        """Yield the bytes of an output in chunks, with their places."""
         at = 0
         for piece in output.pieces:
             for data in self._piece_bytes(piece):

@@ -13,6 +13,8 @@ from typing import NamedTuple
 from wdsfs.commit.changes import Remark
 from wdsfs.commit.pieces import CopiedRange, Piece
 from wdsfs.commit.source_layout import SourceLayout
+from wdsfs.remote.any_shard import is_remote
+from wdsfs.storage.identity import Fingerprint
 
 COPY, LINK, REWRITE, NEW = "copy", "link", "rewrite", "new"
 
@@ -34,7 +36,7 @@ class Output:
 
     @property
     def first_change(self) -> int:
-        """The offset of the first byte that may differ from a source shard: up to there this is a copy of one."""
+        """The offset of the first byte that may differ from a source shard: all before it is copied from one."""
         at, source = 0, None
         for piece in self.pieces:
             if not isinstance(piece, CopiedRange) or piece.start != at or source not in (None, piece.shard):
@@ -47,7 +49,7 @@ class SourceShard(NamedTuple):
     """A source shard as it was when the commit was planned. `checksum` is that of its record, "" if not known."""
 
     path: bytes
-    fingerprint: tuple[int, int, int]
+    fingerprint: Fingerprint
     checksum: str = ""
 
 
@@ -68,7 +70,7 @@ class Plan:
     """All shards that are to be written, in order, and the sources as they were when this was planned.
 
     `upper` is for an in-place commit of an upper that the kernel wrote: everything in it but directories, as
-    path: (inode, ctime in ns). The kernel knows nothing of our commits, and may go on writing there.
+    path: (inode, ctime in ns). The kernel does not know of our commits, and may go on writing there.
 
     `left_out` are the files of the upper that are not written, with the reason.
     """
@@ -80,5 +82,10 @@ class Plan:
 
     @property
     def length(self) -> int:
-        """Bytes that will be written."""
+        """The bytes that will be written."""
         return sum(step.output.length for step in self.steps if step.action != LINK)
+
+    @property
+    def sent(self) -> int:
+        """The bytes of these that will go to a store."""
+        return sum(step.output.length for step in self.steps if is_remote(step.output.target))

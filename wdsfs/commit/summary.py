@@ -1,6 +1,6 @@
-"""Turns the result of a walk into changes of shards, and into those of samples, as `wdsfs diff` shows them.
+"""Turns the result of a walk into changes of shards and of samples, as `wdsfs diff` shows them.
 
-Matches samples with those that they were renamed from, and refuses what readers would not see or would mix up.
+Matches renamed samples with their former ones, and refuses files that readers would not see or would mix up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from wdsfs.commit.homes import Home
 from wdsfs.commit.pieces import NewMember
 from wdsfs.commit.walk import UpperFile, Walk
 from wdsfs.errors import ShardError
-from wdsfs.index.record import STRAY, Record, equal_range
+from wdsfs.index.record import STRAY, Record
+from wdsfs.index.record_columns import equal_range
 from wdsfs.inodes import MEMBER, SAMPLE, index_of, kind_of
 from wdsfs.overlay.upper_format import Origin
 
@@ -57,10 +58,11 @@ class SampleSummary:
                 self.new[home] = files
         self.keys = {(h.shard, h.entry): h.key for h in walk.fresh if h.shard is not None and h.entry >= 0}
         self.renamed: dict[tuple[int, int], Home] = {}
-        self.moved: dict[int, list[NewMember]] = {}  # by shard: members that get other names in their places
+        self.moved: dict[int, list[NewMember]] = {}  # by shard: members that keep their places under other names
         self.were: dict[Home, tuple[int, int]] = {}  # the same the other way round
 
     def changes(self) -> Changes:
+        """Turn the result of the walk into changes; called once."""
         walk = self.walk
         for number, members in walk.gone.items():
             members.difference_update(walk.files.get(number, ()), walk.kept.get(number, ()))
@@ -73,11 +75,11 @@ class SampleSummary:
             changes = self._shard(number)
             if changes:
                 self.found.shards[number] = changes
-        self._tell_added()
+        self._note_added()
         for number in range(len(self.lower)):
             if not self.lower.shards[number].reading.is_plain:
-                with contextlib.suppress(ShardError):  # one that cannot be read cannot be written anew, either
-                    self._tell_mended(number, walk.record(number))
+                with contextlib.suppress(ShardError):  # a shard that cannot be read cannot be written anew, either
+                    self._note_mended(number, walk.record(number))
         self._note_unextractable()
         self.found.leavings.sort()
         self.found.unpackable.sort()
@@ -88,7 +90,7 @@ class SampleSummary:
     # --- renamed samples
 
     def _find_renamed(self) -> None:
-        """Match new samples with their former ones: by the origin of the directory, or else that of all files."""
+        """Match new samples with former ones: by the origin of the directory, or else by those of all files."""
         for home in sorted(self.new, key=_order):
             was = self._origin(home)
             if was is not None and was not in self.renamed and self._is_removed(*was):
@@ -103,10 +105,10 @@ class SampleSummary:
         return found.pop() if len(found) == 1 else None
 
     def _entry_of(self, origin: Origin) -> tuple[int, int] | None:
-        """The shard and the sample that an origin is, or is in; None if the shard is not what it was.
+        """Return the shard and the sample of an origin; None if the shard has changed.
 
-        Semantics decision: a member of no sample is nobody's origin. Renamed to a name that makes it a sample, it
-        is removed where it was, and the sample is a new one.
+        Semantics decision: a member of no sample is no origin. If it is renamed so that it becomes a sample, the
+        member is removed and the sample is new.
         """
         place = self.walk.place_of(origin)
         if place is None:
@@ -132,12 +134,12 @@ class SampleSummary:
     def _drop_twins(self) -> None:
         """Leave out new files whose extensions differ only in letter case from others of the sample.
 
-        What the lower has already stays as it is, also under another key.
+        Files of the lower stay as they are, also under another key.
         """
         for place, files in list(self.added.items()):
             gone = self.walk.gone.get(place[0], set())
             there = [(member, one) for member, one in self._extensions(*place) if member not in gone]
-            # Shown as `jpg~2` beside a directory `jpg`, which is gone now and has given its name free.
+            # Shown as `jpg~2` beside a directory `jpg`, which is removed now, so that its name is free.
             self.found.conflicts += (Remark(files[one].path, TWICE) for _, one in there if one in files)
             self._drop_twins_of(files, there)
             if not files:
@@ -162,8 +164,7 @@ class SampleSummary:
 
     def _shard(self, number: int) -> ShardChanges:
         record, walk = self.walk.record(number), self.walk
-        size, mtime_ns, identity = record.fingerprint
-        changes = ShardChanges(fingerprint=(size, mtime_ns, identity))
+        changes = ShardChanges(fingerprint=record.fingerprint)
         gone, files = walk.gone.get(number, set()), walk.files.get(number, {})
         touched = {record.entry_of(member) for member in (*gone, *files)}
         touched |= {entry for shard, entry in self.added if shard == number}
@@ -176,7 +177,7 @@ class SampleSummary:
         return changes
 
     def _stays(self, home: Home) -> bool:
-        """Whether a new sample is a renamed one, in the shard in which it was."""
+        """True if a new sample is a renamed one of the same shard."""
         return home in self.were and self.were[home][0] == home.shard
 
     def _entry(self, number: int, record: Record, entry: int, changes: ShardChanges) -> None:
@@ -203,7 +204,7 @@ class SampleSummary:
             self._rename(number, record, entry, home, changes)
             return
         if added:
-            changes.behind[members[-1]] = self._members(self.keys[number, entry], added)
+            changes.following[members[-1]] = self._members(self.keys[number, entry], added)
         stays = len(gone) < len(members) or bool(added)
         if stays:
             changes.entries.add(entry)
@@ -214,7 +215,7 @@ class SampleSummary:
         self.found.samples.append(ChangedSample(kind, path, tuple(sorted(added)), changed, removed, times=timed))
 
     def _rename(self, number: int, record: Record, entry: int, home: Home, changes: ShardChanges) -> None:
-        """A renamed sample stays where it was, and its members in their order, unless it went to another shard."""
+        """Record a rename: the sample keeps its place and its order, unless it went to another shard."""
         files = dict(self.new[home])
         members = record.entry_members(entry)
         before = [record.extension(member) for member in members]
@@ -238,14 +239,14 @@ class SampleSummary:
                 changes.members[member] = (new,)
                 self.moved.setdefault(number, []).append(new)
         if files:
-            changes.behind[members[-1]] = self._members(home.key, files)
+            changes.following[members[-1]] = self._members(home.key, files)
 
     def _members(self, key: bytes, files: dict[bytes, UpperFile]) -> tuple[NewMember, ...]:
-        """Members in the order in which webdataset's writer puts them: sorted by extension."""
+        """Return members in the order of webdataset's writer: sorted by extension."""
         return tuple(files[extension].new(key + b"." + extension) for extension in sorted(files))
 
     def _path(self, home: Home) -> bytes:
-        """Where a new sample is shown."""
+        """Return the shown path of a new sample."""
         file = min(self.new[home].values(), key=lambda file: file.path)
         if not self.walk.tree.files_layout:
             return file.path.rpartition(b"/")[0]
@@ -253,7 +254,7 @@ class SampleSummary:
         return folder + base.partition(b".")[0]
 
     def _refuse_meetings(self, number: int, record: Record, changes: ShardChanges) -> None:
-        """Two samples with one key that come to lie side by side would be one for every reader."""
+        """Refuse changes that make samples of one key adjacent: every reader would take them for one."""
         if not _may_repeat(record, changes):
             return
         last: tuple[int, bytes] | None = None
@@ -265,8 +266,8 @@ class SampleSummary:
 
     # --- shards that other tools read in another way
 
-    def _tell_mended(self, number: int, record: Record) -> None:
-        """Note what a commit repairs in a shard, and what it cannot repair."""
+    def _note_mended(self, number: int, record: Record) -> None:
+        """Add notes of what a commit repairs in a shard, and of what it cannot repair."""
         name = self.lower.shards[number].name
         if record.end_marks:
             self.found.notes.append(Remark(name, JOINED))
@@ -281,7 +282,7 @@ class SampleSummary:
 
     # --- new samples
 
-    def _tell_added(self) -> None:
+    def _note_added(self) -> None:
         renamed = set(self.renamed.values())
         for home in sorted(self.new, key=_order):
             if home.shard is None:
@@ -293,9 +294,9 @@ class SampleSummary:
     # --- names that tar cannot extract
 
     def _note_unextractable(self) -> None:
-        """Note new names with which tar cannot extract a shard. Readers of samples accept them."""
+        """Add notes of new names that tar cannot extract. Readers of samples accept them."""
         for number, changes in self.found.shards.items():
-            new = [*self.moved.get(number, ()), *(one for news in changes.behind.values() for one in news)]
+            new = [*self.moved.get(number, ()), *(one for news in changes.following.values() for one in news)]
             new += [one for sample in changes.appended for one in sample.members]
             self._note_unextractable_of(new, self.walk.record(number), changes)
         for samples in self.found.further.values():
@@ -318,7 +319,7 @@ class SampleSummary:
 
 
 def _folders(name: bytes) -> Iterator[bytes]:
-    """The directories that a member lies in: `a/b/c.txt` -> `a`, `a/b`."""
+    """Yield the directories above a member: `a/b/c.txt` -> `a`, `a/b`."""
     at = name.find(b"/")
     while at >= 0:
         yield name[:at]
@@ -326,14 +327,14 @@ def _folders(name: bytes) -> Iterator[bytes]:
 
 
 def _meets(name: bytes, record: Record, changes: ShardChanges) -> bool:
-    """Whether a new member is a file where the shard has a directory, or has a directory where that has a file."""
+    """True if a new member is a file where the shard has a directory, or the other way round."""
     if record.find_path(name) is not None:
         return True
     return any(changes.members.get(one, True) for folder in _folders(name) for one in _files_at(folder, record))
 
 
 def _files_at(path: bytes, record: Record) -> Iterator[int]:
-    """The members of a shard with this plain name."""
+    """Return the members of a shard with this plain name."""
     *way, base = path.split(b"/")
     folder = record.find_path(b"/".join(way)) if way else 0
     if folder is None:
@@ -348,19 +349,19 @@ def _files_at(path: bytes, record: Record) -> Iterator[int]:
 
 
 def _extensions_left(record: Record, entry: int, changes: ShardChanges) -> Iterator[bytes]:
-    """The extensions that a sample has with these changes."""
+    """Return the extensions that a sample has after these changes."""
     for member in record.entry_members(entry):
         new = changes.members.get(member)
         if new is None:
             yield record.extension(member)
-        for one in (*(new or ()), *changes.behind.get(member, ())):
+        for one in (*(new or ()), *changes.following.get(member, ())):
             found = names.split(one.name)
             if found is not None:
                 yield found.extension
 
 
 def _lower_case(extension: bytes) -> str:
-    """An extension as the webdataset library has it in a sample."""
+    """Return an extension as the webdataset library has it in a sample: in lower case."""
     return extension.decode("utf-8", "surrogateescape").lower()
 
 
@@ -369,7 +370,7 @@ def _order(home: Home) -> tuple[bool, int, bytes, bytes]:
 
 
 def _may_repeat(record: Record, changes: ShardChanges) -> bool:
-    """Whether a key may come twice in a changed shard. Nearly never, and only then is every sample looked at."""
+    """True if a key may occur twice in a changed shard. This is rare, and only then every sample is compared."""
     sums = record.array("entry.hash")
     if (sums[1:] == sums[:-1]).any():
         return True
@@ -380,16 +381,16 @@ def _may_repeat(record: Record, changes: ShardChanges) -> bool:
 
 
 def _in_order(record: Record, changes: ShardChanges) -> Iterator[tuple[int, int, bytes]]:
-    """What is left of the samples of a changed shard, in order: (place that it had, entry, plain key).
+    """Return the remaining samples of a changed shard, in order: (former place, entry, plain key).
 
-    New samples have places that nothing had and that are no neighbours.
+    New samples have places that no sample had and that are not adjacent to any.
     """
     entries = [entry for entry in range(record.entries) if not record.entry_flags[entry] & STRAY]
     entries.sort(key=lambda entry: record.member(record.entry_member[entry]).head)
     for place, entry in enumerate(entries):
         members = record.entry_members(entry)
         left = [member for member in members if changes.members.get(member, True)]
-        if not left and not any(member in changes.behind for member in members):
+        if not left and not any(member in changes.following for member in members):
             continue
         new = next((new[0] for member in left if (new := changes.members.get(member))), None)
         yield place, entry, record.entry_path(entry) if new is None else _key_of(new.name)
@@ -398,7 +399,7 @@ def _in_order(record: Record, changes: ShardChanges) -> Iterator[tuple[int, int,
 
 
 def _key_of(name: bytes) -> bytes:
-    """The plain key of a member; its name, if it is in no sample."""
+    """Return the plain key of a member; its name if it is in no sample."""
     found = names.split(name)
     if found is None:
         return name

@@ -22,18 +22,19 @@ from wdsfs.commit.steps import Output
 from wdsfs.errors import CommitError
 from wdsfs.storage.durable import CHUNK
 from wdsfs.storage.source import TarBytes, pread
-from wdsfs.tar import header_encoder, scan
-from wdsfs.tar.scan import HARMLESS
+from wdsfs.tar import headers, scan
+from wdsfs.tar.columns import Chunk
+from wdsfs.tar.problems import HARMLESS, Problem
 
 DENSE = 8192  # bytes per member; with less, comparing all bytes is quicker than reading the headers
 
-_NO_FILES = (scan.HARD_LINK, scan.CHARACTER, scan.BLOCK_DEVICE, scan.DIRECTORY, scan.FIFO)
+_NO_FILES = (headers.HARD_LINK, headers.CHARACTER, headers.BLOCK_DEVICE, headers.DIRECTORY, headers.FIFO)
 
 OpenSource = Callable[[int], AbstractContextManager[TarBytes]]  # opens a source shard by its number in the set
 
 
 class WrittenFile(NamedTuple):
-    """A new member as it was written: its first byte in the shard, and the CRC-32 of its content."""
+    """A new member as written: its first byte in the shard, and the CRC-32 of its content."""
 
     head: int
     piece: NewMember
@@ -43,7 +44,7 @@ class WrittenFile(NamedTuple):
 def verify(fd: int, output: Output, written: Sequence[WrittenFile], open_source: OpenSource) -> None:
     """Verify the file at `fd` against its plan. Raises CommitError.
 
-    A shard that is copied whole may have the damage of its source, so there only the length is compared.
+    A shard that is copied whole may have the damage of its source, so only its length is compared.
     """
     if os.fstat(fd).st_size != output.length:
         raise _wrong(output, "it has another length")
@@ -58,13 +59,13 @@ def verify(fd: int, output: Output, written: Sequence[WrittenFile], open_source:
 
 
 def _compare(fd: int, output: Output, written: Sequence[WrittenFile], open_source: OpenSource) -> None:
-    """Compare everything with what it was made of. Each piece must start with a header, or at the end mark."""
+    """Compare all bytes with their sources. Each piece must start with a header, or at the end mark."""
     checksums = {one.head: one.checksum for one in written}
     at = 0
     with contextlib.ExitStack() as stack:
         opened: dict[int, TarBytes] = {}
         for piece in output.pieces:
-            if not isinstance(piece, Zeros) and not _may_start(os.pread(fd, header_encoder.BLOCK, at)):
+            if not isinstance(piece, Zeros) and not _may_start(os.pread(fd, headers.BLOCK, at)):
                 raise _wrong(output, f"there is no header at byte {at}")
             if isinstance(piece, CopiedRange):
                 if piece.shard not in opened:
@@ -82,7 +83,7 @@ def _compare(fd: int, output: Output, written: Sequence[WrittenFile], open_sourc
 
 
 def _is_same(one: TarBytes, start: int, other: int, at: int, length: int) -> bool:
-    """Whether two files have the same bytes from these places on."""
+    """True if two files have the same bytes from these places on."""
     for done in range(0, length, CHUNK):
         count = min(CHUNK, length - done)
         if pread(one, count, start + done) != os.pread(other, count, at + done):
@@ -98,16 +99,16 @@ def _checksum(fd: int, start: int, size: int) -> int:
 
 
 def _may_start(block: bytes) -> bool:
-    return scan.is_header(block) or not any(block)
+    return headers.is_header(block) or not any(block)
 
 
 def _scan_back(fd: int, output: Output, written: Sequence[WrittenFile]) -> None:
-    """Read all headers: every member has to be where it belongs, with its size, and there must be no other.
+    """Read all headers: every member has to be in its place, with its size, and there must be no other.
 
-    Of new members name, time and content are compared, too; those of the runs are the kernel's copies.
+    For new members name, time and content are compared, too; copied ranges were copied by the kernel.
     """
     layouts = output.layouts or {}
-    problems: list[scan.Problem] = []
+    problems: list[Problem] = []
     heads, sizes = _expected(output, layouts)
     new = {one.head: one for one in written}
     at = 0
@@ -126,7 +127,7 @@ def _scan_back(fd: int, output: Output, written: Sequence[WrittenFile]) -> None:
 
 
 def _expected(output: Output, layouts: Mapping[int, SourceLayout]) -> tuple[Numbers, Numbers]:
-    """Where the members of an output begin, and their sizes, in order."""
+    """Return the first bytes of the members of an output, and their sizes, in order."""
     heads: list[Any] = [np.zeros(0, np.int64)]
     sizes: list[Any] = [np.zeros(0, np.int64)]
     done = 0
@@ -143,7 +144,7 @@ def _expected(output: Output, layouts: Mapping[int, SourceLayout]) -> tuple[Numb
     return np.concatenate(heads), np.concatenate(sizes)
 
 
-def _verify_new(fd: int, output: Output, chunk: scan.Chunk, row: int, wanted: WrittenFile) -> None:
+def _verify_new(fd: int, output: Output, chunk: Chunk, row: int, wanted: WrittenFile) -> None:
     piece, at = wanted.piece, int(chunk.datas[row])
     if chunk.names[row] != piece.name or int(chunk.mtimes[row]) != piece.mtime * 10**9:
         raise _wrong(output, f"{os.fsdecode(piece.name)} has another name or time in it")
@@ -152,9 +153,9 @@ def _verify_new(fd: int, output: Output, chunk: scan.Chunk, row: int, wanted: Wr
 
 
 def _read_end(fd: int, output: Output) -> None:
-    """Read what follows the last member as Python's tarfile does, and so webdataset; others are less strict.
+    """Read the end of the shard as Python's tarfile does, and so webdataset; other readers are less strict.
 
-    An extension header that no member follows is an error there, which costs the reader the last sample, too.
+    There an extension header without a member is an error, by which the reader also loses the last sample.
     """
     try:
         with open(fd, "rb", closefd=False) as file:
@@ -167,7 +168,7 @@ def _read_end(fd: int, output: Output) -> None:
 
 
 def _end_of_members(output: Output) -> int:
-    """The byte after the last regular member of an output and its padding."""
+    """Return the byte after the last regular member of an output and its padding."""
     at = output.length
     for piece in reversed(output.pieces):
         if isinstance(piece, NewMember):

@@ -15,6 +15,7 @@ from wdsfs.commit.changes import (
     EMPTY_DIRECTORY,
     LEAVING,
     LINKED,
+    OF_MOUNT,
     OLD_STEM,
     OTHER_STEM,
     SAME,
@@ -33,13 +34,12 @@ from wdsfs.errors import NoSuchEntry, NotADirectory
 from wdsfs.index.record import BY_EXTENSION, STRAY, Record
 from wdsfs.inodes import MEMBER, ROOT, SAMPLE, index_of, kind_of
 from wdsfs.overlay.upper_format import DIRECTORY, FILE, SYMLINK, WHITEOUT, Origin, UpperNode
-from wdsfs.storage.identity import sum_of
 
 CHUNK = 1 << 20  # bytes that are compared at a time
 
 
 class UpperFile(NamedTuple):
-    """A file of the upper. `mtime_ns` and `size` (bytes) as they are now."""
+    """A file of the upper, with its present `mtime_ns` and `size` (bytes)."""
 
     node: UpperNode
     path: bytes
@@ -47,6 +47,7 @@ class UpperFile(NamedTuple):
     mtime_ns: int
 
     def new(self, name: bytes) -> NewMember:
+        """The new member with this name and the content of the file."""
         return NewMember(name, self.path, self.size, self.mtime_ns)
 
 
@@ -56,10 +57,10 @@ class Walk:
     def __init__(self, tree: LowerTree, open_file: Callable[[UpperNode], int], rules: Rules) -> None:
         self.tree, self.lower, self.open_file, self.rules = tree, tree.lower, open_file, rules
         self.gone: dict[int, set[int]] = {}  # by shard: members that are hidden
-        self.files: dict[int, dict[int, UpperFile]] = {}  # by shard and member: what replaces it
-        self.times: dict[int, set[int]] = {}  # by shard: those that are replaced by the same content
+        self.files: dict[int, dict[int, UpperFile]] = {}  # by shard and member: the files that replace it
+        self.times: dict[int, set[int]] = {}  # by shard: members that are replaced by the same content
         self.kept: dict[int, set[int]] = {}  # by shard: members that a copy of themselves covers
-        self.fresh: dict[Home, dict[bytes, UpperFile]] = {}  # by sample and extension: files that come
+        self.fresh: dict[Home, dict[bytes, UpperFile]] = {}  # by sample and extension: new files
         self.origins: dict[Home, Origin] = {}  # the sample that a new one was before
         self.paths: dict[tuple[int, int], bytes] = {}  # by shard and entry: where the sample is shown
         self.homes = Homes(tree, self.paths)
@@ -67,7 +68,7 @@ class Walk:
         self.conflicts: list[Remark] = []
         self.notes: list[Remark] = []
         self.leavings: list[Remark] = []
-        self.covered: set[bytes] = set()  # paths of files of the upper of which nothing has to be written
+        self.covered: set[bytes] = set()  # paths of files of the upper that need not be written
 
     def record(self, number: int) -> Record:
         return self.lower.record(number)
@@ -100,6 +101,9 @@ class Walk:
             else:
                 self._hide_child(spot, name, found, path)
             return None
+        if found is None and not spot.path and name == names.HIDDEN_DIRECTORY:
+            self.unpackable.append(Remark(path, OF_MOUNT))  # made where the kernel serves, which has no such name
+            return None
         if child.kind == DIRECTORY:
             return self._enter(spot, name, child, found)
         if found is not None and (kind_of(found) != MEMBER or child.kind != FILE):
@@ -117,12 +121,12 @@ class Walk:
         elif found is not None:
             self._replace(spot, name, found, child, path)
         else:
-            # What does not show the lower is all that is left of a sample that was renamed to it.
+            # A directory that hides the lower has all that is left of a sample that was renamed to it.
             self._add(spot, name, child, path, parent.opaque or not spot.lower)
         return None
 
     def _lookup(self, spot: Spot, name: bytes) -> int | None:
-        """The inode number of a child of the lower's directory, hidden or not."""
+        """Return the inode number of a child of the lower's directory, hidden or not."""
         if not spot.lower:
             return None
         try:
@@ -148,9 +152,9 @@ class Walk:
         return inner
 
     def _is_left(self, spot: Spot, name: bytes, child: UpperNode) -> bool:
-        """Whether a new file is one that some program has left behind.
+        """True if a new file is a leftover of some program.
 
-        Semantics decision: a column that a sample has in its shard is none, whatever its name; nor is it when the
+        Semantics decision: a column that a sample has in its shard is none, whatever its name; nor is it if the
         sample is renamed. (An editor's `cls~` may be the file that was `cls` in the shard.)
         """
         if self.rules.with_leavings or not (spot.left or names.is_leaving(name)):
@@ -164,9 +168,9 @@ class Walk:
         return not names.is_leaving(self.homes.member_name(number, member).rpartition(b"/")[2])
 
     def place_of(self, origin: Origin) -> tuple[int, int] | None:
-        """The shard and the position in its record of an origin; None if the shard is not what it was."""
+        """Return the shard and the position in its record of an origin; None if the shard has changed."""
         _, number, where = inodes.unpack(origin.inode)
-        if number >= len(self.lower) or sum_of(self.lower.fingerprint(number)) != origin.sum:
+        if number >= len(self.lower) or self.lower.fingerprint(number).sum != origin.sum:
             return None
         record = self.record(number)
         if index_of(where) >= (record.entries if kind_of(where) == SAMPLE else record.members):
@@ -176,7 +180,7 @@ class Walk:
     # --- removals
 
     def hide(self, inode: int, path: bytes) -> None:
-        """Note that everything in the lower's directory is removed."""
+        """Collect the removal of everything in the lower's directory."""
         if kind_of(inode) == SAMPLE:
             _, number, where = inodes.unpack(inode)
             entry = index_of(where)
@@ -190,7 +194,7 @@ class Walk:
         return [(e.name, e.node.inode, e.cursor) for e in self.tree.listing(inode, AT_PARENT)]
 
     def _hide_one(self, inode: int, cursor: int, path: bytes) -> None:
-        # The first shards of the mount's top have low cursors; the number itself says enough there.
+        # The first shards at the mount's top have low cursors; their numbers suffice there.
         if kind_of(inode) != MEMBER:
             self.hide(inode, path)
         elif self._is_link(inode, cursor):
@@ -208,10 +212,10 @@ class Walk:
 
     def _hide_member(self, inode: int, path: bytes) -> None:
         _, number, where = inodes.unpack(inode)
-        self._tell_path(number, index_of(where), path)
+        self._note_path(number, index_of(where), path)
         self.gone.setdefault(number, set()).add(index_of(where))
 
-    def _tell_path(self, number: int, member: int, path: bytes) -> None:
+    def _note_path(self, number: int, member: int, path: bytes) -> None:
         """Keep the path of a member's sample: its directory; in the files layout the member without extension."""
         record = self.record(number)
         entry = record.entry_of(member)
@@ -229,7 +233,7 @@ class Walk:
         self.paths.setdefault((number, entry), shown)
 
     def _is_link(self, inode: int, cursor: int) -> bool:
-        """Whether the entry that a listing has at `cursor` is another name of the member with this number."""
+        """True if the entry of a listing at `cursor` is another name of the member with this number."""
         return self._is_linked(inode) and index_of(cursor) != index_of(inode)
 
     def _is_linked(self, inode: int) -> bool:
@@ -254,7 +258,7 @@ class Walk:
         elif self._is_linked(inode) and not self._has_all_names(number, member, child):
             self.conflicts.append(Remark(path, LINKED))
         else:
-            self._tell_path(number, member, path)
+            self._note_path(number, member, path)
             files = self.files.setdefault(number, {})
             if member in files:  # further names of a file are links in the tar, too
                 self.covered.add(path)
@@ -264,7 +268,7 @@ class Walk:
                     self.times.setdefault(number, set()).add(member)
 
     def _has_all_names(self, number: int, member: int, child: UpperNode) -> bool:
-        """Whether a file replaces all names of a member with hard links, which then are links of the new one."""
+        """True if a file replaces all names of a member with hard links: they become links to the new one."""
         return not self.tree.files_layout or len(child.places()) >= self.record(number).link_count(member)
 
     def _file(self, node: UpperNode, path: bytes) -> UpperFile:
@@ -276,10 +280,11 @@ class Walk:
         return UpperFile(node, path, status.st_size, status.st_mtime_ns)
 
     def has_time(self, number: int, member: int, file: UpperFile) -> bool:
+        """True if a file has the time of the member, in whole seconds."""
         return file.mtime_ns // 10**9 == self.record(number).member(member).mtime_ns // 10**9
 
     def has_content(self, number: int, member: int, file: UpperFile) -> bool:
-        """Whether a file has the content of the member, as after a mere change of mode."""
+        """True if a file has the content of the member, as after a change of mode only."""
         if file.size != self.record(number).member(member).size:
             return False
         content = self.lower.content(number, self.lower.tag(number), member)
@@ -306,13 +311,13 @@ class Walk:
             os.close(directory)
 
     def _add(self, spot: Spot, name: bytes, child: UpperNode, path: bytes, alone: bool) -> None:
-        """A file where the lower has none: of a sample that is there, of a new one, or of none at all.
+        """Collect a file that the lower does not have: of an existing sample, of a new one, or of none.
 
-        `alone`: the lower has nothing to do with its directory.
+        `alone`: its directory has no counterpart in the lower.
         """
         found = self.homes.find(spot, name)
         if found == OTHER_STEM and alone and not name.startswith(b"."):
-            self.conflicts.append(Remark(path, OLD_STEM))  # to leave it out would be to lose the sample
+            self.conflicts.append(Remark(path, OLD_STEM))  # leaving it out would lose the sample
         elif isinstance(found, str):
             self.unpackable.append(Remark(path, found))
         else:

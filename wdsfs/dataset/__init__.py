@@ -1,10 +1,10 @@
-"""A set of shards as directories, names and content, whoever serves it.
+"""A set of shards as directories, names and content, independent of how it is served.
 
-`shard_set.py` has the shards by number: whether each is still what it was (`freshness.py`, with the counters of
-`generations.py`), open files and records (`open_files.py`, `open_records.py`), what is not indexed
-(`indexing.py`); `content.py` reads. `shard_access.py` opens shards on behalf of other users.
-The trees (`tree.py`: what each answers) decide which names and inodes exist: `shard_tree.py` (a directory
-for each shard), `merged_tree.py` (`--merge`) and `numbered_tree.py` (`--index-tree`). `statistics.py`
-is what `wdsfs info` shows. Everything here only reads, and knows neither FUSE nor the overlay.
-Start with `tree.py`.
+`shard_set.py` has the shards by number. Its parts check if a shard has changed (`freshness.py`, with the counters
+of `generations.py`), keep open files and records (`open_files.py`, `open_records.py`), and have shards indexed
+(`indexing.py`); `content.py` reads. `shard_access.py` opens shards on behalf of other users. The trees
+(interface: `tree.py`) decide which names and inodes exist: `shard_tree.py` (a directory for each shard, with the
+names of `shown_names.py`), `merged_tree.py` (`--merge`, with `merged_paths.py` and `merged_rivals.py`) and
+`numbered_tree.py` (`--index-tree`). `provenance.py` has extended attributes, `totals.py` and `statistics.py`
+sums. Everything here only reads, and knows neither FUSE nor the overlay. Start with `tree.py`.
 """

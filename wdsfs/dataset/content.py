@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 from wdsfs.dataset.open_files import ShardFile
 from wdsfs.errors import CorruptShard, StaleShard, UnreadableShard
-from wdsfs.tar import scan
+from wdsfs.tar import member_reader
+from wdsfs.tar.sparse import Segments
+
+if TYPE_CHECKING:
+    from wdsfs.remote.client import RemoteTar
 
 READ_MAX = 1 << 20  # bytes; the most that the kernel asks for at once
+SAMPLE_MAX = 8 << 20  # bytes of a sample that is fetched with the first of its columns
 
 
 class Held:
-    """Bytes that lie in no file as they are read: `load` gets them when they are not `data` already."""
+    """Bytes that are in no file in this form: `load` makes them, unless `data` has them already."""
 
     __slots__ = ("data", "load")
 
@@ -24,7 +30,7 @@ class Held:
 
 @dataclass(slots=True)
 class Content:
-    """Everything needed to read a member without the lower: where it lies (bytes) in which file.
+    """Everything needed to read a member without the set of shards: its place (bytes) in which file.
 
     With `held` the bytes are those; `file` is what they come from, and `segments` is not None.
     """
@@ -32,8 +38,19 @@ class Content:
     file: ShardFile
     data: int
     size: int
-    segments: scan.Segments | None
+    segments: Segments | None
     held: Held | None = None
+    # For a remote shard: where all columns of the sample lie, as begin and end (bytes).
+    sample: Callable[[], Sequence[tuple[int, int]]] | None = None
+
+
+class RemoteRange(NamedTuple):
+    """Bytes of a remote shard that a read needs, and what else belongs to the sample."""
+
+    tar: RemoteTar
+    begin: int
+    end: int
+    sample: Sequence[tuple[int, int]]
 
 
 _scratch = memoryview(bytearray(READ_MAX))
@@ -49,37 +66,50 @@ def read(content: Content, offset: int, length: int) -> bytes:
         if content.held is not None:
             data = _held(content.held, offset, length)
         else:
-            data = scan.read(file.source, content.data, content.size, content.segments, offset, length)
+            data = member_reader.read(file.source, content.data, content.size, content.segments, offset, length)
     except CorruptShard as error:
         check_unchanged(content)
         raise CorruptShard(f"{os.fsdecode(file.path)}: {error}") from None
     except OSError as error:
         raise UnreadableShard(f"{os.fsdecode(file.path)}: {error.strerror}") from None
-    # After the read: a change before it or during it shows in the times, one behind it does not matter.
+    # After the read: a change before or during it shows in the times, one after it does not matter.
     check_unchanged(content)
     return data
 
 
 def read_cached(content: Content, offset: int, length: int) -> memoryview | None:
-    """As `read`, but None when it would have to wait for a disk, or is not worth the trouble here.
+    """As `read`, but None if it would have to wait for a disk, or for members that need more than one read.
 
-    The bytes are there until the next call: no memory is taken for each read.
+    The bytes are valid until the next call: no memory is allocated for each read.
     """
     length = min(length, content.size - offset)
     file = content.file
-    fd = file.source
-    if content.segments is not None or not 0 < length <= READ_MAX or not isinstance(fd, int):
+    if content.segments is not None or not 0 < length <= READ_MAX:
         return None if content.held is None else _held_cached(content, offset, length)
-    data, begin = _scratch[:length], content.data + offset
+    fd, data, begin = file.source, _scratch[:length], content.data + offset
+    if not isinstance(fd, int):
+        remote = file.remote
+        return data if remote is not None and remote.read_cached(data, begin) else None
     file.look_ahead(begin, begin + length)
     try:
         got = os.preadv(fd, (data,), begin, os.RWF_NOWAIT)
-    except OSError:  # EAGAIN: not in the page cache; EOPNOTSUPP: this file system cannot say
+    except OSError:  # EAGAIN: not in the page cache; EOPNOTSUPP: the file system does not know
         return None
     if got < length:
         return None
     check_unchanged(content)
     return data
+
+
+def remote_range(content: Content, offset: int, length: int) -> RemoteRange | None:
+    """Where the bytes of a read lie in a remote shard; None if they lie elsewhere, or not in one piece."""
+    tar, end = content.file.remote, min(offset + length, content.size)
+    if tar is None or content.segments is not None or offset >= end:
+        return None
+    sample = [] if content.sample is None else content.sample()
+    if sum(stop - start for start, stop in sample) > SAMPLE_MAX:
+        sample = []
+    return RemoteRange(tar, content.data + offset, content.data + end, sample)
 
 
 def _held(held: Held, offset: int, length: int) -> bytes:
@@ -96,6 +126,11 @@ def _held_cached(content: Content, offset: int, length: int) -> memoryview | Non
 
 
 def check_unchanged(content: Content) -> None:
-    """Raises StaleShard when the shard is no longer the file that was indexed."""
-    if os.fstat(content.file.fd).st_ctime_ns != content.file.ctime_ns:
+    """Raise StaleShard when the shard is no longer the file that was indexed.
+
+    Asked at every read. Not by a Fingerprint: the ctime alone shows any change of an open file. What is open of a
+    remote shard is always the same object.
+    """
+    shard = content.file.shard
+    if isinstance(shard, int) and os.fstat(shard).st_ctime_ns != content.file.ctime_ns:
         raise StaleShard(f"{os.fsdecode(content.file.path)} has changed since this was opened")

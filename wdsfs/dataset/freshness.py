@@ -1,30 +1,29 @@
-"""Whether the shards are still the files that they were: who decides that a shard is stale.
+"""Decides that a shard is stale: that it is no longer the file that it was.
 
-A shard's path is looked at again when it is used, at most once a second, and at once after an alarm: a process of
-the mount has met a change, or `mount/watch.py` has heard of one. What a change means for records and open files is
-for `shard_set.py`, which is called back.
+A shard's path is checked when it is used, at most once a second, and at once after an alarm: a process of the
+mount has met a change, or `mount/watch.py` was notified of one. `shard_set.py` is called back and drops records
+and open files.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
 from wdsfs.dataset.generations import Generations
-from wdsfs.errors import RefusedShard, ShardError
+from wdsfs.errors import MissingShard, RefusedShard, ShardError
+from wdsfs.storage.identity import GONE, Fingerprint
 
 log = logging.getLogger(__name__)
 
 FRESH_SECONDS = 1.0  # how long a look at a shard's path is believed
-Fingerprint = tuple[int, int, int]
-GONE: Fingerprint = (0, 0, 0)  # of a shard that was there and cannot be read now
 
 
 @dataclass(slots=True)
 class State:
-    """What is known of a shard that has been looked at."""
+    """A shard as of the last look at it."""
 
     fingerprint: Fingerprint
     looked: float  # monotonic seconds of the last look at its path
@@ -32,11 +31,11 @@ class State:
 
 
 class Freshness:
-    """What each shard of a set was at the last look at it.
+    """The state of each shard of a set as of the last look at it.
 
     `look` returns the fingerprint of a shard's path now, or raises ShardError. `changed` is called with the
     number, the fingerprint before and the one now (GONE: it cannot be read) when they differ, and before the new
-    one is kept.
+    one is kept. The shards `out` are not in the set any more.
     """
 
     def __init__(
@@ -44,8 +43,9 @@ class Freshness:
         tags: Generations,
         look: Callable[[int], Fingerprint],
         changed: Callable[[int, Fingerprint, Fingerprint], None],
+        out: Set[int] = frozenset(),
     ) -> None:
-        self.tags = tags
+        self.tags, self._out = tags, out
         self.states: dict[int, State] = {}
         self.heard = 0  # the alarms that this process has acted on
         self._look, self._changed = look, changed
@@ -54,13 +54,12 @@ class Freshness:
 
     def fingerprint(self, number: int) -> Fingerprint:
         """The fingerprint of a shard, at most a second old. Raises MissingShard, UnreadableShard."""
-        state = self.states.get(number)
-        now = time.monotonic()
-        if self.tags.alarms != self.heard:
-            self.heard, self._believed = self.tags.alarms, now
-        if state is None or state.fingerprint == GONE or state.looked < self._believed:
+        state, now, alarms = self.states.get(number), time.monotonic(), self.tags.alarms
+        if alarms != self.heard:
+            self.heard, self._believed = alarms, now
+        if state is None or now - state.looked >= FRESH_SECONDS or state.looked < self._believed:
             return self._look_again(number, state, now)
-        return state.fingerprint if now - state.looked < FRESH_SECONDS else self._look_again(number, state, now)
+        return state.fingerprint if state.fingerprint != GONE else self._look_again(number, state, now)
 
     def look_again(self, number: int) -> Fingerprint:
         """The fingerprint of a shard as it is now. Raises MissingShard, UnreadableShard."""
@@ -71,9 +70,12 @@ class Freshness:
             found = self._look(number)
         except ShardError as error:
             if state is not None and state.fingerprint != GONE:
-                # A refusal is logged already; and of many shards it is the same where a view lacks something.
+                # A refusal is logged already. A view that lacks a companion gives the same error for many shards.
                 if str(error) != self._said and not isinstance(error, RefusedShard):
-                    log.error("%s; what was open from it gets ESTALE", error)
+                    # Of a set that is followed it is about to be taken out, as somebody wanted.
+                    is_wanted = self.tags.followed and isinstance(error, MissingShard)
+                    level = logging.INFO if is_wanted else logging.ERROR
+                    log.log(level, "%s; what was open from it gets ESTALE", error)
                 self._said = str(error)
                 self._changed(number, state.fingerprint, GONE)
                 self.states[number] = State(GONE, now, state.tag)
@@ -98,15 +100,18 @@ class Freshness:
         return state.tag
 
     def believed_until(self, number: int) -> float:
-        """When (monotonic seconds) the last look at a shard is no longer believed."""
+        """The moment (monotonic seconds) up to which the last look at a shard is believed."""
         return self.states[number].looked + FRESH_SECONDS
 
     def version(self) -> int:
         """A number that differs after each change of a shard that was noticed, also after many of them.
 
-        It is about what this process knows; the same in all that know the same, and after a remount.
+        It is about what this process knows; the same in all that know the same, and after a remount. Shards that
+        come or go change nothing: what was listed before stays where it is.
         """
-        return sum(2 * state.tag + (state.fingerprint == GONE) for state in self.states.values())
+        states = [state for number, state in self.states.items() if number not in self._out]
+        missing = 0 if self.tags.followed else sum(state.fingerprint == GONE for state in states)
+        return 2 * (sum(state.tag for state in states) + self.tags.sum_out) + missing
 
     def reconsider(self, number: int) -> None:
         """A shard has other content under the fingerprint that it had: give it a new tag, and look again."""

@@ -8,6 +8,9 @@ that were asked about last. The inode of everything here carries the version of 
 are other numbers, under which the kernel knows nothing. How many samples a shard has that cannot be read is not
 known, so while there is one, nothing here can be looked at (EIO): with other numbers a link would lead to
 another sample.
+
+Semantics decision: in a set that grows, new samples get further numbers, and those of shards that are gone stay
+unused: there is no link of such a number (ENOENT), and the directories leave it out.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ from wdsfs.dataset.tree import (
 from wdsfs.errors import (
     InvalidRequest,
     IsADirectory,
+    MissingShard,
     NoSuchAttribute,
     NoSuchEntry,
     NotADirectory,
@@ -55,13 +59,13 @@ from wdsfs.inodes import BY_INDEX, MILLION, NUMBERED, ROOT, SAMPLE, TAG_MAX, THO
 from wdsfs.spec.expand import Shard
 
 NAME = b"by-index"
-LOOK_SECONDS = 5.0  # how often all shards are looked at, if no change was heard of
+LOOK_SECONDS = 5.0  # how often all shards are checked without an alarm
 ORDERS_MAX = 8  # shards whose order of samples is kept
 
 _LINK_MODE = stat.S_IFLNK | 0o777
 _TAG_SHIFT = 46  # in the number of an extra: below it is that of a directory or sample
 _FIRST = AT_PARENT + 1  # the cursor of the first child
-_LAST = inodes.UP  # of `by-index` in the top: behind everything that a tree may have there
+_LAST = inodes.UP  # of `by-index` in the top: after everything that a tree may have there
 _TO_TOP = b"../../../"
 
 
@@ -89,7 +93,7 @@ def make_numbered(lower: ShardSet, view: View, merge: bool) -> LowerTree:
 
 
 def check_name(shards: Sequence[Shard], view: View, merge: bool) -> None:
-    """Raises UsageError when a shard has the name of the directory of links."""
+    """Raise UsageError when a shard has the name of the directory of links."""
     for shard in shards:
         if view.index_tree and not merge and shard.name == NAME:
             raise UsageError(
@@ -99,7 +103,7 @@ def check_name(shards: Sequence[Shard], view: View, merge: bool) -> None:
 
 
 def sample_order(record: Record) -> Sequence[int] | NDArray[np.uint32]:
-    """The entries of a record that are samples, in the order of the tar; a range where that says it all."""
+    """The entries of a record that are samples, in the order of the tar; a range if all are, in this order."""
     found = record.samples_in_order()
     if len(found) == record.entries and bool(np.all(found[1:] > found[:-1])):
         return range(len(found))
@@ -109,10 +113,11 @@ def sample_order(record: Record) -> Sequence[int] | NDArray[np.uint32]:
 def view_order(
     record: Record, plain: Record, own: Callable[[int], int | None] = lambda _: None
 ) -> NDArray[np.uint32]:
-    """The samples of a record that was made of another one, in the order that they have in the tar.
+    """The samples of a derived record, in the order of the tar; `plain` is the record that it is made of.
 
-    Such a record has no offsets, but the same keys. Of a key that comes again, the members tell which is which:
-    `own` gives the number that one of them has in `plain`. Where none is from there, it is the first that is left.
+    A derived record has no offsets, but the same keys. Samples of one key are distinguished by their members:
+    `own` returns the number that a member has in `plain`. A sample without such a member takes the first place
+    that is left.
     """
     places: dict[bytes, list[tuple[int, int]]] = {}
     for place, entry in enumerate(sample_order(plain)):
@@ -130,6 +135,20 @@ def view_order(
     entries = np.flatnonzero((record.array("entry.flags") & STRAY) == 0)
     order = np.argsort([place_of(entry) for entry in entries.tolist()], kind="stable")
     return entries[order].astype(np.uint32)
+
+
+def samples_of(lower: ShardSet, shard: int) -> Sequence[int] | NDArray[np.uint32]:
+    """The entries of a shard that are samples, in the order of the tar. Raises what `ShardSet.record` raises."""
+    if lower.plain is lower:
+        return sample_order(lower.record(shard))
+    plain = lower.plain.record(shard)
+    return view_order(lower.record(shard), plain, partial(_own_member, lower, shard))
+
+
+def _own_member(lower: ShardSet, shard: int, member: int) -> int | None:
+    """The number that a member of a view has in the shard itself, if it is from there."""
+    found = lower.origin(shard, member)
+    return found[2] if found is not None and found[:2] == (lower.plain, shard) else None
 
 
 class NumberedTree:
@@ -156,7 +175,7 @@ class NumberedTree:
         self.tree.close(clean)
 
     def make_writable(self, umask: int = 0) -> None:
-        """The links stay as they are: nobody can change them."""
+        """Nothing changes for the links: they cannot be written."""
         self.tree.make_writable(umask)
         self.directory_mode, self.file_mode = self.tree.directory_mode, self.tree.file_mode
 
@@ -165,32 +184,46 @@ class NumberedTree:
     def _load(self) -> None:
         """Count anew if a shard has changed. Called first by whatever is about the links."""
         now = time.monotonic()
-        if self.lower.alarms != self._heard or now - self._looked > LOOK_SECONDS:
-            self._heard = self.lower.alarms
+        if self.lower.generations.alarms != self._heard or now - self._looked > LOOK_SECONDS:
+            self._heard = self.lower.generations.alarms
             self.lower.look_at_all()
             self._looked = now
         if self._generation != self.lower.generation:
             self._count()
 
     def _count(self) -> None:
-        counts = []
-        for number in range(len(self.lower)):
-            summary = self.lower.summary(number)
-            if summary.problems:
-                self.lower.record(number)  # a view that was refused has no samples that anybody could count
-            counts.append(summary.samples)
-        self._ends = np.cumsum(counts, dtype=np.int64)
-        self._tag = self.lower.version() & TAG_MAX
+        self._ends = np.cumsum([self._count_in(number) for number in range(len(self.lower))], dtype=np.int64)
+        self._tag = self.lower.version() + self.lower.generations.edition & TAG_MAX
         self._orders.clear()
         self._folder = ROOT, b""
         self._generation = self.lower.generation
 
+    def _count_in(self, number: int) -> int:
+        """How many numbers a shard takes."""
+        samples = self.lower.samples_of(number)
+        if self._is_shown(number) and self.lower.summary(number).problems:
+            self.lower.record(number)  # a view that was refused has no samples that anybody could count
+        return samples
+
+    def _is_shown(self, shard: int) -> bool:
+        """True if a shard is in the set, and not about to be taken out of it."""
+        if shard in self.lower.out:
+            return False
+        if self.lower.generations.followed:
+            try:
+                self.lower.fingerprint(shard)
+            except MissingShard:
+                return False
+        return True
+
     def _sample(self, number: int) -> tuple[int, int]:
-        """The shard that has the sample with this number, and its inode."""
+        """The shard that has the sample with this number, and its inode. Raises NoSuchEntry for an unused one."""
         shard = int(np.searchsorted(self._ends, number, "right"))
+        if self.lower.may_shrink and not self._is_shown(shard):
+            raise NoSuchEntry(f"sample {number} is gone: its shard is not in the set any more")
         order = self._orders.get(shard)
         if order is None:
-            order = self._orders[shard] = self._order(shard)
+            order = self._orders[shard] = samples_of(self.lower, shard)
             if len(self._orders) > ORDERS_MAX:
                 self._orders.popitem(last=False)
         self.lower.record(shard)
@@ -199,18 +232,6 @@ class NumberedTree:
             raise StaleEntry("a shard has changed since its samples were counted")
         entry = int(order[number - int(self._ends[shard - 1] if shard else 0)])
         return shard, inodes.pack(self.lower.tag(shard), shard, position(SAMPLE, entry))
-
-    def _order(self, shard: int) -> Sequence[int] | NDArray[np.uint32]:
-        """The entries of a shard that are samples, in the order of the tar."""
-        if self.lower.plain is self.lower:
-            return sample_order(self.lower.record(shard))
-        plain = self.lower.plain.record(shard)
-        return view_order(self.lower.record(shard), plain, partial(self._own_member, shard))
-
-    def _own_member(self, shard: int, member: int) -> int | None:
-        """The number that a member of a view has in the shard itself, if it is from there."""
-        found = self.lower.origin(shard, member)
-        return found[2] if found is not None and found[:2] == (self.lower.plain, shard) else None
 
     def _target(self, number: int) -> tuple[int, bytes]:
         """The shard of a sample, and where its link leads."""
@@ -221,7 +242,7 @@ class NumberedTree:
         return shard, _TO_TOP + self._folder[1] + name
 
     def _path(self, inode: int) -> bytes:
-        """The path of a directory with a slash behind it; empty for the top."""
+        """The path of a directory with a slash at its end; empty for the top."""
         path = b""
         while inode != ROOT:
             inode, name = self.tree.places(inode)[0]
@@ -245,19 +266,24 @@ class NumberedTree:
         return range(first, min(first + level.children, self._count_of(level.samples)))
 
     def _own(self, inode: int) -> tuple[int, int]:
-        """What of the links an inode is, and its number; 0 for an inode of the tree. Raises StaleEntry."""
+        """The kind of an inode among the links, and its number; kind 0 for an inode of the tree. Raises
+        StaleEntry."""
         what, number = inodes.unpack_extra(inode)
         if not BY_INDEX <= what <= NUMBERED:
             return 0, 0
         self._load()
         tag, number = number >> _TAG_SHIFT, number & (1 << _TAG_SHIFT) - 1
-        if tag != self._tag:  # another process may have seen a change that this one has not looked for yet
+        if self._is_stale(tag):  # another process may have seen a change that this one has not looked for yet
             self.lower.look_at_all()
             self._load()
         known = number == 0 if what == BY_INDEX else number < self._count_of(_LEVELS[_ABOVE[what]].samples)
-        if tag != self._tag or not known:
+        if self._is_stale(tag) or not known:
             raise StaleEntry(f"no inode {inode}")
         return what, number
+
+    def _is_stale(self, tag: int) -> bool:
+        """True for the tag of a set with other numbers. Shards that have come or gone change no number."""
+        return self._tag - tag & TAG_MAX > self.lower.generations.edition
 
     def _node_of(self, what: int, number: int) -> Node:
         inode = self._inode(what, number)
@@ -265,12 +291,12 @@ class NumberedTree:
             return self._top()
         if what == NUMBERED:
             shard, target = self._target(number)
-            return Node(inode, _LINK_MODE, 1, len(target), self.lower.fingerprint(shard)[1])
+            return Node(inode, _LINK_MODE, 1, len(target), self.lower.fingerprint(shard).mtime_ns)
         links = 2 + (0 if what == THOUSAND else len(self._below(what, number)))
         return Node(inode, DIRECTORY_MODE, links, 0, self.tree.getattr(ROOT).mtime_ns)
 
     def _top(self) -> Node:
-        """The directory of links. It is there also when nobody can look into it."""
+        """The directory of links. It exists even while it cannot be listed."""
         links = 1
         with contextlib.suppress(ShardError):
             self._load()
@@ -278,7 +304,7 @@ class NumberedTree:
         return Node(self._inode(BY_INDEX), DIRECTORY_MODE, links, 0, self.tree.getattr(ROOT).mtime_ns)
 
     def _has_top(self) -> bool:
-        """Whether the links are in the top: the tree has nothing of that name."""
+        """True if the top shows the links: the tree has no such name itself."""
         try:
             self.tree.lookup(ROOT, NAME)
         except NoSuchEntry:
@@ -314,7 +340,7 @@ class NumberedTree:
         if what:
             return self._node_of(what, number)
         node = self.tree.getattr(inode)
-        # One link says that nobody has counted the subdirectories.
+        # One link: the subdirectories are not counted.
         return (
             node._replace(links=node.links + 1) if inode == ROOT and node.links > 1 and self._has_top() else node
         )
@@ -367,7 +393,11 @@ class NumberedTree:
         level, children = _LEVELS[what], self._below(what, number)
         for child in children[max(after - _FIRST + 1, 0) :]:
             cursor = child - children.start + _FIRST
-            yield Entry(self._name(level, child), self._node_of(level.child, child), cursor)
+            try:
+                node = self._node_of(level.child, child)
+            except NoSuchEntry:  # an unused number
+                continue
+            yield Entry(self._name(level, child), node, cursor)
 
     def run(self, inode: int, after: int, most: int) -> ListingRun | None:
         return None if inodes.unpack_extra(inode)[0] else self.tree.run(inode, after, most)

@@ -1,6 +1,6 @@
 """The shards that are open: their descriptors, where their bytes come from, and readahead.
 
-Few are kept open at a time, whatever the size of the set. Whether an opened file is the one that was indexed is
+Few are kept open at a time, whatever the size of the set. That an opened file is the one that was indexed is
 for `shard_set.py`.
 """
 
@@ -11,19 +11,24 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from wdsfs.dataset.freshness import Fingerprint
 from wdsfs.dataset.shard_access import Access
 from wdsfs.errors import UnreadableShard
+from wdsfs.remote.any_shard import OpenShard
 from wdsfs.storage import source
+from wdsfs.storage.identity import Fingerprint
 from wdsfs.storage.source import TarBytes
 from wdsfs.tar import compressed
+
+if TYPE_CHECKING:
+    from wdsfs.remote.client import RemoteTar
 
 # Readahead over a shard: bytes that a read may be away from the last one to be of the same pass, reads that make a
 # pass, and how much is read ahead of it (bytes), in steps of the least that a disk's readahead is set to.
 NEAR, PASS, AHEAD, STEP = 4 << 20, 8, 8 << 20, 128 << 10
-# How many bytes may go by for each that is read, and how many each read counts for at least: who takes one class
-# of a set passes over it in order, too, but reads a hundredth of it.
+# How many bytes may be skipped for each byte that is read, and how many bytes a read counts for at least. A reader
+# of one class also goes through the set in order, but reads a hundredth of it.
 GAPS, LEAST = 4, 4096
 COPIES_MAX, READERS_MAX = 32, 4  # compressed shards open at a time: a copy takes disk, a reader up to 100 MB
 
@@ -32,10 +37,10 @@ COPIES_MAX, READERS_MAX = 32, 4  # compressed shards open at a time: a copy take
 class ShardFile:
     """An open shard. Whatever is done to it, or to its last name, changes its ctime.
 
-    `source` is where its bytes come from: of a plain one `fd` itself.
+    `source` is where its bytes come from: of a plain one `shard` itself.
     """
 
-    fd: int
+    shard: OpenShard
     source: TarBytes
     path: bytes
     fingerprint: Fingerprint
@@ -45,9 +50,11 @@ class ShardFile:
     used: int = 0  # how many bytes it has read
     front: int = 0  # how far it has come (bytes)
     ahead: int = 0  # how far the disk was asked to read ahead of it (bytes)
+    readers: int = 0  # other threads that read from it
+    ended: bool = False  # to be closed as soon as these have finished
 
     def look_ahead(self, begin: int, end: int) -> None:
-        """A read of these bytes: where it goes on in order, have the disk read what comes next.
+        """Note a read of these bytes; when reads go on in order, have the disk read ahead.
 
         The kernel does so by itself only for a descriptor that is read without gaps by one reader. Several
         processes share a pass here, headers are left out, and a loader's processes are some samples apart.
@@ -66,22 +73,38 @@ class ShardFile:
         start = max(self.ahead, self.front)
         self.ahead = start + AHEAD // 2
         fd = self.source
-        assert isinstance(fd, int)  # nobody reads ahead through a reader
+        assert isinstance(fd, int)  # compressed shards have no readahead
         # The kernel cuts each of these to what it would read ahead by itself, so in small steps.
         for step in range(start, self.ahead, STEP):
             os.posix_fadvise(fd, step, STEP, os.POSIX_FADV_WILLNEED)
 
+    @property
+    def remote(self) -> RemoteTar | None:
+        """The shard if its bytes come from a store as they are."""
+        return None if isinstance(self.shard, int) or self.source is not self.shard else self.shard
+
+    def hold(self) -> None:
+        """Keep it open for another thread than that of the set. This and the next are called where the set is."""
+        self.readers += 1
+
+    def let_go(self) -> None:
+        self.readers -= 1
+        if self.ended:
+            self.close()
+
     def close(self) -> None:
-        if self.source != self.fd:
+        self.ended = True
+        if self.readers:
+            return
+        if self.source is not self.shard:
             source.close(self.source)
-        os.close(self.fd)
+        source.close(self.shard)
 
 
 class OpenFiles:
-    """Open shards by number, at most `most`, the one used longest ago is closed first.
+    """An LRU cache of open shards by number, `most` at the most.
 
-    `closed` is called with the number of one that is closed to keep to that; `slowly` is entered for what takes as
-    long as unpacking a shard does.
+    `closed` is called with the number of a shard that is evicted; `slowly` is entered around what may take long.
     """
 
     def __init__(
@@ -106,17 +129,22 @@ class OpenFiles:
         return file
 
     def open(
-        self, number: int, path: bytes, fingerprint: Fingerprint, ctime_of: Callable[[ShardFile], int]
+        self,
+        number: int,
+        path: bytes,
+        fingerprint: Fingerprint,
+        compression: str | None,
+        ctime_of: Callable[[ShardFile], int],
     ) -> ShardFile:
         """Open a shard, in the place of what was open under its number.
 
-        `ctime_of` compares the opened file with its record, and returns its ctime (ns). Raises what it raises, and
-        MissingShard, UnreadableShard, RefusedShard.
+        `fingerprint` and `compression` are those of its record. `ctime_of` compares the opened file with the
+        record, and returns its ctime (ns). Raises what it raises, and MissingShard, UnreadableShard, RefusedShard.
         """
-        fd = self._access.open(path)
-        file = ShardFile(fd, fd, path, fingerprint, 0)
+        shard = self._access.open(path)
+        file = ShardFile(shard, shard, path, fingerprint, 0)
         try:
-            file.source = self._source(fd, path)
+            file.source = self._source(shard, path, compression)
             file.ctime_ns = ctime_of(file)
         except BaseException:
             file.close()
@@ -126,32 +154,36 @@ class OpenFiles:
         self.files[number] = file
         if len(self.files) > self._most:
             self._close(next(iter(self.files)))
-        if file.source != fd:
+        if file.source is not shard:
             self._close_compressed()
         return file
 
-    def _source(self, fd: int, path: bytes) -> TarBytes:
+    def _source(self, shard: OpenShard, path: bytes, compression: str | None) -> TarBytes:
         """Where the bytes of a shard come from. Raises StaleShard, UnreadableShard."""
-        try:
-            kind = compressed.kind_of(fd)
-        except OSError as error:
-            raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
+        kind = compression
+        if isinstance(
+            shard, int
+        ):  # it may be another file with the same times; of a remote one nothing is fetched
+            try:
+                kind = compressed.kind_of(shard)
+            except OSError as error:
+                raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
         if kind is None:
-            return fd
+            return shard
         with self._slowly():
-            return compressed.unpacked(kind, fd, path).source
+            return compressed.unpacked(kind, shard, path).source
 
     def _close(self, number: int) -> None:
         self._closed(number)
         self.files.pop(number).close()
 
     def _close_compressed(self) -> None:
-        """Close the compressed shards that are too many, the one used longest ago first."""
+        """Evict compressed shards above their own, smaller limits."""
         for wanted, limit in ((True, COPIES_MAX), (False, READERS_MAX)):
             found = [
                 number
                 for number, file in self.files.items()
-                if file.source != file.fd and isinstance(file.source, int) == wanted
+                if file.source is not file.shard and isinstance(file.source, int) == wanted
             ]
             for number in found[:-limit]:
                 self._close(number)

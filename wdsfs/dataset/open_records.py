@@ -1,6 +1,6 @@
-"""The records that are open: those that were used last, of one snapshot of the index.
+"""An LRU cache of open records, all of one snapshot of the index.
 
-A record that was not used for a while rests: it lets go of its views, which are most of its memory.
+A record that has not been used for a while rests: it drops its views, which are most of its memory.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from wdsfs.dataset.freshness import Fingerprint
 from wdsfs.index.record import Record
 from wdsfs.index.store import Index
+from wdsfs.storage.identity import Fingerprint
 
 RECORDS_MAX, RESTING_MAX = 64, 960  # opened records in use, some 6 KiB each, and others without their views, 2 KiB
 RENEW_SECONDS = 60.0  # how long one LMDB snapshot is held; an old one keeps freed pages from being used again
 
 
 class OpenRecords:
-    """Records by the number of their shard. `dropped` is called with the number of one that is kept no longer."""
+    """Records by the number of their shard. `dropped` is called with the number of an evicted one."""
 
     def __init__(self, index: Index, dropped: Callable[[int], None]) -> None:
         self.index = index
@@ -27,7 +27,7 @@ class OpenRecords:
         self.resting: OrderedDict[int, Record] = OrderedDict()
         self.snapshot = index.snapshot  # which the records are of
         self._verified: set[bytes] = set()  # the keys of records that were found sound in this snapshot
-        self._renewed = time.monotonic()
+        self.old_at = time.monotonic() + RENEW_SECONDS  # when (monotonic seconds) the snapshot should be renewed
 
     def fetch(self, number: int, key: bytes, fingerprint: Fingerprint) -> Record | None:
         """A record that is not in use: one that rests, or the one that the index has under `key` for a shard with
@@ -67,12 +67,7 @@ class OpenRecords:
         self._verified.clear()
         self.snapshot = self.index.snapshot
 
-    @property
-    def is_old(self) -> bool:
-        """Whether the snapshot has been held for so long that it should be renewed."""
-        return time.monotonic() - self._renewed > RENEW_SECONDS
-
     def renewed(self) -> None:
         """The index has a new snapshot: drop all records of the old one."""
         self.clear()
-        self._renewed = time.monotonic()
+        self.old_at = time.monotonic() + RENEW_SECONDS

@@ -1,12 +1,12 @@
-"""How a mount reaches its shards: by their paths, and with others about, no further than when it was made.
+"""Opens the shards of a mount by their paths; refuses files that other users may have put there after the mount.
 
-A mount of root's, or one with `allow_other`, reads with the rights of whoever mounted for people who have fewer.
-Those who can write the directory of a shard could put a link there to a file that only the mounter may read, or
-another name of such a file. So what was seen of each file at the mount is remembered: owner, place, inode. As long
-as a file is the same nothing is asked; what has come since has to be at the same place, of the same owner or the
-mounter, and nothing that its owner keeps private. A place that nobody else can write (`trust`) is free of this.
+A mount of root's, or one with `allow_other`, reads with the rights of its mounter for users who have fewer. Users
+who can write to the directory of a shard could put a link there to a file that only the mounter may read, or a
+hard link of such a file. So the mount remembers owner, place and inode of each file. A file that is still the same
+is accepted at once. A new one has to be at the same place, belong to the same owner or to the mounter, and not be
+private. Where only trusted users can write (`trust`), all of this is skipped.
 
-What is opened is looked at through its descriptor: between a look and an open a path can change.
+A file is checked through the descriptor that is then read, because a path can change between check and open.
 """
 
 from __future__ import annotations
@@ -20,33 +20,38 @@ from typing import Any, NamedTuple
 
 from wdsfs import trust
 from wdsfs.errors import MissingShard, RefusedShard, UnreadableShard
-from wdsfs.storage import identity, source
-from wdsfs.storage.identity import fingerprint_of
+from wdsfs.remote import any_shard
+from wdsfs.remote.any_shard import OpenShard
+from wdsfs.storage import source
+from wdsfs.storage.identity import Fingerprint
 
 log = logging.getLogger(__name__)
 
-Fingerprint = tuple[int, int, int]
 _LOOK = os.O_PATH | os.O_CLOEXEC
 _NOBODY = -1  # the owner of a directory that was not there
 
 
 class Access:
-    """Files by their paths, as they are."""
+    """Files and remote shards by their paths, as they are."""
 
     def look(self, path: bytes) -> Fingerprint:
         """The fingerprint of the file at `path` now. Raises MissingShard, UnreadableShard, RefusedShard."""
-        return identity.look(path)
+        return any_shard.look(path)
 
-    def open(self, path: bytes) -> int:
-        """A descriptor of the file at `path`. Raises MissingShard, UnreadableShard, RefusedShard."""
-        return source.open_shard(path)
+    def open(self, path: bytes) -> OpenShard:
+        """The file at `path`, open. Raises MissingShard, UnreadableShard, RefusedShard."""
+        return any_shard.open_shard(path)
 
     def renewed(self, published: Iterable[bytes], further: Iterable[bytes]) -> Access:
         """The same after a commit that has replaced the files `published` and added the files `further`."""
         return self
 
+    def grown(self, further: Iterable[bytes]) -> Access:
+        """The same with files that came after the mount."""
+        return self
+
     def to_json(self) -> list[list[Any]] | None:
-        """What another process of this user needs to refuse the same files; None if nothing is refused."""
+        """The state with which another process of this user refuses the same files; None if nothing is refused."""
         return None
 
 
@@ -58,9 +63,10 @@ class _SeenFile(NamedTuple):
 
 
 class GuardedAccess(Access):
-    """Files by their paths, as long as nobody has put anything in their place that is not theirs to show.
+    """Opens files by their paths, unless another user may have put a file there that the mount must not show.
 
-    Made when the mount is; unknown paths are as in `Access`.
+    Made when the mount is; unknown paths are as in `Access`. So are remote shards: nobody else has what the
+    mounter's credentials bring, but for who can write at the store.
     """
 
     def __init__(self, paths: Iterable[bytes]) -> None:
@@ -69,6 +75,8 @@ class GuardedAccess(Access):
         self._told: dict[bytes, str] = {}
         places: dict[bytes, bytes] = {}
         for path in paths:
+            if any_shard.is_remote(path):
+                continue
             directory, _, name = path.rpartition(b"/")
             if directory not in places:
                 places[directory] = os.path.realpath(directory or b"/").rstrip(b"/")
@@ -78,14 +86,13 @@ class GuardedAccess(Access):
                 if stat.S_ISLNK(found.st_mode):
                     place, found = os.path.realpath(path), os.stat(path)
             except OSError:  # it may come later
-                # Semantics decision: whoever owns its directory may put it there.
-                self._seen[path] = _SeenFile(_owner(place.rpartition(b"/")[0] or b"/"), place, 0, 0)
+                self._seen[path] = _to_come(place)
                 continue
             self._seen[path] = _SeenFile(found.st_uid, place, found.st_dev, found.st_ino)
-            self._known[path] = fingerprint_of(found)
+            self._known[path] = Fingerprint.of(found)
 
     def look(self, path: bytes) -> Fingerprint:
-        found = identity.look(path)
+        found = any_shard.look(path)
         if self._known.get(path) == found or path not in self._seen:
             return found
         try:
@@ -99,7 +106,9 @@ class GuardedAccess(Access):
         finally:
             os.close(fd)
 
-    def open(self, path: bytes) -> int:
+    def open(self, path: bytes) -> OpenShard:
+        if any_shard.is_remote(path):
+            return super().open(path)
         fd = source.open_shard(path)
         try:
             self._require(path, fd)
@@ -119,7 +128,16 @@ class GuardedAccess(Access):
             with contextlib.suppress(OSError):  # it is gone again: what was seen before still holds
                 if seen is not None and _is_plain(found := os.lstat(seen.place)):
                     new._seen[path] = _SeenFile(found.st_uid, seen.place, found.st_dev, found.st_ino)
-                    new._known[path] = fingerprint_of(found)
+                    new._known[path] = Fingerprint.of(found)
+        return new
+
+    def grown(self, further: Iterable[bytes]) -> Access:
+        new = GuardedAccess(())
+        new._seen, new._known, new._told = dict(self._seen), dict(self._known), dict(self._told)
+        for path in further:
+            if not any_shard.is_remote(path) and path not in new._seen:
+                directory, _, name = path.rpartition(b"/")
+                new._seen[path] = _to_come(os.path.realpath(directory or b"/").rstrip(b"/") + b"/" + name)
         return new
 
     def to_json(self) -> list[list[Any]] | None:
@@ -129,9 +147,9 @@ class GuardedAccess(Access):
         ]
 
     def _require(self, path: bytes, fd: int) -> Fingerprint:
-        """The fingerprint of what was opened. Raises RefusedShard for what may not be shown."""
+        """The fingerprint of an opened file. Raises RefusedShard for one that the mount must not show."""
         found = os.fstat(fd)
-        fingerprint, seen = fingerprint_of(found), self._seen.get(path)
+        fingerprint, seen = Fingerprint.of(found), self._seen.get(path)
         if seen is None or self._known.get(path) == fingerprint:
             return fingerprint
         why = _objection(found, os.readlink(b"/proc/self/fd/%d" % fd), seen)
@@ -147,6 +165,14 @@ class GuardedAccess(Access):
         self._known[path] = fingerprint
         self._told.pop(path, None)
         return fingerprint
+
+
+def _to_come(place: bytes) -> _SeenFile:
+    """What is accepted where nothing was at the mount.
+
+    Semantics decision: the owner of the directory may put a file there.
+    """
+    return _SeenFile(_owner(place.rpartition(b"/")[0] or b"/"), place, 0, 0)
 
 
 def _objection(found: os.stat_result, place: bytes, seen: _SeenFile) -> str | None:
@@ -166,7 +192,7 @@ def _objection(found: os.stat_result, place: bytes, seen: _SeenFile) -> str | No
 
 
 def _is_plain(found: os.stat_result) -> bool:
-    """Whether a file is what a commit writes: neither a link nor another name of some file."""
+    """True if a file can be one that a commit wrote: no link, and with one name only."""
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
 
 

@@ -1,9 +1,9 @@
-"""The lower: the shards of a set as the tree sees them, by number, with their records and content.
+"""The lower: the shards of a set by number, with their records and content, as trees ask for them.
 
-Puts the parts together: whether a shard is still what it was (`freshness.py`), its record (`open_records.py`),
-its descriptor (`open_files.py`), and what could not be indexed (`indexing.py`). Decided here is that nothing of a
-shard is used after its file has changed: what was opened from it gets `StaleShard`, and a look at the changed
-shard raises `NotIndexed` until somebody has indexed it. Reading is for `content.py`.
+It puts its parts together: changes of shards (`freshness.py`), records (`open_records.py`), descriptors
+(`open_files.py`), and failures to index (`indexing.py`). Its own decision is that nothing of a shard is used
+after its file has changed: open inodes of it get `StaleShard`, and questions about the changed shard raise
+`NotIndexed` until it is indexed again. `content.py` reads.
 
 Threads: the methods of `ShardSet` are called by one thread, but for `build`, which touches nothing of the set.
 """
@@ -15,35 +15,34 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import NamedTuple
 
 from wdsfs.dataset.content import Content
-from wdsfs.dataset.freshness import GONE, Fingerprint, Freshness
+from wdsfs.dataset.freshness import Freshness
 from wdsfs.dataset.generations import Generations
-from wdsfs.dataset.indexing import Failures, NotIndexed
+from wdsfs.dataset.indexing import Failures, NotIndexed, indexed
 from wdsfs.dataset.open_files import OpenFiles, ShardFile
 from wdsfs.dataset.open_records import OpenRecords
 from wdsfs.dataset.shard_access import Access
-from wdsfs.errors import ShardError, StaleShard, UnreadableShard
+from wdsfs.errors import MissingShard, ShardError, StaleShard, UnreadableShard
+from wdsfs.index import portable, record_of_file
 from wdsfs.index import record as record_module
-from wdsfs.index import record_of_file
 from wdsfs.index.merged_names import Wants
 from wdsfs.index.record import Record
 from wdsfs.index.set_tables import Claims, PathUnion
 from wdsfs.index.store import Index, Summary
+from wdsfs.remote.any_shard import fingerprint_of
 from wdsfs.spec.expand import Shard
-from wdsfs.storage import identity
-from wdsfs.tar import compressed
+from wdsfs.storage.identity import GONE, Fingerprint
 
 log = logging.getLogger(__name__)
 
 MANY = 1000  # files that are not looked at in passing: on a slow disk others serve meanwhile
 
-Answer = TypeVar("Answer")
-
 
 class _Hot(NamedTuple):
-    """What `content` found for a shard a moment ago, and until when (monotonic seconds) it is believed."""
+    """Record and file of a shard as `content` found them, valid `until` then (monotonic seconds)."""
 
     tag: int
     until: float
@@ -69,19 +68,42 @@ class ShardSet:
         self._keys = [shard.key for shard in shards]  # under which the index has their records
         self.generation = 0  # counts changes of the set under the mount
         self._tags = Generations(len(shards)) if tags is None else tags
-        self._freshness = Freshness(self._tags, self._stat, self._changed)
+        # Numbers whose shard is not in the set any more. What was open from it goes on while its file is there.
+        self.out = frozenset(number for number, shard in enumerate(shards) if shard.gone is not None)
+        self._freshness = Freshness(self._tags, self._stat, self._changed, self.out)
         # Asked at every request, so without a call in between.
         self.fingerprint, self.tag = self._freshness.fingerprint, self._freshness.tag
         self._failures = Failures(shards, self._keys, index)
         self._hot: dict[int, _Hot] = {}  # never without the record and the file being kept
         self._records = OpenRecords(index, self._cool)
         self._files = OpenFiles(self.access, descriptors, self._cool, lambda: self.slowly())
-        self.on_files: Callable[[int], None] = lambda _: None  # hears how many shards are open
-        # Around what takes as long as unpacking a shard does: whoever serves has others go on.
+        self.on_files: Callable[[int], None] = lambda _: None  # called with the number of open shards
+        # Entered around blocking work, such as unpacking a shard, so that other workers can be started meanwhile.
         self.slowly: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def __len__(self) -> int:
         return len(self.shards)
+
+    @property
+    def numbers(self) -> Iterator[int]:
+        """The numbers of the shards that are in the set, in its order."""
+        out = self.out
+        return (number for number in range(len(self.shards)) if number not in out)
+
+    @property
+    def count(self) -> int:
+        """How many shards are in the set."""
+        return len(self.shards) - len(self.out)
+
+    @property
+    def may_shrink(self) -> bool:
+        """True if shards are not in the set any more, or may be taken out of it at any time."""
+        return bool(self.out) or self._tags.followed
+
+    @property
+    def generations(self) -> Generations:
+        """What the processes of a mount share about the changes of this set."""
+        return self._tags
 
     @property
     def sources(self) -> list[ShardSet]:
@@ -97,10 +119,10 @@ class ShardSet:
 
     def _changed(self, number: int, before: Fingerprint, now: Fingerprint) -> None:
         if now != GONE:
-            self._tell_change(number, before, now)
+            self._log_change(number, before, now)
         self._forget(number)
 
-    def _tell_change(self, number: int, before: Fingerprint, now: Fingerprint) -> None:
+    def _log_change(self, number: int, before: Fingerprint, now: Fingerprint) -> None:
         text = "%s has changed; it is indexed anew, what was open from it gets ESTALE"
         log.warning(text, self.path_text(number))
 
@@ -108,23 +130,18 @@ class ShardSet:
         return self.access.look(self.shards[number].path)
 
     def look_at_all(self) -> None:
-        """See what every shard is, unless that was seen a moment ago. What cannot be read is for who needs it."""
+        """Check every shard that was not checked within the last second. Callers that use one get its error."""
         with self.slowly() if len(self) > MANY else nullcontext():
-            for number in range(len(self)):
+            for number in self.numbers:
                 with suppress(ShardError):
                     self.fingerprint(number)
 
     def distrust(self) -> None:
-        """Look at every shard again before it is used, here and in all other processes of the mount.
+        """Have every shard checked before its next use, in all processes of the mount.
 
-        For when something turned out to be stale: the kernel will ask for its path at once.
+        Called when something turned out to be stale: the kernel looks up its path again at once.
         """
         self._tags.alarm()
-
-    @property
-    def alarms(self) -> int:
-        """Goes up whenever any process of the mount has heard of a change, or met one."""
-        return self._tags.alarms
 
     def _forget(self, number: int) -> None:
         self.generation += 1
@@ -136,20 +153,40 @@ class ShardSet:
         self._hot.pop(number, None)
 
     def version(self) -> int:
-        """A number that is another one after each change of a shard that was noticed, also after many of them.
+        """A number that differs after each change of a shard that this process has noticed.
 
-        It is of what this process knows; the same in all that know the same, and after a remount.
+        It is the same in all processes that have noticed the same changes, and after a remount.
         """
         return self._freshness.version()
 
     def summary(self, number: int) -> Summary:
         """The summary of a shard. Raises NotIndexed, MissingShard, UnreadableShard."""
         fingerprint = self.fingerprint(number)
-        found = self.index.summary(self._keys[number])
-        if found is None or found.fingerprint != fingerprint:
+        found = self.index.summary(self._keys[number], fingerprint)
+        if found is None:
             self._failures.refuse(number, fingerprint)
-            raise NotIndexed(number)
+            raise NotIndexed(self, number)
         return found
+
+    def samples_of(self, number: int) -> int:
+        """How many samples a shard has; had, for one that is not in the set any more, or about to be taken out.
+
+        Raises what `summary` raises.
+        """
+        gone = self.shards[number].gone
+        if gone is not None:
+            return gone
+        try:
+            return self.summary(number).samples
+        except MissingShard:
+            if not self._tags.followed:
+                raise
+            return self.last_samples(number)
+
+    def last_samples(self, number: int) -> int:
+        """How many samples a shard had when it was indexed last; 0 if it never was."""
+        found = self.index.summary(self._keys[number])
+        return 0 if found is None else found.samples
 
     def record(self, number: int, tag: int | None = None) -> Record:
         """The record of a shard, valid until `tidy` or `settled` is called.
@@ -166,7 +203,7 @@ class ShardSet:
                 if not tag:  # that of a shard which could not be indexed, and was listed all the same
                     self._failures.refuse(number, fingerprint)
                 raise StaleShard(f"{self.path_text(number)} has changed since this was opened")
-        if self._records.snapshot != self.index.snapshot:  # somebody else who shares the index has renewed it
+        if self._records.snapshot != self.index.snapshot:  # another set that shares the index has renewed it
             self._drop_records()
         in_use = self._records.in_use  # not by a call: every request comes here
         found = in_use.get(number)
@@ -176,16 +213,17 @@ class ShardSet:
         found = self._records.fetch(number, self._keys[number], fingerprint)
         if found is None:
             self._failures.refuse(number, fingerprint)
-            raise NotIndexed(number)
+            raise NotIndexed(self, number)
         return found
 
     def tidy(self) -> None:
-        """Let go of an old snapshot of the index. To be called between requests, when no Record is in use."""
-        if self._records.is_old:
+        """Replace an old snapshot of the index. Call it between requests, when no Record is in use."""
+        if time.monotonic() > self._records.old_at:
             self.renew()
 
     def renew(self) -> None:
-        """See what other processes have indexed since. Records that were in use are so no more."""
+        """Take a new snapshot of the index, with what other processes have indexed. Invalidates all records in
+        use."""
         self.index.renew()
         self._hot.clear()
         self._records.renewed()
@@ -195,7 +233,7 @@ class ShardSet:
         self._records.clear()
 
     def settled(self, number: int) -> bool:
-        """Whether a shard that was NotIndexed is so no more: another process may have done it."""
+        """True if a shard that was NotIndexed is indexed now, by another process."""
         self.renew()
         try:
             self.summary(number)
@@ -208,6 +246,10 @@ class ShardSet:
     def build(self, number: int) -> bytes:
         """The record of a shard as it is now. Safe in a thread. Raises MissingShard, UnreadableShard."""
         one = self.shards[number]
+        found = self.index.copied(one.key, self.access.look(one.path))
+        if found is not None:
+            return found
+        log.info("indexing %s", self.path_text(number))
         return record_of_file.build_file(one.path, one.reading, self.access.open)
 
     def install(self, number: int, data: bytes) -> None:
@@ -217,28 +259,28 @@ class ShardSet:
         self._records.renewed()
         self.generation += 1
         self._freshness.look_again(number)
-        self._tell_damage(number, Record(data, verify=False))
+        self._log_damage(number, Record(data, verify=False))
 
-    def _tell_damage(self, number: int, made: Record) -> None:
-        """Log what is wrong with a shard that was indexed just now."""
+    def _log_damage(self, number: int, made: Record) -> None:
+        """Log the damage of a shard that was just indexed."""
         if made.problem_count:
             log.warning("%s: %s", self.path_text(number), _damage_text(made))
 
     def index_now(self, number: int) -> None:
         """Index a shard that is NotIndexed, unless another process has done so by now."""
         if not self.settled(number):
-            log.info("indexing %s", self.path_text(number))
             self.install(number, self.build(number))
 
     def try_index(self, number: int) -> None:
-        """As `index_now`, for a request that may be about other shards just as well.
+        """As `index_now`, for a request that may be about other shards only.
 
-        A shard that cannot be indexed is as one that cannot be opened then: whoever asks for it hears why. Raises
-        ShardErrors where that is not so, and the request would meet NotIndexed again.
+        If the shard cannot be indexed, the reason is kept, and each question about it raises that from then on.
+        Raises ShardErrors if the shard has changed meanwhile, because the request would meet NotIndexed again.
         """
         before, began = self.fingerprint(number), time.monotonic()
         try:
-            self.index_now(number)
+            with self.slowly():
+                self.index_now(number)
         except ShardError as error:
             is_first = self._failures.add(number, before, time.monotonic() - began, str(error))
             if not self._has_failed(number):
@@ -255,16 +297,8 @@ class ShardSet:
             return True
         return False
 
-    def with_index(self, question: Callable[[], Answer]) -> Answer:
-        """The answer to a question about the set; a shard that is NotIndexed is indexed for it."""
-        while True:
-            try:
-                return question()
-            except NotIndexed as wanted:
-                self.try_index(wanted.number)
-
     def union(self, records: Callable[[int], Record | None]) -> PathUnion:
-        """The union over the set as it is now. Records that were in use are so no more."""
+        """The union over the set as it is now. Invalidates all records in use."""
         try:
             return self.index.union(self._keys, self._indexed_fingerprints(), records)
         finally:
@@ -273,25 +307,30 @@ class ShardSet:
     def claims(
         self, kind: bytes, records: Callable[[int], Record | None], wants: Callable[[Record], Wants]
     ) -> Claims:
-        """The claims of the set as it is now (`Index.claims`). Records that were in use are so no more."""
+        """The claims of the set as it is now (`Index.claims`). Invalidates all records in use."""
         try:
             return self.index.claims(self._keys, kind, self._indexed_fingerprints(), records, wants)
         finally:
             self._drop_records()
 
+    def drop_claims(self) -> None:
+        """Drop the claims of the set: it is not shown any more. Who uses them all the same makes them again."""
+        self.index.drop_claims(self._keys)
+
     def _indexed_fingerprints(self) -> list[Fingerprint]:
-        return [self._indexed_fingerprint(number) for number in range(len(self.shards))]
+        """The fingerprints of all shards; GONE for one that cannot be read, or is not in the set."""
+        found = [GONE] * len(self.shards)
+        for number in self.numbers:
+            with suppress(ShardError):
+                found[number] = self._indexed_fingerprint(number)
+        return found
 
     def _indexed_fingerprint(self, number: int) -> Fingerprint:
-        """The fingerprint of a shard that has a record; 0 for one that cannot be read."""
-        try:
-            return self.summary(number).fingerprint
-        except ShardError:
-            return GONE
+        return self.summary(number).fingerprint
 
     def damaged(self) -> Iterator[tuple[str, str]]:
         """The shards that are not whole: path and what is wrong, as far as they are indexed."""
-        for number in range(len(self.shards)):
+        for number in self.numbers:
             try:
                 if self.summary(number).problems:
                     yield self.path_text(number), _damage_text(self.record(number))
@@ -301,12 +340,14 @@ class ShardSet:
                     yield self.path_text(number), text
             except ShardError as error:
                 path = self.path_text(number)
-                yield path, str(error).removeprefix(f"{path}: ")  # whoever shows it names the shard already
+                yield path, str(error).removeprefix(f"{path}: ")  # callers print the path themselves
 
     def known_damage(self) -> Iterator[tuple[str, str]]:
         """As `damaged`, of shards that can be read and are indexed already; no other file is looked at."""
-        for number, key in enumerate(self._keys):
-            summary = self.index.summary(key)
+        for number in self.numbers:
+            if self.index.is_whole(self._keys[number]):
+                continue
+            summary = self.index.summary(self._keys[number])
             if summary is not None and summary.problems:
                 with suppress(NotIndexed, ShardError):  # changed since, or not readable: no damage that is known
                     yield self.path_text(number), _damage_text(self.record(number))
@@ -317,9 +358,9 @@ class ShardSet:
     # --- content
 
     def origin(self, number: int, member: int) -> tuple[ShardSet, int, int] | None:
-        """Where a member really lies: the lower of plain shards, the shard's number and the member's there.
+        """The real place of a member: the set of plain shards, and the numbers of shard and member there.
 
-        None for what is no member of any shard.
+        None for a file that is no member of any shard.
         """
         return self, number, member
 
@@ -330,73 +371,93 @@ class ShardSet:
             hot is None
             or hot.tag != tag
             or hot.until < time.monotonic()
-            or self._tags.alarms != self._freshness.heard  # somebody has met a change: the next look sees to that
+            or self._tags.alarms != self._freshness.heard  # a shard has changed: check again
             or self._records.snapshot != self.index.snapshot
         ):
             hot = self._warm(number, tag)
-        data, size = hot.record.extent(member)
-        return Content(hot.file, data, size, hot.record.segments(member))
+        one = hot.record
+        if one.moved is not None and member not in one.moved:
+            self._compare(number, one, member, hot.file)
+        data, size = one.extent(member)
+        found = Content(hot.file, data, size, one.segments(member))
+        if hot.file.remote is not None:
+            found.sample = lambda: _places(one, member)
+        return found
 
     def _warm(self, number: int, tag: int) -> _Hot:
         one = self.record(number, tag)
-        file = self._file(number, one)
-        hot = self._hot[number] = _Hot(tag, self._freshness.believed_until(number), one, file)
+        hot = self._hot[number] = _Hot(tag, self._freshness.believed_until(number), one, self._file(number, one))
         return hot
 
     def _file(self, number: int, one: Record) -> ShardFile:
-        size, mtime_ns, inode = one.fingerprint
-        fingerprint = size, mtime_ns, inode
-        file = self._files.get(number, fingerprint)
+        file = self._files.get(number, one.fingerprint)
         if file is None:
             path = self.shards[number].path
-            file = self._files.open(number, path, fingerprint, lambda file: self._verify(number, one, file))
+            verify = partial(self._verify, number, one)
+            file = self._files.open(number, path, one.fingerprint, one.compression, verify)
             self.on_files(len(self._files))
         return file
 
     def is_compressed(self, number: int) -> bool:
-        """Whether a shard is compressed. Raises MissingShard, UnreadableShard."""
-        return compressed.is_compressed(self.shards[number].path, self.access.open)
+        """True if a shard is compressed; it is indexed for that. Raises ShardErrors."""
+        return indexed(self.plain.record, number).compression is not None
 
     def _verify(self, number: int, one: Record, file: ShardFile) -> int:
-        """See that an opened file is the one that was indexed; returns its ctime (ns).
+        """Check that an opened file is the one that was indexed; returns its ctime (ns), 0 for a remote shard.
 
         Raises StaleShard, UnreadableShard.
         """
-        fd, fingerprint = file.fd, file.fingerprint
+        shard = file.shard
         try:
-            found = os.fstat(fd)
-            if identity.fingerprint_of(found) != fingerprint:  # replaced since the last look
+            ctime_ns = os.fstat(shard).st_ctime_ns if isinstance(shard, int) else 0
+            if fingerprint_of(shard) != file.fingerprint:  # replaced since the last look
                 self._freshness.look_again(number)
                 raise StaleShard(f"{self.path_text(number)} has changed since this was opened")
             # The fingerprint has proved that nothing was written; this catches a file that was given the old
             # times back, for the price of two reads per opened shard.
-            same = record_module.ends_match(file.source, one.ends) or not one.members
+            same = not isinstance(shard, int) or record_module.ends_match(file.source, one.ends) or not one.members
         except OSError as error:
             raise UnreadableShard(f"{self.path_text(number)}: {error.strerror}") from None
         if not same:
             self._spoil(number)
             raise StaleShard(f"{self.path_text(number)} has other content than its index, with the same times")
-        return found.st_ctime_ns
+        return ctime_ns
+
+    def _compare(self, number: int, one: Record, member: int, file: ShardFile) -> None:
+        """Check that a member of a moved shard is where its record says. Raises StaleShard, UnreadableShard."""
+        try:
+            same = portable.confirmed(one, member, file.source)
+        except OSError as error:
+            raise UnreadableShard(f"{self.path_text(number)}: {error.strerror}") from None
+        if not same:
+            self._spoil(number)
+            raise StaleShard(f"{self.path_text(number)} is not the shard of its index, but another of its size")
 
     def _spoil(self, number: int) -> None:
-        """Have a shard indexed again although its fingerprint is that of the index."""
+        """Have a shard indexed again although it has the fingerprint of its record."""
         log.warning("%s has changed without a new time; it is indexed anew", self.path_text(number))
         self._reconsider(number)
 
     def _reconsider(self, number: int) -> None:
-        """Have a record made again although its fingerprint may be as it was."""
+        """Have a record made again although the fingerprint may be the same."""
         self._forget(number)
         self._freshness.reconsider(number)
         self.index.forget(self._keys[number])
 
     def release(self) -> None:
-        """Close the shards, and let go of all records."""
+        """Close the shards, and drop all records."""
         self._files.clear()
         self._drop_records()
 
     def close(self) -> None:
         self.release()
         self.index.close()
+
+
+def _places(record: Record, member: int) -> list[tuple[int, int]]:
+    """Where the members of the sample of this one lie, as begin and end (bytes)."""
+    places = [record.extent(one) for one in record.entry_members(record.entry_of(member))]
+    return [(data, data + size) for data, size in places]
 
 
 def _damage_text(record: Record) -> str:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsfs.dataset.indexing import NotIndexed
+from wdsfs.dataset.distributions import Distribution, sizes_by_extension
+from wdsfs.dataset.indexing import indexed
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import ShardError
-from wdsfs.index.record import STRAY, Record
+from wdsfs.index.record import Record
 
 SAMPLED_SIZES = 1_000_000  # sizes per extension that quantiles are taken from; more are thinned out evenly
 
@@ -49,10 +49,11 @@ class _Sizes:
         }
 
 
-def gather(lower: ShardSet) -> dict[str, Any]:
+def gather(lower: ShardSet, plotted: Distribution | None = None) -> dict[str, Any]:
     """Totals and, per extension, counts and size quantiles (bytes) of all shards that can be read.
 
     `apart` counts samples whose members lie apart, `joined` shards that are several tars, where they are read so.
+    `plotted` gets all shards, too.
     """
     by_extension: dict[bytes, _Sizes] = {}
     report: dict[str, Any] = dict.fromkeys(
@@ -61,43 +62,32 @@ def gather(lower: ShardSet) -> dict[str, Any]:
     for number in range(len(lower)):
         report["shards"] += 1
         try:
-            record = _record(lower, number)
-        except (ShardError, NotIndexed):  # the latter: it is being written all the time
+            record = indexed(lower.record, number)
+        except ShardError:
             report["damaged"] += 1
+            if plotted is not None:
+                plotted.add_unreadable()
             continue
         report["samples"] += record.samples
         report["members"] += record.members
         report["bytes"] += record.total_size()
-        report["shard_bytes"] += record.fingerprint[0]
+        report["shard_bytes"] += record.fingerprint.size
         report["damaged"] += bool(record.problem_count)
         report["apart"] += record.apart
         report["joined"] += bool(record.end_marks)
         report["in_no_sample"] += _add(record, by_extension)
+        if plotted is not None:
+            plotted.add(record)
+            plotted.add_classes(record)
     rows = [sizes.report(extension) for extension, sizes in by_extension.items()]
     report["extensions"] = sorted(rows, key=lambda row: (-row["count"], row["extension"]))
     return report
 
 
-def _record(lower: ShardSet, number: int) -> Record:
-    try:
-        return lower.record(number)
-    except NotIndexed:  # changed since it was indexed, or its record is damaged
-        lower.index_now(number)
-        return lower.record(number)
-
-
 def _add(record: Record, by_extension: dict[bytes, _Sizes]) -> int:
     """Add the sample members of a shard by extension; returns how many members are in no sample."""
-    if not record.members:
-        return 0
-    stray = (record.array("entry.flags") & STRAY).astype(bool)
-    firsts = record.array("entry.member").astype(np.int64)
-    in_sample = ~np.repeat(stray, firsts[1:] - firsts[:-1])
-    extensions, sizes = record.array("member.ext")[in_sample], record.array("member.size")[in_sample]
-    order = np.argsort(extensions, kind="stable")
-    numbers, starts = np.unique(extensions[order], return_index=True)
-    bounds = pairwise([*starts.tolist(), len(order)])
-    for number, (first, behind) in zip(numbers.tolist(), bounds, strict=True):
-        part = sizes[order[first:behind]]
-        by_extension.setdefault(record.extension_name[number], _Sizes()).add(part)
-    return int((~in_sample).sum())
+    in_samples = 0
+    for extension, sizes in sizes_by_extension(record):
+        by_extension.setdefault(extension, _Sizes()).add(sizes)
+        in_samples += len(sizes)
+    return record.members - in_samples

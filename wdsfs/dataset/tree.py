@@ -1,4 +1,4 @@
-"""What a tree is: the questions that every tree answers, and the types of the answers.
+"""The interface of a tree: the questions that every tree answers, and the types of the answers.
 
 A tree decides which names exist and under which inode numbers. Five classes are trees: `shard_tree.ShardTree`,
 `merged_tree.MergedTree`, `numbered_tree.NumberedTree`, `overlay.writable_tree.WritableTree` and
@@ -42,10 +42,9 @@ XATTR = b"user.wdsfs."
 class View:
     """How a set is shown.
 
-    `layout` is samples, files or classes, `names` of the files in a sample ext or full; `index_tree` says whether
-    there is a link to each sample by its number. Classes are files of records that have the classes for folders
-    (`views/view_record.py`). A tree over all shards is an error to list while one of them cannot be read, unless
-    it may be `partial`.
+    `layout` is samples, files or classes; `names`, of the files in a sample, is ext or full; with `index_tree`
+    there is a link to each sample by its number. The class layout shows files of records whose folders are the
+    classes (`views/view_record.py`). With `partial`, a merged tree can be listed although a shard cannot be read.
     """
 
     layout: str = SAMPLES_LAYOUT
@@ -55,15 +54,16 @@ class View:
 
     @property
     def domain(self) -> int:
+        """The domain of names in a record that is shown (`index/record.py`)."""
         if self.layout != SAMPLES_LAYOUT:
             return FILES
         return BY_NAME if self.names == FULL_NAMES else BY_EXTENSION
 
 
 class Node(NamedTuple):
-    """What stat says: inode number, type and permission bits, link count, bytes, ns since the epoch.
+    """Attributes: inode number, type and permission bits, link count, size (bytes), mtime (ns since the epoch).
 
-    `upper` is what the file system says of something in the upper of an overlay: owner, further times and so on.
+    `upper` has the attributes of the file in the upper of an overlay: owner, further times and so on.
     """
 
     inode: int
@@ -75,7 +75,7 @@ class Node(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One line of a listing; `cursor` is where the listing goes on behind it."""
+    """One line of a listing; the listing continues after it at `cursor`."""
 
     name: bytes
     node: Node
@@ -115,14 +115,14 @@ class Tree(Protocol):
     number of something that has changed, and other ShardErrors.
     """
 
-    merged: bool  # whether a directory shows the names of several shards, and so changes with any of them
+    merged: bool  # True if a directory shows names of several shards, and so changes with any of them
     lower: ShardSet  # the shards that this is a tree of
 
     def lookup(self, parent: int, name: bytes) -> Node:
         """The child `name` of a directory. Raises NoSuchEntry, NotADirectory."""
 
     def getattr(self, inode: int) -> Node:
-        """What stat says of an inode."""
+        """The attributes of an inode."""
 
     def readlink(self, inode: int) -> bytes:
         """The target of a symbolic link. Raises NoSuchEntry or InvalidRequest for anything else."""
@@ -133,7 +133,7 @@ class Tree(Protocol):
     def listing(self, inode: int, after: int = 0) -> Iterator[Entry]:
         """The children of a directory after the cursor `after`, `.` and `..` first. Raises NotADirectory.
 
-        Use the iterator up, or drop it, before any other call.
+        Exhaust or drop the iterator before any other call.
         """
 
     def xattrs(self, inode: int) -> list[bytes]:
@@ -143,45 +143,45 @@ class Tree(Protocol):
         """The value of an extended attribute. Raises NoSuchAttribute."""
 
     def totals(self) -> Totals:
-        """Sums over the set; for `df` and `status`. Records that were in use are so no more."""
+        """Sums over the set, for `df` and `status`. Invalidates all records in use."""
 
 
 class MountedTree(Tree, Protocol):
     """A tree that a worker serves as a mount."""
 
     def prepare(self) -> None:
-        """Do once what the first request would otherwise wait for."""
+        """Do work once that the first request would otherwise wait for."""
 
     def close(self, clean: bool) -> None:
-        """Close everything; `clean` says that the mount has ended."""
+        """Close everything; `clean` is True if the mount has ended."""
 
 
 class LowerTree(MountedTree, Protocol):
-    """A tree that shows shards and nothing else: what an overlay lies over, and what commands list and compare."""
+    """A tree that shows only shards: the lower of an overlay, and the tree that commands list and compare."""
 
     view: View
     domain: int  # which names the files of a sample have (`index.record`: FILES, BY_NAME, BY_EXTENSION)
-    files_layout: bool  # whether members are shown by their paths, and not in directories of samples
+    files_layout: bool  # True if members are shown by their paths, without directories of samples
     directory_mode: int  # type and permission bits of directories
     file_mode: int  # and of files
 
     def make_writable(self, umask: int = 0) -> None:
-        """Show modes with which the owner may write; `umask` is taken off, so that it is off what is copied up."""
+        """Show modes with which the owner may write; `umask` is applied, so that it also holds for copies."""
 
     def resolve(self, path: bytes) -> Node:
         """The node at a path below the top, for callers without a kernel."""
 
     def open_directory(self, inode: int) -> None:
-        """Raises NotADirectory, or what a listing would raise."""
+        """Raise NotADirectory, or what a listing would raise."""
 
     def run(self, inode: int, after: int, most: int) -> ListingRun | None:
-        """What `listing` gives for up to `most` children, in columns, where they are all alike; else None."""
+        """Up to `most` lines of `listing` in columns, where they are all alike; else None."""
 
     def content(self, inode: int) -> Content:
         """Where the bytes of a file are. Raises IsADirectory."""
 
     def places(self, inode: int) -> list[tuple[int, bytes]]:
-        """Every name of something but the top: the inode of a directory, and the name in it."""
+        """Every name of an inode except the top: the inode of the directory, and the name in it."""
 
 
 def resolve(tree: Tree, path: bytes) -> Node:
@@ -194,4 +194,5 @@ def resolve(tree: Tree, path: bytes) -> Node:
 
 
 def text_of(name: bytes) -> str:
+    """A name for a message."""
     return os.fsdecode(name)

@@ -1,13 +1,12 @@
-"""The FUSE adapter: translates requests into calls of the tree, and answers.
+"""The FUSE adapter: translates requests into calls of the tree, and its answers into replies.
 
 No policy: what exists and how it looks is decided by a tree (`dataset/tree.py`). Handlers leave errors to
-`Operations.answer`, which maps every exception to an errno: whatever happens at a request, the worker goes on.
+`Operations.answer`, which maps every exception to an errno: no error at a request ends the worker.
 
-Files and directories are never opened, as far as this end is concerned: OPEN and OPENDIR are answered once, with
-ENOSYS, and from then on the kernel opens by itself, keeps what it has read of a file or directory for the next
-opener, and names the inode in each READ. A worker serves one request at a time. What may take long (bytes that are
-not in the page cache, a shard that has to be indexed) happens inside `slowly`, which lets the supervisor see to it
-that others serve meanwhile.
+Files and directories are never opened here: OPEN and OPENDIR are answered once, with ENOSYS. From then on the
+kernel opens by itself, keeps cached content and listings for the next open, and names the inode in each READ. A
+worker serves one request at a time. What may take long (bytes that are not in the page cache, a shard that has to
+be indexed) happens inside `slowly`: the supervisor may start further workers meanwhile.
 """
 
 from __future__ import annotations
@@ -15,89 +14,106 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from wdsfs.dataset import content as content_module
 from wdsfs.dataset.content import Content
-from wdsfs.dataset.indexing import NotIndexed
+from wdsfs.dataset.indexing import Attempts, NotIndexed
 from wdsfs.dataset.tree import Entry, LowerTree, Node, Tree
 from wdsfs.errors import EntryError, NoSuchEntry, ShardError, StaleShard, WdsfsError
 from wdsfs.fuse import protocol
-from wdsfs.fuse.protocol import Attributes
+from wdsfs.fuse.protocol import Attributes, Request
 from wdsfs.inodes import FOLDER, NOT_HIDDEN, ROOT, kind_of
+from wdsfs.log_lines import LoggedMessages
 from wdsfs.names import NAME_MAX
 from wdsfs.status.counters import KINDS, Board, Slot
 from wdsfs.status.dot_wdsfs import NAME as HIDDEN_NAME
-from wdsfs.status.dot_wdsfs import HiddenDirectory
+
+if TYPE_CHECKING:
+    from wdsfs.remote.client import Remote
 
 log = logging.getLogger(__name__)
 
-# Shards do not change, so the kernel may keep what it knows. When one does, its inode numbers are no longer
-# answered (ESTALE), and the entries of the top, which lead to them, are asked for again: within a millisecond
-# where the change is heard of (`mount/watch.py`), and in any case after this time.
+# Shards rarely change, so the kernel may cache names and attributes for long. When a shard does change, its inode
+# numbers get ESTALE, and the kernel looks up the entries of the top, which lead to them, again: within a
+# millisecond where inotify reports the change (`mount/watch.py`), else after CHANGE_SECONDS.
 TIMEOUT_SECONDS = 3600
 CHANGE_SECONDS = 1
-# What the kernel has kept of the mount point it also tells when the mount is dead: a script that looks with stat
-# would find it in order. One question a second is what that costs.
+# While the kernel has the attributes of the mount point cached, stat of a dead mount succeeds, and a script takes
+# the mount for alive. To keep this short costs one GETATTR a second.
 ROOT_SECONDS = 1
 BLOCK_SIZE = 128 << 10  # what stat recommends for reads
 FRAGMENT = 512  # bytes; the unit of `df` and of stat's blocks
-QUIET_SECONDS = 30.0  # a message is logged once in this time
-QUIET_MAX = 1000  # different messages remembered
 
-# What the kernel may do with a read-only mount: the flags of INIT, and how many requests of readahead at a time.
+# Flags of INIT for a read-only mount, and how many readahead requests the kernel may send at a time.
 FLAGS = (
     (protocol.ASYNC_READ | protocol.EXPORT_SUPPORT | protocol.BIG_WRITES | protocol.DO_READDIRPLUS)
     | (protocol.PARALLEL_DIROPS | protocol.MAX_PAGES | protocol.CACHE_SYMLINKS | protocol.EXPLICIT_INVAL_DATA)
     | protocol.INIT_EXT
 )
-BACKGROUND = 64
+# With more than three quarters of these under way the kernel reads without readahead, by more, smaller requests.
+# Those that are handed over wait for the network, so there are to be more.
+BACKGROUND, BACKGROUND_REMOTE = 64, 1024
 
 _OTHER = KINDS.index("other")
-_TELLING = 1200  # bytes of a request behind its header that tell it from others: all of it, but for a WRITE
+_HASHED = 1200  # bytes of a body that distinguish a request from others: all of it, except for a WRITE
+_WITHOUT_REPLY = frozenset((protocol.FORGET, protocol.BATCH_FORGET, protocol.INTERRUPT))
 
-Reply = bytes | memoryview | int | None
-Handler = Callable[[int, bytes], Reply]
+Reply = bytes | memoryview | int | None  # a body, an errno, or no reply
+Handler = Callable[[Request], Reply]
 TreeKind = TypeVar("TreeKind", bound=Tree)
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who the files belong to, and what the modes 0444 and 0555 are masked with."""
+    """Owner and group of all files and directories, and the umask for their modes 0444 and 0555."""
 
     uid: int
     gid: int
     umask: int = 0
 
 
+class HiddenHandlers(Protocol):
+    """Answers requests for the inodes of the hidden directory; see `hidden_ops.HiddenDirectoryOperations`."""
+
+    def show(self, tree: Tree, slot: Slot, crowded: Callable[[], None]) -> None:
+        """Describe the set of this tree from now on; otherwise as `Operations.attach`."""
+
+    def handler_of(self, opcode: int, usual: Handler) -> Handler:
+        """The handler for an opcode; `usual` is the handler for all other inodes."""
+
+    def enter(self, timeout: int) -> bytes:
+        """The reply to a LOOKUP of the hidden directory, which the kernel may cache for `timeout` seconds."""
+
+
 class Operations(ABC, Generic[TreeKind]):
     """Answers the requests that read, from a tree of one kind; how its files are read is for the subclass.
 
-    Made before the workers are forked; each then calls `attach`. `crowded` is called when this worker is about
-    to wait for a disk. `change_seconds` is how long the kernel may keep what leads to a shard that may change.
+    Made before the workers are forked; each then calls `attach`. `crowded` is called when this worker is about to
+    wait for a disk. `change_seconds` is how long the kernel may cache names that lead to a shard that may change.
     """
 
     tree: TreeKind
-    special: HiddenDirectoryOperations | None = None  # answers for the hidden directory, if there is one
-    alone = False  # whether one worker serves, and never more
-    flags, write_max, room = (
-        FLAGS,
-        protocol.PAGE,
-        protocol.REQUEST_MIN,
-    )  # what the kernel is told, and its requests
+    hidden: HiddenHandlers | None = None
+    # Answers reads of remote shards in the place of a worker; None where a worker has to wait for the bytes, since
+    # the kernel would not hand out again what a fetcher that dies has not answered.
+    fetcher: Remote | None = None
+    alone = False  # True where no second worker may serve
+    # For INIT: flags, bytes of the largest WRITE. Bytes of the largest request.
+    flags, write_max, room = FLAGS, protocol.PAGE, protocol.REQUEST_MIN
 
     def __init__(self, owner: Owner, board: Board) -> None:
         self.owner = owner
         self.board = board
+        self.counts_hits = bool(board.hits)
         self.slot: Slot = board.slot(0)
         self.change_seconds = CHANGE_SECONDS
         self.refusing = False
-        self._said: dict[str, float] = {}
-        self._told: Callable[[int], None] | None = None  # hears which inodes a listing lets the kernel know
+        self._logged = LoggedMessages()
+        self._looked_up: Callable[[int], None] | None = None  # called for each lookup that a listing implies
         self._crowded: Callable[[], None] = lambda: None
         self.notify: Callable[[bytes], object] = lambda note: None  # sends a notification to the kernel
         self._handlers: dict[int, tuple[int, Handler]] = {
@@ -115,57 +131,61 @@ class Operations(ABC, Generic[TreeKind]):
                 (protocol.LISTXATTR, "listxattr", self.listxattr),
                 (protocol.FORGET, "forget", _nothing),
                 (protocol.BATCH_FORGET, "forget", _nothing),
-                (protocol.INTERRUPT, "other", _nothing),
+                (protocol.INTERRUPT, "other", self.interrupt),
                 (protocol.RELEASEDIR, "other", _done),
             )
         }
+        self._unknown: tuple[int, Handler] = _OTHER, not_implemented
 
     def attach(self, tree: TreeKind, slot: Slot, crowded: Callable[[], None] = lambda: None) -> None:
-        """Serve this tree from now on, and count in this slot."""
+        """Serve this tree from now on, and count requests in this slot."""
         self.tree = tree
         self.tree.lower.slowly = self.slowly
         self.slot, self._crowded = slot, crowded
-        if self.special is not None:
-            self.special.show(tree, slot, crowded)
+        if self.hidden is not None:
+            self.hidden.show(tree, slot, crowded)
 
     def refuse(self, slot: Slot) -> None:
         """Answer everything with EIO from now on, and touch nothing."""
         self.refusing, self.slot = True, slot
 
-    def answer(self, message: bytes) -> Reply:
-        """The answer to a request: bytes, an errno, or None if it wants none. Raises nothing."""
-        opcode, _, node, body = protocol.take_apart(message)
-        kind, handler = self._handlers.get(opcode, (_OTHER, _unknown))
-        if not node & NOT_HIDDEN and node > ROOT and self.special is not None:
-            handler = self.special.handler_of(opcode, handler)
-        request = hash((opcode, node, body[:_TELLING]))
+    def answer(self, request: Request) -> Reply:
+        """The reply to a request. Raises nothing."""
+        opcode, node = request.opcode, request.node
+        kind, handler = self._handlers.get(opcode, self._unknown)
+        if not node & NOT_HIDDEN and node > ROOT and self.hidden is not None:
+            handler = self.hidden.handler_of(opcode, handler)
+        body = request.body if len(request.body) <= _HASHED else request.body[:_HASHED]
+        suspect = hash((opcode, node, body.tobytes()))
         slot = self.slot
-        slot.begin(kind, request)
+        slot.begin(kind, suspect)
         watching = self.board.watching
         try:
-            if self.refusing or (watching and self.board.is_deadly(request)):
-                return None if handler is _nothing else errno.EIO
+            if self.refusing or (watching and self.board.is_deadly(suspect)):
+                return None if opcode in _WITHOUT_REPLY else errno.EIO
+            attempts: Attempts | None = None
             while True:
                 self.tree.lower.tidy()
                 try:
-                    return handler(node, body)
+                    return handler(request)
                 except NotIndexed as wanted:
-                    self._index(wanted.number)
+                    attempts = attempts or Attempts()
+                    attempts.index(wanted)
         except Exception as error:  # whatever it is, the mount goes on: see the head of this module
             return self.errno_of(KINDS[kind], error)
         finally:
             slot.end()
             if watching:
-                self.board.absolve(request)
+                self.board.absolve(suspect)
 
-    def answered(self) -> None:
-        """The last answer has been sent."""
+    def after_reply(self) -> None:
+        """Called when the reply to a request has been sent. For a read-only mount there is nothing to do."""
 
     # --- errors
 
     def errno_of(self, name: str, error: Exception) -> int:
-        """The errno for an exception; logs what a person should know of."""
-        if isinstance(error, EntryError):  # of what was asked, nothing is wrong here
+        """The errno for an exception; logs errors that a person should know about."""
+        if isinstance(error, EntryError):  # an error of the caller: nothing is wrong here
             log.debug("%s: %s", name, error)
             return error.errno
         self.slot.failed()
@@ -181,20 +201,15 @@ class Operations(ABC, Generic[TreeKind]):
         return errno.EIO
 
     def _say(self, message: str, surprise: Exception | None = None) -> None:
-        """Log a message, but not again and again: a loader asks a broken shard for every file in it."""
-        now = time.monotonic()
-        if now - self._said.get(message, -QUIET_SECONDS) < QUIET_SECONDS:
-            return
-        if len(self._said) >= QUIET_MAX:
-            self._said.clear()
-        self._said[message] = now
-        log.log(logging.ERROR if surprise else logging.WARNING, "%s", message, exc_info=surprise)
+        """Log a message, but not again and again."""
+        if self._logged.add(message):
+            log.log(logging.ERROR if surprise else logging.WARNING, "%s", message, exc_info=surprise)
 
-    # --- what takes long
+    # --- slow requests
 
     @contextlib.contextmanager
     def slowly(self) -> Iterator[None]:
-        """Whatever happens in here may take long; others serve meanwhile. One may lie inside of another."""
+        """Blocking section (re-entrant): the supervisor may start further workers meanwhile."""
         if self.slot.waiting:
             yield
             return
@@ -204,10 +219,6 @@ class Operations(ABC, Generic[TreeKind]):
             yield
         finally:
             self.slot.wait(False)
-
-    def _index(self, number: int) -> None:
-        with self.slowly():
-            self.tree.lower.try_index(number)
 
     # --- names and attributes
 
@@ -226,8 +237,8 @@ class Operations(ABC, Generic[TreeKind]):
     def _entry_timeout(self, parent: int) -> int:
         return self.change_seconds if parent == ROOT else TIMEOUT_SECONDS
 
-    def lookup(self, parent: int, body: bytes) -> Reply:
-        name = protocol.name_of(body)
+    def lookup(self, request: Request) -> Reply:
+        parent, name = request.node, protocol.name_of(request.body)
         if len(name) > NAME_MAX:  # the kernel passes on up to 1,024 bytes
             return errno.ENAMETOOLONG
         if name == b".":
@@ -238,70 +249,72 @@ class Operations(ABC, Generic[TreeKind]):
         try:
             return self._entry(self.tree.lookup(parent, name), timeout)
         except (NoSuchEntry, ShardError) as error:
-            # Also when one tree over all shards cannot be read in full: what is wrong is said in there.
-            if parent == ROOT and name == HIDDEN_NAME and self.special is not None:
-                return self.special.enter(timeout)
+            # Also when a merged tree cannot be read in full: the files in there say what is wrong.
+            if parent == ROOT and name == HIDDEN_NAME and self.hidden is not None:
+                return self.hidden.enter(timeout)
             if isinstance(error, ShardError):
                 raise
-            # Remembered, too: loaders probe for files that are not there. In one tree over all shards the name may
-            # turn up in any of them.
+            # Cached, too: loaders probe for files that do not exist. In a merged tree a changed shard may add the
+            # name anywhere.
             return protocol.no_entry(self.change_seconds if self.tree.merged else timeout)
 
-    def getattr(self, inode: int, body: bytes) -> Reply:
+    def getattr(self, request: Request) -> Reply:
+        inode = request.node
         return protocol.attributes(attributes_timeout(inode), self._attributes(self.tree.getattr(inode)))
 
-    def readlink(self, inode: int, body: bytes) -> Reply:
-        return self.tree.readlink(inode)
+    def readlink(self, request: Request) -> Reply:
+        return self.tree.readlink(request.node)
 
-    def statfs(self, inode: int, body: bytes) -> Reply:
+    def statfs(self, request: Request) -> Reply:
         with self.slowly():  # looks at every shard
             totals = self.tree.totals()
         blocks = (totals.bytes + FRAGMENT - 1) // FRAGMENT
         return protocol.statfs(blocks, totals.members, BLOCK_SIZE, FRAGMENT, NAME_MAX)
 
-    def getxattr(self, inode: int, body: bytes) -> Reply:
-        room, name = protocol.xattr_of(body)
-        return _fitting(self.tree.getxattr(inode, name), room)
+    def getxattr(self, request: Request) -> Reply:
+        room, name = protocol.xattr_of(request.body)
+        return _fitting(self.tree.getxattr(request.node, name), room)
 
-    def listxattr(self, inode: int, body: bytes) -> Reply:
-        room, _ = protocol.xattr_of(body)
-        return _fitting(b"".join(name + b"\0" for name in self.tree.xattrs(inode)), room)
+    def listxattr(self, request: Request) -> Reply:
+        room, _ = protocol.xattr_of(request.body)
+        return _fitting(b"".join(name + b"\0" for name in self.tree.xattrs(request.node)), room)
 
     # --- directories and files
 
-    def opendir(self, inode: int, body: bytes) -> Reply:
-        """The kernel keeps listings; not in one tree over all shards: its directories change and stay the same."""
+    def opendir(self, request: Request) -> Reply:
+        """The kernel caches listings, but not those of a merged tree, whose directories change and keep their
+        inodes."""
         return protocol.opened() if self.tree.merged else errno.ENOSYS
 
     def _run(self, inode: int, after: int, room: int) -> bytes | None:
-        """All lines after the cursor `after` that READDIRPLUS has room for, made at once; None: one by one."""
+        """All lines after the cursor `after` that fit into `room` bytes of a READDIRPLUS, made at once; None if
+        they have to be made one by one."""
         return None
 
-    def readdirplus(self, inode: int, body: bytes) -> Reply:
-        timeout, pack, attributes = self._entry_timeout(inode), protocol.line_plus, self._attributes
+    def readdirplus(self, request: Request) -> Reply:
+        timeout, pack, attributes = self._entry_timeout(request.node), protocol.line_plus, self._attributes
         return self._list(
-            inode,
-            body,
+            request,
             lambda entry: pack(entry.name, entry.cursor, timeout, TIMEOUT_SECONDS, attributes(entry.node)),
-            self._told,
+            self._looked_up,
             self._run,
         )
 
-    def readdir(self, inode: int, body: bytes) -> Reply:
+    def readdir(self, request: Request) -> Reply:
         return self._list(
-            inode, body, lambda entry: protocol.line(entry.name, entry.cursor, entry.node.inode, entry.node.mode)
+            request, lambda entry: protocol.line(entry.name, entry.cursor, entry.node.inode, entry.node.mode)
         )
 
     def _list(
         self,
-        inode: int,
-        body: bytes,
+        request: Request,
         pack: Callable[[Entry], bytes],
-        told: Callable[[int], None] | None = None,
+        looked_up: Callable[[int], None] | None = None,
         rest: Callable[[int, int, int], bytes | None] = lambda inode, after, room: None,
     ) -> bytes:
-        """The lines that there is room for. `rest` makes those behind a cursor in one go, if it can."""
-        after, room = protocol.read_of(body)
+        """The lines that there is room for. `rest` makes all lines after a cursor at once, if it can."""
+        inode = request.node
+        after, room = protocol.read_of(request.body)
         lines: list[bytes] = []
         tried = False
         try:
@@ -314,31 +327,45 @@ class Operations(ABC, Generic[TreeKind]):
                 if room < 0:
                     break
                 lines.append(line)
-                if told is not None and entry.name not in (b".", b".."):
-                    told(entry.node.inode)
-                if not tried and kind_of(entry.cursor) > FOLDER:  # the first behind those that are not alike
+                if looked_up is not None and entry.name not in (b".", b".."):
+                    looked_up(entry.node.inode)
+                if not tried and kind_of(entry.cursor) > FOLDER:  # samples and files may be alike; try it once
                     tried, found = True, rest(inode, entry.cursor, room)
                     if found is not None:
                         lines.append(found)
                         break
         except Exception:
-            # What is listed already is sent, since the kernel goes on behind it; that call meets the error with
-            # empty hands.
+            # Send the lines that there are. The kernel asks again from their end, and that request, which has no
+            # lines, returns the error.
             if not lines:
                 raise
         return b"".join(lines)
 
     @abstractmethod
-    def read(self, inode: int, body: bytes) -> Reply:
+    def read(self, request: Request) -> Reply:
         """The bytes of a file."""
 
-    def _read(self, content: Content, offset: int, size: int) -> bytes | memoryview:
+    def _read(self, request: Request, content: Content) -> bytes | memoryview | None:
+        offset, size = protocol.read_of(request.body)
         data: bytes | memoryview | None = content_module.read_cached(content, offset, size)
         if data is None:
+            wanted = None if self.fetcher is None else content_module.remote_range(content, offset, size)
+            if wanted is not None:
+                wanted.tar.hand_over(request.unique, wanted.begin, wanted.end, wanted.sample)
+                self.slot.read(wanted.end - wanted.begin)
+                return None
             with self.slowly():
                 data = content_module.read(content, offset, size)
+        elif self.counts_hits and (remote := content.file.remote) is not None:
+            self.slot.hit(remote.counted_as, len(data))
         self.slot.read(len(data))
         return data
+
+    def interrupt(self, request: Request) -> None:
+        """The client of a request waits no more. Requests that were handed over are the only ones that are still
+        without an answer when the next one is received."""
+        if self.fetcher is not None:
+            self.fetcher.interrupt(protocol.interrupted_of(request.body))
 
 
 class ReadOperations(Operations[LowerTree]):
@@ -354,93 +381,32 @@ class ReadOperations(Operations[LowerTree]):
             *(TIMEOUT_SECONDS, TIMEOUT_SECONDS, room),
         )
 
-    def read(self, inode: int, body: bytes) -> Reply:
-        offset, size = protocol.read_of(body)
-        return self._read(self.tree.content(inode), offset, size)
-
-
-# Requests that are answered for the hidden directory as for any other inode: nothing in them is about what it
-# holds.
-_AS_USUAL = frozenset(
-    (
-        *(protocol.OPENDIR, protocol.RELEASEDIR, protocol.STATFS, protocol.FSYNC, protocol.FSYNCDIR),
-        *(protocol.FORGET, protocol.BATCH_FORGET, protocol.INTERRUPT),
-    )
-)
-
-
-class HiddenDirectoryOperations(Operations[HiddenDirectory]):
-    """Answers the requests about the hidden directory and what is in it, in the place of the mount's own
-    operations.
-
-    The kernel keeps no name of them: the next look is to find the text of that moment. What it knows of an inode
-    never changes.
-    """
-
-    def __init__(self, owner: Owner, board: Board, tree: HiddenDirectory) -> None:
-        super().__init__(owner, board)
-        self.tree = tree
-        for opcode in _AS_USUAL & self._handlers.keys():
-            del self._handlers[opcode]
-
-    def show(self, tree: Tree, slot: Slot, crowded: Callable[[], None]) -> None:
-        """Tell of the set that this tree shows; otherwise as `attach`."""
-        self.tree.attach(tree, self.slowly)
-        self.slot, self._crowded = slot, crowded
-
-    def handler_of(self, opcode: int, usual: Handler) -> Handler:
-        """What answers a request for which other inodes have the handler `usual`. Whoever wants a change gets
-        EROFS."""
-        if opcode in _AS_USUAL or usual is _unknown:
-            return usual
-        return self._handlers.get(opcode, (_OTHER, _read_only))[1]
-
-    def enter(self, timeout: int) -> bytes:
-        """The answer to a LOOKUP of the directory itself, which the kernel may keep so long (s)."""
-        return self._entry(self.tree.lookup(ROOT, HIDDEN_NAME), timeout)
-
-    def _entry_timeout(self, parent: int) -> int:
-        return 0
-
-    def readdirplus(self, inode: int, body: bytes) -> Reply:
-        """Names and types only: to know more, the kernel has to look a name up."""
-        pack, attributes = protocol.line_plus, self._attributes
-        return self._list(
-            inode, body, lambda entry: pack(entry.name, entry.cursor, 0, 0, attributes(entry.node), told=False)
-        )
-
-    def read(self, inode: int, body: bytes) -> Reply:
-        offset, size = protocol.read_of(body)
-        return self.tree.text(inode).content[offset : offset + size]
+    def read(self, request: Request) -> Reply:
+        return self._read(request, self.tree.content(request.node))
 
 
 def attributes_timeout(inode: int) -> int:
-    """How long (s) the kernel may keep what stat says of an inode."""
+    """How long (s) the kernel may cache the attributes of an inode."""
     return ROOT_SECONDS if inode == ROOT else TIMEOUT_SECONDS
 
 
 def _fitting(value: bytes, room: int) -> bytes | int:
-    """The answer to a question for extended attributes: how much room is needed, or the value if it fits."""
+    """The reply to GETXATTR or LISTXATTR: the size of the value if no room is given, else the value if it fits."""
     if not room:
         return protocol.xattr_size(len(value))
     return value if len(value) <= room else errno.ERANGE
 
 
-def _nothing(node: int, body: bytes) -> None:
-    """For what wants no answer. Nothing is remembered of an inode, so there is nothing to forget."""
+def _nothing(request: Request) -> None:
+    """For requests that want no reply. No state is kept for an inode, so FORGET has nothing to do."""
 
 
-def _done(node: int, body: bytes) -> bytes:
-    """Done, and nothing to say of it."""
+def _done(request: Request) -> bytes:
+    """Success, without a value."""
     return b""
 
 
-def _read_only(node: int, body: bytes) -> int:
-    """Nobody can change this."""
-    return errno.EROFS
-
-
-def _unknown(node: int, body: bytes) -> int:
-    """Says once and for all that there is no such operation. For OPEN, OPENDIR, FLUSH and ACCESS that means: do it
-    yourself."""
+def not_implemented(request: Request) -> int:
+    """The kernel does not send this opcode again. After OPEN, OPENDIR, FLUSH and ACCESS it does the work
+    itself."""
     return errno.ENOSYS

@@ -1,16 +1,19 @@
-"""The processes of a mount: a supervisor that holds the FUSE descriptor and serves nothing, workers that serve.
+"""The processes of a mount: a supervisor that holds the FUSE descriptor and serves nothing, and workers that
+serve.
 
-When a worker dies, however, the supervisor forks another and asks the kernel to hand out again what was in
-flight (FUSE_NOTIFY_RESEND, Linux 6.9): its clients wait some milliseconds and see no error. An older kernel is
-not asked; there each worker has a clone of the descriptor, and its death fails its own request only. When the
-supervisor dies, the workers go on.
+When a worker dies, the supervisor forks another and asks the kernel to send the requests in flight again
+(FUSE_NOTIFY_RESEND, Linux 6.9): their clients wait some milliseconds and see no error. Older kernels cannot do
+so; there each worker has a clone of the descriptor, and its death fails only its own request. When the supervisor
+dies, the workers continue.
 
-This holds because a worker has no state that another cannot work out, and because reading twice is harmless.
+This works because every worker can compute the state of any other, and because reading twice is harmless.
 
-A worker that waits for a disk says so on the board; when nobody else is left to serve, the supervisor forks
-more, which leave again when they are not needed. One that is long at a request without such a reason hangs and
-is replaced. A request at which one worker after another dies gets EIO for a while (`status/counters.py`). Where
-workers die before they come to any request, all requests do, from a worker that touches nothing.
+A worker that waits for a disk says so on the board. When all workers wait, the supervisor forks further ones,
+which exit when they are not needed any more. The watchdog replaces a worker that is at one request for long
+without waiting for a disk. A request at which several workers in a row die gets EIO for a while
+(`status/counters.py`). If workers die before they reach any request, all requests get EIO, from a worker that
+opens nothing. In a row means that each was started after the death of the one before it. When somebody kills all
+workers at once, a request that is sent again reaches one after the other, and is not the cause.
 """
 
 from __future__ import annotations
@@ -26,26 +29,33 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
 from wdsfs.dataset.tree import MountedTree
 from wdsfs.errors import MountError
 from wdsfs.fuse import protocol, worker
-from wdsfs.fuse.read_ops import BACKGROUND, Operations
+from wdsfs.fuse.protocol import Request
+from wdsfs.fuse.read_ops import BACKGROUND, BACKGROUND_REMOTE, Operations
 from wdsfs.status.counters import DEADLY, DEADLY_NS, SLOTS, Board
+
+if TYPE_CHECKING:
+    from wdsfs.remote.client import Remote
 
 log = logging.getLogger(__name__)
 
-WORKERS_MAX = 16  # with those that wait for disks
-HANG_SECONDS = 60.0  # at one request, without waiting for a disk
-LOOK_SECONDS = 1.0  # how often the supervisor looks for hanging workers
+WORKERS_MAX = 16  # including those that wait for disks
+HANG_SECONDS = 60.0  # after which a worker at one request, without waiting for a disk, is replaced
+LOOK_SECONDS = 1.0  # interval of the watchdog
+LATE_MAX = 8  # retired workers that may end their long work; another change may come before they do
+RETIRE_SECONDS = 1.0  # how long a worker that does not wait for a disk may take to end its last request
+FOLLOWER_SECONDS = 10.0  # how long the end of the mount waits for the process that follows changes
 CRASHES_MAX = 5  # deaths in a row without a single answer in between
-QUARANTINE_SECONDS = 0.3  # how long requests get EIO then: what is in flight is resent at once
+QUARANTINE_SECONDS = 0.3  # how long requests get EIO then; those in flight are sent again at once
 
 _CLONE = 0x8004E500  # FUSE_DEV_IOC_CLONE: _IOR(229, 0, uint32_t)
-_SURPLUS, _AGAIN = 10, 11  # exit codes of a worker that is not needed any more, and of one to be replaced
+_SURPLUS, _AGAIN = 10, 11  # exit codes of a worker that is not needed any more, and of one that has to be replaced
 _BACKOFF = (0.0, 0.0, 0.05, 0.2, 0.5, 1.0)  # seconds before a replacement, by crashes in a row
 
 
@@ -54,14 +64,16 @@ class _Worker:
     pid: int
     slot: int
     device: int | None  # the supervisor's copy of the worker's own descriptor, on kernels that cannot resend
+    started: int  # in ns, by the monotonic clock
+    retired: bool = False  # it serves an earlier set, and ends after the request that it is at
 
 
 class Supervisor:
     """Serves pyfuse3's session, which must have been mounted, with several processes.
 
-    `make_tree` is called in each worker: it opens everything anew, since neither LMDB nor descriptors with a
-    position may be shared over a fork. `follow` is called in a process of its own with what `epochs` says, and
-    returns when the file system is gone.
+    `make_tree` is called in each worker: it opens everything again, since neither LMDB nor descriptors with a
+    position may be shared over a fork. `follow` is called in a process of its own; it reports changes of shards
+    to the kernel, and returns when the file system is gone.
     """
 
     def __init__(
@@ -78,36 +90,39 @@ class Supervisor:
         self.wanted, self.spin, self.follow = workers, spin, follow
         self.device = _session_descriptor()
         self.workers: dict[int, _Worker] = {}
-        self.resends = False  # the kernel hands out again what was not answered
-        self.epochs = False  # it can be told to ask again for everything
-        self._follower = 0
-        self._dismissed: set[int] = set()  # workers that are killed on purpose
+        self.fetcher: Remote | None = None  # for remote shards; kept running
+        self.resends = False  # True if the kernel can send unanswered requests again
+        self.epochs = False  # True if it can invalidate all names at once
+        self._follower, self._restarting = 0, False
+        self._dismissed: set[int] = set()  # workers that were killed on purpose
         self._ended = False
-        self._crashes, self._done_before = 0, 0
+        self._crashes, self._done_before, self._crashed = 0, 0, 0  # the last one in ns, by the monotonic clock
         self._quarantine_until = 0.0
-        # What follows changes must not keep a mount up that nobody serves: it ends with the last writer of this.
+        # The process that follows changes must not keep a mount alive that has no server: it exits when the last
+        # writer of this pipe is gone.
         self.life, self._living = os.pipe()
         self._calls, self._call = os.pipe()
-        os.set_blocking(self._call, False)  # without a supervisor nobody reads it
+        os.set_blocking(self._call, False)  # without a supervisor it has no reader
 
     # --- the supervisor
 
     def answer_init(self) -> None:
         """Answer the kernel's first request, so that workers can be forked. Raises MountError, OSError."""
-        message = os.read(self.device, protocol.REQUEST_MIN)
-        _, unique, _, body = protocol.take_apart(message)
+        request = Request(memoryview(os.read(self.device, protocol.REQUEST_MIN)))
         try:
-            kernel = protocol.kernel_of(body)
+            kernel = protocol.kernel_of(request.body)
         except ValueError as error:
-            os.write(self.device, protocol.header(unique, 0, errno.EPROTO))
+            os.write(self.device, protocol.header(request.unique, 0, errno.EPROTO))
             raise MountError(f"{error}") from None
-        answer = protocol.start(kernel, self.operations.flags, BACKGROUND, self.operations.write_max)
-        os.write(self.device, protocol.header(unique, len(answer)) + answer)
+        hands_over = self.fetcher is not None and kernel.resends
+        background = BACKGROUND_REMOTE if hands_over else BACKGROUND
+        answer = protocol.start(kernel, self.operations.flags, background, self.operations.write_max)
+        os.write(self.device, protocol.header(request.unique, len(answer)) + answer)
         self.resends = self._notify(protocol.resend())
         self.epochs = self._notify(protocol.forget_all())
 
     def _notify(self, note: bytes) -> bool:
-        """Whether the kernel has taken this."""
+        """Send a notification; returns True if the kernel accepts it."""
         try:
             os.write(self.device, note)
         except OSError as error:
@@ -117,10 +132,13 @@ class Supervisor:
         return True
 
     async def run(self) -> None:
-        """Fork the workers and keep them up until the file system is unmounted."""
+        """Fork the workers, and replace those that end, until the file system is unmounted."""
         gc.freeze()  # what exists now stays shared with the workers, untouched by their collectors
         async with trio.open_nursery() as nursery:
             with trio.open_signal_receiver(signal.SIGCHLD) as deaths:
+                if self.fetcher is not None:
+                    self.fetcher.keep()
+                    self._keep_fetcher()
                 self._top_up()
                 nursery.start_soon(self._watch)
                 nursery.start_soon(self._hear_calls)
@@ -128,28 +146,85 @@ class Supervisor:
                     await deaths.__anext__()
                     await self._replace(self._reap())
             nursery.cancel_scope.cancel()
+        await self._end_follower()
+
+    async def _end_follower(self) -> None:
+        """End the process that follows changes, and wait for it: when this process is gone, all of the mount is.
+
+        Not for ever: while it sends a notification, the kernel may have it wait for a request that nobody answers.
+        """
+        self._kill(self._follower)
+        until = time.monotonic() + FOLLOWER_SECONDS
+        while self._follower and time.monotonic() < until:
+            if os.waitpid(self._follower, os.WNOHANG)[0]:  # noqa: ASYNC222  # it does not block
+                self._follower = self.board.helper = 0
+            else:
+                await trio.sleep(0.001)
 
     def stop(self) -> None:
-        """Kill all workers; `run` then returns. For when the mount is gone or must go."""
+        """Kill all workers, at the end of the mount; `run` then returns."""
         self._ended = True
         for pid in (*self.workers, self._follower):
-            with contextlib.suppress(ProcessLookupError):
-                if pid:
-                    os.kill(pid, signal.SIGKILL)
+            self._kill(pid)
 
     def renew(self, make_tree: Callable[[], MountedTree], follow: Callable[[Supervisor], None] | None) -> None:
-        """Go on with workers that open something else, and have the kernel ask again for whatever it knows."""
+        """Replace all workers by ones that open another set, and invalidate the kernel's caches."""
         self.make_tree, self.follow = make_tree, follow
         self._dismissed.update(self.workers)
         for pid in (*self.workers, self._follower):
-            with contextlib.suppress(ProcessLookupError):
-                if pid:
-                    os.kill(pid, signal.SIGKILL)
+            self._kill(pid)
         if self.epochs:
             self._notify(protocol.forget_all())
 
+    async def exchange(
+        self, make_tree: Callable[[], MountedTree], follow: Callable[[Supervisor], None] | None
+    ) -> bool:
+        """Replace all workers by ones that open another set; returns True if none of the old ones is left.
+
+        From here on every request that is received is answered from the new set. A worker that waits for a disk
+        ends its request first, since that may be long work which its successor would have to begin anew.
+        """
+        self.make_tree, self.follow = make_tree, follow
+        old = list(self.workers.values())
+        for one in old:
+            one.retired = True
+            self.board.slot(one.slot).retire()
+        self.restart_follower()
+        until = time.monotonic() + RETIRE_SECONDS
+        while sum(not self._has_left(one, time.monotonic() > until) for one in old):  # noqa: ASYNC110  # of all
+            await trio.sleep(0.001)
+        # Requests in flight are sent again at each change, so there are more and more workers at one long work.
+        # The first ones do it, and the others wait for them.
+        for late in [one for one in self.workers.values() if one.retired][LATE_MAX:]:
+            self._dismiss(late)
+        return all(one.pid not in self.workers for one in old)
+
+    def restart_follower(self) -> None:
+        """Have the process that follows changes begin anew."""
+        self._restarting = True
+        self._kill(self._follower)
+
+    def _has_left(self, one: _Worker, late: bool) -> bool:
+        """True if a retired worker is gone, or waits for a disk; an idle one is killed."""
+        slot, there = self.board.slot(one.slot), one.pid in self.workers
+        if there and not slot.waiting and (late or slot.request is None) and one.pid not in self._dismissed:
+            # It sleeps in the receive. A request that it receives just now is sent again; where the kernel cannot
+            # do that, it fails with ECONNABORTED.
+            self._dismiss(one)
+        return not there or slot.waiting
+
+    def _dismiss(self, one: _Worker) -> None:
+        self._dismissed.add(one.pid)
+        self._kill(one.pid)
+
+    def _kill(self, pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if pid:
+                os.kill(pid, signal.SIGKILL)
+
     def _fork(self, extra: bool = False) -> None:
         slot = next(number for number in range(SLOTS) if number not in {w.slot for w in self.workers.values()})
+        started = time.monotonic_ns()
         try:
             device = None if self.resends else _clone(self.device)
             pid = os.fork()
@@ -164,7 +239,7 @@ class Supervisor:
                 log.exception("a worker failed")
             finally:
                 os._exit(code)
-        self.workers[pid] = _Worker(pid, slot, device)
+        self.workers[pid] = _Worker(pid, slot, device, started)
         self.board.slot(slot).start(pid)
 
     def _fork_follower(self) -> None:
@@ -183,32 +258,42 @@ class Supervisor:
                     self.follow(self)
                 code = 0
             except BaseException:
-                log.exception("the process that hears of changes failed")
+                log.exception("the process that follows changes of shards failed")
             finally:
                 os._exit(code)
         self.board.helper = self._follower
 
-    def _reap(self) -> int:
-        """Take note of every worker that has ended; returns how many of them died."""
-        dead = 0
+    def _reap(self) -> list[_Worker]:
+        """Collect the workers that have ended; returns those that have to be replaced."""
+        dead, planned = list[_Worker](), 0
+        self._keep_fetcher()
         if self._follower and os.waitpid(self._follower, os.WNOHANG)[0]:
             self._follower = self.board.helper = 0
+            if self._restarting and not self._ended and self.follow is not None:
+                self._restarting = False
+                self._fork_follower()
         for one in list(self.workers.values()):
             pid, status = os.waitpid(one.pid, os.WNOHANG)
             if pid:
                 del self.workers[pid]
-                dead += self._judge(one, os.waitstatus_to_exitcode(status))
+                planned += one.retired or pid in self._dismissed
+                if self._judge(one, os.waitstatus_to_exitcode(status)):
+                    dead.append(one)
                 self.board.slot(one.slot).reset()
                 if one.device is not None:
-                    os.close(one.device)  # the kernel now fails what the worker had in flight
+                    os.close(one.device)  # the kernel now fails the request that the worker had in flight
+        if planned and not dead:  # else `_replace` does so
+            if self.resends:
+                self._notify(protocol.resend())
+            self._top_up()
         return dead
 
-    async def _replace(self, dead: int) -> None:
+    async def _replace(self, dead: list[_Worker]) -> None:
         if not dead or self._ended:
             return
-        self.board.replaced(dead)
+        self.board.replaced(len(dead))
         self._count_crashes(dead)
-        if self.resends:  # what was in flight comes before whatever has been asked since
+        if self.resends:  # requests in flight come before those that are new
             self._notify(protocol.resend())
         await trio.sleep(_BACKOFF[min(self._crashes, len(_BACKOFF) - 1)])
         self._top_up()
@@ -217,47 +302,59 @@ class Supervisor:
         """Fork as many workers as are missing."""
         if self._ended:
             return
-        # While requests are refused, one worker does that.
+        # While requests are refused, one worker is enough.
         wanted = 1 if time.monotonic() < self._quarantine_until else self.wanted
-        for _ in range(wanted - len(self.workers)):
+        for _ in range(wanted - sum(not one.retired for one in self.workers.values())):
             self._fork()
         if self.follow is not None and not self._follower:
             self._fork_follower()
 
-    def _judge(self, one: _Worker, code: int) -> int:
-        """Whether this end was a death."""
+    def _judge(self, one: _Worker, code: int) -> bool:
+        """True if a worker that has ended has to be replaced."""
         if one.pid in self._dismissed:
             self._dismissed.remove(one.pid)
-            return 1
+            return False
         if code == 0:  # the session is over
             self._ended = True
         elif code == _AGAIN:
-            return 1
+            return True
         elif code != _SURPLUS and not self._ended:
             how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             log.warning("worker %s ended (%s); it is replaced", one.pid, how)
-            self._blame(self.board.slot(one.slot).request)
-            return 1
-        return 0
+            self._blame(self.board.slot(one.slot).request, one.started)
+            return True
+        return False
 
-    def _blame(self, request: int | None) -> None:
-        """Have workers refuse a request that keeps killing them."""
-        if request is not None and self.board.blame(request) == DEADLY:
+    def _blame(self, request: int | None, started: int) -> None:
+        """Count a death against a request; workers refuse one that keeps killing them."""
+        if request is not None and self.board.blame(request, started) == DEADLY:
             log.error("%s workers have died at one request; it gets EIO for %g s", DEADLY, DEADLY_NS / 1e9)
 
-    def _count_crashes(self, dead: int) -> None:
+    def _count_crashes(self, dead: list[_Worker]) -> None:
         done = self.board.done
-        self._crashes = self._crashes + dead if done == self._done_before else 0
-        self._done_before = done
+        if done != self._done_before:
+            self._crashes, self._done_before, self._crashed = 0, done, time.monotonic_ns()
+        elif any(one.started > self._crashed for one in dead):
+            self._crashes, self._crashed = self._crashes + 1, time.monotonic_ns()
         if self._crashes >= CRASHES_MAX:
             log.error("workers die before they answer anything; requests get EIO for %g s", QUARANTINE_SECONDS)
             self._quarantine_until = time.monotonic() + QUARANTINE_SECONDS
             self._crashes = 0
 
+    def _keep_fetcher(self) -> None:
+        """Start a fetcher where one is needed and there is none. A new one has requests sent again by itself."""
+        if self.fetcher is None or self._ended:
+            return
+        try:
+            self.fetcher.ensure()
+        except OSError as error:  # no memory, too many processes: the next look tries again
+            log.error("the fetcher cannot be started: %s", error.strerror)
+
     async def _watch(self) -> None:
-        """Replace workers that hang."""
+        """The watchdog: replace workers that hang."""
         while True:
             await trio.sleep(LOOK_SECONDS)
+            self._keep_fetcher()
             self._top_up()
             for one in self.workers.values():
                 seconds = self.board.slot(one.slot).busy_seconds
@@ -266,7 +363,7 @@ class Supervisor:
                     os.kill(one.pid, signal.SIGKILL)
 
     async def _hear_calls(self) -> None:
-        """Fork more workers when those that there are wait for disks."""
+        """Fork further workers when all that there are wait for disks."""
         while True:
             await trio.lowlevel.wait_readable(self._calls)
             os.read(self._calls, 1 << 10)
@@ -274,7 +371,8 @@ class Supervisor:
                 self._fork(extra=True)
 
     def _serving(self) -> int:
-        return sum(not self.board.slot(one.slot).waiting for one in self.workers.values())
+        """How many workers of the set that is shown do not wait for disks."""
+        return sum(not (one.retired or self.board.slot(one.slot).waiting) for one in self.workers.values())
 
     # --- a worker
 
@@ -287,61 +385,62 @@ class Supervisor:
         until = self._quarantine_until
         if time.monotonic() < until:
             self.operations.refuse(self.board.slot(slot))
-            worker.serve(self.device, self.operations.answer, stop=lambda: time.monotonic() > until, wait=0.1)
-            return _AGAIN if time.monotonic() > until else 0
-        tree, clean, left = self.make_tree(), False, False
+            over = worker.serve(
+                self.device, self.operations.answer, stop=lambda: time.monotonic() > until, wait=0.1
+            )
+            return _AGAIN if over else 0
+        tree, clean = self.make_tree(), False
         try:
             own = self.board.slot(slot)
             self.operations.attach(tree, own, self._call_for_help)
             self.operations.notify = self._notify
-            tree.lower.on_files = own.files
-
-            def surplus() -> bool:
-                nonlocal left
-                self.operations.answered()
-                left = extra and not self.board.waiting
-                return left
-
-            worker.serve(
-                self.device, self.operations.answer, stop=surplus, spin=self.spin, room=self.operations.room
+            if self.resends:
+                self.operations.fetcher = self.fetcher
+            tree.lower.on_files, retired = own.files, own.retirement
+            is_surplus = worker.serve(
+                *(self.device, self.operations.answer),
+                stop=(lambda: retired[0] or not self.board.waiting) if extra else lambda: retired[0],
+                after_reply=self.operations.after_reply,
+                spin=self.spin,
+                room=self.operations.room,
             )
-            clean = not left
+            clean = not is_surplus
         finally:
             self._close(tree, clean)
-        return _SURPLUS if left else 0
+        return _SURPLUS if is_surplus else 0
 
     @staticmethod
     def _close(tree: MountedTree, clean: bool) -> None:
         try:
             tree.close(clean)
-        except OSError as error:  # the mount is gone, and who wrote has been told of what fsync said
+        except OSError as error:  # the mount is gone; writers have got the result of their fsync
             log.error("what was written last may not be on disk: %s", error)
 
     def _close_devices(self) -> None:
-        """In a child: let go of other workers' descriptors, so that what they have in flight ends with them."""
+        """In a child: close other workers' descriptors, so that their requests in flight end with them."""
         for other in self.workers.values():
             if other.device is not None:
                 os.close(other.device)
 
     def _call_for_help(self) -> None:
-        # Somebody is left to serve, or nobody else may.
+        # Another worker can serve, or no other worker may.
         if self.board.waiting < self.wanted or self.operations.alone:
             return
-        with contextlib.suppress(OSError):  # full: it has been called often enough
+        with contextlib.suppress(OSError):  # the pipe is full of such calls
             os.write(self._call, b"+")
 
 
 def _be_a_child() -> None:
-    """Leave to the supervisor what is meant for it."""
+    """Restore the signal handling that the supervisor has changed for itself."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for number in (signal.SIGINT, signal.SIGHUP):  # these end the supervisor, which ends the mount
+    for number in (signal.SIGINT, signal.SIGHUP):  # the supervisor acts on these, and ends the mount
         signal.signal(number, signal.SIG_IGN)
 
 
 def _session_descriptor() -> int:
-    """The descriptor of pyfuse3's session, which it does not tell."""
+    """The descriptor of pyfuse3's session. pyfuse3 has no call that returns it, so search for it."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{name}") == "/dev/fuse":
@@ -350,7 +449,7 @@ def _session_descriptor() -> int:
 
 
 def _clone(device: int) -> int:
-    """A descriptor of the same connection with requests of its own in flight."""
+    """A descriptor of the same connection; the kernel accounts requests in flight to each descriptor."""
     clone = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     fcntl.ioctl(clone, _CLONE, struct.pack("<I", device))
     return clone

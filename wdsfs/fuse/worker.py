@@ -1,9 +1,8 @@
 """A worker's loop: receives requests from the FUSE descriptor and answers them, one at a time.
 
-A short look whether the next request is there already (a client that reads file after file is back within
-microseconds), as long as looking helps, then asleep in the kernel. Several workers share one descriptor and
-the kernel wakes one of them for each request. Nothing is remembered between two requests: a worker may be
-killed at any time.
+It polls for a short time, since a client that reads file after file is back within microseconds; when that does
+not help, it sleeps in the kernel. Several workers share one descriptor, and the kernel wakes one of them for each
+request. Nothing is remembered between two requests: a worker may be killed at any time.
 """
 
 from __future__ import annotations
@@ -16,72 +15,83 @@ import time
 from collections.abc import Callable
 
 from wdsfs.fuse import protocol
+from wdsfs.fuse.protocol import Request
 
 log = logging.getLogger(__name__)
 
 SPIN_SECONDS = 50e-6
-VAIN = 16  # looks in vain after which only every so many requests are looked for
+MISSES_MAX = 16  # polls in a row without a request, after which only every so many requests are polled for
 
-# What answering may meet: the client was interrupted, or the request was handed out again under another number and
-# somebody else has answered it.
+# Errors of a reply: the client was interrupted, or another worker has answered the request, which the kernel
+# handed out again under another number.
 _NOBODY_WAITS = (errno.ENOENT,)
-# What receiving may meet: a request that was interrupted before it was received, a signal.
+# Errors of a receive: the request was interrupted before it was received, or a signal came.
 _TRY_AGAIN = (errno.ENOENT, errno.EINTR, errno.EAGAIN)
 
-# A request as the kernel has written it; the answer behind its header, an errno, or None where none is wanted.
-Answer = bytes | bytearray | memoryview | int | None
-Handler = Callable[[bytes], Answer]
+# The reply without its header, an errno, or None for a request that wants no reply.
+Reply = bytes | bytearray | memoryview | int | None
+Handler = Callable[[Request], Reply]
+
+
+def _nothing() -> None:
+    """For a worker that has nothing to do after a reply."""
 
 
 def serve(
     device: int,
     handler: Handler,
-    stop: Callable[[], bool],
+    stop: Callable[[], object],
+    after_reply: Callable[[], None] = _nothing,
     spin: float = SPIN_SECONDS,
     wait: float | None = None,
     room: int = protocol.REQUEST_MIN,
-) -> None:
-    """Answer requests until the file system is unmounted or `stop` returns True.
+) -> bool:
+    """Answer requests. Returns True when `stop` does, False when the file system has been unmounted.
 
     `stop` is called before each request, and, when `wait` is given, after that many seconds without one.
-    `spin` is how long (s) to look for the next request before sleeping; `room` what a request may take (bytes).
-    Raises OSError when the descriptor cannot be used.
+    `after_reply` is called when the reply to a request has been sent. `spin` is how long (s) to poll for the next
+    request before sleeping; `room` is the size of the largest request (bytes). Raises OSError when the descriptor
+    cannot be used.
     """
     poll = select.poll()
     poll.register(device, select.POLLIN)
     wait_for = _patient(poll, stop, wait) if wait is not None else _eager(poll, spin)
-    # Memory that is there already: where the kernel has to find some for a process that is being killed, it gives
-    # up and fails the request, which then is not handed out again.
+    # The pages exist from the start (not zeros): if the kernel had to allocate one for a process that is being
+    # killed, it would fail the request instead of handing it out again.
     buffer = bytearray(b"-" * room)
-    received = memoryview(buffer)
+    buffers, received = (buffer,), memoryview(buffer)
     while not stop():
         if not wait_for():
-            return
+            return True
         try:
-            message = bytes(received[: os.readv(device, [buffer])])
+            size = os.readv(device, buffers)
         except OSError as error:
             if error.errno in _TRY_AGAIN:
                 continue
             if error.errno == errno.ENODEV:  # unmounted
-                return
+                return False
             raise
-        answer = handler(message)
-        if answer is not None:
-            _send(device, protocol.unique_of(message), answer)
+        request = Request(received[:size])
+        reply = handler(request)
+        if reply is not None:
+            _send(device, request.unique, reply)
+        after_reply()
+    return True
 
 
 def _eager(poll: select.poll, spin: float) -> Callable[[], bool]:
-    """Returns a function that looks for a request for `spin` seconds; the receive itself waits for longer."""
+    """Return a function that polls for a request for up to `spin` seconds; the receive then waits without
+    limit."""
     give_way = os.sched_yield  # the client that was just answered may be waiting for this very processor
     look, now, spin_ns = poll.poll, time.perf_counter_ns, int(spin * 1e9)
-    missed = 0  # looks in a row that were in vain
+    missed = 0  # polls in a row that found no request
 
     def wait() -> bool:
         nonlocal missed
         if look(0) or not spin_ns:
             return True
-        # Clients that think for longer, or that need this processor to think: only a try from time to time.
-        if missed >= VAIN and missed % VAIN:
+        # Clients that take longer, or that need this processor: poll only from time to time.
+        if missed >= MISSES_MAX and missed % MISSES_MAX:
             missed += 1
             return True
         end = now() + spin_ns
@@ -96,8 +106,9 @@ def _eager(poll: select.poll, spin: float) -> Callable[[], bool]:
     return wait
 
 
-def _patient(poll: select.poll, stop: Callable[[], bool], seconds: float) -> Callable[[], bool]:
-    """Returns a function that waits for a request and asks `stop` from time to time; False if that said so."""
+def _patient(poll: select.poll, stop: Callable[[], object], seconds: float) -> Callable[[], bool]:
+    """Return a function that waits for a request, True, or until `stop` returns True, False. It calls `stop` every
+    so many `seconds`."""
 
     def wait() -> bool:
         while not poll.poll(seconds * 1000):
@@ -108,14 +119,14 @@ def _patient(poll: select.poll, stop: Callable[[], bool], seconds: float) -> Cal
     return wait
 
 
-def _send(device: int, unique: int, answer: bytes | bytearray | memoryview | int) -> None:
+def _send(device: int, unique: int, reply: bytes | bytearray | memoryview | int) -> None:
     try:
-        if isinstance(answer, int):
-            os.write(device, protocol.header(unique, 0, answer))
+        if isinstance(reply, int):
+            os.write(device, protocol.header(unique, 0, reply))
         else:
-            os.writev(device, (protocol.header(unique, len(answer)), answer))
+            os.writev(device, (protocol.header(unique, len(reply)), reply))
     except OSError as error:
         if error.errno in _NOBODY_WAITS or error.errno == errno.ENODEV:
             return
-        log.error("an answer was refused: %s", error.strerror)
+        log.error("the kernel has refused a reply: %s", error.strerror)
         raise

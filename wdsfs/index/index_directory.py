@@ -1,8 +1,8 @@
 """Where an index is opened, and what happens when its directory is bad.
 
 The index is a cache: losing it costs time only. So if anything is wrong with its directory (missing, full,
-read-only, damaged, another format, on a network file system, where LMDB's locks and maps are not safe), the answer
-is a notice in words and an index that works: one that was made anew in the same place, or a temporary one. This
+read-only, damaged, another format, on a network file system, where LMDB's locks and maps are not safe), the result
+is a notice and an index that works: a new one in the same place, or a temporary one. This
 holds when it is opened (`open_directory`) and when it fails later (`IndexDirectory.leave`). How one environment is
 opened and checked is in `index/lmdb_env.py`.
 """
@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 class IndexDirectory:
     """The LMDB environments of an index: `env` in the directory `path`, and perhaps a `base`.
 
-    A base is an index that can be read but not written; values in `env` hide those in it. `notices` says in words
-    what is not as it should be. What the values mean, and which transactions are open, is for `index/store.py`.
+    A base is an index that can be read but not written; values in `env` hide those in it. `notices` are messages
+    about what is wrong. What the values mean, and which transactions are open, is for `index/store.py`.
     """
 
     def __init__(
@@ -47,24 +47,24 @@ class IndexDirectory:
         self._data_inode = lmdb_env.data_inode(path)
 
     def environments(self) -> list[lmdb.Environment]:
-        """Those to look for a value in, one after the other."""
+        """The environments in which to look for a value, in this order."""
         return [self.env] if self.base is None else [self.env, self.base]
 
     @property
     def temporary(self) -> bool:
-        """Whether this index ends with the process that made it."""
+        """True if this index is deleted at the end of the process that made it."""
         return self._temporary is not None
 
     def leave(self, error: Exception) -> None:
-        """Go on without the environment that gave this error: with a new one in its place, or a temporary one.
+        """Replace the environment that gave this error by a new one in its place, or by a temporary one.
 
-        Raises IndexUnusable when the temporary one is at fault.
+        Raises IndexUnusable if the temporary one gave it.
         """
         if self._temporary is not None:
             raise IndexUnusable(f"the temporary index in {self.path} cannot be used: {error}") from None
         if isinstance(error, lmdb_env.DAMAGE):
             with contextlib.suppress(OSError, lmdb.Error, lmdb_check.Damaged), _lock(self.path):
-                if lmdb_env.data_inode(self.path) == self._data_inode:  # nobody else has replaced it yet
+                if lmdb_env.data_inode(self.path) == self._data_inode:  # no other process has replaced it yet
                     lmdb_env.remove(self.path)
                 self._retired, self.env = self.env, lmdb_env.open_env(self.path)
                 self._data_inode = lmdb_env.data_inode(self.path)
@@ -82,6 +82,10 @@ class IndexDirectory:
         self.notices.append(notice)
         log.warning("%s", notice)
 
+    def log_notices(self) -> None:
+        for notice in self.notices:
+            log.warning("%s", notice)
+
     def close(self) -> None:
         """Close the environments; a temporary directory stays. REQUIRES: no transaction is open."""
         for env in (self.env, self.base, self._retired):
@@ -96,8 +100,7 @@ class IndexDirectory:
     def reopened(self) -> IndexDirectory:
         """The same, after `close`, in this process; a temporary directory is not deleted by it."""
         home = _open_at(self.path, [])
-        for notice in home.notices:
-            log.warning("%s", notice)
+        home.log_notices()
         if home._temporary is None and self._base_path is not None:
             home.base, home._base_path = lmdb_env.open_read_only(self._base_path), self._base_path
         home.notices[:0] = self.notices
@@ -107,8 +110,8 @@ class IndexDirectory:
 def open_directory(directory: Path | None = None) -> IndexDirectory:
     """Open the index in `directory` (default: `WDSFS_INDEX_DIR`, else the user's cache directory).
 
-    If anything is wrong with it, the notices say what was done. Raises IndexUnusable only when not even a
-    temporary one can be made.
+    If anything is wrong with it, the notices say what was done. Raises IndexUnusable only if even a temporary
+    one cannot be made.
     """
     chosen = directory or (Path(os.environ["WDSFS_INDEX_DIR"]) if os.environ.get("WDSFS_INDEX_DIR") else None)
     home = Path(os.path.abspath(chosen or host.cache_dir()))

@@ -1,4 +1,4 @@
-"""Opening one LMDB environment: its files are checked first, and replaced when they are damaged.
+"""Opens one LMDB environment: its files are checked first, and replaced when they are damaged.
 
 LMDB maps its files and trusts what is in them. So before it opens them, their owner is checked (`trust`), their
 blocks are reserved, and `index/lmdb_check.py` looks at their structure. What to do when the directory cannot be
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import lmdb
 
-from wdsfs import host, trust
+from wdsfs import mount_table, trust
 from wdsfs.errors import IndexUnusable
 from wdsfs.index import lmdb_check
 
@@ -27,7 +27,7 @@ READERS = 4096  # processes that may read one index at a time
 LOCK_BYTES = 64 * READERS + 4096  # of LMDB's lock file, a cache line for each reader
 
 # Errors that mean that the file is damaged. Anything else (no space, no memory, no permission ...) is no reason to
-# throw away what is in it.
+# discard its content.
 DAMAGE = (
     *(
         lmdb_check.Damaged,
@@ -42,7 +42,7 @@ _FILES = ("data.mdb", "lock.mdb")
 
 
 def is_full(directory: Path) -> bool:
-    """Whether the disk of `directory` has less than 1 MiB left."""
+    """True if the disk of `directory` has less than 1 MiB left."""
     try:
         found = os.statvfs(directory)
     except OSError:
@@ -79,7 +79,10 @@ def remove(home: Path) -> None:
 
 
 def data_inode(home: Path) -> int:
-    """The inode of the data file, which changes when another process replaces the environment."""
+    """The inode of the data file, which changes when another process replaces the environment.
+
+    Not a Fingerprint: size and times change with every transaction.
+    """
     return os.stat(home / "data.mdb").st_ino
 
 
@@ -99,7 +102,7 @@ def open_env(home: Path, read_only: bool = False) -> lmdb.Environment:
             _check(env, fd)
         if not read_only:
             _share(home)
-            env.reader_check()  # readers that were killed; as long as they count, no page is used again
+            env.reader_check()  # readers that were killed; as long as they are listed, LMDB reuses no page
             if not env.stat()["entries"]:
                 with env.begin(write=True) as txn:
                     txn.put(b"format", FORMAT)
@@ -110,7 +113,7 @@ def open_env(home: Path, read_only: bool = False) -> lmdb.Environment:
 
 
 class _NotTrusted(lmdb_check.Damaged):
-    """Somebody else can have written a file of the index; the text says how."""
+    """Another user may have written a file of the index; the text says how."""
 
 
 def _require_file(path: Path) -> None:
@@ -123,7 +126,7 @@ def _require_file(path: Path) -> None:
     except FileNotFoundError:
         return
     if stat.S_ISDIR(found.st_mode):
-        return  # LMDB says so
+        return  # LMDB reports it
     try:
         trust.require_file(found, path.name)
     except trust.Untrusted as error:
@@ -142,8 +145,8 @@ def _opened(path: Path) -> Iterator[int]:
 def _reserve_locks(home: Path) -> None:
     """Make LMDB's lock file with all of its blocks.
 
-    LMDB would make it of holes and write through a map: on a full disk that ends a process with SIGBUS. One that
-    is there is not opened: to close it again would drop the locks of this process, if it has the index open.
+    LMDB would make it of holes and write through a map: on a full disk that ends a process with SIGBUS. An
+    existing one is not opened: closing it again would drop the locks of this process, if it has the index open.
     """
     if (home / "lock.mdb").exists():
         return
@@ -161,10 +164,10 @@ def _reserve_locks(home: Path) -> None:
 
 
 def _share(home: Path) -> None:
-    """Let the group of a directory that it may write (one that `trust` knows) write the index in it, too."""
+    """Let the group of a directory, which `trust` has accepted, write the index if it may write there."""
     if os.stat(home).st_mode & stat.S_IWGRP:
         for name in (*_FILES, "open.lock"):
-            with contextlib.suppress(PermissionError, FileNotFoundError):  # somebody else's, who has done it
+            with contextlib.suppress(PermissionError, FileNotFoundError):  # another user's file, who has done it
                 os.chmod(home / name, 0o660)
 
 
@@ -214,16 +217,16 @@ def open_read_only(home: Path) -> lmdb.Environment | None:
 
 
 def _is_image(home: Path) -> bool:
-    """Whether nobody can write to the file system; not just: not here, or not we."""
+    """True if no process can write to the file system: not only we, and not only here."""
     try:
-        mount = host.mount_of(home)
+        mount = mount_table.mount_of(home)
     except OSError:
         return False
     return mount is not None and "ro" in mount.super_options
 
 
 def temporary_env() -> tuple[lmdb.Environment, Path, tempfile.TemporaryDirectory[str]]:
-    """A new environment, its directory, and what removes that. Raises IndexUnusable."""
+    """Return a new environment, its directory, and the object that removes that. Raises IndexUnusable."""
     handle = None
     try:
         handle = _temporary_directory()

@@ -1,6 +1,6 @@
 """Claims: which shards want a name in one tree over many shards, for a whole set.
 
-Merged, equal names are told apart by numbers: `a`, `a~2`, `a~3` and so on, in the order of the shards. So the
+Merged, equal names are distinguished by numbers: `a`, `a~2`, `a~3` and so on, in the order of the shards. So the
 number of a shard's sample is its rank among the shards that want the name. The tables here have, for each path,
 the numbers of these shards in ascending order: from a shard to its rank and back is a bisection, whatever the
 number of shards.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from wdsfs import names
 from wdsfs.index.record import Record
+from wdsfs.storage.identity import GONE, Fingerprint
 
 _SUFFIXES = range(len(b"~2"), len(b"~999999999") + 1)  # bytes that `names.numbered` may add
 
@@ -48,12 +49,12 @@ class Table(NamedTuple):
     breaks: memoryview
 
     def has(self, crc: int) -> bool:
-        """Whether there is a path with this sum."""
+        """True if there is a path with this sum."""
         at = bisect_left(self.sums, crc)
         return at < len(self.sums) and self.sums[at] == crc
 
     def groups(self, crc: int) -> list[memoryview]:
-        """The values of each path with this sum: in nearly all cases of one, or none."""
+        """The values of each path with this sum: nearly always one path, or none."""
         first = bisect_left(self.sums, crc)
         if first == len(self.sums) or self.sums[first] != crc:
             return []
@@ -80,14 +81,14 @@ class Tables(NamedTuple):
 
 
 def stems(name: bytes) -> set[bytes]:
-    """What stands before the number when this name gets one: itself, unless it has to be cut."""
+    """The name to which a number is added for this name: itself, unless it has to be cut."""
     if len(name) <= names.NAME_MAX - _SUFFIXES[-1]:
         return {name}
     return {names.shorten(name, names.NAME_MAX - size) for size in _SUFFIXES}
 
 
 def parse(body: memoryview) -> Tables:
-    """The tables in these bytes, in place."""
+    """The tables that these bytes contain, in place."""
     found, at = [], 0
     for _ in Tables._fields:
         columns = []
@@ -101,14 +102,14 @@ def parse(body: memoryview) -> Tables:
 
 def build(
     count: int, records: Callable[[int], Record | None], wants: Callable[[Record], Wants]
-) -> tuple[list[Sequence[int]], bytes]:
-    """The fingerprints of the records that went into them, and the tables as bytes."""
-    fingerprints: list[Sequence[int]] = []
+) -> tuple[list[Fingerprint], bytes]:
+    """Return the fingerprints of the records that went into the tables, and these as bytes."""
+    fingerprints: list[Fingerprint] = []
     folders, aliased, others, cut = (_TableRows() for _ in range(4))
     numbered: set[tuple[int, int]] = set()
     for number in range(count):
         one = records(number)
-        fingerprints.append((0, 0, 0) if one is None else one.fingerprint)
+        fingerprints.append(GONE if one is None else one.fingerprint)
         if one is not None:
             wanted = wants(one)
             folders.add(number, wanted.folders)
@@ -137,7 +138,7 @@ def build(
 
 
 class _TableRows:
-    """Paths and shards on their way into a table."""
+    """Paths and shards, collected for a table."""
 
     def __init__(self) -> None:
         self._sums: list[NDArray[np.uint32]] = [np.zeros(0, np.uint32)]
@@ -152,7 +153,7 @@ class _TableRows:
             self._shards.append(np.full(len(paths), shard, np.uint32))
 
     def sorted(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.int64]]:
-        """Sums, shards and breaks."""
+        """Return the sums, shards and breaks of the table."""
         sums, hashes = np.concatenate(self._sums), np.concatenate(self._hashes)
         order = np.argsort(sums, kind="stable")
         sums, hashes = sums[order], hashes[order]
@@ -166,7 +167,7 @@ class _TableRows:
 
 
 def _numbered(paths: Iterable[bytes]) -> Iterator[tuple[int, int]]:
-    """Sum of the path without its number, and the number, of each that ends like `a~2`."""
+    """Return the sum of the path without its number, and the number, for each path that ends like `a~2`."""
     for path in paths:
         if b"~" in path:
             folder, name = names.split_folder(path)
@@ -176,7 +177,7 @@ def _numbered(paths: Iterable[bytes]) -> Iterator[tuple[int, int]]:
 
 
 def _cut(paths: list[bytes]) -> list[bytes]:
-    """What those of these paths become whose name has to be cut to get a number."""
+    """Return the shortened paths of those whose name has to be cut to get a number."""
     found = []
     for path in paths:
         if len(path) > names.NAME_MAX - _SUFFIXES[-1]:

@@ -1,11 +1,15 @@
 """Per-shard work in several processes: results as they come, memory flat, an interrupt in good order.
 
-The work is a function of a path that touches nothing else, so any `concurrent.futures.Executor` can run it. Here
-that is a thread for each of some processes; a thread hands its process one path at a time, through pipes.
+The work is a function of a path (or of another unit) that touches nothing else, so it can be done anywhere: by the
+workers of a cluster (`cluster/spread.py`), or here. Here that is a thread for each of some processes; a thread
+hands its process one unit at a time, through pipes.
 
-Not a pool of `multiprocessing`: what that needs besides (a server to fork from, a tracker of semaphores) lives
-as long as this process and holds its standard output open, its workers survive a parent that is killed, and an
-interrupt would wait for them. The end of a pipe reaches everybody.
+Threads of this process read remote shards: it has the connection to the fetcher, with the secrets of the stores,
+and waits for the network most of the time.
+
+Not a pool of `multiprocessing`: its helpers (a server to fork from, a tracker of semaphores) live as long as
+this process and hold its standard output open, its workers survive a parent that is killed, and an interrupt would
+wait for them. Here every process sees the end of its pipe.
 """
 
 from __future__ import annotations
@@ -19,48 +23,101 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from wdsfs.cluster import shard_units
+from wdsfs.cluster.in_flight import InFlight
+from wdsfs.cluster.spread import Job, spread
+from wdsfs.cluster.workers import Workers
 from wdsfs.errors import ShardError, UnreadableShard
+from wdsfs.remote.any_shard import is_remote
 from wdsfs.spec.expand import Shard
+from wdsfs.storage.identity import Fingerprint
 
-ALONE_BYTES = 64 << 20  # less work than this is done sooner in this process than others start
+ALONE_BYTES = 64 << 20  # less work than this is finished here before other processes have started
 AHEAD = 4  # results per process that may wait to be taken
+TOGETHER = 8  # remote shards that are worked at at the same time
 
 _START = (
-    "import sys, pickle; sys.path[:] = pickle.load(sys.stdin.buffer); "
+    "import os, sys, pickle; sys.stdin.buffer.peek(1) or os._exit(0); "  # at once its end: the parent has died
+    "sys.path[:] = pickle.load(sys.stdin.buffer); "
     "from wdsfs.index import process_pool; process_pool.work()"
 )
 
 # What is imported from where: as here, but without the start of `site`, which an editable installation needs.
 _IMPORT_PATH = [str(Path(__file__).parents[2]), *sys.path]
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 Results = Generator[tuple[Shard, Result | ShardError], None, None]
 
 
+def together(shards: Sequence[Shard], workers: Workers | None = None) -> int:
+    """How many of these shards are read from stores at the same time by one machine, at least 1."""
+    if workers is not None:
+        return 1
+    return min(max(sum(is_remote(one.path) for one in shards), 1), TOGETHER)
+
+
 def default_jobs() -> int:
-    """As many processes as this one may use cores."""
+    """The default number of processes: the cores that this one may use."""
     return len(os.sched_getaffinity(0))
 
 
-def each(
-    function: Callable[[bytes], Result], shards: Sequence[Shard], jobs: int, executor: Executor | None = None
-) -> Results[Result]:
-    """Yield each shard with `function(shard.path)`, or with the ShardError that this raised, in any order.
+def _path_of(shard: Shard) -> bytes:
+    return shard.path
 
-    `function` must be importable by its name. Other exceptions end the whole, and so does closing the generator.
-    Small sets are worked on in this process.
+
+def each(
+    function: Callable[[Any], Result],
+    shards: Sequence[Shard],
+    jobs: int,
+    workers: Workers | None = None,
+    argument: Callable[[Shard], Any] = _path_of,
+    adopt: Callable[[Result, Fingerprint], Result] = lambda result, _: result,
+) -> Results[Result]:
+    """Yield each shard with `function(argument(shard))`, or with the ShardError that this raised, in any order.
+
+    `function` must be importable by its name; `argument` is called here. Other exceptions end all the work, and so
+    does closing the generator. Small sets are handled in this process. With `workers` the work is theirs, as
+    `spread.py` says; `adopt` then makes a result ours: it gets the fingerprint that the shard has here.
     """
-    if executor is not None:
-        yield from _through(executor, function, shards, jobs)
-    elif jobs == 1 or len(shards) < 2 or not _bytes_exceed(shards, ALONE_BYTES):
-        for one in shards:
-            yield one, _try(function, one.path)
+    if workers is not None:
+        local, elsewhere = shard_units.divided(shards)
+        yield from _in_threads(function, local, argument)
+        yield from shard_units.each(workers, function, elsewhere, argument, adopt)
+        return
+    remote = [one for one in shards if is_remote(one.path)]
+    if remote:
+        shards = [one for one in shards if not is_remote(one.path)]
+        yield from _in_threads(function, remote, argument)
+    if not _bytes_exceed(shards, ALONE_BYTES):
+        jobs = 1
+    yield from units(function, shards, jobs, name=lambda shard: os.fsdecode(shard.path), prepare=argument)
+
+
+def units(
+    function: Callable[[Any], Result],
+    items: Sequence[Item],
+    jobs: int,
+    workers: Workers | None = None,
+    name: Callable[[Item], str] = str,
+    prepare: Callable[[Item], Any] = lambda item: item,
+) -> Generator[tuple[Item, Result | ShardError], None, None]:
+    """As `each`, of any items: `function(prepare(item))`, by `jobs` processes of this machine or by `workers`.
+
+    `name` is what messages call an item.
+    """
+    if workers is not None:
+        yield from spread(workers, Job(function, prepare, name), items)
+    elif jobs == 1 or len(items) < 2:
+        for one in items:
+            yield one, _try(lambda one: function(prepare(one)), one)
     else:
-        yield from _in_processes(function, shards, min(jobs, len(shards)))
+        yield from _in_processes(function, items, min(jobs, len(items)), name, prepare)
 
 
 def _bytes_exceed(shards: Sequence[Shard], limit: int) -> bool:
@@ -75,48 +132,113 @@ def _bytes_exceed(shards: Sequence[Shard], limit: int) -> bool:
     return False
 
 
-def _try(function: Callable[[bytes], Result], path: bytes) -> Result | ShardError:
+def _try(function: Callable[[Any], Result], unit: Any) -> Result | ShardError:
     try:
-        return function(path)
+        return function(unit)
     except ShardError as error:
         return error
 
 
 def _through(
-    executor: Executor, function: Callable[[bytes], Result], shards: Sequence[Shard], jobs: int
-) -> Results[Result]:
-    queue = iter(shards)
-    running: dict[Future[Result | ShardError], Shard] = {}
+    executor: Executor,
+    call: Callable[[Item, Any], Result | ShardError],
+    items: Sequence[Item],
+    jobs: int,
+    prepare: Callable[[Item], Any],
+) -> Generator[tuple[Item, Result | ShardError], None, None]:
+    queue = iter(items)
+    running: InFlight[Item] = InFlight()
     try:
         while True:
             for one in itertools.islice(queue, AHEAD * jobs - len(running)):
-                running[executor.submit(_try, function, one.path)] = one
+                try:
+                    unit = prepare(one)
+                except ShardError as error:
+                    yield one, error
+                else:
+                    running.add(executor.submit(call, one, unit), one)
             if not running:
                 return
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                yield running.pop(future), future.result()
+            future, item = running.next()
+            yield item, future.result()
     finally:
-        for future in running:
-            future.cancel()
+        running.drain()
 
 
-def _in_processes(function: Callable[[bytes], Result], shards: Sequence[Shard], jobs: int) -> Results[Result]:
+def _in_threads(
+    function: Callable[[Any], Result], shards: Sequence[Shard], argument: Callable[[Shard], Any]
+) -> Results[Result]:
+    if not shards:
+        return
+
+    def call(_: Shard, unit: Any) -> Result | ShardError:
+        return _try(function, unit)
+
+    threads = _DaemonThreads(min(TOGETHER, len(shards)))
+    try:
+        yield from _through(threads, call, shards, TOGETHER, argument)
+    finally:
+        threads.shutdown()
+
+
+def _in_processes(
+    function: Callable[[Any], Result],
+    items: Sequence[Item],
+    jobs: int,
+    name: Callable[[Item], str],
+    prepare: Callable[[Item], Any],
+) -> Generator[tuple[Item, Result | ShardError], None, None]:
     processes = _Processes()
     threads = ThreadPoolExecutor(jobs, "pool")
 
-    def call(path: bytes) -> Result:
-        return processes.call(function, path)
+    def call(item: Item, unit: Any) -> Result | ShardError:
+        try:
+            return processes.call(function, unit, lambda: name(item))
+        except ShardError as error:
+            return error
 
     try:
-        yield from _through(threads, call, shards, jobs)
+        yield from _through(threads, call, items, jobs, prepare)
     finally:
         processes.kill()
         threads.shutdown(cancel_futures=True)
         processes.close()
 
 
+class _DaemonThreads(Executor):
+    """Threads that nobody waits for after an interrupt: a store may be silent for a minute."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        for _ in range(count):
+            threading.Thread(target=self._run, name="pool", daemon=True).start()
+
+    def submit(self, function: Callable[..., Result], /, *arguments: Any, **options: Any) -> Future[Result]:
+        future: Future[Result] = Future()
+
+        def work() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function(*arguments, **options))
+                except BaseException as error:
+                    future.set_exception(error)
+
+        self._work.put(work)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Have the threads end after what they are at."""
+        for _ in range(self._count):
+            self._work.put(None)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+
+
 class _Processes:
-    """A process for each thread that calls."""
+    """A process for each calling thread."""
 
     def __init__(self) -> None:
         self._own = threading.local()
@@ -124,13 +246,13 @@ class _Processes:
         self._all: list[subprocess.Popen[bytes]] = []
         self._killed = False
 
-    def call(self, function: Callable[[bytes], Result], path: bytes) -> Result:
-        """`function(path)` in this thread's process. Raises what that raises."""
+    def call(self, function: Callable[[Any], Result], unit: Any, name: Callable[[], str]) -> Result:
+        """Return `function(unit)`, called in this thread's process. Raises what that raises."""
         process = self._own.__dict__.get("process") or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            pickle.dump((function, path), process.stdin)
+            pickle.dump((function, unit), process.stdin)
             process.stdin.flush()
             result, error = pickle.load(process.stdout)
         except (EOFError, BrokenPipeError, pickle.UnpicklingError):
@@ -139,10 +261,8 @@ class _Processes:
             if code >= 0:
                 raise RuntimeError(f"a process of the pool has ended by itself, with exit code {code}") from None
             how = signal.Signals(-code).name
-            text = (
-                f"{os.fsdecode(path)}: the process that worked on it was killed ({how}); is there enough memory?"
-            )
-            raise UnreadableShard(text) from None
+            text = f"the process that worked on it was killed ({how}); is there enough memory?"
+            raise UnreadableShard(f"{name()}: {text}") from None
         if error is not None:
             raise error
         return result  # type: ignore[no-any-return]  # what `function` has returned
@@ -156,7 +276,7 @@ class _Processes:
                 [sys.executable, "-I", "-S", "-c", _START],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                process_group=0,  # an interrupt is for the process that the user talks to; it ends the others
+                process_group=0,  # an interrupt is handled by the parent, which ends the others
             )
             self._all.append(process)
         assert process.stdin is not None
@@ -165,7 +285,7 @@ class _Processes:
         return process
 
     def kill(self) -> None:
-        """End all at once, also in the middle of their work: it is a function of a path and leaves nothing."""
+        """End all processes at once, also in the middle of their work, which leaves no traces."""
         with self._lock:
             self._killed = True
             for process in self._all:
@@ -176,10 +296,10 @@ class _Processes:
             self._bury(self._all[-1])
 
     def _bury(self, process: subprocess.Popen[bytes]) -> int:
-        """Wait for the end of a process; returns its code."""
+        """Wait for the end of a process; return its exit code."""
         for stream in (process.stdin, process.stdout):
             assert stream is not None
-            with contextlib.suppress(BrokenPipeError):  # what it did not take any more
+            with contextlib.suppress(BrokenPipeError):  # data that it did not read any more
                 stream.close()
         code = process.wait()
         with self._lock:
@@ -188,20 +308,20 @@ class _Processes:
 
 
 def work() -> None:
-    """What a process of the pool does, until its pipe ends because its parent wants that, or is dead."""
+    """The main loop of a process of the pool. It ends with the pipe: its parent closes it, or has died."""
     requests, replies = sys.stdin.buffer, sys.stdout.buffer
     while True:
         try:
-            function, path = pickle.load(requests)
-            outcome = _outcome(function, path)
+            function, unit = pickle.load(requests)
+            outcome = _outcome(function, unit)
             pickle.dump(outcome, replies)
             replies.flush()
         except (EOFError, BrokenPipeError, pickle.UnpicklingError):
-            os._exit(0)  # with nobody there to take what is not sent yet
+            os._exit(0)  # nobody reads what is not sent yet
 
 
-def _outcome(function: Callable[[bytes], Any], path: bytes) -> tuple[Any, BaseException | None]:
+def _outcome(function: Callable[[Any], Any], unit: Any) -> tuple[Any, BaseException | None]:
     try:
-        return function(path), None
+        return function(unit), None
     except Exception as error:
         return None, error

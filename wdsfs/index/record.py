@@ -10,7 +10,7 @@ and within a folder they stand in the order of the tar; so do the members of an 
 CRC-32 sums of the whole path finds a name by bisection. docs/format.md shows the bytes.
 
 What a child is called differs from its plain name only where a name is odd or taken: an *alias*, of which there
-is a table for each of the three domains (kinds of listing) in which names can meet:
+is a table for each of the three domains (kinds of listing) in which names can collide:
 
 | domain      | lists                           | so a directory holds                                        |
 |-------------|---------------------------------|-------------------------------------------------------------|
@@ -25,19 +25,21 @@ import bisect
 import hashlib
 import json
 import zlib
-from array import array
-from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wdsfs.index.record_columns import AliasTable, Columns, PackedNames, equal_range, names_of, view_of
+from wdsfs.storage.identity import Fingerprint
 from wdsfs.storage.source import TarBytes, pread
-from wdsfs.tar import scan
+from wdsfs.tar import headers
+from wdsfs.tar.problems import Problem
+from wdsfs.tar.sparse import Segments
 
-FORMAT = 1
+FORMAT = 2
 MAGIC = b"wdsfs-r\n"
 BY_EXTENSION, BY_NAME, FILES = range(3)
 
@@ -48,17 +50,17 @@ HAS_SAMPLES, IS_TWIN = 1, 2  # a sample lies somewhere below; shares its path wi
 FEW_MADE = 4  # attributes made of columns: as many as `extent` and `segments` need
 EXTENSIONS_KEPT = 16  # extensions of a shard that are kept as objects while its record is open
 KINDS = {
-    scan.CHARACTER: "character device",
-    scan.BLOCK_DEVICE: "block device",
-    scan.FIFO: "fifo",
-    scan.HARD_LINK: "hard link",
-    scan.SYMLINK: "symbolic link",
-    scan.DIRECTORY: "directory",
+    headers.CHARACTER: "character device",
+    headers.BLOCK_DEVICE: "block device",
+    headers.FIFO: "fifo",
+    headers.HARD_LINK: "hard link",
+    headers.SYMLINK: "symbolic link",
+    headers.DIRECTORY: "directory",
 }
 
 
 class Member(NamedTuple):
-    """Where a member lies in its shard (bytes) and what stat says of it (bytes, ns)."""
+    """Where a member is in its shard (bytes), and its size (bytes) and time (ns) for stat."""
 
     head: int
     data: int
@@ -68,157 +70,64 @@ class Member(NamedTuple):
 
 def ends_checksum(fd: TarBytes, last_head: int) -> int:
     """A checksum over the first and the last header of a shard. Raises OSError."""
-    first = pread(fd, scan.BLOCK, 0) if last_head else b""
-    return zlib.crc32(pread(fd, scan.BLOCK, last_head), zlib.crc32(first))
+    first = pread(fd, headers.BLOCK, 0) if last_head else b""
+    return zlib.crc32(pread(fd, headers.BLOCK, last_head), zlib.crc32(first))
 
 
 def ends_match(fd: TarBytes, ends: list[int]) -> bool:
-    """Whether the first and the last header of the shard are still those of the record. Raises OSError."""
+    """True if the first and the last header of the shard are still those of the record. Raises OSError."""
     return ends_checksum(fd, ends[0]) == ends[1]
 
 
-class _Names:
-    """A packed list of byte strings."""
-
-    __slots__ = ("starts", "text")
-
-    def __init__(self, starts: memoryview, text: memoryview) -> None:
-        self.starts, self.text = starts, text
-
-    def __getitem__(self, number: int) -> bytes:
-        return bytes(self.text[self.starts[number] : self.starts[number + 1]])
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    def of(self, numbers: range) -> list[bytes]:
-        """Neighbouring ones, much quicker than one by one."""
-        if not numbers:
-            return []
-        starts = self.starts[numbers.start : numbers.stop + 1].tolist()
-        base, text = starts[0], bytes(self.text[starts[0] : starts[-1]])
-        return [text[start - base : end - base] for start, end in pairwise(starts)]
-
-
-class _Aliases:
-    """The alias table of one domain."""
-
-    __slots__ = ("child", "hash", "name", "order", "parent")
-
-    def __init__(self, column: _Columns, prefix: str) -> None:
-        self.child, self.parent = column[prefix + ".child"], column[prefix + ".parent"]
-        self.name = _Names(column[prefix + ".name.start"], column[prefix + ".name"])
-        self.hash, self.order = column[prefix + ".hash"], column[prefix + ".order"]
-
-    def of(self, child: int) -> bytes | None:
-        at = bisect.bisect_left(self.child, child)
-        return self.name[at] if at < len(self.child) and self.child[at] == child else None
-
-    def all(self) -> Iterator[tuple[int, int, bytes]]:
-        """Each child with its parent and its name."""
-        yield from zip(self.child, self.parent, self.name.of(range(len(self.name))), strict=True)
-
-    def find(self, crc: int, parent: int, name: bytes) -> int | None:
-        for at in equal_range(self.hash, crc):
-            number = self.order[at]
-            if self.parent[number] == parent and self.name[number] == name:
-                return self.child[number]
-        return None
-
-
-def equal_range(column: memoryview, value: int) -> range:
-    """Where this value stands in a sorted column."""
-    first = bisect.bisect_left(column, value)
-    last = first
-    while last < len(column) and column[last] == value:
-        last += 1
-    return range(first, last)
-
-
-class _Columns(Mapping[str, memoryview]):
-    """The sections of a record by name; each is made into a view when it is asked for."""
-
-    __slots__ = ("_layout", "_places", "_view")
-
-    def __init__(self, view: memoryview, sections: list[tuple[str, str, int, int]]) -> None:
-        names, kinds, offsets, sizes = zip(*sections, strict=True)
-        self._view, self._layout = view, _layout(names, kinds)
-        self._places = array("Q", [*offsets, *sizes])
-
-    def __getitem__(self, name: str) -> memoryview:
-        number, code = self._layout[name]
-        offset, size = self._places[number], self._places[number + len(self._layout)]
-        return self._view[offset : offset + size].cast(code)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._layout
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._layout)
-
-    def __len__(self) -> int:
-        return len(self._layout)
-
-
-@lru_cache(64)
-def _layout(names: tuple[str, ...], kinds: tuple[str, ...]) -> dict[str, tuple[int, _Code]]:
-    """The number and the type code of each section, one table for all records that have the same."""
-    return {name: (number, _CODES[kind]) for number, (name, kind) in enumerate(zip(names, kinds, strict=True))}
-
-
-_Code = Literal["B", "H", "I", "Q", "q"]
-_CODES: dict[str, _Code] = {"u1": "B", "<u2": "H", "<u4": "I", "<u8": "Q", "<i8": "q", "B": "B"}
-
-
-def _view_of(section: str) -> Callable[[_Columns], memoryview]:
-    return lambda column: column[section]
-
-
-def _names_of(section: str) -> Callable[[_Columns], _Names]:
-    return lambda column: _Names(column[section + ".start"], column[section])
-
-
-def _few_extensions(column: _Columns) -> list[bytes]:
-    names = _names_of("ext.name")(column)
+def _few_extensions(column: Columns) -> list[bytes]:
+    names = names_of("ext.name")(column)
     return names.of(range(min(len(names), EXTENSIONS_KEPT)))
 
 
-def _extension_numbers(column: _Columns) -> dict[bytes, int]:
-    names = _names_of("ext.name")(column)
+def _extension_numbers(column: Columns) -> dict[bytes, int]:
+    names = names_of("ext.name")(column)
     return {name: number for number, name in enumerate(names.of(range(len(names))))}
 
 
-def _all_aliases(column: _Columns) -> list[_Aliases | None]:
+def _all_aliases(column: Columns) -> list[AliasTable | None]:
     return [
-        _Aliases(column, f"alias{domain}") if f"alias{domain}.child" in column else None
+        AliasTable(column, f"alias{domain}") if f"alias{domain}.child" in column else None
         for domain in (BY_EXTENSION, BY_NAME, FILES)
     ]
 
 
+def _row_of(member: int, column: Sequence[int] | None) -> int | None:
+    """The row of a member in a column of a few members, in order; None if it is not there."""
+    if column is None:
+        return None
+    at = bisect.bisect_left(column, member)
+    return at if at < len(column) and column[at] == member else None
+
+
 # The attributes of a record that are made of its columns.
-_ATTRIBUTES: dict[str, Callable[[_Columns], Any]] = {
-    "folder_parent": _view_of("folder.parent"),
-    "folder_child": _view_of("folder.child"),
-    "folder_entry": _view_of("folder.entry"),
-    "folder_prefix": _view_of("folder.prefix"),
-    "folder_flags": _view_of("folder.flags"),
-    "_folder_hash": _view_of("folder.hash"),
-    "_folder_order": _view_of("folder.order"),
-    "folder_name": _names_of("folder.name"),
-    "entry_member": _view_of("entry.member"),
-    "entry_flags": _view_of("entry.flags"),
-    "_entry_hash": _view_of("entry.hash"),
-    "_entry_order": _view_of("entry.order"),
-    "entry_name": _names_of("entry.name"),
-    "extension_name": _names_of("ext.name"),
+_ATTRIBUTES: dict[str, Callable[[Columns], Any]] = {
+    "folder_parent": view_of("folder.parent"),
+    "folder_child": view_of("folder.child"),
+    "folder_entry": view_of("folder.entry"),
+    "folder_prefix": view_of("folder.prefix"),
+    "folder_flags": view_of("folder.flags"),
+    "_folder_hash": view_of("folder.hash"),
+    "_folder_order": view_of("folder.order"),
+    "folder_name": names_of("folder.name"),
+    "entry_member": view_of("entry.member"),
+    "entry_flags": view_of("entry.flags"),
+    "_entry_hash": view_of("entry.hash"),
+    "_entry_order": view_of("entry.order"),
+    "entry_name": names_of("entry.name"),
+    "extension_name": names_of("ext.name"),
     "aliases": _all_aliases,
-    "_head": _view_of("member.head"),
-    "_body": _view_of("member.body"),
-    "_size": _view_of("member.size"),
-    "_mtime": _view_of("member.mtime"),
+    "_head": view_of("member.head"),
+    "_body": view_of("member.body"),
+    "_size": view_of("member.size"),
+    "_mtime": view_of("member.mtime"),
     "_time_unit": lambda column: 10**9 if column["member.mtime"].format == "I" else 1,
     "_same_time": lambda column: len(column["member.mtime"]) == 1,
-    "_extension": _view_of("member.ext"),
+    "_extension": view_of("member.ext"),
     "_sparse": lambda column: column.get("sparse.member"),
     "_few_extensions": _few_extensions,
     "_extension_numbers": _extension_numbers,
@@ -228,19 +137,21 @@ _ATTRIBUTES: dict[str, Callable[[_Columns], Any]] = {
 class Record:
     """A record, read in place from `buffer`, which must outlive it.
 
-    Many are open at a time: what one has made of its columns for the questions it was asked is made when it is
-    first needed, and can be dropped again (`rest`).
+    Many are open at a time. Attributes that are made of columns are made when they are first needed, and can be
+    dropped again (`rest`).
 
     Raises ValueError when the buffer holds no record of this format or its checksum is wrong (`verify`).
     """
 
     __slots__ = (
         *_ATTRIBUTES,
+        "_buffer",
         "_made",
         "all_listed",
         "all_sampled",
         "apart",
         "column",
+        "compression",
         "end_marks",
         "ends",
         "entries",
@@ -249,6 +160,7 @@ class Record:
         "has_links",
         "is_plain",
         "members",
+        "moved",
         "problem_count",
         "problems",
         "samples",
@@ -264,19 +176,20 @@ class Record:
     folder_flags: memoryview
     _folder_hash: memoryview
     _folder_order: memoryview
-    folder_name: _Names
+    folder_name: PackedNames
     entry_member: memoryview
     entry_flags: memoryview
     _entry_hash: memoryview
     _entry_order: memoryview
-    entry_name: _Names
-    extension_name: _Names
-    aliases: list[_Aliases | None]
+    entry_name: PackedNames
+    extension_name: PackedNames
+    aliases: list[AliasTable | None]
     _head: memoryview
     _body: memoryview
     _size: memoryview
     _mtime: memoryview
     _time_unit: int
+    _buffer: memoryview
     _same_time: bool
     _extension: memoryview
     _sparse: memoryview | None
@@ -293,31 +206,37 @@ class Record:
         meta = json.loads(bytes(view[20 : 20 + length]))
         if meta["format"] != FORMAT:
             raise ValueError(f"a record of format {meta['format']}; this is format {FORMAT}")
-        column = self.column = _Columns(view[20 + length :], meta["sections"])
+        self._buffer = view
+        column = self.column = Columns(view[20 + length :], meta["sections"])
         self._made: list[str] = []
-        self.fingerprint: list[int] = meta["fingerprint"]
+        self.fingerprint = Fingerprint(*meta["fingerprint"])
         self.ends: list[int] = meta["ends"]
+        self.compression: str | None = meta.get("compression")  # of the shard (`tar/magic.py`); None: a plain tar
         self.folders: int = meta["folders"]
         self.entries: int = meta["entries"]
         self.members: int = meta["members"]
         self.samples: int = meta["samples"]
         self.all_sampled: bool = meta["all_sampled"]  # no folder is without samples
         self.all_listed: bool = meta["all_listed"]  # every entry is a sample with a directory of its own
-        self.problems = [scan.Problem(*problem) for problem in meta["problems"]]
+        self.problems = [Problem(*problem) for problem in meta["problems"]]
         self.problem_count: int = meta["problem_count"]
-        self.unshown = [scan.Problem(*member) for member in meta["unshown"]]
+        self.unshown = [Problem(*member) for member in meta["unshown"]]
         self.unshown_count: int = meta["unshown_count"]
         self.has_links: bool = meta["links"]
-        # What only `reading.Reading` shows: end marks that tars follow, and samples whose members lie apart.
+        # Only with options of `reading.Reading`: end marks with tars after them, samples with members not
+        # adjacent.
         self.end_marks: int = meta.get("end_marks", 0)
         self.apart: int = meta.get("apart", 0)
-        # Of a record that was derived from others (`views/view_record.py`): where its members lie. Else None.
+        # Of a record that was derived from others (`views/view_record.py`): where its members are. Else None.
         self.view: dict[str, Any] | None = meta.get("view")
+        # Of a record that only some headers show to be of its shard (`index/portable.py`): the members whose
+        # headers were compared. Else None.
+        self.moved: set[int] | None = set() if meta.get("moved") else None
         # No member is a link of any kind: each is one regular file.
         self.is_plain = not (self.has_links or "symlink.member" in column or "linked.member" in column)
 
     def __getattr__(self, name: str) -> Any:
-        """What is made of a column, for the first time."""
+        """Make an attribute of its column, at its first use."""
         make = _ATTRIBUTES.get(name)
         if make is None:
             raise AttributeError(f"a record has no {name}")
@@ -327,26 +246,30 @@ class Record:
         return value
 
     def rest(self) -> None:
-        """Give the memory back that answers have taken; the next one takes it again.
+        """Free the attributes that were made; the next use makes them again.
 
-        What only reading takes is kept: in a shuffled pass over many shards that is asked of each again and again.
+        The few that reading needs are kept: a shuffled pass over many shards needs those of each again and again.
         """
         if len(self._made) > FEW_MADE:
             for name in self._made:
                 delattr(self, name)
             self._made.clear()
 
-    # --- folders and entries
+    def packed(self) -> bytes:
+        """The record as it was built, to be sent elsewhere."""
+        return bytes(self._buffer)
 
     def checksum(self) -> str:
-        """A checksum of all that the headers of the shard say: names, places, sizes, times, links.
+        """A checksum of everything in the headers of the shard: names, places, sizes, times, links.
 
-        It is that of any other file with the same headers, and says nothing of the content of members.
+        Any other file with the same headers has the same one. The content of members does not count.
         """
         digest = hashlib.blake2b(json.dumps([self.ends, self.problem_count, list(self.column)]).encode())
         for name in self.column:
             digest.update(self.column[name])
         return digest.hexdigest()[:32]
+
+    # --- folders and entries
 
     def count_samples(self, folder: int) -> int:
         """Samples of a folder that have a directory of their own."""
@@ -371,21 +294,27 @@ class Record:
         return b"/".join(reversed(parts))
 
     def child_folders(self, folder: int) -> range:
+        """The folders in a folder."""
         return range(self.folder_child[folder], self.folder_child[folder + 1])
 
     def folder_entries(self, folder: int) -> range:
+        """The samples and strays in a folder."""
         return range(self.folder_entry[folder], self.folder_entry[folder + 1])
 
     def entry_members(self, entry: int) -> range:
+        """The members of a sample; of a stray the one that it is."""
         return range(self.entry_member[entry], self.entry_member[entry + 1])
 
     def folder_of(self, entry: int) -> int:
+        """The folder that an entry is in."""
         return bisect.bisect_right(self.folder_entry, entry) - 1
 
     def entry_of(self, member: int) -> int:
+        """The sample or stray that a member belongs to."""
         return bisect.bisect_right(self.entry_member, member) - 1
 
     def entry_path(self, entry: int) -> bytes:
+        """The plain path of an entry: the key of a sample, the name of a stray."""
         folder = self.folder_of(entry)
         return self.folder_path(folder) + b"/" + self.entry_name[entry] if folder else self.entry_name[entry]
 
@@ -394,6 +323,7 @@ class Record:
         return zlib.crc32(name, self.folder_prefix[folder])
 
     def find_folder(self, parent: int, name: bytes, crc: int) -> int | None:
+        """The folder called `name` in `parent`; `crc` is the CRC-32 of its path."""
         for at in equal_range(self._folder_hash, crc):
             folder = self._folder_order[at]
             if folder and self.folder_parent[folder] == parent and self.folder_name[folder] == name:
@@ -430,11 +360,11 @@ class Record:
 
     @property
     def is_irregular(self) -> bool:
-        """Whether other readers of the format find less in the shard, or other samples."""
+        """True if other readers of the format find less in the shard, or other samples."""
         return bool(self.end_marks or self.apart)
 
     def samples_apart(self) -> list[int]:
-        """The samples whose members are not side by side, which the reading has put together."""
+        """The samples whose members are not adjacent, and were grouped by key."""
         if not self.apart:
             return []
         entries = self._entries_of_members()[self.members_in_order()]
@@ -478,12 +408,12 @@ class Record:
     # --- members
 
     def member(self, member: int) -> Member:
-        head = self._head[member] * scan.BLOCK
-        return Member(head, head + self._body[member] * scan.BLOCK, self._size[member], self.mtime_ns(member))
+        head = self._head[member] * headers.BLOCK
+        return Member(head, head + self._body[member] * headers.BLOCK, self._size[member], self.mtime_ns(member))
 
     def extent(self, member: int) -> tuple[int, int]:
-        """Where the content of a member begins in its shard, and its size (bytes)."""
-        return (self._head[member] + self._body[member]) * scan.BLOCK, self._size[member]
+        """Offset and size (bytes) of the content of a member in its shard."""
+        return (self._head[member] + self._body[member]) * headers.BLOCK, self._size[member]
 
     def address(self, member: int) -> tuple[int, int]:
         """In a derived record: the place that a member comes from, and its number there."""
@@ -491,9 +421,9 @@ class Record:
         shift = self.view["shift"]
         return self._head[member] >> shift, self._head[member] & (1 << shift) - 1
 
-    def names_in(self, section: str) -> _Names:
+    def names_in(self, section: str) -> PackedNames:
         """A packed list of byte strings of the record."""
-        return _names_of(section)(self.column)
+        return names_of(section)(self.column)
 
     def paths(self) -> list[bytes]:
         """The plain path of every entry: the keys of samples, the names of strays."""
@@ -527,7 +457,7 @@ class Record:
         ):
             if flags & STRAY:
                 found += [stem] * (end - begin)
-            elif end == begin + 1:  # as the next, in half the time
+            elif end == begin + 1:  # as the next branch, in half the time
                 found.append(stem + suffixes[numbers[begin - start]])
             else:
                 found += [stem + suffixes[number] for number in numbers[begin - start : end - start]]
@@ -566,39 +496,28 @@ class Record:
 
     def symlink(self, member: int) -> bytes | None:
         """The target of a symbolic link; None for a regular member."""
-        column = self.column.get("symlink.member")
-        if column is None:
-            return None
-        at = bisect.bisect_left(column, member)
-        if at == len(column) or column[at] != member:
-            return None
-        return self.names_in("symlink.target")[at]
+        at = _row_of(member, self.column.get("symlink.member"))
+        return None if at is None else self.names_in("symlink.target")[at]
 
-    def segments(self, member: int) -> scan.Segments | None:
-        column = self._sparse
-        if column is None:
-            return None
-        at = bisect.bisect_left(column, member)
-        if at == len(column) or column[at] != member:
+    def segments(self, member: int) -> Segments | None:
+        """The stored parts of a sparse member; None for any other."""
+        at = _row_of(member, self._sparse)
+        if at is None:
             return None
         starts, flat = self.column["sparse.start"], self.column["sparse.segment"]
         return [(flat[2 * n], flat[2 * n + 1]) for n in range(starts[at], starts[at + 1])]
 
     def link_target(self, member: int) -> int | None:
         """The member that a hard link stands for; the member itself if it is no link; None if it dangles."""
-        column = self.column.get("link.member")
-        if column is not None:
-            at = bisect.bisect_left(column, member)
-            if at < len(column) and column[at] == member:
-                return self.column["link.target"][at]
+        at = _row_of(member, self.column.get("link.member"))
+        if at is not None:
+            return self.column["link.target"][at]
         return None if self.entry_flags[self.entry_of(member)] & LINK else member
 
     def link_count(self, member: int) -> int:
-        column = self.column.get("linked.member")
-        if column is None:
-            return 1
-        at = bisect.bisect_left(column, member)
-        return self.column["linked.count"][at] if at < len(column) and column[at] == member else 1
+        """The number of names of a member in the shard: itself and hard links to it."""
+        at = _row_of(member, self.column.get("linked.member"))
+        return 1 if at is None else self.column["linked.count"][at]
 
     def array(self, name: str) -> NDArray[Any]:
         """A section as a NumPy array, without a copy: for statistics over the whole shard."""

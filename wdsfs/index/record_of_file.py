@@ -1,4 +1,4 @@
-"""The record of a shard file: waits until nobody writes to it, reads it, packs what it has found."""
+"""Makes the record of a shard; of a file, once nobody writes to it."""
 
 from __future__ import annotations
 
@@ -9,25 +9,36 @@ import time
 from collections.abc import Callable
 
 from wdsfs.errors import StaleShard, UnreadableShard
-from wdsfs.index import record_builder
+from wdsfs.index import record_builder, remote_scan
 from wdsfs.index.hints import reading_ahead
 from wdsfs.reading import PLAIN, Reading
-from wdsfs.storage.identity import fingerprint_of
-from wdsfs.storage.source import open_shard
+from wdsfs.remote import any_shard
+from wdsfs.remote.any_shard import OpenShard, open_shard
+from wdsfs.storage import source
+from wdsfs.storage.identity import TICK_NS, Fingerprint
 from wdsfs.tar import compressed
+from wdsfs.tar.problems import Problem
 
 PATIENCE_SECONDS, PAUSE_SECONDS = 10.0, 0.2  # how long to wait for a shard that is being written, and how often
-TICK_NS = 20_000_000  # no clock of the kernel that gives files their times is coarser
 
 
-def build_file(path: bytes, reading: Reading = PLAIN, open_file: Callable[[bytes], int] = open_shard) -> bytes:
-    """The record of the shard at `path`, read so; `open_file` gives a descriptor of it.
+def build_file(
+    path: bytes,
+    reading: Reading = PLAIN,
+    open_file: Callable[[bytes], OpenShard] = open_shard,
+    together: int = 1,
+) -> bytes:
+    """Return the record of the shard at `path`, read so; `open_file` opens it.
 
-    Raises MissingShard or UnreadableShard when there is nothing to read, or when it is being written for longer
-    than one cares to wait; a damaged shard gives a record.
+    `together` is how many remote shards are read at the same time. Raises MissingShard or UnreadableShard when
+    there is nothing to read, or when it is written to for longer than `PATIENCE_SECONDS`. A damaged shard gives a
+    record.
     """
+    if any_shard.is_remote(path):
+        return _build_remote(path, reading, open_file, together)
     fd = open_file(path)
     try:
+        assert isinstance(fd, int)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise UnreadableShard(f"{os.fsdecode(path)}: is no regular file")
         with reading_ahead(fd, path):
@@ -35,26 +46,58 @@ def build_file(path: bytes, reading: Reading = PLAIN, open_file: Callable[[bytes
     except OSError as error:
         raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
     finally:
-        os.close(fd)
+        source.close(fd)
 
 
 def _build_when_quiet(fd: int, path: bytes, reading: Reading) -> bytes:
-    """A shard that is still being written changes while it is read: what counts is a quiet pass."""
+    """Read the shard until it does not change meanwhile."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         found = os.fstat(fd)
-        before = fingerprint_of(found)
+        before = Fingerprint.of(found)
         wait_for_tick(found)
-        with contextlib.suppress(StaleShard), compressed.opened(fd, path) as (source, problem):
-            data = record_builder.build(source, list(before), problem, reading)
-            if fingerprint_of(os.fstat(fd)) == before:
+        with contextlib.suppress(StaleShard), compressed.opened(fd, path) as (tar, problem, kind):
+            data = record_builder.build(tar, before, problem, reading, kind)
+            if Fingerprint.of(os.fstat(fd)) == before:
                 return data
-        if time.monotonic() > deadline:
-            raise UnreadableShard(f"{os.fsdecode(path)}: is being written; try again when it is finished")
-        time.sleep(PAUSE_SECONDS)
+        _wait_for_writer(path, deadline)
+
+
+def _build_remote(path: bytes, reading: Reading, open_file: Callable[[bytes], OpenShard], together: int) -> bytes:
+    """Read a remote shard; an open one never changes, and is opened anew when its store has another one."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        shard = open_file(path)
+        try:
+            remote_scan.begin(shard)
+            with compressed.opened(shard, path) as (tar, problem, kind):
+                scanned = remote_scan.reader_of(shard, tar, together)
+                problem = _failure(shard) or problem
+                seen = any_shard.fingerprint_of(shard)
+                return record_builder.build(scanned, seen, problem, reading, kind)
+        except StaleShard as error:
+            if time.monotonic() > deadline:
+                raise UnreadableShard(f"{error}, each time that it is read") from None
+            time.sleep(PAUSE_SECONDS)
+            any_shard.renewed(path)
+        except OSError as error:
+            raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
+        finally:
+            source.close(shard)
+
+
+def _failure(shard: OpenShard) -> Problem | None:
+    text = any_shard.failure_of(shard)
+    return Problem(-1, "truncated", f"{text}; what has come of it is shown") if text else None
+
+
+def _wait_for_writer(path: bytes, deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise UnreadableShard(f"{os.fsdecode(path)}: is being written; try again when it is finished")
+    time.sleep(PAUSE_SECONDS)
 
 
 def wait_for_tick(found: os.stat_result) -> None:
-    """Wait until one more write to a file would show in its times: within the tick of the last it would not."""
+    """Wait until another write to a file would change its times: within the tick of the last one it would not."""
     if 0 <= time.time_ns() - found.st_ctime_ns < TICK_NS:
         time.sleep(TICK_NS / 1e9)

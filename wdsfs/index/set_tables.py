@@ -1,22 +1,23 @@
 """Tables over a whole set of shards: which of them may have a path (PathUnion), and which want it (Claims).
 
-The index keeps them like records, and makes them anew when a shard of the set has changed (`Index.union`,
+The index keeps them like records, and makes them again when a shard of the set has changed (`Index.union`,
 `Index.claims`). How claims are encoded is in `index/merged_names.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 
 from wdsfs.index import merged_names
 from wdsfs.index.record import Record
+from wdsfs.storage.identity import GONE, Fingerprint
 
 
 class KeptTables(Protocol):
-    """The index, as far as the tables need it."""
+    """The part of the index that the tables use."""
 
     snapshot: int
 
@@ -25,24 +26,24 @@ class KeptTables(Protocol):
 
 
 class PathUnion:
-    """For each path in a set of shards the shards that may have it: candidates, to be asked themselves.
+    """For each path the shards that may have it: candidates, whose records have the answer.
 
     Two columns sorted by the CRC-32 of the path, one pair for folders and one for everything else. Equal sums
-    of different paths only cost one more question. 8 bytes a name.
+    of different paths only cost one more lookup. 8 bytes a name.
     """
 
     def __init__(self, key: bytes, index: KeptTables) -> None:
         self._key, self._index = key, index
 
     @staticmethod
-    def build(count: int, records: Callable[[int], Record | None]) -> tuple[list[Sequence[int]], bytes]:
-        """The fingerprints of the records that went into it, and the two columns, twice."""
-        fingerprints: list[Sequence[int]] = []
+    def build(count: int, records: Callable[[int], Record | None]) -> tuple[list[Fingerprint], bytes]:
+        """Return the fingerprints of the records that went into the table, and its bytes: two columns, twice."""
+        fingerprints: list[Fingerprint] = []
         sums: dict[str, list[Any]] = {"folder": [], "entry": []}
         owners: dict[str, list[Any]] = {"folder": [], "entry": []}
         for number in range(count):
             one = records(number)
-            fingerprints.append((0, 0, 0) if one is None else one.fingerprint)
+            fingerprints.append(GONE if one is None else one.fingerprint)
             if one is None:
                 continue
             tables = {"folder": ["folder.hash"], "entry": ["entry.hash"]}
@@ -73,7 +74,7 @@ class PathUnion:
 
 
 class Claims:
-    """Which shards want a path in one tree over all of them, exactly. 8 bytes a name."""
+    """For each path exactly the shards that want it in one tree over all of them. 8 bytes a name."""
 
     def __init__(self, key: bytes, index: KeptTables) -> None:
         self._key, self._index = key, index

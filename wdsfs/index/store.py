@@ -4,7 +4,9 @@ One environment holds, for each shard, a `Summary` (small, fixed, read for every
 mounted) and a record (`index/record.py`, read in place when the shard is first used). The key is a digest of the
 shard's absolute path; what makes an entry valid is its fingerprint, not the key.
 
-Nothing in it is believed: every value has a checksum, and a damaged one counts as none. What happens when the
+What it does not have, portable indexes may have (`index/portable.py`); what they do not have either is built.
+
+Nothing in it is trusted: every value has a checksum, and a damaged one counts as missing. What happens when the
 directory is bad is decided in `index/index_directory.py`.
 
 Threads: an `Index` is used by one thread at a time.
@@ -20,32 +22,36 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import lmdb
 
 from wdsfs import host
+from wdsfs.cluster.workers import Workers
 from wdsfs.errors import IndexUnusable, MissingShard, ShardError, UnreadableShard
 from wdsfs.index import index_directory, lmdb_check, merged_names, process_pool
 from wdsfs.index.index_directory import IndexDirectory
-from wdsfs.index.record import Record
+from wdsfs.index.portable import Portables, path_of
+from wdsfs.index.record import BY_EXTENSION, BY_NAME, FILES, Record
 from wdsfs.index.record_of_file import build_file
+from wdsfs.index.record_sections import adopted
 from wdsfs.index.set_tables import Claims, PathUnion
+from wdsfs.remote import any_shard
+from wdsfs.spec import objects
 from wdsfs.spec.expand import Shard
 from wdsfs.storage import unpack_cache
-from wdsfs.storage.identity import look
+from wdsfs.storage.identity import Fingerprint
 
-COMMIT_SECONDS, COMMIT_BYTES = 1.0, 64 << 20  # how much work a crash may cost while indexing
+COMMIT_SECONDS, COMMIT_BYTES = 1.0, 64 << 20  # how much work a crash may lose while indexing
 
 _SUMMARY = struct.Struct("<QqQIIIIIIQII")
 _CRC_BYTES = 4
-MISCOUNTED_TOLD = 3  # shards that warnings name
+MISCOUNTED_MAX = 3  # shards that warnings name
 
 
 class Summary(NamedTuple):
-    """What a mount needs to know of each shard before anyone looks inside."""
+    """The few numbers that a mount needs of each shard before one is opened."""
 
     size: int
     mtime_ns: int
@@ -61,33 +67,46 @@ class Summary(NamedTuple):
     unshown: int
 
     @property
-    def fingerprint(self) -> tuple[int, int, int]:
-        return self.size, self.mtime_ns, self.identity
+    def fingerprint(self) -> Fingerprint:
+        """The fingerprint of the shard."""
+        return Fingerprint(*self[:3])
+
+    def is_of(self, fingerprint: Fingerprint) -> bool:
+        """True if the shard had this fingerprint. Asked of every shard at a mount, so it makes none."""
+        return self[:3] == fingerprint
+
+
+_PROBLEMS = Summary._fields.index("problems") - len(Fingerprint._fields)  # among the numbers of a portable index
 
 
 class Index:
-    """Records by shard. Made by `open_index`; `notices` says in words what is not as it should be."""
+    """Records by shard. Made by `open_index`; `notices` are messages about what is wrong with it."""
 
-    def __init__(self, home: IndexDirectory) -> None:
+    def __init__(self, home: IndexDirectory, portables: Portables | None = None) -> None:
         self._home = home
+        self.portables = portables or Portables()  # asked for what is not here
         self.failures: dict[bytes, str] = {}  # by key: shards that `refresh` could not read, and why
+        self._whole: set[bytes] = set()  # keys of shards without damage, as `stale` has found them
         self._txns: list[lmdb.Transaction] = []
-        self.snapshot = 0  # goes up when no Record that was got before may be used any more
+        self.snapshot = 0  # goes up when Records that were returned earlier must not be used any more
 
     @property
     def directory(self) -> Path:
-        """The directory that new records go to."""
+        """The directory to which new records are written."""
         return self._home.path
 
     @property
     def notices(self) -> list[str]:
-        """What is not as it should be, in words."""
+        """Messages about what is wrong with the index."""
         return self._home.notices
+
+    def log_notices(self) -> None:
+        self._home.log_notices()
 
     # --- reading
 
     def renew(self) -> None:
-        """See what other processes have committed. Every Record got before must not be used any more."""
+        """See what other processes have committed. Records that were returned before must not be used any more."""
         for txn in self._txns:
             txn.abort()
         self._txns = []
@@ -106,81 +125,137 @@ class Index:
         for txn in self._txns:
             try:
                 value: Any = txn.get(key)
-            except lmdb.Error:  # damaged since it was opened; the shard is indexed anew
+            except lmdb.Error:  # damaged since it was opened; the shard is indexed again
                 continue
             if value is not None:
                 return memoryview(value) if len(value) else None  # an empty one hides what the base has
         return None
 
-    def summary(self, path: bytes) -> Summary | None:
-        """The stored summary of the shard at `path`, valid or not.
+    def summary(self, path: bytes, fingerprint: Fingerprint | None = None) -> Summary | None:
+        """The summary of the shard at `path` with this fingerprint; without one the last known, valid or not.
 
-        For one that is not read plainly (`Shard.key`), and for what was derived from a shard (`views`), the path
-        is followed by a NUL and what tells it from others.
+        For a shard that is not read plainly (`Shard.key`), and for a derived record (`views`), the path is
+        followed by a NUL and what distinguishes it from others.
         """
+        kept = self._kept_summary(path)
+        if fingerprint is None:
+            row = None if kept is not None else self.portables.known(path)
+            return kept if row is None else Summary(*row[0], 0, *row[1])
+        if kept is not None and kept.is_of(fingerprint):
+            return kept
+        numbers = self.portables.numbers(path, fingerprint)
+        return None if numbers is None else Summary(*fingerprint, *numbers)
+
+    def _kept_summary(self, path: bytes) -> Summary | None:
         value = self._get(b"s" + _digest(path))
         found = None if value is None else _unseal(value)
         return found[0] if found is not None and found[1] == path else None
 
-    def record(self, path: bytes, fingerprint: tuple[int, int, int], verify: bool = True) -> Record | None:
-        """The record of the shard at `path`, in place, valid until `renew`; None when it has to be built.
+    def record(self, path: bytes, fingerprint: Fingerprint, verify: bool = True) -> Record | None:
+        """The record of the shard at `path`, in place, valid until `renew`; None if it is to be copied or built.
 
-        To `verify` takes time for each member. What was right once is so until `renew`.
+        To `verify` takes time for each member. A record that was right once stays right until `renew`.
         """
+        found = self._kept_record(path, verify)
+        if found is not None and found.fingerprint == fingerprint:
+            return found
+        return self.portables.record(path, fingerprint)
+
+    def _kept_record(self, path: bytes, verify: bool) -> Record | None:
         value = self._get(b"r" + _digest(path))
         if value is None:
             return None
         try:
-            found = Record(value, verify)
-        except (ValueError, KeyError, TypeError):  # damaged: as good as none
+            return Record(value, verify)
+        except (ValueError, KeyError, TypeError):  # damaged: counts as missing
             return None
-        return found if tuple(found.fingerprint) == fingerprint else None
 
-    def stale(self, shards: Sequence[Shard]) -> Iterator[tuple[Shard, int]]:
-        """The shards that have to be indexed, with their sizes in bytes. Missing files count 0 bytes."""
+    def copied(self, path: bytes, fingerprint: Fingerprint) -> bytes | None:
+        """The record of a shard from a portable index, to be stored here; None if it has to be built."""
+        return self.portables.copy(path, fingerprint)
+
+    def packed(self, path: bytes, fingerprint: Fingerprint) -> memoryview | None:
+        """The bytes of the record of exactly this shard as they are kept here, valid until `renew`."""
+        found = self._kept_record(path, verify=False)
+        if found is None or found.fingerprint != fingerprint or found.moved is not None:
+            return None
+        return self._get(b"r" + _digest(path))
+
+    def stale(
+        self, shards: Sequence[Shard], ready: bool = False, exact: bool = False
+    ) -> Iterator[tuple[Shard, int]]:
+        """The shards that have to be indexed, with their sizes in bytes. Missing files count 0 bytes.
+
+        Those in a portable index count as indexed. With `ready` those do not whose records have to be copied here
+        first, with `exact` those that only their headers show to be the same.
+        """
         for one in shards:
             try:
-                fingerprint = look(one.path)
+                fingerprint = any_shard.look(one.path)
             except (MissingShard, UnreadableShard):
                 yield one, 0
                 continue
-            summary = self.summary(one.key)
-            if summary is None or summary.fingerprint != fingerprint:
-                yield one, fingerprint[0]
+            if not self._is_indexed(one.key, fingerprint, ready, exact):
+                yield one, fingerprint.size
+
+    def _is_indexed(self, key: bytes, fingerprint: Fingerprint, ready: bool, exact: bool) -> bool:
+        kept = self._kept_summary(key)
+        if kept is not None and kept.is_of(fingerprint):
+            self._note(key, kept.problems)
+            if not exact:
+                return True
+            record = self._kept_record(key, verify=True)  # to be passed on: no damage, no older format
+            return record is not None and record.moved is None
+        numbers = self.portables.numbers(key, fingerprint, exact)
+        if numbers is None:
+            return False
+        self._note(key, numbers[_PROBLEMS])
+        return not ready or self.portables.has_in_place(key, fingerprint)
+
+    def _note(self, key: bytes, problems: int) -> None:
+        if not problems:
+            self._whole.add(key)
+
+    def is_whole(self, path: bytes) -> bool:
+        """True if `stale` has just seen that a shard has no damage: to look at its summary again is not needed."""
+        return path in self._whole
 
     def miscounted(self, shards: Sequence[Shard]) -> list[str]:
-        """Warnings of shards that do not have as many samples as the file says that names them.
+        """Warnings about shards whose number of samples is not the one that their list of shards states.
 
-        A few of them one by one, and how many more. What is not indexed is left out.
+        The first few are named, further ones counted. Shards that are not indexed are left out.
         """
         expected = (one for one in shards if one.expected_samples is not None)
         seen = ((one, summary) for one in expected if (summary := self.summary(one.key)) is not None)
         found = [f"{os.fsdecode(one.path)}: {text}" for one, has in seen if (text := one.miscount(has.samples))]
-        if len(found) <= MISCOUNTED_TOLD:
+        if len(found) <= MISCOUNTED_MAX:
             return found
-        more = f"{len(found) - MISCOUNTED_TOLD:,} more shards do not have as many samples as they should have"
-        return [*found[:MISCOUNTED_TOLD], f"{more}; see: wdsfs check"]
+        more = f"{len(found) - MISCOUNTED_MAX:,} more shards do not have as many samples as they should have"
+        return [*found[:MISCOUNTED_MAX], f"{more}; see: wdsfs check"]
 
     # --- writing
 
     def forget(self, path: bytes) -> None:
-        """Drop what is stored of a shard, although its fingerprint may fit."""
+        """Drop what is stored for a shard, even if its fingerprint is right."""
+        self._whole.discard(path)
+        self.portables.refuse(path)
         self._write([(b"s" + _digest(path), None), (b"r" + _digest(path), None)])
 
     def store(self, built: Sequence[tuple[bytes, bytes]]) -> None:
-        """Keep records, given as (path, record), in one durable step.
+        """Store records, given as (path, record), in one durable step.
 
-        When the directory cannot take them, they go on in a temporary index, and a notice says so.
+        If they cannot be written to the directory, they go to a temporary index, and a notice reports it.
         """
         changes: list[tuple[bytes, bytes | None]] = []
         for path, data in built:
+            self._whole.discard(path)
             digest = _digest(path)
             changes.append((b"s" + digest, _seal(summarize(Record(data, verify=False)) + path)))
             changes.append((b"r" + digest, data))
         self._write(changes)
 
     def _write(self, changes: Sequence[tuple[bytes, bytes | None]]) -> None:
-        """Do all of these in one step: keep a value under a key, or with None drop it."""
+        """Store each value under its key, or drop the key if the value is None, all in one step."""
         try:
             self._apply(changes)
         except (lmdb.Error, lmdb_check.Damaged) as error:
@@ -211,7 +286,7 @@ class Index:
                     txn.delete(key)
 
     def _leave(self, error: Exception) -> None:
-        """Go on without the environment that gave this error. Raises IndexUnusable."""
+        """Stop using the environment that gave this error. Raises IndexUnusable."""
         self._txns = []
         self.snapshot += 1
         self._home.leave(error)
@@ -221,18 +296,39 @@ class Index:
         shards: Sequence[Shard],
         jobs: int = 1,
         on_done: Callable[[Shard, Summary | None, str | None], None] = lambda *_: None,
-        executor: Executor | None = None,
-    ) -> None:
-        """Build the records of these shards and store them, `jobs` at a time.
+        workers: Workers | None = None,
+        exact: bool = False,
+    ) -> int:
+        """Build the records of these shards and store them, `jobs` at a time, or by workers elsewhere.
 
-        `on_done` hears of each shard when it is built: its summary, or why it could not be read. What is
-        finished stays, also when this is interrupted.
+        Those of portable indexes are copied; returns how many.
+
+        `on_done` is called for each finished shard, with its summary or with why it could not be read. What is
+        finished is kept if this is interrupted. `exact` as in `stale`.
         """
+        known: set[bytes] = set()
+        if self.portables.files:
+            self._collect(self._copies(shards, exact, known), on_done)
+            shards = [one for one in shards if one.path not in known]
         for reading in dict.fromkeys(one.reading for one in shards):
             some = [one for one in shards if one.reading == reading]
-            build = functools.partial(build_file, reading=reading)
-            with contextlib.closing(process_pool.each(build, some, jobs, executor)) as results:
+            together = process_pool.together(some, workers)
+            build = functools.partial(build_file, reading=reading, together=together)
+            found = process_pool.each(build, some, jobs, workers, adopt=adopted)
+            with contextlib.closing(found) as results:
                 self._collect(results, on_done)
+        return len(known)
+
+    def _copies(
+        self, shards: Sequence[Shard], exact: bool, known: set[bytes]
+    ) -> Iterator[tuple[Shard, bytes | ShardError]]:
+        """Those of these shards whose records portable indexes have, with these; `known` gets their paths."""
+        for one in shards:
+            with contextlib.suppress(ShardError):
+                data = self.portables.copy(one.key, any_shard.look(one.path), exact)
+                if data is not None:
+                    known.add(one.path)
+                    yield one, data
 
     def _collect(
         self,
@@ -249,7 +345,7 @@ class Index:
                     continue
                 pending.append((one.key, result))
                 size += len(result)
-                on_done(one, Summary(*_SUMMARY.unpack(summarize(Record(result, verify=False)))), None)
+                on_done(one, summary_of(Record(result, verify=False)), None)
                 if time.monotonic() - since > COMMIT_SECONDS or size > COMMIT_BYTES:
                     self.store(pending)
                     pending, since, size = [], time.monotonic(), 0
@@ -258,9 +354,13 @@ class Index:
                 self.store(pending)
 
     def prune(self) -> int:
-        """Drop the records of shards that are no longer there; returns how many. Their unpacked copies go, too."""
+        """Drop the records of shards that do not exist any more, and their unpacked copies; return how many.
+
+        Those of remote shards stay unless the store says now that it has no such object.
+        """
         self.renew()
         gone, keys = [], set()
+        remote: dict[bytes, list[bytes]] = {}  # what is kept of each remote shard
         with self._home.env.begin(buffers=True) as txn, txn.cursor() as cursor:
             for key, value in cursor if cursor.set_range(b"s") else ():
                 if bytes(key[:1]) != b"s":
@@ -268,12 +368,16 @@ class Index:
                 found = _unseal(value)
                 if found is None:
                     continue
-                if not _is_there(found[1]):
+                path = path_of(found[1])
+                if any_shard.is_remote(path):
+                    remote.setdefault(path, []).append(bytes(key[1:]))
+                    keys.add(unpack_cache.key_of_object(path, found[0].fingerprint))
+                elif not _is_there(path):
                     gone.append(bytes(key[1:]))
                 else:
-                    path = _path_of(found[1])
                     with contextlib.suppress(OSError):
                         keys.add(unpack_cache.key_of(path, os.stat(path)))
+        gone += [digest for path in objects.gone(list(remote)) for digest in remote[path]]
         self._write([(kind + digest, None) for digest in gone for kind in (b"s", b"r")])
         unpack_cache.cache().prune(keys)
         return len(gone)
@@ -283,13 +387,13 @@ class Index:
     def union(
         self,
         paths: Sequence[bytes],
-        fingerprints: Sequence[tuple[int, int, int]],
+        fingerprints: Sequence[Fingerprint],
         records: Callable[[int], Record | None],
     ) -> PathUnion:
-        """Which shards may hold a path, for the whole set; made once and kept like the records.
+        """The table of which shards may have a path, for the whole set; made once and stored like the records.
 
-        `paths` are what the records of the shards are kept under, `fingerprints` those of the shards
-        now, 0 for one without a record.
+        `paths` are the keys under which the records of the shards are stored, `fingerprints` those of the shards
+        now, GONE for one without a record.
         """
         key = b"u" + _digest(b"\0".join(paths))
         self._keep(key, fingerprints, lambda: PathUnion.build(len(paths), records))
@@ -299,24 +403,29 @@ class Index:
         self,
         paths: Sequence[bytes],
         kind: bytes,
-        fingerprints: Sequence[tuple[int, int, int]],
+        fingerprints: Sequence[Fingerprint],
         records: Callable[[int], Record | None],
         wants: Callable[[Record], merged_names.Wants],
     ) -> Claims:
-        """As `union`: the claims of the whole set. `kind` is a name for what `wants` counts as wanted."""
-        key = b"c" + _digest(b"\0".join((*paths, kind)))
+        """As `union`, the claims of the whole set. `kind` names the rule by which `wants` finds wanted names."""
+        key = _claims_key(paths, kind)
         self._keep(key, fingerprints, lambda: merged_names.build(len(paths), records, wants))
         return Claims(key, self)
+
+    def drop_claims(self, paths: Sequence[bytes]) -> None:
+        """Drop the claims of a set, of all kinds."""
+        keys = [_claims_key(paths, b"%d" % domain) for domain in (BY_EXTENSION, BY_NAME, FILES)]
+        self._write([(key, None) for key in keys if self._get(key) is not None])
 
     def _keep(
         self,
         key: bytes,
-        fingerprints: Sequence[tuple[int, int, int]],
-        build: Callable[[], tuple[Sequence[Sequence[int]], bytes]],
+        fingerprints: Sequence[Fingerprint],
+        build: Callable[[], tuple[Sequence[Fingerprint], bytes]],
     ) -> None:
-        """Make the value at `key` unless it is of shards with these fingerprints.
+        """Make the value at `key` unless it was made for shards with these fingerprints.
 
-        `build` gives the fingerprints that it has seen, and the value.
+        `build` returns the fingerprints that it has seen, and the value.
         """
         value = self._get(key)
         sound = value is not None and zlib.crc32(value[20:]) == int.from_bytes(value[16:20], "little")
@@ -325,20 +434,22 @@ class Index:
             self._write([(key, _state(seen) + zlib.crc32(body).to_bytes(4, "little") + body)])
 
     def kept(self, key: bytes) -> memoryview:
-        """What `union` or `claims` made, in place, valid until the index is renewed."""
+        """The value that `union` or `claims` made, in place, valid until the index is renewed."""
         value = self._get(key)
         if value is None:
-            raise IndexUnusable("the index of the merged tree is gone; mount again")
+            raise IndexUnusable(
+                "the table of the merged tree is gone from the index; mount again, or repeat the command"
+            )
         return value[20:]
 
     @property
     def label_tables(self) -> Path:
-        """The directory of what label files are read into (`views/label_files.py`). Raises IndexUnusable."""
+        """The directory of the tables made from label files (`views/label_files.py`). Raises IndexUnusable."""
         return host.beside_index(self.directory) / "labels"
 
     @property
     def temporary(self) -> bool:
-        """Whether this index ends with the process that made it."""
+        """True if this index is deleted at the end of the process that made it."""
         return self._home.temporary
 
     def discard(self) -> None:
@@ -351,14 +462,15 @@ class Index:
         LMDB can neither be used over a fork nor be opened twice in one process.
         """
         self.renew()
+        self._whole.clear()
         self._home.close()
 
     def reopen(self) -> Index:
         """The same index in this process; a temporary one is not deleted by closing it."""
-        return Index(self._home.reopened())
+        return Index(self._home.reopened(), self.portables)
 
     def close(self) -> None:
-        """End the use of the index; a temporary one is deleted. No Record may be used afterwards."""
+        """Close the index and delete a temporary one. No Record may be used afterwards."""
         self.suspend()
         self.discard()
 
@@ -366,13 +478,19 @@ class Index:
 def open_index(directory: Path | None = None) -> Index:
     """Open the index in `directory` (default: `WDSFS_INDEX_DIR`, else the user's cache directory).
 
-    If anything is wrong with it, an index comes back nevertheless; its `notices` say what was done. Raises
-    IndexUnusable only when not even a temporary one can be made.
+    If anything is wrong with it, an index is returned all the same, and its `notices` say what was done. Raises
+    IndexUnusable only if even a temporary one cannot be made.
     """
     return Index(index_directory.open_directory(directory))
 
 
+def summary_of(one: Record) -> Summary:
+    """The summary of a record."""
+    return Summary(*_SUMMARY.unpack(summarize(one)))
+
+
 def summarize(one: Record) -> bytes:
+    """The bytes of the summary of a record."""
     return _SUMMARY.pack(
         *one.fingerprint,
         one.folders,
@@ -387,10 +505,14 @@ def summarize(one: Record) -> bytes:
     )
 
 
-def _state(fingerprints: Sequence[Sequence[int]]) -> bytes:
+def _state(fingerprints: Sequence[Fingerprint]) -> bytes:
     """16 bytes that change with any of the fingerprints."""
-    packed = b"".join(struct.pack("<QqQ", *one) for one in fingerprints)
+    packed = b"".join(one.packed for one in fingerprints)
     return hashlib.blake2b(packed, digest_size=16).digest()
+
+
+def _claims_key(paths: Sequence[bytes], kind: bytes) -> bytes:
+    return b"c" + _digest(b"\0".join((*paths, kind)))
 
 
 def _seal(data: bytes) -> bytes:
@@ -405,18 +527,13 @@ def _unseal(value: memoryview) -> tuple[Summary, bytes] | None:
     return Summary(*_SUMMARY.unpack_from(data)), bytes(data[_SUMMARY.size :])
 
 
-def _path_of(key: bytes) -> bytes:
-    """The path of the shard that a record is of, which may be that of a view."""
-    return key.partition(b"\0")[0]
-
-
-def _is_there(key: bytes) -> bool:
+def _is_there(path: bytes) -> bool:
     try:
-        look(_path_of(key))
+        Fingerprint.at(path)
     except MissingShard:
         return False
     except UnreadableShard:
-        return True  # or not: nobody can tell now
+        return True  # as far as is known: it cannot be checked now
     return True
 
 

@@ -21,8 +21,8 @@ from wdsfs.index.hints import DaliRows, dali_rows
 from wdsfs.index.record import Record
 from wdsfs.names import readable
 from wdsfs.reading import PLAIN, Reading
-from wdsfs.tar import scan
-from wdsfs.tar.scan import HARMLESS
+from wdsfs.tar import headers, scan
+from wdsfs.tar.problems import HARMLESS
 
 LINES = 1024  # lines of a text that are handed on at a time
 ENTRIES = 4096  # samples whose numbers are Python objects at a time
@@ -77,7 +77,7 @@ def dali_index(record: Record) -> Iterator[bytes]:
     size name` for each member, where offset is that of the content in bytes, a multiple of 512. The reader splits
     lines at blanks, so when a name has one the index is of version 1.1, which is the same without names.
 
-    Raises ExportError, possibly behind the first piece, for what the reader refuses or would misread: no samples,
+    Raises ExportError, possibly after the first piece, for what the reader refuses or would misread: no samples,
     an extension that is empty or has a blank, sparse members, a damaged shard.
 
     Source: dali/operators/reader/loader/webdataset_loader.cc (ParseIndexFile, ParseSampleDesc), tools/wds2idx.py.
@@ -105,7 +105,7 @@ def dali_index(record: Record) -> Iterator[bytes]:
 
 
 def _has_blank_names(record: Record) -> bool:
-    """Whether the name of a member of a sample has a blank outside of its extension."""
+    """True if the name of a member of a sample has a blank outside of its extension."""
     texts = (record.folder_name.text, record.entry_name.text)
     if not any(map(_BLANK.search, texts)):  # nearly always; else they may be the names of strays
         return False
@@ -127,9 +127,9 @@ def _doubtful_members(record: Record) -> dict[int, str]:
 
 
 def dali_misfit(fd: int, index: BinaryIO, reading: Reading = PLAIN) -> str | None:
-    """What is wrong with a DALI index of the shard open at `fd`; None if nothing is, or if it is something else.
+    """Return what is wrong with a DALI index of the shard open at `fd`; None if nothing, or if it is none.
 
-    It has to name places of regular members only, with their sizes and extensions, and all members of samples. How
+    It must name places of regular members only, with their sizes and extensions, and all members of samples. How
     it groups them is its own business: that differs between wdsfs, DALI and `wds2idx`. Raises OSError.
     """
     if index.readline(2) != b"v1":  # many things are called .idx
@@ -140,30 +140,28 @@ def dali_misfit(fd: int, index: BinaryIO, reading: Reading = PLAIN) -> str | Non
     for chunk in scan.scan(fd, [], marks=reading.marks()):
         columns = (chunk.names, chunk.types.tolist(), chunk.datas.tolist(), chunk.sizes.tolist())
         for name, kind, data, size in zip(*columns, strict=True):
-            if kind == scan.REGULAR:
+            if kind == headers.REGULAR:
                 split = names.split(name)
                 wanted += split is not None
                 extension = numbers.setdefault(split.extension, len(numbers)) if split is not None else -1
                 there.add(data, size, extension)
     try:
-        told, ends = dali_rows(index, numbers)
+        rows, ends = dali_rows(index, numbers)
     except ValueError as error:
         return str(error)
     offsets = np.asarray(there.offsets)
-    at = np.searchsorted(offsets, told.offsets)
+    at = np.searchsorted(offsets, rows.offsets)
     inside = at < len(offsets)
     at[~inside] = 0
     own = np.asarray(there.extensions)
     if len(offsets):
-        inside &= (offsets[at] == told.offsets) & (np.asarray(there.sizes)[at] == told.sizes)
-        inside &= (own[at] == told.extensions) | (own[at] < 0)
+        inside &= (offsets[at] == rows.offsets) & (np.asarray(there.sizes)[at] == rows.sizes)
+        inside &= (own[at] == rows.extensions) | (own[at] < 0)
     if not inside.all():
         row = int(np.flatnonzero(~inside)[0])
         line = int(np.searchsorted(ends, row, side="right")) + 2
-        return (
-            f"line {line} tells of {told.sizes[row]} bytes at offset {told.offsets[row]}: no such member is there"
-        )
-    missing = int(((own >= 0) & ~np.isin(offsets, told.offsets)).sum())
+        return f"line {line} names {rows.sizes[row]} bytes at offset {rows.offsets[row]}: no such member is there"
+    missing = int(((own >= 0) & ~np.isin(offsets, rows.offsets)).sum())
     return f"it lacks {missing} of {wanted} members" if missing else None
 
 

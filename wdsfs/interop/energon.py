@@ -1,6 +1,6 @@
-"""What Megatron-Energon keeps of a data set: `.nv-meta/index.sqlite`, a `.tar.idx` beside each shard, small texts.
+"""The metadata of Megatron-Energon as bytes: `.nv-meta/index.sqlite`, a `.tar.idx` beside each shard, small texts.
 
-Energon finds a sample by the offset of its first header and groups the members behind it by their raw names once
+Energon finds a sample by the offset of its first header and groups the members after it by their raw names once
 more. So the rows here come from the headers of a shard, by Energon's own rule, and not from wdsfs's records: what
 `energon prepare` writes of the same shards. docs/format.md shows the files. `export` puts them in their places.
 
@@ -18,7 +18,9 @@ from typing import BinaryIO, NamedTuple
 from wdsfs import names
 from wdsfs.errors import ExportError
 from wdsfs.names import readable
-from wdsfs.tar import scan
+from wdsfs.storage.source import TarBytes
+from wdsfs.tar import headers, member_reader, scan
+from wdsfs.tar.problems import HARMLESS, Problem
 
 FOLDER = b".nv-meta"
 
@@ -59,13 +61,13 @@ class EnergonSample(NamedTuple):
     parts: list[EnergonPart]
 
 
-def samples(fd: int) -> Iterator[EnergonSample]:
+def samples(fd: TarBytes) -> Iterator[EnergonSample]:
     """The samples of the shard open at `fd`, in order, from its headers.
 
-    Raises ExportError for what Energon skips or misreads: a damaged shard (also behind its last sample), an empty
+    Raises ExportError for what Energon skips or misreads: a damaged shard (also after its last sample), an empty
     file, sparse members, names that are no UTF-8. Raises OSError when the file cannot be read.
     """
-    problems: list[scan.Problem] = []
+    problems: list[Problem] = []
     key, start, last = None, 0, -1
     parts: list[EnergonPart] = []
     for chunk in scan.scan(fd, problems):
@@ -77,7 +79,7 @@ def samples(fd: int) -> Iterator[EnergonSample]:
             chunk.sizes.tolist(),
         )
         for row, (name, kind, head, data, size) in enumerate(zip(*columns, strict=True)):
-            found = _SPLIT.match(name) if kind == scan.REGULAR and not names.is_meta(name) else None
+            found = _SPLIT.match(name) if kind == headers.REGULAR and not names.is_meta(name) else None
             if found is None:
                 continue
             if row in chunk.sparse:
@@ -93,15 +95,15 @@ def samples(fd: int) -> Iterator[EnergonSample]:
                 key, start, parts = own, head, []
             parts.append(EnergonPart(extension, data, size))
         last = int(chunk.heads[-1])
-    damage = [problem for problem in problems if problem.kind not in scan.HARMLESS or problem.kind == "empty"]
+    damage = [problem for problem in problems if problem.kind not in HARMLESS or problem.kind == "empty"]
     if damage:
         raise ExportError(f"the shard is damaged: {damage[0].text}")
     if key is not None:
-        yield EnergonSample(key, start, scan.end_of(fd, last), parts)
+        yield EnergonSample(key, start, member_reader.end_of(fd, last), parts)
 
 
 def misfit(fd: int, index: BinaryIO) -> str | None:
-    """What is wrong with a `.tar.idx` of the shard open at `fd`; None if nothing is. Raises OSError."""
+    """Return what is wrong with a `.tar.idx` of the shard open at `fd`; None if nothing. Raises OSError."""
     try:
         wanted = array("Q")
         for sample in samples(fd):
@@ -113,20 +115,20 @@ def misfit(fd: int, index: BinaryIO) -> str | None:
         return None
     count, expected = max(len(data) // wanted.itemsize - 1, 0), max(len(wanted) - 1, 0)
     if count != expected:
-        return f"it tells of {count} samples, and there are {expected}"
-    told = array("Q", data[: len(wanted) * wanted.itemsize])
-    wrong = next((at for at, pair in enumerate(zip(told, wanted, strict=True)) if pair[0] != pair[1]), None)
+        return f"it has {count} samples, the shard {expected}"
+    found = array("Q", data[: len(wanted) * wanted.itemsize])
+    wrong = next((at for at, pair in enumerate(zip(found, wanted, strict=True)) if pair[0] != pair[1]), None)
     if wrong is None:
         return f"{len(data)} bytes are no whole number of offsets"
     what = f"sample {wrong} starts" if wrong < expected else "the samples end"
-    return f"it has offset {told[wrong]} where {what} at {wanted[wrong]}"
+    return f"it has offset {found[wrong]} where {what} at {wanted[wrong]}"
 
 
 class Database:
     """Writes `index.sqlite` at `path`, where an empty file may be. To be closed."""
 
     def __init__(self, path: bytes) -> None:
-        import sqlite3  # here: whoever indexes a shard has this module, too, and no use for a database
+        import sqlite3  # here: indexing a shard loads this module, too, and needs no database
 
         self._db = sqlite3.connect(path, isolation_level=None)
         self._db.executescript(_UNSAFE + _TABLES)
@@ -155,7 +157,7 @@ class Database:
         return borders
 
     def finish(self) -> None:
-        """Put everything into the file. What a disk says is a `sqlite3.OperationalError`, as in `add`."""
+        """Write everything to the file. Raises sqlite3.OperationalError for errors of the disk, as `add` does."""
         self._db.execute("COMMIT")
         self._db.executescript(_INDEXES)
 
@@ -194,5 +196,5 @@ def split_text(shards: Sequence[str]) -> bytes:
     return "".join(line + "\n" for line in lines).encode()
 
 
-# Samples as they are, for a task encoder to cook: the only class that takes any set without being told more.
+# Samples as they are, for a task encoder to cook: the only class that takes any set without further settings.
 DATASET_TEXT = b"__module__: megatron.energon\n__class__: CrudeWebdataset\n"

@@ -1,7 +1,8 @@
-"""Exports: the indexes of other tools, written for the shards of a set where those tools look for them.
+"""Exports: the indexes of other tools, written for the shards of a set where those tools look for them; and ours.
 
-What is in them is decided in `dali`, `wids` and `energon`. Each file is written under a hidden name, synced and
-renamed, so whoever reads meets the old one or the new one, whole; an export that was stopped is simply repeated.
+What is in them is decided in `dali`, `wids`, `energon` and `index/portable_writer.py`. Each file is written under
+a hidden name, synced and renamed, so a reader sees the old one or the new one, whole; an export that was stopped
+is simply repeated.
 
 Reads shards and the index, writes below one directory; no FUSE. The sources are never touched.
 """
@@ -9,28 +10,35 @@ Reads shards and the index, writes below one directory; no FUSE. The sources are
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
+import pickle
 import sqlite3
 import stat
 import uuid
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from wdsfs import __version__
+from wdsfs.cluster.workers import Workers
+from wdsfs.dataset.indexing import indexed
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import ExportError, ShardError, StaleShard, UnreadableShard, several
-from wdsfs.index import hints, process_pool
+from wdsfs.index import hints, process_pool, remote_scan
+from wdsfs.index.portable_writer import PortableWriter
 from wdsfs.index.record import Record
 from wdsfs.interop import dali, energon, wids
+from wdsfs.remote.any_shard import OpenShard, fingerprint_of, is_remote, open_shard
+from wdsfs.spec.expand import Shard
+from wdsfs.storage import source
 from wdsfs.storage.durable import Disk, new_file, temporary_of
-from wdsfs.storage.identity import fingerprint_of
-from wdsfs.storage.source import open_shard
 
-DALI, ENERGON, WIDS = FORMATS = ("dali", "energon", "wids")
+DALI, ENERGON, WIDS, WDSIDX = FORMATS = ("dali", "energon", "wids", "wdsidx")
+WDSIDX_NAME = b"set.wdsidx"
 WIDS_NAME = b"shardindex.json"  # as `widsindex create` calls it
 Answer = TypeVar("Answer")
 MD5_BYTES = 1 << 20  # bytes of a shard that are read at a time
@@ -38,7 +46,7 @@ MD5_BYTES = 1 << 20  # bytes of a shard that are read at a time
 
 @dataclass(slots=True)
 class Report:
-    """What an export has written (paths, in order), what to know of it, and what could not be written, and why."""
+    """The result of an export: paths written, in order; warnings; and failures with their reasons."""
 
     written: list[bytes] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -49,15 +57,21 @@ class Report:
 
 
 class Export:
-    """Writes indexes of the shards of `lower`; `report` says what became of it. To be closed by `finish`.
+    """Writes indexes of the shards of `lower`; `report` has the result. To be closed by `finish`.
 
-    `on_shard` is called for each shard that is done; it may raise an exception to stop.
+    `on_shard` is called for each shard that is done; it may raise an exception to stop. Shards are read by workers
+    of a cluster if `workers` are given; the files are written here.
     """
 
     def __init__(
-        self, lower: ShardSet, jobs: int, disk: Disk | None = None, on_shard: Callable[[], None] = lambda: None
+        self,
+        lower: ShardSet,
+        jobs: int,
+        disk: Disk | None = None,
+        on_shard: Callable[[], None] = lambda: None,
+        workers: Workers | None = None,
     ) -> None:
-        self.lower, self.jobs, self.on_shard = lower, jobs, on_shard
+        self.lower, self.jobs, self.on_shard, self.workers = lower, jobs, on_shard, workers
         self.report = Report()
         self._disk = disk or Disk()
         self._directories: set[bytes] = set()
@@ -69,17 +83,27 @@ class Export:
         shard has an index of its own, those that cannot have one are in `report.failures`.
         """
         root = os.path.abspath(directory) if directory is not None else None
+        if root is None:
+            self._refuse_remote("no index is written beside a shard in a store; name a directory with --output")
         if kind == DALI:
             self._dali(root)
         elif kind == WIDS:
             self._wids(root or self._common(), md5)
+        elif kind == WDSIDX:
+            self._wdsidx(root or self._common())
         else:
             self._energon(root or energon_root(self._common()))
 
     def finish(self) -> None:
-        """See to it that the new names are on the disk, too."""
+        """Sync the directories of the new files."""
         for directory in sorted(self._directories):
             self._disk.sync_directory(directory)
+
+    def _refuse_remote(self, text: str) -> None:
+        """Raise ExportError for a set with remote shards."""
+        for one in self.lower.shards:
+            if is_remote(one.path):
+                raise ExportError(f"{os.fsdecode(one.path)}: {text}")
 
     def _common(self) -> bytes:
         return os.path.commonpath([os.path.dirname(one.path) for one in self.lower.shards])
@@ -87,7 +111,7 @@ class Export:
     def _record(self, number: int) -> Record:
         """The record of a shard whose bytes are those of a tar. Raises ExportError, ShardErrors."""
         self._refuse_compressed(number)
-        return self.lower.with_index(lambda: self.lower.record(number))
+        return indexed(self.lower.record, number)
 
     def _refuse_compressed(self, number: int) -> None:
         if self.lower.is_compressed(number):
@@ -124,7 +148,7 @@ class Export:
             self._directories.add(os.path.dirname(path))
 
     def _remove_older(self, path: bytes) -> str:
-        """Remove an index that tells of another shard than the one that is there; returns what to say of it."""
+        """Remove an index of the shard as it was before; returns the text to add to a message."""
         if not os.path.lexists(path):
             return ""
         self._disk.remove(path)
@@ -133,26 +157,51 @@ class Export:
     # --- DALI
 
     def _dali(self, directory: bytes | None) -> None:
-        for number, one in enumerate(self.lower.shards):
+        for one, found in self._dali_indexes():
             path = hints.dali_path(one.path) if directory is None else os.path.join(directory, one.name + b".idx")
-            try:
-                record = self._record(number)
-                if record.samples or record.problems:
-                    self._put(path, _telling(one.path, dali.dali_index(record)))
-                else:
-                    text = "has no samples, and DALI takes no shard without: it is left out"
-                    self.report.warn(one.path, text + self._remove_older(path))
-            except (ExportError, ShardError) as error:
-                self.report.failures.append(f"{error}{self._remove_older(path)}")
+            if isinstance(found, ExportError | ShardError):
+                self.report.failures.append(f"{found}{self._remove_older(path)}")
+            elif found:
+                self._put(path, [found])
+            else:
+                text = "has no samples, and DALI takes no shard without: it is left out"
+                self.report.warn(one.path, text + self._remove_older(path))
             self.on_shard()
+
+    def _dali_indexes(self) -> Iterator[tuple[Shard, bytes | ExportError | ShardError]]:
+        """The index of each shard, in order; an empty one of a shard without samples."""
+        numbers = {one.path: number for number, one in enumerate(self.lower.shards)}
+
+        def packed(one: Shard) -> tuple[bytes, bytes] | ExportError:
+            try:
+                return one.path, self._record(numbers[one.path]).packed()
+            except ExportError as error:
+                return error
+
+        return self._in_order(_dali_of, packed)
+
+    def _in_order(
+        self, function: Callable[[Any], Answer], argument: Callable[[Shard], Any]
+    ) -> Iterator[tuple[Shard, Answer | ShardError]]:
+        """What `function` makes of each shard, in the order of the set; results of a part of the set are kept."""
+        shards = self.lower.shards
+        step = 1 if self.workers is None else self.workers.in_flight()
+        for begin in range(0, len(shards), step):
+            some = shards[begin : begin + step]
+            found = dict(process_pool.each(function, some, self.jobs, self.workers, argument))
+            yield from ((one, found.pop(one)) for one in some)
 
     # --- wids
 
     def _wids(self, directory: bytes, md5: bool) -> None:
         shards = self.lower.shards
+        self._refuse_unreachable([one.path for one in shards if is_remote(one.path)])
         sums: dict[bytes, str] = {}
-        for function in (_wids_misreading, *([_md5] if md5 else [])):
-            for one, found in process_pool.each(function, shards, self.jobs):
+        together = process_pool.together(shards, self.workers)
+        misreading = functools.partial(_wids_misreading, together=together)
+        functions: list[Callable[[bytes], str | None]] = [misreading, *([_md5] if md5 else [])]
+        for function in functions:
+            for one, found in process_pool.each(function, shards, self.jobs, self.workers):
                 if isinstance(found, ShardError):
                     raise found
                 if function is _md5:
@@ -169,9 +218,41 @@ class Export:
             except ExportError as error:
                 raise ExportError(f"{os.fsdecode(one.path)}: {error}") from None
             url = os.fsdecode(below(directory, one.path) or one.path)
-            rows.append(wids.WidsShard(url, record.samples, record.fingerprint[0], sums.get(one.path)))
+            rows.append(wids.WidsShard(url, record.samples, record.fingerprint.size, sums.get(one.path)))
             self.on_shard()
         self._put(os.path.join(directory, WIDS_NAME), [wids.wids_index(rows)])
+
+    def _refuse_unreachable(self, remote: list[bytes]) -> None:
+        """Raise ExportError for the output of commands; warn of URLs that are of no use without their secrets."""
+        if not remote:
+            return
+        from wdsfs.remote import shards  # late, as in `remote/any_shard.py`
+
+        bare = []
+        for path in remote:
+            url = shards.url_of(path)
+            if url.is_program:
+                raise ExportError(f"{url}: wids cannot read the output of a command: write it to a file first")
+            if url.query or url.user:
+                bare.append(path)
+        if bare:
+            more = f" (and {len(bare) - 1:,} more)" if len(bare) > 1 else ""
+            self.report.warn(
+                bare[0] + more.encode(),
+                "stands in the index without user, password and signature, with which alone it can be read: fetch "
+                "the shards, for example by curl, and export an index of the files",
+            )
+
+    # --- our own portable index
+
+    def _wdsidx(self, directory: bytes) -> None:
+        index, path = self.lower.index, os.path.join(directory, WDSIDX_NAME)
+        moved = [one for one, _ in index.stale(self.lower.shards, ready=True, exact=True)]
+        if moved:  # known by their headers only, which is not enough to tell others
+            index.refresh(moved, self.jobs, exact=True)
+        writer = PortableWriter(index, self.lower.shards, path, self._disk, self.on_shard)
+        with self._prepared(path) as fd:
+            writer.write(fd)
 
     # --- Energon
 
@@ -199,11 +280,14 @@ class Export:
         dataset = os.path.join(folder, b"dataset.yaml")
         if not os.path.exists(dataset):
             self._put(dataset, [energon.DATASET_TEXT])
-        # Last: with it whoever keeps something of the index hears that there is a new one.
+        # Last: Energon's caches compare it to notice a new index.
         self._put(os.path.join(folder, b"index.uuid"), [str(uuid.uuid4()).encode()])
 
     def _energon_names(self, root: bytes) -> dict[str, int]:
         """The shards by their paths below the root, with their numbers. Raises ExportError."""
+        self._refuse_remote(
+            "no index is written beside a shard in a store, where Energon looks for it; copy the set here first"
+        )
         found: dict[str, int] = {}
         for number, one in enumerate(self.lower.shards):
             path = below(root, one.path)
@@ -229,8 +313,8 @@ class Export:
         with self._prepared(path):
             database = energon.Database(temporary_of(path))
             try:
-                for name, number in names.items():
-                    borders = self._energon_shard(database, number, counts)
+                for (name, number), found in zip(names.items(), self._energon_samples(), strict=True):
+                    borders = self._energon_shard(database, number, counts, found)
                     own = hints.energon_path(os.path.join(root, os.fsencode(name)))
                     if borders:
                         counts[name] = len(borders) - 1
@@ -255,26 +339,36 @@ class Export:
             text = f"{count} samples to Energon, which takes hidden files for some, {ours} to others"
             self.report.warn(self.lower.shards[number].path, text)
 
+    def _energon_samples(self) -> Iterator[Callable[[], Iterator[energon.EnergonSample]]]:
+        """For each shard, in order, what returns its samples; that raises ExportError, ShardError, OSError."""
+        if self.workers is None:
+            for one in self.lower.shards:
+                yield functools.partial(_energon_of_file, one.path)
+        else:
+            for _, found in self._in_order(_energon_rows, lambda one: one.path):
+                yield functools.partial(_energon_of_rows, found)
+
     def _noticed(self, path: bytes, found: Iterator[energon.EnergonSample]) -> Iterator[energon.EnergonSample]:
-        """The same samples, with a warning of the first one of which Energon shows less than there is."""
-        told = False
+        """The same samples; warn of the first one of which Energon shows only some members."""
+        warned = False
         for sample in found:
-            if not told and len({part.name for part in sample.parts}) < len(sample.parts):
+            if not warned and len({part.name for part in sample.parts}) < len(sample.parts):
                 text = f"{sample.key} has an extension twice, of which Energon shows the last"
                 self.report.warn(path, text)
-                told = True
+                warned = True
             yield sample
 
-    def _energon_shard(self, database: energon.Database, number: int, earlier: Collection[str]) -> array[int]:
+    def _energon_shard(
+        self,
+        database: energon.Database,
+        number: int,
+        earlier: Collection[str],
+        samples: Callable[[], Iterator[energon.EnergonSample]],
+    ) -> array[int]:
         path, record = self.lower.shards[number].path, self._record(number)
-        fd = open_shard(path)
         try:
             dali.refuse_irregular(record, "Energon")
-            before = fingerprint_of(os.fstat(fd))
-            borders = database.add(len(earlier), self._noticed(path, energon.samples(fd)))
-            if fingerprint_of(os.fstat(fd)) != before:
-                raise StaleShard(f"{os.fsdecode(path)} has changed while it was read; start again")
-            return borders
+            return database.add(len(earlier), self._noticed(path, samples()))
         except energon.DuplicateKey as error:
             whose = "itself" if error.first == len(earlier) else list(earlier)[error.first]
             raise ExportError(
@@ -282,10 +376,6 @@ class Export:
             ) from None
         except ExportError as error:
             raise ExportError(f"{os.fsdecode(path)}: {error}") from None
-        except OSError as error:
-            raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
-        finally:
-            os.close(fd)
 
 
 # --- places ------------------------------------------------------------------------------------------------
@@ -293,6 +383,8 @@ class Export:
 
 def below(directory: bytes, path: bytes) -> bytes | None:
     """The path from `directory` on; None for what is not below it. Links are followed only if it needs that."""
+    if is_remote(path):
+        return None
     for one, other in ((directory, path), (os.path.realpath(directory), os.path.realpath(path))):
         if other.startswith(one.rstrip(b"/") + b"/"):
             return other[len(one.rstrip(b"/")) + 1 :]
@@ -310,7 +402,7 @@ def energon_root(directory: bytes) -> bytes:
 
 
 def left_behind(shards: Iterable[bytes], kinds: Collection[str]) -> list[bytes]:
-    """Indexes of other kinds than these that tell of what was there before these shards were replaced."""
+    """Return indexes of other kinds than these that describe the shards as they were before they were replaced."""
     found: dict[bytes, None] = {}
     for path in shards:
         folder = os.path.join(energon_root(os.path.dirname(path)), energon.FOLDER)
@@ -318,6 +410,7 @@ def left_behind(shards: Iterable[bytes], kinds: Collection[str]) -> list[bytes]:
             DALI: [hints.dali_path(path)],
             ENERGON: [hints.energon_path(path), os.path.join(folder, b"index.sqlite")],
             WIDS: [os.path.join(os.path.dirname(path), WIDS_NAME)],
+            WDSIDX: [os.path.join(os.path.dirname(path), WDSIDX_NAME)],
         }
         for kind, paths in places.items():
             if kind not in kinds:
@@ -337,39 +430,80 @@ def _known_shards(folder: bytes) -> list[str]:
         raise ExportError(f"{os.fsdecode(path)} is no metadata of Energon ({error}): remove it") from None
 
 
-def _telling(path: bytes, pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The same pieces; what is wrong with them is told with the path of the shard."""
+# --- questions to a shard, in any process --------------------------------------------------------------
+
+
+def _wids_misreading(path: bytes, together: int) -> str | None:
+    def of(shard: OpenShard) -> str | None:
+        remote_scan.begin(shard)
+        return wids.wids_misreading(remote_scan.reader_of(shard, shard, together))
+
+    return _of_shard(path, of)
+
+
+def _dali_of(unit: tuple[bytes, bytes] | ExportError) -> bytes | ExportError:
+    """The index of a shard, from its path and its record; an error is returned, not raised."""
+    if isinstance(unit, ExportError):
+        return unit
+    path, data = unit
+    record = Record(data)
+    if not (record.samples or record.problems):
+        return b""
     try:
-        yield from pieces
+        return b"".join(dali.dali_index(record))
     except ExportError as error:
-        raise ExportError(f"{os.fsdecode(path)}: {error}") from None
+        return ExportError(f"{os.fsdecode(path)}: {error}")
 
 
-# --- what is asked of a shard, in any process --------------------------------------------------------------
+def _energon_of_file(path: bytes) -> Iterator[energon.EnergonSample]:
+    """Raises ExportError, StaleShard, UnreadableShard."""
+    shard = open_shard(path)
+    try:
+        before = fingerprint_of(shard)
+        yield from energon.samples(shard)
+        if fingerprint_of(shard) != before:
+            raise StaleShard(f"{os.fsdecode(path)} has changed while it was read; start again")
+    except OSError as error:
+        raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
+    finally:
+        source.close(shard)
 
 
-def _wids_misreading(path: bytes) -> str | None:
-    return _of_file(path, wids.wids_misreading)
+def _energon_rows(path: bytes) -> bytes | ExportError:
+    """The samples of a shard, pickled as plain tuples, which takes a third of the time; an error is returned."""
+    try:
+        return pickle.dumps([(*one[:3], [*map(tuple, one.parts)]) for one in _energon_of_file(path)])
+    except ExportError as error:
+        return error
+
+
+def _energon_of_rows(found: bytes | ExportError | ShardError) -> Iterator[energon.EnergonSample]:
+    if not isinstance(found, bytes):
+        raise found
+    for key, start, end, parts in pickle.loads(found):
+        yield energon.EnergonSample(key, start, end, [energon.EnergonPart(*part) for part in parts])
 
 
 def _md5(path: bytes) -> str | None:
-    return _of_file(path, _md5_of)
+    return _of_shard(path, _md5_of)
 
 
-def _md5_of(fd: int) -> str:
+def _md5_of(shard: OpenShard) -> str:
+    if not isinstance(shard, int):
+        shard.stream()
     found, position = hashlib.md5(usedforsecurity=False), 0
-    while data := os.pread(fd, MD5_BYTES, position):
+    while data := source.pread(shard, MD5_BYTES, position):
         found.update(data)
         position += len(data)
     return found.hexdigest()
 
 
-def _of_file(path: bytes, function: Callable[[int], Answer]) -> Answer:
+def _of_shard(path: bytes, function: Callable[[OpenShard], Answer]) -> Answer:
     """Raises MissingShard, UnreadableShard."""
-    fd = open_shard(path)
+    shard = open_shard(path)
     try:
-        return function(fd)
+        return function(shard)
     except OSError as error:
         raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
     finally:
-        os.close(fd)
+        source.close(shard)

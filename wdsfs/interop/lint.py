@@ -1,8 +1,8 @@
-"""The structural lint of `wdsfs check`: what in a shard set readers of the format would trip over.
+"""The structural lint of `wdsfs check`: finds what readers of the format would trip over in a set.
 
 Reads the headers of the shards afresh, not the index, so it also proves that they can be read now. `lint` is
 a pure function of one shard; `Judge` puts the shards of a set together. docs/semantics.md lists the kinds. For
-`--strict` there is `lint_record`, which asks the record for the part of that which it knows.
+`--strict` there is `lint_record`, which finds what the record of a shard shows.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs import names
-from wdsfs.errors import MissingShard, StaleShard, UnreadableShard
-from wdsfs.index import hints
+from wdsfs.errors import StaleShard, UnreadableShard
+from wdsfs.index import hints, remote_scan
 from wdsfs.index.hints import reading_ahead
 from wdsfs.index.record import KINDS, STRAY, Record
 from wdsfs.interop import dali, energon
 from wdsfs.reading import PLAIN, Reading
+from wdsfs.remote.any_shard import open_shard
+from wdsfs.storage import source
 from wdsfs.storage.source import TarBytes, open_beside
-from wdsfs.tar import compressed, scan
+from wdsfs.tar import compressed, headers, scan
+from wdsfs.tar.columns import Chunk
 
-EXAMPLES = 100  # findings of one kind in one shard that are told one by one; further ones are counted
+EXAMPLES = 100  # findings of one kind in one shard that are listed; further ones are counted
 KEPT = 1000  # samples of a shard that are remembered in case they lack an extension that others have
-PATTERNS = 10_000  # different sets of extensions that are told apart in one shard
+PATTERNS = 10_000  # different sets of extensions that are counted in one shard
 NOTES = frozenset(("directory", "meta", "unextractable"))  # kinds that no reader of samples trips over
 FILE_AND_FOLDER = "tar cannot extract it: it is a file, and other members need a directory of this name"
 
@@ -57,7 +60,7 @@ class LintFinding(NamedTuple):
 
 @dataclass(slots=True)
 class Lint:
-    """What one shard's headers say."""
+    """The findings in one shard, and its counts for those in the whole set."""
 
     findings: list[LintFinding] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
@@ -71,51 +74,48 @@ class Lint:
     offsets: array[int] = field(default_factory=lambda: array("q"))
 
     def add(self, kind: str, offset: int, member: str, text: str) -> None:
+        """Count a finding; it is listed if it is one of the first of its kind."""
         self.counts[kind] += 1
         if self.counts[kind] <= EXAMPLES:
             self.findings.append(LintFinding(kind, offset, member, text))
 
 
-def lint(path: bytes, reading: Reading = PLAIN) -> Lint:
-    """Look at one shard, read so. Raises MissingShard, UnreadableShard.
+def lint(path: bytes, reading: Reading = PLAIN, together: int = 1) -> Lint:
+    """Look at one shard, read so; `together` remote ones at the same time. Raises MissingShard, UnreadableShard.
 
-    What other readers trip over is found whichever way it is read: data behind an end mark, split samples.
+    Findings do not depend on the reading, since other readers have none: data after an end mark, split samples.
     """
     found = Lint()
+    shard = open_shard(path)
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not be waited for
-    except FileNotFoundError:
-        raise MissingShard(f"{os.fsdecode(path)}: there is no such shard") from None
-    except OSError as error:
-        raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        if isinstance(shard, int) and not stat.S_ISREG(os.fstat(shard).st_mode):
             raise UnreadableShard(f"{os.fsdecode(path)}: is no regular file")
+        remote_scan.begin(shard)
         reader = _ShardLinter(found, reading)
-        kind = compressed.kind_of(fd)
-        if kind is not None and path.endswith(b".tar"):
-            text = f"called .tar, but {kind}-compressed: webdataset reads it, DALI, Energon and wids do not"
-            found.add("compressed", -1, "", text)
-        with compressed.opened(fd, path) as (source, problem), reading_ahead(fd, path):
+        with compressed.opened(shard, path) as (tar, problem, kind), reading_ahead(shard, path):
+            if kind is not None and path.endswith(b".tar"):
+                text = f"called .tar, but {kind}-compressed: webdataset reads it, DALI, Energon and wids do not"
+                found.add("compressed", -1, "", text)
             problems = [] if problem is None else [problem]
             marks = reading.marks()
-            for chunk in scan.scan(source, problems, marks=marks):
+            for chunk in scan.scan(remote_scan.reader_of(shard, tar, together), problems, marks=marks):
                 reader.read(chunk)
             reader.end()
-            reader.find_clashes(source)
+            reader.find_clashes(tar)
         if marks:
             found.add("behind end mark", marks[0], "", _joined_text(len(marks)))
         for problem in problems:
             member = text_of(reader.last[1]) if problem.offset == reader.last[0] else ""
             found.add(problem.kind, problem.offset, member, problem.text)
-        for side, text in _side_indexes(path, fd, reading) if source == fd else ():
+        fd = shard if isinstance(shard, int) and tar is shard else None
+        for side, text in () if fd is None else _side_indexes(path, fd, reading):
             found.add("wrong index", -1, "", f"{os.fsdecode(side)}: {text}")
     except StaleShard as error:
         raise UnreadableShard(f"{error}; try again when it is finished") from None
     except OSError as error:
         raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
     finally:
-        os.close(fd)
+        source.close(shard)
     return found
 
 
@@ -124,8 +124,13 @@ def _joined_text(marks: int) -> str:
     return f"another tar follows the end-of-archive mark{more}; readers stop here without --ignore-zeros"
 
 
+def _split_sample_text(first: int, gathered: bool = False) -> str:
+    text = f"the sample was seen at offset {first} before: its members are not side by side"
+    return text if gathered else f"{text}; --group-by-key shows them together"
+
+
 def lint_record(record: Record) -> Lint:
-    """What a record says of its shard: damage, split samples, and which extensions samples have."""
+    """Look at the record of a shard: damage, split samples, and which extensions samples have."""
     found = Lint(samples=record.samples, members=record.members)
     for problem in record.problems:
         found.add(problem.kind, problem.offset, "", problem.text)
@@ -148,8 +153,7 @@ def _find_split_samples(
         before = first.setdefault(paths[entry], entry)
         if before != entry:
             offsets = [record.member(int(starts[one])).head for one in (before, entry)]
-            text = f"the sample was seen at offset {offsets[0]} before: its members are not side by side"
-            found.add("split sample", offsets[1], text_of(paths[entry]), text)
+            found.add("split sample", offsets[1], text_of(paths[entry]), _split_sample_text(offsets[0]))
 
 
 def _find_patterns(record: Record, samples: NDArray[np.int64], starts: NDArray[np.int64], found: Lint) -> None:
@@ -169,7 +173,7 @@ def _find_patterns(record: Record, samples: NDArray[np.int64], starts: NDArray[n
 
 
 def _side_indexes(path: bytes, fd: int, reading: Reading) -> Iterator[tuple[bytes, str]]:
-    """The indexes of other tools that lie beside a shard and are not of what is in it, and why."""
+    """Yield the indexes of other tools beside a shard that do not fit it, and why."""
     dali_misfit = functools.partial(dali.dali_misfit, reading=reading)
     sides = ((hints.dali_path(path), dali_misfit), (hints.energon_path(path), energon.misfit))
     for side, misfit in sides:
@@ -205,13 +209,13 @@ class _ShardLinter:
         self.dotted: set[bytes] = set()  # folders which may also be the names of columns
         self.strays: dict[bytes, int] = {}  # files in no sample, with their offsets
 
-    def read(self, chunk: scan.Chunk) -> None:
+    def read(self, chunk: Chunk) -> None:
         for name, kind, offset in zip(chunk.names, chunk.types.tolist(), chunk.heads.tolist(), strict=True):
             if not name.startswith(self.folder) or b"/" in name[len(self.folder) :]:
                 self._enter(name)
             if len(name) > names.NAME_MAX or b".." in name or b"\0" in name:
                 self._extractable(name, offset)
-            split = names.split(name) if kind == scan.REGULAR else None
+            split = names.split(name) if kind == headers.REGULAR else None
             if split is None:
                 self._stray(name, kind, offset)
             else:
@@ -242,17 +246,19 @@ class _ShardLinter:
         if any(_digest(one.folder + one.stem) in self.seen for one in splits):
             for chunk in scan.scan(source, [], marks=self.reading.marks()):
                 rows = zip(chunk.heads.tolist(), chunk.names, chunk.types.tolist(), strict=True)
-                clashes += [(at, name) for at, name, kind in rows if kind == scan.REGULAR and name in self.dotted]
+                clashes += [
+                    (at, name) for at, name, kind in rows if kind == headers.REGULAR and name in self.dotted
+                ]
         for offset, name in sorted(set(clashes)):
             self.found.add("unextractable", offset, text_of(name), FILE_AND_FOLDER)
 
     def _stray(self, name: bytes, kind: int, offset: int) -> None:
         text = text_of(name)
-        if kind == scan.REGULAR:
+        if kind == headers.REGULAR:
             self.strays[name] = offset
-        if kind != scan.REGULAR:
+        if kind != headers.REGULAR:
             what = KINDS.get(kind, f"member of unknown type {chr(kind)!r}")
-            label = "directory" if kind == scan.DIRECTORY else "not in a sample"
+            label = "directory" if kind == headers.DIRECTORY else "not in a sample"
             self.found.add(label, offset, text, f"a {what} is in no sample")
         elif names.is_meta(name):
             self.found.add("meta", offset, text, "a __name__ member belongs to the set, not to a sample")
@@ -288,9 +294,7 @@ class _ShardLinter:
             self.found.keys.append(digest)
             self.found.offsets.append(offset)
         else:
-            text = f"the sample was seen at offset {first} before: its members are not side by side"
-            if self.gathered is None:
-                text += "; --group-by-key shows them together"
+            text = _split_sample_text(first, gathered=self.gathered is not None)
             self.found.add("split sample", offset, text_of(key), text)
         if self.gathered is not None:
             self.offset, _, self.extensions = self.gathered.setdefault(digest, (offset, key, self.extensions))
@@ -304,7 +308,7 @@ class _ShardLinter:
         self.key, self.extensions, self.lowered = None, set(), set()
 
     def end(self) -> None:
-        """To be called behind the last member."""
+        """To be called after the last member."""
         self.end_sample()
         for sample in (self.gathered or {}).values():
             self._count(*sample)
@@ -342,7 +346,7 @@ class Judge:
         for kind, count in found.counts.items():
             if count > EXAMPLES:
                 yield LintFinding(kind, -1, "", f"and {count - EXAMPLES} more of this kind")
-        found.findings.clear()  # told; what is kept of a shard is what the set is judged by
+        found.findings.clear()  # yielded; the rest is needed for findings over the whole set
         self._shards.append((path, found))
 
     def shared_keys(self) -> Iterator[tuple[str, LintFinding]]:
@@ -375,14 +379,14 @@ class Judge:
         self._shards.sort(key=lambda one: one[0])
         usual = {extension for extension, count in self.extensions.items() if 2 * count > self.samples}
         for path, found in self._shards:
-            told = rest = 0
+            listed = rest = 0
             for pattern, count in found.patterns.items():
                 absent = usual - pattern
                 if not absent:
                     continue
                 text = _absent_text(absent, pattern)
-                examples = found.examples[pattern][: EXAMPLES - told]
-                told += len(examples)
+                examples = found.examples[pattern][: EXAMPLES - listed]
+                listed += len(examples)
                 rest += count - len(examples)
                 for offset, key in examples:
                     yield path, LintFinding("missing extension", offset, key, text)
@@ -392,14 +396,14 @@ class Judge:
 
 
 def _absent_text(absent: Iterable[bytes], there: Iterable[bytes]) -> str:
-    """That a sample lacks extensions; one in another letter case is named, as webdataset takes the two for one."""
+    """Say which extensions a sample lacks; one in another letter case is named, since webdataset takes it."""
     cases = {extension.lower(): extension for extension in there}
-    told = []
+    parts = []
     for extension in sorted(absent):
         other = cases.get(extension.lower())
         more = "" if other is None else f", but {text_of(other)} (the same to webdataset, not to others)"
-        told.append(text_of(extension) + more)
-    return "has no " + ", ".join(told)
+        parts.append(text_of(extension) + more)
+    return "has no " + ", ".join(parts)
 
 
 @functools.lru_cache(1024)

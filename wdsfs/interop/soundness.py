@@ -1,8 +1,7 @@
-"""What is wrong with the shards of a set, and whether a command goes on all the same.
+"""Decides if a command goes on with a set that is damaged or not whole.
 
-The one home of that rule, for `mount` and for every command that opens a set. It is about what is known when the
-set is indexed: records say what is damaged, however long ago they were made. What happens to a shard later is for
-`lower` and `merged`.
+The one home of that rule, for `mount` and for every command that opens a set. It uses what is known when the set
+is indexed: records have the damage, however long ago they were made. Later changes of shards are for `dataset`.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from wdsfs.dataset.indexing import indexed
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import CorruptShard, ShardError, UnreadableShard, UsageError, several
 from wdsfs.interop import lint
@@ -35,10 +35,10 @@ class Tolerance(NamedTuple):
 
 
 def judge(below: ShardSet, unreadable: Mapping[bytes, str], tolerance: Tolerance, whole: bool) -> list[str]:
-    """What is to be said of a set that is indexed, as far as it is; empty when all is well.
+    """Return the warnings about a set that is indexed, as far as it is; empty when all is well.
 
     `unreadable` says of shards, by path, why they could not be indexed. `whole` says that these would be missing
-    without a trace in what the command shows: in one tree over all shards, in a sum, in an index of the set.
+    unnoticed in the output of the command: in one tree over all shards, in a sum, in an index of the set.
 
     Raises UnreadableShard when shards would be missing, CorruptShard for what `strict` does not allow; that is
     logged before, in full.
@@ -70,7 +70,7 @@ def _refuse_all(below: ShardSet, unreadable: Mapping[bytes, str]) -> None:
 
 
 def _findings(below: ShardSet, unreadable: Iterable[bytes]) -> Iterator[str]:
-    """What `wdsfs check` says of the same, from the records: damage, split samples, missing columns."""
+    """Yield the findings of `wdsfs check` that records show: damage, split samples, missing columns."""
     judge, known = lint.Judge(), set(unreadable)
     for source in below.sources:
         for number, shard in enumerate(source.shards):
@@ -79,7 +79,7 @@ def _findings(below: ShardSet, unreadable: Iterable[bytes]) -> Iterator[str]:
             known.add(shard.path)
             path = os.fsdecode(shard.path)
             try:
-                found = source.with_index(lambda: lint.lint_record(source.record(number)))  # noqa: B023
+                found = lint.lint_record(indexed(source.record, number))
             except ShardError as error:
                 yield str(error)
                 continue

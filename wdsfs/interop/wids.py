@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from wdsfs import names
 from wdsfs.names import readable
-from wdsfs.tar import scan
+from wdsfs.storage.source import TarBytes, pread, size_of
+from wdsfs.tar import headers, magic, scan
 
-# `splitname` of wids: the first dot behind the last slash ends the key; if there is none, one in a folder does.
+# `splitname` of wids: the first dot after the last slash ends the key; if there is none, one in a folder does.
 _WIDS_KEY = re.compile(rb"^((?:.*/)?.*?)(\..*)$")
 
 
@@ -54,8 +54,8 @@ class _SeenMember(NamedTuple):
     first: bool
 
 
-def wids_misreading(fd: int) -> str | None:
-    """Where wids would find other samples than wdsfs in the shard open at `fd`, None if nowhere.
+def wids_misreading(fd: TarBytes) -> str | None:
+    """Return where wids would find other samples than wdsfs in the shard open at `fd`; None if nowhere.
 
     wids knows headers of 512 bytes only: no ustar prefix, no long names of GNU or PAX, no numbers but octal ones;
     and it makes samples of dotfiles and `__meta__` members. Its sample numbers are off from there on.
@@ -64,14 +64,14 @@ def wids_misreading(fd: int) -> str | None:
 
     Source: wids/wids_mmtar.py (MMIndexedTar), wids/wids.py (group_by_key, splitname), webdataset 0.2.
     """
-    if scan.compression(os.pread(fd, scan.BLOCK, 0)) is not None:
+    if magic.compression(pread(fd, headers.BLOCK, 0)) is not None:
         return "it is compressed, and wids reads plain tars only"
     theirs = _seen_by_wids(fd)
     for ours in itertools.chain(_seen_by_us(fd), (None,)):
         try:
             found = next(theirs, None)
         except (ValueError, UnicodeDecodeError) as error:
-            where = f"at {readable(ours.name)}" if ours is not None else "behind the last sample"
+            where = f"at {readable(ours.name)}" if ours is not None else "after the last sample"
             return f"{where} wids fails ({error})"
         if found == ours:
             continue
@@ -87,22 +87,22 @@ def wids_misreading(fd: int) -> str | None:
     return None
 
 
-def _seen_by_us(fd: int) -> Iterator[_SeenMember]:
+def _seen_by_us(fd: TarBytes) -> Iterator[_SeenMember]:
     last = None
     for chunk in scan.scan(fd, []):
         for name, kind, data in zip(chunk.names, chunk.types.tolist(), chunk.datas.tolist(), strict=True):
-            split = names.split(name) if kind == scan.REGULAR else None
+            split = names.split(name) if kind == headers.REGULAR else None
             if split is not None:
                 key = split.folder + split.stem
                 yield _SeenMember(name, data, key != last)
                 last = key
 
 
-def _seen_by_wids(fd: int) -> Iterator[_SeenMember]:
+def _seen_by_wids(fd: TarBytes) -> Iterator[_SeenMember]:
     """Raises ValueError, UnicodeDecodeError where wids does."""
-    end, position, last = os.fstat(fd).st_size, 0, None
+    end, position, last = size_of(fd), 0, None
     while position < end:
-        header = os.pread(fd, scan.BLOCK, position)
+        header = pread(fd, headers.BLOCK, position)
         name, digits = header[:100].strip(b"\0"), header[124:136].decode().strip("\0")
         name.decode()
         size = int(digits, 8) if digits else 0
@@ -110,8 +110,8 @@ def _seen_by_wids(fd: int) -> Iterator[_SeenMember]:
             match = _WIDS_KEY.match(name)
             if match is None:
                 raise ValueError(f"it takes no key from {readable(name)}")
-            yield _SeenMember(name, position + scan.BLOCK, match[1] != last)
+            yield _SeenMember(name, position + headers.BLOCK, match[1] != last)
             last = match[1]
         if not digits:
             return
-        position += scan.BLOCK + (size + scan.BLOCK - 1) // scan.BLOCK * scan.BLOCK
+        position += headers.BLOCK + (size + headers.BLOCK - 1) // headers.BLOCK * headers.BLOCK

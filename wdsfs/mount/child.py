@@ -1,6 +1,6 @@
 """Forked processes for what the supervisor must not do itself: open an index, or touch its own mount.
 
-The supervisor serves nothing while it does one thing, and a mount that does not answer would block it for ever.
+The supervisor serves nothing while it does one thing, and a mount that does not answer would block it forever.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ log = logging.getLogger(__name__)
 
 
 async def in_child(function: Callable[[], dict[str, Any]], device: int | None) -> dict[str, Any]:
-    """What `function` returns in a forked process; empty if it fails.
+    """Return the result of `function` in a forked process; empty if it fails.
 
-    The child closes `device`, unless that is None: a request that nobody answers would keep the mount, and with it
+    The child closes `device`, unless that is None: a request without an answer would keep the mount, and with it
     the child, alive.
     """
     receiver, sender = os.pipe()

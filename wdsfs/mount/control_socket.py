@@ -1,7 +1,7 @@
-"""The daemon's side of the control socket: what it answers to `status`, `diff`, `commit` and `restore`.
+"""The daemon's side of the control socket: its answers to `status`, `refresh`, `diff`, `commit` and `restore`.
 
 The client's side, and where the socket lies, is `status/control.py`. A question is one line of JSON, and so is an
-answer; a commit keeps its connection as long as nobody may change anything.
+answer; a commit keeps its connection for as long as writes are refused.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 
 import trio
 
-from wdsfs.commit.replace_in_place import is_half_done
 from wdsfs.fuse.protocol import notes_of
 from wdsfs.fuse.supervisor import Supervisor
 from wdsfs.fuse.write_ops import RESTORE
 from wdsfs.mount.child import in_child
+from wdsfs.mount.growth import Growth
 from wdsfs.mount.mounted_set import MountedSet
-from wdsfs.mount.watch import follower
 from wdsfs.overlay.mounted_overlay import MountedOverlay
+from wdsfs.overlay.overlay_directory import is_half_done
 from wdsfs.status import control, status_report
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class JsonLines:
         self._received = b""
 
     async def receive(self) -> dict[str, Any]:
-        """Raises EOFError when the other side is gone, or talks of something else."""
+        """Receive a message. Raises EOFError when the other side is gone, or sends no JSON object."""
         while b"\n" not in self._received:
             part = await self._stream.receive_some(1 << 16)
             if not part:
@@ -52,7 +52,7 @@ class JsonLines:
         except ValueError:
             message = None
         if not isinstance(message, dict):
-            raise EOFError  # nobody who speaks this language
+            raise EOFError  # not a client of ours
         return message
 
     async def send(self, message: dict[str, Any]) -> None:
@@ -60,15 +60,21 @@ class JsonLines:
 
 
 class ControlSocket:
-    """Answers clients, and does to the mount what they ask for. `served` is the set as it is shown now."""
+    """Answers clients, and does to the mount what they ask for. `growth` has the set as it is shown now."""
 
-    def __init__(self, daemon: control.Daemon, served: MountedSet, engine: Supervisor) -> None:
-        self.daemon, self.served, self.engine = daemon, served, engine
-        self.mount = served.mount
+    def __init__(self, daemon: control.Daemon, growth: Growth, supervisor: Supervisor) -> None:
+        self.daemon, self.growth, self.supervisor = daemon, growth, supervisor
+        self.mount = growth.served.mount
         self.committing = False  # a client that commits is there
         self.restoring = trio.Lock()
 
+    @property
+    def served(self) -> MountedSet:
+        """The set as it is shown now."""
+        return self.growth.served
+
     async def answer(self, stream: trio.SocketStream) -> None:
+        """Answer one client, until it is gone."""
         async with stream:
             try:
                 lines = JsonLines(stream)
@@ -77,10 +83,12 @@ class ControlSocket:
                     await self._freeze(lines)
                 elif question.get("do") == "restore":
                     await lines.send(await self._restore([os.fsencode(path) for path in question["paths"]]))
+                elif question.get("do") == "refresh":
+                    await lines.send(await self._refresh())
                 elif question.get("do") == "shards":
                     await lines.send(self._shards())
                 elif question.get("do") == "status":
-                    seen = await in_child(self._report, self.engine.device)
+                    seen = await in_child(self._report, self.supervisor.device)
                     if seen:
                         await lines.send(seen)
                 await stream.send_eof()  # closing is not enough: a worker forked meanwhile has it, too
@@ -90,13 +98,13 @@ class ControlSocket:
                 log.exception("a client of the control socket was not served")
 
     async def _freeze(self, lines: JsonLines) -> None:
-        """Let nobody change anything until the client has committed, or is gone."""
-        stack = self.served.stack
-        if stack is None or self.committing:
-            reason = "has no overlay" if stack is None else "is being committed already"
+        """Refuse writes until the client has committed, or is gone."""
+        overlay = self.served.overlay
+        if overlay is None or self.committing:
+            reason = "has no overlay" if overlay is None else "is being committed already"
             await lines.send({"error": f"{self.mount.mountpoint} {reason}"})
             return
-        stack.freeze(True)  # it is still, if the last client was stopped half-way
+        overlay.freeze(True)  # it is still, if the last client was stopped half-way
         self.committing = True
         try:
             await self._let_finish()
@@ -109,32 +117,39 @@ class ControlSocket:
                 await lines.receive()  # nothing: the commit is over when the client is gone
         finally:
             self.committing = False
-            if stack.is_half_committed:
+            if overlay.is_half_committed:
                 log.error(
                     "a commit in place was stopped half-way; nothing can be changed until it is finished: wdsfs "
                     "commit --in-place %s",
                     shlex.quote(self.mount.mountpoint),
                 )
             else:
-                stack.freeze(False)
+                overlay.freeze(False)
+
+    async def _refresh(self) -> dict[str, Any]:
+        """Look at the set again, now."""
+        why = self.mount.fixed_because
+        if why is not None:
+            return {"error": f"{self.mount.mountpoint} cannot be refreshed: {why}"}
+        return await self.growth.look(at_once=True)
 
     async def _restore(self, paths: list[bytes]) -> dict[str, Any]:
-        """Have the worker undo what was changed at these paths, and the kernel ask again for it."""
-        stack, where = self.served.stack, self.mount.mountpoint
-        if stack is None:
+        """Have the worker undo the changes at these paths, then invalidate what the kernel has cached of them."""
+        overlay, where = self.served.overlay, self.mount.mountpoint
+        if overlay is None:
             return {"error": f"{where} has no overlay"}
         async with self.restoring:
-            if stack.frozen:
+            if overlay.frozen:
                 why = (
                     "a commit in place was stopped half-way"
-                    if stack.is_half_committed
+                    if overlay.is_half_committed
                     else "it is being committed"
                 )
                 return {"error": f"{where}: nothing can be restored: {why}"}
-            done = await in_child(lambda: self._ask_worker(stack.token, paths), self.engine.device)
-            sent = await in_child(lambda: self._invalidate(stack), None)
+            done = await in_child(lambda: self._ask_worker(overlay.token, paths), self.supervisor.device)
+            sent = await in_child(lambda: self._invalidate(overlay), None)
             if sent:
-                stack.drop_notes()
+                overlay.drop_notes()
         return (
             done
             if done and sent
@@ -154,34 +169,34 @@ class ControlSocket:
                 return {"error": f"{self.mount.mountpoint}: nothing more can be restored: {error.strerror}"}
         return {"done": True}
 
-    def _invalidate(self, stack: MountedOverlay) -> dict[str, Any]:
-        """In a child: this may wait for a directory in which somebody is busy."""
-        for note in notes_of(stack.notes()):
+    def _invalidate(self, overlay: MountedOverlay) -> dict[str, Any]:
+        """In a child: the kernel may wait for a directory that a request has locked."""
+        for note in notes_of(overlay.notes()):
             try:
-                os.write(self.engine.device, note)
+                os.write(self.supervisor.device, note)
             except OSError as error:
                 if error.errno != errno.ENOENT:  # the kernel does not know that one
                     raise
         return {"done": True}
 
     def _shards(self) -> dict[str, Any]:
-        shards = self.served.shards
+        shards = [shard for shard in self.served.shards if shard.gone is None]
         names = [[os.fsdecode(shard.name), os.fsdecode(shard.path)] for shard in shards]
         reading = self.mount.selection.reading._asdict()
         return {"shards": names, "reading": reading, "seen": self.served.access.to_json()}
 
     async def _let_finish(self) -> None:
-        """Wait for what a worker is at: it may have begun before the freeze."""
-        board, done = self.engine.board, self.engine.board.done
-        while board.busy and board.done == done:  # noqa: ASYNC110  # shared memory tells nobody
+        """Wait for the request that a worker is at: it may have begun before the freeze."""
+        board, done = self.supervisor.board, self.supervisor.board.done
+        while board.busy and board.done == done:  # noqa: ASYNC110  # shared memory gives no event
             await trio.sleep(0.001)
 
     def _renew(self, further: Sequence[bytes], published: Sequence[bytes]) -> None:
         """Show the shards as they are now, with `further` ones at the end; a commit has replaced `published`."""
-        self.served = self.served.extended(further, published)
-        self.engine.renew(self.served.tree, follower(self.served))
+        self.growth.served = self.served.extended(further, published)
+        self.supervisor.renew(self.served.tree, self.growth.follower())
 
     def _report(self) -> dict[str, Any]:
         tree = self.served.lower_tree()
-        told = status_report.gather(tree.lower, tree.totals, self.engine.board, self.daemon.started)
-        return {**told, "unfinished_commit": is_half_done(self.daemon.overlay)}
+        report = status_report.gather(tree.lower, tree.totals, self.supervisor.board, self.daemon.started)
+        return {**report, "set": self.growth.state.read(), "unfinished_commit": is_half_done(self.daemon.overlay)}

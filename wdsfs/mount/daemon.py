@@ -23,28 +23,33 @@ from wdsfs.status import control
 log = logging.getLogger(__name__)
 
 LEFT, READY, GONE = b"-", b"+", b"."  # from the daemon to the process that waits for it
+Leave = Callable[[Path | None], None]
 LOOK_SECONDS = 0.2  # how often that process looks whether the daemon is still there
 
 
 def in_background(mount: MountOptions, front: Front) -> int:
-    """Fork a daemon that runs this mount; returns 0 when its tree is usable, else the daemon's exit code.
+    """Fork a daemon that runs this mount; returns 0 when its tree is usable, else the daemon's exit code."""
+    return fork(mount.mountpoint, lambda leave, ready: run(mount, front, lambda: leave(mount.log), ready))
 
-    The daemon stays attached to the terminal until then: it shows progress, says what is wrong, and gets an
-    interrupt. Must be called before any thread is started.
+
+def fork(mountpoint: str, action: Callable[[Leave, Callable[[], None]], None]) -> int:
+    """Run `action` in a daemon; returns 0 once it is ready, else the daemon's exit code.
+
+    `action` gets two functions: the first leaves the terminal for a log file, the second says that the mount is
+    usable. The daemon stays attached to the terminal until it leaves: it shows progress, says what is wrong, and
+    gets an interrupt. Must be called before any thread is started.
     """
     receiver, sender = os.pipe()
     pid = os.fork()
     if pid:
         os.close(sender)
-        return _wait_for(pid, receiver, control.log_path(mount.mountpoint))
+        return _wait_for(pid, receiver, control.log_path(mountpoint))
     os.close(receiver)
     code = 1
     try:
-        code = guarded(
-            lambda: run(mount, front, lambda: _leave_terminal(mount, sender), lambda: _tell(sender, READY))
-        )
+        code = guarded(lambda: action(lambda file: _leave_terminal(file, sender), lambda: _report(sender, READY)))
     finally:
-        _tell(sender, GONE)
+        _report(sender, GONE)
         os._exit(code)
 
 
@@ -71,7 +76,7 @@ def _wait_for(pid: int, receiver: int, log_file: Path) -> int:
             # Not by the end of the pipe: the daemon's workers have it, too, and may outlive it.
             if select.select([receiver], [], [], LOOK_SECONDS)[0]:
                 word = os.read(receiver, 16)
-                heard += word or GONE  # killed, and nobody else has the pipe
+                heard += word or GONE  # killed, and no other process has the pipe
             elif os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 break
         except KeyboardInterrupt:  # the daemon has got it, too, and ends in good order
@@ -82,21 +87,21 @@ def _wait_for(pid: int, receiver: int, log_file: Path) -> int:
         return 0
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
-    if LEFT in heard:  # what it said then is not on this terminal
+    if LEFT in heard:  # its message is not on this terminal
         log.error("the daemon has ended before its tree was usable; see %s", log_file)
     return code if code > 0 else 1
 
 
-def _tell(sender: int, word: bytes) -> None:
-    """Tell the waiting process how far this one is."""
-    with contextlib.suppress(BrokenPipeError):  # nobody waits any more
+def _report(sender: int, word: bytes) -> None:
+    """Report to the waiting process how far this one is."""
+    with contextlib.suppress(BrokenPipeError):  # it waits no longer
         os.write(sender, word)
 
 
-def _leave_terminal(mount: MountOptions, sender: int) -> None:
+def _leave_terminal(log_file: Path | None, sender: int) -> None:
     """Go on in the background, with the log in a file."""
-    _tell(sender, LEFT)
-    log_to_file(mount.log)
+    _report(sender, LEFT)
+    log_to_file(log_file)
     os.setsid()
     for name in ("WDSFS_INDEX_DIR", "WDSFS_CACHE_DIR"):  # workers take the place of unpacked shards from these
         if os.environ.get(name):
@@ -109,7 +114,7 @@ def _leave_terminal(mount: MountOptions, sender: int) -> None:
 
 
 def notify_systemd(message: str) -> None:
-    """Tell a service manager, if one asked to be told (sd_notify(3))."""
+    """Notify the service manager, if there is one that asks for it (sd_notify(3))."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
@@ -120,4 +125,4 @@ def notify_systemd(message: str) -> None:
             client.connect(address)
             client.sendall(message.encode())
     except OSError as error:  # the mount works all the same
-        log.warning("the service manager could not be told (NOTIFY_SOCKET=%s): %s", address, error)
+        log.warning("the service manager could not be notified (NOTIFY_SOCKET=%s): %s", address, error)

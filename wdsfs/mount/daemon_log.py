@@ -8,7 +8,8 @@ import os
 import signal
 from pathlib import Path
 
-from wdsfs import names, trust
+from wdsfs import trust
+from wdsfs.log_lines import TerminalFormatter
 from wdsfs.status import control
 
 log = logging.getLogger(__name__)
@@ -33,13 +34,6 @@ def open_log(mountpoint: str) -> Path | None:
     return None
 
 
-class _Formatter(logging.Formatter):
-    """Lines that a terminal may be shown, whatever names are in them."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return names.shown_lines(super().format(record))
-
-
 def log_to_file(path: Path | None) -> None:
     """Send the log of this process to a file, with tracebacks of crashes and, on SIGUSR1, of all threads."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
@@ -47,7 +41,7 @@ def log_to_file(path: Path | None) -> None:
     # Not rotated while the mount runs: the crash handlers below keep writing to this one file.
     stream = os.fdopen(fd, "a", buffering=1, encoding="utf-8", errors="backslashreplace")
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(_Formatter("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(TerminalFormatter("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)

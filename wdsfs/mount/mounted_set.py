@@ -1,16 +1,18 @@
 """The set that a mount shows, as its processes share it: each of them opens trees of its own from it.
 
-Made once, before the workers are forked; a commit with new shards makes another one.
+Made once, before the workers are forked; a commit with new shards, or shards that come and go, make another one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from wdsfs.dataset.generations import Generations
+from wdsfs.dataset.indexing import indexed
 from wdsfs.dataset.numbered_tree import make_numbered
 from wdsfs.dataset.shard_access import Access
 from wdsfs.dataset.tree import LowerTree, MountedTree
@@ -19,8 +21,10 @@ from wdsfs.index.store import Index
 from wdsfs.mount.options import MountOptions
 from wdsfs.overlay.mounted_overlay import MountedOverlay
 from wdsfs.spec.expand import Shard, extended
+from wdsfs.spec.growth import Change, changed
+from wdsfs.views.companions import Companions
 from wdsfs.views.composition import Composition
-from wdsfs.views.view_set import Companions, open_set
+from wdsfs.views.view_set import open_set
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,12 @@ class MountedSet:
     index: Index
     descriptors: int
     tags: Generations
-    stack: MountedOverlay | None
+    overlay: MountedOverlay | None
+
+    @property
+    def files(self) -> list[bytes]:
+        """The paths of the shards, and of what they are shown with."""
+        return [*(one.path for one in self.shards if one.gone is None), *self.companions.files]
 
     def extended(self, further: Sequence[bytes], published: Sequence[bytes]) -> MountedSet:
         """The set as it is now, with `further` shards at the end; a commit has replaced `published`."""
@@ -43,17 +52,36 @@ class MountedSet:
         access = self.access.renewed(published, further)
         return replace(self, shards=shards, tags=self.tags.extended(len(shards)), access=access)
 
+    def grown(self, change: Change) -> MountedSet:
+        """The set after shards have come or gone."""
+        before = len(self.shards)
+        # A shard stays beside the joined one that it was beside, and one that came later is beside none.
+        shards = [
+            one if one.place is not None or not self.companions.joined else replace(one, place=(number, before))
+            for number, one in enumerate(self.shards)
+        ]
+        further = [replace(one, place=(number, 0)) for number, one in enumerate(change.new, before)]
+        shards = changed(shards, change._replace(new=further))
+        out = [number for number, one in enumerate(shards) if one.gone is not None]
+        tags = self.tags.grown(len(shards), out, time.time_ns())
+        return replace(self, shards=shards, tags=tags, access=self.access.grown(one.path for one in further))
+
     def tree(self) -> MountedTree:
-        """What is mounted, as a worker serves it."""
+        """Return the tree that a worker serves."""
         below = self.lower_tree()
-        return below if self.stack is None else _prepared(self.stack.tree(below))
+        return below if self.overlay is None else _prepared(self.overlay.tree(below))
 
     def lower_tree(self) -> LowerTree:
-        """What the shards hold."""
+        """Return the tree over the shards, without changes."""
         index = self.index.reopen()
         below = open_set(
-            *(self.shards, index, self.composition, self.companions),
-            *(self.descriptors, self.tags, self.access),
+            self.shards,
+            index,
+            self.composition,
+            self.companions,
+            descriptors=self.descriptors,
+            tags=self.tags,
+            access=self.access,
         )
         return _prepared(make_numbered(below, self.mount.view, self.mount.merge))
 
@@ -63,7 +91,7 @@ TreeKind = TypeVar("TreeKind", bound=MountedTree)
 
 def _prepared(tree: TreeKind) -> TreeKind:
     # A shard may have changed since the mount began. One that cannot be read, or is being written, must not keep a
-    # worker from serving: whoever asks for it is told.
+    # worker from serving: requests for it get the error.
     with contextlib.suppress(ShardError):
-        tree.lower.with_index(tree.prepare)
+        indexed(tree.prepare)
     return tree

@@ -1,6 +1,6 @@
-"""Whether a set can be mounted at a place: what `mount` asks before it begins, and `doctor` shows.
+"""The checks of a mount point: `mount` makes them before it begins, `doctor` shows them.
 
-Nothing is changed. What only fusermount3 refuses is for `doctor` to explain.
+They change nothing. What only fusermount3 refuses is explained by `doctor`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import stat
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from wdsfs import host
+from wdsfs import mount_table
 from wdsfs.errors import MountError
+from wdsfs.image.mounted import image_of
 from wdsfs.status import control
 from wdsfs.trust import LINKS_MAX
 
@@ -22,9 +23,9 @@ DEAD_MOUNT_ERRNOS = frozenset((errno.ENOTCONN, errno.ECONNABORTED))
 
 
 class Obstacle(NamedTuple):
-    """Why nothing can or should be mounted at a place, and the way out, empty where there is none to type.
+    """The reason why a place cannot or should not be mounted on, and the remedy; empty if there is none to type.
 
-    `mounted` says that a mount of wdsfs is there and answers, which is as it should be.
+    `mounted`: a mount of wdsfs is there and answers, so nothing is wrong.
     """
 
     text: str
@@ -33,9 +34,9 @@ class Obstacle(NamedTuple):
 
 
 def check_mountpoint(mountpoint: str, nonempty: bool, busy: Sequence[bytes]) -> None:
-    """Raises MountError when nothing can or should be mounted there.
+    """Raise MountError if nothing can or should be mounted there.
 
-    `busy` are paths that the daemon itself needs: over one of them it would wait for itself for ever.
+    `busy` are paths that the daemon itself needs: over one of them it would wait for itself forever.
     """
     found = obstacle(mountpoint, nonempty, busy)
     if found is not None:
@@ -43,7 +44,7 @@ def check_mountpoint(mountpoint: str, nonempty: bool, busy: Sequence[bytes]) -> 
 
 
 def obstacle(mountpoint: str, nonempty: bool = False, busy: Sequence[bytes] = ()) -> Obstacle | None:
-    """What stands in the way of a mount, None if nothing does. Raises MountError without a runtime directory."""
+    """Return what prevents a mount here; None if nothing does. Raises MountError without a runtime directory."""
     quoted = shlex.quote(mountpoint)
     try:
         os.statvfs(mountpoint)  # stat alone can be answered by the kernel when a mount is dead
@@ -58,23 +59,51 @@ def obstacle(mountpoint: str, nonempty: bool = False, busy: Sequence[bytes] = ()
         return Obstacle(error.strerror or str(error))
     if not stat.S_ISDIR(found.st_mode):
         return Obstacle("is no directory")
-    mounted = host.mounted_at(mountpoint)
+    mounted = mount_table.mounted_at(mountpoint)
     daemon = None if mounted is None else control.find(mountpoint)
     if mounted is not None and (daemon is not None or mounted.fstype == "fuse.wdsfs"):
         who = f" (process {daemon.pid})" if daemon is not None else ""
-        return Obstacle(f"wdsfs is mounted there already{who}", mounted=True)
+        remedy = f"end that mount with: wdsfs umount {quoted}; or take another directory"
+        return Obstacle(f"wdsfs is mounted there already{who}", remedy, mounted=True)
+    if mounted is not None and image_of(mounted) is not None:
+        remedy = f"end that mount with: wdsfs umount {quoted}; or take another directory"
+        return Obstacle("wdsfs is mounted there already, served by the kernel", remedy, mounted=True)
     top = os.fsencode(mountpoint)
-    for path in busy:
-        for place in _way(os.path.abspath(path)):
-            if place == top or place.startswith(top.rstrip(b"/") + b"/"):
-                return Obstacle(f"the mount would hide {os.fsdecode(path)}, which it needs itself")
+    below = top.rstrip(b"/") + b"/"
+    for path, place in _places(busy):
+        if place.startswith(below) or place == top:
+            return Obstacle(f"the mount would hide {os.fsdecode(path)}, which it needs itself")
+    if mountpoint == "/":
+        return Obstacle("is the root directory", "make a directory for the mount, such as /mnt/train")
     if not nonempty and _has_entries(mountpoint):
-        return Obstacle("is not empty", "-o nonempty mounts over what is there")
+        return Obstacle("is not empty", "take an empty directory; or -o nonempty, which hides what is there")
     return None
 
 
+def _places(paths: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield each path with every directory and link on the way to it, those of a directory of many only once."""
+    parents: dict[bytes, bytes] = {}
+    for path in paths:
+        parent, _, name = path.rpartition(b"/")
+        if name in (b"", b".", b"..") or not path.startswith(b"/"):
+            path = os.path.abspath(path)
+            parent, _, name = path.rpartition(b"/")
+        if parent not in parents:
+            parents[parent] = whole = os.path.abspath(parent or b"/")
+            for place in _way(whole):
+                parents[parent] = place
+                yield path, place
+        if _read_link(path) is None:
+            yield path, parents[parent] + b"/" + name
+        else:
+            yield from ((path, place) for place in _way(path))
+
+
 def _way(path: bytes) -> Iterator[bytes]:
-    """Every directory and link that is passed on the way to a path: each is as needed as where it leads to."""
+    """Yield every directory and link on the way to a path: the path needs each of them.
+
+    Not the walk of `trust`: that opens each step and refuses some, while here a step may be missing or private.
+    """
     place, ahead, links = b"/", path.split(b"/")[::-1], 0
     while ahead and links < LINKS_MAX:
         name = ahead.pop()
@@ -89,12 +118,14 @@ def _way(path: bytes) -> Iterator[bytes]:
             ahead.extend(target.split(b"/")[::-1])
 
 
-@functools.lru_cache(1024)
-def _link_target(path: bytes) -> bytes | None:
+def _read_link(path: bytes) -> bytes | None:
     try:
         return os.readlink(path)
     except OSError:
         return None
+
+
+_link_target = functools.lru_cache(1024)(_read_link)  # of directories, which many ways have in common
 
 
 def _has_entries(directory: str) -> bool:

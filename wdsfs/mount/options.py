@@ -1,6 +1,6 @@
-"""What to mount, where and how: the options of a mount, and those of `-o` taken apart.
+"""The options of a mount, and those of `-o` parsed.
 
-Says what cannot go together before anything is done. What the shards hold is not looked at here.
+Options that cannot go together are refused before anything is done. The content of shards is not looked at here.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from wdsfs.errors import UsageError
 from wdsfs.fuse.read_ops import Owner
 from wdsfs.fuse.worker import SPIN_SECONDS
 from wdsfs.interop.soundness import Tolerance
+from wdsfs.spec import objects
 from wdsfs.spec.expand import Selection, Shard, refuse_left_out
 from wdsfs.status import control
 from wdsfs.views.composition import Composition
 from wdsfs.views.view_set import is_view
 
-ID_MAX = (1 << 32) - 2  # the kernel takes the last number for "nobody at all"
+ID_MAX = (1 << 32) - 2  # the last number means "no user" to the kernel
 
 
-# Options of `-o` that libfuse or the kernel understands. Anything else is a typing error and is said to be one.
+# Options of `-o` that libfuse or the kernel understands. Anything else is refused as a typing error.
 _FLAGS = frozenset(
     (
         *("ro", "allow_other", "allow_root", "auto_unmount", "default_permissions", "nonempty"),
@@ -38,7 +39,7 @@ _VALUES = frozenset(["fsname", "subtype", "context", "fscontext", "defcontext", 
 
 @dataclass(slots=True)
 class FuseOptions:
-    """The options of `-o`, taken apart."""
+    """The options of `-o`, parsed."""
 
     fuse: set[str] = field(default_factory=set)
     owner: Owner = field(default_factory=lambda: Owner(os.getuid(), os.getgid()))
@@ -47,7 +48,7 @@ class FuseOptions:
 
 @dataclass(slots=True)
 class MountOptions:
-    """What to mount, where and how."""
+    """The options of a mount."""
 
     specs: list[str]
     mountpoint: str
@@ -57,9 +58,10 @@ class MountOptions:
     composition: Composition = field(default_factory=Composition)
     tolerance: Tolerance = field(default_factory=Tolerance)
     index_dir: Path | None = None
-    jobs: int = 1
     lazy: bool = False
     overlay: Path | None = None
+    new: bool = False  # a set that begins empty, without `specs`
+    follow: float | None = None  # how often SHARDS are looked at again (s); None: the set is fixed
     workers: int = 2
     spin: float = SPIN_SECONDS  # seconds
     readahead: int = 256 << 10  # bytes
@@ -70,10 +72,29 @@ class MountOptions:
     def __post_init__(self) -> None:
         self.mountpoint = control.canonical(self.mountpoint)
         self.merge = is_merged(self.view, self.merge)
+        if self.follow is not None and self.fixed_because is not None:
+            raise UsageError(f"--follow: {self.fixed_because}")
+
+    @property
+    def fixed_because(self) -> str | None:
+        """Why the set of this mount cannot be looked at again; None if it can."""
+        if self.overlay is not None:
+            return (
+                "a mount with --overlay has a fixed set, because its changes belong to the names of the shards: "
+                "unmount it, and mount it again"
+            )
+        if self.selection.slice is not None:
+            return (
+                "a part of a set (--shard-id) is fixed: ranks look at different times, so a new shard could be in "
+                "two parts, or in none. Mount the whole set, and have the loader divide it"
+            )
+        if any(part.removeprefix("@") == objects.STDIN for one in self.specs for part in objects.parts(one)):
+            return "the standard input cannot be read again"
+        return None
 
 
 def parse_options(options: Sequence[str], writable: bool = False) -> FuseOptions:
-    """Take `-o` options apart. Raises UsageError for one that nobody knows."""
+    """Parse `-o` options. Raises UsageError for an unknown one."""
     parsed = FuseOptions()
     uid, gid, umask = parsed.owner.uid, parsed.owner.gid, 0
     for option in _split(options):
@@ -103,12 +124,12 @@ def parse_options(options: Sequence[str], writable: bool = False) -> FuseOptions
 
 
 def known_options() -> set[str]:
-    """What `-o` takes; an option with a value ends in `=`."""
+    """Return all options of `-o`; one with a value ends in `=`."""
     return {*_FLAGS} | {f"{name}=" for name in _VALUES | {"uid", "gid", "umask"}}
 
 
 def _split(options: Sequence[str]) -> list[str]:
-    """Single options; a comma behind a backslash belongs to a value, as for libfuse."""
+    """Single options; a comma after a backslash belongs to a value, as for libfuse."""
     found, current, escaped = [], "", False
     for character in ",".join(options) + ",":
         if character == "," and not escaped:
@@ -132,15 +153,15 @@ def _number(option: str, value: str, base: int, largest: int) -> int:
     return number
 
 
-def refuse_view(mount: MountOptions, shards: Sequence[Shard]) -> None:
-    """Raises UsageError for what cannot go with an overlay."""
+def refuse_view(shards: Sequence[Shard], view: View, composition: Composition) -> None:
+    """Raise UsageError for options that cannot go with an overlay."""
     refuse_left_out(shards, "--overlay is for whole shards")
-    if is_view(shards, mount.composition):
+    if is_view(shards, composition):
         raise UsageError(
             "--overlay takes shards as they are: what a view leaves out or adds could not be committed. Mount "
-            "without --overlay, or without the options of the view"
+            "without --overlay, or without the options of the view; `wdsfs commit` with them writes new shards"
         )
-    if mount.view.index_tree:
+    if view.index_tree:
         raise UsageError(
             "--index-tree is for read-only mounts, because changes would give samples other numbers; leave out "
             "--index-tree, or --overlay"

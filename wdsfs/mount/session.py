@@ -4,7 +4,7 @@
 data set looks like.
 
 Order of a start: the shards are indexed (with progress, still in front of the user), the file system is
-mounted, the kernel's INIT is answered, the daemon is registered, and only then is anybody told. Order of an
+mounted, the kernel's INIT is answered, the daemon is registered, and only then the start is announced. Order of an
 end: the mount goes first, then the registration, so that `wdsfs umount` can wait for the process.
 """
 
@@ -27,34 +27,41 @@ from typing import Any, NamedTuple
 import pyfuse3
 import trio
 
-from wdsfs import host
-from wdsfs.commit.replace_in_place import is_half_done
+from wdsfs import host, mount_table
 from wdsfs.dataset.generations import Generations
 from wdsfs.dataset.numbered_tree import check_name
 from wdsfs.dataset.shard_access import access_of
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import MountError, counted
-from wdsfs.fuse.read_ops import TIMEOUT_SECONDS, HiddenDirectoryOperations, ReadOperations
+from wdsfs.fuse.hidden_ops import HiddenDirectoryOperations
+from wdsfs.fuse.read_ops import TIMEOUT_SECONDS, ReadOperations
 from wdsfs.fuse.supervisor import Supervisor
 from wdsfs.fuse.write_ops import WritableOperations
+from wdsfs.index.portable import attached
 from wdsfs.index.store import Index, open_index
 from wdsfs.interop.soundness import judge
 from wdsfs.mount.child import in_child
 from wdsfs.mount.control_socket import ControlSocket
 from wdsfs.mount.daemon_log import open_log
+from wdsfs.mount.growth import Growth
 from wdsfs.mount.mounted_set import MountedSet
 from wdsfs.mount.mountpoint import check_mountpoint
 from wdsfs.mount.options import FuseOptions, MountOptions, parse_options, refuse_view
-from wdsfs.mount.watch import follower
 from wdsfs.overlay.mounted_overlay import MountedOverlay
+from wdsfs.overlay.overlay_directory import is_half_done
 from wdsfs.overlay.system_calls import sync_filesystem
-from wdsfs.spec.expand import Shard, expand
+from wdsfs.remote.any_shard import is_remote
+from wdsfs.spec import objects
+from wdsfs.spec.dependencies import noted
+from wdsfs.spec.expand import Shard, expand, expand_again
 from wdsfs.status import control
 from wdsfs.status.counters import Board
 from wdsfs.status.dot_wdsfs import HiddenDirectory
+from wdsfs.status.set_state import SetState
 from wdsfs.status.text_ring import TextRing
+from wdsfs.views.companions import Companions
 from wdsfs.views.composition import Composition
-from wdsfs.views.view_set import Companions, ViewSet, open_set
+from wdsfs.views.view_set import ViewSet, open_set
 
 log = logging.getLogger(__name__)
 
@@ -64,15 +71,16 @@ SYNC_SECONDS = 10.0  # how long the end of a mount by a signal waits for what is
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """What a front end shows while the set is made ready: called with shards to index, with what to derive.
+    """The work of a front end while the set is prepared, with its progress display.
 
-    Both return the shards that cannot be read, by path, and why. `adviser` returns what to say of a set that can
-    be mounted.
+    `indexer` indexes shards (the last argument is `ready` of `Index.stale`), `composer` derives the records of a
+    view. Both return the shards that cannot be read, by path, with the reason. `adviser` returns hints about a
+    set that can be mounted.
     """
 
-    indexer: Callable[[Index, Sequence[Shard], int], dict[bytes, str]]
+    indexer: Callable[[Index, Sequence[Shard], bool], dict[bytes, str]]
     composer: Callable[[ShardSet], dict[bytes, str]]
-    adviser: Callable[[ShardSet], str | None] = lambda _: None
+    adviser: Callable[[ShardSet], Sequence[str]] = lambda _: ()
 
 
 def raise_file_limit() -> int:
@@ -92,51 +100,65 @@ def raise_file_limit() -> int:
 def run(mount: MountOptions, front: Front, leave: Callable[[], None], ready: Callable[[], None]) -> None:
     """Mount and serve until the mount ends.
 
-    `leave` is called when everything that can go wrong in front of the user has gone right, before the
-    workers are forked; `ready` when the tree is usable. Raises WdsfsError when it cannot be mounted.
+    `leave` is called when all checks have passed whose errors the user should see at once, before the workers are
+    forked; `ready` when the tree is usable. Raises WdsfsError when it cannot be mounted.
     """
     parsed = parse_options(mount.options, mount.overlay is not None)
-    shards = expand(mount.specs, *mount.selection)
+    shards, directories = _shards(mount)
     companions = Companions(mount.composition, mount.selection.reading)
-    # Before anything is read: what comes later is held against this.
+    # Before anything is read: files that come later are compared with what is here now.
     shared = os.geteuid() == 0 or "allow_other" in parsed.fuse
     files = [*(one.path for one in shards), *companions.files]
     access = access_of(files, shared)
     if mount.overlay is not None:
-        refuse_view(mount, shards)
+        refuse_view(shards, mount.view, mount.composition)
     check_name(shards, mount.view, mount.merge)
     index = open_index(mount.index_dir)
     try:
-        for notice in index.notices:
-            log.warning("%s", notice)
-        check_mountpoint(mount.mountpoint, parsed.nonempty, [*files, *_own_paths(mount, index)])
+        index.log_notices()
+        index.portables = attached([*shards, *companions.shards])
+        busy = [path for path in files if not is_remote(path)]
+        check_mountpoint(mount.mountpoint, parsed.nonempty, [*busy, *_own_paths(mount, index)])
         below = open_set(shards, index, mount.composition, companions, access=access)
         composition, remarks, advice = _make_ready(mount, front, below, companions)
         if not mount.foreground:
             mount.log = open_log(mount.mountpoint)
         index.suspend()
-        descriptors, stack = raise_file_limit(), None
+        descriptors, overlay = raise_file_limit(), None
         if mount.overlay is not None:
             owner = parsed.owner.uid, parsed.owner.gid
-            stack = MountedOverlay(mount.overlay, shards, mount.view, mount.merge, owner, parsed.owner.umask)
-        served = MountedSet(
-            mount, shards, composition, companions, access, index, descriptors, Generations(len(shards)), stack
-        )
-        if advice is not None:
-            log.info("%s", advice)
+            overlay = MountedOverlay(mount.overlay, shards, mount.view, mount.merge, owner, parsed.owner.umask)
+        tags = Generations(len(shards), followed=mount.follow is not None)
+        served = MountedSet(mount, shards, composition, companions, access, index, descriptors, tags, overlay)
+        growth = Growth(served, _working_directory(), directories, SetState(mount.follow))
+        for line in advice:
+            log.info("%s", line)
 
         def leave_and_log() -> None:
             leave()
             if not mount.foreground:  # what was said on the terminal, now in the log
                 _say(remarks)
 
-        _serve(parsed, served, leave_and_log, ready)
+        _serve(parsed, growth, leave_and_log, ready)
     finally:
         index.discard()
 
 
+def _shards(mount: MountOptions) -> tuple[list[Shard], list[str]]:
+    """The shards of a mount, and the directories in which new ones may appear. Raises what `expand` does."""
+    if mount.follow is None:
+        return ([] if mount.new else expand(mount.specs, *mount.selection)), []
+    selection = mount.selection
+    with noted() as used:
+        if selection.allow_missing:  # what is missing may come
+            shards = expand_again(mount.specs, selection.split, selection.reading, selection.base)
+        else:
+            shards = expand(mount.specs, *selection)
+    return shards, used.absolute()
+
+
 def _own_paths(mount: MountOptions, index: Index) -> list[bytes]:
-    """What this process needs besides the shards. Raises MountError for a mount point in the overlay."""
+    """Return what this process needs besides the shards. Raises MountError for a mount point in the overlay."""
     own = [index.directory.absolute(), host.runtime_dir(), control.log_path(mount.mountpoint)]
     if mount.overlay is not None:
         own.append(mount.overlay.absolute())
@@ -146,11 +168,11 @@ def _own_paths(mount: MountOptions, index: Index) -> list[bytes]:
 
 
 class _Ready(NamedTuple):
-    """A set that can be mounted: the view of it, what is wrong with it, and what to say of it at the end."""
+    """A set that can be mounted: the view of it, warnings about its shards, and hints for the user."""
 
     composition: Composition
     remarks: list[str]
-    advice: str | None
+    advice: Sequence[str]
 
 
 def _make_ready(mount: MountOptions, front: Front, below: ShardSet, companions: Companions) -> _Ready:
@@ -160,8 +182,10 @@ def _make_ready(mount: MountOptions, front: Front, below: ShardSet, companions: 
         unreadable: dict[bytes, str] = {}
         # One tree over all shards, numbers over all of them, and a look at all of them, need all of them.
         if not mount.lazy or mount.merge or mount.view.index_tree or mount.tolerance.strict:
-            stale = index.stale([*below.shards, *companions.shards])
-            unreadable |= front.indexer(index, [one for one, _ in stale], mount.jobs)
+            # Else a record that has to be fetched or copied is, when its shard is first used.
+            whole = mount.merge or mount.tolerance.strict or mount.overlay is not None
+            ready = whole or isinstance(below, ViewSet)
+            unreadable |= front.indexer(index, [*below.shards, *companions.shards], ready)
             unreadable |= front.composer(below)
             if isinstance(below, ViewSet):
                 composition = below.wanted  # with what was found out on the way
@@ -177,49 +201,56 @@ def _say(remarks: Sequence[str]) -> None:
         log.warning("%s", text)
 
 
-def _serve(parsed: FuseOptions, served: MountedSet, leave: Callable[[], None], ready: Callable[[], None]) -> None:
+def _serve(parsed: FuseOptions, growth: Growth, leave: Callable[[], None], ready: Callable[[], None]) -> None:
     """Mount the set, fork the workers, and serve until the mount ends."""
-    mount, stack, board = served.mount, served.stack, Board()
+    served = growth.served
+    mount, overlay, board = served.mount, served.overlay, Board(objects.stores_of(served.files))
     operations = (
         ReadOperations(parsed.owner, board)
-        if stack is None
-        else WritableOperations(parsed.owner, board, lambda: stack.frozen, stack.note, stack.token)
+        if overlay is None
+        else WritableOperations(parsed.owner, board, lambda: overlay.frozen, overlay.note, overlay.token)
     )
     daemon = _daemon(served)
-    special = HiddenDirectory(daemon, board, TextRing(), lambda: is_half_done(daemon.overlay))
-    operations.special = HiddenDirectoryOperations(parsed.owner, board, special)
+    hidden = HiddenDirectory(daemon, board, TextRing(), growth.state, lambda: is_half_done(daemon.overlay))
+    operations.hidden = HiddenDirectoryOperations(parsed.owner, board, hidden)
     with KeptSignals() as signals:
         _mount(mount, parsed)
-        running, clean, engine = None, False, None
+        running, clean, supervisor = None, False, None
         try:
-            follow = follower(served)
+            follow = growth.follower()
             workers = 1 if operations.alone else mount.workers
-            engine = Supervisor(operations, board, served.tree, workers, mount.spin, follow)
-            engine.answer_init()
-            if mount.merge and follow is not None and engine.epochs:
+            supervisor = Supervisor(operations, board, served.tree, workers, mount.spin, follow)
+            if any(map(is_remote, served.files)):
+                from wdsfs.remote import shards as remote_shards  # late: takes 40 ms, and most sets have no URL
+
+                supervisor.fetcher = remote_shards.attach(supervisor.device, mount.log)
+                served.tags.heed(supervisor.fetcher.alarm.words)
+            supervisor.answer_init()
+            if mount.merge and follow is not None and supervisor.epochs:
                 # Names of the top are the names of samples there: not to be asked for again every second.
                 operations.change_seconds = TIMEOUT_SECONDS
             _set_readahead(mount)
             leave()
-            running = RunningMount(daemon, served, engine, signals, ready)
+            growth.attach(supervisor)
+            running = RunningMount(daemon, growth, supervisor, signals, ready)
             trio.run(running.run)
             clean = True
             if running.failure is not None:
                 raise running.failure
         finally:
-            if engine is not None:
-                engine.stop()  # nobody would look after workers that are left
-            if stack is not None:
-                stack.finish()
-            # After a failure the directory must not look empty: a copy job would delete its mirror. But what
-            # nobody was told of yet, nobody copies.
+            if supervisor is not None:
+                supervisor.stop()  # workers must not outlive their supervisor here
+            if overlay is not None:
+                overlay.finish()
+            # After a failure the directory must not look empty: a copy job would delete its mirror. A mount
+            # that was not announced is not copied yet.
             pyfuse3.close(unmount=clean or running is None or not running.usable)
 
 
 def _mount(mount: MountOptions, parsed: FuseOptions) -> None:
     """Have libfuse mount; serving is ours. Raises MountError."""
     options = {"default_permissions", *parsed.fuse} | ({"ro"} if mount.overlay is None else set())
-    for name, value in (("subtype", "wdsfs"), ("fsname", _fsname(mount.specs))):
+    for name, value in (("subtype", "wdsfs"), ("fsname", _fsname(mount.specs or ["new"]))):
         if not any(option.startswith(f"{name}=") for option in options):
             options.add(f"{name}={value}")
     try:
@@ -227,28 +258,29 @@ def _mount(mount: MountOptions, parsed: FuseOptions) -> None:
     except (RuntimeError, UnicodeEncodeError) as error:
         raise MountError(
             f"{mount.mountpoint}: libfuse could not mount ({error}); "
-            f"`wdsfs doctor {shlex.quote(mount.mountpoint)}` may tell why"
+            f"`wdsfs doctor {shlex.quote(mount.mountpoint)}` may say why"
         ) from None
 
 
 def _daemon(served: MountedSet) -> control.Daemon:
-    """What this process says of itself."""
+    """Return the registration of this process."""
     mount = served.mount
     return control.Daemon(
         pid=os.getpid(),
         start_ticks=control.start_ticks(os.getpid()) or 0,
         mountpoint=mount.mountpoint,
-        specs=mount.specs,
+        specs=[objects.without_secrets(spec) for spec in mount.specs],
         layout=mount.view.layout,
         names=mount.view.names,
         merge=mount.merge,
         started=time.time(),
         log=_place_of_stderr() if mount.log is None else str(mount.log),
-        overlay=None if served.stack is None else str(served.stack.place.path),
+        overlay=None if served.overlay is None else str(served.overlay.place.path),
         index=str(served.index.directory.absolute()),
         selection=mount.selection.arguments,
         composition=mount.composition.text,
         index_tree=mount.view.index_tree,
+        follow=mount.follow,
         directory=_working_directory(),
     )
 
@@ -261,7 +293,7 @@ def _working_directory() -> str:
 
 
 def _place_of_stderr() -> str | None:
-    """Where a mount in the foreground logs: "journal" under systemd, or a file; None for a terminal or a pipe."""
+    """Return where a mount in the foreground logs: "journal" under systemd, or a file; None for a terminal."""
     try:
         found = os.fstat(2)
         if os.environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}":  # systemd.exec(5)
@@ -272,8 +304,8 @@ def _place_of_stderr() -> str | None:
 
 
 def _set_readahead(mount: MountOptions) -> None:
-    """Where this is allowed: to root, and with /sys writable."""
-    mounted = host.mounted_at(mount.mountpoint)
+    """Set the readahead of the mount, which only root may do, and only where /sys is writable."""
+    mounted = mount_table.mounted_at(mount.mountpoint)
     try:
         if mounted is not None:
             host.set_readahead(mounted.device, mount.readahead)
@@ -282,7 +314,7 @@ def _set_readahead(mount: MountOptions) -> None:
 
 
 class KeptSignals:
-    """Keeps signals that come while nobody can act on them: by default they would leave a dead mount."""
+    """Keeps signals that come before the supervisor handles them: by default they would leave a dead mount."""
 
     def __init__(self) -> None:
         self.kept: list[int] = []
@@ -301,13 +333,13 @@ class KeptSignals:
 
 def _fsname(specs: Sequence[str]) -> str:
     """The source that `mount` and `df` show: what was mounted, within what an option can carry."""
-    text = " ".join(specs).encode("ascii", "backslashreplace").decode()
+    text = " ".join(map(objects.without_secrets, specs)).encode("ascii", "backslashreplace").decode()
     text = text if len(text) <= 200 else text[:197] + "..."
     return "wdsfs#" + text.replace("\\", "\\\\").replace(",", "\\,")
 
 
 class RunningMount:
-    """The supervisor's side of a running mount: the engine, the control socket and the signals, side by side.
+    """The supervisor's side of a running mount: workers, control socket and signals, side by side.
 
     `usable` says that the tree has been announced; `failure` why it could not be.
     """
@@ -315,21 +347,24 @@ class RunningMount:
     def __init__(
         self,
         daemon: control.Daemon,
-        served: MountedSet,
-        engine: Supervisor,
+        growth: Growth,
+        supervisor: Supervisor,
         signals: KeptSignals,
         ready: Callable[[], None],
     ) -> None:
-        self.daemon, self.engine, self.signals, self.ready = daemon, engine, signals, ready
-        self.mount, self.clients = served.mount, ControlSocket(daemon, served, engine)
+        self.daemon, self.supervisor, self.signals, self.ready = daemon, supervisor, signals, ready
+        self.growth, self.mount = growth, growth.served.mount
+        self.clients = ControlSocket(daemon, growth, supervisor)
         self.usable = False
         self.failure: MountError | None = None
 
     async def run(self) -> None:
+        """Serve until the file system is unmounted."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_signals)
             nursery.start_soon(self._announce)
-            await self.engine.run()
+            nursery.start_soon(self.growth.run)
+            await self.supervisor.run()
             nursery.cancel_scope.cancel()
 
     async def _watch_signals(self) -> None:
@@ -341,10 +376,10 @@ class RunningMount:
 
     async def _end(self, number: int) -> None:
         log.info("ended by %s", signal.Signals(number).name)
-        if self.clients.served.stack is not None:
+        if self.growth.served.overlay is not None:
             with trio.move_on_after(SYNC_SECONDS):  # what programs have changed in mapped files
-                await in_child(self._sync, self.engine.device)
-        self.engine.stop()
+                await in_child(self._sync, self.supervisor.device)
+        self.supervisor.stop()
 
     def _sync(self) -> dict[str, Any]:
         sync_filesystem(self.mount.mountpoint)
@@ -354,7 +389,7 @@ class RunningMount:
         return {"mode": os.stat(self.mount.mountpoint).st_mode}
 
     async def _announce(self) -> None:
-        """Open the socket, register, tell whoever waits."""
+        """Open the control socket, register, announce that the mount is usable."""
         path = control.socket_path(self.mount.mountpoint)
         path.unlink(missing_ok=True)
         listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -364,11 +399,11 @@ class RunningMount:
         listener.listen()
         with control.registered(self.daemon), listener:
             # An answer about the root proves that the mount works. A worker may die of it; this process must not.
-            if not await in_child(self._look, self.engine.device):
+            if not await in_child(self._look, self.supervisor.device):
                 self.failure = MountError(f"{self.mount.mountpoint}: the mount does not answer")
-                self.engine.stop()
+                self.supervisor.stop()
                 return
             self.ready()
             self.usable = True
-            log.info("mounted %s at %s", counted(len(self.clients.served.shards), "shard"), self.mount.mountpoint)
+            log.info("mounted %s at %s", counted(len(self.growth.served.shards), "shard"), self.mount.mountpoint)
             await trio.serve_listeners(self.clients.answer, [trio.SocketListener(listener)])

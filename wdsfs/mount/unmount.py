@@ -10,33 +10,55 @@ import os
 import shlex
 import time
 
-from wdsfs import host
+from wdsfs import host, mount_table
 from wdsfs.errors import MountError
+from wdsfs.image.mounted import image_of
+from wdsfs.mount.guard import Registration, forget, guard_of
 from wdsfs.mount.mountpoint import DEAD_MOUNT_ERRNOS
 from wdsfs.status import control
 
 log = logging.getLogger(__name__)
 
-TELL_SECONDS = 3.0  # of an unmount, after which it says what it waits for
+ANNOUNCE_SECONDS = 3.0  # of an unmount, after which it says what it waits for
 
 
 def unmount(mountpoint: str, lazy: bool = False, wait_seconds: float = 30.0) -> None:
     """End the mount at this path, alive or dead; returns when its daemon is gone. Raises MountError."""
     path = control.canonical(mountpoint)
     daemon = control.find(path)
-    mounted = host.mounted_at(path)
+    mounted = mount_table.mounted_at(path)
     if mounted is None and daemon is None:
-        raise MountError(f"{path}: nothing is mounted there")
+        raise MountError(f"{path}: nothing is mounted there{_mount_above(path)}")
     if mounted is not None:  # else the mount has ended otherwise; what is left of it is cleared below
-        if daemon is None and mounted.fstype != "fuse.wdsfs":
+        if daemon is None and mounted.fstype != "fuse.wdsfs" and not _is_of_kernel(path, mounted):
             raise MountError(f"{path}: that is a mount of type {mounted.fstype}, not one of wdsfs")
         dead = not daemon.alive if daemon is not None else _is_dead(path)
         _detach_mount(path, lazy or dead)
+    guard = guard_of(path)
+    if guard is not None and not lazy:
+        _wait_for_guard(guard, wait_seconds)
+    if guard is not None and not guard.alive:
+        forget(guard)
     if daemon is not None:
         if not lazy:
             _wait_for_end(daemon, wait_seconds)
         if not daemon.alive:
             control.forget(daemon)
+
+
+def _mount_above(path: str) -> str:
+    """Return the end of a message about a path below a mount of wdsfs: how that is ended; empty for others."""
+    above = mount_table.mount_of(path)
+    if above is None or above.fstype != "fuse.wdsfs":
+        return ""
+    return f"; it lies in a mount, which ends with: wdsfs umount {shlex.quote(os.fsdecode(above.path))}"
+
+
+def _is_of_kernel(path: str, mounted: mount_table.MountPoint) -> bool:
+    """True if the kernel serves an image here; that may have been removed since."""
+    if image_of(mounted) is not None:
+        return True
+    return mounted.fstype in ("erofs", "overlay") and guard_of(path) is not None
 
 
 def _is_dead(path: str) -> bool:
@@ -54,31 +76,39 @@ def _detach_mount(path: str, lazy: bool) -> None:
     if lazy:
         command.append("-l" if command[0] == "umount" else "-z")
     try:
-        # In the language of the messages that are looked into below.
+        # In English, for the message is searched below.
         environment = {**os.environ, "LC_ALL": "C"}
         done = subprocess.run(
             [*command, "--", path], capture_output=True, text=True, errors="replace", check=False, env=environment
         )
     except FileNotFoundError:
-        raise MountError(f"{command[0]} is not installed; `wdsfs doctor` tells what to type") from None
+        raise MountError(f"{command[0]} is not installed; `wdsfs doctor` says what to type") from None
     if done.returncode:
         text = done.stderr.strip()
         if "busy" in text:
             quoted = shlex.quote(path)
-            text += f"; see who uses it with: fuser -vm {quoted}; or: wdsfs umount --lazy {quoted}"
+            busy = text.rstrip(".")
+            text = f"{busy}; see who uses it with: fuser -vm {quoted}; or: wdsfs umount --lazy {quoted}"
         raise MountError(text)
+
+
+def _wait_for_guard(guard: Registration, seconds: float) -> None:
+    """Wait for the guard of an image, which ends as soon as nothing of the mount is used."""
+    deadline = time.monotonic() + seconds
+    while guard.alive and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def _wait_for_end(daemon: control.Daemon, seconds: float) -> None:
     """Wait until the daemon is gone: as long as it waits for a disk, and else up to `seconds`."""
     since = time.monotonic()
-    deadline, told = since + seconds, False
+    deadline, announced = since + seconds, False
     while daemon.alive:
         now = time.monotonic()
         if control.waits_for_disk(daemon.pid):
             deadline = now + seconds
-            if not told and now - since > TELL_SECONDS:
-                told = True
+            if not announced and now - since > ANNOUNCE_SECONDS:
+                announced = True
                 log.info(
                     "waiting for process %s: %s. An interrupt ends the waiting only",
                     *(daemon.pid, _what_is_written(daemon)),
@@ -93,7 +123,7 @@ def _wait_for_end(daemon: control.Daemon, seconds: float) -> None:
 
 
 def _what_is_written(daemon: control.Daemon) -> str:
-    """What a daemon does whose mount is gone."""
+    """Return what the daemon of a mount that is gone waits for."""
     if daemon.overlay is None:
         return "it waits for a disk"
     left = host.unwritten_bytes()

@@ -1,7 +1,7 @@
-"""Copy-up: what the lower has becomes a thing of the upper, with its inode number, before it is changed.
+"""Copy-up: a file or directory of the lower is copied to the upper, with its inode number, before it is changed.
 
-A file is copied up with all its names, or not at all; a directory with those that it lies in. When that is needed
-is decided in `overlay/writable_tree.py`.
+A file is copied up with all its names, or not at all; a directory with those that it lies in.
+`overlay/writable_tree.py` decides when that is needed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class CopyUp:
         self._owner = owner
 
     def anything(self, inode: int) -> UpperNode:
-        """Something in the upper, copied up if the lower has it."""
+        """The node of an inode in the upper, copied up if necessary."""
         node = self.nodes.by_inode.get(inode)
         return self.copy_up(inode) if node is None else node
 
@@ -73,11 +73,11 @@ class CopyUp:
         return node
 
     def _attributes(self, found: Node) -> UpperAttributes:
-        """What a copy of something in the lower is to have."""
+        """The attributes of a copy."""
         return UpperAttributes(stat.S_IMODE(found.mode), self._owner, (found.mtime_ns, found.mtime_ns))
 
     def copy_up(self, inode: int, size: int | None = None) -> UpperNode:
-        """Something of the lower, as a thing of the upper; of a file the first `size` bytes, or all.
+        """Copy a node of the lower to the upper; of a file the first `size` bytes, or all.
 
         All its names are copied up, or none: a file that has lost them is made an orphan.
         """
@@ -119,7 +119,7 @@ class CopyUp:
                 self._link_copy(node, holder, name)
 
     def child(self, parent: int, name: bytes) -> UpperNode | Node | None:
-        """What a name in a directory stands for: something in the upper, or only in the lower, or nothing."""
+        """The child with this name: a node of the upper, else one of the lower, else None."""
         if len(name) > NAME_MAX:
             raise NameTooLong(f"a name of {len(name)} bytes")
         if name in (b"", b".", b"..") or b"/" in name or b"\0" in name:

@@ -1,8 +1,8 @@
-"""What fsync guarantees: when it returns, a file's bytes or a directory's names are on disk, and every name on the
-ways to it from the top of the upper.
+"""The guarantee of fsync: when it returns, the bytes of a file or the names of a directory are on disk, and every
+name on the paths to it from the top of the upper.
 
-A node is `dirty` while that is not known of its own bytes or names. With `only_data` (fdatasync) attributes of a
-file may be missing after a power cut, its bytes and size not. Copies of the lower are on disk before they get
+A node is `dirty` until its own bytes or names are known to be on disk. With `only_data` (fdatasync) attributes of
+a file may be missing after a power cut, its bytes and size not. Copies of the lower are on disk before they get
 their names (`overlay/new_entries.py`); a clean unmount writes everything (`upper_dir.UpperDirectory.close`).
 """
 
@@ -15,7 +15,7 @@ from wdsfs.overlay.upper_format import DIRECTORY, FILE, UpperNode
 
 
 class Durability:
-    """Writes things of the upper to disk. All methods raise OSErrors."""
+    """Syncs nodes of the upper to disk. All methods raise OSErrors."""
 
     def __init__(self, descriptors: Descriptors, orphans: Orphans, calls: SystemCalls) -> None:
         self.descriptors = descriptors
@@ -23,7 +23,7 @@ class Durability:
         self.calls = calls
 
     def sync(self, node: UpperNode, only_data: bool = False) -> None:
-        """Write something to disk, with every name that leads to it."""
+        """Sync a node, and every name on the paths to it."""
         if node.dirty and node.kind == FILE:
             if only_data:
                 self.calls.fdatasync(self.descriptors.file(node))

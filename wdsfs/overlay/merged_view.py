@@ -1,13 +1,12 @@
-"""What is seen of shards and upper together: the answers of `shard_tree.ShardTree`, in the same words.
+"""Shards and upper as one tree: the questions of `dataset/tree.py`, answered for both together.
 
-A name is looked up in the names of the upper (in memory, `upper_format.UpperNode`); one that is not there is as in
-the lower. The same holds for an inode number: `overlay/node_table.py` has those of the upper. Nothing is changed
-here.
+A name is looked up in the upper (in memory, `upper_format.UpperNode`), then in the lower. The same holds for an
+inode number: `overlay/node_table.py` has those of the upper. Nothing is changed here.
 
 Semantics decisions:
 
 - Names of the kernel's overlayfs and of wdsfs in the attributes of users can be neither set nor seen.
-- A directory that the lower shows through has the link count 1: nobody counts its subdirectories.
+- A directory that the lower shows through has the link count 1: its subdirectories are not counted.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _USER = b"user."
 
 
 class MergedView:
-    """`tree` as it is seen with the changes in `upper` over it. `inherited` as for `NodeTable`."""
+    """`tree` with the changes in `upper` over it. `inherited` as for `NodeTable`."""
 
     def __init__(self, tree: LowerTree, upper: UpperDirectory, inherited: bool = False) -> None:
         self.tree = tree
@@ -46,7 +45,7 @@ class MergedView:
         self._nodes = self.nodes.by_inode
 
     def prepare(self) -> None:
-        """Do once what the first request would otherwise wait for. Raises NotIndexed."""
+        """Do work once that the first request would otherwise wait for. Raises NotIndexed."""
         self.tree.prepare()
         self._follow()
 
@@ -73,7 +72,7 @@ class MergedView:
     def lookup(self, parent: int, name: bytes) -> Node:
         """The child `name` of a directory.
 
-        Raises, as every method, what the same method of `shard_tree.ShardTree` raises, and OSErrors of the upper.
+        Every method raises what the same method of `dataset.tree.Tree` raises, and OSErrors of the upper.
         """
         self._follow()
         node = self._nodes.get(parent)
@@ -109,18 +108,18 @@ class MergedView:
         return self.with_links(found)
 
     def has_a_name(self, inode: int) -> bool:
-        """Whether something of the lower is still to be seen: what a worker that took over does not remember."""
+        """True if a node of the lower has a visible name; a worker that has taken over does not remember it."""
         if not self._is_touched(inode):
             return True
         return any(self.nodes.is_shown(parent, name) for parent, name in self.tree.places(inode))
 
     def _is_touched(self, inode: int) -> bool:
-        """Whether there are changes in the shard that something is in (in any, if they are merged)."""
+        """True if the shard of an inode (in a merged tree: any shard) has changes."""
         changed = self.upper.top.children
         return bool(changed) and (self.merged or self.lower.shards[inodes.unpack(inode)[1]].name in changed)
 
     def _over(self, found: Node) -> Node:
-        """What the lower has, unless it is shown from the upper: another name of it was copied up."""
+        """A node of the lower, or its copy, if another name of it was copied up."""
         node = self._nodes.get(found.inode)
         return self.with_links(found) if node is None else self.status(node)
 
@@ -132,6 +131,7 @@ class MergedView:
         return found._replace(links=shown)
 
     def status(self, node: UpperNode) -> Node:
+        """The attributes of a node of the upper, as the mount shows them."""
         status = self.upper.descriptors.stat(node)
         mode, links = status.st_mode, status.st_nlink
         if node.mode >= 0:
@@ -236,6 +236,7 @@ class MergedView:
         return self.upper.contents.read(node, offset, size)
 
     def check_file(self, node: UpperNode) -> None:
+        """Raise IsADirectory or InvalidRequest for anything but a regular file."""
         if node.kind == DIRECTORY:
             raise IsADirectory(f"inode {node.inode} is a directory")
         if node.kind != FILE:
@@ -269,5 +270,5 @@ class MergedView:
 
 
 def is_users(name: bytes) -> bool:
-    """Whether an attribute is one that users have. "user.overlay.x" is not, nor is any of other namespaces."""
+    """True for an attribute of users; False for "user.overlay.x" and for all of other namespaces."""
     return name.startswith(_USER) and not name.startswith(RESERVED)

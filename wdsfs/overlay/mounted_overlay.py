@@ -1,4 +1,4 @@
-"""A set of shards with an overlay on it: who may use the overlay, whether the two fit, and what its workers share.
+"""The overlay of one mount: its lock, the check that it fits the set, and memory that the workers share.
 
 Made once, before the workers are forked; the lock and the shared memory pass on to them.
 """
@@ -31,8 +31,10 @@ from wdsfs.overlay.overlay_directory import (
 from wdsfs.overlay.request_journal import RequestJournal
 from wdsfs.overlay.upper_dir import UpperDirectory
 from wdsfs.overlay.writable_tree import WritableTree
+from wdsfs.reading import PLAIN
+from wdsfs.remote import any_shard
 from wdsfs.spec.expand import Shard
-from wdsfs.storage.identity import look
+from wdsfs.storage.identity import GONE
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +44,9 @@ _BEGUN, _FROZEN = request_journal.SIZE, request_journal.SIZE + 1  # bytes after 
 
 
 class MountedOverlay:
-    """The overlay in `directory` over these shards, shown so. Raises OverlayUnusable, OverlayBusy.
+    """The overlay in `directory` over these shards in this view. Raises OverlayUnusable, OverlayBusy.
 
-    `owner` (uid, gid) is whom the files of the shards belong to, `umask` what is taken off their modes.
+    `owner` (uid, gid) owns the files of the shards; `umask` is applied to their modes.
     """
 
     def __init__(
@@ -58,11 +60,12 @@ class MountedOverlay:
     ) -> None:
         self.place = OverlayDirectory(directory.absolute())
         self.owner, self.umask = owner, umask
-        self.token = os.urandom(16)  # what the daemon and its workers know, and nobody else does
+        self.token = os.urandom(16)  # a secret of the daemon and its workers
         self._memory = mmap.mmap(-1, request_journal.SIZE + 2)
         self._notes = os.memfd_create("wdsfs-notes")
         seen = tuple(_seen(shard) for shard in shards)
-        wanted = OverlaySettings(view.layout, view.names, merge, seen, shards[0].reading)
+        reading = shards[0].reading if shards else PLAIN
+        wanted = OverlaySettings(view.layout, view.names, merge, seen, reading)
         try:
             trust.directory(directory, create=True)
             self._lock = hold(self.place)  # open as long as this process or a worker is there
@@ -74,7 +77,7 @@ class MountedOverlay:
                 )
             clean(self.place)
             refuse_outputs(self.place, [shard.path for shard in shards])
-            UpperDirectory(self.place, owner).close()  # what does not work is said now, and what is missing made
+            UpperDirectory(self.place, owner).close()  # makes missing directories, and raises now what would fail
             found = read_settings(self.place)
             if found is None:
                 write_settings(self.place, wanted)
@@ -112,12 +115,12 @@ class MountedOverlay:
 
     @property
     def is_half_committed(self) -> bool:
-        """Whether a commit in place was stopped half-way: until it is finished, the overlay means nothing."""
+        """True if a commit in place was interrupted: until it is finished, the overlay must not be used."""
         return unfinished(self.place)
 
     @property
     def frozen(self) -> bool:
-        """Whether all changes are refused now."""
+        """True while all changes are refused."""
         return bool(self._memory[_FROZEN])
 
     def freeze(self, frozen: bool) -> None:
@@ -127,9 +130,9 @@ class MountedOverlay:
 
 def _seen(shard: Shard) -> ShardSeen:
     try:
-        return ShardSeen(shard.name, shard.path, look(shard.path))
+        return ShardSeen(shard.name, shard.path, any_shard.look(shard.path))
     except ShardError:
-        return ShardSeen(shard.name, shard.path, (0, 0, 0))
+        return ShardSeen(shard.name, shard.path, GONE)
 
 
 def check_view(place: OverlayDirectory, found: OverlaySettings, wanted: OverlaySettings) -> None:
@@ -147,7 +150,7 @@ def check_view(place: OverlayDirectory, found: OverlaySettings, wanted: OverlayS
 def _compare(place: OverlayDirectory, found: OverlaySettings, now: OverlaySettings) -> None:
     """Warn of shards that are not what they were: changes are by path, so all of them still stand.
 
-    Raises OverlayUnusable when a shard is not in the set: what was changed in it would pass for something new.
+    Raises OverlayUnusable when a shard is not in the set: its changes would look like new files.
     """
     before = {one.name: one.fingerprint for one in found.shards}
     after = {one.name: one.fingerprint for one in now.shards}

@@ -1,10 +1,10 @@
-"""Removes and renames what is in the upper, and leaves a whiteout where the lower has the name, too.
+"""Removes and renames nodes of the upper, and leaves a whiteout where the lower has the name, too.
 
-Each change is one atomic system call, after whatever has to be prepared for it in work/; so a stop at any call
-leaves the upper as it was or as it is to be. The names in memory change when the last call has succeeded: an error
-leaves them true. What loses its last name while the kernel knows it becomes an orphan (`overlay/orphans.py`).
+Each change is one atomic system call, after preparations in work/; so a stop at any call leaves the upper as it
+was or with the whole change. The names in memory change when the last call has succeeded: an error leaves them
+true. A node that loses its last name while the kernel knows it becomes an orphan (`overlay/orphans.py`).
 
-Whether a name has to be hidden is decided in `overlay/writable_tree.py`: the argument `hide` says it.
+Which names have to be hidden is decided in `overlay/writable_tree.py`, which passes `hide`.
 """
 
 from __future__ import annotations
@@ -15,76 +15,61 @@ import os
 import stat
 
 from wdsfs.overlay.new_entries import new_node
-from wdsfs.overlay.orphans import Orphans, orphan_name
-from wdsfs.overlay.staging import Staging
-from wdsfs.overlay.system_calls import EXCHANGE, WITH_WHITEOUT, SystemCalls
-from wdsfs.overlay.upper_attributes import AttributeRules, UpperAttributes
-from wdsfs.overlay.upper_descriptors import Descriptors
+from wdsfs.overlay.orphans import orphan_name
+from wdsfs.overlay.system_calls import EXCHANGE, WITH_WHITEOUT
+from wdsfs.overlay.upper_attributes import UpperAttributes
 from wdsfs.overlay.upper_format import DIRECTORY, OPAQUE, OPEN_DIRECTORY, THE_WHITEOUT, UpperNode
-from wdsfs.overlay.whiteouts import Whiteouts
+from wdsfs.overlay.upper_parts import UpperParts
 
 _NO_SUCH_RENAME = {errno.EINVAL, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 class NameChanges:
-    """Takes names of the upper away, or gives them to something else. `hide`: the lower has the old name, too."""
+    """Removes and moves names of the upper. `hide`: the lower has the old name, too."""
 
-    def __init__(
-        self,
-        descriptors: Descriptors,
-        staging: Staging,
-        attributes: AttributeRules,
-        whiteouts: Whiteouts,
-        orphans: Orphans,
-        calls: SystemCalls,
-    ) -> None:
-        self.descriptors = descriptors
-        self.staging = staging
-        self.attributes = attributes
-        self.whiteouts = whiteouts
-        self.orphans = orphans
-        self.calls = calls
+    def __init__(self, parts: UpperParts) -> None:
+        self.parts = parts
         self._renames_with_whiteout = True
 
     # --- removing
 
     def remove(self, parent: UpperNode, name: bytes, node: UpperNode, hide: bool) -> None:
         """Remove a name of a file, or an empty directory with all its whiteouts."""
-        directory = self.descriptors.directory(parent)
+        directory = self.parts.descriptors.directory(parent)
         if not node.more and node.known != 0:
-            self._move_away(parent, name, node, hide, orphan_name(node), self.orphans.directory)
+            self._move_away(parent, name, node, hide, orphan_name(node), self.parts.orphans.directory)
             self._leave(parent, name, node, hide)
-            self.orphans.adopt(node)
+            self.parts.orphans.adopt(node)
             return
         if node.kind == DIRECTORY and (hide or node.children):
-            with self.staging.prepared() as temporary:
-                self._move_away(parent, name, node, hide, temporary, self.staging.directory)
-            self.staging.throw_away(temporary, self.staging.directory)
+            with self.parts.staging.prepared() as temporary:
+                self._move_away(parent, name, node, hide, temporary, self.parts.staging.directory)
+            self.parts.staging.throw_away(temporary, self.parts.staging.directory)
         elif hide:
-            with self.staging.prepared() as temporary:
-                self.whiteouts.make(temporary, self.staging.directory, parent)
-                self.calls.rename(temporary, self.staging.directory, name, directory)
+            with self.parts.staging.prepared() as temporary:
+                self.parts.whiteouts.make(temporary, self.parts.staging.directory, parent)
+                self.parts.calls.rename(temporary, self.parts.staging.directory, name, directory)
         elif node.kind == DIRECTORY:
-            self.calls.rmdir(name, directory)
+            self.parts.calls.rmdir(name, directory)
         else:
-            self.calls.unlink(name, directory)
+            self.parts.calls.unlink(name, directory)
         self._leave(parent, name, node, hide)
         if node.parent is None:
-            self.descriptors.drop(node)
+            self.parts.descriptors.drop(node)
 
     def _move_away(
         self, parent: UpperNode, name: bytes, node: UpperNode, hide: bool, new: bytes, where: int
     ) -> None:
-        """Move something out of the upper, where a whiteout stays if it is to `hide`."""
-        directory = self.descriptors.directory(parent)
+        """Move a node out of the upper, and with `hide` leave a whiteout."""
+        directory = self.parts.descriptors.directory(parent)
         if not hide:
-            self.calls.rename(name, directory, new, where)
+            self.parts.calls.rename(name, directory, new, where)
             return
-        self.whiteouts.make(new, where, parent)
+        self.parts.whiteouts.make(new, where, parent)
         try:
-            self.calls.rename(new, where, name, directory, EXCHANGE)
+            self.parts.calls.rename(new, where, name, directory, EXCHANGE)
         except BaseException:
-            self.staging.throw_away(new, where)
+            self.parts.staging.throw_away(new, where)
             raise
 
     def _leave(self, parent: UpperNode, name: bytes, node: UpperNode, hide: bool) -> None:
@@ -106,7 +91,7 @@ class NameChanges:
     def rename(
         self, parent: UpperNode, name: bytes, node: UpperNode, to: UpperNode, new: bytes, hide: bool
     ) -> None:
-        """Give something another name; what has that name (a file, or an empty directory) is removed.
+        """Rename a node; an existing target (a file, or an empty directory) is removed.
 
         `hide`: the lower has the old name, too. REQUIRES: the two are not the same file; a directory shows nothing
         of the lower.
@@ -115,21 +100,21 @@ class NameChanges:
         if victim is THE_WHITEOUT:
             victim = None
         if node.kind == DIRECTORY and to.lower and not node.opaque:
-            self.whiteouts.make_opaque(node)
+            self.parts.whiteouts.make_opaque(node)
         if victim is not None:
             self._save(to, new, victim)
         try:
             self._move(parent, name, node, to, new, hide)
         except OSError:
             if victim is not None and victim.kind != DIRECTORY and not victim.more:
-                self.staging.throw_away(orphan_name(victim), self.orphans.directory)
+                self.parts.staging.throw_away(orphan_name(victim), self.parts.orphans.directory)
             raise
         if victim is not None and victim.kind != DIRECTORY:
             self._leave(to, new, victim, False)
             if not victim.more and victim.parent is None and victim.known != 0:
-                self.orphans.adopt(victim)
+                self.parts.orphans.adopt(victim)
             elif victim.parent is None:
-                self.descriptors.drop(victim)
+                self.parts.descriptors.drop(victim)
         self._leave_for(parent, name, node, to, new)
         if hide:
             parent.children[name] = THE_WHITEOUT
@@ -144,70 +129,70 @@ class NameChanges:
         to.enter(new, node)
 
     def _save(self, to: UpperNode, new: bytes, victim: UpperNode) -> None:
-        """Before something is replaced: keep it as an orphan if the kernel knows it."""
-        directory, orphans = self.descriptors.directory(to), self.orphans.directory
+        """Before a node is replaced: keep it as an orphan if the kernel knows it."""
+        directory, orphans = self.parts.descriptors.directory(to), self.parts.orphans.directory
         if victim.kind != DIRECTORY:
             if victim.more or victim.known == 0:
                 return
-            self.staging.throw_away(orphan_name(victim), orphans)  # of a former try
-            self.calls.link(new, directory, orphan_name(victim), orphans)
+            self.parts.staging.throw_away(orphan_name(victim), orphans)  # of an earlier attempt
+            self.parts.calls.link(new, directory, orphan_name(victim), orphans)
             return
         # An empty directory may hold whiteouts, which a rename does not replace. So a bare one takes its place.
-        status = self.descriptors.stat(victim)
-        with self.staging.prepared() as temporary:
-            self.calls.mkdir(temporary, 0o700, self.staging.directory)
-            fd = os.open(temporary, OPEN_DIRECTORY, dir_fd=self.staging.directory)
+        status = self.parts.descriptors.stat(victim)
+        with self.parts.staging.prepared() as temporary:
+            self.parts.calls.mkdir(temporary, 0o700, self.parts.staging.directory)
+            fd = os.open(temporary, OPEN_DIRECTORY, dir_fd=self.parts.staging.directory)
             try:
                 bare = new_node(DIRECTORY, to, new, os.fstat(fd))
-                self.calls.setxattr(fd, OPAQUE, b"y")
+                self.parts.calls.setxattr(fd, OPAQUE, b"y")
                 bare.opaque = True
                 mode = victim.mode if victim.mode >= 0 else stat.S_IMODE(status.st_mode)
-                owner = (status.st_uid, status.st_gid) if self.attributes.as_root else None
+                owner = (status.st_uid, status.st_gid) if self.parts.attributes.as_root else None
                 times = status.st_atime_ns, status.st_mtime_ns
-                self.attributes.dress(temporary, fd, bare, UpperAttributes(mode, owner, times), to)
+                self.parts.attributes.dress(temporary, fd, bare, UpperAttributes(mode, owner, times), to)
             finally:
                 os.close(fd)
-            self.calls.rename(temporary, self.staging.directory, new, directory, EXCHANGE)
+            self.parts.calls.rename(temporary, self.parts.staging.directory, new, directory, EXCHANGE)
         self._leave(to, new, victim, False)
         to.enter(new, bare)
         if victim.known == 0:
-            self.staging.throw_away(temporary, self.staging.directory)
-            self.descriptors.drop(victim)
+            self.parts.staging.throw_away(temporary, self.parts.staging.directory)
+            self.parts.descriptors.drop(victim)
             return
         with contextlib.suppress(OSError):
-            self.calls.rename(temporary, self.staging.directory, orphan_name(victim), orphans)
-            self.orphans.adopt(victim)
+            self.parts.calls.rename(temporary, self.parts.staging.directory, orphan_name(victim), orphans)
+            self.parts.orphans.adopt(victim)
 
     def _move(
         self, parent: UpperNode, name: bytes, node: UpperNode, to: UpperNode, new: bytes, hide: bool
     ) -> None:
         """The system calls of a rename. What `_save` left under the new name is replaced."""
-        directory, target = self.descriptors.directory(parent), self.descriptors.directory(to)
+        directory, target = self.parts.descriptors.directory(parent), self.parts.descriptors.directory(to)
         there = to.children.get(new)
         if there is THE_WHITEOUT and node.kind == DIRECTORY:  # a directory does not replace a device
             if hide:
-                self.whiteouts.mark(parent)
-            self.calls.rename(name, directory, new, target, EXCHANGE)
+                self.parts.whiteouts.mark(parent)
+            self.parts.calls.rename(name, directory, new, target, EXCHANGE)
             if not hide:
-                self.staging.throw_away(name, directory)
+                self.parts.staging.throw_away(name, directory)
         elif not hide:
-            self.calls.rename(name, directory, new, target)
+            self.parts.calls.rename(name, directory, new, target)
         elif not self._rename_with_whiteout(name, directory, new, target):
             if there is not None and there is not THE_WHITEOUT:
                 self._move_in_steps(parent, name, node, to, new)
                 return
             if there is None:
-                self.whiteouts.make(new, target, to)
+                self.parts.whiteouts.make(new, target, to)
                 to.children[new] = THE_WHITEOUT  # should the next call fail; the lower has nothing there
-            self.whiteouts.mark(parent)
-            self.calls.rename(name, directory, new, target, EXCHANGE)
+            self.parts.whiteouts.mark(parent)
+            self.parts.calls.rename(name, directory, new, target, EXCHANGE)
 
     def _rename_with_whiteout(self, name: bytes, directory: int, new: bytes, target: int) -> bool:
         """Rename and leave a whiteout, in one call; False where the file system cannot do that."""
-        if self.whiteouts.by_attribute or not self._renames_with_whiteout:
+        if self.parts.whiteouts.by_attribute or not self._renames_with_whiteout:
             return False
         try:
-            self.calls.rename(name, directory, new, target, WITH_WHITEOUT)
+            self.parts.calls.rename(name, directory, new, target, WITH_WHITEOUT)
         except OSError as error:
             if error.errno not in _NO_SUCH_RENAME:
                 raise
@@ -215,30 +200,31 @@ class NameChanges:
         return self._renames_with_whiteout
 
     def _move_in_steps(self, parent: UpperNode, name: bytes, node: UpperNode, to: UpperNode, new: bytes) -> None:
-        """Replace something by a rename that leaves a whiteout, where the file system cannot do it in one call.
+        """Replace a node by a rename that leaves a whiteout, where the file system cannot do it in one call.
 
         After a stop between the two calls source and target are the same file, or the source is an empty
         directory.
         """
-        directory, target = self.descriptors.directory(parent), self.descriptors.directory(to)
-        with self.staging.prepared() as temporary:
+        directory, target = self.parts.descriptors.directory(parent), self.parts.descriptors.directory(to)
+        with self.parts.staging.prepared() as temporary:
             if node.kind == DIRECTORY:
-                self.calls.rename(name, directory, new, target, EXCHANGE)
+                self.parts.calls.rename(name, directory, new, target, EXCHANGE)
             else:
-                self.calls.link(name, directory, temporary, self.staging.directory)
-                self.calls.rename(temporary, self.staging.directory, new, target)
-        with self.staging.prepared() as temporary:
-            self.whiteouts.make(temporary, self.staging.directory, parent)
-            self.calls.rename(temporary, self.staging.directory, name, directory, EXCHANGE)
-        self.staging.throw_away(temporary, self.staging.directory)
+                self.parts.calls.link(name, directory, temporary, self.parts.staging.directory)
+                self.parts.calls.rename(temporary, self.parts.staging.directory, new, target)
+        with self.parts.staging.prepared() as temporary:
+            self.parts.whiteouts.make(temporary, self.parts.staging.directory, parent)
+            self.parts.calls.rename(temporary, self.parts.staging.directory, name, directory, EXCHANGE)
+        self.parts.staging.throw_away(temporary, self.parts.staging.directory)
 
     def exchange(self, one: tuple[UpperNode, bytes, UpperNode], other: tuple[UpperNode, bytes, UpperNode]) -> None:
-        """Swap two things: (directory, name, node) each. REQUIRES: as for `rename`."""
+        """Swap two nodes: (directory, name, node) each. REQUIRES: as for `rename`."""
         (parent, name, node), (to, new, second) = one, other
+        directory_of, rename = self.parts.descriptors.directory, self.parts.calls.rename
         for moved, where in ((node, to), (second, parent)):
             if moved.kind == DIRECTORY and where.lower and not moved.opaque:
-                self.whiteouts.make_opaque(moved)
-        self.calls.rename(name, self.descriptors.directory(parent), new, self.descriptors.directory(to), EXCHANGE)
+                self.parts.whiteouts.make_opaque(moved)
+        rename(name, directory_of(parent), new, directory_of(to), EXCHANGE)
         rest = [place for place in node.places() if place != (parent, name)]
         rest_of_second = [place for place in second.places() if place != (to, new)]
         node.parent, node.name, node.more = to, new, rest or None

@@ -18,7 +18,6 @@ from wdsfs.inodes import MEMBER, ROOT, UP, kind_of
 from wdsfs.overlay.restore import number_of
 from wdsfs.overlay.upper_dir import UpperDirectory
 from wdsfs.overlay.upper_format import DIRECTORY, THE_WHITEOUT, Origin, UpperNode
-from wdsfs.storage.identity import sum_of
 
 log = logging.getLogger(__name__)
 
@@ -63,11 +62,11 @@ class NodeTable:
         return self._number_all() if first else []
 
     def _bind_one(self, directory: UpperNode, name: bytes, child: UpperNode) -> bool:
-        """Find what shows through a directory. Whether it is another than before."""
+        """Find the directory of the lower that shows through; returns True if it is another one than before."""
         try:
             below = self._directory_below(directory.lower, name)
         except ShardError as error:
-            log.debug("%s is not to be seen below the overlay: %s", text_of(child.path()), error)
+            log.debug("%s cannot be looked up below the overlay: %s", text_of(child.path()), error)
             below = _BROKEN
         if below == child.lower:
             return False
@@ -85,7 +84,8 @@ class NodeTable:
         return found.inode if stat.S_ISDIR(found.mode) else 0
 
     def below(self, directory: UpperNode) -> int:
-        """The number of what shows through a directory, 0 for nothing. Raises what made that unknown."""
+        """The number of the lower's directory that shows through, 0 for none. Raises ShardErrors if it is not
+        known."""
         if directory.lower == _BROKEN:
             *above, _ = reversed(directory.chain())
             for parent, child in zip(above, [*above[1:], directory], strict=True):
@@ -97,7 +97,7 @@ class NodeTable:
     # --- the numbers
 
     def _number_all(self) -> list[UpperNode]:
-        """Give everything that was found in the upper the number that the mount shows. Returns as `bind`."""
+        """Give all nodes of the upper the numbers that the mount shows. Returns as `bind`."""
         self.by_inode[ROOT] = self.upper.top
         self.upper.top.inode = ROOT
         linked = []
@@ -119,15 +119,16 @@ class NodeTable:
         return [] if self.upper.read_only else linked
 
     def _number_of(self, origin: Origin) -> int | None:
-        """The number of an origin; None also when its shard cannot be read: the copy is seen without it."""
+        """The number of an origin; None also if its shard cannot be read: the copy then has a number of its
+        own."""
         try:
             return number_of(self.lower, origin)
         except ShardError:
             return None
 
     def is_moved(self, node: UpperNode, number: int) -> bool:
-        """Whether the lower shows what a node is a copy of, at another place than the node's: then the number is
-        that of the lower's. A whiteout may be gone, by `restore` or by hand."""
+        """True if the lower shows the original of a copy at another place than the copy's: then the original has
+        the number. A whiteout may have been removed, by `restore` or by hand."""
         try:
             places = self.tree.places(number)
             return any(self.is_shown(*place) for place in places) and not self._is_home(node, number)
@@ -135,15 +136,15 @@ class NodeTable:
             return False
 
     def _is_home(self, node: UpperNode, number: int) -> bool:
-        """Whether a node is where the lower has what it is a copy of."""
+        """True if a copy is at the place of its original."""
         return any((directory.lower, name) in self.tree.places(number) for directory, name in node.places())
 
     def origin(self, inode: int) -> Origin:
-        """The origin that a copy of something in the lower keeps on disk."""
-        return Origin(inode, sum_of(self.lower.fingerprint(inodes.unpack(inode)[1])))
+        """The origin that a copy keeps on disk."""
+        return Origin(inode, self.lower.fingerprint(inodes.unpack(inode)[1]).sum)
 
     def renumber(self, node: UpperNode, inode: int) -> None:
-        """Give a node another number: what shows through it has changed."""
+        """Give a node another number, because another directory shows through it."""
         if self.by_inode.get(node.inode) is node:
             del self.by_inode[node.inode]
             node.known = 0 if self._known == 0 else None
@@ -151,7 +152,7 @@ class NodeTable:
         self.by_inode[inode] = node
 
     def removed(self, node: UpperNode) -> None:
-        """A name of this has been taken away."""
+        """Note that a name of a node is removed."""
         if node.parent is None or self.upper.orphans.is_orphan(node):
             node.lower = 0
         if node.parent is None and self.by_inode.get(node.inode) is node:
@@ -160,7 +161,7 @@ class NodeTable:
     # --- which names of the lower are seen
 
     def is_shown(self, parent: int, name: bytes) -> bool:
-        """Whether the lower's name in the lower's directory shows through."""
+        """True if this name in a directory of the lower shows through."""
         while True:
             node = self.by_inode.get(parent)
             if node is not None:
@@ -168,13 +169,13 @@ class NodeTable:
             parent, name = self.tree.places(parent)[0]
 
     def shows(self, directory: UpperNode, name: bytes) -> bool:
-        """Whether the lower's name would be seen if the upper had none."""
+        """True if the lower's name would show through if the upper had none."""
         if directory.lower == _BROKEN:
-            return True  # better a whiteout for nothing than a removed file that comes back
+            return True  # rather a needless whiteout than a removed file that comes back
         return directory.lower != 0 and self.has(directory.lower, name)
 
     def has(self, below: int, name: bytes) -> bool:
-        """Whether a directory of the lower has a name. One that cannot be read may have any."""
+        """True if a directory of the lower has this name, or cannot be read and may have it."""
         try:
             self.tree.lookup(below, name)
         except NoSuchEntry:

@@ -1,6 +1,6 @@
-"""Orphans: what has lost its last name while the kernel still knows its inode number.
+"""Orphans: files and directories without a name whose inode number the kernel still knows.
 
-An inode number that the kernel knows must not come to mean another file. So such a file or directory is moved to
+An inode number that the kernel knows must not be used for another file. So such a file or directory is moved to
 work/orphans/<inode>, which keeps its content readable, also by the next worker, and its number taken. It is
 removed when the kernel has forgotten it, or at the next mount.
 """
@@ -23,7 +23,8 @@ class Orphans:
         self.staging = staging
 
     def load(self, inherited: bool) -> None:
-        """Find those of former processes: kept if `inherited`, since the kernel may know them, else removed."""
+        """Find the orphans of former processes: keep them if `inherited`, as the kernel may know them, else
+        remove them."""
         self.top.children = load(self.directory).children
         for name, node in list(self.top.children.items()):
             if inherited and node.kind != WHITEOUT:
@@ -33,12 +34,12 @@ class Orphans:
                 self.staging.throw_away(name, self.directory)
 
     def remove_all(self) -> None:
-        """Remove all: the kernel knows nothing any more."""
+        """Remove all, when the kernel knows no inode number any more."""
         for name in list(self.top.children):
             self.staging.throw_away(name, self.directory)
 
     def adopt(self, node: UpperNode) -> None:
-        """In memory, something that has been moved here is an orphan now."""
+        """Note in memory that a node has been moved to work/orphans."""
         node.parent, node.name = self.top, orphan_name(node)
         self.top.children[node.name] = node
 

@@ -7,7 +7,8 @@ It looks like this::
     DIR/outputs.json   which shards commits to elsewhere have written from it (`Written`)
     DIR/upper/         the changes, under the paths of the mount (`overlay/upper_format.py`)
     DIR/work/          files on their way into upper/; orphans/<inode>: unlinked files that the kernel still
-                       knows; commit.json and others: a commit in place (`commit/replace_in_place.py`)
+                       knows; commit.json and others: a commit in place (`commit/replace_in_place.py`);
+                       kernel/: what the kernel's overlayfs needs, where it has served this overlay
 
 What is in upper/ is not read or changed here.
 """
@@ -19,6 +20,7 @@ import errno
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import zlib
 from collections.abc import Iterator, Sequence
@@ -27,9 +29,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wdsfs import trust
-from wdsfs.errors import OverlayBusy, OverlayUnusable, several
-from wdsfs.overlay.upper_format import DIRECTORY, OPEN_DIRECTORY, load
+from wdsfs.errors import OverlayBusy, OverlayUnusable, ShardError, several
+from wdsfs.overlay import kernel_use
+from wdsfs.overlay.upper_format import DIRECTORY, OPEN_DIRECTORY, UpperNode, load
 from wdsfs.reading import PLAIN, Reading
+from wdsfs.remote.any_shard import is_remote
+from wdsfs.storage.durable import write_whole
+from wdsfs.storage.identity import Fingerprint
 
 # Of overlay.json and the files beside it. The second is for shards that are read with options: a program that does
 # not know these options would take the paths for those of another tree.
@@ -66,13 +72,19 @@ class OverlayDirectory(NamedTuple):
         return self.path / "outputs.json" if self.is_ours else beside
 
     @property
+    def kernel_work(self) -> Path:
+        """The work directory of the kernel's overlayfs, and the sign that it has written into this overlay."""
+        return self.path / "work" / "kernel"
+
+    @property
     def is_ours(self) -> bool:
-        """Whether it is a directory that a mount has made: not an upper of the kernel's, which may be empty."""
+        """True if a mount has made this directory; False for an upper of the kernel's overlayfs, also an empty
+        one."""
         return self.settings.exists() or (self.path / "upper").is_dir()
 
     @property
     def is_bare(self) -> bool:
-        """Whether it has contents, but not ours: `upperdir=` of a kernel's overlay mount."""
+        """True if it has contents, but not ours: an `upperdir=` of the kernel's overlayfs."""
         if self.is_ours:
             return False
         ours = {"lock", "work"}
@@ -85,12 +97,12 @@ class ShardSeen:
 
     name: bytes
     path: bytes
-    fingerprint: tuple[int, int, int]
+    fingerprint: Fingerprint
 
 
 @dataclass(frozen=True, slots=True)
 class OverlaySettings:
-    """What overlay.json says: how the set was shown when the overlay was made, and of what shards it was."""
+    """The content of overlay.json: view and shards of the set for which the overlay was made."""
 
     layout: str
     names: str
@@ -129,7 +141,9 @@ class OverlaySettings:
         options = {} if about["version"] == VERSION else about["reading"]
         reading = Reading(**{name: bool(value) for name, value in options.items()})
         shards = (
-            ShardSeen(os.fsencode(one["name"]), os.fsencode(one["path"]), _three(one["fingerprint"]))
+            ShardSeen(
+                os.fsencode(one["name"]), os.fsencode(one["path"]), Fingerprint(*map(int, one["fingerprint"]))
+            )
             for one in about["shards"]
         )
         return OverlaySettings(
@@ -137,13 +151,8 @@ class OverlaySettings:
         )
 
 
-def _three(numbers: list[int]) -> tuple[int, int, int]:
-    size, mtime_ns, inode = map(int, numbers)
-    return size, mtime_ns, inode
-
-
 def read_settings(place: OverlayDirectory) -> OverlaySettings | None:
-    """What overlay.json says; None when there is none. Raises OverlayUnusable."""
+    """The content of overlay.json; None if there is none. Raises OverlayUnusable."""
     try:
         return OverlaySettings.from_json(place.settings.read_bytes())
     except FileNotFoundError:
@@ -154,27 +163,15 @@ def read_settings(place: OverlayDirectory) -> OverlaySettings | None:
 
 def write_settings(place: OverlayDirectory, settings: OverlaySettings) -> None:
     """Write overlay.json."""
-    _write(place.settings, settings.to_json())
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file; a stop or a power cut leaves the old one or the new one."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.unlink(missing_ok=True)  # of a process that was killed
-    fd = trust.open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    with os.fdopen(fd, "wb") as out:
-        out.write(content)
-        out.flush()
-        os.fsync(out.fileno())
-    temporary.rename(path)
-    sync_directory(path.parent)
+    write_whole(os.fsencode(place.settings), settings.to_json(), 0o644)
 
 
 class Written(NamedTuple):
     """A shard that a commit to elsewhere wrote from the changes of an overlay, and the --output that named it.
 
     `size` in bytes; `mtime_ns` is 0 while the commit is at work. `sample`: where it begins to differ from its
-    source, and the CRC-32 of what is there (`sample_of`); None as long as nobody has read it.
+    source, and the CRC-32 of what is there (`sample_of`); None until it is read. An object in a store has an
+    ETag instead, and its path is its URL.
     """
 
     path: bytes
@@ -182,6 +179,7 @@ class Written(NamedTuple):
     mtime_ns: int
     output: str
     sample: tuple[int, int] | None = None
+    etag: str = ""
 
 
 def sample_of(path: bytes, offset: int) -> tuple[int, int]:
@@ -191,7 +189,7 @@ def sample_of(path: bytes, offset: int) -> tuple[int, int]:
 
 
 def read_outputs(place: OverlayDirectory) -> list[Written]:
-    """What outputs.json says; nothing when there is none. Raises OverlayUnusable."""
+    """The content of outputs.json; empty if there is none. Raises OverlayUnusable."""
     try:
         with os.fdopen(trust.open_file(place.outputs, os.O_RDONLY), "rb") as file:
             about = json.load(file)
@@ -204,6 +202,7 @@ def read_outputs(place: OverlayDirectory) -> list[Written]:
                 int(one["mtime_ns"]),
                 str(one["output"]),
                 (int(one["sample"][0]), int(one["sample"][1])) if one.get("sample") else None,
+                str(one.get("etag", "")),
             )
             for one in about["shards"]
         ]
@@ -219,15 +218,24 @@ def read_outputs(place: OverlayDirectory) -> list[Written]:
 def add_outputs(place: OverlayDirectory, written: Sequence[Written]) -> None:
     """Note these shards in outputs.json, in the place of what is noted of the same paths. Raises OSErrors."""
     found = {one.path: one for one in (*read_outputs(place), *written)}
-    shards = [{**one._asdict(), "path": os.fsdecode(one.path)} for one in found.values()]
-    _write(place.outputs, json.dumps({"version": VERSION, "shards": shards}, indent=1).encode() + b"\n")
+    shards = [_row(one) for one in found.values()]
+    content = json.dumps({"version": VERSION, "shards": shards}, indent=1).encode() + b"\n"
+    write_whole(os.fsencode(place.outputs), content, 0o644)
+
+
+def _row(one: Written) -> dict[str, Any]:
+    row = {**one._asdict(), "path": os.fsdecode(one.path)}
+    if not one.etag:
+        del row["etag"]
+    return row
 
 
 def refuse_outputs(place: OverlayDirectory, shards: Sequence[bytes]) -> None:
     """Raise OverlayUnusable when the overlay is to be used over shards (paths) that were written from it.
 
-    All its changes would be made a second time, and each new directory packed again. A shard is known by size and
-    time, also if it was moved or copied with its time; where the time is another, by path, size and a sample.
+    All its changes would be made a second time, and each new directory packed again. A file is known by size and
+    time, also if it was moved or copied with its time; where the time is another, by path, size and a sample. An
+    object is known by size and ETag.
 
     An overlay without changes may be used over them. From then on it is an overlay of these shards, so its
     outputs.json goes. Raises OSErrors of the upper, too.
@@ -235,18 +243,7 @@ def refuse_outputs(place: OverlayDirectory, shards: Sequence[bytes]) -> None:
     written = read_outputs(place)
     if not written:
         return
-    paths = {(one.path, one.size): one for one in written}
-    stamps = {(one.size, one.mtime_ns) for one in written if one.mtime_ns}
-    again = []
-    for shard in shards:
-        path = os.path.realpath(shard)
-        with contextlib.suppress(OSError):  # it cannot be read: that is said where it is needed
-            found = os.stat(path)
-            one = paths.get((path, found.st_size))
-            # Sizes of tars are often the same: another shard may have come into its place.
-            same = one is not None and (one.sample is None or sample_of(path, one.sample[0]) == one.sample)
-            if same or (found.st_size, found.st_mtime_ns) in stamps:
-                again.append(os.fsdecode(shard))
+    again = [os.fsdecode(shard) for shard in shards if _was_written(shard, written)]
     if again and not _has_changes(place):
         place.outputs.unlink(missing_ok=True)
     elif again:
@@ -258,13 +255,57 @@ def refuse_outputs(place: OverlayDirectory, shards: Sequence[bytes]) -> None:
         )
 
 
+def _was_written(shard: bytes, written: Sequence[Written]) -> bool:
+    """True if a shard (path) is one of these; of one that cannot be read that is said where it is needed."""
+    if is_remote(shard):
+        return _was_sent(shard, [one for one in written if is_remote(one.path)])
+    path = os.path.realpath(shard)
+    try:
+        found = os.stat(path)
+        for one in written:
+            if found.st_size != one.size or is_remote(one.path):
+                continue
+            # Sizes of tars are often the same: another shard may have come into its place.
+            if one.path == path and (one.sample is None or sample_of(path, one.sample[0]) == one.sample):
+                return True
+            if one.mtime_ns == found.st_mtime_ns:
+                return True
+    except OSError:
+        pass
+    return False
+
+
+def _was_sent(shard: bytes, written: Sequence[Written]) -> bool:
+    if not written:
+        return False
+    from wdsfs.remote import shards  # late, as in `remote/any_shard.py`
+
+    try:
+        pin = shards.pin_of(shard)
+    except ShardError:
+        return False
+    # An ETag that is a sum of the content is also that of a copy.
+    return any(
+        one.size == pin.size and (one.etag == pin.etag if one.etag else one.path == shard) for one in written
+    )
+
+
+def load_upper(place: OverlayDirectory, directory: int) -> UpperNode:
+    """The names in the upper of an overlay, of which `directory` is a descriptor. Raises as `load` does.
+
+    Where the kernel serves an overlay it has its marks in `user.overlay.`, and anything in `trusted.overlay.` is
+    what root has copied into it: the mount does not heed that, and so it is refused here.
+    """
+    return load(directory, marks_of_root=not (place.is_ours and place.kernel_work.is_dir()))
+
+
 def _has_changes(place: OverlayDirectory) -> bool:
-    """Whether the upper has more than plain directories, which a restored file leaves behind."""
+    """True if the upper has more than the plain directories that a restored file leaves."""
     if not place.upper.is_dir():
         return False
     directory = os.open(place.upper, OPEN_DIRECTORY)
     try:
-        waiting = [load(directory)]
+        waiting = [load_upper(place, directory)]
     finally:
         os.close(directory)
     while waiting:
@@ -273,15 +314,6 @@ def _has_changes(place: OverlayDirectory) -> bool:
             return True
         waiting += node.children.values()
     return False
-
-
-def sync_directory(path: Path) -> None:
-    """Write the names in a directory to disk. Raises OSErrors."""
-    fd = os.open(path, OPEN_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def hold(place: OverlayDirectory, make: bool = True) -> int:
@@ -302,6 +334,7 @@ def hold(place: OverlayDirectory, make: bool = True) -> int:
         if ours:
             os.ftruncate(fd, 0)
             os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        _refuse_use_by_kernel(place)
     except BlockingIOError:
         holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip() if ours else ""
         os.close(fd)
@@ -312,15 +345,32 @@ def hold(place: OverlayDirectory, make: bool = True) -> int:
     return fd
 
 
+def _refuse_use_by_kernel(place: OverlayDirectory) -> None:
+    """Raise OverlayBusy for an overlay that the kernel still serves, although nobody guards it any more."""
+    if not (place.kernel_work / "work").is_dir() or not kernel_use.is_used(place.upper):
+        return
+    found = kernel_use.mounted_on(place.upper)
+    if found is None:
+        raise OverlayBusy(
+            f"the overlay {place.path} is in use: programs still have files open of a mount of it that has been "
+            "ended; wait for them, or end them"
+        )
+    where = os.fsdecode(found.path)
+    raise OverlayBusy(
+        f"the overlay {place.path} is in use: the kernel serves it at {where}, without a guard; end that with: "
+        f"wdsfs umount {shlex.quote(where)}"
+    )
+
+
 def _holder_text(holder: str) -> str:
-    """Who holds an overlay, and what to do. `holder` is the number in its lock, empty if there is none."""
-    with contextlib.suppress(PermissionError, OverflowError):  # the first is somebody else's process
+    """The message for an overlay that is in use. `holder` is the pid in its lock, empty if there is none."""
+    with contextlib.suppress(PermissionError, OverflowError):  # PermissionError: a process of another user
         try:
             if holder.isdecimal():
                 os.kill(int(holder), 0)
         except ProcessLookupError:
             return (
-                f" by workers of a mount whose daemon (process {holder}) has died: `wdsfs status` tells where it "
+                f" by workers of a mount whose daemon (process {holder}) has died: `wdsfs status` shows where it "
                 "is, and `wdsfs umount MOUNTPOINT` ends them"
             )
     by = f" by process {holder}" if holder else ""
@@ -328,7 +378,7 @@ def _holder_text(holder: str) -> str:
 
 
 def _open_lock(place: OverlayDirectory, make: bool) -> tuple[int, bool]:
-    """What to lock, and whether the holder's number may be written there."""
+    """The file to lock, and True if the holder's pid may be written to it."""
     if not place.is_bare and (make or os.listdir(place.path)):  # else nothing of ours belongs in there
         try:
             return trust.open_lock(place.lock, 0o644), True
@@ -351,7 +401,7 @@ def held(place: OverlayDirectory) -> Iterator[None]:
 def state_of(place: OverlayDirectory) -> Path:
     """Where the journal of an in-place commit is: for an upper of the kernel's beside it, not in it.
 
-    Raises OverlayUnusable when somebody else has made that directory: a journal says what is written where.
+    Raises OverlayUnusable if another user has made that directory: a journal decides what is written where.
     """
     if place.is_ours:
         return place.work
@@ -361,7 +411,7 @@ def state_of(place: OverlayDirectory) -> Path:
             trust.directory(beside)
         except OSError as error:
             raise OverlayUnusable(f"{beside}: {error.strerror}") from None
-    # A commit that was killed while it emptied such an upper has left nothing that tells that it was one.
+    # A commit that was killed while it emptied such an upper leaves nothing by which the upper is recognised.
     return beside if place.is_bare or (beside / "commit.json").exists() else place.work
 
 
@@ -370,18 +420,25 @@ def _beside(place: OverlayDirectory) -> Path:
 
 
 def clean(place: OverlayDirectory) -> None:
-    """Remove what a commit leaves that was killed at its very end, or before its first shard. The caller holds the
-    overlay, and no commit of it is unfinished."""
+    """Remove the leftovers of a commit that was killed at its very end, or before its first shard.
+
+    REQUIRES: the caller holds the overlay, and no commit of it is unfinished.
+    """
     beside = _beside(place)
     if not place.is_ours and beside.is_dir() and not (beside / "commit.json").exists():
         shutil.rmtree(beside, ignore_errors=True)
     if not place.is_bare:
         shutil.rmtree(place.work / "committed", ignore_errors=True)
-        for name in ("commit.log", "commit.json.tmp"):
+        for path in [place.work / "commit.json.tmp", *place.work.glob("commit.log*")]:
             with contextlib.suppress(OSError):
-                (place.work / name).unlink()
+                path.unlink()
 
 
 def unfinished(place: OverlayDirectory) -> bool:
-    """Whether an in-place commit of this overlay was stopped half-way: then only `replace` may use it."""
+    """True if an in-place commit of this overlay was interrupted: then only `replace` may use it."""
     return (state_of(place) / "commit.json").exists()
+
+
+def is_half_done(overlay: str | None) -> bool:
+    """True if a mount has this overlay (None: no overlay), with an unfinished commit."""
+    return overlay is not None and unfinished(OverlayDirectory(Path(overlay)))

@@ -1,6 +1,6 @@
-"""Removing names of the merged tree: by a whiteout what the lower has, from the upper what that has.
+"""Removes names from the merged tree: a whiteout hides a name of the lower, a name of the upper is removed.
 
-What the kernel still knows stays readable (`overlay/orphans.py`, `NodeTable.gone`).
+A removed file that the kernel still knows stays readable (`overlay/orphans.py`, `NodeTable.gone`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Removals:
         self.order = view.order
 
     def removable(self, what: str, parent: int, name: bytes) -> UpperNode | Node | None:
-        """What is to be removed; None when the worker before has done so. Raises NoSuchEntry."""
+        """The node to remove; None if the previous worker has removed it. Raises NoSuchEntry."""
         about = self.journal.repeats(what, (parent, name))
         there = self.copies.child(parent, name)
         if about is not None and (there is None or there.inode != about[0]):
@@ -61,12 +61,12 @@ class Removals:
             self.forget(there)
 
     def hidden(self, found: Node) -> None:
-        """A name of something in the lower is not to be seen any more."""
+        """Note that a name of a node of the lower is hidden now."""
         if stat.S_ISDIR(found.mode) or not self.view.with_links(found).links or found.links == 1:
             self.nodes.gone.add(found.inode)
 
     def forget(self, node: UpperNode) -> None:
-        """A name of something in the upper has been taken away."""
+        """Note that a name of a node of the upper is removed."""
         if node.parent is None or self.upper.orphans.is_orphan(node):
             self.order.drop(node)
         self.nodes.removed(node)

@@ -1,4 +1,4 @@
-"""Renaming in the merged tree, so that no more than that is copied up which has to move.
+"""Renames in the merged tree: checks, and copy-up of only what has to move.
 
 Semantics decision: a shard or a folder of keys cannot be renamed (EXDEV, which makes `mv` copy); a sample can,
 with its files.
@@ -18,7 +18,7 @@ from wdsfs.overlay.upper_format import THE_WHITEOUT, UpperNode
 
 
 class Renames:
-    """Gives names of the merged tree to something else, after the checks that POSIX asks for."""
+    """Renames in the merged tree, after the checks that POSIX asks for."""
 
     def __init__(self, view: MergedView, copies: CopyUp, removals: Removals, journal: RequestJournal) -> None:
         self.view = view
@@ -31,7 +31,7 @@ class Renames:
         self.order = view.order
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
-        """Give something another name; what has that name is replaced, or with RENAME_EXCHANGE gets the old one.
+        """Rename; an existing target is replaced, or with RENAME_EXCHANGE gets the old name.
 
         Raises NoSuchEntry, EntryExists (RENAME_NOREPLACE), NotEmpty, IsADirectory, NotADirectory, InvalidRequest
         (a directory into itself; other flags), CrossDevice for a directory that only copying can move.
@@ -63,7 +63,7 @@ class Renames:
         self, about: tuple[int, int], parent: int, name: bytes, source: UpperNode | Node | None,
         target: UpperNode | Node | None,
     ) -> bool:  # fmt: skip
-        """Whether the worker before has renamed this, or nearly: then it is finished."""
+        """True if the previous worker has carried out this rename; finishes its last step if needed."""
         moved, other = about
         if target is None or target.inode != moved:
             return False
@@ -77,7 +77,7 @@ class Renames:
         return True
 
     def _check_not_inside(self, source: UpperNode | Node, parent: int) -> None:
-        """A directory does not go into itself."""
+        """Raise InvalidRequest if a directory would move into itself."""
         at = parent
         while is_directory(source) and at != ROOT:
             if at == source.inode:
@@ -95,7 +95,8 @@ class Renames:
             raise IsADirectory(f"inode {target.inode} is a directory")
 
     def _movable(self, there: UpperNode | Node) -> UpperNode:
-        """Something of which nothing shows through from the lower. Raises CrossDevice."""
+        """The node in the upper, complete: copied up so that nothing of the lower shows through. Raises
+        CrossDevice."""
         if not is_directory(there):
             return self.copies.anything(there.inode)
         if isinstance(there, UpperNode) and not there.lower:
@@ -110,7 +111,7 @@ class Renames:
         ]
         for inode in missing:
             self.copies.anything(inode)
-        # Now that it holds everything itself, this changes nothing that can be seen.
+        # The upper has all of it now, so this changes nothing visible.
         self.upper.whiteouts.make_opaque(directory, self.nodes.origin(there.inode))
         directory.lower = 0
         self.order.drop(directory)  # its names are all its own now
@@ -126,8 +127,8 @@ class Renames:
         node = self._movable(source)
         directory, to = self.copies.directory(parent), self.copies.directory(new_parent)
         if isinstance(target, Node) and not is_directory(target):
-            # The name of bytes that are safe in a shard: whoever saves a file so may rely on it that either these
-            # or the new ones are there after a power cut.
+            # The old content is durable in a shard. A program that saves a file by rename relies on finding
+            # either the old or the new content after a power cut.
             self.upper.durability.sync_content(node)
         hide = self.nodes.shows(directory, name)
         self.journal.begin("rename", key, (source.inode, 0))

@@ -1,9 +1,9 @@
 """A write-ahead note of the request that a worker is serving, for the worker that takes over.
 
 The kernel sends the request of a worker that died again. Most requests can simply be done twice; but "create this
-name" fails the second time, because the name is there. So before such a change a worker writes down what it is
-about to do, in memory that outlives it, and whoever has sent the reply clears it. A new worker that gets the same
-request from the same thread knows that it was under way, and looks whether it was done.
+name" fails the second time, because the name exists. So before such a change a worker notes it in memory that
+outlives the worker, and clears the note when the reply has been sent. A new worker that gets the same request
+from the same thread knows that it was under way, and checks if it was carried out.
 
 Plain memory, made before the workers are forked; one worker at a time writes.
 """
@@ -22,10 +22,11 @@ Key = tuple[Any, ...]  # numbers and bytes
 
 
 class RequestJournal:
-    """One request. `memory` of SIZE bytes is what the worker before left; without it nothing outlives the process.
+    """One request. `memory` of SIZE bytes has the note of the previous worker; without it no note outlives the
+    process.
 
-    `requester` is the thread (the pid in FUSE's header) whose request is served, `resent` whether the kernel has
-    handed it out before; the adapter sets both.
+    `requester` is the thread (the pid in FUSE's header) whose request is served; `resent` is True if the kernel
+    has sent the request before. The adapter sets both.
     """
 
     def __init__(self, memory: mmap.mmap | bytearray | None = None) -> None:
@@ -42,28 +43,30 @@ class RequestJournal:
         return requester, what, key, about
 
     def begin(self, what: str, key: Key, about: Key = ()) -> None:
-        """This is going to be done now. `key` tells the request, `about` what has to be known to look at it."""
+        """Note a change that is about to be made. `key` identifies the request, `about` is needed to check the
+        result."""
         entry = marshal.dumps((self.requester, what, key, about))
-        self.settle()  # the length comes last: a stop in between leaves no half an entry
+        self.settle()  # the length comes last: a stop in between leaves no partial note
         if len(entry) <= SIZE - _LENGTH.size:
             self._memory[_LENGTH.size : _LENGTH.size + len(entry)] = entry
             _LENGTH.pack_into(self._memory, 0, len(entry))
 
     def clear(self) -> None:
-        """The reply has been sent. What the worker before left stays until it is known whether it is asked for
-        again: the worker after this one may have to answer that."""
+        """Clear the note: the reply has been sent. A note of the previous worker stays until it is known that its
+        request does not come again: if this worker dies, the next one may need it."""
         if self._left is None:
             _LENGTH.pack_into(self._memory, 0, 0)
 
     def settle(self) -> None:
-        """Nothing that the worker before left is asked for again: the kernel hands out such requests first."""
+        """Drop the note of the previous worker: the kernel sends its request before any new one, so it does not
+        come."""
         self._left = None
         self.clear()
 
     def repeats(self, what: str, key: Key) -> Key | None:
-        """If the worker before was about to do this for the same thread: the `about` of that; once.
+        """The `about` of the previous worker's note, if that was for this request of the same thread; once.
 
-        A thread waits for its reply; so if it wants something else, what it wanted before was answered.
+        A thread waits for its reply; so if it sends another request, the previous one was answered.
         """
         if self._left is None or not self.resent or self._left[0] != self.requester:
             return None

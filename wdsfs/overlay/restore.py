@@ -1,10 +1,10 @@
-"""What `wdsfs restore` undoes: which names of an upper have to go, so that the shards are seen there again.
+"""Decides which names of an upper `wdsfs restore` removes, so that the shards show through again.
 
-Both look here: the command, to say what it is about to do, and the worker of a mount, which does it
-(`writable_tree.WritableTree.restore`). A rename is one change: whichever of its names is restored, both are.
+Used twice: by the command, to list the changes, and by the worker of a mount, to undo them
+(`writable_tree.WritableTree.restore`). A rename is one change: restoring one of its names restores both.
 
-Semantics decision: below what was removed, replaced or renamed as a whole nothing is restored alone. The lower of
-such a directory is not shown, so there is no place to which a file of it could be given back.
+Semantics decision: nothing is restored alone below a directory that was removed, replaced or renamed as a whole.
+The lower of such a directory is not shown, so a file of it would have no place.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from wdsfs.dataset.tree import LowerTree, text_of
 from wdsfs.errors import NoSuchEntry, NotADirectory, ShardError, StaleShard
 from wdsfs.inodes import ROOT, kind_of
 from wdsfs.overlay.upper_format import DIRECTORY, THE_WHITEOUT, Origin, UpperNode
-from wdsfs.storage.identity import sum_of
 
 CHANGED, REMOVED, RENAMED, NEW = "changed", "removed", "renamed", "new"
 PATTERN = frozenset(b"*?[")
 
 
 class Target(NamedTuple):
-    """A name in a directory of the upper, and what it stands for there."""
+    """A name in a directory of the upper, and its node."""
 
     directory: UpperNode
     name: bytes
@@ -36,12 +35,13 @@ class Target(NamedTuple):
 
     @property
     def path(self) -> bytes:
+        """Its path below the top, without a slash in front."""
         above = self.directory.path()
         return above + b"/" + self.name if above else self.name
 
 
 class RestoredChange(NamedTuple):
-    """What is undone: the kind of the change, its path, and of something renamed the path that it had."""
+    """A change that is undone: its kind, its path, and for a rename the old path."""
 
     kind: str
     path: bytes
@@ -54,7 +54,7 @@ def number_of(lower: ShardSet, origin: Origin) -> int | None:
     _, shard, where = inodes.unpack(origin.inode)
     if shard >= len(lower) or not kind_of(where):
         return None
-    if sum_of(lower.fingerprint(shard)) != origin.sum:
+    if lower.fingerprint(shard).sum != origin.sum:
         return None
     return inodes.pack(lower.tag(shard), shard, where)
 
@@ -73,7 +73,7 @@ def matching(top: UpperNode, pattern: bytes) -> list[bytes]:
 
 
 class Restoration:
-    """What has to go from the upper `top` over `tree`, for some paths. Methods raise what the tree raises."""
+    """Finds what to remove from the upper `top` over `tree`. Methods raise what the tree raises."""
 
     def __init__(self, tree: LowerTree, top: UpperNode) -> None:
         self.tree, self.top = tree, top
@@ -83,9 +83,9 @@ class Restoration:
     # --- finding
 
     def find(self, path: bytes) -> list[Target]:
-        """What the upper has at a path, nothing if that is not changed; of the top all that is in it.
+        """The target at a path, none if it is not changed; for the top all targets in it.
 
-        Raises NoSuchEntry, which says what to restore instead.
+        Raises NoSuchEntry, whose message names what to restore instead.
         """
         if not path:
             return [Target(self.top, name, node) for name, node in sorted(self.top.children.items())]
@@ -116,8 +116,7 @@ class Restoration:
             raise NoSuchEntry(f"{text_of(path)} {what} as a whole: restore that")
 
     def targets(self, paths: Iterable[bytes]) -> list[Target]:
-        """What has to go: all at these paths, with the other names of what was renamed. A directory counts as one
-        target.
+        """All targets at these paths, with the other names of renames. A directory is one target.
 
         Raises StaleShard when a name that the shards have might stay hidden, ShardErrors of what cannot be read.
         """
@@ -135,10 +134,12 @@ class Restoration:
         return targets
 
     def _refuse_unknown(self, targets: Sequence[Target]) -> None:
-        """Let no copy go alone whose old name nobody knows: that would stay hidden, and be lost by a commit.
+        """Raise StaleShard for a copy whose old name is not known: that name would stay hidden, and a commit
+        would lose it.
 
-        Semantics decision: after a shard was replaced a copy counts as changed in place if the shard has its name,
-        and has it where it was. Any other may have been renamed, so it goes only with all that was removed.
+        Semantics decision: after a shard was replaced a copy counts as changed in place if the shard has its
+        name, and has it where it was. Any other copy may have been renamed, so it is removed only together with
+        all whiteouts.
         """
         going = [one for target in targets for one in self.entries(target)]
         lost = next((one for one in going if self._is_lost(one)), None)
@@ -153,7 +154,7 @@ class Restoration:
                 )
 
     def _is_lost(self, one: Target) -> bool:
-        """Whether it is a copy of something that cannot be found any more."""
+        """True for a copy whose original cannot be found."""
         origin = one.node.origin
         if origin is None or self._below(one.node) or self._number(one.node):
             return False
@@ -161,7 +162,7 @@ class Restoration:
         return not here or inodes.unpack(here)[1:] != inodes.unpack(origin.inode)[1:]
 
     def _hides(self, one: Target) -> bool:
-        """Whether something new, or nothing, is in the place of what the shards have, or had."""
+        """True if a new node or a whiteout hides a name that the shards have or had."""
         if one.node is THE_WHITEOUT:
             return True
         if one.node.origin is not None or self._below(one.node):
@@ -220,7 +221,7 @@ class Restoration:
             return 0
 
     def _number(self, node: UpperNode) -> int:
-        """The inode of what a node was in the lower; 0 for something new."""
+        """The inode of a copy's original in the lower; 0 for a new node."""
         if node.origin is None or self._below(node):
             return 0
         return number_of(self.tree.lower, node.origin) or 0
@@ -234,9 +235,7 @@ class Restoration:
         if self._copied is None:
             self._copied = {}
             for _, _, node in self.top.walk():
-                with contextlib.suppress(
-                    ShardError
-                ):  # of a shard that cannot be read: nobody asks for its numbers
+                with contextlib.suppress(ShardError):  # a shard that cannot be read: its numbers are not needed
                     number = self._number(node)
                     if number:
                         self._copied[number] = node
@@ -245,7 +244,7 @@ class Restoration:
     # --- telling
 
     def changes(self, targets: Sequence[Target]) -> list[RestoredChange]:
-        """What is undone with these, by path. Of what is new or was replaced as a whole: that."""
+        """The changes that these targets undo, by path. What is new or was replaced as a whole is one change."""
         found = {change.path: change for target in targets for change in self._changes(target)}
         olds = {change.was for change in found.values()}
         return [one for path, one in sorted(found.items()) if one.kind != REMOVED or path not in olds]

@@ -1,8 +1,7 @@
 """The directory work/: new files and directories are made in it and then moved into the upper by one rename.
 
-Names that start with "#" are those of things on their way. A process that is stopped leaves them; the next start
-removes them. The prototype of whiteouts (`overlay/whiteouts.py`) and the orphans (`overlay/orphans.py`) lie there,
-too.
+Temporary names start with "#". A process that is killed leaves them; the next start removes them. The prototype
+of whiteouts (`overlay/whiteouts.py`) and the orphans (`overlay/orphans.py`) lie there, too.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ class Staging:
         self._temporaries = 0
 
     def clear(self) -> None:
-        """Remove what former processes have left on its way."""
+        """Remove temporary files of former processes."""
         for name in map(os.fsencode, os.listdir(self.directory)):
             if name.startswith(b"#"):
                 self.throw_away(name, self.directory)
 
     def temporary(self) -> bytes:
-        """A name that nothing has."""
+        """A name that is not in use."""
         self._temporaries += 1
         return b"#%d-%x" % (os.getpid(), self._temporaries)
 
     @contextlib.contextmanager
     def prepared(self) -> Iterator[bytes]:
-        """A name in work/ for something on its way; when the block fails, nothing stays under it."""
+        """A temporary name in work/; when the block fails, what has this name is removed."""
         name = self.temporary()
         try:
             yield name
@@ -46,7 +45,8 @@ class Staging:
             raise
 
     def throw_away(self, name: bytes, directory: int) -> None:
-        """Remove a file, or a directory with nothing but whiteouts in it. What fails is left to the next start."""
+        """Remove a file, or a directory with nothing but whiteouts in it. Errors are ignored: the next start
+        tries again."""
         with contextlib.suppress(OSError):
             try:
                 self.calls.unlink(name, directory)

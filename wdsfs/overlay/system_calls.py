@@ -96,10 +96,15 @@ def write_all(calls: SystemCalls, fd: int, data: bytes | memoryview, offset: int
 def sync_filesystem(path: str) -> None:
     """Write the dirty pages of the file system that `path` is in to disk. Raises OSError.
 
-    On a mount of ours this sends the worker what programs have changed in mapped files.
+    On a mount of ours this sends the worker what programs have changed in mapped files. Not every kernel waits for
+    the answers of a FUSE file system. The worker answers in turn, so all of it is there after one more answer; a
+    second call reports what has failed.
     """
+    calls = SystemCalls()
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        SystemCalls().syncfs(fd)
+        calls.syncfs(fd)
+        os.fstatvfs(fd)
+        calls.syncfs(fd)
     finally:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""Owner, permissions and times of what is made in the upper.
+"""Owner, permissions and times of new files and directories in the upper.
 
 A daemon that is not root must be able to open every file itself: then the permission bits of the file are wider
 than those that the mount shows, and the attribute `user.wdsfs.mode` keeps the latter.
@@ -17,7 +17,7 @@ from wdsfs.overlay.upper_format import DIRECTORY, FILE, MODE, SYMLINK, UpperNode
 
 
 class UpperAttributes(NamedTuple):
-    """What something new is to have. `owner`: uid and gid, or None for those of this process; times in ns."""
+    """The attributes of a new node. `owner`: uid and gid, or None for those of this process; times in ns."""
 
     mode: int
     owner: tuple[int, int] | None = None
@@ -25,7 +25,7 @@ class UpperAttributes(NamedTuple):
 
 
 class AttributeRules:
-    """What attributes something new gets on disk, in an upper of this process."""
+    """Sets the attributes of new nodes on disk."""
 
     def __init__(self, descriptors: Descriptors, staging: Staging, calls: SystemCalls) -> None:
         self.descriptors = descriptors
@@ -35,19 +35,19 @@ class AttributeRules:
         self._own = os.geteuid(), os.getegid()
 
     def is_plain(self, attributes: UpperAttributes, kind: int) -> bool:
-        """Whether something made by this process without further ado gets these attributes."""
+        """True if a node that this process creates has these attributes without further calls."""
         if attributes.times is not None or self.widened(attributes.mode, kind) != attributes.mode:
             return False
         return not self.as_root or attributes.owner is None or attributes.owner == self._own
 
     def widened(self, mode: int, kind: int) -> int:
-        """The permission bits that a file has to have so that this process can always open it."""
+        """The permission bits with which this process can always open the file."""
         if self.as_root or kind not in (FILE, DIRECTORY):
             return mode
         return mode | (0o700 if kind == DIRECTORY else 0o600)
 
     def dress(self, name: bytes, fd: int, node: UpperNode, attributes: UpperAttributes, parent: UpperNode) -> None:
-        """Give something new in work/, whose descriptor (-1: none) is `fd`, what it is to have."""
+        """Set the attributes of a new node in work/, whose descriptor is `fd` (-1: none)."""
         if attributes.times is None:
             attributes = self._as_in(parent, node.kind, attributes)
         if attributes.owner is not None and self.as_root:
@@ -62,7 +62,7 @@ class AttributeRules:
             self.calls.utime(name, attributes.times, self.staging.directory)
 
     def _as_in(self, parent: UpperNode, kind: int, attributes: UpperAttributes) -> UpperAttributes:
-        """What something new gets from a directory whose group is inherited, as where it is made in place."""
+        """The attributes with what is inherited from a directory with setgid, as if the node was created there."""
         above = os.fstat(self.descriptors.directory(parent))
         if not above.st_mode & stat.S_ISGID:
             return attributes

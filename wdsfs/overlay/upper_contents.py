@@ -1,7 +1,7 @@
-"""Content and attributes of what is in the upper: read, and changed in place.
+"""Content and attributes of files and directories in the upper: read, and changed in place.
 
-Callers name nodes; descriptors are `overlay/upper_descriptors.py`'s. What has changed is marked as not yet on
-disk, for `overlay/durability.py`.
+Callers pass nodes; `overlay/upper_descriptors.py` has their descriptors. Changed nodes are marked as dirty, for
+`overlay/durability.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class UpperContents:
         return os.readlink(node.name, dir_fd=self.descriptors.where(node))
 
     def _attributed(self, node: UpperNode) -> int | None:
-        """A descriptor of what can have attributes of users: files and directories."""
+        """A descriptor of a node that can have attributes of users, that is of a file or directory; else None."""
         if node.kind == FILE:
             return self.descriptors.file(node)
         return self.descriptors.directory(node) if node.kind == DIRECTORY else None
@@ -87,7 +87,7 @@ class UpperContents:
         self.calls.utime(name, times, directory)
 
     def _itself(self, node: UpperNode) -> tuple[bytes, int]:
-        """A name of something, and the descriptor of the directory that the name is in."""
+        """A name of a node, and the descriptor of the directory that the name is in."""
         if node.inode == ROOT:
             return b".", self.descriptors.directory(node)
         return node.name, self.descriptors.where(node)

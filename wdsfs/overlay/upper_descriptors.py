@@ -77,13 +77,13 @@ class Descriptors:
         return fd
 
     def where(self, node: UpperNode) -> int:
-        """A descriptor of the directory that holds something."""
+        """A descriptor of the directory that holds a node."""
         if node.parent is None:
             raise FileNotFoundError(errno.ENOENT, "it has been removed", os.fsdecode(node.name))
         return self.directory(node.parent)
 
     def file(self, node: UpperNode, write: bool = False) -> int:
-        """A descriptor of a file, for the next few calls; to be written, or raises why it cannot be."""
+        """A descriptor of a file, for the next few calls; with `write` one for writing. Raises OSErrors."""
         fd = self._files.get(node)
         if fd is not None and not (write and node in self._unwritable):
             self._files.move_to_end(node)
@@ -108,7 +108,7 @@ class Descriptors:
             self._unwritable &= self._files.keys()
 
     def drop(self, node: UpperNode) -> None:
-        """Close the descriptors of something, if there are any."""
+        """Close the descriptors of a node, if there are any."""
         self._unwritable.discard(node)
         for table in (self._files, self._directories):
             fd = table.pop(node, None)
@@ -116,7 +116,7 @@ class Descriptors:
                 os.close(fd)
 
     def stat(self, node: UpperNode) -> os.stat_result:
-        """The attributes of something; by its descriptor when it is open."""
+        """The attributes of a node; by its descriptor when it is open."""
         fd = self._files.get(node)
         if fd is None and node.kind == DIRECTORY:
             fd = self._directories.get(node)

@@ -1,11 +1,11 @@
-"""An upper that is in use: opens it, checks that its file system can take one, and holds the parts that change it.
+"""An upper in use: opens it, checks that its file system supports an overlay, and holds the parts that change it.
 
-Every change is one atomic system call, whatever has to be prepared for it (`overlay/new_entries.py`,
+Every change is one atomic system call, after preparations in work/ (`overlay/new_entries.py`,
 `overlay/name_changes.py`, `overlay/whiteouts.py`, `overlay/upper_contents.py`). So a stop at any call leaves the
-upper as it was or as it is to be, and things in work/ that the next start removes. The names in memory
-(`upper_format.UpperNode`) change when the last call has succeeded, so an error leaves them true.
+upper as it was or with the whole change, and temporary files in work/ that the next start removes. The names in
+memory (`upper_format.UpperNode`) change when the last call has succeeded, so an error leaves them true.
 
-What is to be hidden, copied up or made opaque is decided in `overlay/writable_tree.py`. One thread.
+What is hidden, copied up or made opaque is decided in `overlay/writable_tree.py`. One thread.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from wdsfs.overlay.durability import Durability
 from wdsfs.overlay.name_changes import NameChanges
 from wdsfs.overlay.new_entries import NewEntries
 from wdsfs.overlay.orphans import Orphans
-from wdsfs.overlay.overlay_directory import OverlayDirectory, sync_directory
+from wdsfs.overlay.overlay_directory import OverlayDirectory, load_upper
 from wdsfs.overlay.staging import Staging
 from wdsfs.overlay.system_calls import EXCHANGE, SystemCalls
 from wdsfs.overlay.upper_attributes import AttributeRules
 from wdsfs.overlay.upper_contents import UpperContents
 from wdsfs.overlay.upper_descriptors import DESCRIPTORS, Descriptors
-from wdsfs.overlay.upper_format import DIRECTORY, OPEN_DIRECTORY, ORIGIN, UpperNode, load
+from wdsfs.overlay.upper_format import DIRECTORY, OPEN_DIRECTORY, ORIGIN, UpperNode
+from wdsfs.overlay.upper_parts import UpperParts
 from wdsfs.overlay.whiteouts import DISK_FULL, PROTOTYPE, Whiteouts
+from wdsfs.storage.durable import Disk
 
 
 class UpperDirectory:
@@ -61,21 +63,20 @@ class UpperDirectory:
                 self.descriptors.pin(self.orphans.top, orphans)
             self.attributes = AttributeRules(self.descriptors, staging, calls)
             self.whiteouts = Whiteouts(self.descriptors, staging, calls)
-            parts = self.descriptors, staging, self.attributes, self.whiteouts, self.orphans, calls
-            self.entries = NewEntries(*parts)
-            self.names = NameChanges(*parts)
+            parts = UpperParts(self.descriptors, staging, self.attributes, self.whiteouts, self.orphans, calls)
+            self.entries, self.names = NewEntries(parts), NameChanges(parts)
             self.contents = UpperContents(self.descriptors, self.attributes, calls)
             self.durability = Durability(self.descriptors, self.orphans, calls)
             if not self.read_only:
                 self._start(inherited)
-            self.top = load(self._top)
+            self.top = load_upper(place, self._top)
             self.descriptors.pin_instead(self.top, unread)
         except BaseException:
             self.descriptors.close()
             raise
 
     def _make_directories(self, owner: tuple[int, int] | None) -> bool:
-        """Make what is missing in DIR. Whether the file system is read-only."""
+        """Make the directories that are missing in DIR; returns True if the file system is read-only."""
         place = self.place
         if place.is_bare:
             raise OverlayUnusable(
@@ -87,11 +88,11 @@ class UpperDirectory:
             for path, mode in ((place.upper, 0o755), (place.work, 0o700), (place.work / "orphans", 0o700)):
                 if not path.is_dir():
                     path.mkdir(mode, parents=True)
-                    path.chmod(mode)  # whatever the umask of whoever mounts
+                    path.chmod(mode)  # independent of the umask
             if new and owner is not None and os.geteuid() == 0:
                 os.chown(place.upper, *owner)
             if new:
-                sync_directory(place.path)
+                Disk().sync_directory(os.fsencode(place.path))
         except OSError as error:
             if error.errno == errno.EROFS and place.upper.is_dir():
                 return True
@@ -118,7 +119,7 @@ class UpperDirectory:
             self._probe()
 
     def _probe(self) -> None:
-        """Find out whether the file system can take an overlay. Raises OverlayUnusable when it cannot."""
+        """Raise OverlayUnusable if the file system cannot hold an overlay."""
         name, other = self.staging.temporary(), self.staging.temporary()
         needed = "attributes in the namespace 'user'"
         try:
@@ -143,8 +144,8 @@ class UpperDirectory:
     def close(self, clean: bool = False) -> None:
         """Close every descriptor.
 
-        At a `clean` end (the kernel knows nothing any more) orphans are removed, and all that is still in memory
-        is written to disk. Raises OSErrors.
+        At a `clean` end (the kernel knows no inode any more) orphans are removed, and everything is synced to
+        disk. Raises OSErrors.
         """
         try:
             if clean and not self.read_only:

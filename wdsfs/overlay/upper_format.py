@@ -36,27 +36,33 @@ OPAQUE, OPAQUE_OF_ROOT = "user.overlay.opaque", "trusted.overlay.opaque"
 WHITED_OUT, WHITED_OUT_OF_ROOT = "user.overlay.whiteout", "trusted.overlay.whiteout"
 ORIGIN, MODE = "user.wdsfs.origin", "user.wdsfs.mode"
 _UNSUPPORTED = {
-    f"{namespace}.overlay.{feature}": feature
+    f"{namespace}.overlay.{feature}": "without which it cannot be understood; mount with -o "
+    "redirect_dir=off,metacopy=off and make the change again"
     for namespace in ("user", "trusted")
     for feature in ("redirect", "metacopy")
+}
+_OF_ROOT = {
+    name: "which the kernel does not heed there, so that the mount shows something else; remove it, in the mount, "
+    f"with: setfattr -x {name} PATH"
+    for name in (OPAQUE_OF_ROOT, WHITED_OUT_OF_ROOT)
 }
 
 OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Origin(NamedTuple):
-    """The inode number that something had in the lower, and the sum of its shard's fingerprint at that time."""
+    """The inode number of the original in the lower, and the sum of its shard's fingerprint at that time."""
 
     inode: int
     sum: int
 
 
 class UpperNode:
-    """Something in the upper: a file, a directory, a symbolic link, a whiteout, or another thing (fifo ...).
+    """A node of the upper: a file, a directory, a symbolic link, a whiteout, or another kind (fifo ...).
 
-    A file with several names in the upper is one node. `inode` is the number that the mount shows: as loaded it is
-    UP | st_ino, whoever knows the lower sets that of the origin. `lower` is the number of the lower's directory
-    that shows through (0: nothing does); it, too, is set by who knows the lower.
+    A file with several names in the upper is one node. `inode` is the number that the mount shows: as loaded it
+    is UP | st_ino; `node_table.NodeTable` sets that of the origin. `lower` is the number of the lower's directory
+    that shows through (0: none); `NodeTable` sets it, too.
     """
 
     __slots__ = (
@@ -93,7 +99,7 @@ class UpperNode:
         return f"<{kind} {os.fsdecode(self.path())!r} inode {self.inode:#x}>"
 
     def enter(self, name: bytes, node: UpperNode) -> None:
-        """Let a name in this directory be that of a node."""
+        """Enter a name of a node into this directory."""
         self.children[name] = node
         self.dirty = True
 
@@ -103,7 +109,7 @@ class UpperNode:
         return first + (self.more or [])
 
     def chain(self) -> list[UpperNode]:
-        """This node and what it lies in, the top last."""
+        """This node and the directories above it, the top last."""
         found: list[UpperNode] = []
         node: UpperNode | None = self
         while node is not None:
@@ -138,29 +144,29 @@ class UpperNode:
 
 
 _NO_CHILDREN: dict[bytes, UpperNode] = {}  # shared by everything that is no directory; stays empty
-THE_WHITEOUT = UpperNode(
-    WHITEOUT, 0, None, b""
-)  # one for all: nothing is known of a whiteout but that it is there
+THE_WHITEOUT = UpperNode(WHITEOUT, 0, None, b"")  # one for all: a whiteout has no other properties
 
 
 def empty() -> UpperNode:
-    """The top of an upper that has nothing in it."""
+    """The top of an empty upper."""
     return UpperNode(DIRECTORY, ROOT, None, b"")
 
 
-def load(directory: int) -> UpperNode:
+def load(directory: int, marks_of_root: bool = True) -> UpperNode:
     """The names in the upper that this descriptor is of; read-only.
 
-    Raises OverlayUnusable for what wdsfs does not understand, and OSErrors.
+    Without `marks_of_root`, attributes of the format in the namespace "trusted." are refused. Raises
+    OverlayUnusable for what wdsfs does not understand, and OSErrors.
     """
-    return _Loader(directory).load()
+    return _Loader(directory, marks_of_root).load()
 
 
 class _Loader:
     """Walks an upper with two descriptors, however deep it is."""
 
-    def __init__(self, directory: int) -> None:
+    def __init__(self, directory: int, marks_of_root: bool) -> None:
         self.top = directory
+        self.refused = _UNSUPPORTED if marks_of_root else {**_UNSUPPORTED, **_OF_ROOT}
         self.device = os.fstat(directory).st_dev
         self.linked: dict[int, UpperNode] = {}
 
@@ -230,8 +236,8 @@ class _Loader:
         return node
 
     def _read_file(self, node: UpperNode, path: bytes, attributes: list[str], empty: bool) -> bool:
-        """Take over what a file's attributes say. Whether it is a whiteout."""
-        _refuse_unsupported(node, attributes)
+        """Read a file's attributes into its node; returns True if it is a whiteout."""
+        self._refuse_unsupported(node, attributes)
         if empty and (WHITED_OUT in attributes or WHITED_OUT_OF_ROOT in attributes):
             return True
         _read_ours(node, path, attributes)
@@ -240,15 +246,23 @@ class _Loader:
     def _read_directory(self, node: UpperNode, fd: int) -> None:
         attributes = os.listxattr(fd)
         if attributes:
-            _refuse_unsupported(node, attributes)
+            self._refuse_unsupported(node, attributes)
             node.opaque = any(
                 name in attributes and os.getxattr(fd, name) == b"y" for name in (OPAQUE, OPAQUE_OF_ROOT)
             )
             _read_ours(node, fd, attributes)
 
+    def _refuse_unsupported(self, node: UpperNode, attributes: list[str]) -> None:
+        for name in attributes:
+            remedy = self.refused.get(name)
+            if remedy is not None:
+                raise OverlayUnusable(
+                    f"{os.fsdecode(node.path())!r} in the overlay has the attribute {name}, {remedy}"
+                )
+
 
 def _kind_of(status: os.stat_result) -> int:
-    """What kind of node a file is by its status alone: a whiteout in the other form counts as a file."""
+    """The kind of a file by its status alone: a whiteout in the other form counts as a file."""
     form = stat.S_IFMT(status.st_mode)
     if form == stat.S_IFREG:
         return FILE
@@ -257,16 +271,6 @@ def _kind_of(status: os.stat_result) -> int:
     if form == stat.S_IFLNK:
         return SYMLINK
     return WHITEOUT if form == stat.S_IFCHR and status.st_rdev == 0 else OTHER
-
-
-def _refuse_unsupported(node: UpperNode, attributes: list[str]) -> None:
-    for name in attributes:
-        feature = _UNSUPPORTED.get(name)
-        if feature is not None:
-            raise OverlayUnusable(
-                f"{os.fsdecode(node.path())!r} in the overlay has the attribute {name}, without which it cannot "
-                f"be understood; mount with -o redirect_dir=off,metacopy=off and make the change again"
-            )
 
 
 def _read_ours(node: UpperNode, where: bytes | int, attributes: list[str]) -> None:
@@ -288,7 +292,7 @@ def _parse_origin(value: bytes) -> Origin | None:
 
 
 def open_below(directory: int, node: UpperNode, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of something in the upper that `directory` is a descriptor of. Raises OSErrors."""
+    """Open a path below the upper whose descriptor is `directory`. Raises OSErrors."""
     *way, _ = node.chain()
     fd = os.open(".", OPEN_DIRECTORY, dir_fd=directory)
     for step in reversed(way):

@@ -1,7 +1,7 @@
 """Whiteouts and opaque directories: the marks in the upper that hide names of the lower.
 
 A whiteout is a hard link to one prototype in work/: a character device 0:0, or an empty file with an attribute
-where no device can be made. Which names are to be hidden is decided in `overlay/writable_tree.py`.
+where no device can be made. Which names are hidden is decided in `overlay/writable_tree.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}  # a later write fails wit
 class Whiteouts:
     """Makes and removes whiteouts, and makes directories opaque.
 
-    `by_attribute`: whether whiteouts here are files with an attribute, not devices.
+    `by_attribute`: True if whiteouts here are files with an attribute, not devices.
     """
 
     def __init__(self, descriptors: Descriptors, staging: Staging, calls: SystemCalls) -> None:
@@ -32,7 +32,7 @@ class Whiteouts:
         self.by_attribute = False
 
     def find_prototype(self) -> None:
-        """Find out which form whiteouts have here, or make the prototype."""
+        """Find the prototype and with it the form of whiteouts, or make it."""
         try:
             status = os.stat(PROTOTYPE, dir_fd=self.staging.directory, follow_symlinks=False)
             self.by_attribute = not stat.S_ISCHR(status.st_mode)
@@ -60,18 +60,18 @@ class Whiteouts:
             self.calls.rename(temporary, self.staging.directory, PROTOTYPE, self.staging.directory)
 
     def hide(self, parent: UpperNode, name: bytes) -> None:
-        """Remove a name that the lower has and the upper has not."""
+        """Hide a name that the lower has and the upper has not."""
         self.make(name, self.descriptors.directory(parent), parent)
         parent.enter(name, THE_WHITEOUT)
 
     def reveal(self, parent: UpperNode, name: bytes) -> None:
-        """Remove a whiteout: what the lower has under its name is seen again."""
+        """Remove a whiteout: the name of the lower is visible again."""
         self.calls.unlink(name, self.descriptors.directory(parent))
         del parent.children[name]
         parent.dirty = True
 
     def make(self, name: bytes, directory: int, parent: UpperNode) -> None:
-        """Make a whiteout that is, or is going to be, in the directory `parent`."""
+        """Make a whiteout that is in the directory `parent`, or will be moved there."""
         self.mark(parent)
         try:
             self.calls.link(PROTOTYPE, self.staging.directory, name, directory)
@@ -90,7 +90,7 @@ class Whiteouts:
                 self.calls.setxattr(fd, OPAQUE, b"x")
 
     def make_opaque(self, node: UpperNode, origin: Origin | None = None) -> None:
-        """Let nothing of the lower show through a directory; `origin` keeps its inode number."""
+        """Make a directory opaque; `origin` keeps its inode number."""
         fd = self.descriptors.directory(node)
         if origin is not None:
             self.calls.setxattr(fd, ORIGIN, b"%d:%x" % origin)

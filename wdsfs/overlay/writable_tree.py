@@ -1,12 +1,12 @@
-"""The tree of a writable mount: what is seen (`overlay/merged_view.py`), and every request that changes it.
+"""The tree of a writable mount: `overlay/merged_view.py` and every request that changes it.
 
-Here a request gets its meaning: its checks, what has to be copied up (`overlay/copy_up.py`) or hidden
-(`overlay/removals.py`, `overlay/renames.py`), what the journal says of a request that a worker died in, and then
-one change of the upper (`overlay/upper_dir.py`).
+This module decides the meaning of a request: its checks, what has to be copied up (`overlay/copy_up.py`) or hidden
+(`overlay/removals.py`, `overlay/renames.py`), the outcome of a request in which a worker has died, and then one
+change of the upper (`overlay/upper_dir.py`).
 
 Semantics decision: modes of the lower are 0644 and 0755 here, so that its owner may write.
 
-One thread: a call runs from start to end with what it looked at.
+One thread: nothing changes during a call.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from wdsfs.errors import (
     Unsupported,
 )
 from wdsfs.overlay.copy_up import CopyUp
-from wdsfs.overlay.give_back import GiveBack
 from wdsfs.overlay.merged_view import MergedView, is_users
 from wdsfs.overlay.removals import Removals, is_directory
 from wdsfs.overlay.renames import Renames
 from wdsfs.overlay.request_journal import RequestJournal
+from wdsfs.overlay.undo import Undo
 from wdsfs.overlay.upper_attributes import UpperAttributes
 from wdsfs.overlay.upper_dir import UpperDirectory
 from wdsfs.overlay.upper_format import DIRECTORY, FILE, SYMLINK, UpperNode
 
 
 class AttributeChange(NamedTuple):
-    """What `setattr` is to change; None stays. Size in bytes, times in ns since the epoch."""
+    """The change of a `setattr`; None leaves a value as it is. Size in bytes, times in ns since the epoch."""
 
     mode: int | None = None
     uid: int | None = None
@@ -51,8 +51,8 @@ class AttributeChange(NamedTuple):
 class WritableTree(MergedView):
     """`tree` with the changes in `upper` over it, which requests can change.
 
-    `owner` (uid, gid) is whom the files of the lower belong to, `umask` what is taken off their modes. `journal`
-    is what the worker before left.
+    `owner` (uid, gid) owns the files of the lower; `umask` is applied to their modes. `journal` has the note of
+    the previous worker.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class WritableTree(MergedView):
     # --- content
 
     def write(self, inode: int, offset: int, data: bytes | memoryview) -> int:
-        """Write into a file; returns how many bytes, which are all. Raises IsADirectory, OSErrors (ENOSPC ...)."""
+        """Write all data into a file; returns the number of bytes. Raises IsADirectory, OSErrors (ENOSPC ...)."""
         self._follow()
         node = self._nodes.get(inode)
         if node is None:
@@ -87,16 +87,16 @@ class WritableTree(MergedView):
         return self.upper.contents.write(node, offset, data)
 
     def fsync(self, inode: int, only_data: bool = False) -> None:
-        """Have a file or directory on disk, with every name that leads to it. Shard files are already durable."""
+        """Sync a file or directory, with every name on the paths to it. Shard files are already durable."""
         self._follow()
         node = self._nodes.get(inode)
         if node is not None:
             self.upper.durability.sync(node, only_data)
 
-    # --- new things
+    # --- new nodes
 
     def _check_vacant(self, what: str, parent: int, name: bytes) -> Node | None:
-        """Raises EntryExists if the name exists. Returns what the worker before made under it for the same
+        """Raise EntryExists if the name exists. Return the node that the previous worker made for the same
         request."""
         repeated = self.journal.repeats(what, (parent, name)) is not None
         there = self.copies.child(parent, name)
@@ -107,7 +107,7 @@ class WritableTree(MergedView):
         return there if isinstance(there, Node) else self.status(there)
 
     def _welcome(self, node: UpperNode, directory: UpperNode, name: bytes) -> Node:
-        """Take over something new that has come into the upper."""
+        """Take over a new node of the upper."""
         self._nodes[node.inode] = node
         self.order.entered(directory, name)
         return self.status(node)
@@ -209,7 +209,7 @@ class WritableTree(MergedView):
         self.removals.remove("rmdir", parent, name, there)
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
-        """Give something another name; what has that name is replaced, or with RENAME_EXCHANGE gets the old one.
+        """Rename; an existing target is replaced, or with RENAME_EXCHANGE gets the old name.
 
         Raises NoSuchEntry, EntryExists (RENAME_NOREPLACE), NotEmpty, IsADirectory, NotADirectory, InvalidRequest
         (a directory into itself; other flags), CrossDevice for a directory that only copying can move.
@@ -220,16 +220,16 @@ class WritableTree(MergedView):
     def restore(self, paths: Iterable[bytes], notify: Callable[[int, bytes], None]) -> None:
         """Undo what was changed at these paths (below the top, without a leading slash) and below them.
 
-        `notify` as in `GiveBack`. Can be repeated from any point. Raises NoSuchEntry for something in what was
-        removed, replaced or renamed, and ShardErrors; then nothing is undone.
+        `notify` as in `Undo`. Can be repeated from any point. Raises NoSuchEntry for a path in what was
+        removed, replaced or renamed as a whole, and ShardErrors; then nothing is undone.
         """
         self._follow()
-        GiveBack(self, self.removals, notify).restore(paths)
+        Undo(self, self.removals, notify).restore(paths)
 
     # --- attributes
 
     def setattr(self, inode: int, change: AttributeChange) -> Node:
-        """Change what stat says of something. Raises IsADirectory, Unsupported, OSErrors (EPERM ...)."""
+        """Change the attributes of an inode. Raises IsADirectory, Unsupported, OSErrors (EPERM ...)."""
         self._follow()
         node = self._nodes.get(inode)
         size = change.size

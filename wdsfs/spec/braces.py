@@ -15,7 +15,7 @@ from braceexpand import braceexpand
 
 from wdsfs.errors import SpecError
 
-MAX_WORDS = 10_000_000  # past this it is a typing error, and the strings alone would take gigabytes
+MAX_WORDS = 10_000_000  # more is a typing error, and the strings alone would take gigabytes
 
 _BRACE = re.compile(r"[{}]")
 # As braceexpand has them: "$" also matches before a newline at the end.
@@ -25,12 +25,12 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # the order o
 
 
 def are_in(text: str) -> bool:
-    """Whether there is a brace in it."""
+    """True if the text has a brace."""
     return _BRACE.search(text) is not None
 
 
 def expand(text: str) -> Iterator[str]:
-    """The words of a brace expression; without braces the text itself.
+    """Return the words of a brace expression; for a text without braces the text itself.
 
     Raises SpecError when the braces are unbalanced or nested too deeply, or name more than MAX_WORDS.
     """
@@ -51,12 +51,12 @@ def expand(text: str) -> Iterator[str]:
 
 
 def _expansions(text: str) -> int:
-    """How many words `text` expands to. Raises ValueError for unbalanced braces."""
+    """Return the number of words that `text` expands to. Raises ValueError for unbalanced braces."""
     return math.prod(_expression_count(expression) for expression in _expressions(text))
 
 
 def _expressions(text: str) -> Iterator[str]:
-    """The insides of the outermost braces of `text`."""
+    """Yield the text inside each of the outermost braces."""
     depth = start = 0
     for position, character in _unescaped(text):
         if character == "{":

@@ -1,14 +1,14 @@
-"""What a user types -> an ordered list of shards, each with the name it has in the mount.
+"""The arguments of a user -> an ordered list of shards, each with its name in the mount.
 
 A spec is a brace expression (`train-{000000..000099}.tar`), a plain path, a glob (`train-*.tar`, `**` too), a
 directory (its tars), a prepared Energon dataset, a file that names shards (JSON or YAML, read by
 `spec/shard_lists.py`), a list of specs (`@list.txt`), or several of these joined by `::`, the webdataset library's
 separator. `${NAME}` is replaced as in that library, and a leading `~` is expanded. No shard is opened and no
-symbolic link is resolved: what a shard holds is for `tar/scan.py` to say. Plain functions over the file system's
-names; no FUSE, no LMDB.
+symbolic link is resolved; the room `tar` reads shards. Plain functions over names in the file system; no FUSE, no
+LMDB.
 
-The order of the shards is the order of the specs, and the set is exactly what was asked for: a shard that is
-not there or that is named twice is an error, never a smaller set (unless that is asked for).
+The order of the shards is the order of the specs, and the set is exactly the one that was asked for: a shard that
+is missing or named twice is an error, never a smaller set (unless `allow_missing`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import errno
 import glob
 import os
 import re
+import shlex
 import stat
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple
@@ -28,7 +29,8 @@ from typing import NamedTuple
 from wdsfs import names
 from wdsfs.errors import MissingShard, SpecError, UnreadableShard
 from wdsfs.reading import PLAIN, Reading
-from wdsfs.spec import braces, located, shard_lists
+from wdsfs.remote import urls
+from wdsfs.spec import braces, dependencies, index_file, located, objects, shard_lists
 from wdsfs.spec.shard_lists import Word
 
 MAX_SHARDS = braces.MAX_WORDS  # per call
@@ -41,15 +43,14 @@ LISTING_PAYS = 64
 LISTING_RATIO = 16
 
 LIST = "@"
-MAX_LISTS = 1000  # that are read in one call: two that each name a third one twice, and so on, would never end
+MAX_LISTS = 1000  # read in one call: lists that each name the next one twice would never end
 MAX_NESTED = 20
-MAX_PASSES = 10  # of replacing variables, as in the webdataset library
-MAX_SPEC = 1 << 20  # characters of one spec; what grows past it refers to itself
+MAX_PASSES = 10  # rounds of replacing variables, as in the webdataset library
+MAX_SPEC = 1 << 20  # characters of one spec; a longer one has variables that refer to themselves
 
-_SEPARATOR = "::"
 _GLOB = re.compile(r"[*?\[]")
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
-_PLAIN = re.compile(r"[^~@{}*?\[:][^{}*?\[:]*")  # nothing in it to expand
+_PLAIN = re.compile(r"[^~@{}*?\[:][^{}*?\[:]*")  # has nothing to expand
 _SUFFIXES = tuple(os.fsdecode(suffix) for suffix in names.SHARD_SUFFIXES)
 
 
@@ -64,19 +65,22 @@ class Slice(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """Which part of what the specs name is wanted, and how it is read: `expand(specs, *selection)`."""
+    """The part of the set that is wanted, and how it is read: `expand(specs, *selection)`."""
 
     split: str | None = None
     slice: Slice | None = None
     reading: Reading = PLAIN
     allow_missing: bool = False
+    base: str | None = None  # where the shards of a portable index are, if not beside it
 
     @property
     def arguments(self) -> list[str]:
-        """The options of a command that select the same of what is there."""
+        """The command line options that make the same selection among the shards that exist."""
         found = [] if self.split is None else ["--split", self.split]
         if self.slice is not None:
             found += ["--shard-id", str(self.slice.shard_id), "--num-shards", str(self.slice.num_shards)]
+        if self.base is not None:
+            found += ["--base", self.base]
         return found + self.reading.arguments
 
 
@@ -84,14 +88,16 @@ class Selection(NamedTuple):
 class Shard:
     """One shard of a set.
 
-    `path` is absolute, but not resolved: a symbolic link stays what the user called it. `name` is the name of
+    `path` is absolute, but not resolved: a symbolic link keeps the name that the user gave. `name` is the name of
     its directory in the mount: one path component, at most 255 bytes, unlike every other shard's of the set.
 
-    `without` are the keys, as in the names of members, of samples that are left out. `expected_samples` is how
-    many there are in the shard, those included, according to the file that names it.
+    `without` are the raw keys of samples that are left out. `expected_samples` is the number of samples in the
+    shard, those included, according to the file that names it.
 
-    `place` is the number of the shard in the whole set, and how many that has, if this is a part of it. `reading`
-    is the same for all shards of a set.
+    `place` is the number of the shard in the whole set and the size of that set, if this is a part of it, or if it
+    has grown since. `reading` is the same for all shards of a set. `index_file` is the portable index that lists
+    the shard, if its list is one. `gone` is the number of samples of a shard that is not in the set any more: only
+    its number, which no other shard gets, is kept (`spec/growth.py`).
     """
 
     path: bytes
@@ -100,14 +106,16 @@ class Shard:
     expected_samples: int | None = None
     place: tuple[int, int] | None = field(default=None, compare=False)
     reading: Reading = PLAIN
+    index_file: str = field(default="", compare=False)
+    gone: int | None = None
 
     @property
     def key(self) -> bytes:
-        """What the index keeps the shard's record under."""
+        """The key of the shard's record in the index."""
         return self.path + self.reading.mark
 
     def miscount(self, samples: int) -> str:
-        """What is wrong when the shard has this many samples; empty if nothing is."""
+        """Return what is wrong if the shard has this many samples; empty if that is the expected number."""
         if self.expected_samples in (None, samples):
             return ""
         return f"has {samples:,} samples; the file that names it says {self.expected_samples:,}"
@@ -119,10 +127,12 @@ def expand(
     slice: Slice | None = None,
     reading: Reading = PLAIN,
     allow_missing: bool = False,
+    base: str | None = None,
 ) -> list[Shard]:
-    """The shards that `specs` name, in order: all of them, or those of a split, or of a slice; to be read so.
+    """Return the shards that `specs` name, in order: all of them, or those of a split, or of a slice.
 
-    With `allow_missing` they need not all be there, but one has to be.
+    `reading` is how they are to be read. With `allow_missing` some may be missing, but not all. `base` is the
+    directory, or URL, of the shards of a portable index.
 
     Semantics decision: a spec that names something that exists is taken literally, whatever braces, glob
     characters or `::` it holds. Otherwise it is split at `::`, then variables are replaced, then braces are
@@ -130,30 +140,50 @@ def expand(
     Semantics decision: the shards of a glob or a directory are sorted bytewise by path, whatever the locale.
     Semantics decision: one path given twice is an error. Keeping it once would silently change the set, and
     twice would make two trees of one shard. Two links to one file are two shards.
-    Semantics decision: a slice has every M-th shard, as the webdataset library's `split_by_node` deals them out,
-    for what is dealt out is shards, as there. (DALI gives out contiguous samples.) Neighbours, which are often
-    alike, are spread, and parts differ by at most one shard. It is cut last, from the set with all its names:
-    every rank sees the same errors, and a shard has the same name in all of them.
+    Semantics decision: a slice has every M-th shard, as with the webdataset library's `split_by_node`, which also
+    distributes shards. (DALI distributes contiguous samples.) Neighbours, which are often alike, go to different
+    parts, and parts differ by at most one shard. The slice is cut last, from the set with all its names: every
+    rank sees the same errors, and a shard has the same name in all of them.
 
     Raises SpecError (means nothing, nothing matches, not a regular file, given twice), MissingShard, and
     UnreadableShard when the file system refuses to say whether a shard is there.
     """
+    shards = _found(specs, split, reading, lambda words: _existing_files(words, split, allow_missing, base))
+    return shards if slice is None else _sliced(shards, slice)
+
+
+def expand_again(
+    specs: Sequence[str | bytes], split: str | None = None, reading: Reading = PLAIN, base: str | None = None
+) -> list[Shard]:
+    """As `expand`, for a set that is looked at again: the shards that are there now.
+
+    What is named one by one and missing is left out, unless all of it is.
+    """
+    return _found(specs, split, reading, lambda words: _present_files(words, split, base))
+
+
+def _found(
+    specs: Sequence[str | bytes],
+    split: str | None,
+    reading: Reading,
+    files: Callable[[list[Word]], list[Word]],
+) -> list[Shard]:
+    """The shards that `specs` name; `files` returns those of the words that count, directories replaced."""
     words = _limited(_words(specs))
     if not words:
         raise SpecError("no shards given: name at least one, for example 'train-{000000..000099}.tar'")
-    found = _existing_files(words, split, allow_missing)
+    found = files(words)
     paths = _absolute([word.path for word in found])
     _refuse_repeated(paths, found)
-    shards = [
-        Shard(path, name, word.without, word.samples, reading=reading)
-        for path, name, word in zip(paths, _names(paths), found, strict=True)
+    return [
+        Shard(path, name, word.without, word.samples, reading=reading, index_file=word.index_file)
+        for path, name, word in zip(paths, _names(list(map(urls.readable, paths))), found, strict=True)
     ]
-    return shards if slice is None else _sliced(shards, slice)
 
 
 def _sliced(shards: list[Shard], part: Slice) -> list[Shard]:
     if len(shards) < part.num_shards:
-        # For all of them: one rank that fails alone leaves the others waiting.
+        # All ranks fail: if one failed alone, the others would wait for it.
         raise SpecError(
             f"the set has {len(shards):,} shards and cannot be cut into {part.num_shards:,} parts: "
             "one of them would be empty"
@@ -163,7 +193,7 @@ def _sliced(shards: list[Shard], part: Slice) -> list[Shard]:
 
 
 def refuse_left_out(shards: Iterable[Shard], why: str) -> None:
-    """Raises SpecError when samples of these shards are left out: a part of a shard cannot be changed."""
+    """Raise SpecError if samples of these shards are left out: a part of a shard cannot be changed."""
     for shard in shards:
         if shard.without:
             raise SpecError(
@@ -173,13 +203,13 @@ def refuse_left_out(shards: Iterable[Shard], why: str) -> None:
 
 
 def extended(shards: Sequence[Shard], paths: Sequence[bytes]) -> list[Shard]:
-    """The set with these further shards behind it; no name changes."""
+    """Return the set with these further shards at its end; no name changes."""
     known = {shard.path for shard in shards}
     taken = {shard.name for shard in shards}
     found = list(shards)
     for path in paths:
         if path not in known:
-            name = _free_name(_stems([path])[0].rpartition(b"/")[2], taken)
+            name = free_name(_stems([path])[0].rpartition(b"/")[2], taken)
             taken.add(name)
             found.append(Shard(path, name, reading=shards[0].reading))
     return found
@@ -188,10 +218,10 @@ def extended(shards: Sequence[Shard], paths: Sequence[bytes]) -> list[Shard]:
 def split_path(arguments: Sequence[str]) -> tuple[list[str], str | None]:
     """Split the `SHARDS... [PATH]` of `wdsfs ls` into the specs and the path inside the tree, if any.
 
-    Semantics decision: the last of two or more arguments is PATH when it names no shard at all: no file of
-    that name, no list, no directory that holds a shard, no glob match, and not one existing file among its brace
-    expansions (a set that is there in part stays a spec, so that `expand` can say what is missing). What has a
-    `${NAME}` in it is never PATH. No list is read to know that.
+    Semantics decision: the last of two or more arguments is PATH when it names no shard at all: no file of that
+    name, no list, no directory that holds a shard, no glob match, and not one existing file among its brace
+    expansions (a set of which a part exists stays a spec, so that `expand` can report what is missing). An
+    argument with `${NAME}` is never PATH. No list is read to decide this.
     """
     *specs, last = arguments
     if not specs or names_a_shard(last):
@@ -200,14 +230,14 @@ def split_path(arguments: Sequence[str]) -> tuple[list[str], str | None]:
 
 
 def names_a_shard(argument: str) -> bool:
-    """Whether this argument is SHARDS: at least one of the shards that it names is there."""
-    if _VARIABLE.search(argument):
-        return True  # if it is not set, `expand` says so
+    """True if this argument is SHARDS: at least one of the shards that it names exists."""
+    if _VARIABLE.search(argument) or objects.is_url(argument):
+        return True  # if it is not set or not there, `expand` reports it
     try:
         words = islice(_Expansion(read=False).words(argument), MAX_SHARDS)
         return any(_is_or_holds_a_shard(word.path) for word in words)
     except UnreadableShard:
-        return True  # it is there; let `expand` say what is wrong with it
+        return True  # it exists; `expand` reports what is wrong with it
     except SpecError:
         return False
 
@@ -230,42 +260,58 @@ def _limited(words: Iterable[Word]) -> list[Word]:
 
 
 def _words(specs: Iterable[str | bytes]) -> Iterator[Word]:
-    """The paths that the specs name, of files and of directories, as typed and lazily."""
+    """Yield the paths of files and directories that the specs name, as typed."""
     expansion = _Expansion()
     for spec in specs:
         yield from expansion.words(os.fsdecode(spec))
 
 
 class _Expansion:
-    """Specs on their way to words, and the lists that are being read for them.
+    """Expands specs to words, and keeps track of the lists that are being read.
 
-    Where `read` is False, a list stands for itself.
+    If `read` is False, a list is returned as it is.
     """
 
     def __init__(self, read: bool = True) -> None:
         self.read = read
-        self.inside: list[str] = []  # the lists that the spec is in, by their real paths
+        self.inside: list[str] = []  # the lists around the current spec, by their real paths
         self.lists = 0
 
     def words(self, text: str, base: str = "", origin: str = "") -> Iterator[Word]:
-        """The words of one spec. Relative paths are below `base`, which is empty or ends in a slash."""
+        """Yield the words of one spec. Relative paths are below `base`, which is empty or ends in a slash."""
         _refuse_no_path(text)
-        if _PLAIN.fullmatch(text) or os.path.lexists(_below(base, text)):
-            yield Word(_below(base, text), origin)
+        if self.inside:
+            objects.refuse_command(text, base)
+        path = _below(base, text)
+        is_plain = text != located.STDIN and _PLAIN.fullmatch(text)
+        if not objects.is_url(path) and (is_plain or (not objects.is_url(base) and os.path.lexists(path))):
+            objects.refuse_local(path, base)
+            yield Word(path, origin)
             return
-        for part in text.split(_SEPARATOR):
-            for word in braces.expand(_substituted(part)):
+        for part in objects.parts(text):
+            for word in _braces(_substituted(part)):
                 if not word:
-                    raise SpecError(f"an empty shard name in {text!r}")
-                if word.startswith(LIST) and not os.path.lexists(_below(base, word)):
+                    raise SpecError(f"an empty shard name in {objects.without_secrets(text)!r}")
+                if self.inside:
+                    objects.refuse_command(word, base)
+                if word == located.STDIN and not os.path.lexists(_below(base, word)):
+                    yield Word(objects.standard_input() if self.read else word, origin)
+                elif word.startswith(LIST) and not os.path.lexists(_below(base, word)):
                     yield from self._list(base, word.removeprefix(LIST))
                 else:
-                    for path in _glob_paths(base, shard_lists.without_scheme(word)):
+                    for path in _matching(base, shard_lists.without_scheme(word)):
                         yield Word(path, origin)
 
     def _list(self, base: str, name: str) -> Iterator[Word]:
-        """The words of the specs in a text file, one a line."""
+        """Yield the words of the specs in a text file, one spec a line."""
         path = name if name == located.STDIN else _below(base, os.path.expanduser(name))
+        objects.refuse_local(path, base)
+        if objects.is_command(name):
+            raise SpecError(
+                f"{objects.without_secrets(name)!r}: no list comes from a command: use COMMAND | wdsfs ... @-"
+            )
+        if objects.is_url(path):
+            path = objects.path_of(path)
         if not self.read:
             yield Word(path)
             return
@@ -291,7 +337,7 @@ class _Expansion:
 
 
 def _refuse_no_path(text: str) -> None:
-    """Raises SpecError for what no path can be."""
+    """Raise SpecError for a text that cannot be a path."""
     if not text or "\0" in text:
         raise SpecError("an empty shard name" if not text else f"a NUL in the shard name {text!r}")
     try:
@@ -301,14 +347,25 @@ def _refuse_no_path(text: str) -> None:
 
 
 def _below(base: str, path: str) -> str:
-    return path if not base or path.startswith("/") or shard_lists.is_elsewhere(path) else base + path
+    """The path or URL that stands in a list whose directory is `base`."""
+    is_whole = path.startswith("/") or objects.is_url(path) or shard_lists.is_elsewhere(path)
+    return path if not base or is_whole else base + path
+
+
+def _braces(text: str) -> Iterator[str]:
+    try:
+        return braces.expand(text)
+    except SpecError as error:
+        if not objects.is_url(text):
+            raise
+        raise SpecError(str(error).replace(text, objects.without_secrets(text))) from None
 
 
 def _substituted(text: str) -> str:
-    """The text with each `${NAME}` replaced by the variable WDS_NAME, and again what has come in by that.
+    """Return the text with each `${NAME}` replaced by the variable WDS_NAME, repeated for variables in the values.
 
-    The rule is that of the webdataset library (`shardlists.py`, `expand_urls`), which leaves what is not done
-    after ten passes as it is; here that is an error.
+    The rule is that of the webdataset library (`shardlists.py`, `expand_urls`), which stops after ten passes and
+    leaves the rest as it is; here that is an error.
     """
     found = text
     for _ in range(MAX_PASSES):
@@ -318,52 +375,86 @@ def _substituted(text: str) -> str:
             break
         found = _VARIABLE.sub(lambda match: _variable(match[1], text), found)
     if _VARIABLE.search(found):
-        raise SpecError(f"the variables in {text[:200]!r} refer to each other without end")
+        raise SpecError(
+            f"the variables in {objects.without_secrets(text)[:200]!r} refer to each other without end"
+        )
     return found
 
 
 def _variable(name: str, text: str) -> str:
     value = os.environ.get(f"WDS_{name}")
     if value is None:
-        raise SpecError(f"the environment variable WDS_{name} is not set; {text!r} needs it")
+        raise SpecError(
+            f"the environment variable WDS_{name} is not set; {objects.without_secrets(text)!r} needs it"
+        )
     return value
 
 
-def _glob_paths(base: str, word: str) -> list[str]:
-    """What a glob matches; the path itself when it is none."""
+def _matching(base: str, word: str) -> list[str]:
+    """The paths that a glob matches, or those at a URL; the path itself when it is neither."""
+    if objects.is_url(path := _below(base, word)):
+        return objects.paths_of(path)
     expanded = os.path.expanduser(word) if word.startswith("~") else word
     path = _below(base, expanded)
+    if not shard_lists.is_elsewhere(path):
+        objects.refuse_local(path, base)
     if not _GLOB.search(word) or os.path.lexists(path):
         return [path]
     pattern = path if path == expanded else glob.escape(base) + expanded
+    dependencies.note_glob(pattern)
     matches = sorted(glob.iglob(pattern, recursive=True), key=os.fsencode)
     if not matches:
-        raise SpecError(f"no file matches {word!r}")
+        raise SpecError(f"no file matches {objects.without_secrets(word)!r}")
     return matches
 
 
 # -- from words to files that exist --------------------------------------------------------------------------
 
 
-def _existing_files(words: list[Word], split: str | None, allow_missing: bool) -> list[Word]:
-    """The words, with what holds or names shards replaced by these. Raises for what is no regular file."""
+def _existing_files(words: list[Word], split: str | None, allow_missing: bool, base: str | None) -> list[Word]:
+    """Return the words with directories and lists replaced by their shards. Raises if one is no regular file."""
+    found, missing = _files(words, split, base)
+    if missing and not (allow_missing and len(missing) < len(found)):
+        raise _missing_shards(missing, len(found))
+    return found
+
+
+def _present_files(words: list[Word], split: str | None, base: str | None) -> list[Word]:
+    """As `_existing_files`, without the words of missing files. Raises MissingShard if all are missing.
+
+    What is no regular file is returned, too: it cannot be read, and the others can.
+    """
+    found, missing = _files(words, split, base, special=True)
+    if len(missing) == len(found):
+        raise _missing_shards(missing, len(found))
+    gone = {word.path for word in missing}
+    return [word for word in found if word.path not in gone]
+
+
+def _files(
+    words: list[Word], split: str | None, base: str | None, special: bool = False
+) -> tuple[list[Word], list[Word]]:
+    """Return all words of shards, and those of them that are missing. Raises if one is no regular file, unless
+    `special` files may be among them."""
     modes = _modes(word.path for word in words)
-    found = _limited(_shard_words(words, modes, split))
+    found = _limited(_shard_words(words, modes, split, base))
+    if base is not None and not any(word.index_file for word in found):
+        raise SpecError(f"--base {base}: it says where the shards of an index ({index_file.SUFFIX}) are: name one")
     modes.update(_modes(word.path for word in found if word.path not in modes))
     missing = []
     for word in found:
         mode = modes[word.path]
         if mode is None:
             missing.append(word)
-        elif not stat.S_ISREG(mode):
+        elif not (stat.S_ISREG(mode) or special):
             raise SpecError(f"{word.shown} is no regular file")
-    if missing and not (allow_missing and len(missing) < len(found)):
-        raise _missing_shards(missing, len(found))
-    return found
+    return found, missing
 
 
-def _shard_words(words: list[Word], modes: dict[str, int | None], split: str | None) -> Iterator[Word]:
-    """Shards, and what does not exist. `modes` takes in what is known of further files."""
+def _shard_words(
+    words: list[Word], modes: dict[str, int | None], split: str | None, base: str | None
+) -> Iterator[Word]:
+    """Yield the words of shards and of missing files. Modes of further files are added to `modes`."""
     for word in words:
         mode = modes[word.path]
         if mode is not None and stat.S_ISDIR(mode):
@@ -374,6 +465,13 @@ def _shard_words(words: list[Word], modes: dict[str, int | None], split: str | N
             inside = _contents(word.path)
             modes.update(inside)
             shards = [Word(path, word.origin) for path in inside]
+        elif mode is not None and stat.S_ISREG(mode) and word.path.endswith(index_file.SUFFIX):
+            if split is not None:
+                raise shard_lists.without_splits(word.path, split)
+            listed = shard_lists.portable(word.path, base)
+            modes.update((one.path, stat.S_IFREG) for one in listed if objects.presumed(one.path, one.pin))
+            yield from listed
+            continue
         elif mode is not None and stat.S_ISREG(mode) and word.path.endswith(shard_lists.SUFFIXES):
             yield from shard_lists.words_of(word.path, split)
             continue
@@ -385,32 +483,49 @@ def _shard_words(words: list[Word], modes: dict[str, int | None], split: str | N
 
 
 def _missing_shards(missing: list[Word], total: int) -> SpecError | MissingShard:
-    """The error for shards that are not there, with the likely way out."""
+    """Return the error for missing shards, with what to do about it."""
     if shard_lists.is_elsewhere(missing[0].path):
-        return SpecError(f"{missing[0].shown} is no path: wdsfs takes paths of files on mounted file systems")
+        origin = f"{missing[0].origin}: " if missing[0].origin else ""
+        return SpecError(origin + shard_lists.NOT_READ.format(objects.without_secrets(missing[0].path)))
     listed = ", ".join(word.shown for word in missing[:3]) + (", ..." if len(missing) > 3 else "")
     if total == 1:
-        return MissingShard(f"no such shard: {listed}")
+        directory = objects.is_listable(missing[0].path) and not missing[0].path.endswith(_SUFFIXES)
+        hint = "; if it is a directory of shards, end it with a slash" if directory else ""
+        return MissingShard(f"no such shard: {listed}{hint or _shard_before(missing[0].path)}")
     return MissingShard(
         f"{len(missing):,} of {total:,} shards are missing: {listed}; check the range and the directory"
     )
 
 
-def _contents(directory: str) -> dict[str, int | None]:
-    """The shards directly inside a directory, sorted bytewise, with their modes.
+def _shard_before(path: str) -> str:
+    """Return the end of a message about a missing shard that goes on behind a shard: `a.tar/a/im0`."""
+    place = path
+    while not objects.is_url(path) and (place := os.path.dirname(place)) not in ("", "/"):
+        if place.endswith(_SUFFIXES) and os.path.isfile(place):
+            return f"; what is in a shard is listed by: wdsfs ls {shlex.quote(place)}"
+    return ""
 
-    Semantics decision: they are known by their suffixes, and hidden names are left out, as a shell's `*.tar` does
-    (they are what macOS and unfinished downloads leave behind), and so are directories. A dangling link counts as
-    a missing shard.
+
+def _contents(directory: str) -> dict[str, int | None]:
+    """Return the shards directly inside a directory, sorted bytewise, with their modes.
+
+    Semantics decision: shards are recognised by their suffixes. Hidden names are left out, as by a shell's `*.tar`
+    (macOS and unfinished downloads leave such files), and so are directories. A dangling link counts as a missing
+    shard.
     """
+    if objects.is_url(directory):
+        return objects.contents(directory)
     modes = _modes(_shard_names(directory))
     shards = {path: mode for path, mode in modes.items() if mode is None or not stat.S_ISDIR(mode)}
     if not shards:
-        raise SpecError(f"the directory {directory!r} holds no shard, such as x.tar or x.tar.gz")
+        mounted = os.path.isdir(os.path.join(directory, ".wdsfs"))
+        hint = "; it is a mount of wdsfs: name its shards instead" if mounted else ""
+        raise SpecError(f"the directory {directory!r} holds no shard, such as x.tar or x.tar.gz{hint}")
     return shards
 
 
 def _shard_names(directory: str) -> list[str]:
+    dependencies.note_directory(directory)
     try:
         listed = os.listdir(directory)
     except OSError as error:
@@ -420,20 +535,24 @@ def _shard_names(directory: str) -> list[str]:
 
 
 def _modes(paths: Iterable[str]) -> dict[str, int | None]:
-    """The mode of each path, None for what does not exist: from a listing where that pays, else by stat."""
+    """Return the mode of each path, None if it is missing: from a listing where that is faster, else by stat."""
     modes: dict[str, int | None] = dict.fromkeys(paths)
+    remote = [path for path in modes if objects.is_url(path)]
     by_parent: defaultdict[str, list[str]] = defaultdict(list)
-    for path in modes:
+    for path in filter(objects.is_local, modes) if remote else modes:
         by_parent[_parent(path)].append(path)
     for parent, siblings in by_parent.items():
+        dependencies.note_directory(parent)
         listed = _listed_files(parent, siblings) if len(siblings) >= LISTING_PAYS else set()
         for path in siblings:
             modes[path] = stat.S_IFREG if path in listed else _mode(path)
+    if remote:
+        modes.update(objects.modes(remote))
     return modes
 
 
 def _parent(word: str) -> str:
-    """The directory part of a path, with its last slash; "" for a name in the current directory."""
+    """Return the directory part of a path, with its last slash; "" for a name in the current directory."""
     return word[: word.rfind("/") + 1]
 
 
@@ -443,20 +562,20 @@ def _mode(word: str) -> int | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):  # a name, or a link, that leads nowhere
             return None
         raise UnreadableShard(f"cannot look at the shard {word!r}: {error.strerror}") from error
 
 
 def _listed_files(parent: str, siblings: list[str]) -> set[str]:
-    """Those of these words, all in the directory `parent`, that a listing shows to be regular files.
+    """Return those of these paths, all in the directory `parent`, that a listing shows as regular files.
 
-    What is not in the result is for `_mode` to tell: a link, a name that a cached listing of a network file
-    system does not show yet, or any name when the directory cannot be listed.
+    `_mode` decides about the others: links, names that a cached listing of a network file system does not show
+    yet, or all names if the directory cannot be listed.
     """
     wanted = set(siblings)
     found: set[str] = set()
-    # stat says what is wrong with a directory that cannot be listed.
+    # stat reports what is wrong with a directory that cannot be listed.
     with contextlib.suppress(OSError), os.scandir(parent or ".") as entries:
         for entry in islice(entries, LISTING_RATIO * len(siblings)):
             if parent + entry.name in wanted and entry.is_file(follow_symlinks=False):
@@ -471,6 +590,9 @@ def _absolute(files: list[str]) -> list[bytes]:
     parents: dict[str, str] = {}
     paths = []
     for file in files:
+        if objects.is_url(file):
+            paths.append(os.fsencode(file))
+            continue
         parent = _parent(file)
         directory = parents.get(parent)
         if directory is None:
@@ -480,10 +602,10 @@ def _absolute(files: list[str]) -> list[bytes]:
 
 
 def _absolute_directory(directory: str) -> str:
-    """The absolute path of a directory ("" is the current one), with a slash at its end.
+    """Return the absolute path of a directory ("" is the current one), with a slash at its end.
 
-    `..` behind a symbolic link does not lead to where the text says: `link/../x.tar` lies beside what the
-    link points to, and `os.path.abspath` would name another file. So all up to the last `..` is resolved.
+    `..` after a symbolic link does not lead where the text says: `link/../x.tar` lies beside the target of the
+    link, and `os.path.abspath` would name another file. So all up to the last `..` is resolved.
     """
     head, dots, tail = f"/{directory}".rpartition("/../")
     if dots:
@@ -518,14 +640,20 @@ def _names(paths: list[bytes]) -> list[bytes]:
     clashing ones are lengthened. `--`, because it needs no quoting in any shell.
     Semantics decision: what is longer than 255 bytes then is cut and marked by a checksum, as all names are.
     Semantics decision: a lengthened name that is some shard's name already gets `~2`, `~3`, ... in the order
-    of the set.
+    of the set. So do the outputs of commands that name no shard, which are all called `pipe`.
     """
     stems = _stems(paths)
-    depths = _distinguishing_depths(stems)
+    depths = [
+        1 if objects.is_unnamed(path) else depth
+        for path, depth in zip(paths, _distinguishing_depths(stems), strict=True)
+    ]
     wanted = [JOINER.join(_trailing(stem, depth)) for stem, depth in zip(stems, depths, strict=True)]
-    plain = [depth == 1 and len(name) <= names.NAME_MAX for depth, name in zip(depths, wanted, strict=True)]
+    plain = [
+        depth == 1 and len(name) <= names.NAME_MAX and not objects.is_unnamed(path)
+        for path, depth, name in zip(paths, depths, wanted, strict=True)
+    ]
     taken = {name for name, is_plain in zip(wanted, plain, strict=True) if is_plain}
-    return [name if is_plain else _free_name(name, taken) for name, is_plain in zip(wanted, plain, strict=True)]
+    return [name if is_plain else free_name(name, taken) for name, is_plain in zip(wanted, plain, strict=True)]
 
 
 def _stems(paths: list[bytes]) -> list[bytes]:
@@ -572,7 +700,7 @@ def _trailing(stem: bytes, depth: int) -> list[bytes]:
     return [component for component in stem.rsplit(b"/", depth)[-depth:] if component]
 
 
-def _free_name(wanted: bytes, taken: set[bytes]) -> bytes:
+def free_name(wanted: bytes, taken: set[bytes]) -> bytes:
     """A name like `wanted`, of at most 255 bytes, that is not in `taken`; it is added to it."""
     name = names.shorten(wanted)
     number = 1

@@ -1,8 +1,8 @@
-"""Small files that people and programs write, JSON, YAML and text, read so that an error can name the place.
+"""Small JSON, YAML and text files, read so that an error can name the place in the file.
 
-A `Field` is a value and where it stands: `shards.json: shardlist[3].url`, `split.yaml:7: exclude[0]`. What the
-values mean is for `spec/shard_lists.py` to say. Anything may be in such a file: nothing in it is executed, nothing
-grows when it is read (aliases of YAML are shared, never copied), and what is wrong with it is a SpecError.
+A `Field` is a value and its place: `shards.json: shardlist[3].url`, `split.yaml:7: exclude[0]`.
+`spec/shard_lists.py` interprets the values. Such a file may be hostile: nothing in it is executed, nothing grows
+when it is read (aliases of YAML are shared, never copied), and any mistake in it is a SpecError.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
 from wdsfs.errors import SpecError, UnreadableShard
+from wdsfs.spec import dependencies, objects
 
-STDIN = "-"
+STDIN = objects.STDIN
 MAX_BYTES = 256 << 20  # of a JSON or text file: some 1.5 million shards; a larger one was not meant
 MAX_YAML_BYTES = 32 << 20  # 100,000 scalars take 0.2 s, and much more memory than in the file
 MAX_DEPTH = 32  # of YAML; the deepest that means something is 5
@@ -42,7 +43,7 @@ class _Sequence(list[Any]):
 
 
 class Field(NamedTuple):
-    """A value in a file, and the way to it from the top."""
+    """A value in a file, and the path to it from the top."""
 
     file: str
     value: Any
@@ -64,65 +65,66 @@ class Field(NamedTuple):
 
     @property
     def where(self) -> str:
-        """`shards.json: shardlist[3].url`, with the line where the format tells it."""
+        """`shards.json: shardlist[3].url`; with the line if the format has it."""
         line = getattr(self.value, "line", 0)
         place = self.place
         return f"{self.file}{f':{line}' if line else ''}{f': {place}' if place else ''}"
 
     def wrong(self, text: str) -> SpecError:
-        """An error about this value."""
+        """Return an error about this value."""
         return SpecError(f"{self.where}: {text}")
 
     def is_object(self) -> bool:
         return isinstance(self.value, dict)
 
     def get(self, key: str) -> Field | None:
-        """A value of an object, None if it has none of this name. Raises SpecError when this is no object."""
+        """Return a value of this object by name, None if it is missing. Raises SpecError if this is no object."""
         value = self._object().get(key, self)  # itself for what is not there: None is a value, too
         return None if value is self else Field(self.file, value, key, self)
 
     def need(self, key: str) -> Field:
-        """As `get`; raises SpecError for what is not there."""
+        """As `get`; raises SpecError if the value is missing."""
         found = self.get(key)
         if found is None:
             raise self.wrong(f"{key!r} is missing")
         return found
 
     def named(self) -> Iterator[tuple[str, Field]]:
-        """The names and values of an object, in the order of the file."""
+        """Yield the names and values of this object, in the order of the file."""
         for key, value in self._object().items():
             yield key, Field(self.file, value, key, self)
 
     def items(self) -> Iterator[Field]:
-        """The values of a list. Raises SpecError when this is none."""
+        """Yield the values of this list. Raises SpecError if this is no list."""
         if not isinstance(self.value, list):
             raise self.wrong(f"a list is needed, not {_kind(self.value)}")
         for number, value in enumerate(self.value):
             yield Field(self.file, value, number, self)
 
     def text(self) -> str:
+        """Return this text. Raises SpecError if it is none."""
         if not isinstance(self.value, str) or _is_null(self.value):
             raise self.wrong(f"a text is needed, not {_kind(self.value)}")
         return self.value
 
     def texts(self) -> Iterator[Field]:
-        """The texts of a list; a text alone is a list of one, as in webdataset's YAML."""
+        """Return the texts of this list; a single text is a list of one, as in webdataset's YAML."""
         if isinstance(self.value, str) and not _is_null(self.value):
             return iter((self,))
         return self.items()
 
     def number(self) -> int:
-        """A whole number from 0 on."""
+        """Return this whole number. Raises SpecError if it is none, or negative."""
         if isinstance(self.value, Scalar) and _DIGITS.fullmatch(self.value):
             return int(self.value)
         if type(self.value) is not int or self.value < 0:
-            told = isinstance(self.value, int | float | str) and not isinstance(self.value, bool)
-            shown = repr(str(self.value))[:40] if told else _kind(self.value)
+            printable = isinstance(self.value, int | float | str) and not isinstance(self.value, bool)
+            shown = repr(str(self.value))[:40] if printable else _kind(self.value)
             raise self.wrong(f"a number from 0 on is needed, not {shown}")
         return self.value
 
     def allow(self, known: Iterable[str]) -> None:
-        """Raises SpecError for a name in this object that is none of these."""
+        """Raise SpecError if this object has any other name than these."""
         names = sorted(known)
         for key, field in self.named():
             if key not in names:
@@ -135,41 +137,45 @@ class Field(NamedTuple):
 
 
 def read(path: str, limit: int = MAX_BYTES) -> bytes:
-    """The bytes of a file, `-` for standard input. Raises SpecError, and UnreadableShard for what a disk says."""
-    try:
-        with open(0 if path == STDIN else path, "rb", closefd=path != STDIN) as file:
-            large = os.fstat(file.fileno()).st_size > limit
-            data = b"" if large else file.read(limit + 1)  # what is no regular file has no size
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        raise SpecError(f"{path!r} cannot be read: {error.strerror}") from None
-    except OSError as error:
-        raise UnreadableShard(f"{path!r} cannot be read: {error.strerror}") from None
-    if large or len(data) > limit:
+    """Return the bytes of a file, `-` for standard input. Raises SpecError, ShardError for I/O errors."""
+    dependencies.note_file(path)
+    data = objects.read(path, limit + 1) if objects.is_url(path) else _read_local(path, limit)
+    if len(data) > limit:
         raise SpecError(f"{path!r} has more than {limit >> 20} MiB: that is no list of shards")
     if data.startswith(_UTF_16) and b"\0" in data[:16]:
         raise SpecError(f"{path!r} is in UTF-16: save it as UTF-8")
     return data
 
 
+def _read_local(path: str, limit: int) -> bytes:
+    try:
+        with open(0 if path == STDIN else path, "rb", closefd=path != STDIN) as file:
+            return file.read(limit + 1)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise SpecError(f"{path!r} cannot be read: {error.strerror}") from None
+    except OSError as error:
+        raise UnreadableShard(f"{path!r} cannot be read: {error.strerror}") from None
+
+
 def lines(path: str) -> Iterator[tuple[int, str]]:
-    """The lines of a text file with their numbers, without white space around them, decoded as paths are."""
+    """Yield the lines of a text file with their numbers, stripped of white space, decoded as paths are."""
     for number, line in enumerate(read(path).removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         yield number, os.fsdecode(line.strip(b" \t\r"))
 
 
 def load_json(path: str) -> Field:
-    """A JSON file. Raises SpecError, UnreadableShard."""
+    """Read a JSON file. Raises SpecError, UnreadableShard."""
     return Field(path, _json(path, _read_file(path, MAX_BYTES)))
 
 
 def load_yaml(path: str) -> Field:
-    """A YAML file of one document. Raises SpecError, UnreadableShard."""
+    """Read a YAML file of one document. Raises SpecError, UnreadableShard."""
     return Field(path, _yaml(path, _read_file(path, MAX_YAML_BYTES)))
 
 
 def _read_file(path: str, limit: int) -> bytes:
     if os.path.exists(path) and not os.path.isfile(path):
-        raise SpecError(f"{path!r} is no regular file")  # a pipe would be waited for
+        raise SpecError(f"{path!r} is no regular file")  # reading a pipe would block
     return read(path, limit)
 
 
@@ -208,8 +214,8 @@ def _unique(path: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 # -- YAML ----------------------------------------------------------------------------------------------------
-# From the parser's events, and not by a loader: that keeps the lines, takes a fifth of the time, gives an alias
-# the value itself and no copy, and makes no types of what are names.
+# From the parser's events, not by `yaml.compose` or a loader: these recurse in C, so a deeply nested file would
+# crash the process, and they take five times as long. Events also keep the lines, and make no types of names.
 
 
 def _yaml(path: str, data: bytes) -> Any:
@@ -221,17 +227,17 @@ def _yaml(path: str, data: bytes) -> Any:
         mark = error.problem_mark or error.context_mark
         where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         raise SpecError(f"{path}{where}: no YAML: {error.problem or error.context}") from None
-    except yaml.YAMLError as error:  # of its reader: characters that YAML does not allow
+    except yaml.YAMLError as error:  # from its reader: characters that YAML does not allow
         raise SpecError(f"{path}: no YAML: {' '.join(str(error).split())}") from None
 
 
 class _YamlBuilder:
-    """The values of one document."""
+    """Builds the values of one document from its events."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.open: list[_Mapping | _Sequence] = []
-        self.keys: list[str | None] = []  # of each open mapping the key whose value comes next
+        self.keys: list[str | None] = []  # for each open mapping the key whose value comes next
         self.anchors: dict[str, Any] = {}
         self.top: list[Any] = []
 

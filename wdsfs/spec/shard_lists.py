@@ -1,14 +1,15 @@
-"""Files of other tools that name shards -> words: the paths that stand in them, in their order.
+"""Files of other tools that name shards -> words: the paths in them, in their order.
 
 | file | read as by |
 |---|---|
 | wids index (`*.json`) | wids of the webdataset library 0.2.x: `wids_specs.py` |
 | webdataset's YAML spec | the webdataset library: `shardlist.py`, `MultiShardSample.parse_spec` |
+| portable index (`*.wdsidx`) | `spec/index_file.py` |
 | prepared Energon dataset (a directory with `.nv-meta`) | Megatron-Energon: `flavors/webdataset/metadata.py` |
 
-docs/format.md has the fields. Relative paths in a file are below the directory of the file, whoever reads it
-from wherever. Where a shard lies is not restricted: a file is as trustworthy as who wrote it. Whether a shard is
-there is for `spec/expand.py` to see.
+docs/format.md has the fields. Relative paths in a file are below the directory of the file, not below the working
+directory. A shard may lie anywhere: a file is as trustworthy as its author. But a file at a URL names nothing of
+this machine. `spec/expand.py` checks if the shards exist.
 """
 
 from __future__ import annotations
@@ -21,50 +22,56 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from wdsfs.errors import SpecError
-from wdsfs.spec import braces
+from wdsfs.remote import urls
+from wdsfs.remote.pin import Pin
+from wdsfs.spec import braces, dependencies, index_file, objects
 from wdsfs.spec.located import Field, load_json, load_yaml
 
 log = logging.getLogger(__name__)
 
-SUFFIXES = (".json", ".yaml", ".yml")  # of files that are read for the shards they name
+SUFFIXES = (".json", ".yaml", ".yml")  # of files that are read as lists of shards
 META = ".nv-meta"
 
-_INFO = (".info.json", ".info.yaml")  # the first that is there counts; the second is that of older versions
+_INFO = (".info.json", ".info.yaml")  # the first that exists counts; older versions write the second
 _SPLIT = ("split.yaml", "split.json")
-_ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*://|file:|pipe:|-$")
+_ELSEWHERE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|file:|pipe:|-$")
+NOT_READ = f"{{!r}} is no path, and no URL of {', '.join(sorted(urls.SCHEMES))} or file, which wdsfs reads"
 _FILE_URL = re.compile(r"file:(?://(?=/)|(?!//))")
 
 
 class Word(NamedTuple):
     """One path that a spec names, of a file or a directory.
 
-    `origin` is where it stands, if not on the command line: `list.txt:3`, or a Field. `samples` is how many there
-    are in it according to the file that names it, `without` the keys of those that are to be left out.
+    `origin` is its place, if that is not the command line: `list.txt:3`, or a Field. `samples` is the number of
+    samples according to the file that names it, `without` the keys of samples to leave out. `index_file` is the
+    portable index that names it, and `pin` which object it was then.
     """
 
     path: str
     origin: str | Field = ""
     samples: int | None = None
     without: frozenset[bytes] = frozenset()
+    index_file: str = ""
+    pin: Pin | None = None
 
     @property
     def shown(self) -> str:
-        """How an error names it."""
+        """The text for error messages."""
         return f"{self.path!r} ({self.origin})" if self.origin else repr(self.path)
 
 
 def without_scheme(text: str) -> str:
-    """The path of a `file:` URL without a host, as the webdataset library and wids open it; else the text."""
+    """Return the path of a `file:` URL without a host, as the webdataset library and wids do; else the text."""
     return _FILE_URL.sub("", text, 1)
 
 
 def is_elsewhere(text: str) -> bool:
-    """Whether this is an address for the webdataset library, and no path."""
-    return _ELSEWHERE.match(text) is not None
+    """True for what the webdataset library reads, but wdsfs does not."""
+    return _ELSEWHERE.match(text) is not None and not urls.is_url(text)
 
 
 def words_of(path: str, split: str | None) -> Iterator[Word]:
-    """The shards that a JSON or YAML file names. Raises SpecError, UnreadableShard."""
+    """Return the shards that a JSON or YAML file names. Raises SpecError, UnreadableShard."""
     directory, name = os.path.split(path)
     dataset, above = os.path.split(directory)
     if above == META:
@@ -76,7 +83,7 @@ def words_of(path: str, split: str | None) -> Iterator[Word]:
 
 
 def _some(words: Iterator[Word], path: str) -> Iterator[Word]:
-    """The words; raises SpecError when there is none."""
+    """Yield the words; raise SpecError if there is none."""
     first = next(words, None)
     if first is None:
         raise SpecError(f"{path}: names no shards")
@@ -85,6 +92,7 @@ def _some(words: Iterator[Word], path: str) -> Iterator[Word]:
 
 
 def without_splits(path: str, split: str) -> SpecError:
+    """The error for `--split` with shards that have no splits."""
     return SpecError(
         f"--split {split}: {path!r} has no splits. Only a dataset that `energon prepare` has prepared has them, a "
         f"directory with {META}; name such directories only, or leave out --split"
@@ -92,12 +100,16 @@ def without_splits(path: str, split: str) -> SpecError:
 
 
 def _path(base: str, text: str, place: Field) -> str:
-    """The path that a text in a file means. `base`, which relative ones are below, is empty or ends in a slash.
+    """Return the path that a text in a file means. A relative one is below `base`, which is empty or ends in /.
 
-    Raises SpecError for what no path can be.
+    Raises SpecError for a text that cannot be a path.
     """
+    try:
+        objects.refuse_command(text, place.file)
+    except SpecError as error:
+        raise place.wrong(str(error)) from None
     if is_elsewhere(text := without_scheme(text)):
-        raise place.wrong(f"{str(text)!r} is no path: wdsfs takes paths of files on mounted file systems")
+        raise place.wrong(NOT_READ.format(objects.without_secrets(str(text))))
     if not text or "\0" in text:
         raise place.wrong(f"a NUL in the shard name {str(text)!r}" if text else "an empty shard name")
     if not text.isascii():
@@ -105,11 +117,16 @@ def _path(base: str, text: str, place: Field) -> str:
             os.fsencode(text)
         except UnicodeEncodeError:
             raise place.wrong(f"the shard name {str(text)!r} cannot be encoded for the file system") from None
-    return text if text.startswith("/") else base + text
+    found = text if text.startswith("/") or urls.is_url(text) else base + text
+    try:
+        objects.refuse_local(found, place.file)
+        return objects.path_of(found) if urls.is_url(found) else found
+    except SpecError as error:
+        raise place.wrong(str(error)) from None
 
 
 def _base(path: str) -> str:
-    """The directory of a file, with its last slash; empty for the current one."""
+    """Return the directory of a file, with its last slash; empty for the current one."""
     return path[: path.rfind("/") + 1]
 
 
@@ -124,7 +141,7 @@ def _braces(text: str, place: Field) -> Iterator[str]:
 
 
 def _wids(top: Field) -> Iterator[Word]:
-    """The shards of a wids index, version 1. The `base` at the top is not used: wids does not use it either."""
+    """Yield the shards of a wids index, version 1. As in wids, the `base` at the top is not used."""
     if top.is_object() and (top.get("split_parts") or top.get("shard_counts")):
         raise _not_in_meta(top)
     version = top.get("wids_version")
@@ -142,7 +159,7 @@ def _wids(top: Field) -> Iterator[Word]:
 
 
 def _component(component: Field, base: str) -> Iterator[Word]:
-    """The shards of one of the `datasets`, which may stand in a file of their own."""
+    """Yield the shards of one of the `datasets`, which may be in a file of its own."""
     source = component.get("source_url")
     if source is not None:
         if component.get("shardlist") is not None:
@@ -168,7 +185,7 @@ def _shardlist(shards: Field, base: str) -> Iterator[Word]:
 
 
 def _webdataset(top: Field) -> Iterator[Word]:
-    """The shards of a webdataset spec: prefix + bucket / shard, variables, `~` and braces expanded.
+    """Yield the shards of a webdataset spec: prefix + bucket / shard, variables, `~` and braces expanded.
 
     Semantics decision: `choose` and `resample` are not followed. The library draws shards anew in every epoch, so
     each of them can come up; a mount has no epochs and shows all of them.
@@ -196,14 +213,33 @@ def _bucket(buckets: Field | None) -> str:
 
 
 def _expanded(field: Field) -> str:
-    return os.path.expanduser(os.path.expandvars(field.text()))
+    found = os.path.expanduser(os.path.expandvars(field.text()))
+    if found != field.text() and urls.is_url(field.file):  # a variable may be a secret, which its server would get
+        raise field.wrong(f"{str(field.text())!r}: variables of this machine are not for a list at a URL")
+    return found
+
+
+# -- portable indexes ----------------------------------------------------------------------------------------
+
+
+def portable(path: str, base: str | None) -> list[Word]:
+    """Return the shards that a portable index lists; relative ones are below `base`.
+
+    Raises SpecError, ShardError.
+    """
+    dependencies.note_file(path)
+    file = index_file.load(path)
+    return [
+        Word(shard, file.path, index_file=file.path, pin=file.row(number).pin if urls.is_url(shard) else None)
+        for number, shard in enumerate(file.paths(base))
+    ]
 
 
 # -- prepared Energon datasets -------------------------------------------------------------------------------
 
 
 def dataset_at(directory: str) -> str | None:
-    """The prepared dataset that a directory is or, by the name .nv-meta, is inside of; None for any other."""
+    """Return the prepared dataset of a directory: itself, the parent of a .nv-meta, None for any other."""
     parent, base = os.path.split(directory.rstrip("/"))
     if base == META:
         return parent
@@ -211,10 +247,10 @@ def dataset_at(directory: str) -> str | None:
 
 
 def energon(dataset: str, split: str | None, split_file: str | None = None) -> Iterator[Word]:
-    """The shards of a prepared dataset, those of one split or all, less what its split file excludes.
+    """Yield the shards of a prepared dataset, of one split or all, without those that its split file excludes.
 
     Semantics decision: the order is that of the split, without one that of `.info.json`, as in Energon. Without
-    --split it is every shard that is not excluded, also those that are in no split: this is the whole dataset.
+    --split these are all shards that are not excluded, also those in no split: this is the whole dataset.
 
     Raises SpecError, UnreadableShard.
     """
@@ -246,7 +282,7 @@ def energon(dataset: str, split: str | None, split_file: str | None = None) -> I
 
 
 def _split_part(splits: Field, split: str, shards: Collection[str]) -> Iterator[tuple[str, Field]]:
-    """The names in a split, and where each stands."""
+    """Yield the names in a split, each with its place in the file."""
     parts = splits.need("split_parts")
     part = parts.get(split)
     if part is None:
@@ -265,7 +301,7 @@ class _Excluded(NamedTuple):
 
 
 def _excluded(exclude: Field | None, shards: Collection[str]) -> _Excluded:
-    """What an `exclude` list names: shards, and samples as `shard/key`. Both may have slashes in them."""
+    """Return the content of an `exclude` list: shards, and samples as `shard/key`. Both may have slashes."""
     found = _Excluded(set(), defaultdict(set))
     unknown: list[str] = []
     for entry in [] if exclude is None else exclude.items():
@@ -278,7 +314,7 @@ def _excluded(exclude: Field | None, shards: Collection[str]) -> _Excluded:
             elif not samples:
                 unknown.append(f"{entry.where}: {str(text)!r}")
     if unknown:
-        # As for Energon no error: a shard may have left the dataset. But it may be a typing error, too.
+        # No error, as for Energon: a shard may have left the dataset. But it may also be a typing error.
         more = f" (and {len(unknown) - 1:,} more)" if len(unknown) > 1 else ""
         log.warning("%s%s names no shard of the dataset and excludes nothing", unknown[0], more)
     return found
@@ -293,9 +329,9 @@ def _cuts(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _first(dataset: str, names: tuple[str, ...]) -> str | None:
-    """The first of these files that is there."""
+    """Return the first of these files that exists."""
     paths = (os.path.join(dataset, META, name) for name in names)
-    return next(filter(os.path.isfile, paths), None)
+    return next((path for path in paths if objects.is_file(path)), None)
 
 
 def _load(path: str) -> Field:

@@ -1,4 +1,4 @@
-"""What a mount counts and says of itself, and how commands reach it.
+"""The state of a mount: its counters and reports, and how commands reach its daemon.
 
 `counters.py` is the shared memory in which workers count requests and the supervisor finds requests that kill
 workers. `status_report.py` makes the one report that `wdsfs status`, `status.json` and Prometheus show,

@@ -1,19 +1,21 @@
 """How commands find and question running mounts: a small file and a socket for each in the runtime directory.
 
 A daemon writes `<id>.json` (who it is) when its mount is usable and answers on `<id>.sock`, where either side
-sends JSON objects, a line each. Both disappear with the daemon; what a killed one leaves behind is recognised by
-its process being gone. This module has the client side and the files; the daemon's side is in
+sends JSON objects, a line each. Both disappear with the daemon; files of a killed daemon are recognised, as their
+process is gone. This module has the client side and the files; the daemon's side is in
 `mount/control_socket.py`.
 
 | the client sends | the daemon answers |
 |---|---|
 | `{"do": "status"}` | its report |
+| `{"do": "refresh"}` | when the mount shows what SHARDS stand for now: what `Growth.look` returns |
 | `{"do": "shards"}` | `{"shards": [[name, path], ...], "reading": {option: true or false}}` |
-| `{"do": "restore", "paths": [path, ...]}` | `{"done": true}` when that is done and seen, or `{"error": text}` |
-| `{"do": "freeze"}` | the same once nobody changes anything any more, or `{"error": text}` |
+| `{"do": "restore", "paths": [path, ...]}` | `{"done": true}` when it is done and visible, or `{"error": text}` |
+| `{"do": "freeze"}` | the same once no change is under way any more, or `{"error": text}` |
 | then `{"new": [path, ...]}` | `{}`: the mount shows what is there now, with these further shards |
 
-When the client goes away the mount thaws, unless it has left a commit half-way.
+When the client goes away, or sends no more, the mount thaws, unless it has left a commit half-way; then the daemon
+sends no more, either.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from wdsfs import host
+from wdsfs import host, mount_table
 
 RUNNING, SILENT, DEAD, UNSUPERVISED = "running", "not answering", "dead", "without supervisor"
 ANSWER_SECONDS = 5.0  # a daemon that takes longer is shown as not answering
@@ -38,7 +40,7 @@ ADDRESS_MAX = 107  # bytes of a path that fit into the address of a socket (unix
 
 @dataclass(frozen=True, slots=True)
 class Daemon:
-    """What a daemon says of itself once. `started` is seconds since the epoch; `start_ticks` tells a process
+    """The registration of a daemon. `started` is seconds since the epoch; `start_ticks` distinguishes a process
     from a later one with the same number."""
 
     pid: int
@@ -55,6 +57,7 @@ class Daemon:
     selection: list[str] = field(default_factory=list)  # as options: --split, --shard-id, --ignore-zeros ...
     composition: str = ""  # the options of a view, as they are typed
     index_tree: bool = False
+    follow: float | None = None  # how often the set is looked at again (s); None: it is fixed
     directory: str = ""  # the working directory, which relative specs are of
 
     @property
@@ -72,7 +75,7 @@ def start_ticks(pid: int) -> int | None:
 
 
 def waits_for_disk(pid: int) -> bool:
-    """Whether a process, or one that it has started, sleeps where only a disk can wake it."""
+    """True if a process or a child of it is in uninterruptible sleep, which only a disk ends."""
     try:
         pids = [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
         return any(Path(f"/proc/{one}/stat").read_bytes().rpartition(b") ")[2][:1] == b"D" for one in pids)
@@ -87,7 +90,7 @@ def canonical(mountpoint: str) -> str:
     """
     parent, base = os.path.split(os.path.abspath(mountpoint))
     place = os.path.join(os.path.realpath(parent), base)
-    return place if host.mounted_at(place) else os.path.realpath(place)
+    return place if mount_table.mounted_at(place) else os.path.realpath(place)
 
 
 def identity(mountpoint: str) -> str:
@@ -103,7 +106,7 @@ def socket_path(mountpoint: str) -> Path:
 
 @contextlib.contextmanager
 def socket_address(mountpoint: str) -> Iterator[str]:
-    """What to bind or connect to; shorter than the path where that is too long for an address."""
+    """The address to bind or connect to; shorter than the path where that is too long for an address."""
     path = socket_path(mountpoint)
     if len(os.fsencode(path)) <= ADDRESS_MAX:
         yield str(path)
@@ -132,14 +135,20 @@ def spare_log_path(mountpoint: str) -> Path:
 @contextlib.contextmanager
 def registered(daemon: Daemon) -> Iterator[None]:
     """Let commands find this daemon while the context is open."""
-    file = _file(daemon.mountpoint)
-    temporary = file.with_suffix(f".{daemon.pid}")
-    temporary.write_text(json.dumps(asdict(daemon)))
-    temporary.rename(file)
+    write_registration(_file(daemon.mountpoint), asdict(daemon))
     try:
         yield
     finally:
         forget(daemon)
+
+
+def write_registration(file: Path, content: Mapping[str, Any]) -> None:
+    """Write how commands find a process, whose number is `pid`, in one step. Raises OSError."""
+    # Not by `storage/durable.py`: it ends with the process, so it need not be on disk, and two processes may
+    # register at one place at the same time.
+    temporary = file.with_suffix(f".{content['pid']}")
+    temporary.write_text(json.dumps(content))
+    temporary.rename(file)
 
 
 def daemons() -> list[Daemon]:
@@ -155,7 +164,7 @@ def _read(file: Path) -> Daemon | None:
         return None
 
 
-def foreign() -> list[host.MountPoint]:
+def foreign() -> list[mount_table.MountPoint]:
     """For root: the mounts of wdsfs that other users have made; empty for others.
 
     From the kernel's table alone. Their registrations are what they wrote, and a question to their sockets or
@@ -163,7 +172,7 @@ def foreign() -> list[host.MountPoint]:
     """
     if os.geteuid() != 0:
         return []
-    return [one for one in host.mounts() if one.fstype == "fuse.wdsfs" and one.user]
+    return [one for one in mount_table.mounts() if one.fstype == "fuse.wdsfs" and one.user]
 
 
 def find(mountpoint: str) -> Daemon | None:
@@ -181,14 +190,14 @@ def forget(daemon: Daemon) -> None:
 
 
 def state_without_answer(daemon: Daemon) -> str:
-    """In a word, what there is of a mount whose daemon does not answer."""
+    """The state, in one word, of a mount whose daemon does not answer."""
     if daemon.alive:
         return SILENT
-    if host.mounted_at(daemon.mountpoint) is None:
+    if mount_table.mounted_at(daemon.mountpoint) is None:
         return DEAD
     try:
-        # Not in this process: where the workers hang, this would hang with them. And of the file system, not of
-        # the directory: what is known of that the kernel tells also when a mount is dead.
+        # Not in this process: if the workers hang, the question hangs, too. It asks for the file system and not
+        # for the directory, whose attributes the kernel may have cached: it returns these for a dead mount, too.
         stat = subprocess.Popen(
             ["stat", "--file-system", "--", daemon.mountpoint],
             stdout=subprocess.DEVNULL,
@@ -200,10 +209,18 @@ def state_without_answer(daemon: Daemon) -> str:
         return SILENT
 
 
+class Listening(Protocol):
+    """A process that listens at the socket of a mount; other than a daemon, it is found in another way."""
+
+    @property
+    def mountpoint(self) -> str:
+        """The path of the mount."""
+
+
 class Talk:
     """A conversation with a daemon. Raises OSError, ValueError when it does not answer in time or in JSON."""
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, daemon: Daemon | Listening) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.settimeout(ANSWER_SECONDS)
@@ -215,10 +232,20 @@ class Talk:
             raise
 
     def ask(self, question: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
+        """Send a message; returns the answer. Raises what the class says."""
         self._socket.settimeout(ANSWER_SECONDS if seconds is None else seconds)
         self._socket.sendall(json.dumps(question).encode() + b"\n")
         answer: dict[str, Any] = json.loads(self._lines.readline())
         return answer
+
+    def finish(self, seconds: float) -> None:
+        """End the conversation; returns when the daemon has ended it, too, and with it what it did for this
+        client: a mount that it has frozen is thawed. Not later than after so many seconds."""
+        with contextlib.suppress(OSError):  # it is gone, or takes too long
+            self._socket.settimeout(seconds)
+            self._socket.shutdown(socket.SHUT_WR)  # not close: a child of this process may have it, too
+            while self._lines.readline():
+                pass
 
     def __enter__(self) -> Talk:
         return self
@@ -229,7 +256,7 @@ class Talk:
 
 
 def report(daemon: Daemon, state: str, answer: dict[str, Any] | None) -> dict[str, Any]:
-    """What `wdsfs status --json` says of a mount: who serves it, its state, and what the daemon answers to
+    """The report of `wdsfs status --json` about a mount: its daemon, its state, and the daemon's answer to
     "status"."""
     return {**asdict(daemon), "state": state, **(answer or {})}
 

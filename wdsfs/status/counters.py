@@ -1,13 +1,15 @@
-"""What the processes of a mount tell each other: counters of each worker, and which requests workers have died of.
+"""Shared memory of the processes of a mount: counters of each worker, and requests at which workers have died.
 
-Plain shared memory, made before the workers are forked, so that nothing is lost with a worker and nobody waits
-for anybody. Words are written whole; one that another process sees late costs a wrong digit in `wdsfs status`.
+Plain shared memory, made before the workers are forked, so that nothing is lost with a worker and no process waits
+for another. Words are written whole; one that another process sees late costs a wrong digit in `wdsfs status`.
 """
 
 from __future__ import annotations
 
 import mmap
 import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 SLOTS = 64  # workers at a time
 KINDS = (
@@ -25,11 +27,11 @@ KINDS = (
     "other",
 )
 
-# Words of a slot behind the counters of the kinds: totals, then what the worker is doing now.
-_BYTES_READ, _FAILED, _DONE, _SINCE, _REQUEST, _WAITING, _FILES, _PID = range(len(KINDS), len(KINDS) + 8)
-_WORDS = _PID + 1
+# Words of a slot after the counters of the kinds: totals, then the state of the worker.
+_BYTES_READ, _FAILED, _DONE, _SINCE, _REQUEST, _WAITING, _FILES, _PID, _RETIRED = range(len(KINDS), len(KINDS) + 9)
+_WORDS = _RETIRED + 1
 
-# What the supervisor has to tell: itself, the process that serves nothing, and how many workers were replaced.
+# Words of the supervisor: its pid, that of the process that follows changes, and the number of replaced workers.
 _SUPERVISOR, _HELPER, _RESTARTS = range(3)
 
 # Requests that are watched because a worker has died at them: for each the request, the deaths in a row and the
@@ -40,26 +42,42 @@ DEADLY = 3  # deaths in a row after which a request gets EIO
 DEADLY_NS = 60 * 10**9  # for how long; then it is tried again
 
 
-class Board:
-    """The shared memory of a mount."""
+class Hits(NamedTuple):
+    """Reads of remote shards that workers have answered from the cache."""
 
-    def __init__(self) -> None:
-        slots, suspects = SLOTS * _WORDS * 8, (1 + _SUSPECTS * _SUSPECT_WORDS) * 8
+    reads: int
+    bytes: int
+
+
+class Board:
+    """The shared memory of a mount; `stores` are those of its remote shards."""
+
+    def __init__(self, stores: Sequence[str] = ()) -> None:
+        # After the words of a slot, two for each store: hits and their bytes.
+        self._stores = {store: _WORDS + 2 * number for number, store in enumerate(stores)}
+        self._size = _WORDS + 2 * len(stores)
+        slots, suspects = SLOTS * self._size * 8, (1 + _SUSPECTS * _SUSPECT_WORDS) * 8
         self._memory = memoryview(mmap.mmap(-1, slots + suspects + (_RESTARTS + 1) * 8))
         self._words = self._memory[:slots].cast("q")
         self._suspects = self._memory[slots : slots + suspects].cast("q")
         self._supervised = self._memory[slots + suspects :].cast("q")
 
     def slot(self, number: int) -> Slot:
-        return Slot(self._words[number * _WORDS : (number + 1) * _WORDS])
+        """The words of the worker with this number."""
+        return Slot(self._words[number * self._size : (number + 1) * self._size], self._stores)
 
     def counts(self) -> dict[str, int]:
-        """Requests by kind, over all workers that there have been."""
+        """Requests by kind, over all workers since the start of the mount."""
         counts = {kind: self._total(at) for at, kind in enumerate(KINDS)}
         return {kind: count for kind, count in counts.items() if count}
 
     def _total(self, word: int) -> int:
-        return sum(self._words[word::_WORDS])
+        return sum(self._words[word :: self._size])
+
+    @property
+    def hits(self) -> dict[str, Hits]:
+        """What workers have answered from the cache, by store; empty in a mount without remote shards."""
+        return {store: Hits(self._total(at), self._total(at + 1)) for store, at in self._stores.items()}
 
     @property
     def bytes_read(self) -> int:
@@ -71,17 +89,17 @@ class Board:
 
     @property
     def done(self) -> int:
-        """Requests that were answered: what shows that the mount gets on."""
+        """The number of requests that were answered: while it grows, the mount makes progress."""
         return self._total(_DONE)
 
     @property
     def busy(self) -> bool:
-        """Whether any worker is at a request."""
-        return any(self._words[_SINCE::_WORDS])
+        """True if any worker is at a request."""
+        return any(self._words[_SINCE :: self._size])
 
     @property
     def waiting(self) -> int:
-        """How many workers wait for a disk."""
+        """The number of workers that wait for a disk."""
         return self._total(_WAITING)
 
     @property
@@ -90,52 +108,58 @@ class Board:
 
     @property
     def restarts(self) -> int:
-        """How many workers were replaced."""
+        """The number of workers that were replaced."""
         return self._supervised[_RESTARTS]
 
     def replaced(self, workers: int) -> None:
-        """So many workers more have died."""
+        """Add to the number of replaced workers."""
         self._supervised[_RESTARTS] += workers
 
     @property
     def processes(self) -> list[int]:
-        """The supervisor, and the workers that there are now."""
-        return [pid for pid in (self._supervised[_SUPERVISOR], *self._words[_PID::_WORDS]) if pid]
+        """The pids of the supervisor and of the current workers."""
+        return [pid for pid in (self._supervised[_SUPERVISOR], *self._words[_PID :: self._size]) if pid]
 
     def supervise(self, pid: int) -> None:
-        """The process with this number is the supervisor."""
+        """Note the pid of the supervisor."""
         self._supervised[_SUPERVISOR] = pid
 
     @property
     def helper(self) -> int:
-        """The process that serves nothing but belongs to the mount, 0 for none."""
+        """The pid of the process that follows changes of shards, 0 for none."""
         return self._supervised[_HELPER]
 
     @helper.setter
     def helper(self, pid: int) -> None:
         self._supervised[_HELPER] = pid
 
-    # --- requests that workers have died of
+    # --- requests at which workers have died
 
     @property
     def watching(self) -> bool:
-        """Whether any request is watched: what a worker asks before it asks about its own."""
+        """True if any request is a suspect. A worker asks this first: it is cheap."""
         return self._suspects[0] != 0
 
-    def blame(self, request: int) -> int:
-        """A worker has died at this request; returns how many have done so without an answer in between."""
+    def blame(self, request: int, started: int | None = None) -> int:
+        """Count the death of a worker at this request; returns the number of such deaths since its last reply.
+
+        A worker that was there already (`started`, in ns of the monotonic clock) at the last such death does not
+        count, and 0 is returned: whoever kills all workers at once kills the request's next one, too.
+        """
         now = time.monotonic_ns()
         at = self._suspect(request)
-        if at is None:  # the one that is forgotten first makes room
+        if at is None:  # evict the one that expires first
             at = min(range(1, len(self._suspects), _SUSPECT_WORDS), key=lambda at: self._suspects[at + 2])
             self._suspects[at], self._suspects[at + 1] = request, 0
+        elif started is not None and started <= self._suspects[at + 2] - DEADLY_NS:
+            return 0
         self._suspects[at + 1] += 1
         self._suspects[at + 2] = now + DEADLY_NS
         self._count_suspects()
         return self._suspects[at + 1]
 
     def is_deadly(self, request: int) -> bool:
-        """Whether this request must not be tried for now."""
+        """True if this request must be refused for now."""
         at = self._suspect(request)
         if at is None or self._suspects[at + 1] < DEADLY:
             return False
@@ -145,7 +169,7 @@ class Board:
         return False
 
     def absolve(self, request: int) -> None:
-        """This request was answered. One that is deadly stays so for its time: the answer was a refusal."""
+        """Forget the deaths at a request that was answered, unless it is deadly: then the answer was a refusal."""
         at = self._suspect(request)
         if at is not None and self._suspects[at + 1] < DEADLY:
             self._acquit(at)
@@ -165,60 +189,79 @@ class Board:
 
 
 class Slot:
-    """The words of one worker; the worker writes, everybody reads."""
+    """The words of one worker, which writes them; all processes read them."""
 
-    __slots__ = ("_words",)
+    __slots__ = ("_stores", "_words")
 
-    def __init__(self, words: memoryview) -> None:
-        self._words = words
+    def __init__(self, words: memoryview, stores: Mapping[str, int]) -> None:
+        self._words, self._stores = words, stores
 
     def start(self, pid: int) -> None:
-        """The process with this number is the worker from now on."""
+        """Note the pid of the worker."""
         self._words[_PID] = pid
 
     def begin(self, kind: int, request: int = 0) -> None:
-        """A request of this kind has come in. `request` is a number that an equal one would have, too."""
+        """Note the start of a request of this kind; `request` is a number that equal requests share."""
         words = self._words
         words[kind] += 1
         words[_REQUEST] = request
         words[_SINCE] = time.monotonic_ns()
 
     def end(self) -> None:
+        """Note the end of the request, which is then counted."""
         words = self._words
         words[_SINCE] = 0
         words[_DONE] += 1
 
     def failed(self) -> None:
+        """Count a request that failed."""
         self._words[_FAILED] += 1
 
     def read(self, count: int) -> None:
+        """Count bytes that the kernel has read."""
         self._words[_BYTES_READ] += count
 
+    def hit(self, store: str, count: int) -> None:
+        """Note a read of a remote shard that was answered from the cache."""
+        at = self._stores.get(store)
+        if at is not None:  # it is not for a shard that a commit has put into another store
+            self._words[at] += 1
+            self._words[at + 1] += count
+
     def files(self, count: int) -> None:
-        """How many shards the worker has open."""
+        """Note the number of shards that the worker has open."""
         self._words[_FILES] = count
 
     def wait(self, waiting: bool) -> None:
-        """The worker waits for a disk, or indexes a shard, and is rightly not heard of."""
+        """Note that the worker waits for a disk or indexes a shard, or that it does so no longer."""
         self._words[_WAITING] = waiting
-        self._words[_SINCE] = time.monotonic_ns()  # what comes behind the wait may take its own time
+        self._words[_SINCE] = time.monotonic_ns()  # the watchdog counts from the end of the wait
 
     @property
     def waiting(self) -> bool:
         return bool(self._words[_WAITING])
 
+    def retire(self) -> None:
+        """Have the worker end after the request that it is at. Called by the supervisor."""
+        self._words[_RETIRED] = 1
+
+    @property
+    def retirement(self) -> memoryview[int]:
+        """One word, which is not zero when the worker has to end. It is read before each request."""
+        return self._words[_RETIRED : _RETIRED + 1]
+
     @property
     def busy_seconds(self) -> float:
-        """How long the worker has been at one request without a reason to wait."""
+        """Seconds that the worker has been at one request without waiting for a disk."""
         since = self._words[_SINCE]
         return 0.0 if not since or self.waiting else (time.monotonic_ns() - since) / 1e9
 
     @property
     def request(self) -> int | None:
-        """The request that the worker is at."""
+        """The request that the worker is at, None if it is idle."""
         return self._words[_REQUEST] if self._words[_SINCE] else None
 
     def reset(self) -> None:
-        """The worker is gone; its totals stay."""
-        for word in (_SINCE, _WAITING, _FILES, _PID):
+        """Clear the state of a worker that is gone; its totals stay."""
+        for word in (_SINCE, _WAITING, _FILES, _PID, _RETIRED):
             self._words[word] = 0

@@ -1,7 +1,7 @@
-"""The hidden directory `.wdsfs` in the top of a mount: what the mount says of itself, and indexes for other tools.
+"""The hidden directory `.wdsfs` in the top of a mount: reports of the mount, and indexes for other tools.
 
-It is found by whoever asks for it, and never listed: no loader walks into it. Decided here is what is in it, under
-which inode, and what can be read; `read_ops.HiddenDirectoryOperations` answers the requests.
+It can be opened by name and is never listed, so no loader walks into it. This module decides its names, inodes and
+texts; `fuse/hidden_ops.py` answers the requests.
 
 | name | inode (an *extra*, see `inodes.py`) | text |
 |---|---|---|
@@ -9,13 +9,13 @@ which inode, and what can be read; `read_ops.HiddenDirectoryOperations` answers 
 | `shards.json`, `problems.txt` | a checksum of the text | of what the shards are now |
 | `dali/<shard>.idx` | the shard's number and a checksum of its fingerprint | of the shard's record |
 
-OPEN is never sent here, any worker answers any READ, and the kernel asks for no byte behind the size that it was
-told. So a number stands for one text, and for no other one as long as the mount lasts: what is read is whole,
-whoever answers. A text that cannot be had again (a snapshot that was replaced by now, a set that has changed) gets
-ESTALE, upon which the kernel looks the name up again.
+The kernel sends no OPEN, any worker answers any READ, and the kernel reads no byte after the size that it has
+cached. So an inode number stands for one text and no other as long as the mount exists: a reader gets one whole
+text from any workers. A text that cannot be made again (an evicted snapshot, a set that has changed) gets ESTALE;
+the kernel then looks the name up again.
 
-Some of this takes long: to index a shard, to make the index of a large one, to look at each of many. The worker
-that is asked does it, and says so first (`Operations.slowly`).
+Some of this takes long: indexing a shard, exporting the index of a large one, checking each of many shards. The
+worker does this inside `Operations.slowly`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple, TypeVar
 
 from wdsfs import inodes, names
-from wdsfs.dataset.indexing import NotIndexed
+from wdsfs.dataset.indexing import indexed
 from wdsfs.dataset.shard_set import MANY
 from wdsfs.dataset.tree import AT_PARENT, AT_SELF, DIRECTORY_MODE, Entry, Node, Totals, Tree, text_of
 from wdsfs.errors import (
@@ -48,11 +48,11 @@ from wdsfs.inodes import DALI, DALI_INDEX, HIDDEN, METRICS, PROBLEMS, ROOT, SHAR
 from wdsfs.interop import dali, wids
 from wdsfs.status import control, status_report
 from wdsfs.status.counters import Board
+from wdsfs.status.set_state import SetState
 from wdsfs.status.text_ring import TEXT_MAX, TextRing
-from wdsfs.storage.identity import sum_of
 
-NAME = b".wdsfs"
-KEPT_BYTES = 32 << 20  # of texts that a worker keeps; the last one in any case
+NAME = names.HIDDEN_DIRECTORY
+KEPT_BYTES = 32 << 20  # of texts that a worker caches; the last one is always cached
 
 _FILE_MODE = stat.S_IFREG | 0o444
 _SHARD_BITS = 20
@@ -64,15 +64,15 @@ Answer = TypeVar("Answer")
 
 
 class Text(NamedTuple):
-    """What a file holds, and its time (ns since the epoch)."""
+    """The content of a file, and its mtime (ns since the epoch)."""
 
     content: bytes
     mtime_ns: int
 
 
 class HiddenDirectory:
-    """What is in the hidden directory. Made before the workers are forked; each then calls `attach`. `half_done`
-    says whether a commit in place was stopped half-way.
+    """The hidden directory. Made before the workers are forked; each then calls `attach`. `half_done` returns
+    True if a commit in place was interrupted.
 
     A tree (`dataset/tree.py`) of the inodes of this directory only; any other inode gets StaleEntry.
     """
@@ -84,15 +84,16 @@ class HiddenDirectory:
         daemon: control.Daemon,
         board: Board,
         snapshots: TextRing,
+        state: SetState | None = None,
         half_done: Callable[[], bool] = lambda: False,
     ) -> None:
         self.daemon, self.board, self._half_done = daemon, board, half_done
-        self._snapshots = snapshots
+        self._snapshots, self._state = snapshots, state or SetState()
         self._texts: OrderedDict[int, Text] = OrderedDict()
         self._kept_bytes = 0
 
     def attach(self, tree: Tree, slowly: Callable[[], AbstractContextManager[None]]) -> None:
-        """Tell of the set that this tree shows; `slowly` is entered for what takes long."""
+        """Serve texts about the set of this tree from now on; `slowly` is entered around work that takes long."""
         self.tree, self.lower, self._slowly = tree, tree.lower, slowly
         # Other tools read the shards as they are, whatever is shown of them.
         self.plain = tree.lower.plain
@@ -142,7 +143,7 @@ class HiddenDirectory:
         return ROOT if what == HIDDEN else pack_extra(HIDDEN)
 
     def listing(self, inode: int, after: int = 0) -> Iterator[Entry]:
-        """The children of a directory behind the cursor `after`: with no more than an inode number and the type.
+        """The children of a directory after the cursor `after`, each with only the inode number and the type.
 
         The texts are not made to list them: of a hundred thousand shards that would take an hour.
         """
@@ -155,7 +156,7 @@ class HiddenDirectory:
             yield Entry(b"..", _typed(self.parent(inode), DIRECTORY_MODE), AT_PARENT)
         first = max(after - _FIRST + 1, 0)
         if what == DALI:
-            for number in range(first, len(self.lower)):
+            for number in (number for number in self.lower.numbers if number >= first):
                 name = _index_name(self.lower.shards[number].name)
                 yield Entry(name, _typed(pack_extra(DALI_INDEX, number), _FILE_MODE), number + _FIRST)
             return
@@ -180,7 +181,7 @@ class HiddenDirectory:
     # --- the texts
 
     def text(self, inode: int) -> Text:
-        """What a file holds. Raises IsADirectory, StaleEntry, ShardErrors, ExportError."""
+        """The text of a file. Raises IsADirectory, StaleEntry, ShardErrors, ExportError."""
         what, number = self._open(inode)
         if what in (HIDDEN, DALI):
             raise IsADirectory(f"inode {inode} is a directory")
@@ -202,11 +203,11 @@ class HiddenDirectory:
 
     def _make_now(self, what: int) -> int:
         if what in (STATUS, METRICS):
-            told = self._report()
-            text = status_report.as_json(told, TEXT_MAX) if what == STATUS else status_report.as_metrics(told)
+            report = self._report()
+            text = status_report.as_json(report, TEXT_MAX) if what == STATUS else status_report.as_metrics(report)
             return pack_extra(what, self._snapshots.put(text))
         text = self._wids_index() if what == SHARDS else self._problems()
-        mtime_ns = max(map(self._mtime_ns, range(len(self.lower))), default=0)
+        mtime_ns = max(map(self._mtime_ns, self.lower.numbers), default=0)
         inode = pack_extra(what, int.from_bytes(hashlib.blake2b(text, digest_size=7).digest()))
         self._keep(inode, Text(text, mtime_ns))
         return inode
@@ -224,8 +225,9 @@ class HiddenDirectory:
 
     def _report(self) -> dict[str, object]:
         state = control.RUNNING if self.daemon.alive else control.UNSUPERVISED
-        told = status_report.gather(self.lower, self.tree.totals, self.board, self.daemon.started)
-        return {**control.report(self.daemon, state, told), "unfinished_commit": self._half_done()}
+        found = status_report.gather(self.lower, self.tree.totals, self.board, self.daemon.started)
+        found["set"] = self._state.read()
+        return {**control.report(self.daemon, state, found), "unfinished_commit": self._half_done()}
 
     def _problems(self) -> bytes:
         """A line for each shard that is not whole, as far as they are indexed."""
@@ -233,62 +235,53 @@ class HiddenDirectory:
         return "".join(f"{row}\n" for row in rows).encode("utf-8", "surrogateescape")
 
     def _wids_index(self) -> bytes:
-        """Raises ShardErrors, ExportError: a reader takes a list without one shard for the whole set."""
+        """Raise ShardErrors, ExportError if a shard cannot be read: a reader takes a list without one shard for
+        the whole set."""
         rows = []
-        for number in range(len(self.lower)):
-            summary = self._indexed(number, self.plain.summary)
+        for number in self.lower.numbers:
+            summary = indexed(self.plain.summary, number)
             if not self.plain.shards[number].reading.is_plain:
                 self._refuse_irregular(number)
             # An absolute path: the reader takes others from the directory of the index.
             path = self.lower.path_text(number)
-            rows.append(wids.WidsShard(path, summary.samples, summary.fingerprint[0]))
+            rows.append(wids.WidsShard(path, summary.samples, summary.size))
         return wids.wids_index(rows)
 
     def _refuse_irregular(self, number: int) -> None:
         try:
-            dali.refuse_irregular(self._indexed(number, self.plain.record), "wids")
+            dali.refuse_irregular(indexed(self.plain.record, number), "wids")
         except ExportError as error:
             raise ExportError(f"{self.plain.path_text(number)}: {error}") from None
 
     def _mtime_ns(self, number: int) -> int:
         with contextlib.suppress(ShardError):
-            return self.lower.fingerprint(number)[1]
+            return self.lower.fingerprint(number).mtime_ns
         return 0
-
-    def _indexed(self, number: int, question: Callable[[int], Answer]) -> Answer:
-        """The answer to a question about a shard, which is indexed first if it is not."""
-        while True:
-            try:
-                return question(number)
-            except NotIndexed:
-                with self._slowly():
-                    self.plain.index_now(number)
 
     # --- indexes for DALI
 
     @functools.cached_property
     def _numbers(self) -> dict[bytes, int]:
-        return {_index_name(shard.name): number for number, shard in enumerate(self.lower.shards)}
+        return {_index_name(self.lower.shards[number].name): number for number in self.lower.numbers}
 
     def _inode_of_index(self, name: bytes) -> int:
         number = self._numbers.get(name)
         if number is None:
             raise NoSuchEntry(f"no shard has the index {text_of(name)!r}")
-        return self._inode_of_record(number, self._indexed(number, self.plain.record))
+        return self._inode_of_record(number, indexed(self.plain.record, number))
 
     @staticmethod
     def _inode_of_record(number: int, record: Record) -> int:
-        size, mtime_ns, identity = record.fingerprint
-        return pack_extra(DALI_INDEX, sum_of((size, mtime_ns, identity)) << _SHARD_BITS | number)
+        return pack_extra(DALI_INDEX, record.fingerprint.sum << _SHARD_BITS | number)
 
     def _dali_index(self, inode: int, packed: int) -> Text:
         number = packed & inodes.SHARD_MAX
         if number >= len(self.plain):
             raise StaleEntry(f"no inode {inode}")
-        record = self._indexed(number, self.plain.record)
+        record = indexed(self.plain.record, number)
         if self._inode_of_record(number, record) != inode:
             self.plain.distrust()  # another process may have seen a change that this one has not looked for yet
-            record = self._indexed(number, self.plain.record)
+            record = indexed(self.plain.record, number)
         if self._inode_of_record(number, record) != inode:
             raise StaleEntry(f"{self.plain.path_text(number)} has changed since its index was looked up")
         if inode not in self._texts:
@@ -299,7 +292,7 @@ class HiddenDirectory:
                     text = b"".join(dali.dali_index(record))
             except ExportError as error:
                 raise ExportError(f"{self.plain.path_text(number)}: {error}") from None
-            self._keep(inode, Text(text, record.fingerprint[1]))
+            self._keep(inode, Text(text, record.fingerprint.mtime_ns))
         return self._kept(inode)
 
 

@@ -1,7 +1,7 @@
-"""What a mount says of itself: the answer to `wdsfs status`, and the same as a text for people and for Prometheus.
+"""The report of a mount: for `wdsfs status`, and as texts for people and for Prometheus.
 
-The one home of that report. It is made in a worker (for `.wdsfs/status.json`) or in a child of the supervisor (for
-the control socket), from the index and from what is on the board, so that both say the same.
+It is made in a worker (for `.wdsfs/status.json`) or in a child of the supervisor (for
+the control socket), from the index and from the counters on the board, so both are the same.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from typing import Any, NamedTuple
 
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.dataset.tree import Totals
+from wdsfs.status import remote_report
 from wdsfs.status.counters import Board
+from wdsfs.status.remote_report import offline_seconds
 
-DAMAGED_MAX = 100  # shards whose damage is told one by one; the others are counted
-LABEL_MAX = 1000  # bytes of a mount point, its end, that tell it from others
+DAMAGED_MAX = 100  # shards whose damage is listed; the others are counted
+LABEL_MAX = 1000  # bytes from the end of a mount point that are in the label
 
 
 class _Metric(NamedTuple):
-    """A row of the metrics; the value is a number, or numbers by kind."""
+    """A row of the metrics; the value is a number, or numbers by what `label` says."""
 
     name: str
     type: str
-    told: str
+    help: str
     value: Callable[[dict[str, Any]], Any]
+    label: str = "kind"
 
 
 # Base units and endings as the conventions of Prometheus have them.
@@ -51,15 +54,70 @@ _METRICS = (
 )
 
 
-def gather(lower: ShardSet, totals: Callable[[], Totals], board: Board, started: float) -> dict[str, Any]:
-    """What the index says of the set now, and what the processes of the mount have counted.
+def _of_stores(value: Callable[[dict[str, Any]], float]) -> Callable[[dict[str, Any]], dict[str, float]]:
+    return lambda report: {one["store"]: value(one) for one in report["remote"]["stores"]}
 
-    `started` is when the mount began (seconds since the epoch). Looks at every shard.
+
+def _store_metric(name: str, kind: str, text: str, value: Callable[[dict[str, Any]], float]) -> _Metric:
+    return _Metric(f"store_{name}", kind, text, _of_stores(value), "store")
+
+
+def _cache_metric(name: str, text: str, value: Callable[[dict[str, Any]], float]) -> _Metric:
+    return _Metric(name, "gauge", text, lambda report: value(report["remote"]))
+
+
+# Of mounts: a report of a set alone has none of this.
+_SET_METRICS = (
+    _Metric(
+        "followed",
+        "gauge",
+        "1 if the shards are looked at again.",
+        lambda one: int(one["set"]["follow"] is not None),
+    ),
+    _Metric(
+        "last_look_seconds",
+        "gauge",
+        "When they were, in seconds of Unix time.",
+        lambda one: one["set"]["looked"] or 0,
+    ),
+    _Metric("look_failed", "gauge", "1 if the last look has failed.", lambda one: int(bool(one["set"]["error"]))),
+    _Metric("shards_added_total", "counter", "Shards that came.", lambda one: one["set"]["added"]),
+    _Metric("shards_removed_total", "counter", "Shards that went.", lambda one: one["set"]["removed"]),
+    _Metric(
+        "shards_left_out", "gauge", "New shards that are not shown.", lambda one: one["set"]["left_out_count"]
+    ),
+)
+
+# Of mounts that have remote shards.
+_REMOTE_METRICS = (
+    _store_metric("requests_total", "counter", "Requests to a store.", itemgetter("requests")),
+    _store_metric("fetched_bytes_total", "counter", "Content fetched from a store.", itemgetter("fetched_bytes")),
+    _store_metric("used_bytes_total", "counter", "Bytes that were read of its shards.", itemgetter("used_bytes")),
+    _store_metric("reads_total", "counter", "Reads of its shards.", itemgetter("reads")),
+    _store_metric("hits_total", "counter", "Reads that had not to wait for it.", itemgetter("hits")),
+    _store_metric("retries_total", "counter", "Requests that were sent again.", itemgetter("retries")),
+    _store_metric("throttled_total", "counter", "Answers that asked for fewer requests.", itemgetter("throttled")),
+    _store_metric("failures_total", "counter", "Requests that were given up.", itemgetter("failures")),
+    _store_metric("queued", "gauge", "Requests that wait for their turn.", itemgetter("queued")),
+    _store_metric("in_flight", "gauge", "Requests that the store is at.", itemgetter("in_flight")),
+    _store_metric("offline_seconds", "gauge", "Time since it does not answer, 0 if it does.", offline_seconds),
+    _cache_metric("cache_bytes", "Room that the cache of remote shards takes.", lambda one: one["cache"]["bytes"]),
+    _cache_metric("cache_limit_bytes", "Room that it may take.", lambda one: one["cache"]["limit"]),
+    _cache_metric("fetch_memory_bytes", "Memory for what is being fetched.", itemgetter("fetch_memory")),
+)
+
+
+def gather(lower: ShardSet, totals: Callable[[], Totals], board: Board, started: float) -> dict[str, Any]:
+    """The totals of the set from the index, and the counters of the processes of the mount.
+
+    `started` is when the mount began (seconds since the epoch). Looks at every shard. "remote" is in the report of
+    a mount with remote shards only.
     """
-    lower.look_at_all()  # what the totals are of is what the shards are now
+    lower.look_at_all()  # so that the totals are those of the shards as they are now
     found = totals()
     processes = board.processes
-    helpers = [board.helper] if board.helper else []
+    remote = {"remote": remote_report.gather(board)} if board.hits else {}
+    helpers = [pid for pid in (board.helper, *(one["fetcher"] for one in remote.values())) if pid]
     damaged = [{"shard": path, "problem": text} for path, text in itertools.islice(lower.damaged(), DAMAGED_MAX)]
     return {
         "shards": found.shards,
@@ -79,6 +137,7 @@ def gather(lower: ShardSet, totals: Callable[[], Totals], board: Board, started:
         "failures": board.failures,
         "index": str(lower.index.directory),
         "notices": lower.index.notices,
+        **remote,
     }
 
 
@@ -92,7 +151,7 @@ def anonymous_bytes(pid: int) -> int:
 
 
 def as_json(report: dict[str, Any], most: int) -> bytes:
-    """A report as a text of up to `most` bytes: of whatever is too long for that, the beginning."""
+    """A report as JSON of at most `most` bytes. Its longest lists and texts are cut as far as that takes."""
     while True:
         # What is no UTF-8 in a path is a lone surrogate here, and becomes an escape of JSON.
         text = json.dumps(report, indent=2, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
@@ -109,15 +168,17 @@ def as_metrics(report: dict[str, Any]) -> bytes:
     Every line has the mount point as a label, so that the files of several mounts can be put together.
     """
     mount = f'mountpoint="{_label(report["mountpoint"])}"'
-    return "".join(itertools.chain.from_iterable(_lines(one, mount, report) for one in _METRICS)).encode()
+    more = (*(_SET_METRICS if "set" in report else ()), *(_REMOTE_METRICS if "remote" in report else ()))
+    metrics = (*_METRICS, *more)
+    return "".join(itertools.chain.from_iterable(_lines(one, mount, report) for one in metrics)).encode()
 
 
 def _lines(one: _Metric, mount: str, report: dict[str, Any]) -> Iterator[str]:
-    yield f"# HELP wdsfs_{one.name} {one.told}\n# TYPE wdsfs_{one.name} {one.type}\n"
+    yield f"# HELP wdsfs_{one.name} {one.help}\n# TYPE wdsfs_{one.name} {one.type}\n"
     value = one.value(report)
     by_labels = {mount: value}
     if isinstance(value, dict):
-        by_labels = {f'{mount},kind="{kind}"': count for kind, count in value.items()}
+        by_labels = {f'{mount},{one.label}="{_label(kind)}"': count for kind, count in value.items()}
     for labels, number in by_labels.items():
         yield f"wdsfs_{one.name}{{{labels}}} {number}\n"
 

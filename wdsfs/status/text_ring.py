@@ -1,8 +1,8 @@
-"""Texts that one process of a mount makes and another is asked for.
+"""Texts that one process of a mount makes and any other process serves.
 
-What says how the mount is doing differs from one moment to the next and from one worker to the next. Whoever opens
-it is to read one text to its end, though any worker may be asked for any part of it. So the text is kept as it was
-when its name was looked up, under a number that the inode number carries.
+A status text differs from moment to moment and from worker to worker. A reader has to get one text to its end,
+though any worker may serve any part of it. So the text is kept as it was when its name was looked up, under a
+number that is part of the inode number.
 """
 
 from __future__ import annotations
@@ -24,25 +24,24 @@ TEXT_MAX = _ROOM - _HEAD.size
 
 
 class RingText(NamedTuple):
-    """A text as it was when somebody asked for it, and when that was (ns since the epoch)."""
+    """A text as of the lookup of its name, and the time of that (ns since the epoch)."""
 
     text: bytes
     taken_ns: int
 
 
 class TextRing:
-    """The last texts that the workers of a mount have made, by number, so that each can hand out those of the
-    others.
+    """The last texts that the workers of a mount have made, by number; each worker can serve those of the others.
 
-    A file in memory, made before the workers are forked. Numbers begin with 1 and are never used again. What is
-    being written when its process is killed has no number yet.
+    A file in memory, made before the workers are forked. Numbers begin with 1 and are never used again. A text
+    that is being written when its process is killed has no number yet.
     """
 
     def __init__(self) -> None:
         self._file = os.memfd_create("wdsfs-snapshots")
 
     def put(self, text: bytes) -> int:
-        """Keep a text of up to TEXT_MAX bytes, in the place of the oldest; returns its number."""
+        """Keep a text of up to TEXT_MAX bytes, and evict the oldest; returns its number."""
         with self._locked():
             number = self._last() + 1
             now = time.time_ns()
@@ -52,7 +51,7 @@ class TextRing:
         return number
 
     def get(self, number: int) -> RingText | None:
-        """The text of this number; None when it was replaced by now, or there was none."""
+        """The text of this number; None if it has been evicted, or never existed."""
         kept = os.pread(self._file, _HEAD.size + TEXT_MAX, _place_of(number))
         if len(kept) < _HEAD.size:
             return None

@@ -1,7 +1,7 @@
-"""Where the bytes of a shard come from, and how bytes get to disk for good.
+"""Where the bytes of a shard come from, and how files are written durably.
 
-A shard is read through a `TarBytes`: a descriptor, or a reader that unpacks on the way. `identity.py` decides
-whether a file is still the same one, `unpack_cache.py` keeps unpacked copies, `seekable.py` reads compressed
-files at any offset, `durable.py` writes files that are whole after a crash. What the bytes mean is for `tar`.
+A shard is read through a `TarBytes`: a descriptor, or a reader that unpacks while it reads. `identity.py` decides
+if a file is still the same one, `unpack_cache.py` keeps unpacked copies, `seekable.py` reads compressed files at
+any offset, `durable.py` writes files that are whole after a crash. The room `tar` knows what the bytes mean.
 Start with `source.py`.
 """

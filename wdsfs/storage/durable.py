@@ -1,4 +1,4 @@
-"""Files that are whole and on the disk, or not there at all: the steps by which shards and indexes are written.
+"""Files that are whole and on disk, or not there at all: the steps by which shards and indexes are written.
 
 Write under a temporary name in the same directory, sync, rename (`new_file`), sync the directory. Every step goes
 through `Disk`, so that the tests can record it, stop there or let it fail.
@@ -19,9 +19,10 @@ from wdsfs.errors import CommitError, CorruptShard
 from wdsfs.storage.source import TarBytes, pread
 
 CHUNK = 1 << 20  # bytes of a file that are read at a time, and of small pieces that are written together
+COPY_MAX = 1 << 25  # bytes per copy by the kernel, and unwritten bytes before the disk is asked to write
 
 
-# What copy_file_range and sendfile say where they do not work: another file system, an old kernel, a strange file.
+# Errors of copy_file_range and sendfile where they do not work: another file system, old kernel, special file.
 _NOT_HERE = frozenset((errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY))
 
 
@@ -29,24 +30,24 @@ class Disk:
     """The steps by which anything is written. The tests put another one in its place."""
 
     def open_temporary(self, path: bytes, mode: int = 0o666) -> int:
-        """A new file that nobody else is writing or has open. One that a killed commit left behind gives way.
+        """Create and lock a new file that nobody else has open. A leftover of a killed commit is removed first.
 
-        Never that one itself: where others may write to the directory it may be theirs, or a link to a file of
-        this user's. Raises CommitError, OSErrors.
+        The leftover itself is never used: if others can write to the directory it may be theirs, or a link to a
+        file of this user. Raises CommitError, OSErrors.
         """
         while True:
             try:
                 fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
             except FileExistsError:
-                _remove_leftover(path)
+                remove_leftover(path)
                 continue
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Taken for a leftover between the two calls?
+                # Was it removed as a leftover between the two calls?
                 with contextlib.suppress(FileNotFoundError):
                     if os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False)):
                         return fd
-            except BlockingIOError:  # by another commit, which is about to remove it
+            except BlockingIOError:  # locked by another commit, which is about to remove it
                 pass
             except BaseException:
                 os.close(fd)
@@ -54,12 +55,13 @@ class Disk:
             os.close(fd)
 
     def write(self, fd: int, data: bytes | bytearray) -> None:
+        """Write all of the data."""
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
 
     def copy(self, source: TarBytes, target: int, start: int, count: int) -> None:
-        """Copy bytes from `start` to where `target` stands, by the kernel if it can. Raises CorruptShard."""
+        """Copy bytes from `start` to the position of `target`, in the kernel if possible. Raises CorruptShard."""
         for copy in (_copy_file_range, _sendfile):
             while count and isinstance(source, int):
                 try:
@@ -79,15 +81,15 @@ class Disk:
             start, count = start + len(data), count - len(data)
 
     def set_owner(self, fd: int, like: os.stat_result) -> None:
-        """Mode and, as far as it is allowed, owner of the shard that is to be replaced."""
+        """Set mode and, if allowed, owner to those of the file that is replaced."""
         with contextlib.suppress(PermissionError):
             os.fchown(fd, like.st_uid, like.st_gid)
         os.fchmod(fd, stat.S_IMODE(like.st_mode))
 
     def start_writing(self, fd: int) -> None:
-        """Have the disk write what is there so far, instead of all at the end: a third of the time of a commit.
+        """Start writing to disk now instead of at the end: this saves a third of the time of a commit.
 
-        A hint: what has to be on disk is for `sync` to see to.
+        Only a hint: `sync` makes it durable.
         """
         if _sync_file_range is not None:
             _sync_file_range(fd, 0, 0, _SYNC_FILE_RANGE_WRITE)
@@ -117,10 +119,10 @@ class Disk:
 
 @contextlib.contextmanager
 def new_file(disk: Disk, target: bytes, mode: int = 0o666, temporary: bytes | None = None) -> Iterator[int]:
-    """A descriptor of an empty file, which replaces `target` when the block ends; an exception removes it.
+    """Open an empty file that replaces `target` when the block ends; an exception removes it.
 
-    Until then it has the name `temporary`, or that of `temporary_of`. The block writes the file and syncs it; the
-    caller syncs the directory, once for everything that it writes there. Raises CommitError, OSErrors.
+    Until then its name is `temporary`, or that of `temporary_of`. The block writes the file and syncs it; the
+    caller syncs the directory, once for all files that it writes there. Raises CommitError, OSErrors.
     """
     temporary = temporary or temporary_of(target)
     fd = disk.open_temporary(temporary, mode)
@@ -135,8 +137,29 @@ def new_file(disk: Disk, target: bytes, mode: int = 0o666, temporary: bytes | No
         os.close(fd)
 
 
-def _remove_leftover(path: bytes) -> None:
-    """Remove what has a temporary name, unless somebody is writing it. Raises CommitError, OSErrors."""
+def make_directories(disk: Disk, path: bytes) -> None:
+    """Make a directory, and those above it that are missing; all are on disk then. Raises OSErrors."""
+    if not os.path.isdir(path):
+        parent = os.path.dirname(path)
+        make_directories(disk, parent)
+        disk.make_directory(path)
+        disk.sync_directory(parent)
+
+
+def write_whole(path: bytes, content: bytes, mode: int = 0o666) -> None:
+    """Write a small file to disk; a kill or a power cut leaves the old one or the new one.
+
+    Raises CommitError, OSErrors.
+    """
+    disk = Disk()
+    with named(path), new_file(disk, path, mode) as fd:
+        disk.write(fd, content)
+        disk.sync(fd)
+    disk.sync_directory(os.path.dirname(path))
+
+
+def remove_leftover(path: bytes) -> None:
+    """Remove the file with a temporary name, unless it is being written. Raises CommitError, OSErrors."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -151,7 +174,7 @@ def _remove_leftover(path: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
     except BlockingIOError:
-        raise CommitError(f"another commit is writing {os.fsdecode(path)}") from None
+        raise CommitError(f"another commit or pack is writing {os.fsdecode(path)}") from None
     except PermissionError as error:
         raise CommitError(
             f"{os.fsdecode(path)} is in the way, and cannot be removed ({error.strerror}): it is another user's"
@@ -176,14 +199,14 @@ def _sendfile(source: int, target: int, start: int, count: int) -> int:
 
 
 def temporary_of(target: bytes) -> bytes:
-    """The name under which a shard is written: in the same directory, and hidden, so that no glob takes it."""
+    """Return the name under which a shard is written: in its directory, and hidden, so that no glob matches."""
     directory, name = os.path.split(target)
     return os.path.join(directory, b".wdsfs-" + name + b".tmp")
 
 
 @contextlib.contextmanager
 def named(path: bytes) -> Iterator[None]:
-    """An OSError in the block that names no file is one of this file: what writes has a descriptor only."""
+    """Add this file name to an OSError in the block that has none, as errors of writing to a descriptor."""
     try:
         yield
     except OSError as error:

@@ -1,6 +1,7 @@
-"""Whether a file is still the one that it was: its fingerprint.
+"""The fingerprint of a file: while it stays the same, so does the content.
 
-The one home of that question for shards and for everything else whose content is kept somewhere.
+The one answer to "is this still the same file?", for shards and for everything else whose content is kept
+somewhere. What compares something else says why where it does so.
 """
 
 from __future__ import annotations
@@ -9,37 +10,63 @@ import errno
 import os
 import struct
 import zlib
+from typing import NamedTuple
 
 from wdsfs.errors import MissingShard, UnreadableShard
 
-
-def sum_of(fingerprint: tuple[int, int, int]) -> int:
-    """32 bits that stand for a fingerprint (size in bytes, mtime in ns, inode); never 0."""
-    return zlib.crc32(struct.pack("<QqQ", *fingerprint)) | 1
-
-
+TICK_NS = 20_000_000  # the coarsest clock from which the kernel takes the times of files
 _MIX = 0x9E3779B97F4A7C15  # the golden ratio in 64 bits
+_PACKED = struct.Struct("<QqQ")
 
 
-def fingerprint_of(found: os.stat_result) -> tuple[int, int, int]:
-    """What tells a file from its successors: size in bytes, mtime in ns, and inode number and ctime as one number.
+class Fingerprint(NamedTuple):
+    """The identity of the content of a file: another one when the content may differ.
 
-    The ctime is in it because nothing else gives away a file that was rewritten in place and got its old mtime
-    back (`cp -p`, `rsync -t --inplace`). The price: after a chmod or a new hard link a shard is indexed again.
+    `identity` is the inode number mixed with the ctime. Only the ctime shows that a file was rewritten in place
+    and got its old mtime back (`cp -p`, `rsync -t --inplace`). The price: after a chmod or a new hard link a shard
+    is indexed again.
+
+    Compared at every request, so make one only where the file is looked at. In files it stands as three numbers.
     """
-    # Some file systems have times that 64 bits of nanoseconds do not reach (the year 2262).
-    mtime_ns = max(min(found.st_mtime_ns, (1 << 63) - 1), -(1 << 63))
-    return found.st_size, mtime_ns, (found.st_ino ^ found.st_ctime_ns * _MIX) & 0xFFFFFFFFFFFFFFFF
+
+    size: int  # bytes
+    mtime_ns: int
+    identity: int  # 64 bits
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> Fingerprint:
+        """The fingerprint of a file by its attributes."""
+        mtime_ns = found.st_mtime_ns
+        if mtime_ns.bit_length() > 63:  # some file systems have times after the year 2262
+            mtime_ns = max(min(mtime_ns, (1 << 63) - 1), -(1 << 63))
+        return cls(found.st_size, mtime_ns, (found.st_ino ^ found.st_ctime_ns * _MIX) & 0xFFFFFFFFFFFFFFFF)
+
+    @classmethod
+    def at(cls, path: bytes) -> Fingerprint:
+        """The fingerprint of the file at `path` now. Raises MissingShard, UnreadableShard."""
+        try:
+            found = cls.of(os.stat(path))
+            if not os.access(path, os.R_OK):
+                raise UnreadableShard(f"{os.fsdecode(path)}: {os.strerror(errno.EACCES)}")
+            return found
+        except FileNotFoundError:
+            raise MissingShard(f"{os.fsdecode(path)}: the shard is gone") from None
+        except OSError as error:
+            raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
+
+    @property
+    def packed(self) -> bytes:
+        """The three numbers as 24 bytes, to make a digest of."""
+        return _PACKED.pack(*self)
+
+    @property
+    def sum(self) -> int:
+        """32 bits that stand for the fingerprint; never 0."""
+        return zlib.crc32(self.packed) | 1
+
+    def mixed_with(self, number: int) -> Fingerprint:
+        """The fingerprint of a file together with something else, which 64 bits stand for."""
+        return Fingerprint(self.size, self.mtime_ns, self.identity ^ number)
 
 
-def look(path: bytes) -> tuple[int, int, int]:
-    """The fingerprint of the file at `path` now. Raises MissingShard, UnreadableShard."""
-    try:
-        found = fingerprint_of(os.stat(path))
-        if not os.access(path, os.R_OK):
-            raise UnreadableShard(f"{os.fsdecode(path)}: {os.strerror(errno.EACCES)}")
-        return found
-    except FileNotFoundError:
-        raise MissingShard(f"{os.fsdecode(path)}: the shard is gone") from None
-    except OSError as error:
-        raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
+GONE = Fingerprint(0, 0, 0)  # of a file that cannot be read

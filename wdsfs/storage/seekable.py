@@ -1,10 +1,10 @@
-"""Random access to compressed shards without unpacking them, by libraries that know where one can begin to read.
+"""Random access to compressed shards without unpacking them, by libraries that find the seek points.
 
 rapidgzip for gzip and bzip2, indexed_zstd for zstd of several frames, python-xz for xz of several blocks. All of
-them are optional. An index of places is made once (`index_of`) and kept; `open_reader` reads with it.
+them are optional. An index of seek points is made once (`index_of`) and kept; `open_reader` uses it.
 
-Memory: a reader holds its index (gzip: 1 to 3 % of the shard, for at each place there are 32 KiB that the data
-behind it refers to) and some unpacked pieces.
+Memory: a reader holds its index (gzip: 1 to 3 % of the shard, since the data after each point refers to the 32 KiB
+before it) and some unpacked pieces.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-CHUNK = 1 << 20  # bytes of compressed data between two places of a gzip: a read unpacks half of that first
+CHUNK = 1 << 20  # compressed bytes between two seek points of a gzip: on average a read unpacks half of it first
 PIECE_MAX = 64 << 20  # bytes that a read may have to unpack first
 _MAGIC = b"wdsfs-k\n"
-_HEADER = len(_MAGIC) + 4  # and the CRC-32 of the rest: the size of the tar (8 bytes) and the places
+_HEADER = len(_MAGIC) + 4  # and the CRC-32 of the rest: the size of the tar (8 bytes) and the seek points
 
 
 class Unusable(Exception):
-    """The text says why a shard cannot be read without unpacking it."""
+    """A shard cannot be read without unpacking it; the text says why."""
 
 
 class _Format(NamedTuple):
-    package: str  # as it is installed
+    package: str  # the name to install
     module: str
     open: Callable[[Any, int], Any]  # the module and a descriptor -> a file object
-    check: Callable[[Any], None]  # what can be told at once. Raises Unusable
-    places: Callable[[Any], bytes]  # where one can begin to read; reads all of it. Raises Unusable
-    take: Callable[[Any, bytes], None]  # tell a file object these places
+    check: Callable[[Any], None]  # quick checks. Raises Unusable
+    places: Callable[[Any], bytes]  # finds the seek points; reads the whole file. Raises Unusable
+    take: Callable[[Any, bytes], None]  # gives a file object these seek points
 
 
 def _read_through(raw: Any) -> bytes:
     raw.seek(0, io.SEEK_END)
-    with io.BytesIO() as out:  # rapidgzip never lets go of the object: closed, it holds nothing
+    with io.BytesIO() as out:  # rapidgzip keeps the object for ever; a closed one holds no memory
         raw.export_index(out)
         return out.getvalue()
 
@@ -74,44 +74,48 @@ def _check_pieces(starts: list[int]) -> None:
 
 _FORMATS = {
     "gzip": _Format(
-        *("rapidgzip", "rapidgzip"),
+        "rapidgzip",
+        "rapidgzip",
         lambda module, fd: module.RapidgzipFile(fd, 1, chunk_size=CHUNK),  # one thread: several processes serve
         lambda raw: None,
         _read_through,
         _take_gzip,
     ),
     "bzip2": _Format(
-        *("rapidgzip", "rapidgzip"),
+        "rapidgzip",
+        "rapidgzip",
         lambda module, fd: module.IndexedBzip2File(fd, 1),
         lambda raw: None,
         _block_offsets,
         lambda raw, places: raw.set_block_offsets(dict(json.loads(places))),
     ),
     "zstd": _Format(
-        *("indexed_zstd", "indexed_zstd"),
+        "indexed_zstd",
+        "indexed_zstd",
         lambda module, fd: module.IndexedZstdFile(fd),
         _check_frames,
         _block_offsets,
         lambda raw, places: raw.set_block_offsets(dict(json.loads(places))),
     ),
     "xz": _Format(
-        *("python-xz", "xz"),
+        "python-xz",
+        "xz",
         lambda module, fd: module.XZFile(f"/proc/self/fd/{fd}"),
         _check_blocks,
-        lambda raw: b"",  # the file has them at its end
+        lambda raw: b"",  # the file has an index at its end
         lambda raw, places: None,
     ),
 }
 
 
 class SeekReader:
-    """A `source.TarReader` of the file objects of one of the libraries."""
+    """A `source.TarReader` over a file object of one of the libraries."""
 
     def __init__(self, raw: Any, size: int, failures: tuple[type[Exception], ...]) -> None:
         self.size = size
         self._raw, self._failures = raw, failures
         self._lock = threading.Lock()
-        # At the end of the process, too: rapidgzip aborts one that ends with an open reader.
+        # Also at exit: rapidgzip aborts a process that ends with an open reader.
         self._close = weakref.finalize(self, raw.close)
 
     def pread(self, size: int, offset: int, /) -> bytes:
@@ -128,7 +132,7 @@ class SeekReader:
 
 
 def check(kind: str, fd: int) -> None:
-    """Raises Unusable when it can be told at once that `index_of` will."""
+    """Raise Unusable if a quick check shows that `index_of` would."""
     raw, failures = _open(kind, fd)
     try:
         _FORMATS[kind].check(raw)
@@ -139,10 +143,10 @@ def check(kind: str, fd: int) -> None:
 
 
 def index_of(kind: str, fd: int) -> tuple[bytes, int]:
-    """What `open_reader` needs to read the compressed file at `fd`, and the bytes that this unpacks to.
+    """Return the index with which `open_reader` reads the compressed file at `fd`, and its unpacked size in bytes.
 
-    That is right for a whole file only: what is cut off may look whole to some of the libraries. Raises Unusable
-    when there is no library for it, or no place but its start where one can begin to read.
+    Correct for a whole file only: some of the libraries take a truncated file for a whole one. Raises Unusable if
+    there is no library for it, or no seek point but its start.
     """
     raw, failures = _open(kind, fd)
     try:
@@ -157,9 +161,9 @@ def index_of(kind: str, fd: int) -> tuple[bytes, int]:
 
 
 def open_reader(kind: str, fd: int, index: bytes) -> SeekReader:
-    """A reader of the compressed file at `fd`, which has to stay open, by what `index_of` has found.
+    """Return a reader of the compressed file at `fd`, which has to stay open, with the index of `index_of`.
 
-    Raises ValueError for a damaged index, Unusable when the library is not there.
+    Raises ValueError for a damaged index, Unusable if the library is not installed.
     """
     body = index[_HEADER:]
     if index[:_HEADER] != _MAGIC + zlib.crc32(body).to_bytes(4, "little"):
@@ -174,13 +178,13 @@ def open_reader(kind: str, fd: int, index: bytes) -> SeekReader:
 
 
 def _open(kind: str, fd: int) -> tuple[Any, tuple[type[Exception], ...]]:
-    """A file object of the library, and what it raises where the data is not what it should be."""
+    """Return a file object of the library, and the exceptions that it raises for bad data."""
     format_ = _FORMATS[kind]
     try:
         module = importlib.import_module(format_.module)
     except ImportError:
         raise Unusable(f"{format_.package} is not installed: pip install 'wdsfs[compressed]'") from None
-    # Those in C++ pass on whatever was thrown.
+    # The libraries in C++ pass on exceptions of any kind.
     failures: tuple[type[Exception], ...] = (OSError, ValueError, RuntimeError, EOFError)
     if kind == "xz":
         failures = (*failures, module.XZError)

@@ -1,7 +1,7 @@
-"""Where the bytes of a tar come from: a descriptor of a file, or a reader that makes them as they are asked for.
+"""The source of a tar's bytes: a descriptor of a file, or a reader that makes them on demand.
 
-Nearly always it is a descriptor, and everything that has to be fast takes it as one. `TarReader` is for compressed
-shards that are not unpacked (`storage/seekable.py`).
+Nearly always it is a descriptor, and all fast paths use it as one. `TarReader` is for compressed shards that are
+not unpacked (`storage/seekable.py`), and for remote ones (`remote/client.py`).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from wdsfs.errors import MissingShard, UnreadableShard
 
 
 class TarReader(Protocol):
-    """The bytes of a tar that is no file. Usable by several threads."""
+    """The bytes of a tar that is not a file. Safe to use in several threads."""
 
     size: int
 
     def pread(self, size: int, offset: int, /) -> bytes:
-        """Up to `size` bytes at byte `offset`; none only at the end. Raises OSError."""
+        """Return up to `size` bytes at byte `offset`; none only at the end. Raises OSError, ShardError."""
 
     def close(self) -> None:
-        """Give back what it holds. Can be repeated."""
+        """Release memory and files. Idempotent."""
 
 
 TarBytes = int | TarReader
@@ -35,25 +35,25 @@ def pread(source: TarBytes, size: int, offset: int) -> bytes:
 
 
 def size_of(source: TarBytes) -> int:
-    """Bytes of the whole tar."""
+    """Return the size of the tar in bytes."""
     return os.fstat(source).st_size if isinstance(source, int) else source.size
 
 
 def skip_hole(source: TarBytes, offset: int) -> int | None:
-    """The first byte from `offset` on that is not in a hole of the file; None when all of the rest is one."""
+    """Return the first byte from `offset` on that is not in a hole of the file; None if the rest is a hole."""
     if isinstance(source, int):
         try:
             return max(offset, os.lseek(source, offset, os.SEEK_DATA))
-        except OSError as error:  # a file system that knows no holes may say so with any other number
+        except OSError as error:  # a file system without holes may give any other errno
             if error.errno == errno.ENXIO:
                 return None
     return offset
 
 
 def open_beside(path: bytes) -> BinaryIO:
-    """A file that somebody has put beside a shard. Raises OSError, also for one that is no regular file.
+    """Open a file that lies beside a shard. Raises OSError, also if it is not a regular file.
 
-    Nobody waits for a pipe, or reads a device, because it has the name of an index.
+    A pipe or a device with the name of an index must not block the reader.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -63,6 +63,7 @@ def open_beside(path: bytes) -> BinaryIO:
 
 
 def close(source: TarBytes) -> None:
+    """Close a descriptor or a reader."""
     if isinstance(source, int):
         os.close(source)
     else:
@@ -70,9 +71,9 @@ def close(source: TarBytes) -> None:
 
 
 def open_shard(path: bytes) -> int:
-    """A descriptor of the shard at `path`. Raises MissingShard, UnreadableShard."""
+    """Open the shard at `path`. Raises MissingShard, UnreadableShard."""
     try:
-        # A pipe in the place of a shard must not be waited for.
+        # O_NONBLOCK: a pipe in the place of a shard must not block.
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise MissingShard(f"{os.fsdecode(path)}: there is no such shard") from None

@@ -1,17 +1,17 @@
-"""Compressed shards: what they are recognised by, how they are unpacked, and which way they are read.
+"""Compressed shards: how they are recognised, unpacked and read.
 
 To everything above, a compressed shard is the bytes of the tar inside (`source.TarBytes`). By default these are a
 copy in the cache (`storage/unpack_cache.py`), read like a plain shard. Where there is no room for one, they come
 from a reader that can begin in the middle of the file (`storage/seekable.py`), if its format and the installed
 libraries allow it.
 
-Only bytes that the format's checksums vouch for are served: where unpacking fails, what was put out since the end
-of the last whole stream may be wrong before anything is noticed, so it does not count. A file that is merely cut
-off is unpacked up to its end, as a plain tar would be read.
+Only bytes that a checksum of the format covers are served: when unpacking fails, the output since the end of the
+last whole stream may be wrong already, so it is dropped. A file that is only cut off is unpacked up to its end, as
+a plain tar would be read.
 
-Sources: RFC 1952 (gzip: several members are one file; zeros behind them), the xz file format 1.1.0 (several
-streams, padding), RFC 8878 (zstd: frames, skippable ones too). Anything else behind the data is left alone, as
-gzip does.
+Sources: RFC 1952 (gzip: several members are one file; zeros after them), the xz file format 1.1.0 (several
+streams, padding), RFC 8878 (zstd: frames, skippable ones too). Anything else after the data is ignored, as gzip
+does.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from wdsfs.errors import IndexUnusable, StaleShard, UnreadableShard, UsageError
+from wdsfs.remote.any_shard import OpenShard, open_shard
 from wdsfs.storage import seekable, source, unpack_cache
-from wdsfs.storage.source import TarBytes, open_shard
+from wdsfs.storage.source import TarBytes
 from wdsfs.storage.unpack_cache import (
     COPIES,
     DAMAGED,
@@ -39,69 +40,76 @@ from wdsfs.storage.unpack_cache import (
     UnpackCache,
     Write,
 )
-from wdsfs.tar import member_codecs, scan
-from wdsfs.tar.scan import Problem
+from wdsfs.tar import headers, magic, member_codecs
+from wdsfs.tar.problems import Problem
 
 AUTO, ALWAYS, NEVER = "auto", "always", "never"
 POLICIES = (AUTO, ALWAYS, NEVER)  # whether shards are unpacked into the cache
 
-RATIO_MAX = 200  # times the size of a file that what it unpacks to may have, where no cache limits it
-_INPUT, _OUTPUT = 1 << 18, 1 << 20  # bytes that are read, and put out, at a time: what a bomb may take of memory
+RATIO_MAX = 200  # how many times its size a file may unpack to, where no cache limits it
+_INPUT, _OUTPUT = 1 << 18, 1 << 20  # bytes that are read, and written, at a time: bounds the memory for a bomb
 
 
 class Opened(NamedTuple):
-    """Where the bytes of a shard come from, and what is wrong with the compressed data."""
+    """The tar in a shard, the problem of the compressed data if it has one, and its compression (`kind_of`)."""
 
     source: TarBytes
     problem: Problem | None
+    kind: str | None
 
 
 def policy() -> str:
-    """What `WDSFS_UNPACK` says. Raises UsageError."""
+    """The value of `WDSFS_UNPACK`. Raises UsageError."""
     found = os.environ.get("WDSFS_UNPACK") or AUTO
     if found not in POLICIES:
         raise UsageError(f"WDSFS_UNPACK is {found!r}: it has to be one of {', '.join(POLICIES)}")
     return found
 
 
-def kind_of(fd: int) -> str | None:
-    """How the file is compressed, by its first bytes, whatever it is called; None for a plain tar."""
-    return scan.compression(os.pread(fd, scan.BLOCK, 0))
+def kind_of(shard: OpenShard) -> str | None:
+    """Return the compression of a shard by its first bytes, whatever its name is; None for a plain tar."""
+    return magic.compression(source.pread(shard, headers.BLOCK, 0))
 
 
 @contextlib.contextmanager
-def opened(fd: int, path: bytes) -> Iterator[Opened]:
-    """The bytes of the tar in the shard that is open at `fd`. Raises what `unpacked` raises."""
-    kind = kind_of(fd)
+def opened(shard: OpenShard, path: bytes) -> Iterator[Opened]:
+    """The bytes of the tar in a shard that is open. Raises what `unpacked` raises."""
+    kind = kind_of(shard)
     if kind is None:
-        yield Opened(fd, None)
+        yield Opened(shard, None, None)
         return
-    found = unpacked(kind, fd, path)
+    found = unpacked(kind, shard, path)
     try:
         yield found
     finally:
         source.close(found.source)
 
 
-def unpacked(kind: str, fd: int, path: bytes) -> Opened:
-    """The bytes of the tar in a compressed shard, which is open at `fd` and has to stay so.
+def unpacked(kind: str, shard: OpenShard, path: bytes) -> Opened:
+    """The bytes of the tar in a compressed shard, which is open and has to stay so.
 
-    Takes as long as unpacking does, unless that has been done before. Raises StaleShard when the file changes
+    Takes as long as unpacking, unless that was done before. Raises StaleShard when the file changes
     meanwhile, UnreadableShard when it cannot be unpacked here.
     """
     name = os.fsdecode(path)
     try:
-        before = os.fstat(fd)
-        found = _open(_CompressedShard(kind, fd, before.st_size, unpack_cache.key_of(path, before)))
-        after = os.fstat(fd)
+        before = _key_of(shard, path)
+        found = _open(_CompressedShard(kind, shard, source.size_of(shard), before))
+        after = _key_of(shard, path)
     except (_Refused, IndexUnusable, UsageError) as error:
         raise UnreadableShard(f"{name} is {kind}-compressed: {error}") from None
     except OSError as error:
         raise UnreadableShard(f"{name} cannot be unpacked: {error.strerror}{_place_of(error)}") from None
-    if unpack_cache.key_of(path, before) != unpack_cache.key_of(path, after):
+    if before != after:
         source.close(found.source)
         raise StaleShard(f"{name} has changed while it was unpacked")
     return found
+
+
+def _key_of(shard: OpenShard, path: bytes) -> str:
+    if isinstance(shard, int):
+        return unpack_cache.key_of(path, os.fstat(shard))
+    return unpack_cache.key_of_object(path, shard.fingerprint)
 
 
 def _place_of(error: OSError) -> str:
@@ -109,14 +117,24 @@ def _place_of(error: OSError) -> str:
 
 
 class _Refused(Exception):
-    """Says why a shard cannot be read, and the way out."""
+    """A shard cannot be read: why, and what to do."""
 
 
 class _CompressedShard(NamedTuple):
     kind: str
-    fd: int
+    shard: OpenShard
     size: int  # bytes, compressed
     key: str
+
+    def unpack(self, write: Write) -> tuple[str, int]:
+        """As `compressed.unpack`; of a remote shard in one pass, which is fetched ahead."""
+        if not isinstance(self.shard, int):
+            self.shard.stream()
+        return unpack(self.kind, self.shard, write)
+
+    def file(self) -> int:
+        """A descriptor of the compressed data; a remote shard is brought into the cache. Raises ShardError."""
+        return self.shard if isinstance(self.shard, int) else self.shard.whole()
 
 
 def _open(one: _CompressedShard) -> Opened:
@@ -126,54 +144,51 @@ def _open(one: _CompressedShard) -> Opened:
     if kept is not None and kept.state == INDEX:
         try:
             return _read_by(one, kept)
-        except ValueError:  # damaged: it is made anew
+        except ValueError:  # damaged: it is made again
             cache.drop(one.key, INDEX)
-        except _Refused:  # the library is no longer there
+        except _Refused:  # the library was removed
             if how == NEVER:
                 raise
         kept = None
     if kept is None:
         kept = _index(cache, one) if how == NEVER else _unpack(cache, one, how == AUTO)
-    return _read_by(one, kept) if kept.state == INDEX else Opened(kept.fd, _problem(one.kind, kept))
+    return _read_by(one, kept) if kept.state == INDEX else Opened(kept.fd, _problem(one.kind, kept), one.kind)
 
 
 def _read_by(one: _CompressedShard, kept: Kept) -> Opened:
-    """Read with an index of places. Raises ValueError for a damaged one."""
+    """Return a reader that uses an index of places. Raises ValueError if the index is damaged."""
     with os.fdopen(kept.fd, "rb") as file:
         data = file.read()
     try:
-        return Opened(seekable.open_reader(one.kind, one.fd, data), None)
+        return Opened(seekable.open_reader(one.kind, one.file(), data), None, one.kind)
     except seekable.Unusable as error:
         raise _Refused(f"{error}") from None
 
 
 def _unpack(cache: UnpackCache, one: _CompressedShard, may_seek: bool) -> Kept:
-    """A copy; but if it `may_seek`, an index of places when other copies that are in use would have to go.
+    """Make a copy; or, if it `may_seek` and copies in use would have to be evicted, an index of places.
 
     Raises _Refused.
     """
-
-    def fill(write: Write) -> tuple[str, int]:
-        return unpack(one.kind, one.fd, write)
 
     least = one.size - one.size // 50  # data that cannot be compressed grows a little
     why = ""
     if may_seek:
         try:
-            return cache.make(one.key, COPIES, fill, least, spare_recent=True)
+            return cache.make(one.key, COPIES, one.unpack, least, spare_recent=True)
         except NoRoom:
             try:
                 return _index(cache, one)
             except _Refused as refused:
                 why = f", and {refused}"
     try:
-        return cache.make(one.key, COPIES, fill, least)
+        return cache.make(one.key, COPIES, one.unpack, least)
     except NoRoom as error:
         raise _Refused(f"{error}{why}; --cache-size gives it more room, WDSFS_CACHE_DIR another place") from None
 
 
 def _index(cache: UnpackCache, one: _CompressedShard) -> Kept:
-    """An index of places. Raises _Refused."""
+    """Make an index of places. Raises _Refused."""
     left = max(RATIO_MAX * one.size, _OUTPUT)
 
     def count(data: bytes) -> None:
@@ -185,15 +200,16 @@ def _index(cache: UnpackCache, one: _CompressedShard) -> Kept:
             )
 
     def fill(write: Write) -> tuple[str, int]:
-        seekable.check(one.kind, one.fd)
-        # None of the libraries can be relied on to tell what is cut off, or to look at every checksum.
-        state, size = unpack(one.kind, one.fd, count)
+        fd = one.file()
+        seekable.check(one.kind, fd)
+        # None of the libraries reliably reports what is cut off, or checks every checksum.
+        state, size = unpack(one.kind, fd, count)
         if state == WHOLE:
-            index, found = seekable.index_of(one.kind, one.fd)
+            index, found = seekable.index_of(one.kind, fd)
             if found == size:
                 write(index)
                 return INDEX, len(index)
-        raise seekable.Unusable("it is damaged or has something else behind it")
+        raise seekable.Unusable("it is damaged or has something else after it")
 
     try:
         return cache.make(one.key, (INDEX,), fill)
@@ -215,7 +231,7 @@ def _problem(kind: str, kept: Kept) -> Problem | None:
         )
         return Problem(-1, "damaged", text)
     if kept.state == TRAILING:
-        return Problem(-1, "behind end mark", f"something else lies behind the {kind} data; it is not read")
+        return Problem(-1, "behind end mark", f"something else follows the {kind} data; it is not read")
     return None
 
 
@@ -257,7 +273,10 @@ class _Gzip:
 
 
 def _decoder_of(kind: str) -> tuple[Callable[[], _Decoder], tuple[type[Exception], ...]]:
-    """What makes a decoder for a stream, and what that raises for damaged data. Raises UsageError."""
+    """Return a function that makes a decoder for a stream, and the errors that it raises for damaged data.
+
+    Raises UsageError.
+    """
     if kind == "gzip":
         return _Gzip, (zlib.error,)
     if kind == "bzip2":
@@ -265,31 +284,31 @@ def _decoder_of(kind: str) -> tuple[Callable[[], _Decoder], tuple[type[Exception
     if kind == "xz":
         return lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), (lzma.LZMAError,)
     zstd = member_codecs.zstd()
-    options = {zstd.DecompressionParameter.window_log_max: 31}  # whatever `zstd --long` may have been told
+    options = {zstd.DecompressionParameter.window_log_max: 31}  # for files made with `zstd --long`
     return lambda: zstd.ZstdDecompressor(options=options), (zstd.ZstdError,)
 
 
 class _Input:
     """A file, read in pieces."""
 
-    def __init__(self, fd: int) -> None:
-        self.fd, self.at, self.data = fd, 0, b""
+    def __init__(self, shard: TarBytes) -> None:
+        self.shard, self.at, self.data = shard, 0, b""
 
     def peek(self, size: int) -> bytes:
-        """The next bytes; fewer only at the end."""
+        """Return the next bytes, fewer only at the end."""
         while len(self.data) < size and self._read():
             pass
         return self.data[:size]
 
     def take(self) -> bytes:
-        """Some bytes, none only at the end."""
+        """Return some bytes, none only at the end."""
         if not self.data:
             self._read()
         data, self.data = self.data, b""
         return data
 
     def _read(self) -> bool:
-        more = os.pread(self.fd, _INPUT, self.at)
+        more = source.pread(self.shard, _INPUT, self.at)
         self.at += len(more)
         self.data += more
         return bool(more)
@@ -299,14 +318,14 @@ class _Input:
             self.data = self.data.lstrip(b"\0")
 
 
-def unpack(kind: str, fd: int, write: Write) -> tuple[str, int]:
-    """Pass what a compressed file unpacks to on to `write`; returns what became of it, and how many bytes count.
+def unpack(kind: str, shard: TarBytes, write: Write) -> tuple[str, int]:
+    """Unpack a file by calls of `write`; return the outcome, and how many bytes count.
 
-    These are fewer than were written when the file is damaged. Raises OSError, UsageError without a decoder.
+    These are fewer than were written if the file is damaged. Raises OSError, UsageError without a decoder.
     """
     make, failures = _decoder_of(kind)
-    magics = scan.COMPRESSED[kind]
-    given, done, sound = _Input(fd), 0, 0
+    magics = magic.COMPRESSED[kind]
+    given, done, sound = _Input(shard), 0, 0
     while True:
         if done or given.at:
             given.skip_zeros()  # padding
@@ -331,23 +350,12 @@ def unpack(kind: str, fd: int, write: Write) -> tuple[str, int]:
         sound = done
 
 
-def is_compressed(path: bytes, open_file: Callable[[bytes], int] = open_shard) -> bool:
-    """Whether the shard at `path` is compressed. Raises MissingShard, UnreadableShard."""
-    fd = open_file(path)
-    try:
-        return kind_of(fd) is not None
-    except OSError as error:
-        raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
-    finally:
-        os.close(fd)
-
-
 @contextlib.contextmanager
-def opened_shard(path: bytes) -> Iterator[tuple[int, Opened]]:
-    """A descriptor of the shard at `path`, and the bytes of the tar in it. Raises ShardErrors."""
-    fd = open_shard(path)
+def opened_shard(path: bytes) -> Iterator[tuple[OpenShard, Opened]]:
+    """The shard at `path`, open, and the bytes of the tar in it. Raises ShardErrors."""
+    shard = open_shard(path)
     try:
-        with opened(fd, path) as found:
-            yield fd, found
+        with opened(shard, path) as found:
+            yield shard, found
     finally:
-        os.close(fd)
+        source.close(shard)

@@ -1,4 +1,4 @@
-"""Members that are compressed one by one, such as `x.json.gz`: which, and what they hold.
+"""Members that are compressed one by one, such as `x.json.gz`: recognises and decodes them.
 
 Pure functions over bytes. The suffixes are those that the webdataset library (`autodecode.gzfilter`: gz) and
 Hugging Face datasets (all four) decode.
@@ -29,10 +29,10 @@ def codec_of(extension: bytes) -> tuple[int, bytes] | None:
 
 
 def decode(codec: int, data: bytes) -> bytes:
-    """What is in `data`, all streams of it.
+    """Return the content of `data`, of all its streams.
 
-    Raises CorruptShard when it is no such data, is cut, or holds more than DECODED_MAX bytes; UsageError where the
-    library for it is not installed.
+    Raises CorruptShard if it is no such data, is cut off, or contains more than DECODED_MAX bytes; UsageError if
+    the library for it is not installed.
     """
     name = SUFFIXES[codec][1:].decode()
     try:

@@ -13,7 +13,7 @@ def add_labels(draft: Draft, labels: Labels) -> None:
     samples = draft.samples().tolist()
     known = labels.find([draft.paths[number] for number in samples])
     place = draft.place(VALUES, labels.path, labels.fingerprint)
-    mtime = labels.fingerprint[1]
+    mtime = labels.fingerprint.mtime_ns
     missing, twice, found = [], [], []
     numbers: dict[bytes, int] = {}
     for entry in samples:

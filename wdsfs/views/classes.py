@@ -1,8 +1,7 @@
-"""Step "classes": puts each sample into the folder of its class, which one of its members says."""
+"""Step "classes": puts each sample into the folder of its class, which is the content of one of its members."""
 
 from __future__ import annotations
 
-import json
 import re
 
 import numpy as np
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from wdsfs import names
 from wdsfs.errors import CorruptShard, ViewError
+from wdsfs.views import json_fields
 from wdsfs.views.composition import ERROR, text_of
 from wdsfs.views.draft import MISSING_WAY_OUT, Draft
 
@@ -35,7 +35,7 @@ def find_classes(draft: Draft) -> None:
     for entry, row in sorted(zip(entries.tolist(), at[first].tolist(), strict=True), key=lambda pair: pair[1]):
         try:
             data = draft.read(int(draft.rows.address[row]))
-        except CorruptShard:  # cut off with the end of the shard, which its problems tell
+        except CorruptShard:  # cut off with the end of the shard, which is one of its problems
             continue
         found[entry] = _class(draft, entry, data)
     missing = np.array([entry for entry, one in enumerate(found) if one is None], int)
@@ -43,21 +43,18 @@ def find_classes(draft: Draft) -> None:
     where += f" with the field {draft.wanted.class_field}" if draft.wanted.class_field else ""
     if draft.wanted.class_digits != 0:
         _pad_numbers(draft, draft.wanted.class_digits or 1)
-    draft.keep(draft.judged(draft.wanted.missing, missing, f"has no class: no {where}", MISSING_WAY_OUT))
+    way_out = MISSING_WAY_OUT
+    if len(missing) == len(found):  # not one has it: the class may be called otherwise
+        way_out = f"{draft.columns_there()}; --class-from names the one with the class; {MISSING_WAY_OUT}"
+    draft.keep(draft.judged(draft.wanted.missing, missing, f"has no class: no {where}", way_out))
 
 
 def _class_members(draft: Draft) -> NDArray[np.bool_]:
-    wanted = draft.wanted.class_from
-    typed = [
-        number
-        for number, one in enumerate(draft.extensions)
-        if one == wanted or (draft.wanted.ignore_case and one.lower() == wanted.lower())
-    ]
-    return np.isin(draft.rows.extension, typed)
+    return np.isin(draft.rows.extension, draft.matching(draft.wanted.class_from))
 
 
 def _pad_numbers(draft: Draft, digits: int) -> None:
-    """Show classes that are whole numbers with so many digits. Raises LongNumber, never cuts one."""
+    """Show classes that are whole numbers with so many digits. Raises LongNumber for one that does not fit."""
     # Semantics decision: loaders number the sorted names of the folders, and 10 sorts before 2. So all numbers
     # of a set have one width. `7`, `07` and `+7` are one class, as for readers that decode `cls`.
     numbers = {one: match for one in dict.fromkeys(draft.classes) if (match := _NUMBER.fullmatch(one or b""))}
@@ -69,7 +66,8 @@ def _pad_numbers(draft: Draft, digits: int) -> None:
         key, shown = text_of(draft.paths[draft.classes.index(longest)]), text_of(longest)
         raise LongNumber(
             f"{text_of(draft.source.path)}: sample {key!r} has the class {shown}, and classes are shown with "
-            f"{digits} digit{'s' * (digits > 1)}; mount again; with --class-digits say {wanted}",
+            f"{digits} digit{'s' * (digits > 1)}; mount again, or repeat the command, without --class-digits "
+            f"or with --class-digits {wanted}",
             wanted,
         )
     padded = {one: _padded(match[1], match[2], digits) for one, match in numbers.items()}
@@ -96,7 +94,7 @@ def _class(draft: Draft, entry: int, data: bytes) -> bytes | None:
             return None
         label = named.encode("utf-8", "surrogatepass")
     # Semantics decision: a class is one folder, so a slash in its name becomes `--`, as in keys; and what is
-    # no name of a folder is no class.
+    # no valid name of a folder is no class.
     label = label.replace(b"/", b"--")
     return None if label in (b"", b".", b"..") else label
 
@@ -104,13 +102,12 @@ def _class(draft: Draft, entry: int, data: bytes) -> bytes | None:
 def _class_in_json(draft: Draft, entry: int, data: bytes) -> str | None:
     name = f"{text_of(draft.wanted.class_from)}:{draft.wanted.class_field}"
     try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        document = json_fields.parse(data)
+    except CorruptShard as error:
         if draft.wanted.missing == ERROR:
-            _bad_class(draft, entry, f"has no class: {name} cannot be read ({error})")
+            _bad_class(draft, entry, f"has no class: {name} cannot be read: it {error}")
         return None
-    for step in draft.wanted.class_field.split("."):
-        value = value.get(step) if isinstance(value, dict) else None
+    value = json_fields.find(document, json_fields.parse_path(draft.wanted.class_field))
     if isinstance(value, str):
         return value.strip()
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
@@ -121,11 +118,11 @@ def _bad_class(draft: Draft, entry: int, what: str) -> None:
 
 
 def into_classes(draft: Draft) -> None:
-    """Let each sample be in the folder of its class, under a name of one component."""
+    """Put each sample into the folder of its class, under a name of one component."""
     if not draft.wanted.columns and not draft.wanted.class_field:  # what the folder says need not lie in it
         draft.rows = draft.rows.take(~_class_members(draft))
     # Semantics decision: the shard's name is in front. Keys repeat from shard to shard in many sets; a number
-    # behind a file's name (`a.jpg~2`) would hide it from loaders that go by the suffix, and one for each file
+    # after a file's name (`a.jpg~2`) would hide it from loaders that go by the suffix, and one for each file
     # could pair the image of one sample with the text of another.
     prefix = _flat(draft.source.name) + b"--"
     taken: set[bytes] = set()
@@ -145,5 +142,5 @@ def into_classes(draft: Draft) -> None:
 
 
 def _flat(path: bytes) -> bytes:
-    """A path as one component without a dot, for the dot is where a file's extension begins."""
+    """A path as one component without a dot, because the dot is where a file's extension begins."""
     return path.replace(b"/", b"--").replace(b".", b"_")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from wdsfs.errors import CorruptShard
-from wdsfs.tar import member_codecs, scan
+from wdsfs.tar import member_codecs
+from wdsfs.tar.problems import Problem
 from wdsfs.views.composition import text_of
 from wdsfs.views.draft import DECODED, OWN, SHIFT, Draft, rows_of
 
@@ -13,7 +14,7 @@ UNDECODED = "not decoded"  # the kind of a problem
 
 
 def decode(draft: Draft) -> None:
-    """Add the decoded content of compressed members; what cannot be decoded becomes a problem."""
+    """Add the decoded content of compressed members; those that cannot be decoded become problems."""
     place = draft.place(DECODED, b"", ())
     there = set(draft.codes(draft.rows).tolist())
     found = []
@@ -26,7 +27,7 @@ def decode(draft: Draft) -> None:
         for at in np.flatnonzero(draft.rows.extension == number).tolist():
             entry, address = int(draft.rows.entry[at]), int(draft.rows.address[at])
             code = entry << 32 | same
-            # Semantics decision: a member that is there as `x.json` wins over a decoded `x.json.gz`.
+            # Semantics decision: a member `x.json` of the shard wins over a decoded `x.json.gz`.
             if draft.strays[entry] or code in there:
                 continue
             there.add(code)
@@ -39,11 +40,11 @@ def decode(draft: Draft) -> None:
 
 
 def _decoded_size(draft: Draft, codec: int, address: int, entry: int, extension: bytes) -> int | None:
-    """How many bytes a member holds; None, and a problem, when it cannot be decoded."""
+    """Return the decoded size of a member in bytes; None, and add a problem, if it cannot be decoded."""
     try:
         return len(member_codecs.decode(codec, draft.read(address)))
     except CorruptShard as error:
         name = text_of(draft.paths[entry] + b"." + extension)
         head = draft.record.member(address).head if address >> SHIFT == OWN else 0
-        draft.problems.append(scan.Problem(head, UNDECODED, f"{name}: {error}; it is shown as it is"))
+        draft.problems.append(Problem(head, UNDECODED, f"{name}: {error}; it is shown as it is"))
         return None

@@ -15,13 +15,17 @@ from numpy.typing import NDArray
 
 from wdsfs.errors import ViewError
 from wdsfs.index.record import LINK, STRAY, Record
-from wdsfs.tar import member_codecs, scan
+from wdsfs.storage.identity import Fingerprint
+from wdsfs.tar import member_codecs
+from wdsfs.tar.problems import Problem
+from wdsfs.views import json_fields
 from wdsfs.views.composition import ERROR, SKIP, Composition, text_of
 
-SHARD, VALUES, DECODED, NOTHING = "shard", "values", "decoded", "empty"  # kinds of a place
-MISSING, TWICE = -1, -2  # in the place of a shard's number: the key is nowhere, or more than once
+SHARD, VALUES, DECODED, FIELD, NOTHING = "shard", "values", "decoded", "field", "empty"  # kinds of a place
+MISSING, TWICE = -1, -2  # instead of a shard's number: no shard has the key, or it occurs more than once
 OWN = 0  # the place of the shard itself
-SHIFT = 40  # bits of the number in an address while a record is made; a stored one has as few as will do
+SHIFT = 40  # bits of the number in an address while a record is made; a stored one has as few as possible
+COLUMNS_NAMED = 20  # columns that a message names
 MISSING_WAY_OUT = "--missing skip leaves such samples out, --missing empty shows them without"
 TWICE_WAY_OUT = "--duplicates skip leaves such samples out, --duplicates empty shows them without"
 
@@ -36,10 +40,10 @@ class ContentSource(NamedTuple):
 
 
 class JoinedSet(Protocol):
-    """A parallel set of shards."""
+    """A joined set of shards, as the steps need it."""
 
     def find(self, keys: list[bytes]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """For each key the number of the shard that has it, MISSING or TWICE, and the sample's entry there."""
+        """Return for each key the number of its shard, MISSING or TWICE, and the sample's entry there."""
 
     def record(self, number: int) -> Record: ...
 
@@ -50,16 +54,16 @@ class Labels(Protocol):
     """A label file: small columns by key."""
 
     path: bytes
-    fingerprint: tuple[int, int, int]
+    fingerprint: Fingerprint
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, list[dict[bytes, bytes]]]:
-        """The rows of each key that there are: values by extension."""
+        """Return the rows of each key that has any: values by extension."""
 
 
 class Surroundings(NamedTuple):
-    """Everything but the shard that a view of it is made of.
+    """All that a view of a shard is made of, except the shard.
 
-    `read` gives the bytes of a member, by the path of its shard and its number there; it raises ShardError.
+    `read` returns the bytes of a member, by the path of its shard and its number there; it raises ShardError.
     """
 
     joined: Sequence[JoinedSet] = ()
@@ -79,19 +83,21 @@ class Rows:
     mtime: NDArray[np.int64]
 
     def take(self, which: NDArray[Any]) -> Rows:
-        """Some of these, by a mask or by numbers."""
+        """The rows that a mask or numbers choose."""
         return Rows(*(column[which] for column in self.columns()))
 
     def columns(self) -> tuple[NDArray[np.int64], ...]:
+        """The columns in the order of the fields."""
         return self.entry, self.extension, self.address, self.size, self.mtime
 
     def plus(self, other: Rows) -> Rows:
-        """These, and after those of the same entry the others."""
+        """These rows and others, each after those of the same entry."""
         together = Rows(*(np.concatenate(pair) for pair in zip(self.columns(), other.columns(), strict=True)))
         return together.take(np.argsort(together.entry, kind="stable"))
 
 
 def rows_of(found: Sequence[tuple[int, int, int, int, int]]) -> Rows:
+    """Members, given as rows in the order of the fields, as columns."""
     table = np.array(found, dtype=np.int64).reshape(-1, 5)
     return Rows(*(np.ascontiguousarray(table[:, column]) for column in range(5)))
 
@@ -104,6 +110,7 @@ class Values:
     numbers: dict[bytes, int] = field(default_factory=dict)
 
     def number(self, text: bytes) -> int:
+        """The number of a value, which is added if it is new."""
         found = self.numbers.get(text)
         if found is None:
             found = self.numbers[text] = len(self.texts)
@@ -112,10 +119,12 @@ class Values:
 
 
 class Draft:
-    """One shard on its way into a derived record.
+    """One shard, being made into a derived record.
 
     `paths`, `strays` and `classes` have an element for each entry, `rows` one for each member. Steps
-    change them in place, and keep `places`, `values`, `decoded` (address, codec) and `problems` for the record.
+    change them in place, and keep `places`, `values`, `decoded` (address, codec), `fields` (address of the
+    JSON), `problems` and `if_shown` (problems of members by their address, if these are shown) for the
+    record.
     """
 
     def __init__(self, wanted: Composition, source: ContentSource, around: Surroundings) -> None:
@@ -142,11 +151,13 @@ class Draft:
         self.shard_places: dict[bytes, int] = {}
         self.values = Values()
         self.decoded: list[tuple[int, int]] = []
-        self.problems: list[scan.Problem] = []
+        self.fields: list[int] = []
+        self.problems: list[Problem] = []
+        self.if_shown: dict[int, Problem] = {}
         self.classes: list[bytes | None] = [None] * len(self.paths)
 
     def _settle_links(self, flags: NDArray[np.uint8]) -> None:
-        """A hard link is a file of its own here; one that names nothing is none."""
+        """Make a hard link a file of its own; one that dangles is left out."""
         record = self.record
         if record.is_plain:
             return
@@ -163,13 +174,13 @@ class Draft:
         self.rows = self.rows.take(~np.isin(self.rows.address, dangling))
 
     def same(self) -> NDArray[np.int64]:
-        """For each extension the number of the first that is the same: with --ignore-case in any letter case."""
+        """For each extension the number of the first equal one: with --ignore-case in any letter case."""
         first: dict[bytes, int] = {}
         fold = bytes.lower if self.wanted.ignore_case else bytes
         return np.array([first.setdefault(fold(one), at) for at, one in enumerate(self.extensions)], np.int64)
 
     def codes(self, rows: Rows) -> NDArray[np.int64]:
-        """A number for each member that says its entry and extension."""
+        """For each member a number that stands for its entry and extension."""
         return rows.entry << 32 | self.same()[rows.extension]
 
     def samples(self) -> NDArray[np.int64]:
@@ -177,12 +188,32 @@ class Draft:
         return np.flatnonzero(~self.strays)
 
     def number_of(self, extension: bytes) -> int:
-        """The number of an extension, a new one if it has none."""
+        """Return the number of an extension, which is added if it is new."""
         found = self.numbers.get(extension)
         if found is None:
             found = self.numbers[extension] = len(self.extensions)
             self.extensions.append(extension)
         return found
+
+    def columns(self) -> list[bytes]:
+        """The extensions that members have now."""
+        return [one for number in np.unique(self.rows.extension).tolist() if (one := self.extensions[number])]
+
+    def columns_there(self) -> str:
+        """Which columns the shard has, for a message about one that it has not."""
+        there = self.columns()
+        more = f" and {len(there) - COLUMNS_NAMED} more" if len(there) > COLUMNS_NAMED else ""
+        named = ", ".join(repr(text_of(one)) for one in there[:COLUMNS_NAMED])
+        return f"the shard has the columns {named}{more}" if there else "the shard has no columns"
+
+    def matching(self, extension: bytes) -> list[int]:
+        """The numbers of the extensions that this one stands for: with --ignore-case in any letter case."""
+        folded = extension.lower()
+        return [
+            number
+            for number, one in enumerate(self.extensions)
+            if one == extension or (self.wanted.ignore_case and one.lower() == folded)
+        ]
 
     def rename(self, renamed: dict[int, bytes]) -> None:
         """Show the extensions with these numbers under other names."""
@@ -192,7 +223,7 @@ class Draft:
         self.rows.extension = numbers[self.rows.extension]
 
     def keep(self, kept: NDArray[np.bool_]) -> None:
-        """Only these entries, with their members."""
+        """Keep only these entries, with their members."""
         if kept.all():
             return
         self.rows = self.rows.take(kept[self.rows.entry])
@@ -202,7 +233,7 @@ class Draft:
         self.strays = self.strays[kept]
 
     def judged(self, policy: str, bad: NDArray[np.int64], what: str, way_out: str) -> NDArray[np.bool_]:
-        """Which entries stay when these are bad, by `--missing` or `--duplicates`. Raises ViewError."""
+        """Return which entries stay if these are bad, by `--missing` or `--duplicates`. Raises ViewError."""
         kept = np.ones(len(self.paths), bool)
         if len(bad) and policy == ERROR:
             key = text_of(self.paths[bad[0]])
@@ -212,13 +243,14 @@ class Draft:
             kept[bad] = False
         return kept
 
-    def place(self, kind: str, path: bytes, fingerprint: Sequence[int]) -> int:
-        """Add a place where bytes lie; returns its number."""
-        self.places.append({"kind": kind, "path": text_of(path), "fingerprint": list(fingerprint)})
+    def place(self, kind: str, path: bytes, fingerprint: Fingerprint | tuple[()]) -> int:
+        """Add a place of bytes, with the fingerprint of its file if it has one; return its number."""
+        self.places.append({"kind": kind, "path": text_of(path), "fingerprint": fingerprint})
         return len(self.places) - 1
 
     @staticmethod
     def shard_place(path: bytes, record: Record) -> dict[str, Any]:
+        """The place of a shard, for a derived record."""
         return {"kind": SHARD, "path": text_of(path), "fingerprint": record.fingerprint}
 
     def read(self, address: int) -> bytes:
@@ -229,4 +261,7 @@ class Draft:
         if place["kind"] == DECODED:
             below, codec = self.decoded[number]
             return member_codecs.decode(codec, self.read(below))
+        if place["kind"] == FIELD:
+            document = json_fields.parse(self.read(self.fields[number]))
+            return json_fields.content_at(document, place["field"]) or b""
         return self.around.read(place["path"].encode("utf-8", "surrogateescape"), number)

@@ -52,7 +52,7 @@ def _joined_rows(
 
 
 def _add(draft: Draft, found: list[Rows]) -> NDArray[np.bool_]:
-    """Add joined members. A column that the sample has already is a duplicate; returns what to keep."""
+    """Add joined members. A column that the sample has already is a duplicate; return the entries to keep."""
     kept = np.ones(len(draft.paths), bool)
     for rows in found:
         clash = np.isin(draft.codes(rows), draft.codes(draft.rows))

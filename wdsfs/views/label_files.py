@@ -1,8 +1,8 @@
 """Label files: small columns by key, from SQLite, CSV, TSV or JSON lines (`--associate`).
 
-Whatever the format, a file is read once into a table of ours beside the index (SQLite: key, line, values), so
-that memory stays flat and a shard's keys are looked up in microseconds. The table is valid as long as the file
-is what it was: its fingerprint is kept in it.
+A file of any format is read once into a table beside the index (SQLite: key, line, values), so that memory stays
+flat and a shard's keys are looked up in microseconds. The table contains the fingerprint of the file, and is valid
+as long as the file has the same.
 
 The idea is the webdataset library's `associate` (`filters.py`): a mapping from `__key__` to further columns.
 """
@@ -12,16 +12,21 @@ from __future__ import annotations
 import contextlib
 import csv
 import hashlib
+import io
 import json
 import os
 import sqlite3
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from wdsfs import host, names, trust
-from wdsfs.errors import MissingShard, StaleShard, UnreadableShard, UsageError, ViewError
+from wdsfs.errors import CorruptShard, MissingShard, StaleShard, UnreadableShard, UsageError, ViewError
+from wdsfs.remote.any_shard import OpenShard, is_remote, open_shard
+from wdsfs.spec import objects
+from wdsfs.storage.identity import Fingerprint
+from wdsfs.views import json_fields
 
 FORMAT = "1"
 KEYS = ("__key__", "key")
@@ -32,9 +37,9 @@ KINDS = {
     ".tsv": _TSV,
     **dict.fromkeys((".jsonl", ".ndjson"), _LINES),
 }
-FIELD_MAX = 64 << 20  # characters of one field of a CSV file, bytes of one of the JSON lines
+FIELD_MAX = 64 << 20  # characters of a field of a CSV file, bytes of a line of JSON
 COLUMNS_MAX = 1 << 16  # different columns of one file
-_ASKED = 500  # keys in one question
+_ASKED = 500  # keys in one query
 _BATCH = 10_000  # rows written at a time
 _VALUE = struct.Struct("<HI")  # number of the column, bytes
 
@@ -42,7 +47,7 @@ Row = tuple[bytes, int, dict[str, bytes]]  # key, line, values by column
 
 
 class LabelFile(NamedTuple):
-    """A label file as it was typed: an absolute path and, of SQLite, a table."""
+    """A label file of the options: an absolute path, or a URL as it is shown, and for SQLite a table."""
 
     path: bytes
     kind: str
@@ -50,35 +55,39 @@ class LabelFile(NamedTuple):
 
     @property
     def parts(self) -> list[bytes]:
-        """The files that it consists of: SQLite keeps what was written last beside it."""
-        return [self.path, self.path + b"-wal"] if self.kind == _SQLITE else [self.path]
+        """The files that it consists of: SQLite keeps the latest writes in files beside it."""
+        has_more = self.kind == _SQLITE and not is_remote(self.path)
+        return [self.path, self.path + b"-wal"] if has_more else [self.path]
 
 
 def label_file(text: str) -> LabelFile:
     """The label file of `--associate FILE` or `FILE.sqlite:TABLE`. Raises UsageError."""
     path, table = text, None
-    if not os.path.exists(text):
-        before, colon, behind = text.rpartition(":")
+    if objects.is_url(text) or not os.path.exists(text):
+        before, colon, after = text.rpartition(":")
         if colon and KINDS.get(Path(before).suffix.lower()) == _SQLITE:
-            path, table = before, behind
-    kind = KINDS.get(Path(path).suffix.lower())
+            path, table = before, after
+    shown = objects.without_secrets(text) if objects.is_url(text) else text
+    path = objects.path_of(path) if objects.is_url(path) else os.path.abspath(path)
+    kind = KINDS.get(Path(path.partition("?")[0] if objects.is_url(path) else path).suffix.lower())
     if kind is None:
-        raise UsageError(f"--associate {text}: no kind of label file that is known; they end in {' '.join(KINDS)}")
-    if not os.path.isfile(path):
-        raise UsageError(f"--associate {text}: there is no such file")
-    return LabelFile(os.fsencode(os.path.abspath(path)), kind, table)
+        known = " ".join(KINDS)
+        raise UsageError(f"--associate {shown}: no kind of label file that is known; they end in {known}")
+    if not objects.is_file(path):
+        raise UsageError(f"--associate {shown}: there is no such file")
+    return LabelFile(os.fsencode(path), kind, table)
 
 
 class OpenLabels:
-    """A label file, ready for questions: `find`. Made by `opened`."""
+    """A label file, opened for lookups. Made by `opened`."""
 
-    def __init__(self, path: bytes, fingerprint: tuple[int, int, int], db: sqlite3.Connection) -> None:
+    def __init__(self, path: bytes, fingerprint: Fingerprint, db: sqlite3.Connection) -> None:
         self.path, self.fingerprint = path, fingerprint
         self._db = db
         self._columns = dict(db.execute("SELECT number, name FROM columns"))
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, list[dict[bytes, bytes]]]:
-        """The rows of each of these keys that there are: values by extension."""
+        """Return the rows of each of these keys that has any: values by extension."""
         found: dict[bytes, list[dict[bytes, bytes]]] = {}
         for start in range(0, len(keys), _ASKED):
             asked = keys[start : start + _ASKED]
@@ -96,22 +105,18 @@ class OpenLabels:
         return values
 
 
-def _open_file(path: bytes) -> int:
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-
 @contextlib.contextmanager
 def opened(
     file: LabelFile,
-    fingerprint: tuple[int, int, int],
+    fingerprint: Fingerprint,
     directory: Path,
-    open_file: Callable[[bytes], int] = _open_file,
+    open_file: Callable[[bytes], OpenShard] = open_shard,
 ) -> Iterator[OpenLabels]:
-    """The file as it is now, which is what `fingerprint` says; its table lies in `directory`.
+    """Open a label file with this fingerprint; its table is in `directory`.
 
-    `open_file` gives a descriptor of it; SQLite opens by the path.
+    `open_file` opens it; SQLite opens a local one by its path.
 
-    Raises MissingShard, UnreadableShard, ViewError for what cannot be read as labels.
+    Raises MissingShard, UnreadableShard, ViewError for a file that does not contain labels.
     """
     table = directory / (hashlib.blake2b(repr(file).encode(), digest_size=16).hexdigest() + ".sqlite")
     try:
@@ -130,23 +135,23 @@ def opened(
         raise UnreadableShard(f"{os.fsdecode(file.path)}: {error.strerror}") from None
     except sqlite3.Error as error:
         if error.sqlite_errorcode in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            table.unlink(missing_ok=True)  # whoever comes next makes it anew
+            table.unlink(missing_ok=True)  # the next process makes it again
         raise UnreadableShard(f"the table of {os.fsdecode(file.path)} in {directory}: {error}") from None
 
 
 def prune(directory: Path) -> int:
-    """Drop the tables of label files that are gone, and those that nobody can read; returns how many."""
+    """Drop the tables of label files that are gone, and unreadable ones; return how many."""
     if not directory.is_dir():
         return 0
     with host.locked(directory / "lock"):
-        for unfinished in directory.glob("*.new"):  # of processes that were killed, for others hold the lock
+        for unfinished in directory.glob("*.new"):  # left by processes that were killed: others hold the lock
             unfinished.unlink()
     dropped = 0
     for table in directory.glob("*.sqlite"):
         try:
             with contextlib.closing(_open(table)) as db:
                 (path,) = db.execute("SELECT path FROM meta").fetchone()
-            there = os.path.exists(path)
+            there = is_remote(path) or os.path.exists(path)
         except (sqlite3.Error, TypeError):  # damaged, or half of one
             there = False
         if not there:
@@ -155,7 +160,7 @@ def prune(directory: Path) -> int:
     return dropped
 
 
-def _state(fingerprint: Sequence[int]) -> str:
+def _state(fingerprint: Fingerprint) -> str:
     return f"{FORMAT} {' '.join(map(str, fingerprint))}"
 
 
@@ -168,8 +173,8 @@ def _open(table: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{table.as_uri()}?mode=ro", uri=True)
 
 
-def _fits(table: Path, fingerprint: Sequence[int]) -> bool:
-    """Whether there is a table of the file as it is now; one that is damaged is none."""
+def _fits(table: Path, fingerprint: Fingerprint) -> bool:
+    """True if there is an undamaged table of the file with this fingerprint."""
     if not table.exists():
         return False
     try:
@@ -179,13 +184,16 @@ def _fits(table: Path, fingerprint: Sequence[int]) -> bool:
         return False
 
 
-def _import(file: LabelFile, fingerprint: Sequence[int], table: Path, open_file: Callable[[bytes], int]) -> None:
+def _import(
+    file: LabelFile, fingerprint: Fingerprint, table: Path, open_file: Callable[[bytes], OpenShard]
+) -> None:
+    # Not by `storage/durable.py`: SQLite opens the file by its name, and takes its own locks on it.
     new = table.with_suffix(".new")
     new.unlink(missing_ok=True)
     try:
         with contextlib.closing(sqlite3.connect(new)) as db:
             db.executescript(
-                # Whoever is killed leaves a file that nobody looks at.
+                # A process that is killed leaves a file that no other uses.
                 "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;"
                 "CREATE TABLE labels (key BLOB, line INTEGER, packed BLOB);"
                 "CREATE TABLE columns (number INTEGER PRIMARY KEY, name BLOB);"
@@ -213,7 +221,7 @@ def _import(file: LabelFile, fingerprint: Sequence[int], table: Path, open_file:
 
 
 def _pack(file: LabelFile, line: int, values: dict[str, bytes], numbers: dict[str, int]) -> bytes:
-    """The values of a row as one; each column gets its number when it is first seen."""
+    """Pack the values of a row; each column gets a number when it is first seen."""
     parts = []
     for column, value in values.items():
         number = numbers.get(column)
@@ -256,39 +264,40 @@ def _is_shown(column: str) -> bool:
 
 
 def _value(file: LabelFile, line: int, column: str, value: Any) -> bytes | None:
-    """What the file of a value holds; None for no file."""
-    if value is None:
-        return None
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, str):
-        text = value
-    elif isinstance(value, float):
-        text = repr(value)
-    else:
-        text = json.dumps(value, ensure_ascii=False)
+    """The content of the file for a value; None for no file."""
     try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        raise _wrong(
-            file, line, f"the field {column!r} holds half of a surrogate pair, which is no text"
-        ) from None
+        return json_fields.content_of(value)
+    except CorruptShard as error:
+        raise _wrong(file, line, f"the field {column!r} {error}") from None
 
 
-def _rows(file: LabelFile, open_file: Callable[[bytes], int]) -> Iterator[Row]:
+@contextlib.contextmanager
+def _content(path: bytes, open_file: Callable[[bytes], OpenShard]) -> Iterator[BinaryIO]:
+    """A label file to read; a remote one is brought into the cache. Raises ShardError, OSError."""
+    found = open_file(path)
+    if isinstance(found, int):
+        with os.fdopen(found, "rb") as stream:
+            yield stream
+    else:
+        with contextlib.closing(found), open(f"/proc/self/fd/{found.whole()}", "rb") as stream:
+            yield stream
+
+
+def _rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iterator[Row]:
     """The rows of a label file. Raises ViewError, which names file, line and field; OSError."""
     if file.kind == _SQLITE:
-        yield from _sqlite_rows(file)
+        yield from _sqlite_rows(file, open_file)
     elif file.kind == _LINES:
         yield from _json_rows(file, open_file)
     else:
         yield from _csv_rows(file, open_file)
 
 
-def _csv_rows(file: LabelFile, open_file: Callable[[bytes], int]) -> Iterator[Row]:
+def _csv_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iterator[Row]:
     delimiter = "\t" if file.kind == _TSV else ","
     before = csv.field_size_limit(FIELD_MAX)
-    with open(open_file(file.path), newline="", encoding="utf-8-sig", errors="surrogateescape") as stream:
+    with _content(file.path, open_file) as raw:
+        stream = io.TextIOWrapper(raw, "utf-8-sig", "surrogateescape", newline="")
         lines = csv.reader(stream, delimiter=delimiter, strict=True)
         try:
             columns = next(lines, [])
@@ -303,7 +312,8 @@ def _csv_rows(file: LabelFile, open_file: Callable[[bytes], int]) -> Iterator[Ro
                     raise _wrong(
                         file, lines.line_num, f"has {len(fields)} fields; the first line has {len(columns)}"
                     )
-                # Semantics decision: an empty field is no value, hence no file: CSV has no other way to say so.
+                # Semantics decision: an empty field is no value, hence no file: CSV has no other way to write
+                # that.
                 shown = {
                     name: os.fsencode(text)
                     for name, text in zip(columns, fields, strict=True)
@@ -316,8 +326,8 @@ def _csv_rows(file: LabelFile, open_file: Callable[[bytes], int]) -> Iterator[Ro
             csv.field_size_limit(before)
 
 
-def _json_rows(file: LabelFile, open_file: Callable[[bytes], int]) -> Iterator[Row]:
-    with os.fdopen(open_file(file.path), "rb") as stream:
+def _json_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iterator[Row]:
+    with _content(file.path, open_file) as stream:
         for line, text in enumerate(iter(lambda: stream.readline(FIELD_MAX + 1), b""), 1):
             if not text.strip():
                 continue
@@ -345,12 +355,25 @@ def _json_rows(file: LabelFile, open_file: Callable[[bytes], int]) -> Iterator[R
             yield key, line, {column: value for column, value in found.items() if value is not None}
 
 
-def _sqlite_rows(file: LabelFile) -> Iterator[Row]:
-    uri = Path(os.fsdecode(file.path)).as_uri()
+@contextlib.contextmanager
+def _database(path: bytes, open_file: Callable[[bytes], OpenShard]) -> Iterator[sqlite3.Connection]:
+    """A database to read; of a remote one its file alone. Raises sqlite3.Error, ShardError, OSError."""
+    if not is_remote(path):
+        uri = f"{Path(os.fsdecode(path)).as_uri()}?mode=ro"
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
+            yield db
+        return
+    with _content(path, open_file) as stream:
+        uri = f"file:/proc/self/fd/{stream.fileno()}?mode=ro&immutable=1"
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
+            yield db
+
+
+def _sqlite_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iterator[Row]:
     try:
-        with contextlib.closing(sqlite3.connect(f"{uri}?mode=ro", uri=True)) as db:
+        with _database(file.path, open_file) as db:
             table = _table(file, db)
-            # Text that is not UTF-8 goes through as it is.
+            # Text that is not UTF-8 is kept as it is.
             db.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
             about = db.execute(f"PRAGMA table_info({_quoted(table)})").fetchall()
             primary = [os.fsdecode(name) for _, name, *_, number in about if number]

@@ -1,55 +1,83 @@
-"""Step "columns": shows chosen extensions only, each under the name that was typed."""
+"""Step "columns": shows chosen extensions only, each under the name that was typed or given."""
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from wdsfs.views.composition import EMPTY, text_of
-from wdsfs.views.draft import MISSING_WAY_OUT, NOTHING, SHIFT, Draft, rows_of
-
-COLUMNS_NAMED = 20  # columns that a message names
+from wdsfs.views.composition import EMPTY, Column, text_of
+from wdsfs.views.draft import FIELD, MISSING_WAY_OUT, NOTHING, SHIFT, Draft, rows_of
 
 
 def select(draft: Draft) -> None:
-    """Of each output's alternatives the first in the order of the tar, as DALI does."""
+    """Choose for each output one of its alternatives; files of fields that no output names stay as they are."""
     rows, count = draft.rows, len(draft.paths)
-    chosen = np.zeros(len(rows.entry), bool)
-    shown = rows.extension.copy()
     kept = np.ones(count, bool)
+    free = _free_fields(draft)
+    taken = free.copy()
+    chosen = [(np.flatnonzero(free), rows.extension[free])]
     found = []
     empty = -1
-    for alternatives in draft.wanted.columns:
-        typed = _typed(draft, alternatives)
-        matches = np.isin(rows.extension, list(typed))
+    for column in draft.wanted.columns:
+        ranks, shown = _matches(draft, column)
+        matches = np.flatnonzero(ranks >= 0)
+        # Semantics decision: the first in the order of the tar, as in DALI; with a name the first in the order in
+        # which they are typed, as in webdataset's `rename`.
+        if column.name:
+            matches = matches[np.lexsort((matches, ranks[matches], rows.entry[matches]))]
         entries, first = np.unique(rows.entry[matches], return_index=True)
-        first = np.flatnonzero(matches)[first]
-        fresh = first[~chosen[first]]
-        chosen[fresh] = True
-        names_ = np.arange(len(draft.extensions))
-        for number, name in typed.items():
-            names_[number] = name
-        shown[fresh] = names_[rows.extension[fresh]]
+        first = matches[first]
+        # Under its own name a member is shown once; others may show it under other names, too.
+        fresh = first if column.name else first[~taken[first]]
+        if not column.name:
+            taken[fresh] = True
+        chosen.append((fresh, shown[rows.extension[fresh]]))
         missing = np.setdiff1d(np.arange(count), entries, assume_unique=True)
-        text = f"has no column {text_of(b';'.join(alternatives))!r}"
+        text = f"has no column {text_of(b';'.join(column.alternatives))!r}"
         way_out = MISSING_WAY_OUT
         if not len(entries):  # not one has it: it may be called otherwise
-            way_out = f"{_columns_hint(draft, alternatives)}; {MISSING_WAY_OUT}"
+            way_out = f"{_columns_hint(draft, column.alternatives)}; {MISSING_WAY_OUT}"
         kept &= draft.judged(draft.wanted.missing, missing, text, way_out)
         if len(missing) and draft.wanted.missing == EMPTY:
             empty = draft.place(NOTHING, draft.source.path, ()) if empty < 0 else empty
-            name, mtime = draft.number_of(alternatives[0]), draft.record.fingerprint[1]
+            name, mtime = draft.number_of(_name_of(column)), draft.record.fingerprint.mtime_ns
             found += [(entry, name, empty << SHIFT, 0, mtime) for entry in missing.tolist()]
-    rows.extension = shown
-    draft.rows = rows.take(chosen).plus(rows_of(found))
+    numbers, extensions = (np.concatenate(some) for some in zip(*chosen, strict=True))
+    order = np.argsort(numbers, kind="stable")  # that of the tar
+    draft.rows = rows.take(numbers[order])
+    draft.rows.extension = extensions[order]
+    draft.rows = draft.rows.plus(rows_of(found))
     draft.keep(kept)
 
 
+def _free_fields(draft: Draft) -> NDArray[np.bool_]:
+    """Which rows are files of fields that no output names."""
+    free = [number for number, place in enumerate(draft.places) if place["kind"] == FIELD]
+    rows = draft.rows
+    named = [number for number, one in enumerate(draft.extensions) if draft.wanted.shows(one)]
+    return np.isin(rows.address >> SHIFT, free) & ~np.isin(rows.extension, named)
+
+
+def _name_of(column: Column) -> bytes:
+    return column.name or column.alternatives[0]
+
+
+def _matches(draft: Draft, column: Column) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For each row the rank of the alternative that it matches, or -1; for each extension the one to be shown."""
+    typed = _typed(draft, column.alternatives)
+    if column.name:
+        name = draft.number_of(column.name)
+        typed = {number: (rank, name) for number, (rank, _) in typed.items()}
+    ranks = np.full(len(draft.extensions), -1, np.int64)
+    shown = np.arange(len(draft.extensions))
+    for number, (rank, name) in typed.items():
+        ranks[number], shown[number] = rank, name
+    return ranks[draft.rows.extension], shown
+
+
 def _columns_hint(draft: Draft, alternatives: tuple[bytes, ...]) -> str:
-    """What may have been meant by a column that no sample of the shard has."""
-    there = [one for one in draft.extensions if one]
-    more = f" and {len(there) - COLUMNS_NAMED} more" if len(there) > COLUMNS_NAMED else ""
-    named = ", ".join(repr(text_of(one)) for one in there[:COLUMNS_NAMED])
-    hint = f"the shard has the columns {named}{more}" if there else "the shard has no columns"
+    """Return a hint at what a column that no sample of the shard has may have meant."""
+    there, hint = draft.columns(), draft.columns_there()
     for one in alternatives:
         parts = one.split(b",")
         if len(parts) > 1 and all(part in there for part in parts):
@@ -62,14 +90,16 @@ def _columns_hint(draft: Draft, alternatives: tuple[bytes, ...]) -> str:
     return hint
 
 
-def _typed(draft: Draft, alternatives: tuple[bytes, ...]) -> dict[int, int]:
-    """The extensions that match one of these, with the one that each is shown as."""
+def _typed(draft: Draft, alternatives: tuple[bytes, ...]) -> dict[int, tuple[int, int]]:
+    """The extensions that match one of these, with the rank of that one, and the number of what is shown."""
+    ranks = {one: rank for rank, one in reversed([*enumerate(alternatives)])}
     if not draft.wanted.ignore_case:
-        return {draft.numbers[one]: draft.numbers[one] for one in alternatives if one in draft.numbers}
+        there = [(draft.numbers[one], rank) for one, rank in ranks.items() if one in draft.numbers]
+        return {number: (rank, number) for number, rank in there}
     lowered = {one.lower(): one for one in reversed(alternatives)}
     typed = {}
     for number, extension in enumerate(list(draft.extensions)):
-        name = extension if extension in alternatives else lowered.get(extension.lower())
+        name = extension if extension in ranks else lowered.get(extension.lower())
         if name is not None:
-            typed[number] = draft.number_of(name)
+            typed[number] = ranks[name], draft.number_of(name)
     return typed

@@ -1,6 +1,6 @@
 """Views made of records: some columns only, columns of other shards and of label files, folders by class.
 
-What a shard shows in such a view is worked out once, into a second record of the same format, by `compose`: a
+`compose` works out once what a shard shows in such a view, and returns a second record of the same format: a
 function of the shard's own record, of the records and values that it is joined with, and of the options. So
 trees, listings and the index serve a view as they serve a shard.
 
@@ -13,6 +13,7 @@ follows from the place's kind:
 | shard   | a member of a shard | that of the member in the shard's own record |
 | values  | a value of a label file | its row in the section `values` of the record |
 | decoded | a member, decompressed | the row in the sections `decoded.from` (its address) and `decoded.codec` |
+| field   | a field of a JSON column | the row in the section `field.from` (its address); the place has the path |
 | empty   | none: a file that stands for a missing column | 0 |
 
 The order in which the options work: samples that are left out, join, decode, associate, columns, classes. Each
@@ -22,26 +23,26 @@ but the first has a module of its own. They work on a `Draft` (`views/draft.py`)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs import names
 from wdsfs.errors import ViewError
+from wdsfs.index.member_draft import PROBLEMS_MAX, DerivedMembers
 from wdsfs.index.record import Record
-from wdsfs.index.record_builder import PROBLEMS_MAX, DerivedMembers, derive
-from wdsfs.tar import scan
-from wdsfs.views import associate, classes, decode, join, select_columns
+from wdsfs.index.record_builder import derive
+from wdsfs.storage.identity import Fingerprint
+from wdsfs.tar.problems import Problem
+from wdsfs.views import associate, classes, decode, fields, join, select_columns
 from wdsfs.views.classes import LongNumber
 from wdsfs.views.composition import Composition
 from wdsfs.views.draft import SHIFT, ContentSource, Draft, Surroundings
 
 
-def compose(wanted: Composition, source: ContentSource, around: Surroundings, fingerprint: Sequence[int]) -> bytes:
-    """The record of what a shard shows under these options.
+def compose(wanted: Composition, source: ContentSource, around: Surroundings, fingerprint: Fingerprint) -> bytes:
+    """Return the record of what a shard shows with these options.
 
-    Where the options refuse a sample (`--missing error`), the record is empty and says so: `refusal`. Raises what
+    If the options refuse a sample (`--missing error`), the record is empty, and `refusal` returns why. Raises what
     the surroundings raise.
     """
     try:
@@ -52,8 +53,8 @@ def compose(wanted: Composition, source: ContentSource, around: Surroundings, fi
         return refuse(str(error), fingerprint)
 
 
-def _compose(draft: Draft, fingerprint: Sequence[int]) -> bytes:
-    """The steps in their order. Raises ViewError where the options refuse a sample."""
+def _compose(draft: Draft, fingerprint: Fingerprint) -> bytes:
+    """Run the steps in their order. Raises ViewError if the options refuse a sample."""
     wanted = draft.wanted
     _leave_out(draft)
     for joined in draft.around.joined:
@@ -62,6 +63,8 @@ def _compose(draft: Draft, fingerprint: Sequence[int]) -> bytes:
         decode.decode(draft)
     for labels in draft.around.labels:
         associate.add_labels(draft, labels)
+    if wanted.fields:
+        fields.add_fields(draft)
     if wanted.classes:
         classes.find_classes(draft)
     if wanted.columns:
@@ -95,7 +98,7 @@ def _derived(draft: Draft) -> DerivedMembers:
     if "folder.mtime" in record.column and not draft.wanted.classes:
         times = {record.folder_path(n) + b"/": record.folder_mtime_ns(n) for n in range(1, record.folders)}
         folders = {path: time for path, time in times.items() if time is not None}
-    problems = [*draft.problems, *record.problems]
+    problems = [*draft.problems, *_problems_of_shown(draft), *record.problems]
     return DerivedMembers(
         paths=draft.paths,
         strays=draft.strays,
@@ -112,34 +115,43 @@ def _derived(draft: Draft) -> DerivedMembers:
         unshown=record.unshown,
         unshown_count=record.unshown_count,
         lists={"values": draft.values.texts} if draft.values.texts else {},
-        numbers=_decoded_columns(draft),
+        numbers=_further_columns(draft),
     )
+
+
+def _problems_of_shown(draft: Draft) -> list[Problem]:
+    if not draft.if_shown:
+        return []
+    shown = set(draft.rows.address.tolist())
+    return list(dict.fromkeys(problem for address, problem in draft.if_shown.items() if address in shown))
 
 
 def _shift(draft: Draft) -> int:
     largest = int((draft.rows.address & (1 << SHIFT) - 1).max()) if len(draft.rows.address) else 0
-    own = [address & (1 << SHIFT) - 1 for address, _ in draft.decoded]
-    return max(1, max([largest, *own]).bit_length())
+    below = [address for address, _ in draft.decoded] + draft.fields
+    return max(1, largest.bit_length(), *((address & (1 << SHIFT) - 1).bit_length() for address in below))
 
 
 def _packed(draft: Draft, addresses: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Addresses with no more bits than they need."""
+    """Pack addresses into no more bits than they need."""
     return addresses >> SHIFT << _shift(draft) | addresses & (1 << SHIFT) - 1
 
 
-def _decoded_columns(draft: Draft) -> dict[str, list[int]]:
-    if not draft.decoded:
-        return {}
-    raw = np.array([address for address, _ in draft.decoded], np.int64)
-    return {
-        "decoded.from": _packed(draft, raw).tolist(),
-        "decoded.codec": [codec for _, codec in draft.decoded],
-    }
+def _further_columns(draft: Draft) -> dict[str, list[int]]:
+    """The sections of what is made of other members: of which, and how."""
+    found: dict[str, list[int]] = {}
+    if draft.decoded:
+        raw = np.array([address for address, _ in draft.decoded], np.int64)
+        found["decoded.from"] = _packed(draft, raw).tolist()
+        found["decoded.codec"] = [codec for _, codec in draft.decoded]
+    if draft.fields:
+        found["field.from"] = _packed(draft, np.array(draft.fields, np.int64)).tolist()
+    return found
 
 
-def refuse(text: str, fingerprint: Sequence[int], digits: int = 0) -> bytes:
-    """The record of a shard of which nothing is shown, for this reason; `digits`: that many would mend it."""
-    nothing, problems = np.zeros(0, np.int64), [scan.Problem(0, "refused", text)]
+def refuse(text: str, fingerprint: Fingerprint, digits: int = 0) -> bytes:
+    """Return the record of a shard that is refused for this reason; with so many `digits` it would not be."""
+    nothing, problems = np.zeros(0, np.int64), [Problem(0, "refused", text)]
     empty = DerivedMembers(
         [], nothing.astype(bool), nothing, nothing, [], nothing, nothing, nothing, problems=problems
     )
@@ -147,10 +159,10 @@ def refuse(text: str, fingerprint: Sequence[int], digits: int = 0) -> bytes:
 
 
 def refusal(record: Record) -> str | None:
-    """Why a derived record shows nothing, if it was refused."""
+    """Return why a derived record is refused, None if it is not."""
     return None if record.view is None else record.view.get("refused")
 
 
 def digits_wanted(record: Record) -> int:
-    """How many digits the classes of a shard need that was refused for want of them; else 0."""
+    """Return how many digits the classes of a shard need that was refused for too few; else 0."""
     return 0 if record.view is None else int(record.view.get("digits", 0))

@@ -1,0 +1,289 @@
+"""Completion in real shells, which run the program as they do for a user; and the manual page."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import sets
+from tests.conftest import PATIENCE, Program
+from wdsfs import __version__
+from wdsfs.cli.completion import SHELLS, script
+from wdsfs.cli.main import main
+from wdsfs.cli.man_page import manual
+
+NASTY = "a b;$(x)'*"  # of a directory
+
+
+def need(*programs: str) -> None:
+    missing = [one for one in programs if shutil.which(one) is None]
+    if missing and os.environ.get("WDSFS_REQUIRE_TOOLS"):
+        pytest.fail(f"{missing} are not installed")
+    if missing:
+        pytest.skip(f"{missing} are not installed")
+
+
+def environment(program: Program) -> dict[str, str]:
+    """That of a shell that finds the program."""
+    programs = program.home / "bin"
+    if not programs.exists():
+        programs.mkdir()
+        (programs / "wdsfs").write_text(f'#!/bin/sh\nexec {sys.executable} -m wdsfs "$@"\n')
+        (programs / "wdsfs").chmod(0o755)
+    found = {**program.environment, "PATH": f"{programs}:{os.environ['PATH']}", "TERM": "dumb"}
+    return {**found, "XDG_CONFIG_HOME": str(program.home / "config"), "XDG_DATA_HOME": str(program.home / "data")}
+
+
+class Terminal:
+    """An interactive shell with the completion of the program, at a terminal."""
+
+    def __init__(self, program: Program, *command: str) -> None:
+        self.text = b""
+        self._main, terminal = pty.openpty()
+        termios.tcsetwinsize(terminal, (50, 1000))  # no line is broken, however long paths are here
+        self._process = subprocess.Popen(
+            command,
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            cwd=program.home,
+            env=environment(program),
+            start_new_session=True,
+        )
+        os.close(terminal)
+
+    def type(self, text: str) -> None:
+        self.text = b""
+        os.write(self._main, text.encode())
+
+    def wait_for(self, expected: str) -> None:
+        """Read until this has been shown."""
+        until = time.monotonic() + PATIENCE
+        while expected.encode() not in re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]|\r\n?|\x07", b"", self.text):
+            if not select.select([self._main], [], [], max(0, until - time.monotonic()))[0]:
+                raise AssertionError((expected, self.text))
+            self.text += os.read(self._main, 4096)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._main)
+
+
+def bash(program: Program) -> Terminal:
+    need("bash")
+    (program.home / "rc").write_text(script("bash") + "\nPS1='ready> '\n")
+    return Terminal(program, "bash", "--noprofile", "--rcfile", "rc", "-i")
+
+
+def zsh(program: Program) -> Terminal:
+    need("zsh")
+    functions = program.home / "zfunc"
+    functions.mkdir()
+    (functions / "_wdsfs").write_text(script("zsh"))
+    (program.home / ".zshrc").write_text(
+        "fpath=(~/zfunc $fpath)\nautoload -U compinit\ncompinit -u -D\nPS1='ready> '\n"
+    )
+    return Terminal(program, "zsh", "-i")
+
+
+@pytest.mark.parametrize("start", [bash, zsh])
+def test_a_shell_completes_commands_options_values_and_paths(
+    program: Program, start: Callable[[Program], Terminal]
+) -> None:
+    program.write("shards/train-000.tar", sets.content(0))
+    terminal = start(program)
+    try:
+        terminal.wait_for("ready> ")
+        for typed, line in (
+            ("wdsfs umou\t", "wdsfs umount "),
+            ("wdsfs mount --decode\t", "--decode-members "),
+            ("wdsfs mount --merg\t", "--merge "),
+            ("wdsfs mount --layout cl\t", "--layout classes "),
+            ("wdsfs mount --layout=cl\t", "--layout=classes"),
+            ("wdsfs mount sha\t", "mount shards/"),
+            ("wdsfs image -o shards/tr\t", "shards/train-000.tar"),
+        ):
+            terminal.type(typed)
+            terminal.wait_for(line)
+            terminal.type("\x15")  # ^U: the line is emptied
+    finally:
+        terminal.close()
+
+
+@pytest.mark.parametrize("start", [bash, zsh])
+def test_a_shell_completes_mount_points_as_one_word(
+    program: Program, start: Callable[[Program], Terminal]
+) -> None:
+    shard = program.write("s.tar", sets.content(0))
+    program.mountpoint.rmdir()
+    program.mountpoint = program.directory(NASTY)
+    with program.mounted(shard):
+        terminal = start(program)
+        try:
+            terminal.wait_for("ready> ")
+            terminal.type("wdsfs status a\t\n")
+            terminal.wait_for(f"{program.home}/{NASTY}")
+            terminal.wait_for("running")
+        finally:
+            terminal.close()
+
+
+def test_fish_completes(program: Program) -> None:
+    need("fish")
+    program.write("shards/train-000.tar", sets.content(0))
+    completions = program.home / "config/fish/completions"
+    completions.mkdir(parents=True)
+    (completions / "wdsfs.fish").write_text(script("fish"))
+
+    def offered(line: str) -> list[str]:
+        found = subprocess.run(
+            ["fish", "-c", f"complete -C {line!r}"],
+            cwd=program.home,
+            env=environment(program),
+            stdout=subprocess.PIPE,
+            check=True,
+            timeout=PATIENCE,
+        )
+        return [row.split("\t")[0] for row in found.stdout.decode().splitlines()]
+
+    assert offered("wdsfs umou") == ["umount"]
+    assert offered("wdsfs mount --decode") == ["--decode-members"]
+    assert offered("wdsfs mount --layout=cl") == ["--layout=classes"]
+    assert offered("wdsfs mount shards/tr") == ["shards/train-000.tar"]
+
+
+# --- what is offered --------------------------------------------------------------------------------------------
+
+
+def offered(program: Program, *words: str) -> list[str]:
+    """What the program answers to bash for the last of these words."""
+    return answer(program, *words).stdout.decode().splitlines()
+
+
+def answer(program: Program, *words: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[bytes]:
+    """The program, asked for completion as by bash; `options` are those of the interpreter."""
+    return subprocess.run(
+        [sys.executable, *options, "-m", "wdsfs"],
+        cwd=program.home,
+        env={
+            **program.environment,
+            "_WDSFS_COMPLETE": "bash_complete",
+            "COMP_WORDS": "\n".join(["wdsfs", *words]),
+            "COMP_CWORD": str(len(words)),
+        },
+        capture_output=True,
+        check=True,
+        timeout=PATIENCE,
+    )
+
+
+def test_a_dead_mount_is_offered_and_not_touched(program: Program) -> None:
+    shard = program.write("s.tar", sets.content(0))
+    with program.mounted(shard) as mounted:
+        # Root is offered the mounts of others, too.
+        assert f"plain,{mounted.path}" in offered(program, "umount", "")
+        assert offered(program, "status", "./mn") == ["plain,./mnt"]
+        assert offered(program, "status", "~/mn") == ["plain,~/mnt"]
+        assert f"plain,{mounted.path}" in offered(program, "commit", "")
+        assert offered(program, "commit", "m") == ["file,m"]
+        mounted.allowed.append(".*")
+        processes = mounted.processes()
+        for process in processes:  # a mount that answers nobody
+            os.kill(process, signal.SIGSTOP)
+        try:
+            assert offered(program, "umount", str(program.home)) == [f"plain,{mounted.path}"]
+            assert offered(program, "mount", "s.tar", str(program.home / "m")) == [f"file,{program.home}/m"]
+        finally:
+            for process in processes:
+                os.kill(process, signal.SIGCONT)
+    assert offered(program, "umount", str(program.home)) == [f"dir,{program.home}"]
+
+
+def test_nothing_is_asked_of_the_network(program: Program) -> None:
+    for words in (
+        ("ls", "s3://bucket/tr"),
+        ("mount", "pipe:cat x"),
+        ("index", "-o", "gs://b/x"),
+        ("cache", "s3://"),
+    ):
+        assert offered(program, *words) in ([], [""]), words
+    program.write("lists/train.txt", b"")
+    assert offered(program, "mount", "@lists/tr") == ["plain,@lists/train.txt"]
+
+
+def test_an_answer_needs_none_of_the_slow_packages(program: Program) -> None:
+    for words in (("umount", "/"), ("mount", "--lazy", "--index-dir", "x", "--cache-size", "1G", "s")):
+        loaded = answer(program, *words, options=("-X", "importtime")).stderr.decode()
+        assert "click" in loaded
+        found = {line.rpartition("|")[2].strip().partition(".")[0] for line in loaded.splitlines()}
+        assert found.isdisjoint({"numpy", "lmdb", "trio", "yaml", "pyfuse3", "obstore", "rich"})
+
+
+def test_commands_are_offered_to_help(program: Program) -> None:
+    assert offered(program, "help", "umo") == ["plain,umount"]
+    assert {"plain,completion", "plain,man"} <= set(offered(program, ""))
+
+
+def test_the_script_of_each_shell_is_printed(program: Program) -> None:
+    for shell in SHELLS:
+        assert program.run("completion", shell).stdout.decode() == script(shell) + "\n"
+    guessed = program.run("completion", env={"SHELL": "/usr/bin/fish"})
+    assert guessed.stdout == program.run("completion", "fish").stdout
+    assert "name the shell" in program.refused("completion", env={"SHELL": "/bin/tcsh"}, code=2)
+    assert b"wdsfs completion --help says where" in program.on_terminal("completion", "bash")
+
+
+# --- the manual page ---------------------------------------------------------------------------------------------
+
+
+def test_the_manual_has_what_help_says(program: Program) -> None:
+    need("man")
+    page = program.run("man").stdout
+    assert page.decode() == manual(main, __version__)
+    (program.home / "wdsfs.1").write_bytes(page)
+    done = subprocess.run(
+        ["man", "--warnings", "--local-file", "wdsfs.1"],
+        cwd=program.home,
+        env={**os.environ, "MANWIDTH": "1000", "LC_ALL": "C.UTF-8", "MAN_KEEP_FORMATTING": ""},
+        capture_output=True,
+        check=True,
+        timeout=PATIENCE,
+    )
+    assert done.stderr == b""
+    shown = " ".join(done.stdout.decode().split())
+    for name, command in main.commands.items():
+        assert f"wdsfs {name} " in shown
+        for param in command.params:
+            for option in param.opts if param.param_type_name == "option" else ():
+                assert option in shown, (name, option)
+    # As it has to be typed: no other dash, no other quote, each example on a line of its own.
+    assert (
+        "\n         wdsfs mount --names full --merge 'a-{0..9}.tar' 'b-*.tar' /mnt/all\n" in done.stdout.decode()
+    )
+    assert "130 interrupted" in shown
+    assert "WDSFS_INDEX_DIR" in shown
+
+
+def test_the_manual_is_shown_on_a_terminal(program: Program) -> None:
+    need("man")
+    shown = program.on_terminal("man", env={"MANPAGER": "cat", "TERM": "dumb"})
+    assert b"User Commands" in shown
+    assert b".SH" not in shown
+
+
+def test_without_man_the_page_is_printed(program: Program) -> None:
+    shown = program.on_terminal("man", env={"PATH": str(Path(sys.executable).parent / "nowhere")})
+    assert b".SH NAME" in shown

@@ -1,0 +1,72 @@
+"""The checks of `wdsfs doctor` for the kernel engine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Program
+from wdsfs import mount_table
+from wdsfs.cli.kernel_checks import check_engine, check_leases
+
+
+@pytest.mark.parametrize(
+    ("version", "has_erofs", "has_loops", "user", "level", "text"),
+    [
+        ((6, 18, 1), True, False, 0, "ok", "EROFS, shards as files"),
+        ((6, 18), True, True, 1000, "ok", "EROFS, shards as files; only for root"),
+        ((6, 8), True, True, 0, "ok", "EROFS, shards as loop devices"),
+        ((6, 1), True, True, 0, "ok", "EROFS, shards as loop devices; `wdsfs refresh` takes Linux 6.5"),
+        ((6, 8), True, False, 0, "warn", "before Linux 6.12"),
+        ((5, 10), True, True, 0, "ok", "not with Linux 5.10: it takes 5.16"),
+        ((6, 18), False, True, 0, "warn", "this kernel has no EROFS"),
+    ],
+)
+def test_what_the_engine_takes(
+    version: tuple[int, ...],
+    has_erofs: bool,
+    has_loops: bool,
+    user: int,
+    level: str,
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no modprobe
+    systems, loops = tmp_path / "filesystems", tmp_path / "loop-control"
+    systems.write_text("nodev\tproc\n\text4\n" + "\terofs\n" * has_erofs)
+    if has_loops:
+        loops.touch()
+    found = check_engine(version, str(systems), str(loops), user)
+    assert (found.level, text in found.detail) == (level, True), found
+    assert bool(found.remedy) == (level == "warn")
+
+
+def test_leases_are_tried_with_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is held afterwards, and nothing is written."""
+    assert "there is no shard" in check_leases(str(tmp_path)).detail
+    shard = tmp_path / "s.tar"
+    shard.touch()
+    before = shard.stat()
+    assert check_leases(str(tmp_path)).level == "ok"
+    assert shard.stat() == before
+    with shard.open("r+b"):
+        found = check_leases(str(tmp_path))
+        assert (found.level, "open for writing" in found.detail) == ("warn", True)
+        assert str(shard) in found.remedy
+    monkeypatch.setattr(mount_table, "filesystem_type", lambda _: "nfs4")
+    assert "--trust-shards" in check_leases(str(tmp_path)).remedy
+    assert check_leases(str(tmp_path / "none")).level == "warn"
+
+
+def test_doctor_says_it(program: Program) -> None:
+    program.write("set/s.tar", b"")
+    names = [one["name"] for one in program.json("doctor", "--shards", program.home / "set")]
+    assert "kernel engine" in names
+    assert names[-1] == f"leases in {program.home / 'set'}"
+    assert "kernel engine" in [one["name"] for one in program.json("doctor")]
+    done = program.run("doctor", "--shards", "s3://bucket", code=2)
+    assert b"a URL cannot be used here" in done.stderr
+    assert os.listdir(program.home / "set") == ["s.tar"]

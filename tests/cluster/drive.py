@@ -1,0 +1,71 @@
+"""Drives commands with `--executor` in one process: an engine takes seconds to import, and a cluster to start.
+
+    python drive.py HOME NAME [deadly] [index] [few] [all]
+
+Some commands, or `few`, or `all`, are run here and on the cluster; or `index` alone, and only there. `deadly`
+kills a worker in the middle of some. Started by test_clusters.py with the Python that has the engines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+
+from tests.cluster import dying
+from wdsfs.cli.main import main
+from wdsfs.commit import cluster_run
+from wdsfs.index import store
+
+SET = "set/s*.tar"
+
+
+def wdsfs(*words: str) -> None:
+    try:
+        code = main([*words], standalone_mode=False, prog_name="wdsfs")
+    except SystemExit as end:
+        code = end.code
+    assert code in (None, 0), (words, code)
+
+
+@contextlib.contextmanager
+def deadly(wanted: bool) -> Iterator[None]:
+    real = store.build_file, cluster_run.write
+    if wanted:
+        store.build_file, cluster_run.write = dying.build_file, dying.write  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        store.build_file, cluster_run.write = real
+
+
+def run(where: str, more: list[str], *executor: str) -> None:
+    """What a cluster can do, with results in directories called so."""
+    index = ("--index-dir", f"index-{where}")
+    wdsfs("index", SET, *index, *executor)
+    if "few" not in more:
+        wdsfs("export", "--format", "dali", "--format", "wids", "-o", f"export-{where}", SET, *index, *executor)
+    shutil.copytree("edits", f"edits-{where}")
+    wdsfs("commit", "--overlay", f"edits-{where}", "-o", f"new-{where}/%d.tar", SET, *index, *executor)
+    if "all" not in more:
+        return
+    wdsfs("check", SET, *executor)
+    shutil.copytree("set", f"energon-{where}")
+    wdsfs("export", "--format", "energon", "-o", f"energon-{where}", f"energon-{where}", *index, *executor)
+    shutil.copytree("set", f"replaced-{where}")
+    shutil.copytree("edits", f"more-{where}")
+    wdsfs("commit", "--overlay", f"more-{where}", "--in-place", f"replaced-{where}/s*.tar", *index, *executor)
+
+
+if __name__ == "__main__":
+    home, name, *more = sys.argv[1:]
+    os.chdir(home)
+    if "index" not in more:
+        run("here", more)
+    with deadly(wanted="deadly" in more):
+        if "index" in more:
+            wdsfs("index", SET, "--index-dir", "index-there", "--executor", name)
+        else:
+            run("there", more, "--executor", name)

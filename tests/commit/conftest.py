@@ -1,0 +1,84 @@
+"""Stores that commits send shards to: real ones, and one that a test can let go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from urllib.parse import unquote
+
+import pytest
+
+from tests import servers
+from tests.web_server import Request, Served, WebServer, right_answer
+
+Answer = tuple[int, dict[str, str], bytes]
+
+
+class FakeS3:
+    """A store of S3's kind, also with the conditions of Google's, or below /s3 as AIStore has it.
+
+    `faults` are for the next PUTs, one by one; what they return is the answer.
+    """
+
+    def __init__(self, web: WebServer) -> None:
+        self.web = web
+        self.puts: list[str] = []  # keys
+        self.faults: deque[Callable[[str, bytes], Answer | None]] = deque()
+        self.etag: Callable[[bytes], str] = lambda content: hashlib.md5(content).hexdigest()
+        self.hangs: str | None = None  # a PUT of this key is never answered
+        self.hanging: list[str] = []  # keys of such PUTs
+        self.end = threading.Event()
+        self.generation = 0  # of the last object that was written, in Google's words
+        web.handler = self._answer
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "AWS_ENDPOINT_URL": self.web.url,
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": servers.KEY,
+            "AWS_SECRET_ACCESS_KEY": servers.SECRET,
+        }
+
+    @property
+    def objects(self) -> dict[str, bytes]:
+        return {path.removeprefix("/bucket/"): one.content for path, one in self.web.objects.items()}
+
+    def store(self, key: str, content: bytes) -> Served:
+        self.generation += 1
+        headers = {"x-goog-generation": str(self.generation)}
+        return self.web.put(f"/bucket/{key}", content, etag=f'"{self.etag(content)}"', headers=headers)
+
+    async def _answer(self, request: Request) -> Answer | None:
+        path = unquote(request.path.removeprefix("/s3"))
+        served = self.web.objects.get(path)
+        if request.method != "PUT":
+            return None if served is None or path == request.path else right_answer(request, served)
+        key = path.removeprefix("/bucket/")
+        self.puts.append(key)
+        answer = self.faults.popleft()(key, request.body) if self.faults else None
+        if key == self.hangs:
+            self.hanging.append(key)
+            await asyncio.to_thread(self.end.wait)
+            raise ConnectionResetError
+        if answer is not None:
+            return answer
+        served = self.web.objects.get(path)
+        generation = request.headers.get("x-goog-if-generation-match")
+        wanted = request.headers.get("if-match") if generation in (None, "0") else generation
+        found = served and (served.etag if generation is None else served.headers["x-goog-generation"])
+        if found != wanted:
+            return 412, {}, b"<Error><Code>PreconditionFailed</Code></Error>"
+        assert wanted is not None or generation == "0" or request.headers["if-none-match"] == "*"
+        return 200, {"ETag": str(self.store(key, request.body).etag)}, b""
+
+
+@pytest.fixture
+def s3() -> Iterator[FakeS3]:
+    with WebServer().running() as server:
+        store = FakeS3(server)
+        yield store
+        store.end.set()

@@ -1,0 +1,552 @@
+"""Portable indexes: written, moved with their shards, believed or not, damaged and hostile."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import random
+import shutil
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import sets, tars
+from wdsfs.dataset.indexing import NotIndexed, indexed
+from wdsfs.dataset.shard_set import ShardSet
+from wdsfs.errors import SpecError, StaleShard, UsageError
+from wdsfs.index import portable, record_check
+from wdsfs.index.portable import Match, attached
+from wdsfs.index.portable_writer import checked_target, write_index
+from wdsfs.index.record import FORMAT, Record
+from wdsfs.index.record_of_file import build_file
+from wdsfs.index.record_sections import restamped
+from wdsfs.index.store import Index, open_index
+from wdsfs.reading import PLAIN, Reading
+from wdsfs.remote.pin import Pin
+from wdsfs.spec import index_file
+from wdsfs.spec.expand import Shard, expand
+from wdsfs.spec.index_file import HEADER_SIZE, ROW_SIZE, Row
+from wdsfs.storage import source
+from wdsfs.storage.identity import GONE, Fingerprint
+
+DAY = 86_400 * 10**9
+
+
+def write(directory: Path, shards: list[Shard], name: str = "set.wdsidx") -> Path:
+    """Index these shards, and write their portable index into a directory."""
+    index = open_index(directory / "made")
+    index.portables = attached(shards)
+    index.refresh([one for one, _ in index.stale(shards, exact=True)], exact=True)
+    write_index(index, shards, checked_target(str(directory / name)))
+    index.close()
+    return directory / name
+
+
+def opened(home: Path, shards: list[Shard]) -> Index:
+    """An index that knows nothing, with what is beside the shards."""
+    index = open_index(home)
+    index.portables = attached(shards)
+    return index
+
+
+def built(index: Index, shards: list[Shard]) -> list[bytes]:
+    """The names of the shards that have to be built, and not only copied."""
+    stale = [one for one, _ in index.stale(shards, ready=True)]
+    copies = {one.path for one, _ in index._copies(stale, False, set())}
+    return [one.name for one in stale if one.path not in copies]
+
+
+def content(index: Index, shards: list[Shard]) -> list[bytes]:
+    """The bytes of all members of a set, as its trees would give them."""
+    below = ShardSet(shards, index)
+    found = []
+    for number in range(len(shards)):
+        record = indexed(below.record, number)
+        for member in range(record.members):
+            one = below.content(number, below.tag(number), member)
+            found.append(source.pread(one.file.source, one.size, one.data))
+    below.release()
+    return found
+
+
+def true_content(shards: list[Shard]) -> list[bytes]:
+    """The same, of records that are built from the shards."""
+    found = []
+    for one in shards:
+        record, data = Record(build_file(one.path)), sets.path_of(one).read_bytes()
+        extents = [record.extent(member) for member in range(record.members)]
+        found += [data[begin : begin + size] for begin, size in extents]
+    return found
+
+
+def moved(home: Path, target: Path, keep: Callable[[str, str], object] = shutil.copy2) -> list[Shard]:
+    """Copy a directory with shards and index; `keep` copies a file."""
+    target.mkdir()
+    for path in sorted(home.iterdir()):
+        if path.is_file():
+            keep(str(path), str(target / path.name))
+    return [sets.at(path) for path in sorted(target.glob("*.tar"))]
+
+
+def touched(path: str, target: str) -> None:
+    """Copy a file without its time."""
+    shutil.copyfile(path, target)
+    os.utime(target, ns=(DAY, DAY))
+
+
+def test_the_same_shards_give_the_same_bytes_wherever_they_are(tmp_path: Path) -> None:
+    first = write(tmp_path / "a", sets.make(tmp_path / "a", 5))
+    data = first.read_bytes()
+    second = moved(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "b" / "set.wdsidx").unlink()
+    assert write(tmp_path / "b", second).read_bytes() == data
+    assert os.fsencode(tmp_path) not in data
+
+
+def test_a_record_that_is_damaged_is_not_passed_on(tmp_path: Path) -> None:
+    """Nor one of an older format: its summary is valid all the same."""
+    shards = sets.make(tmp_path / "a", 2)
+    index = open_index(tmp_path / "made")
+    index.refresh(shards)
+    digest = hashlib.blake2b(shards[0].key, digest_size=16).digest()
+    index._write([(b"r" + digest, build_file(shards[0].path)[:-1] + b"?")])
+    assert list(index.stale(shards)) == []
+    assert [one for one, _ in index.stale(shards, exact=True)] == shards[:1]
+    index.close()
+
+
+def test_what_is_in_the_file(tmp_path: Path) -> None:
+    """As docs/format.md has it."""
+    shards = sets.make(tmp_path / "a", 2)
+    data = write(tmp_path / "a", shards).read_bytes()
+    head = struct.unpack_from("<8sIIIIIQQI", data)
+    assert head[:6] == (b"wdsfs-x\n", 1, FORMAT, 0, 2, 0)
+    table, size, crc = head[6:]
+    assert size == len(data)
+    assert crc == zlib.crc32(data[HEADER_SIZE : HEADER_SIZE + table])
+    assert int.from_bytes(data[60:64], "little") == zlib.crc32(data[:60])
+    texts = HEADER_SIZE + 2 * ROW_SIZE
+    for number, one in enumerate(shards):
+        row = struct.unpack_from("<QqQQIHHIIIIIIIQII", data, HEADER_SIZE + number * ROW_SIZE)
+        found = os.stat(one.path)
+        assert row[:2] == (found.st_size, found.st_mtime_ns)
+        offset, length, crc, etag, version, path = row[2:8]
+        assert offset % 8 == 0
+        assert (etag, version) == (0, 0)
+        assert data[texts : texts + path] == os.path.basename(one.path)
+        texts += path
+        record = data[offset : offset + length]
+        assert crc == zlib.crc32(record[16:])
+        assert record == restamped(build_file(one.path), Fingerprint(found.st_size, found.st_mtime_ns, 0))
+        assert row[8:] == tuple(sets.right_summary(one))[3:]
+    assert texts == HEADER_SIZE + table
+
+
+def test_a_set_is_used_from_the_file_without_being_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = write(tmp_path / "a", sets.make(tmp_path / "a", 3))
+    shards = expand([str(file)])
+    assert [one.name for one in shards] == [b"s0", b"s1", b"s2"]
+    index = opened(tmp_path / "new", shards)
+    assert list(index.stale(shards, ready=True)) == []
+    for one in shards:
+        now = Fingerprint.at(one.path)
+        assert index.summary(one.key, now) == sets.right_summary(one)
+        record = index.record(one.key, now)
+        assert record is not None
+        assert record.moved is None
+        assert record.fingerprint == now
+        assert sets.listing(record) == sets.listing(Record(build_file(one.path)))
+        assert index.packed(one.key, now) is None, "nothing is copied"
+    assert content(index, shards) == true_content(shards)
+    index.close()
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("unit", [1, 1_000, 1_000_000])
+def test_times_that_a_copy_has_cut_are_the_same(tmp_path: Path, unit: int) -> None:
+    shards = sets.make(tmp_path / "a", 2)
+    for one in shards:  # not in the first moment of a second: what is left of such a time says nothing
+        os.utime(one.path, ns=(DAY, 20_000 * DAY + 123_456_789))
+    write(tmp_path / "a", shards)
+
+    def cut(path: str, target: str) -> None:
+        shutil.copyfile(path, target)
+        time = os.stat(path).st_mtime_ns // unit * unit
+        os.utime(target, ns=(time, time))
+
+    shards = moved(tmp_path / "a", tmp_path / "b", cut)
+    index = opened(tmp_path / "new", shards)
+    for one in shards:
+        record = index.record(one.key, Fingerprint.at(one.path))
+        assert record is not None
+        assert record.moved is None
+    index.close()
+
+
+def test_shards_without_their_times_are_known_by_their_headers(tmp_path: Path) -> None:
+    write(tmp_path / "a", sets.make(tmp_path / "a", 3))
+    shards = moved(tmp_path / "a", tmp_path / "b", touched)
+    index = opened(tmp_path / "new", shards)
+    assert list(index.stale(shards, ready=True)) == []
+    assert len(list(index.stale(shards, exact=True))) == 3, "what only headers show is not passed on"
+    assert content(index, shards) == true_content(shards)
+    record = index.record(shards[0].key, Fingerprint.at(shards[0].path))
+    assert record is not None
+    assert record.moved == set()
+    index.close()
+
+
+def twin(data: bytes) -> bytes:
+    """A tar of the same size with the same first and last headers, in which one member in the middle is longer."""
+    at = data.index(b"d1/0-1.txt")
+    header = bytearray(data[at : at + 512])
+    header[124:136] = b"%011o\0" % (int(header[124:135], 8) + 7)
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return data[:at] + bytes(header) + data[at + 512 :]
+
+
+def test_another_shard_of_its_size_gives_no_wrong_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some headers are compared at first; the one that differs may not be among them. Then reading it shows it."""
+    home = tmp_path / "a"
+    shards = sets.make(home, 2)
+    write(home, shards)
+    path = sets.path_of(shards[0])
+    path.write_bytes(twin(path.read_bytes()))
+    os.utime(path, ns=(DAY, DAY))
+    index = opened(tmp_path / "new", shards)
+    assert built(index, shards) == [b"s0"]
+    index.close()
+    monkeypatch.setattr(portable, "_spread", lambda members: range(0))
+    index = opened(tmp_path / "new2", shards)
+    assert built(index, shards) == []
+    below = ShardSet(shards, index)
+    members = indexed(below.record, 0).members
+    with pytest.raises(StaleShard, match="another of its size"):
+        [below.content(0, below.tag(0), member) for member in range(members)]
+    with pytest.raises(NotIndexed):
+        below.record(0)
+    assert content(index, shards) == true_content(shards)
+    below.close()
+
+
+def test_what_has_changed_is_indexed_with_one_line(tmp_path: Path) -> None:
+    home = tmp_path / "a"
+    shards = sets.make(home, 6)
+    file = write(home, shards)
+    for number in (1, 4):
+        sets.path_of(shards[number]).write_bytes(sets.content(number, samples=9))
+    index = opened(tmp_path / "new", shards)
+    stale = [one for one, _ in index.stale(shards)]
+    assert [one.name for one in stale] == [b"s1", b"s4"]
+    [line] = index.portables.remarks(stale)
+    assert line == (
+        f"{file}: 2 of its 6 shards are not as it has them ({home}/s1.tar, {home}/s4.tar) and are indexed; "
+        f"renew it: wdsfs index --update {file}"
+    )
+    index.refresh(stale)
+    assert list(index.stale(shards)) == []
+    assert content(index, shards) == true_content(shards)
+    index.close()
+
+
+def test_an_update_shares_old_records_and_leaves_readers_theirs(tmp_path: Path) -> None:
+    home = tmp_path / "a"
+    shards = sets.make(home, 5)
+    file = write(home, shards)
+    before = file.read_bytes()
+    reader = opened(tmp_path / "reader", shards)
+    old = [reader.record(one.key, Fingerprint.at(one.path)) for one in shards]
+    listings = [sets.listing(one) for one in old if one is not None]
+    sets.path_of(shards[2]).write_bytes(sets.content(2, samples=7))
+    (home / "s5.tar").write_bytes(sets.content(5))
+    now = [*shards, sets.at(home / "s5.tar")]
+    shutil.rmtree(home / "made")
+    write(home, now)
+    assert file.read_bytes() != before
+    assert [sets.listing(one) for one in old if one is not None] == listings
+    reader.close()
+    index = opened(tmp_path / "new", now)
+    assert list(index.stale(now, ready=True)) == []
+    assert content(index, now) == true_content(now)
+    index.close()
+    updated = file.read_bytes()
+    file.unlink()
+    assert write(home, now).read_bytes() == updated, "as one that is made anew"
+
+
+def test_one_that_others_could_have_written_is_copied_not_mapped(tmp_path: Path) -> None:
+    file = write(tmp_path / "a", sets.make(tmp_path / "a", 2))
+    os.link(file, tmp_path / "another name")
+    shards = expand([str(file)])
+    index = opened(tmp_path / "new", shards)
+    assert list(index.stale(shards)) == []
+    assert len(list(index.stale(shards, ready=True))) == 2
+    now = Fingerprint.at(shards[0].path)
+    assert index.record(shards[0].key, now) is None
+    assert content(index, shards) == true_content(shards)
+    assert index.packed(shards[0].key, now) is not None
+    index.portables = portable.Portables()
+    sets.check(index, shards)
+    index.close()
+
+
+def test_one_that_is_written_over_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = write(tmp_path / "a", sets.make(tmp_path / "a", 2))
+    shards = expand([str(file)])
+    index = opened(tmp_path / "new", shards)
+    with open(file, "r+b") as opened_file:
+        opened_file.truncate(100)
+    assert index.record(shards[0].key, Fingerprint.at(shards[0].path)) is None
+    assert content(index, shards) == true_content(shards)
+    assert "was changed in its place" in caplog.text
+    index.close()
+
+
+def test_who_may_write_one_beside_the_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = sets.make(tmp_path / "a", 1)
+    file = write(tmp_path / "a", shards)
+    monkeypatch.delenv("WDSFS_TRUST", raising=False)
+    for mode, used in ((0o644, 1), (0o666, 0), (0o600, 1)):
+        file.chmod(mode)
+        assert len(attached(shards).files) == used
+    if os.geteuid() == 0:
+        os.chown(file, 12345, 12345)
+        file.chmod(0o644)
+        assert len(attached(shards).files) == 0
+        assert len(attached(expand([str(file)])).files) == 1, "one that was named is the choice of its user"
+        os.chown(shards[0].path, 12345, 12345)
+        assert len(attached(shards).files) == 1, "its author could change the shard"
+
+
+def test_further_files_and_other_readings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record belongs to how its shard is read; an index that is named may lie anywhere."""
+    shards = sets.make(tmp_path / "a", 2)
+    file = write(tmp_path / "a", shards)
+    (tmp_path / "b").mkdir()
+    other = file.rename(tmp_path / "b" / "x.wdsidx")
+    assert attached(shards).files == []
+    monkeypatch.setenv("WDSFS_INDEX_FILE", str(other))
+    index = opened(tmp_path / "new", shards)
+    assert list(index.stale(shards)) == []
+    index.close()
+    otherwise = expand([str(tmp_path / "a")], reading=Reading(ignore_zeros=True))
+    index = opened(tmp_path / "new2", otherwise)
+    assert len(list(index.stale(otherwise))) == 2
+    index.close()
+
+
+def test_where_the_shards_are(tmp_path: Path) -> None:
+    shards = sets.make(tmp_path / "a" / "deep", 2)
+    (tmp_path / "b").mkdir()
+    index = open_index(tmp_path / "made")
+    index.refresh(shards)
+    beside, away = (checked_target(f"{tmp_path}/{place}/set.wdsidx") for place in ("a", "b"))
+    for target in (beside, away):
+        write_index(index, shards, target)
+        assert [one.path for one in expand([os.fsdecode(target)])] == [one.path for one in shards]
+    index.close()
+    (tmp_path / "a").rename(tmp_path / "c")
+    here = [b"%s/c/deep/s%d.tar" % (os.fsencode(tmp_path), number) for number in range(2)]
+    assert [one.path for one in expand([f"{tmp_path}/c/set.wdsidx"])] == here
+    assert [one.path for one in expand([os.fsdecode(away)], base=f"{tmp_path}/c/deep")] == here
+    with pytest.raises(SpecError, match="--base"):
+        expand([f"{tmp_path}/c/deep/s0.tar"], base="x")
+    with pytest.raises(UsageError, match="ends in"):
+        checked_target("set.idx")
+
+
+@pytest.mark.parametrize(
+    ("row", "now", "expected"),
+    [
+        ((10, 5 * DAY + 700, ""), (10, 5 * DAY + 700, ""), Match.SAME),
+        ((10, 5 * DAY + 700, ""), (10, 5 * DAY + 777, ""), Match.SAME),
+        ((10, 5 * DAY, ""), (10, 5 * DAY, ""), Match.PERHAPS),  # a pinned time
+        ((10, 5 * DAY + 7, ""), (10, 5 * DAY, ""), Match.PERHAPS),
+        ((10, 5 * DAY + 7, ""), (10, 5 * DAY + 8, ""), Match.PERHAPS),
+        ((10, 5 * DAY, ""), (11, 5 * DAY, ""), Match.OTHER),
+        ((10, 0, ""), (10, 0, ""), Match.PERHAPS),
+        ((10, DAY + 7, '"a"'), (10, DAY + 7, '"a"'), Match.SAME),
+        ((10, DAY, '"a"'), (10, DAY, '"b"'), Match.PERHAPS),
+        ((10, DAY, '"a"'), (10, DAY, '"a"'), Match.PERHAPS),
+        ((10, DAY, '"a"'), (10, 2 * DAY, '"a"'), Match.PERHAPS),  # at another place, where "a" may mean another
+        ((10, DAY, f'"{"a" * 32}"'), (10, 2 * DAY, f'"{"a" * 32}"'), Match.SAME),
+        ((10, DAY, f'"{"a" * 32}-12"'), (10, 2 * DAY, f'"{"a" * 32}-12"'), Match.SAME),
+        ((10, DAY, 'W/"a"'), (10, 2 * DAY, 'W/"a"'), Match.PERHAPS),
+        ((10, DAY, ""), (10, DAY, '"a"'), Match.PERHAPS),
+    ],
+)
+def test_what_counts_as_the_same_shard(
+    row: tuple[int, int, str], now: tuple[int, int, str], expected: Match
+) -> None:
+    size, time, etag = row
+    one = Row(size, time, 0, 8, 0, "x.tar", etag, "", ())
+    pin = Pin(now[0], now[1], now[2], "")
+    assert Match.of_object(one, "s3://b/x.tar", "s3://a/x.tar", pin) is expected
+    if not etag:
+        assert Match.of(one, Fingerprint(now[0], now[1], 7)) is expected
+    else:
+        assert Match.of_object(one, "s3://b/x.tar", "s3://b/x.tar", pin) is (
+            Match.SAME if etag == now[2] and pin.strong_etag else expected
+        )
+
+
+# --- damaged and hostile ------------------------------------------------------------------------------------
+
+
+def spoiled(data: bytes, random: random.Random) -> bytes:
+    """Some bits turned, cut off, or parts exchanged; checksums of head and table may be made right again."""
+    found = bytearray(data)
+    way = random.randrange(4)
+    if way == 0:
+        return bytes(found[: random.randrange(len(found))])
+    for _ in range(random.randrange(1, 6)):
+        at = random.randrange(len(found) if way == 1 else min(len(found), HEADER_SIZE + 4 * ROW_SIZE))
+        found[at] ^= 1 << random.randrange(8)
+    if way == 3:
+        size = int.from_bytes(found[28:36], "little")
+        if size < len(found):
+            found[44:48] = zlib.crc32(found[HEADER_SIZE : HEADER_SIZE + size]).to_bytes(4, "little")
+        found[60:64] = zlib.crc32(found[:60]).to_bytes(4, "little")
+    return bytes(found)
+
+
+def test_a_damaged_file_gives_no_wrong_answer(tmp_path: Path) -> None:
+    home = tmp_path / "a"
+    shards = sets.make(home, 3)
+    file = write(home, shards)
+    data, right = file.read_bytes(), true_content(shards)
+    listings = [sets.listing(Record(build_file(one.path))) for one in shards]
+    index = open_index(tmp_path / "new")
+    for seed in range(300):
+        file.unlink()
+        file.write_bytes(spoiled(data, random.Random(seed)))
+        index.portables = attached(shards)
+        for one, listing in zip(shards, listings, strict=True):
+            record = index.record(one.key, Fingerprint.at(one.path))
+            assert record is None or sets.listing(record) == listing
+    assert content(index, shards) == right
+    index.close()
+
+
+def test_counts_that_no_answer_to_the_kernel_can_hold_are_refused(tmp_path: Path) -> None:
+    file = write(tmp_path, sets.make(tmp_path, 1))
+    found = bytearray(file.read_bytes())
+    found[HEADER_SIZE + ROW_SIZE - 40 : HEADER_SIZE + ROW_SIZE] = b"\xff" * 40
+    table = int.from_bytes(found[28:36], "little")
+    found[44:48] = zlib.crc32(found[HEADER_SIZE : HEADER_SIZE + table]).to_bytes(4, "little")
+    found[60:64] = zlib.crc32(found[:60]).to_bytes(4, "little")
+    file.unlink()
+    file.write_bytes(found)
+    with pytest.raises(SpecError, match="counts of shard 0 cannot be right"):
+        expand([str(file)])
+
+
+def hostile(record: bytes, random: random.Random) -> bytes:
+    """A record with some numbers changed, and a right checksum."""
+    found = bytearray(record)
+    for _ in range(random.randrange(1, 4)):
+        found[random.randrange(16, len(found))] = random.choice((0, 1, 127, 255, random.randrange(256)))
+    found[8:16] = zlib.crc32(found[16:]).to_bytes(8, "little")
+    return bytes(found)
+
+
+def test_a_hostile_record_is_refused_or_answers_every_question(tmp_path: Path) -> None:
+    """No exception, no endless loop, no memory: whoever writes an index can give any bytes a right checksum."""
+    path = tmp_path / "x.tar"
+    path.write_bytes(
+        tars.tar(
+            *(
+                tars.member(b"d%d/e/%d.%s" % (one % 2, one, end), b"x" * one)
+                for one in range(8)
+                for end in (b"a", b"b")
+            ),
+            tars.member(b"odd/../x.a", b"1"),
+            tars.member(b"odd/../x.a", b"2"),
+            tars.member(b"stray", b"3"),
+        )
+    )
+    data = build_file(os.fsencode(path))
+    sound = record_check.opened(data)
+    assert sets.listing(sound) == sets.listing(Record(data))
+    accepted = 0
+    for seed in range(1500):
+        try:
+            record = record_check.opened(hostile(data, random.Random(seed)))
+        except record_check.UnsoundRecord:
+            continue
+        accepted += 1
+        sets.listing(record)
+        record.paths()
+        record.file_names(range(record.members))
+        for folder in range(record.folders):
+            record.folder_path(folder)
+            record.twin_sample(folder)
+            record.find_path(b"d1/e")
+            record.child_folders(folder)
+        for entry in range(record.entries):
+            record.folder_of(entry)
+            record.twin_folder(entry)
+        for member in range(record.members):
+            record.symlink(member)
+            record.segments(member)
+            record.link_target(member)
+            record.link_count(member)
+        record.samples_in_order()
+        for table in record.aliases:
+            if table is not None:
+                list(table.all())
+    assert accepted > 10, "else the test shows nothing"
+
+
+def test_of_another_version(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shards = sets.make(tmp_path / "a", 2)
+    file = write(tmp_path / "a", shards)
+    data = file.read_bytes()
+
+    def changed(at: int, number: int) -> None:
+        found = bytearray(data)
+        found[at : at + 4] = number.to_bytes(4, "little")
+        found[60:64] = zlib.crc32(found[:60]).to_bytes(4, "little")
+        file.unlink()
+        file.write_bytes(found)
+
+    changed(12, FORMAT + 1)
+    assert [one.path for one in expand([str(file)])] == [one.path for one in shards]
+    assert attached(shards).files == []
+    assert "has records of another version of wdsfs" in caplog.text
+    changed(8, 2)
+    with pytest.raises(SpecError, match="an index of version 2, and this wdsfs reads version 1"):
+        expand([str(file)])
+    changed(20, 1 << 31)
+    with pytest.raises(SpecError, match="its table does not fit into it"):
+        expand([str(file)])
+
+
+@pytest.mark.parametrize("text", ["../x.tar", "a/../../x.tar", "pipe:rm x", "-"])
+def test_a_file_does_not_lead_out_of_its_place(tmp_path: Path, text: str) -> None:
+    row = Row(1, 1, 0, 8, 0, text, "", "", (0,) * 9)
+    size = len(index_file.head_of([row], "", FORMAT, PLAIN, 0)) + 8
+    offset = size - 8 + -size % 8
+    head = index_file.head_of([row._replace(offset=offset)], "", FORMAT, PLAIN, offset + 8)
+    file = tmp_path / "x.wdsidx"
+    file.write_bytes(head.ljust(offset + 8, b"\0"))
+    with pytest.raises(SpecError):
+        expand([str(file)])
+
+
+def test_a_shard_that_is_gone_is_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    shards = sets.make(tmp_path / "a", 2)
+    file = write(tmp_path / "a", shards)
+    sets.path_of(shards[0]).unlink()
+    with pytest.raises(Exception, match="missing"):
+        expand([str(file)])
+    assert len(expand([str(file)], allow_missing=True)) == 2
+    index = opened(tmp_path / "new", shards)
+    assert index.portables.same(shards[0].key, GONE) is None
+    index.close()

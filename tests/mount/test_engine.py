@@ -1,0 +1,71 @@
+"""`mount --engine`: an image is made, kept and mounted in one step, or FUSE is taken, with the reason."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+
+from tests import sets
+from tests.conftest import Program
+from tests.image.test_image import end_mount, need_erofs, told
+from wdsfs import mount_table
+from wdsfs.cli import kernel_engine
+
+
+def names_below(top: Path) -> set[str]:
+    return {str(path.relative_to(top)) for path in top.rglob("*")}
+
+
+def test_the_kernel_in_one_step(program: Program) -> None:
+    """The image is kept for the next mount, and made anew when options are others or a shard has changed."""
+    need_erofs()
+    shard = program.write("s0.tar", sets.content(0))
+    mount = ("mount", "--engine", "kernel", "-q")
+    shown = {
+        "s0",
+        *(f"s0/d{n % 2}{more}" for n in range(3) for more in ("", f"/0-{n}", f"/0-{n}/txt", f"/0-{n}/cls")),
+    }
+    inodes = []
+    try:
+        for options in ((), (), ("-o", "allow_other,uid=7,umask=007")):
+            program.run(*mount, *options, shard, program.mountpoint)
+            assert names_below(program.mountpoint) == shown
+            found = (program.mountpoint / "s0/d0/0-0/txt").stat()
+            top = program.mountpoint.stat()
+            assert (found.st_uid, oct(found.st_mode), oct(top.st_mode)) == (
+                (7, "0o100440", "0o40550") if options else (0, "0o100444", "0o40500")
+            )
+            (image,) = Path(program.environment["WDSFS_INDEX_DIR"]).parent.rglob("*.erofs")
+            inodes.append(image.stat().st_ino)
+            program.run("umount", program.mountpoint)
+        shard.write_bytes(sets.content(5))
+        program.run(*mount, shard, program.mountpoint)
+        assert (program.mountpoint / "s0/d0/5-0/txt").read_bytes() == b"5"
+    finally:
+        end_mount(program.mountpoint)
+    assert inodes[0] == inodes[1] != inodes[2]
+
+
+def test_auto_takes_fuse_where_the_kernel_cannot_serve(program: Program) -> None:
+    packed = program.write("s0.tar.gz", gzip.compress(sets.content(0)))
+    with program.mounted("--engine", "auto", packed) as mounted:
+        found = mount_table.mounted_at(mounted.path)
+        assert found is not None
+        assert found.fstype == "fuse.wdsfs"
+    message = told(program.home, "mount", "--engine", "kernel", packed, program.mountpoint, code=5)
+    reason = f"{packed} is compressed" if os.geteuid() == 0 else "only root"
+    assert f"--engine kernel: {reason}" in message
+    assert "--engine auto takes FUSE then" in message
+    words = ("mount", "--engine", "kernel", "--lazy", packed, program.mountpoint)
+    assert "--lazy is for FUSE" in told(program.home, *words, code=5)
+
+
+def test_what_keeps_the_kernel_from_serving(program: Program) -> None:
+    need_erofs()
+    shard = sets.at(program.write("s0.tar", sets.content(0)))
+    assert kernel_engine.obstacle([shard], trusting=False) is None
+    remote = (
+        shard._replace(path=b"s3://bucket/s.tar") if hasattr(shard, "_replace") else sets.at(b"s3://bucket/s.tar")
+    )
+    assert "is on no disk of this machine" in str(kernel_engine.obstacle([remote], trusting=False))

@@ -1,0 +1,266 @@
+"""`wdsfs refresh` of a mount that the kernel serves, and guards that take over what a killed one has left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import tars
+from tests.conftest import Program, wait_until
+from tests.image.test_image import end_mount, need_erofs
+from wdsfs import mount_table
+from wdsfs.cli.own_arguments import may_have_secrets
+from wdsfs.mount.guard import Registration, guard_of
+from wdsfs.mount.held_shards import superblocks
+
+SIZE = 1 << 20
+
+
+def shard(letter: bytes) -> bytes:
+    return tars.tar(tars.member(b"a.x", letter * SIZE), tars.member(b"b.x", b"b"))
+
+
+@pytest.fixture
+def mounts(program: Program) -> Iterator[Program]:
+    """A directory `set` with two shards."""
+    need_erofs()
+    program.write("set/s0.tar", shard(b"o"))
+    program.write("set/s1.tar", shard(b"p"))
+    try:
+        yield program
+    finally:
+        end_mount(program.mountpoint)
+
+
+def mount(program: Program, *options: str) -> Registration:
+    """Mount the directory, by a relative path; the guard of it."""
+    program.run("mount", "--engine", "kernel", "-q", *options, "set", program.mountpoint)
+    return guard(program)
+
+
+def guard(program: Program) -> Registration:
+    found = guard_of(str(program.mountpoint))
+    assert found is not None
+    assert found.alive
+    return found
+
+
+def replace(program: Program, name: str, letter: bytes) -> None:
+    program.write("new", shard(letter)).rename(program.home / "set" / name)
+
+
+def kill(found: Registration) -> None:
+    os.kill(found.pid, 9)
+    wait_until(lambda: not found.alive, "the guard to die")
+
+
+READ = """
+import sys
+seen = set()
+while len(seen) < 2:
+    found = set(open(sys.argv[1], "rb").read())
+    assert len(found) == 1, found
+    seen |= found
+    print(sorted(seen), flush=True)
+"""
+
+
+@contextmanager
+def reader(file: Path) -> Iterator[subprocess.Popen[str]]:
+    """Reads a file again and again until its content is another one; fails if it is not there, or is a mix."""
+    with subprocess.Popen([sys.executable, "-c", READ, file], stdout=subprocess.PIPE, text=True) as found:
+        assert found.stdout is not None
+        assert found.stdout.readline() == "[111]\n"
+        yield found
+
+
+def test_readers_find_the_old_or_the_new_content(mounts: Program) -> None:
+    """At no moment is there nothing; what is open keeps the old content; then the old mount is let go."""
+    first = mount(mounts)
+    file = mounts.mountpoint / "s0" / "a" / "x"
+    with reader(file) as reading, file.open("rb", buffering=0) as opened:
+        assert opened.read(10) == b"o" * 10
+        replace(mounts, "s0.tar", b"n")
+        shown = mounts.run("status", mounts.mountpoint).stdout.decode()
+        assert f"the old content is shown until: wdsfs refresh {mounts.mountpoint}" in shown
+        answer = mounts.json("refresh", mounts.mountpoint)
+        assert answer["replaced"] == [str(mounts.home / "set" / "s0.tar")]
+        assert reading.wait(60) == 0
+        assert file.read_bytes() == b"n" * SIZE
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        assert opened.read() == b"o" * (SIZE - 10)
+        assert superblocks() >= set(first.superblocks)
+    wait_until(lambda: not superblocks() & set(first.superblocks), "the old mount to be let go")
+    assert guard(mounts).pid == first.pid
+    assert "replaced" not in mounts.run("status", mounts.mountpoint).stdout.decode()
+    mounts.run("umount", mounts.mountpoint)
+    wait_until(lambda: not first.alive, "the guard to end")
+    assert not mounts.mountpoint.joinpath("s0").exists()
+
+
+def test_shards_that_come_and_go(mounts: Program) -> None:
+    mount(mounts)
+    assert mounts.run("refresh", mounts.mountpoint).stdout == b"2 shards: 0 added, 0 removed\n"
+    mounts.write("set/s2.tar", shard(b"q"))
+    (mounts.home / "set" / "s0.tar").unlink()
+    lines = mounts.run("refresh", mounts.mountpoint).stdout.decode().splitlines()
+    assert lines == [
+        f"+ s2  {mounts.home}/set/s2.tar",
+        f"- s0  {mounts.home}/set/s0.tar",
+        "2 shards: 1 added, 1 removed",
+    ]
+    assert sorted(os.listdir(mounts.mountpoint)) == ["s1", "s2"]
+
+
+def test_after_a_refresh_writers_wait_all_the_same(mounts: Program) -> None:
+    """For readers of the old mount, too."""
+    mount(mounts)
+    replace(mounts, "s0.tar", b"n")
+    with (mounts.mountpoint / "s1" / "a" / "x").open("rb", buffering=0) as opened:
+        mounts.run("refresh", mounts.mountpoint)
+        code = "import os, sys; os.pwrite(os.open(sys.argv[1], os.O_WRONLY), b'z' * 3000, 512)"
+        with subprocess.Popen([sys.executable, "-c", code, mounts.home / "set" / "s1.tar"]) as writer:
+            wait_until(lambda: mount_table.mounted_at(mounts.mountpoint) is None, "the mount to end")
+            assert opened.read() == b"p" * SIZE
+            assert writer.poll() is None
+            opened.close()
+            assert writer.wait(60) == 0
+
+
+def test_who_writes_an_old_shard_waits_for_its_readers(mounts: Program) -> None:
+    """By another name of it; the mount, which shows the new shard, goes on."""
+    first, old = mount(mounts), mounts.home / "old"
+    os.link(mounts.home / "set" / "s0.tar", old)
+    with (mounts.mountpoint / "s0" / "a" / "x").open("rb", buffering=0) as opened:
+        replace(mounts, "s0.tar", b"n")
+        mounts.run("refresh", mounts.mountpoint)
+        code = "import os, sys; os.truncate(sys.argv[1], 512)"
+        with subprocess.Popen([sys.executable, "-c", code, old]) as writer:
+            assert opened.read() == b"o" * SIZE
+            opened.close()
+            assert writer.wait(60) == 0
+    assert (mounts.mountpoint / "s0" / "a" / "x").read_bytes() == b"n" * SIZE
+    assert guard(mounts).pid == first.pid
+
+
+def test_what_cannot_be_refreshed(mounts: Program) -> None:
+    """Then the mount goes on as it is, and the message says what to do."""
+    image, source = mounts.home / "set.erofs", mounts.home / "set"
+    mounts.run("image", source, "-o", image)
+    mounts.run("mount", image, mounts.mountpoint)
+    replace(mounts, "s0.tar", b"n")
+    message = mounts.refused("refresh", mounts.mountpoint, code=5)
+    assert "is older than" in message
+    assert "make it anew with `wdsfs image`, and refresh again" in message
+    mounts.run("image", source, "-o", image)
+    with (source / "s0.tar").open("r+b"):
+        message = mounts.refused("refresh", mounts.mountpoint, code=5)
+        assert "s0.tar: a program has it open for writing; the mount shows what it has shown" in message
+    assert (mounts.mountpoint / "s0" / "a" / "x").read_bytes() == b"o" * SIZE
+    mounts.run("refresh", mounts.mountpoint)
+    assert (mounts.mountpoint / "s0" / "a" / "x").read_bytes() == b"n" * SIZE
+    kill(guard(mounts))
+    assert "has no guard, which would do it" in mounts.refused("refresh", mounts.mountpoint, code=5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "secret"),
+    [
+        (["--associate", "https://me:word@host/labels.csv", "set", "m"], True),
+        (["--store-option", "aws_secret_access_key=x", "set", "m"], True),
+        (["--layout", "files", "a?.tar", "m"], False),
+    ],
+)
+def test_secrets_are_not_kept(arguments: list[str], secret: bool) -> None:
+    assert may_have_secrets(arguments) is secret
+
+
+# --- a guard that was killed -------------------------------------------------------------------------------
+
+
+def test_a_mount_whose_guard_was_killed_is_guarded_again(mounts: Program) -> None:
+    """By the same command, while it is read; then writers wait again."""
+    first = mount(mounts)
+    before = mount_table.mounted_at(mounts.mountpoint)
+    assert "is mounted there already" in mounts.refused("mount", "set", mounts.mountpoint, code=5)
+    finding = mounts.json("doctor", mounts.mountpoint)[-1]
+    assert (finding["level"], f"process {first.pid} guards" in finding["detail"]) == ("ok", True)
+    kill(first)
+    assert mounts.json("doctor", mounts.mountpoint)[-1]["level"] == "warn"
+    assert b"type its mount command again" in mounts.run("status", mounts.mountpoint).stdout
+    with (mounts.mountpoint / "s0" / "a" / "x").open("rb", buffering=0) as opened:
+        second = mount(mounts)
+        assert second.pid != first.pid
+        assert (second.leased, second.superblocks) == (2, first.superblocks)
+        assert mount_table.mounted_at(mounts.mountpoint) == before
+        code = "import os, sys; os.truncate(sys.argv[1], 512)"
+        with subprocess.Popen([sys.executable, "-c", code, mounts.home / "set" / "s0.tar"]) as writer:
+            wait_until(lambda: mount_table.mounted_at(mounts.mountpoint) is None, "the mount to end")
+            assert opened.read() == b"o" * SIZE
+            opened.close()
+            assert writer.wait(60) == 0
+
+
+@pytest.mark.parametrize("in_place", [True, False], ids=["in place", "replaced"])
+def test_shards_that_changed_meanwhile(in_place: bool, mounts: Program) -> None:
+    """The set as it is now takes the place of what was mounted, without a moment of nothing."""
+    kill(mount(mounts))
+    if in_place:
+        (mounts.home / "set" / "s0.tar").write_bytes(shard(b"n"))
+    else:
+        replace(mounts, "s0.tar", b"n")
+    mount(mounts)
+    assert (mounts.mountpoint / "s0" / "a" / "x").read_bytes() == b"n" * SIZE
+    assert sum(one.path == os.fsencode(mounts.mountpoint) for one in mount_table.mounts()) == 1
+
+
+def test_an_image_over_shards_that_changed_meanwhile(mounts: Program) -> None:
+    """It cannot be guarded. What may be a mix is ended; what was replaced is whole, and stays."""
+    image = mounts.home / "set.erofs"
+    mounts.run("image", "set", "-o", image)
+    mounts.run("mount", image, mounts.mountpoint)
+    kill(guard(mounts))
+    replace(mounts, "s0.tar", b"n")
+    assert "make the image anew" in mounts.refused("mount", image, mounts.mountpoint, code=3)
+    assert (mounts.mountpoint / "s0" / "a" / "x").read_bytes() == b"o" * SIZE
+    (mounts.home / "set" / "s1.tar").write_bytes(shard(b"z"))
+    done = mounts.run("mount", image, mounts.mountpoint, code=3)
+    assert "is ended, because shards were written while it had no guard" in done.stderr.decode()
+    assert mount_table.mounted_at(mounts.mountpoint) is None
+
+
+def test_a_mount_by_mount_8_gets_a_guard(mounts: Program) -> None:
+    image, one = mounts.home / "set.erofs", mounts.home / "set" / "s0.tar"
+    mounts.run("image", one, "-o", image)
+    losetup = ["losetup", "--find", "--show", "--read-only", str(one)]
+    loop = subprocess.run(losetup, check=True, capture_output=True, text=True).stdout.strip()
+    try:
+        options = f"loop,ro,device={loop}"
+        subprocess.run(["mount", "-t", "erofs", "-o", options, image, mounts.mountpoint], check=True)
+        mounts.run("mount", image, mounts.mountpoint)
+        assert guard(mounts).leased == 1
+        mounts.run("umount", mounts.mountpoint)
+    finally:
+        end_mount(mounts.mountpoint)
+        subprocess.run(["losetup", "--detach", loop], check=True)
+
+
+def test_in_the_foreground_as_a_unit_has_it(mounts: Program) -> None:
+    """What systemd restarts after a kill adopts the mount and says that it is ready."""
+    words: tuple[Any, ...] = ("mount", "--foreground", "-q", "--engine", "kernel", "set", mounts.mountpoint)
+    for _ in range(2):
+        with mounts.start(*words, stderr=subprocess.DEVNULL) as process:
+            wait_until(lambda: (found := guard_of(str(mounts.mountpoint))) and found.alive, "the guard")
+            kill(guard(mounts))
+            process.wait(60)
+    assert (mounts.mountpoint / "s0" / "a" / "x").read_bytes() == b"o" * SIZE
+    shutil.rmtree(mounts.home / "set")
+    assert (mounts.mountpoint / "s0" / "a" / "x").read_bytes() == b"o" * SIZE

@@ -1,0 +1,472 @@
+"""`mount --engine kernel --overlay`: the kernel's overlayfs above an image, and the commands on its changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Program, fails, wait_until
+from tests.image.test_image import end_mount, need_erofs, told
+from tests.writables import shard, walk_directory
+from wdsfs import mount_calls, mount_table
+from wdsfs.commit.replace_in_place import Replacement
+from wdsfs.errors import OverlayBusy
+from wdsfs.mount import kernel_overlay
+from wdsfs.mount.guard import Registration, guard_of
+from wdsfs.overlay import kernel_use
+from wdsfs.overlay.overlay_directory import OverlayDirectory, held
+
+BUSY = 8  # exit code: the overlay is in use, or cannot be used
+KERNEL = ("--engine", "kernel", "-q")
+WHEN = (1_700_000_000, 1_700_000_000)
+
+
+def make_set(program: Program) -> list[Path]:
+    """Two shards; the second has links, too."""
+    plain = [(f"d/{n}.{ext}", f"{n}{ext}".encode() * 300) for n in range(6) for ext in ("cls", "json", "txt")]
+    more = [("f/z.txt", b"z"), ("e/x.txt", b"x"), ("e/far", "-> x.txt"), ("e/y.txt", "== e/x.txt")]
+    return [program.write("s0.tar", shard(plain)), program.write("s1.tar", shard([*plain, *more]))]
+
+
+@contextmanager
+def mounted(program: Program, *words: str | Path, overlay: str = "edits") -> Iterator[Path]:
+    """A mount by the kernel with an overlay, which is ended afterwards."""
+    need_erofs()
+    try:
+        program.run("mount", *KERNEL, "--overlay", program.home / overlay, *words, program.mountpoint)
+        yield program.mountpoint
+        program.run("umount", program.mountpoint)
+        assert guard_of(str(program.mountpoint)) is None
+    finally:
+        end_mount(program.mountpoint)
+
+
+def wait_until_free(overlay: Path) -> None:
+    """Return when the last process of a mount by FUSE has ended, which the daemon itself may not have been."""
+
+    def is_free() -> bool:
+        try:
+            with held(OverlayDirectory(overlay)):
+                return True
+        except OverlayBusy:
+            return False
+
+    wait_until(is_free, "the lock of the overlay")
+
+
+def the_guard(program: Program) -> Registration:
+    found = guard_of(str(program.mountpoint))
+    assert found is not None
+    return found
+
+
+def put(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    os.utime(path, WHEN)
+
+
+def save(path: Path, data: bytes) -> None:
+    """As editors do: another file takes the name."""
+    put(path.with_name(".new~"), data)
+    path.with_name(".new~").rename(path)
+
+
+def edit_samples(top: Path, shards: tuple[str, ...]) -> None:
+    """What people and programs do, below the directory of a shard or, merged, at the top."""
+    one, other = (top / name for name in shards)
+    put(one / "d/0/cls", b"changed")
+    save(one / "d/1/txt", b"saved")
+    with (one / "d/2/json").open("ab") as file:
+        file.write(b"more")
+    os.utime(one / "d/2/json", WHEN)
+    (one / "d/2/txt").rename(one / "d/2/text")
+    (one / "d/3/cls").unlink()
+    shutil.rmtree(one / "d/4")
+    (one / "d/4").mkdir()
+    put(one / "d/4/only", b"another one")
+    os.utime(one / "d/5/txt", WHEN)
+    (one / "d/5/cls").chmod(0o600)
+    (one / "new").mkdir()
+    put(one / "new/cls", b"7")
+    (one / "new").rename(one / "newer")
+    os.link(one / "newer/cls", one / "newer/label")
+    (one / "newer/link").symlink_to("cls")
+    os.mkfifo(one / "newer/pipe")
+    put(one / "newer/.cls.swp", b"left behind")
+    shutil.rmtree(other / "f/z")
+    (top / "more/k").mkdir(parents=True)
+    put(top / "more/k/txt", b"in a new shard, or a folder")
+
+
+def edit_files(top: Path, shards: tuple[str, ...]) -> None:
+    one, other = (top / name for name in shards)
+    put(one / "d/0.cls", b"changed")
+    (one / "d/1.txt").rename(one / "d/1.text")
+    (one / "d/2.json").unlink()
+    put(one / "d/9.txt", b"new")
+    (other / "e/far").unlink()
+    (other / "e/far").symlink_to("elsewhere")
+    (top / "more").mkdir()
+    put(top / "more/k.txt", b"new shard")
+
+
+EDITS: Mapping[str, tuple[Any, tuple[str, ...], tuple[str, ...]]] = {
+    "samples": (edit_samples, ("s0", "s1"), ()),
+    "merged": (edit_samples, (".", "."), ("--merge",)),
+    "files": (edit_files, ("s0", "s1"), ("--layout", "files")),
+}
+
+
+@pytest.mark.parametrize("kind", EDITS)
+def test_the_same_edits_are_the_same_changes(kind: str, program: Program) -> None:
+    """By FUSE and by the kernel: what the mount shows, what `diff` says, and the bytes of what is committed."""
+    need_erofs()
+    edit, below, words = EDITS[kind]
+    sources = make_set(program)[1 if kind == "merged" else 0 :]
+    found: dict[str, Any] = {}
+    seen: dict[str, Any] = {}
+    for engine in ("fuse", "kernel"):
+        overlay = program.home / engine
+        try:
+            program.run(
+                *("mount", "--engine", engine, "-q", "--overlay", overlay, *words, *sources, program.mountpoint)
+            )
+            edit(program.mountpoint, below)
+            by_mount = program.run("diff", "--json", program.mountpoint, code=1).stdout
+            seen[engine] = {
+                name: about[0] if about[0] != "file" else about[3]
+                for name, about in walk_directory(os.fsencode(program.mountpoint)).items()
+            }
+            program.run(
+                *("commit", "--leave-out", "-o", program.home / f"{engine}-m" / "%d.tar", program.mountpoint)
+            )
+            program.run("umount", program.mountpoint)
+        finally:
+            end_mount(program.mountpoint)
+        wait_until_free(overlay)
+        by_overlay = program.run("diff", "--json", "--overlay", overlay, *sources, code=1).stdout
+        assert json.loads(by_mount) == json.loads(by_overlay)
+        found[engine] = json.loads(by_overlay)
+        program.run(
+            "commit", "--leave-out", "-o", program.home / f"{engine}-o" / "%d.tar", "--overlay", overlay, *sources
+        )
+    assert found["fuse"] == found["kernel"]
+    assert seen["fuse"] == seen["kernel"]
+    written = [
+        {path.name: path.read_bytes() for path in (program.home / f"{engine}-{how}").iterdir()}
+        for engine in ("fuse", "kernel")
+        for how in "mo"
+    ]
+    assert written[0]
+    assert all(one == written[0] for one in written)
+
+
+def test_either_engine_goes_on_where_the_other_was(program: Program) -> None:
+    """An overlay changes hands; what it shows stays the same."""
+    sources = make_set(program)
+    with mounted(program, *sources) as top:
+        edit_samples(top, ("s0", "s1"))
+        before = walk_directory(os.fsencode(top))
+    with program.mounted("--overlay", program.home / "edits", *sources) as by_fuse:
+        shown = walk_directory(os.fsencode(by_fuse.path))
+        assert {name: about[0] for name, about in shown.items()} == {
+            name: about[0] for name, about in before.items()
+        }
+        (by_fuse.path / "s1/d/1").rename(by_fuse.path / "s1/d/renamed")
+        shutil.rmtree(by_fuse.path / "s1/d/2")
+    with mounted(program, *sources) as top:
+        assert (top / "s1/d/renamed/txt").read_bytes() == b"1txt" * 300
+        assert not (top / "s1/d/1").exists()
+        assert not (top / "s1/d/2").exists()
+        assert "renamed  s1/d/1 -> s1/d/renamed" in program.run("diff", top, code=1).stdout.decode()
+
+
+def test_who_may_write_and_enter(program: Program) -> None:
+    sources = make_set(program)
+    with mounted(program, *sources) as top:
+        assert [oct(path.stat().st_mode & 0o777) for path in (top, top / "s0/d", top / "s0/d/0/txt")] == [
+            *("0o700", "0o755", "0o644")
+        ]
+        number = (top / "s0/d/0/txt").stat()
+        put(top / "s0/d/0/txt", b"1")
+        again = (top / "s0/d/0/txt").stat()
+        assert (again.st_ino, again.st_dev) == (number.st_ino, top.stat().st_dev)
+        with fails(1):  # EPERM: it would be a whiteout
+            os.mknod(top / "s0/d/0/null", 0o020000)
+        with fails(18):  # EXDEV, as by FUSE for folders; `mv` copies
+            (top / "s0/d").rename(top / "s0/f")
+        os.setxattr(top / "s0/d/0/txt", "user.overlay.opaque", b"y")  # only looks like a mark
+        os.setxattr(top / "s0/d", "user.overlay.opaque", b"y")
+        assert "changed  s0/d/0 ~txt" in program.run("diff", top).stdout.decode()
+    with mounted(program, "-o", "allow_other,uid=7", "-r", *sources) as top:
+        assert oct(top.stat().st_mode & 0o777) == "0o755"
+        assert (top / "s0/d/1/txt").stat().st_uid == 7
+        with fails(30):  # EROFS
+            (top / "s0/d/1/txt").write_bytes(b"")
+
+
+def test_marks_of_root_are_refused(program: Program) -> None:
+    """Root can copy attributes of another overlay into the mount: the kernel does not heed them there."""
+    sources = make_set(program)
+    with mounted(program, *sources) as top:
+        os.setxattr(top / "s0/d", "trusted.overlay.opaque", b"y")
+        assert (top / "s0/d/0").exists()
+        message = program.refused("diff", top, code=BUSY)
+        assert "'s0/d' in the overlay has the attribute trusted.overlay.opaque" in message
+        os.removexattr(top / "s0/d", "trusted.overlay.opaque")
+        program.run("diff", top)
+
+
+def test_a_name_that_fuse_mounts_keep_is_not_packed(program: Program) -> None:
+    sources = make_set(program)
+    with mounted(program, *sources) as top:
+        (top / ".wdsfs/k").mkdir(parents=True)
+        put(top / ".wdsfs/k/txt", b"")
+        said = program.run("diff", top, code=1).stdout.decode()
+        assert "cannot be packed: .wdsfs: is the name under which a mount tells about itself" in said
+
+
+def test_hard_links_that_come_apart_are_a_conflict(program: Program) -> None:
+    """By the kernel one name of a linked member is changed alone: no tar can have that."""
+    sources = make_set(program)
+    with mounted(program, "--layout", "files", *sources) as top:
+        put(top / "s1/e/x.txt", b"changed")
+        assert (top / "s1/e/y.txt").read_bytes() == b"x"
+        assert "conflict: s1/e/x.txt: has hard links" in program.run("diff", top, code=1).stdout.decode()
+        program.run("commit", "--leave-out", "-o", program.home / "out/%d.tar", top, code=7)
+        (top / "s1/e/y.txt").unlink()
+        os.link(top / "s1/e/x.txt", top / "s1/e/y.txt")
+        assert "changed" in program.run("diff", top).stdout.decode()
+
+
+def test_status_lock_and_refusals(program: Program) -> None:
+    sources = make_set(program)
+    overlay = program.home / "edits"
+    with mounted(program, *sources) as top:
+        (about,) = program.json("status", top)
+        assert (about["overlay"], about["mode"], about["state"]) == (str(overlay), "rw", "served by the kernel")
+        shown = program.run("status", top).stdout.decode()
+        assert f"{top}: served by the kernel, read-write" in shown
+        assert f"overlay  {overlay}" in shown
+        message = program.refused("diff", "--overlay", overlay, *sources, code=BUSY)
+        assert f"is in use by process {the_guard(program).pid}" in message
+        message = program.refused("mount", *KERNEL, "--overlay", program.home / "other", *sources, top, code=5)
+        assert f"{top}: wdsfs is mounted there already, served by the kernel" in message
+        message = program.refused("restore", "--all", top, code=5)
+        assert f"unmount it, then: wdsfs restore --overlay {overlay} PATH..." in message
+        put(top / "s0/d/0/txt", b"1")
+    program.run("restore", "--overlay", overlay, "s0/d/0")
+    with mounted(program, *sources) as top:
+        assert (top / "s0/d/0/txt").read_bytes() == b"0txt" * 300
+    message = program.refused(
+        *("mount", *KERNEL, "--overlay", program.home / "o", "--new", program.mountpoint), code=5
+    )
+    assert "--new is for FUSE" in message
+
+
+def test_a_commit_waits_for_no_writer(program: Program) -> None:
+    """A file that is open for writing stops a commit before it begins; while it runs nobody can open one."""
+    sources = make_set(program)
+    with mounted(program, *sources) as top:
+        file = top / "s0/d/0/txt"
+        with file.open("r+b") as writer:
+            message = program.refused("commit", "-o", program.home / "out/%d.tar", top, code=BUSY)
+            assert "programs have files of it open for writing" in message
+            writer.write(b"1")
+        place = OverlayDirectory(program.home / "edits")
+        with kernel_overlay.frozen(str(top), place):
+            with fails(30):  # EROFS
+                file.write_bytes(b"2")
+            assert file.read_bytes()[:1] == b"1"
+            message = program.refused("commit", "-o", program.home / "out/%d.tar", top, code=BUSY)
+            assert "another commit of it is at work" in message
+        put(file, b"2")
+        program.run("commit", "-o", program.home / "out/%d.tar", top)
+        put(file, b"3")
+
+
+def test_commit_in_place_makes_the_mount_anew(program: Program) -> None:
+    """The mount shows the new shards and can be written; what is open from the old one stays as it was."""
+    sources = make_set(program)
+    with mounted(program, "-o", "uid=7", *sources) as top:
+        edit_samples(top, ("s0", "s1"))
+        (top / "s0/newer/pipe").unlink()
+        (top / "s0/newer/link").unlink()
+        (top / "s0/newer/.cls.swp").unlink()
+        shown = walk_directory(os.fsencode(top))
+        guard = the_guard(program)
+        with (top / "s0/d/1/json").open("rb") as kept:
+            program.run("commit", "--in-place", top)
+            assert kept.read() == b"1json" * 300
+            assert guard.alive
+        assert the_guard(program).pid == guard.pid
+        after = walk_directory(os.fsencode(top))
+        renamed = {b"s2" + name[4:] if name.startswith(b"more") else name for name in shown}
+        assert set(after) == renamed - {b"s1/f"}  # tars have no empty directories
+        assert after[b"s0/d/0/cls"][3] == b"changed"
+        assert (top / "s0/d/0/cls").stat().st_uid == 7
+        assert json.loads(program.run("diff", "--json", top).stdout)["samples"] == []
+        put(top / "s2/k/txt", b"changed again")
+        assert "changed  s2/k ~txt" in program.run("diff", top).stdout.decode()
+        assert [path.name for path in sorted(program.home.glob("s*.tar"))] == ["s0.tar", "s1.tar", "s2.tar"]
+
+
+def test_a_commit_in_place_that_was_killed_is_finished(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mount stays as it was, read-only, until then."""
+    sources = make_set(program)
+    with mounted(program, *sources) as top:
+        put(top / "s0/d/0/txt", b"changed")
+
+        def killed(*_: object) -> None:
+            raise SystemExit(9)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Replacement, "_empty", killed)
+            patched.setenv("XDG_RUNTIME_DIR", str(program.home / "run"))
+            told(program.home, "commit", "--in-place", "-q", top, code=9)
+        assert (top / "s0/d/0/txt").read_bytes() == b"changed"
+        with fails(30):  # EROFS
+            put(top / "s0/d/0/txt", b"lost")
+        assert "finish it: repeat that commit" in program.run("status", top).stdout.decode()
+        program.run("commit", "--in-place", top)
+        assert (top / "s0/d/0/txt").read_bytes() == b"changed"
+        put(top / "s0/d/0/txt", b"changed again")
+        assert "changed  s0/d/0 ~txt" in program.run("diff", top).stdout.decode()
+
+
+def test_everything_is_killed(program: Program) -> None:
+    """The mount goes on without its guard; nothing takes its overlay from it; then it is committed."""
+    sources = make_set(program)
+    overlay = program.home / "edits"
+    with mounted(program, *sources) as top:
+        put(top / "s0/d/0/txt", b"before")
+        guard = the_guard(program)
+        os.kill(guard.pid, signal.SIGKILL)
+        wait_until(lambda: not guard.alive, "the guard to die")
+        put(top / "s0/d/1/txt", b"after")
+        assert "it has no guard" in program.run("status", top).stdout.decode()
+        assert "changed  s0/d/1 ~txt" in program.run("diff", top).stdout.decode()
+        message = program.refused("commit", "--in-place", top, code=5)
+        assert "its guard" in message
+        assert f"--overlay {overlay}" in message
+        message = program.refused("commit", "--in-place", "--overlay", overlay, *sources, code=BUSY)
+        assert f"the kernel serves it at {top}, without a guard; end that with: wdsfs umount {top}" in message
+        with (top / "s0/d/2/txt").open("r+b") as writer:
+            program.run("umount", "--lazy", top)
+            message = program.refused("mount", "--overlay", overlay, *sources, program.mountpoint, code=BUSY)
+            assert "programs still have files open of a mount of it that has been ended" in message
+            writer.write(b"late")
+        program.run("commit", "--in-place", "--overlay", overlay, *sources)
+        program.run("mount", *KERNEL, "--overlay", overlay, *sources, top)
+        found = [(top / f"s0/d/{n}/txt").read_bytes()[:6] for n in range(3)]
+        assert found == [b"before", b"after", b"late2t"]
+
+
+def test_a_shard_that_is_written_ends_both(program: Program) -> None:
+    """The overlay and the image below it go, before the writer goes on; what was changed stays in the overlay."""
+    sources = make_set(program)
+    overlay = program.home / "edits"
+    with mounted_until_written(program, overlay, sources) as top:
+        put(top / "s0/d/0/txt", b"changed")
+        sources[1].write_bytes(sources[1].read_bytes())
+        wait_until(lambda: mount_table.mounted_at(top) is None, "the mount to end")
+    said = program.run("diff", "--overlay", overlay, *sources)
+    assert "changed  s0/d/0 ~txt" in said.stdout.decode()
+    assert "changed since the overlay was made" in said.stderr.decode()
+
+
+@contextmanager
+def mounted_until_written(program: Program, overlay: Path, sources: list[Path]) -> Iterator[Path]:
+    need_erofs()
+    try:
+        program.run("mount", *KERNEL, "--overlay", overlay, *sources, program.mountpoint)
+        guard = the_guard(program)
+        yield program.mountpoint
+        wait_until(lambda: not guard.alive, "the guard to end")
+    finally:
+        end_mount(program.mountpoint)
+
+
+@contextmanager
+def disk(image: Path, place: Path) -> Iterator[Path]:
+    """An ext4 file system in a file, mounted."""
+    place.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-o", "loop", image, place], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+def test_a_power_cut(program: Program) -> None:
+    """A copy of the disk, made while the mount is in use, is what a power cut leaves of it."""
+    need_erofs()
+    sources, image, copy = make_set(program), program.home / "disk", program.home / "copy"
+    with image.open("wb") as file:
+        file.truncate(32 << 20)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    with disk(image, program.home / "before"), mounted(program, *sources, overlay="before/edits") as top:
+        put(top / "s0/d/0/txt", b"synced")
+        save(top / "s0/d/1/txt", b"synced, too")
+        shutil.rmtree(top / "s0/d/2")
+        (top / "s0/n").mkdir()
+        put(top / "s0/n/cls", b"new")
+        subprocess.run(["sync", "-f", top], check=True)
+        put(top / "s0/d/3/txt", b"maybe")
+        with (top / "s0/d/4/txt").open("r+b"):  # copied up, and open
+            shutil.copyfile(image, copy)
+    with disk(copy, program.home / "after") as after:
+        overlay = after / "edits"
+        changed = [
+            line.rstrip()
+            for line in program.run("diff", "--overlay", overlay, *sources).stdout.decode().splitlines()
+            if "d/3" not in line and "d/4" not in line
+        ]
+        assert changed == [
+            *("changed  s0/d/0 ~txt", "changed  s0/d/1 ~txt", "removed  s0/d/2", "added    s0/n"),
+        ]
+        program.run("commit", "--in-place", "--overlay", overlay, *sources)
+        with mounted(program, *sources, overlay="after/edits") as top:
+            assert (top / "s0/d/0/txt").read_bytes() == b"synced"
+            assert not (top / "s0/d/2").exists()
+            assert (top / "s0/d/3/txt").read_bytes() in (b"maybe", b"", b"3txt" * 300)  # `>` truncates first
+            assert (top / "s0/d/4/txt").read_bytes() == b"4txt" * 300
+
+
+def test_the_kernel_is_asked_who_uses_an_upper(tmp_path: Path) -> None:
+    """Names that mean something to overlayfs are names; asking leaves nothing behind."""
+    need_erofs()
+    for name in ("plain", "a:b", "a,b", "back\\slash"):
+        place = OverlayDirectory(tmp_path / name)
+        for one in (place.upper, place.kernel_work, tmp_path / "lower", tmp_path / "m"):
+            one.mkdir(parents=True, exist_ok=True)
+        assert not kernel_use.is_used(place.upper)
+        assert not list(place.upper.iterdir())
+        assert not os.listxattr(place.upper)
+        mount_calls.mount(
+            b"overlay",
+            [
+                (b"lowerdir", os.fsencode(tmp_path / "lower")),
+                (b"upperdir", kernel_use.escaped(place.upper)),
+                (b"workdir", kernel_use.escaped(place.kernel_work)),
+            ],
+            [b"userxattr"],
+            str(tmp_path / "m"),
+            0,
+        )
+        try:
+            assert kernel_use.is_used(place.upper)
+            found = kernel_use.mounted_on(place.upper)
+            assert found is not None
+            assert found.path == os.fsencode(tmp_path / "m")
+        finally:
+            subprocess.run(["umount", tmp_path / "m"], check=True)

@@ -1,0 +1,527 @@
+"""A look at a set that grows, without a mount: what it finds, and what every layout shows afterwards."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import sets, tars
+from wdsfs.dataset import content, shard_access
+from wdsfs.dataset.generations import Generations
+from wdsfs.dataset.indexing import indexed
+from wdsfs.dataset.shard_access import access_of
+from wdsfs.dataset.tree import LowerTree, View
+from wdsfs.errors import IsADirectory, MissingShard, NoSuchEntry, ShardError, StaleShard, UnreadableShard
+from wdsfs.index import store
+from wdsfs.index.portable_writer import checked_target, write_index
+from wdsfs.index.store import open_index
+from wdsfs.inodes import ROOT
+from wdsfs.interop.soundness import Tolerance
+from wdsfs.mount import look_again, session
+from wdsfs.mount.look_again import Earlier, LeftOut, change_of
+from wdsfs.mount.mounted_set import MountedSet
+from wdsfs.mount.options import MountOptions
+from wdsfs.spec.expand import Selection, Shard, expand
+from wdsfs.spec.growth import Change
+from wdsfs.views.companions import Companions
+from wdsfs.views.composition import Composition, columns_of
+from wdsfs.views.view_set import ViewSet, open_set
+
+LONG_AGO = 1_000_000_000.0
+
+
+@pytest.fixture(autouse=True)
+def _log_level() -> Iterator[None]:
+    """A look is made in a process of its own, in which it says less."""
+    logger = logging.getLogger(shard_access.__name__)
+    yield
+    logger.setLevel(logging.NOTSET)
+
+
+class Followed:
+    """A set that a mount would show, as its processes share it."""
+
+    def __init__(self, home: Path, specs: list[str], shared: bool = False, **options: Any) -> None:
+        self.options = MountOptions(specs, str(home / "mnt"), follow=60.0, **options)
+        wanted, shards = self.options.composition, expand(specs)
+        companions, index = Companions(wanted), open_index(home / "index")
+        index.refresh([*shards, *companions.shards])
+        below = open_set(shards, index, wanted, companions)
+        if isinstance(below, ViewSet):
+            assert below.make() is None
+            wanted = below.wanted
+        below.release()
+        index.suspend()
+        access = access_of([one.path for one in shards], shared)
+        tags = Generations(len(shards), followed=True)
+        self.served = MountedSet(self.options, shards, wanted, companions, access, index, 16, tags, None)
+        self.earlier = Earlier({})
+
+    def look(self) -> dict[str, Any]:
+        """Look, and show what is found; returns the answer after it was JSON, as it is for a mount."""
+        answer = json.loads(json.dumps(look_again.look_again(self.served, "", self.earlier, False)))
+        left_out = [LeftOut(*row) for row in answer["left_out"]]
+        change = change_of(self.served, answer)
+        superseded = self.served.shards if change else ()
+        if change:
+            self.served = self.served.grown(change)
+        self.earlier = Earlier({one.path: one for one in left_out}, superseded)
+        return {key: value for key, value in answer.items() if key not in ("left_out", "directories")} | {
+            "left_out": {os.path.basename(one.path): one.why for one in left_out}
+        }
+
+    def shown(self) -> dict[bytes, tuple[int, bytes]]:
+        """The number and the content of every file and link, by its path."""
+        tree = self.served.lower_tree()
+        try:
+            return dict(_walk(tree, ROOT, b""))
+        finally:
+            tree.close(True)
+
+
+def _walk(tree: LowerTree, inode: int, path: bytes) -> Iterator[tuple[bytes, tuple[int, bytes]]]:
+    for name, node, _ in indexed(lambda: list(tree.listing(inode))):
+        if name in (b".", b".."):
+            continue
+        assert indexed(tree.lookup, inode, name) == node
+        if node.mode & 0o170000 == 0o040000:
+            yield from _walk(tree, node.inode, path + name + b"/")
+        elif node.mode & 0o170000 == 0o120000:
+            yield path + name, (node.inode, tree.readlink(node.inode))
+        else:
+            yield path + name, (node.inode, _content(tree, node.inode))
+
+
+def _content(tree: LowerTree, inode: int) -> bytes:
+    found = indexed(tree.content, inode)
+    return bytes(content.read(found, 0, found.size))
+
+
+def write(path: Path, number: int, samples: int = 3) -> None:
+    path.write_bytes(sets.content(number, samples))
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    directory = tmp_path / "shards"
+    sets.make(directory, 3)
+    (tmp_path / "labels.csv").write_text("key,extra\nd0/0-0,zero\nd0/9-0,nine\n")
+    (tmp_path / "beside").mkdir()
+    for number in (0, 1, 2, 9):
+        beside = tars.tar(tars.member(b"d0/%d-0.more" % number, b"more of %d" % number))
+        (tmp_path / f"beside/s{number}.tar").write_bytes(beside)
+    return directory
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "samples": {},
+    "full": {"view": View(names="full")},
+    "files": {"view": View(layout="files")},
+    "classes": {"view": View(layout="classes"), "composition": Composition(classes=True)},
+    "merged": {"merge": True},
+    "merged files": {"merge": True, "view": View(layout="files")},
+    "numbered": {"view": View(index_tree=True)},
+    "merged numbered": {"merge": True, "view": View(names="full", index_tree=True)},
+    "columns": {"composition": Composition(columns=columns_of(["cls"]))},
+    "renamed": {"composition": Composition(columns=columns_of(["label=none;cls", "cls", "txt"]))},
+    "labels": {"composition": Composition(associate=("labels.csv",), missing="empty")},
+    "joined": {"composition": Composition(columns=columns_of(["txt", "more"]), join=("beside",), missing="empty")},
+}
+
+
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+def test_every_layout_grows_and_shrinks(
+    layout: str, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stays keeps numbers and names; the rest is what a mount of the set as it is now would show."""
+    monkeypatch.chdir(tmp_path)
+    followed = Followed(tmp_path, [str(shards)], **LAYOUTS[layout])
+    before = followed.shown()
+    write(shards / "s9.tar", 9)
+    write(shards / "a.tar", 8)  # in a new mount it would be the first
+    answer = followed.look()
+    assert (answer["error"], answer["gone"], answer["left_out"]) == ("", [], {})
+    larger = followed.shown()
+    # Links by number are inodes of a version of the set; where they lead stays.
+    stays = {path: found for path, found in before.items() if not path.startswith(b"by-index/")}
+    assert stays.items() <= larger.items()
+    links = {path: target for path, (_, target) in before.items() if path.startswith(b"by-index/")}
+    assert links.items() <= {path: target for path, (_, target) in larger.items()}.items()
+
+    (shards / "s1.tar").unlink()
+    assert followed.look()["gone"] == [[1, 3]]
+    now = followed.shown()
+    (tmp_path / "new").mkdir()
+    fresh = Followed(tmp_path / "new", [str(shards)], **LAYOUTS[layout]).shown()
+    if not followed.options.view.index_tree:
+        assert _contents(now) == _contents(fresh)
+    else:
+        left = {path: found for path, found in _contents(larger).items() if path.startswith(b"by-index/")}
+        gone = {b"by-index/000/000/%06d" % number for number in (3, 4, 5)}
+        assert {path: found for path, found in _contents(now).items() if path in left} == {
+            path: found for path, found in left.items() if path not in gone
+        }
+        assert len(left) == 15
+    assert {
+        path: found for path, found in now.items() if not path.startswith(b"by-index/")
+    }.items() <= larger.items()
+
+
+def _contents(shown: dict[bytes, tuple[int, bytes]]) -> dict[bytes, bytes]:
+    return {path: data for path, (_, data) in shown.items()}
+
+
+def test_numbers_of_samples_that_are_gone_stay_unused(shards: Path, tmp_path: Path) -> None:
+    followed = Followed(tmp_path, [str(shards)], view=View(index_tree=True))
+    (shards / "s0.tar").rename(tmp_path / "kept.tar")
+    # It is not taken out yet: of a set that is followed, what is missing is as good as gone, and no error.
+    tree = followed.served.lower_tree()
+    folder = tree.resolve(b"by-index/000/000").inode
+    assert [entry.name for entry in tree.listing(folder)][2:] == [b"%06d" % number for number in range(3, 9)]
+    tree.close(True)
+    followed.look()
+    write(shards / "s0.tar", 0, samples=4)
+    assert [row[0] for row in followed.look()["new"]] == [str(shards / "s0.tar")]  # others would get other numbers
+    shown = followed.shown()
+    assert shown[b"by-index/000/000/000009"][1] == b"../../../s0/d0/0-0"
+    assert b"by-index/000/000/000002" not in shown
+    tree = followed.served.lower_tree()
+    assert [entry.name for entry in tree.listing(folder)][-1] == b"000012"  # a listing that is under way goes on
+    folder = tree.resolve(b"by-index/000/000").inode
+    with pytest.raises(NoSuchEntry, match="sample 2 is gone"):
+        tree.lookup(folder, b"000002")
+    tree.close(True)
+    (shards / "s0.tar").unlink()
+    followed.look()
+    (tmp_path / "kept.tar").rename(shards / "s0.tar")
+    assert followed.look()["back"] == [0]
+    assert followed.shown()[b"by-index/000/000/000002"][1] == b"../../../s0/d0/0-2"
+
+
+def test_what_was_open_goes_on_while_its_file_is_there(shards: Path, tmp_path: Path) -> None:
+    names = tmp_path / "list.txt"
+    names.write_text("shards/s0.tar\nshards/s1.tar\n")
+    followed = Followed(tmp_path, [f"@{names}"])
+    inode, data = followed.shown()[b"s1/d0/1-0/txt"]
+    names.write_text("shards/s0.tar\n")
+    assert followed.look()["gone"] == [[1, 3]]
+    assert [path for path in followed.shown() if path.startswith(b"s1")] == []
+    tree = followed.served.lower_tree()
+    assert _content(tree, inode) == data
+    assert tree.getattr(ROOT).links == 3
+    assert tree.totals().shards == 1
+    (shards / "s1.tar").unlink()
+    tree.lower.distrust()
+    with pytest.raises(ShardError):
+        tree.content(inode)
+    tree.close(True)
+
+
+def test_equal_names_of_a_merged_tree(tmp_path: Path) -> None:
+    """The first keeps the plain name as long as it is there; then the next one has it, as after a new mount."""
+    same = tars.tar(tars.member(b"a.txt", b"first"))
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    (shards / "m.tar").write_bytes(same)
+    followed = Followed(tmp_path, [str(shards)], merge=True)
+    (shards / "a.tar").write_bytes(same.replace(b"first", b"later"))
+    followed.look()
+    assert _contents(followed.shown()) == {b"a/txt": b"first", b"a~2/txt": b"later"}
+    (shards / "m.tar").unlink()
+    followed.look()
+    assert _contents(followed.shown()) == {b"a/txt": b"later"}
+
+
+def test_a_listing_goes_on_in_the_next_list(shards: Path, tmp_path: Path) -> None:
+    """Its cursors stand for the shards that were there before, which keep their places."""
+    followed = Followed(tmp_path, [str(shards)], merge=True, view=View(layout="files"))
+    tree = followed.served.lower_tree()
+    folder = tree.resolve(b"d0").inode
+    begun = list(tree.listing(folder))
+    tree.close(True)
+    write(shards / "a.tar", 8)
+    (shards / "s2.tar").unlink()
+    followed.look()
+    tree = followed.served.lower_tree()
+    rest = [entry.name for entry in tree.listing(folder, begun[3].cursor)]
+    assert rest == [entry.name for entry in begun[4:] if not entry.name.startswith(b"2-")] + [
+        *(b"8-0.txt", b"8-0.cls", b"8-2.txt", b"8-2.cls")
+    ]
+    tree.close(True)
+
+
+def test_superseded_tables_are_dropped_and_made_again_for_who_needs_them(shards: Path, tmp_path: Path) -> None:
+    followed = Followed(tmp_path, [str(shards)], merge=True)
+    fixed = followed.served.lower_tree()  # another mount of the same set, which does not follow it
+    before = [entry.name for entry in fixed.listing(ROOT)]
+    followed.served.index.suspend()
+    write(shards / "t.tar", 8)
+    followed.look()
+    followed.look()  # drops the tables of the list before
+    assert [entry.name for entry in indexed(lambda: list(fixed.listing(ROOT)))] == before
+    fixed.lower.renew()
+    assert [entry.name for entry in indexed(lambda: list(fixed.listing(ROOT)))] == before
+    assert indexed(fixed.lookup, ROOT, b"d0").inode
+    fixed.close(True)
+
+
+def test_a_portable_index_is_a_list_that_grows(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records of new shards are taken from it."""
+    listed = sets.make(shards, 4)
+    portable(shards, listed[:3])
+    followed = Followed(tmp_path, [f"{shards}/set.wdsidx"])
+    before = followed.shown()
+    portable(shards, listed[1:])
+
+    def build(*_: object, **__: object) -> bytes:
+        raise AssertionError("a shard was read")
+
+    monkeypatch.setattr(store, "build_file", build)
+    answer = followed.look()
+    assert ([row[1] for row in answer["new"]], answer["gone"], answer["left_out"]) == (["s3"], [[0, 3]], {})
+    now = followed.shown()
+    assert now[b"s3/d0/3-0/txt"][1] == b"3"
+    assert {path: found for path, found in before.items() if not path.startswith(b"s0/")}.items() <= now.items()
+
+
+def portable(directory: Path, shards: list[Shard]) -> None:
+    """Write the portable index of some shards."""
+    index = store.open_index(directory.parent / "made")
+    index.refresh(shards)
+    write_index(index, shards, checked_target(str(directory / "set.wdsidx")))
+    index.close()
+
+
+# --- what is left out --------------------------------------------------------------------------------------
+
+
+def test_a_shard_that_is_being_written_is_left_out(shards: Path, tmp_path: Path) -> None:
+    followed = Followed(tmp_path, [str(shards)])
+    whole = sets.content(7)
+    new = shards / "t.tar"
+    for part in (b"", whole[:1000], whole[: len(whole) // 2], whole[:-1024]):
+        new.write_bytes(part)
+        answer = followed.look()
+        assert (answer["new"], answer["left_out"]) == ([], {"t.tar": look_again.BEING_WRITTEN})
+    # The tail of a file of zeros looks like an end, and is none.
+    new.write_bytes(tars.tar(tars.member(b"zeros.bin", bytes(8192)))[:-2048])
+    assert followed.look()["left_out"] == {"t.tar": look_again.BEING_WRITTEN}
+    new.write_bytes(whole)
+    answer = followed.look()
+    assert ([row[1] for row in answer["new"]], answer["left_out"]) == (["t"], {})
+
+
+def test_a_shard_that_rests_without_an_end_is_damaged_and_shown(shards: Path, tmp_path: Path) -> None:
+    followed = Followed(tmp_path, [str(shards)])
+    (shards / "t.tar").write_bytes(sets.content(7)[:1024])
+    os.utime(shards / "t.tar", (LONG_AGO, LONG_AGO))
+    assert [row[1] for row in followed.look()["new"]] == ["t"]
+    assert followed.shown()[b"t/d0/7-0/txt"][1] == b"7"
+
+
+def test_a_compressed_shard_has_to_rest(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look_again, "RESTED_SECONDS", 3600.0)  # however long this test takes
+    followed = Followed(tmp_path, [str(shards)])
+    packed = gzip.compress(sets.content(7))
+    new = shards / "t.tar.gz"
+    new.write_bytes(packed)
+    assert followed.look()["left_out"] == {"t.tar.gz": look_again.BEING_WRITTEN}
+    os.utime(new, (LONG_AGO, LONG_AGO))
+    assert [row[1] for row in followed.look()["new"]] == ["t"]
+
+
+def test_what_cannot_be_read_is_left_out_and_not_read_again(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed = Followed(tmp_path, [str(shards)])
+    new = shards / "t.tar"
+    write(new, 7)
+    os.utime(new, (LONG_AGO, LONG_AGO))
+
+    def fails(*_: object) -> None:
+        raise UnreadableShard(f"{new}: Input/output error")
+
+    with monkeypatch.context() as context:
+        context.setattr(look_again._Look, "_objection", fails)
+        assert followed.look()["left_out"] == {"t.tar": "Input/output error"}
+    assert followed.look()["left_out"] == {"t.tar": "Input/output error"}
+    os.utime(new)
+    assert [row[1] for row in followed.look()["new"]] == ["t"]
+
+
+def test_what_is_no_file_keeps_no_other_from_being_shown(shards: Path, tmp_path: Path) -> None:
+    """A look does not wait for the writer of a pipe either."""
+    followed = Followed(tmp_path, [str(shards)])
+    os.mkfifo(shards / "fifo.tar")
+    (shards / "loop.tar").symlink_to("loop.tar")
+    write(shards / "t.tar", 7)
+    answer = followed.look()
+    assert [row[1] for row in answer["new"]] == ["t"]
+    assert (answer["error"], answer["left_out"]) == ("", {"fifo.tar": "is no regular file"})
+
+
+def test_a_damaged_shard_is_left_out_with_strict(shards: Path, tmp_path: Path) -> None:
+    followed = Followed(tmp_path, [str(shards)], tolerance=Tolerance(strict=True))
+    (shards / "t.tar").write_bytes(sets.content(7)[:1536])
+    os.utime(shards / "t.tar", (LONG_AGO, LONG_AGO))
+    answer = followed.look()
+    assert answer["new"] == []
+    assert answer["left_out"]["t.tar"].startswith("--strict: ")
+
+
+def test_the_name_of_the_links_is_left_out(shards: Path, tmp_path: Path) -> None:
+    followed = Followed(tmp_path, [str(shards)], view=View(index_tree=True))
+    write(shards / "by-index.tar", 7)
+    assert "--index-tree" in followed.look()["left_out"]["by-index.tar"]
+
+
+def test_a_class_that_needs_more_digits_is_left_out(tmp_path: Path) -> None:
+    """With more digits all other classes would get other names."""
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    write(shards / "a.tar", 1)
+    followed = Followed(tmp_path, [str(shards)], **LAYOUTS["classes"])
+    (shards / "b.tar").write_bytes(tars.tar(tars.member(b"k.txt", b"-"), tars.member(b"k.cls", b"12")))
+    answer = followed.look()
+    assert answer["new"] == []
+    assert "digits" in answer["left_out"]["b.tar"]
+
+
+def test_no_number_is_left(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look_again, "SHARD_MAX", 3)
+    followed = Followed(tmp_path, [str(shards)])
+    write(shards / "t.tar", 7)
+    write(shards / "u.tar", 8)
+    answer = followed.look()
+    assert [row[1] for row in answer["new"]] == ["t"]
+    assert answer["left_out"] == {"u.tar": "the mount has no number left for it (at most 4): mount again"}
+
+
+def test_remote_shards_need_a_mount_that_began_with_some(shards: Path, tmp_path: Path) -> None:
+    names = tmp_path / "list.txt"
+    names.write_text("shards/s0.tar\n")
+    followed = Followed(tmp_path, [f"@{names}"])
+    left = look_again._Look(followed.served, Earlier({}), fetches=False)
+    assert not left._passes(sets.at(b"s3://bucket/x.tar"))
+    assert "mount again" in left.left_out[0].why
+    left.close()
+
+
+# --- what ends a look, and changes nothing ----------------------------------------------------------------
+
+
+def test_a_directory_out_of_reach_keeps_its_shards(shards: Path, tmp_path: Path) -> None:
+    """It is empty while its file system is not mounted."""
+    other = tmp_path / "other"
+    sets.make(other, 1)
+    followed = Followed(tmp_path, [f"{shards}/s*.tar", f"{other}/*.tar"])
+    before = followed.shown()
+    shards.rename(tmp_path / "away")
+    shards.mkdir()
+    for look in range(2):
+        answer = followed.look()
+        assert answer["error"] == f"no file matches '{shards}/s*.tar'", look
+    shards.rmdir()
+    (tmp_path / "away").rename(shards)
+    assert not change_of(followed.served, {**followed.look(), "error": ""})
+    assert followed.shown() == before
+
+
+def test_some_shards_out_of_reach_are_kept(shards: Path, tmp_path: Path) -> None:
+    sets.make(tmp_path / "other", 1)
+    followed = Followed(tmp_path, [f"{tmp_path}/*/s0.tar"])
+    assert len(followed.served.shards) == 3
+    (tmp_path / "other/s0.tar").unlink()
+    answer = followed.look()
+    assert (answer["gone"], answer["error"]) == ([], "")
+    assert answer["kept"].startswith(f"{tmp_path}/other: empty or not readable")
+
+
+def test_a_list_that_others_can_write_is_not_read_again(shards: Path, tmp_path: Path) -> None:
+    """It could have a mount for others show them what only the mounter may read."""
+    names = tmp_path / "list.txt"
+    names.write_text("shards/s0.tar\n")
+    place = tmp_path / "place"
+    place.mkdir()
+    (place / "list.txt").write_text(f"{shards}/s0.tar\n")
+    place.chmod(0o777)
+    (place / "index").mkdir(mode=0o700)
+    followed = Followed(tmp_path, [f"@{place}/list.txt"], shared=True)
+    (place / "list.txt").write_text(f"{shards}/s0.tar\n{shards}/s1.tar\n")
+    assert "others can write it" in followed.look()["error"]
+    place.chmod(0o755)
+    assert [row[1] for row in followed.look()["new"]] == ["s1"]
+
+
+def test_a_link_in_a_directory_of_others_is_left_out(tmp_path: Path) -> None:
+    shards = tmp_path / "shards"
+    sets.make(shards, 1)
+    shards.chmod(0o777)
+    followed = Followed(tmp_path, [str(shards)], shared=True)
+    write(tmp_path / "private.tar", 7)
+    (tmp_path / "private.tar").chmod(0o600)
+    (shards / "link.tar").symlink_to(tmp_path / "private.tar")
+    os.link(tmp_path / "private.tar", shards / "same.tar")
+    write(shards / "right.tar", 8)
+    answer = followed.look()
+    assert [row[1] for row in answer["new"]] == ["right"]
+    assert set(answer["left_out"]) == {"link.tar", "same.tar"}
+    assert all("refused" in why for why in answer["left_out"].values())
+
+
+def test_what_is_missing_at_the_mount_may_come(tmp_path: Path) -> None:
+    write(tmp_path / "a.tar", 1)
+
+    def names(**options: Any) -> tuple[list[bytes], list[str]]:
+        shards, directories = session._shards(MountOptions([f"{tmp_path}/{{a,b}}.tar"], "mnt", **options))
+        return [shard.name for shard in shards], directories
+
+    tolerant = Selection(allow_missing=True)
+    assert names(follow=1.0, selection=tolerant) == ([b"a"], [str(tmp_path)])
+    assert names(selection=tolerant) == ([b"a", b"b"], [])
+    with pytest.raises(MissingShard):
+        names(follow=1.0)
+
+
+def test_a_shard_of_a_fixed_set_that_is_missing_is_an_error(shards: Path, tmp_path: Path) -> None:
+    """Only a mount that follows its set takes it for gone."""
+    followed = Followed(tmp_path, [str(shards)], merge=True)
+    (shards / "s1.tar").unlink()
+    assert [path for path in followed.shown() if b"/1-" in path] == []
+    followed.served.tags.followed = False
+    with pytest.raises(ShardError, match="names in the merged tree are missing"):
+        followed.shown()
+
+
+def test_a_changed_shard_stays_stale(shards: Path, tmp_path: Path) -> None:
+    """Growing says nothing of a shard that was replaced: its old numbers get ESTALE, as ever."""
+    followed = Followed(tmp_path, [str(shards)])
+    inode, _ = followed.shown()[b"s0/d0/0-0/txt"]
+    write(shards / "s0.tar", 5)
+    write(shards / "t.tar", 7)
+    followed.look()
+    assert followed.shown()[b"s0/d0/5-0/txt"][1] == b"5"
+    tree = followed.served.lower_tree()
+    with pytest.raises(StaleShard):
+        tree.content(inode)
+    with pytest.raises(IsADirectory):
+        tree.content(ROOT)
+    tree.close(True)
+
+
+def test_joined_shards_stay_beside_theirs(shards: Path, tmp_path: Path) -> None:
+    """Else all derived records would be of another set, and be made again."""
+    followed = Followed(
+        tmp_path, [str(shards)], composition=Composition(join=(f"{tmp_path}/beside",), missing="empty")
+    )
+    grown = followed.served.grown(Change({}, (), [sets.at(shards / "t.tar")]))
+    assert [one.place for one in grown.shards] == [(0, 3), (1, 3), (2, 3), (3, 0)]

@@ -1,0 +1,90 @@
+"""Mounts of the output of commands, and of the standard input."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+from pathlib import Path
+
+from tests import tars
+from tests.conftest import Program, fails, wait_until
+from tests.overlay.test_overlay_mount import a_disk
+
+SIZE = 300_000
+SHARD = tars.tar(*(tars.member(b"%d.jpg" % number, bytes([number]) * SIZE) for number in range(4)))
+
+
+def read_anew(path: Path) -> bytes:
+    """The content of a file as the mount gives it now: with O_DIRECT the kernel's cache takes no part."""
+    file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    try:
+        data = bytearray(SIZE + 1)
+        return bytes(data[: os.preadv(file, [data], 0)])
+    finally:
+        os.close(file)
+
+
+def test_outputs_of_commands_are_served_over_the_death_of_any_process(program: Program) -> None:
+    """One of them fails: it is a damaged shard, and is said to be one."""
+    whole, runs = program.write("x.tar", SHARD), program.home / "runs"
+    fails_late = f"pipe:head -c 700000 {whole}; echo oh >&2; echo no disk >&2; exit 7 # bad.tar"
+    with program.mounted(f"pipe:echo >> {runs}; cat {whole}", fails_late) as mounted:
+        ending = r"ended with exit code 7: no disk; what"
+        mounted.expect_log(ending)
+        mounted.allow_log("says: oh", "says: no disk", "killed by SIGKILL", "is run again")
+
+        def check() -> None:
+            for shard, number in (("x", 0), ("x", 3), ("bad", 1)):
+                assert read_anew(mounted.path / shard / str(number) / "jpg") == bytes([number]) * SIZE
+
+        check()
+        assert {path.name for path in mounted.path.iterdir() if path.is_dir()} >= {"x", "bad"}
+        for victim in ("fetcher", "workers"):
+            before = mounted.fetcher() if victim == "fetcher" else mounted.status()["processes"][1]
+            os.kill(before, signal.SIGKILL)
+            check()
+        assert runs.read_text() == "\n"
+        program.run("cache", "--clear")
+        victims = mounted.status()["processes"][1:]  # who has it open still has its bytes
+        for victim in victims:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+        # A request that is under way when a worker dies is sent again, and then the command may run twice.
+        wait_until(lambda: not {*victims} & {*mounted.status()["processes"]}, "other workers")
+        check()
+        assert runs.read_text() == "\n\n", "the command is run again"
+        assert ending.split(";")[0] in program.run("status", mounted.path).stdout.decode()
+
+
+def test_the_standard_input_is_served_as_long_as_the_cache_has_it(program: Program) -> None:
+    with program.write("x.tar", SHARD).open("rb") as given, program.mounted("-", stdin=given) as mounted:
+        mounted.allow_log("came once", "killed by SIGKILL")
+        for number, victims in ((1, slice(0)), (2, slice(1, 2)), (3, slice(1, None))):
+            for victim in mounted.status()["processes"][victims]:
+                with contextlib.suppress(ProcessLookupError):  # a surplus one ends by itself
+                    os.kill(victim, signal.SIGKILL)
+            os.kill(mounted.fetcher(), signal.SIGKILL)
+            assert (mounted.path / "stdin" / str(number) / "jpg").read_bytes() == bytes([number]) * SIZE
+        program.run("cache", "--clear")
+        for victim in mounted.status()["processes"][1:]:  # who has it open still has its bytes
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+        with (mounted.path / "stdin" / "0" / "jpg").open("rb") as file, fails(errno.EIO):
+            file.read()
+
+
+def test_a_disk_that_is_full(program: Program) -> None:
+    """Before output comes, or meanwhile: that is said, and with space again the shard is there."""
+    whole = program.write("x.tar", SHARD)
+    with a_disk(program, "tmpfs") as disk:
+        program.environment["WDSFS_CACHE_DIR"] = str(disk / "cache")
+        fill = f"cat /dev/zero > {disk}/ballast 2> /dev/null"
+        meanwhile = f"pipe:head -c 200000 {whole}; {fill}; tail -c +200001 {whole}"
+        kept = f"cannot be kept in the cache {str(disk / 'cache' / 'remote')!r}: No space left on device"
+        assert kept in program.refused("mount", meanwhile, program.mountpoint, code=3)
+        assert "the cache has room for" in program.refused("ls", f"pipe:cat {whole}", code=3)
+        (disk / "ballast").unlink()
+        with program.mounted(f"pipe:cat {whole}") as mounted:
+            assert (mounted.path / "x" / "2" / "jpg").read_bytes() == bytes([2]) * SIZE

@@ -1,0 +1,217 @@
+"""Mounts of shards at a web server, which counts what it is asked."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import tars
+from tests.conftest import PATIENCE, Mounted, Program, fails, wait_until
+from tests.web_server import WebServer
+
+SAMPLES, SIZE = 30, 100_000
+SAMPLE = SIZE + 512 + 1024  # bytes of a sample with its second column, rounded up
+
+
+def image(number: int, sample: int) -> bytes:
+    return random.Random(f"{number} {sample}").randbytes(SIZE)
+
+
+def shard(number: int) -> bytes:
+    return tars.tar(
+        *(
+            tars.member(b"%03d.%s" % (sample, column), data)
+            for sample in range(SAMPLES)
+            for column, data in ((b"cls", b"%d" % sample), (b"jpg", image(number, sample)))
+        )
+    )
+
+
+@pytest.fixture
+def web() -> Iterator[WebServer]:
+    with WebServer().running() as server:
+        for number in range(2):
+            server.put(f"/x-{number}.tar", shard(number), etag=f'"{number}"')
+        yield server
+
+
+@pytest.fixture
+def program(web_program: Program) -> Program:
+    return web_program
+
+
+@contextlib.contextmanager
+def cold_mount(program: Program, web: WebServer, *options: str) -> Iterator[Mounted]:
+    """Mount what is indexed, with an empty cache; from then on the server counts anew."""
+    with program.mounted(*options, web.url + "/x-{0..1}.tar") as mounted:
+        program.run("cache", "--clear")
+        web.requests.clear()
+        web.sent = 0
+        yield mounted
+
+
+def test_a_read_fetches_its_sample_in_one_request(program: Program, web: WebServer) -> None:
+    with cold_mount(program, web) as mounted:
+        assert sorted(os.listdir(mounted.path / "x-1" / "007")) == ["cls", "jpg"]
+        assert (mounted.path / "x-1" / "007" / "jpg").stat().st_size == SIZE
+        assert web.requests == []
+        (mounted.path / "x-1" / "020" / "cls").read_bytes()  # the first look into a shard also reads its start
+        web.requests.clear()
+        web.sent = 0
+        assert (mounted.path / "x-1" / "007" / "jpg").read_bytes() == image(1, 7)
+        assert (mounted.path / "x-1" / "007" / "cls").read_bytes() == b"7"
+        assert len(web.gets("/x-1.tar")) == len(web.requests) == 1
+        assert web.sent <= SAMPLE + 2 * 4096
+
+
+def test_every_byte_in_any_order(program: Program, web: WebServer) -> None:
+    with cold_mount(program, web) as mounted:
+        wanted = [(number, sample) for number in range(2) for sample in range(SAMPLES)]
+        random.Random(0).shuffle(wanted)
+        for number, sample in wanted:
+            place = mounted.path / f"x-{number}" / f"{sample:03}"
+            assert (place / "jpg").read_bytes() == image(number, sample)
+            assert (place / "cls").read_bytes() == b"%d" % sample
+        assert web.sent <= 1.2 * 2 * len(shard(0))
+
+
+def test_a_replaced_object_is_stale_and_then_the_new_one(program: Program, web: WebServer) -> None:
+    with cold_mount(program, web) as mounted:
+        mounted.allow_log("has changed", "it has been replaced")
+        path = mounted.path / "x-1" / "003" / "jpg"
+        with path.open("rb") as opened:
+            web.put("/x-1.tar", shard(9), etag='"9"')
+            with fails(errno.ESTALE):
+                opened.read(1)
+
+        def is_new() -> bool:
+            with contextlib.suppress(OSError):
+                return path.read_bytes() == image(9, 3)
+            return False
+
+        wait_until(is_new, "the content of the new object")
+        assert (mounted.path / "x-0" / "003" / "jpg").read_bytes() == image(0, 3)
+
+
+def test_a_removed_object_is_an_error_and_no_smaller_set(program: Program, web: WebServer) -> None:
+    """Also for the processes that have known it since the mount."""
+    with cold_mount(program, web) as mounted:
+        mounted.allow_log("it is gone", "there is no such object", "ESTALE")
+        path = mounted.path / "x-1" / "003" / "jpg"
+        with path.open("rb") as opened:
+            del web.objects["/x-1.tar"]
+            with fails(errno.ESTALE, errno.EIO):
+                opened.read(1)
+
+        def number() -> int | None:
+            try:
+                path.read_bytes()
+            except OSError as error:
+                return error.errno
+            return None
+
+        wait_until(lambda: number() == errno.EIO, "the removal")
+        assert (mounted.path / "x-0" / "003" / "jpg").read_bytes() == image(0, 3)
+
+
+def test_without_the_server_what_is_cached_is_served(program: Program, web: WebServer) -> None:
+    # Not 1: it also limits how long an answer of the server may take, which runs on a thread of the tests.
+    with cold_mount(program, web, "--store-option", "total_time=5") as mounted:
+        mounted.expect_log("x-0.tar: its store answers 503; this was tried for up to 5 s")
+        mounted.allow_log("x-[01].tar")
+        image_5 = (mounted.path / "x-0" / "005" / "jpg").read_bytes()
+        web.handler = silence
+        with fails(errno.EIO):
+            (mounted.path / "x-0" / "020" / "jpg").read_bytes()
+        assert (mounted.path / "x-0" / "005" / "cls").read_bytes() == b"5"
+        assert image_5 == image(0, 5)
+        web.handler = None
+        assert (mounted.path / "x-0" / "020" / "jpg").read_bytes() == image(0, 20)
+
+
+async def silence(_: object) -> tuple[int, dict[str, str], bytes]:
+    return 503, {}, b""
+
+
+def test_the_fetcher_killed_in_the_middle_of_reads(program: Program, web: WebServer) -> None:
+    with cold_mount(program, web) as mounted:
+        mounted.allow_log("fetch")
+        web.hold.clear()
+        found: dict[int, bytes] = {}
+
+        def read(sample: int) -> None:
+            found[sample] = (mounted.path / "x-0" / f"{sample:03}" / "jpg").read_bytes()
+
+        readers = [threading.Thread(target=read, args=(sample,), daemon=True) for sample in range(0, SAMPLES, 3)]
+        for reader in readers:
+            reader.start()
+        wait_until(lambda: web.under_way, "requests under way")
+        os.kill(mounted.fetcher(), signal.SIGKILL)
+        web.hold.set()
+        for reader in readers:
+            reader.join(PATIENCE)
+        assert found == {sample: image(0, sample) for sample in range(0, SAMPLES, 3)}
+
+
+def test_a_reader_of_a_server_that_does_not_answer_can_be_killed(program: Program, web: WebServer) -> None:
+    with cold_mount(program, web) as mounted:
+        web.hold.clear()
+        path = mounted.path / "x-0" / "000" / "jpg"
+        with subprocess.Popen(["cat", path], stdout=subprocess.DEVNULL) as reader:
+            wait_until(lambda: web.under_way, "a request under way")
+            reader.kill()
+            assert reader.wait(PATIENCE) == -signal.SIGKILL
+        web.hold.set()
+
+
+def test_a_server_that_does_not_answer_holds_up_only_who_reads_from_it(program: Program, web: WebServer) -> None:
+    """Also at the first look into a shard, for which workers wait themselves."""
+    with cold_mount(program, web) as mounted:
+        web.hold.clear()
+        paths = [mounted.path / f"x-{number}" / "000" / "jpg" for number in range(2)]
+        readers = [subprocess.Popen(["cat", path], stdout=subprocess.PIPE) for path in paths]
+        wait_until(lambda: {one.path for one in web.gets()} == {"/x-0.tar", "/x-1.tar"}, "both to be asked for")
+        assert program.tool("stat", "-c", "%s", mounted.path / "x-1" / "007" / "jpg") == b"%d\n" % SIZE
+        web.hold.set()
+        assert [reader.communicate(timeout=PATIENCE)[0] for reader in readers] == [image(0, 0), image(1, 0)]
+
+
+def test_a_signature_is_nowhere(program: Program, web: WebServer) -> None:
+    secret = "deadbeef"
+    with program.mounted(f"{web.url}/x-0.tar?X-Amz-Signature={secret}", new_interpreter=True) as mounted:
+        assert (mounted.path / "x-0" / "003" / "cls").read_bytes() == b"3"
+        assert all(request.target.endswith(secret) for request in web.requests)
+        said = [json.dumps(mounted.status()), mounted.log(), Path("/proc/self/mounts").read_text()]
+        said += [
+            path.read_text(errors="replace") for path in (mounted.path / ".wdsfs").rglob("*") if path.is_file()
+        ]
+        arguments = []
+        for pid in mounted.processes():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                arguments.append(Path(f"/proc/{pid}/cmdline").read_text())
+        assert any("?X-Amz" not in text and "/x-0.tar?*" in text for text in arguments)
+        said += arguments
+        assert not any(secret in text for text in said)
+
+
+def test_the_mount_looks_into_shards_that_are_not_indexed_yet(program: Program, web: WebServer) -> None:
+    with program.mounted("--lazy", web.url + "/x-{0..1}.tar") as mounted:
+        assert web.gets() == []
+        assert (mounted.path / "x-1" / "029" / "jpg").read_bytes() == image(1, 29)
+        assert web.gets("/x-0.tar") == []
+
+
+def test_a_merged_tree_over_remote_shards(program: Program, web: WebServer) -> None:
+    with program.mounted("--merge", web.url + "/x-{0..1}.tar") as mounted:
+        assert len(os.listdir(mounted.path)) == 2 * SAMPLES
+        assert (mounted.path / "003" / "jpg").read_bytes() == image(0, 3)

@@ -1,0 +1,201 @@
+"""`wdsfs where`: both engines say the same of the same tree, and an overlay says what is its own."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import tars
+from tests.conftest import Program
+from tests.image.test_image import end_mount, need_erofs
+from tests.tars import member
+from tests.web_server import WebServer
+
+LONG = b"long/" * 40 + b"name.txt"
+SHARD = tars.tar(
+    member(b"a/1.jpg", b"jpg" * 400),
+    member(b"a/1.seg.png", b"png"),
+    member(b"a/1.empty", b""),
+    member(b"a/stray", b"no sample"),
+    *(tars.gnu_long(LONG), member(LONG[:100], b"far away")),
+    member(b"a/link", kind=tars.SYMLINK, link=b"1.jpg"),
+    member(b"b.d/2.jpg", b"2"),
+    member(b"a/1.jpg", b"the same key again"),
+)
+OTHER = tars.tar(member(b"a/1.jpg", b"other"), member(b"c/9.txt", b"9"))
+# What only one of the engines has.
+OWN = ("engine", "image", "layer", "upper")
+
+
+@contextmanager
+def mounted(program: Program, engine: str, *options: str) -> Iterator[Path]:
+    """The two shards, mounted by this engine."""
+    shards = [program.write("s0.tar", SHARD), program.write("s1.tar", OTHER)]
+    if engine == "fuse":
+        with program.mounted(*options, *shards) as found:
+            yield found.path
+        return
+    need_erofs()
+    try:
+        program.run("mount", "--engine", "kernel", *options, *shards, program.mountpoint)
+        yield program.mountpoint
+    finally:
+        end_mount(program.mountpoint)
+
+
+def below(mountpoint: Path) -> list[Path]:
+    """Everything in a mount but `.wdsfs`."""
+    return [mountpoint, *sorted(mountpoint.rglob("*"))]
+
+
+def said(program: Program, *paths: Path, code: int = 0) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = program.json("where", *paths, code=code)
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--layout", "files"],
+        ["--names", "full", "--index-tree"],
+        ["--merge"],
+        ["--layout", "files", "--merge"],
+    ],
+    ids="-".join,
+)
+def test_both_engines_say_the_same(options: list[str], program: Program) -> None:
+    answers = []
+    for engine in ("fuse", "kernel"):
+        with mounted(program, engine, *options) as mountpoint:
+            found = said(program, *below(mountpoint))
+            assert {one["engine"] for one in found} == {engine}
+            answers.append([{name: value for name, value in one.items() if name not in OWN} for one in found])
+            for one in found:
+                if one["offset"] is not None:
+                    with open(one["shard"], "rb") as shard:
+                        there = os.pread(shard.fileno(), one["size"], one["offset"])
+                    assert there == Path(one["path"]).read_bytes()
+    by_fuse, by_kernel = ({one["path"]: one for one in answer} for answer in answers)
+    assert by_fuse.keys() == by_kernel.keys()
+    for path, one in by_fuse.items():
+        known = dict(by_kernel[path])
+        if "--merge" in options and (one["kind"] == "directory" or not known["shard"]):
+            # What may be of several shards, or has no bytes: FUSE names the first, or knows.
+            for name in ("shard", "compressed", "member", "key", "offset"):
+                one[name] = known[name] = None
+        assert known == one
+
+
+def test_what_is_shown_to_people(program: Program) -> None:
+    with mounted(program, "kernel") as mountpoint:
+        lines = program.run("where", mountpoint / "s0" / "a" / "1" / "seg.png").stdout.decode().splitlines()
+        assert lines[0].endswith("seg.png: a file, served by the kernel")
+        assert [line.split(maxsplit=1) for line in lines[1:5]] == [
+            ["shard", str(program.home / "s0.tar")],
+            ["member", "a/1.seg.png"],
+            ["key", "a/1"],
+            ["offset", "2,560"],
+        ]
+        program.write("new", b"").rename(program.home / "s0.tar")
+        (one,) = said(program, mountpoint / "s0" / "a" / "1" / "seg.png")
+        assert (one["replaced"], one["member"], one["offset"]) == (True, None, 2560)
+
+
+def test_by_mount_8_alone(program: Program) -> None:
+    """An image on loop devices, without a guard."""
+    need_erofs()
+    shard, image, loops = program.write("s0.tar", SHARD), program.home / "set.erofs", []
+    program.run("image", shard, "-o", image)
+    losetup = ["losetup", "--find", "--show", "--read-only"]
+    try:
+        loops.append(subprocess.run([*losetup, shard], check=True, capture_output=True).stdout.decode().strip())
+        options = f"loop,ro,device={loops[0]}"
+        subprocess.run(["mount", "-t", "erofs", "-o", options, image, program.mountpoint], check=True)
+        (one,) = said(program, program.mountpoint / "s0" / "a" / "1" / "jpg")
+        assert (one["shard"], one["member"], one["image"]) == (str(shard), "a/1.jpg", str(image))
+        assert (one["key"], one["offset"], one["size"]) == ("a/1", 512, 1200)
+    finally:
+        end_mount(program.mountpoint)
+        for loop in loops:
+            subprocess.run(["losetup", "--detach", loop], check=True)
+
+
+def test_an_image_that_is_another_one_now(program: Program) -> None:
+    with mounted(program, "kernel") as mountpoint:
+        (one,) = said(program, mountpoint)
+        Path(one["image"]).unlink()
+        program.run("image", program.home / "s1.tar", "-o", one["image"])
+        message = program.refused("where", mountpoint / "s0", code=5)
+        assert "has been replaced by another one" in message
+
+
+def test_labels_are_stored_in_the_image(program: Program) -> None:
+    program.write("labels.csv", b"key,cls\na/1,7\n")
+    options = ["--associate", str(program.home / "labels.csv"), "--missing", "skip"]
+    with mounted(program, "kernel", *options) as mountpoint:
+        (one,) = said(program, mountpoint / "s0" / "a" / "1" / "cls")
+        assert (one["stored"], one["shard"], one["member"]) == (True, None, None)
+        with open(one["image"], "rb") as image:
+            assert os.pread(image.fileno(), one["size"], one["offset"]) == b"7"
+        (sample,) = said(program, mountpoint / "s0" / "a" / "1")
+        assert (sample["kind"], sample["key"], sample["shard"]) == ("sample", "a/1", str(program.home / "s0.tar"))
+
+
+@pytest.mark.parametrize("engine", ["fuse", "kernel"])
+def test_an_overlay(engine: str, program: Program) -> None:
+    """What was changed names its sample, what is new is in no shard, the rest shows through."""
+    upper = program.home / "edits" / "upper" / "s0" / "a"
+    with mounted(program, engine, "--overlay", str(program.home / "edits")) as mountpoint:
+        top = mountpoint / "s0" / "a"
+        (top / "1" / "seg.png").write_bytes(b"changed")
+        (top / "1" / "new.txt").write_bytes(b"new")
+        (top / "2").mkdir()
+        changed, below, sample, directory = said(
+            program, top / "1" / "seg.png", top / "1" / "jpg", top / "1", mountpoint / "s1"
+        )
+        assert (changed["layer"], changed["upper"]) == ("upper", str(upper / "1" / "seg.png"))
+        assert (changed["key"], changed["member"], changed["size"]) == ("a/1", None, 7)
+        assert (below["layer"], below["member"]) == ("lower", "a/1.jpg")
+        assert (sample["layer"], sample["key"]) == ("upper", "a/1")
+        assert (directory["layer"], directory["kind"]) == ("lower", "directory")
+        for made in (top / "1" / "new.txt", top / "2"):
+            message = program.refused("where", made, code=6)
+            assert f"{made}: was made in the overlay, at {upper / made.relative_to(top)}" in message
+
+
+def test_what_is_in_no_shard(program: Program, tmp_path: Path) -> None:
+    """One line each, and the others are answered all the same."""
+    with mounted(program, "fuse") as mountpoint:
+        done = program.run("where", tmp_path, mountpoint / "none", mountpoint / "s0", code=6)
+        assert done.stderr.decode().splitlines() == [
+            f"wdsfs: {tmp_path}: is in no mount of wdsfs; see: wdsfs status",
+            f"wdsfs: {mountpoint / 'none'}: No such file or directory",
+        ]
+        assert done.stdout.startswith(os.fsencode(mountpoint / "s0"))
+        assert "it is in no shard" in program.refused("where", mountpoint / ".wdsfs" / "status.json", code=6)
+        outside, inside = said(program, tmp_path, mountpoint, code=6)
+        assert set(outside) == {"path", "error"}
+        assert inside["kind"] == "directory"
+    program.refused("where", "", code=2)
+
+
+def test_shards_elsewhere_and_compressed_ones(web_program: Program) -> None:
+    packed = web_program.write("p.tar.gz", gzip.compress(SHARD))
+    with WebServer().running() as server:
+        server.put("/x.tar", OTHER, etag='"1"')
+        with web_program.mounted(packed, server.url + "/x.tar") as found:
+            one, two = said(
+                web_program, found.path / "p" / "a" / "1" / "jpg", found.path / "x" / "a" / "1" / "jpg"
+            )
+    assert (one["shard"], one["compressed"], one["url"], one["offset"]) == (str(packed), True, None, 512)
+    assert (two["shard"], two["compressed"], two["url"]) == (two["url"], False, server.url + "/x.tar")
+    assert json.dumps(two).count("a/1.jpg") == 1

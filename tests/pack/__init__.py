@@ -1,0 +1,1 @@
+"""Packing trees of files."""

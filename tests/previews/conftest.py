@@ -1,0 +1,41 @@
+"""Files for previews: any bytes, read as a server reads them, with a count of what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from pathlib import Path
+
+import pytest
+
+from wdsfs.previews.pool import Limits
+from wdsfs.previews.previewer import Previewer
+
+MEMORY = 256 << 20  # bytes that a worker may need above its libraries
+
+
+class Bytes:
+    """A source of these bytes; with `size` it claims to be so large, and repeats them."""
+
+    def __init__(self, data: bytes, size: int | None = None, key: Hashable = None) -> None:
+        self._data, self.key = data, key
+        self.size = len(data) if size is None else size
+        self.reads = self.bytes_read = 0
+        self.before_read: Callable[[int], object] = lambda offset: None
+
+    def read(self, offset: int, length: int) -> bytes:
+        self.before_read(offset)
+        self.reads += 1
+        length = max(min(length, self.size - offset), 0)
+        self.bytes_read += length
+        start = offset % len(self._data)
+        return (self._data * (length // len(self._data) + 2))[start : start + length]
+
+
+@pytest.fixture(scope="module")
+def previewer() -> Iterator[Previewer]:
+    """One worker, so that it is known which one decodes."""
+    found = Previewer(workers=1, limits=Limits(memory=MEMORY, seconds=20))
+    yield found
+    pids = found.workers
+    found.close()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)

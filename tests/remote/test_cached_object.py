@@ -1,0 +1,649 @@
+"""One object in the cache: what is put is read, and whatever happens to its files, never a wrong byte."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.remote.cached import LIMIT, URL, content_of, file_of, flip, opened, pin_of
+from tests.sets import in_own_mounts, run
+from wdsfs.remote import block_table, cached_object
+from wdsfs.remote.block_table import BLOCK
+from wdsfs.remote.cached_object import CachedObject
+from wdsfs.remote.object_cache import ObjectCache
+
+
+def require_right(one: CachedObject, content: bytes) -> int:
+    """See that each block is right or not there; how many are there."""
+    found = 0
+    for begin in range(0, len(content), BLOCK):
+        data = one.read(BLOCK, begin)
+        assert data in (None, content[begin : begin + BLOCK])
+        found += data is not None
+    return found
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the last change of each file was long ago."""
+    monkeypatch.setattr(cached_object, "SETTLED_NS", -1 << 62)
+
+
+# --- put and read ------------------------------------------------------------------------------------------
+
+
+@given(
+    size=st.sampled_from([0, 1, 511, BLOCK - 1, BLOCK, BLOCK + 1, 10 * BLOCK + 7]),
+    steps=st.lists(st.tuples(st.booleans(), st.integers(0, 11 * BLOCK), st.integers(0, 11 * BLOCK)), max_size=12),
+)
+def test_what_was_put_is_read(tmp_path_factory: pytest.TempPathFactory, size: int, steps: list) -> None:
+    """... by this process and by another one; nothing else is, and what is missing is what was not put."""
+    content, directory = content_of(size), tmp_path_factory.mktemp("cache")
+    here: set[int] = set()
+    with opened(directory, size) as one, opened(directory, size) as other:
+        for is_put, offset, length in steps:
+            end = min(offset + length, size)
+            blocks = set(range(offset // BLOCK, -(-end // BLOCK))) if end > offset else set()
+            if is_put:
+                assert one.put(offset, content[offset:end])
+                whole = {
+                    block for block in blocks if block * BLOCK >= offset and min((block + 1) * BLOCK, size) <= end
+                }
+                here |= whole
+            for reader in (one, other):
+                expected = content[offset:end] if blocks <= here else None
+                assert reader.read(length, offset) == expected
+                buffer = bytearray(length)
+                assert reader.fill(buffer, offset) == (expected is not None and len(expected) == length)
+                assert expected is None or len(expected) < length or buffer == expected
+                missing = {
+                    b for low, high in reader.missing(0, size) for b in range(low // BLOCK, -(-high // BLOCK))
+                }
+                assert missing == set(range(-(-size // BLOCK))) - here
+                assert reader.complete == (not missing)
+
+
+def test_missing_is_in_whole_blocks(tmp_path: Path) -> None:
+    with opened(tmp_path, 10 * BLOCK + 7) as one:
+        assert one.missing(BLOCK + 1, BLOCK + 2) == [(BLOCK, 2 * BLOCK)]
+        one.put(2 * BLOCK, bytes(2 * BLOCK))
+        assert one.missing(1, 1 << 40) == [(0, 2 * BLOCK), (4 * BLOCK, 10 * BLOCK + 7)]
+        assert one.missing(3 * BLOCK, 4 * BLOCK) == []
+
+
+def test_an_object_of_100_gb_takes_what_is_put(tmp_path: Path) -> None:
+    size, data = 100 << 30, content_of(3 * BLOCK)
+    with opened(tmp_path, size) as one:
+        assert one.put(50 << 30, data)
+        assert one.put(size - BLOCK, data[:BLOCK])
+        assert one.read(3 * BLOCK, 50 << 30) == data
+        assert one.missing(0, size) == [(0, 50 << 30), ((50 << 30) + 3 * BLOCK, size - BLOCK)]
+    assert sum(file.stat().st_blocks * 512 for file in tmp_path.iterdir()) < 1 << 18
+
+
+def test_blocks_that_are_here_are_not_written_again(tmp_path: Path) -> None:
+    with opened(tmp_path, 2 * BLOCK) as one:
+        one.put(0, b"a" * BLOCK)
+        assert one.put(0, b"b" * 2 * BLOCK)
+        assert one.read(2 * BLOCK, 0) == b"a" * BLOCK + b"b" * BLOCK
+
+
+def test_it_is_kept(tmp_path: Path) -> None:
+    content = content_of(5 * BLOCK + 3)
+    with opened(tmp_path, len(content)) as one:
+        one.put(0, content)
+    with opened(tmp_path, len(content)) as one:
+        assert one.complete
+        assert one.read(1 << 20, 0) == content
+    assert file_of(tmp_path, "data").read_bytes() == content  # an ordinary tar
+
+
+def test_another_pin_is_another_object(tmp_path: Path) -> None:
+    cache = ObjectCache(tmp_path, LIMIT)
+    pins = [pin_of(BLOCK), pin_of(BLOCK)._replace(etag='"def"'), pin_of(BLOCK)._replace(version="7")]
+    for number, pin in enumerate(pins):
+        with contextlib.closing(cache.open(URL, pin)) as one:
+            assert one.read(BLOCK, 0) is None
+            one.put(0, bytes([number]) * BLOCK)
+    for number, pin in enumerate(pins):
+        with contextlib.closing(cache.open(URL, pin)) as one:
+            assert one.read(BLOCK, 0) == bytes([number]) * BLOCK
+
+
+# --- damage ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize("what", ["data", "table", "room"])
+def test_a_flipped_byte_is_never_served(tmp_path: Path, what: str) -> None:
+    """Bytes of each file in turn, all of those that mean something. What is damaged can be put again."""
+    content = content_of(2 * BLOCK + 5)
+    with opened(tmp_path / "whole", len(content)) as one:
+        one.put(0, content)
+        one.verify()
+    path = file_of(tmp_path / "whole", what) if what != "room" else tmp_path / "whole/room"
+    size = path.stat().st_size
+    offsets = range(0, size, 37)
+    if what == "table":
+        offsets = [*range(160), *range(160, BLOCK, 101), *range(BLOCK, size)]
+    for offset in offsets:
+        directory = tmp_path / "damaged"
+        shutil.copytree(tmp_path / "whole", directory)
+        flip(directory / path.name, offset)
+        with opened(directory, len(content)) as one:
+            found = require_right(one, content)
+            assert found == 2 or what != "data"
+            assert one.put(0, content)
+            assert one.read(1 << 20, 0) == content
+        shutil.rmtree(directory)
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_byte_that_is_flipped_while_it_is_open(tmp_path: Path) -> None:
+    content = content_of(4 * BLOCK)
+    with opened(tmp_path, len(content)) as one:
+        one.put(0, content)
+        assert require_right(one, content) == 4
+        flip(file_of(tmp_path, "data"), BLOCK + 5)
+        assert require_right(one, content) == 3
+        assert one.missing(0, one.size) == [(BLOCK, 2 * BLOCK)]
+        buffer = bytearray(BLOCK)
+        assert not one.fill(buffer, BLOCK)
+        assert one.put(BLOCK, content[BLOCK : 2 * BLOCK])
+        assert require_right(one, content) == 4
+
+
+@pytest.mark.parametrize("what", ["data", "table"])
+@pytest.mark.parametrize("size", [0, 1, BLOCK, BLOCK + 100, 1 << 20])
+def test_a_file_that_is_cut_off_or_too_long(tmp_path: Path, what: str, size: int) -> None:
+    """... while it is open, and when it is opened."""
+    content = content_of(4 * BLOCK + 9)
+    with opened(tmp_path, len(content)) as one:
+        one.put(0, content)
+        one.read(BLOCK, 0)
+        os.truncate(file_of(tmp_path, what), size)
+        require_right(one, content)
+        buffer = bytearray(len(content))
+        assert not one.fill(buffer, 0) or buffer == content
+    with opened(tmp_path, len(content)) as one:
+        require_right(one, content)
+        assert one.put(0, content)
+        assert one.read(1 << 20, 0) == content
+
+
+@pytest.mark.parametrize("what", ["data", "table"])
+def test_a_file_that_is_gone(tmp_path: Path, what: str) -> None:
+    content = content_of(4 * BLOCK)
+    with opened(tmp_path, len(content)) as one:
+        one.put(0, content)
+    file_of(tmp_path, what).unlink()
+    with opened(tmp_path, len(content)) as one:
+        assert one.missing(0, len(content)) == [(0, len(content))]
+        assert one.put(0, content)
+        assert one.read(1 << 20, 0) == content
+
+
+@given(data=st.sets(st.integers(0, 7)), sums=st.sets(st.integers(0, 7)), here=st.sets(st.integers(0, 7)))
+def test_a_power_cut(
+    tmp_path_factory: pytest.TempPathFactory, data: set[int], sums: set[int], here: set[int]
+) -> None:
+    """Any part of what was written may not have reached the disk, in any order: holes are in its place."""
+    content, directory = content_of(8 * BLOCK), tmp_path_factory.mktemp("cache")
+    with opened(directory, len(content)) as one:
+        one.put(0, content)
+    table = file_of(directory, "table").read_bytes()
+    lost = [(file_of(directory, "data"), block * BLOCK, BLOCK) for block in data]
+    lost += [(file_of(directory, "table"), len(table) - 8 * (8 - block), 8) for block in sums]
+    lost += [(file_of(directory, "table"), len(table) - 8 * 8 - 8 + block, 1) for block in here]
+    for path, offset, count in lost:
+        with path.open("r+b") as file:
+            file.seek(offset)
+            file.write(bytes(count))
+    with opened(directory, len(content)) as one:
+        assert require_right(one, content) == 8 - len(data | sums | here)
+
+
+def test_blocks_of_another_object_are_not_its_own(tmp_path: Path) -> None:
+    """A data file that was put under the name of another one, and blocks at another place of the same one."""
+    first, second = content_of(4 * BLOCK), content_of(4 * BLOCK)[::-1]
+    with opened(tmp_path / "a", len(first)) as one:
+        one.put(0, first)
+    with opened(tmp_path / "b", len(second)) as one:
+        one.put(0, second)
+    shutil.copy(file_of(tmp_path / "a", "data"), file_of(tmp_path / "b", "data"))
+    with opened(tmp_path / "b", len(second)) as one:
+        assert require_right(one, second) == 0
+    path = file_of(tmp_path / "a", "data")
+    path.write_bytes(first[BLOCK:] + first[:BLOCK])
+    with opened(tmp_path / "a", len(first)) as one:
+        assert require_right(one, first) == 0
+
+
+def test_verify_counts_and_drops_what_is_damaged(tmp_path: Path) -> None:
+    content = content_of(1000 * BLOCK)
+    with opened(tmp_path, len(content)) as one:
+        one.put(0, content[: 990 * BLOCK])
+        assert one.verify() == 0
+        for block in (0, 255, 256, 989):
+            flip(file_of(tmp_path, "data"), block * BLOCK)
+        assert one.verify() == 4
+        assert one.verify() == 0
+        assert one.missing(0, 256 * BLOCK) == [(0, BLOCK), (255 * BLOCK, 256 * BLOCK)]
+
+
+# --- how often checksums are compared ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The blocks whose checksums were compared."""
+    blocks: list[int] = []
+    wrong = block_table.BlockTable.wrong
+
+    def count(self: block_table.BlockTable, first: int, data: memoryview) -> list[int]:
+        blocks.extend(range(first, first + -(-len(data) // BLOCK)))
+        return wrong(self, first, data)
+
+    monkeypatch.setattr(block_table.BlockTable, "wrong", count)
+    return blocks
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_block_is_compared_once(tmp_path: Path, compared: list[int]) -> None:
+    content = content_of(4 * BLOCK)
+    with opened(tmp_path, len(content)) as one:
+        one.put(0, content)
+        for _ in range(3):
+            assert one.read(BLOCK + 1, 10) == content[10 : BLOCK + 11]
+            assert one.fill(bytearray(5), 0)
+        assert compared == [0, 1]
+
+
+@pytest.mark.usefixtures("settled")
+def test_blocks_are_compared_again_after_a_change(tmp_path: Path, compared: list[int]) -> None:
+    content = content_of(4 * BLOCK)
+    with opened(tmp_path, len(content)) as one, opened(tmp_path, len(content)) as other:
+        one.put(0, content[:BLOCK])
+        one.read(BLOCK, 0)
+        other.put(BLOCK, content[BLOCK:])
+        one.read(BLOCK, 0)
+        one.read(BLOCK, 0)
+        assert compared == [0, 0]
+
+
+def test_what_has_just_changed_is_compared_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compared: list[int]
+) -> None:
+    """The next change could have the same ctime."""
+    monkeypatch.setattr(cached_object, "SETTLED_NS", 1 << 62)
+    with opened(tmp_path, BLOCK) as one:
+        one.put(0, content_of(BLOCK))
+        for _ in range(3):
+            one.read(BLOCK, 0)
+        assert compared == [0, 0, 0]
+
+
+@pytest.mark.usefixtures("settled")
+def test_what_was_verified_is_not_compared_by_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compared: list[int]
+) -> None:
+    """... until its file changes, or the machine is started again: not all of it may have been on the disk."""
+    content = content_of(4 * BLOCK)
+    with opened(tmp_path, len(content)) as one:
+        one.put(0, content[:BLOCK])
+        one.verify()
+    with opened(tmp_path, len(content)) as one:
+        compared.clear()
+        require_right(one, content)
+        assert compared == [0]  # it was not complete
+        one.put(0, content)
+        one.verify()
+    compared.clear()
+    with opened(tmp_path, len(content)) as one:
+        assert require_right(one, content) == 4
+        assert compared == []
+        with monkeypatch.context() as patch:
+            patch.setattr(block_table, "_boot", lambda: "another")
+            with opened(tmp_path, len(content)) as other:
+                assert require_right(other, content) == 4
+        assert sorted(compared) == [0, 1, 2, 3]
+        compared.clear()
+        flip(file_of(tmp_path, "data"), 2 * BLOCK)
+        with opened(tmp_path, len(content)) as other:
+            assert require_right(other, content) == 3
+        assert sorted(compared) == [0, 1, 2, 3]
+
+
+def test_what_has_just_changed_is_not_taken_as_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached_object, "SETTLED_NS", 1 << 62)
+    content = content_of(BLOCK)
+    with opened(tmp_path, BLOCK) as one:
+        one.put(0, content)
+        one.verify()
+    with opened(tmp_path, BLOCK) as one:
+        assert not one._table.is_whole(os.fstat(one.fd).st_ctime_ns)
+
+
+# --- a disk that refuses -----------------------------------------------------------------------------------
+
+
+def failing(call: Callable[..., object], at: int, number: int) -> Callable[..., object]:
+    """`call`, of which the one with this number, and those after it, fail."""
+    count = 0
+
+    def fails(*arguments: object) -> object:
+        nonlocal count
+        count += 1
+        if count > at:
+            raise OSError(number, os.strerror(number))
+        return call(*arguments)
+
+    return fails
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+@pytest.mark.parametrize("at", range(8))
+def test_a_disk_that_takes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, at: int) -> None:
+    content = content_of(4 * BLOCK)
+    with opened(tmp_path, len(content)) as one:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", failing(os.pwrite, at, number))
+            kept = one.put(0, content[:BLOCK]) and one.put(2 * BLOCK, content[2 * BLOCK :])
+            assert kept == (at >= 8) or at >= 6
+            require_right(one, content)
+        require_right(one, content)
+        assert one.put(0, content)
+        assert one.read(1 << 20, 0) == content
+
+
+def test_a_disk_that_gives_nothing_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be read is fetched again."""
+    content = content_of(2 * BLOCK)
+    with opened(tmp_path, len(content)) as one:
+        one.put(0, content)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pread", failing(os.pread, 0, errno.EIO))
+            patch.setattr(cached_object, "pread", failing(os.pread, 0, errno.EIO))
+            assert one.read(BLOCK, 0) is None
+            assert one.missing(0, BLOCK) == [(0, BLOCK)]
+            assert not one.put(0, content)
+        assert one.missing(0, one.size) == [(0, BLOCK)]
+
+
+_FULL_DISK = """
+import os, subprocess, sys
+from pathlib import Path
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", sys.argv[1]], check=True)
+from wdsfs.remote import cache_room
+from wdsfs.remote.object_cache import ObjectCache
+from wdsfs.remote.pin import Pin
+cache_room.disk_room = lambda path: 1 << 40  # so that the disk says it, not the look at what is free
+content = os.urandom(1 << 20)
+one = ObjectCache(Path(sys.argv[1]) / "cache", 1 << 40).open("s3://b/x", Pin(len(content), 1, "", ""))
+kept = [one.put(at, content[at : at + 4096]) for at in range(0, len(content), 4096)]
+assert kept[0] and not kept[-1], kept
+for at, here in enumerate(kept):
+    data = one.read(4096, at * 4096)
+    assert data == content[at * 4096 :][:4096] if here else data is None
+try:
+    for number in range(1000):
+        ObjectCache(Path(sys.argv[1]) / "cache", 1 << 40).open(f"s3://b/{number}", Pin(1, 1, "", "")).close()
+except OSError as error:
+    print(error.strerror)
+"""
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """A real one, in a mount namespace of its own."""
+    assert run(_FULL_DISK, tmp_path, wrapper=in_own_mounts()) == f"{os.strerror(errno.ENOSPC)}\n"
+
+
+# --- several processes -------------------------------------------------------------------------------------
+
+
+_CHILD = """
+import random, sys
+from pathlib import Path
+from tests.remote.cached import LIMIT, content_of, opened, pin_of
+from wdsfs.remote.block_table import BLOCK
+from wdsfs.remote.object_cache import ObjectCache
+"""
+
+
+class Child:
+    """Another process that works on the same cache; it says `ready` in a line."""
+
+    def __init__(self, code: str, *arguments: object) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _CHILD + code, *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
+        )
+        self.expect("ready")
+
+    def expect(self, line: str) -> None:
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline().decode().strip() == line
+
+    def go(self) -> None:
+        """Let it begin: it reads a line."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"\n")
+        self._process.stdin.flush()
+
+    def says_nothing(self) -> bool:
+        return not select.select([self._process.stdout], [], [], 0)[0]
+
+    def kill(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+        self.wait()
+
+    def wait(self) -> int:
+        self._process.communicate()
+        return self._process.returncode
+
+
+_WRITER = """
+directory, size, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+content, chance = content_of(size), random.Random(seed)
+print("ready", flush=True)
+while True:
+    with opened(directory, size) as one:
+        for _ in range(50):
+            offset = chance.randrange(size)
+            one.put(offset, content[offset : offset + chance.randrange(64 * BLOCK)])
+        if chance.random() < 0.1:
+            ObjectCache(directory, LIMIT).clear()
+"""
+
+
+def test_writers_are_killed_while_a_reader_looks_at_every_byte(tmp_path: Path) -> None:
+    content = content_of(300 * BLOCK + 77)
+    chance = random.Random(1)
+    found = 0
+    for seed in range(8):
+        writers = [Child(_WRITER, tmp_path, len(content), 2 * seed + number) for number in range(2)]
+        for _ in range(chance.randrange(1, 6)):
+            with opened(tmp_path, len(content)) as one:
+                found += require_right(one, content)
+        for writer in writers:
+            writer.kill()
+        with opened(tmp_path, len(content)) as one:
+            require_right(one, content)
+    with opened(tmp_path, len(content)) as one:
+        assert found
+        assert one.put(0, content)
+        assert one.complete
+        assert one.read(1 << 22, 0) == content
+
+
+_SHARER = """
+directory, limit, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+cache, content, chance = ObjectCache(directory, limit), content_of(64 * BLOCK), random.Random(seed)
+print("ready", flush=True)
+sys.stdin.readline()
+hits = 0
+for _ in range(400):
+    url = f"s3://b/{chance.randrange(12)}"
+    one = cache.open(url, pin_of(len(content)))
+    for _ in range(5):
+        begin = chance.randrange(len(content))
+        end = begin + chance.randrange(20 * BLOCK)
+        data = one.read(end - begin, begin)
+        assert data is None or data == content[begin:end]
+        hits += data is not None
+        for low, high in one.missing(begin, end):
+            one.put(low, content[low:high])
+    one.close()
+    if chance.random() < 0.02:
+        cache.clear(url)
+    if chance.random() < 0.02:
+        cache.trim(limit // 2)
+print(hits > 100, flush=True)
+"""
+
+
+def test_processes_fill_and_evict_at_once(tmp_path: Path) -> None:
+    limit = 6 * 64 * BLOCK
+    children = [Child(_SHARER, tmp_path, limit, seed) for seed in range(3)]
+    for child in children:
+        child.go()
+    for child in children:
+        child.expect("True")
+        assert child.wait() == 0
+    tables = 12 * 2 * BLOCK
+    assert sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir()) <= limit + tables
+
+
+_ASKER = """
+cache = ObjectCache(Path(sys.argv[1]), LIMIT)
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(500):
+    assert cache._room.reserve(5 << 20, lambda: 0.0)  # more than a process takes in advance
+    assert cache._room.reserve(1 << 20, lambda: 0.0)
+"""
+
+
+def test_room_is_counted_by_one_process_at_a_time(tmp_path: Path) -> None:
+    children = [Child(_ASKER, tmp_path) for _ in range(3)]
+    for child in children:
+        child.go()
+    assert [child.wait() for child in children] == [0, 0, 0]
+    with ObjectCache(tmp_path, LIMIT)._room._ledger() as ledger:
+        assert 1500 * (6 << 20) <= ledger.taken <= 1500 * (6 << 20) + 3 * (4 << 20)
+
+
+_FETCHER = """
+directory, log, size = Path(sys.argv[1]), open(sys.argv[2], "a"), int(sys.argv[3])
+content, ranges = content_of(size), [(at, at + 8 * BLOCK) for at in range(0, size, 8 * BLOCK)]
+print("ready", flush=True)
+sys.stdin.readline()
+with opened(directory, size) as one:
+    for begin, end in random.sample(ranges, len(ranges)):
+        assert one.claim(begin, end, wait=True)
+        for low, high in one.missing(begin, end):
+            print(low, high, file=log, flush=True)
+            one.put(low, content[low:high])
+        one.release(begin, end)
+    assert one.read(size, 0) == content
+"""
+
+
+def test_each_range_is_fetched_once(tmp_path: Path) -> None:
+    size = 400 * BLOCK
+    children = [Child(_FETCHER, tmp_path / "cache", tmp_path / "log", size) for _ in range(3)]
+    for child in children:
+        child.go()
+    assert [child.wait() for child in children] == [0, 0, 0]
+    fetched = sorted(tuple(map(int, line.split())) for line in (tmp_path / "log").read_text().splitlines())
+    assert fetched == [(at, at + 8 * BLOCK) for at in range(0, size, 8 * BLOCK)]
+
+
+_CLAIM = """
+with opened(Path(sys.argv[1]), 10 * BLOCK) as one:
+    assert one.claim(0, 4 * BLOCK)
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_range_is_fetched_by_one_process(tmp_path: Path) -> None:
+    """... until that gives it back, or is killed."""
+    with opened(tmp_path, 10 * BLOCK) as one:
+        child = Child(_CLAIM, tmp_path)
+        assert not one.claim(3 * BLOCK, 5 * BLOCK)
+        assert one.claim(4 * BLOCK, 5 * BLOCK)
+        child.kill()
+        assert one.claim(3 * BLOCK, 5 * BLOCK)
+        with opened(tmp_path, 10 * BLOCK) as other:
+            assert not other.claim(0, 10 * BLOCK)
+            one.release(3 * BLOCK, 5 * BLOCK)
+            assert other.claim(0, 10 * BLOCK)
+
+
+_WAIT = """
+with opened(Path(sys.argv[1]), 10 * BLOCK) as one:
+    print("ready", flush=True)
+    assert one.claim(0, BLOCK, wait=True)
+    assert one.read(BLOCK, 0) == bytes(BLOCK)
+    print("fetched", flush=True)
+"""
+
+
+def test_the_other_one_waits_and_finds_it(tmp_path: Path) -> None:
+    with opened(tmp_path, 10 * BLOCK) as one:
+        assert one.claim(0, BLOCK)
+        child = Child(_WAIT, tmp_path)
+        one.put(0, bytes(BLOCK))
+        assert child.says_nothing()
+        one.release(0, BLOCK)
+        child.expect("fetched")
+        assert child.wait() == 0
+
+
+# --- eviction while it is in use ---------------------------------------------------------------------------
+
+
+def test_who_has_an_evicted_object_open_goes_on(tmp_path: Path) -> None:
+    content = content_of(4 * BLOCK)
+    with opened(tmp_path, len(content)) as one:
+        one.put(0, content)
+        assert not one.evicted
+        ObjectCache(tmp_path, LIMIT).clear()
+        assert one.evicted
+        assert one.read(1 << 20, 0) == content
+        with opened(tmp_path, len(content)) as new:
+            assert not new.evicted
+            assert new.missing(0, len(content)) == [(0, len(content))]
+            assert not one.put(0, content)  # nobody would find it
+            assert new.put(0, content)
+
+
+@pytest.mark.usefixtures("settled")
+def test_the_directory_is_removed_under_it(tmp_path: Path) -> None:
+    content, directory = content_of(4 * BLOCK), tmp_path / "a/cache"
+    cache = ObjectCache(directory, LIMIT)
+    with contextlib.closing(cache.open(URL, pin_of(len(content)))) as one:
+        one.put(0, content[:BLOCK])
+        shutil.rmtree(tmp_path / "a")
+        assert one.read(BLOCK, 0) == content[:BLOCK]
+        assert one.evicted
+        assert not one.put(0, content)
+    with contextlib.closing(cache.open(URL, pin_of(len(content)))) as one:
+        assert one.put(0, content)
+        assert one.read(1 << 20, 0) == content

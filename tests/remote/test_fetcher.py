@@ -1,0 +1,245 @@
+"""The real fetcher, with its stores and its cache, in front of a web server that counts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import wait_until
+from tests.remote.stores import content
+from tests.web_server import Fault, WebServer
+from wdsfs.errors import ObjectChanged, Unreachable
+from wdsfs.remote.client import Remote, RemoteTar
+from wdsfs.remote.object_cache import ObjectCache
+from wdsfs.remote.pin import Pin
+from wdsfs.remote.urls import Url, parse
+
+SIZE = 20 << 20
+DATA = content(SIZE)
+LIMIT = 1 << 30
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Iterator[Callable[..., Remote]]:
+    """Makes Remotes, each with a fetcher of its own, that share a cache."""
+    made: list[Remote] = []
+
+    def make(settings: Any = (), **options: Any) -> Remote:
+        place = tmp_path / "cache", LIMIT
+        made.append(Remote(settings, place, ObjectCache(*place), **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def served(web: WebServer, remote: Remote) -> tuple[Url, Pin]:
+    web.put("/o.tar", DATA)
+    url = parse(f"{web.url}/o.tar")
+    [pin] = remote.stat([url])
+    assert isinstance(pin, Pin)
+    web.requests.clear()
+    web.sent = 0
+    return url, pin
+
+
+def ranges(web: WebServer) -> list[str]:
+    return [request.headers["range"] for request in web.gets()]
+
+
+def test_what_one_mount_has_fetched_another_one_reads_from_the_cache(
+    web: WebServer, remote: Callable[..., Remote]
+) -> None:
+    first, second = remote(), remote()
+    url, pin = served(web, first)
+    one, other = first.open(url, pin), second.open(url, pin)
+    assert one.pread(100_000, 1_000_000) == DATA[1_000_000:1_100_000]
+    assert ranges(web) == ["bytes=999424-1101823"]
+    assert other.pread(100_000, 1_000_000) == DATA[1_000_000:1_100_000]
+    assert len(web.gets()) == 1
+    assert second.stats()["requests"] == 0
+
+
+def test_two_mounts_that_want_a_range_at_once_make_one_request(
+    web: WebServer, remote: Callable[..., Remote]
+) -> None:
+    both = [remote(), remote()]
+    url, pin = served(web, both[0])
+    tars = [one.open(url, pin) for one in both]
+    web.hold.clear()
+    found: list[bytes] = []
+    threads = [threading.Thread(target=lambda tar=tar: found.append(tar.pread(50_000, 0))) for tar in tars]  # type: ignore[misc]
+    for thread in threads:
+        thread.start()
+    for one in both:
+        wait_until(lambda one=one: one.stats()["waiting"] == 1, "both readers")  # type: ignore[misc]
+    wait_until(web.gets, "the request")
+    web.hold.set()
+    for thread in threads:
+        thread.join()
+    assert found == [DATA[:50_000]] * 2
+    assert len(web.gets()) == 1
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_pass_in_order_fetches_each_byte_once(
+    web: WebServer, remote: Callable[..., Remote], cached: bool
+) -> None:
+    ours = remote() if cached else Remote(())
+    url, pin = served(web, ours)
+    tar = ours.open(url, pin)
+    for at in range(0, SIZE, 100_000):
+        assert tar.pread(100_000, at) == DATA[at : at + 100_000]
+    assert web.sent == SIZE
+    assert len(web.gets()) < 40
+    tar.close()
+    ours.close()
+
+
+def test_random_reads_fetch_little_more_than_they_use(web: WebServer, remote: Callable[..., Remote]) -> None:
+    ours = remote()
+    url, pin = served(web, ours)
+    tar, used = ours.open(url, pin), 0
+    for number in random.Random(1).sample(range(200), 60):
+        assert tar.pread(100_000, number * 104_000) == DATA[number * 104_000 :][:100_000]
+        used += 100_000
+    assert web.sent < 1.2 * used
+
+
+def test_a_replaced_object_is_stale_and_its_new_pin_is_known_before(
+    web: WebServer, remote: Callable[..., Remote]
+) -> None:
+    """A range that is cached comes from the old object, no other one does."""
+    ours = remote()
+    url, pin = served(web, ours)
+    tar = ours.open(url, pin)
+    assert tar.pread(10, 0) == DATA[:10]
+    web.put("/o.tar", content(SIZE, 2), etag='"2"')
+    with pytest.raises(ObjectChanged):
+        tar.pread(10, 10_000_000)
+    assert ours.alarm.count == 1
+    known = _cache(ours).pin_of(url.shown)
+    assert known is not None
+    assert known[0].etag == '"2"'
+    new = ours.open(url, known[0])
+    assert new.pread(10, 10_000_000) == content(SIZE, 2)[10_000_000:10_000_010]
+
+
+def _cache(remote: Remote) -> ObjectCache:
+    assert isinstance(remote._cache, ObjectCache)
+    return remote._cache
+
+
+def test_fetching_ahead_of_time_goes_on_where_it_has_stopped(
+    web: WebServer, remote: Callable[..., Remote]
+) -> None:
+    ours = remote()
+    url, pin = served(web, ours)
+    tar = ours.open(url, pin)
+    assert tar.pread(4096, 8 << 20) == DATA[8 << 20 : (8 << 20) + 4096]
+    seen: list[int] = []
+    ours.fetch(url, pin, seen.append)
+    assert seen == sorted(seen)
+    assert (seen[0], seen[-1]) == (4096, SIZE)
+    assert web.sent == SIZE
+    ours.fetch(url, pin)
+    assert web.sent == SIZE
+    assert tar.pread(SIZE, 0) == DATA
+
+
+def test_a_fetch_whose_fetcher_is_killed_goes_on(web: WebServer, remote: Callable[..., Remote]) -> None:
+    ours = remote()
+    url, pin = served(web, ours)
+    web.hold.clear()
+    thread = threading.Thread(target=ours.fetch, args=(url, pin))
+    thread.start()
+    wait_until(web.gets, "the first request")
+    os.kill(ours.fetcher, signal.SIGKILL)
+    web.hold.set()
+    thread.join()
+    before = len(web.gets())
+    assert ours.open(url, pin).pread(SIZE, 0) == DATA
+    assert len(web.gets()) == before
+
+
+def test_an_object_that_has_become_complete_is_verified_for_all_that_will_read_it(
+    web: WebServer, remote: Callable[..., Remote], tmp_path: Path
+) -> None:
+    ours = remote()
+    url, pin = served(web, ours)
+    tar = ours.open(url, pin)
+
+    def unchecked() -> int:
+        with contextlib.closing(ObjectCache(tmp_path / "cache", LIMIT).open(url.shown, pin)) as fresh:
+            return fresh._checked[: SIZE // 4096].count(b"\0")
+
+    for at in range(0, SIZE, 1 << 20):
+        assert tar.pread(1 << 20, at) == DATA[at : at + (1 << 20)]
+    wait_until(lambda: unchecked() == 0, "the comparison")
+
+
+def test_the_cache_of_a_mount_with_a_lower_limit_is_trimmed_at_its_start(
+    web: WebServer, remote: Callable[..., Remote], tmp_path: Path
+) -> None:
+    ours = remote()
+    url, pin = served(web, ours)
+    ours.fetch(url, pin)
+    device = os.open(os.devnull, os.O_WRONLY)
+    place = tmp_path / "cache", SIZE // 2
+    later = Remote((), place, ObjectCache(*place), device=device)
+    try:
+        later.ensure()
+        wait_until(lambda: not list(ObjectCache(*place).usage()), "the removal")
+    finally:
+        later.close()
+        os.close(device)
+
+
+def test_a_cache_that_is_damaged_serves_no_wrong_byte(
+    web: WebServer, remote: Callable[..., Remote], tmp_path: Path
+) -> None:
+    ours = remote()
+    url, pin = served(web, ours)
+    ours.fetch(url, pin)
+    for file in (tmp_path / "cache").rglob("*"):
+        if file.is_file() and file.stat().st_size == SIZE:
+            with file.open("r+b") as opened:
+                for at in range(0, SIZE, 1 << 20):
+                    opened.seek(at + 77)
+                    opened.write(b"damaged")
+    tar = remote().open(url, pin)
+    assert all(tar.pread(100_000, at) == DATA[at : at + 100_000] for at in range(0, SIZE, 100_000))
+
+
+def test_a_server_that_is_silent_is_given_up_after_the_total_time(
+    web: WebServer, remote: Callable[..., Remote]
+) -> None:
+    # Its answers have to come within this time, too, on a busy machine.
+    ours = remote([("http://", {"timeout": "5", "total_time": "5"})])
+    url, pin = served(web, remote())
+    web.objects["/o.tar"].always = Fault(silent=True)
+    with pytest.raises(Unreachable, match=r"o\.tar"):
+        ours.open(url, pin).pread(10, 0)
+    web.objects["/o.tar"].always = None
+    assert ours.open(url, pin).pread(10, 0) == DATA[:10]
+
+
+def test_secrets_are_in_no_list_of_processes(web: WebServer, remote: Callable[..., Remote]) -> None:
+    ours = remote([("http://", {"user": "me", "password": "geheim"})])
+    url, pin = served(web, ours)
+    tar: RemoteTar = ours.open(url._replace(query="sig=verborgen"), pin)
+    assert tar.pread(10, 0) == DATA[:10]
+    assert "authorization" in web.gets()[0].headers
+    for name in ("cmdline", "environ"):
+        told = Path(f"/proc/{ours.fetcher}/{name}").read_bytes()
+        assert b"geheim" not in told
+        assert b"verborgen" not in told

@@ -1,0 +1,157 @@
+"""Passes over an object: which reads fetch ahead, and how much is fetched for what is used."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+import pytest
+
+from tests.remote.stores import MemoryStore, covered, memory_cache, run, until
+from wdsfs.remote.demand import Demand
+from wdsfs.remote.parts import RemoteObject
+from wdsfs.remote.passes import WINDOW_MAX, Passes
+
+MIB = 1 << 20
+SAMPLE = 101_376  # a member of 100 kB with its header
+COUNT = 1200
+SIZE = COUNT * SAMPLE
+
+
+class Client:
+    """Reads samples as a process of a mount does: what is in the cache is only noted, by the MiB."""
+
+    def __init__(self, demand: Demand, item: RemoteObject) -> None:
+        self.demand, self.item = demand, item
+        self.at, self.unsaid = -1, 0
+
+    async def read(self, number: int) -> None:
+        begin, end = number * SAMPLE, (number + 1) * SAMPLE - 512
+        assert self.item.cached is not None
+        if self.item.cached.read(end - begin, begin) is None:
+            await self.demand.read(self.item, begin, end)
+            self.seen(begin, end, is_miss=True)
+        else:
+            self.unsaid += end - begin
+            if begin // MIB != self.at:
+                self.seen(begin, end, is_miss=False)
+            self.at = begin // MIB
+
+    def seen(self, begin: int, end: int, is_miss: bool) -> None:
+        ahead = self.item.passes.seen(begin, end, end - begin if is_miss else self.unsaid, is_miss)
+        self.unsaid = 0
+        if ahead is not None:
+            self.demand.prefetch(self.item, *ahead)
+
+
+def fetched_for(streams: Iterable[Iterable[int]], size: int = SIZE) -> tuple[MemoryStore, int]:
+    """Read samples, one of each stream in turn; returns the store, and how many reads found nothing there."""
+    store = MemoryStore()
+
+    async def main() -> None:
+        url, pin = store.put(bytes(size))
+        item = RemoteObject(url, pin, memory_cache(size))
+        demand = Demand(store, 256 * MIB)
+        waiting = [(Client(demand, item), iter(stream)) for stream in streams]
+        while waiting:
+            for one in list(waiting):
+                number = next(one[1], None)
+                if number is None:
+                    waiting.remove(one)
+                else:
+                    await one[0].read(number)
+                    await until(lambda: not demand.in_flight)  # the network is faster than the reader
+
+    run(main())
+    covered(store.requests)
+    return store, len(store.requests)
+
+
+def blocks_of(worker: int, workers: int, block: int) -> list[int]:
+    """The samples that one of several workers of a data loader reads."""
+    return [number for number in range(COUNT) if number // block % workers == worker]
+
+
+def test_a_pass_in_order_is_fetched_in_a_few_large_requests() -> None:
+    store, requests = fetched_for([range(COUNT)])
+    assert store.fetched == SIZE
+    assert requests < 60
+    assert max(end - begin for begin, end in store.requests) >= 4 * MIB
+
+
+def test_a_pass_that_begins_in_the_middle_is_recognized_later() -> None:
+    store, requests = fetched_for([range(COUNT // 2, COUNT)])
+    assert store.fetched <= 1.01 * SIZE / 2
+    assert requests < 60
+
+
+def test_a_pass_that_ends_early_has_fetched_little_in_vain() -> None:
+    for read in (3, 10, 30, 100):
+        store, _ = fetched_for([range(read)])
+        assert store.fetched <= max(9.5 * read * SAMPLE, MIB + read * SAMPLE)
+
+
+@pytest.mark.parametrize("block", [1, 4, 16, 64])
+def test_four_workers_that_share_a_pass_in_blocks(block: int) -> None:
+    store, requests = fetched_for(blocks_of(worker, 4, block) for worker in range(4))
+    assert store.fetched <= 1.01 * SIZE
+    assert requests < 100
+
+
+def test_four_passes_at_a_time() -> None:
+    store, requests = fetched_for(range(start, start + 300) for start in range(0, COUNT, 300))
+    assert store.fetched <= 1.01 * SIZE
+    assert requests < 150
+
+
+def test_the_order_of_ls_is_several_passes() -> None:
+    """Names without leading zeros: 0, 1, 10, 100, 1000, 1001 ... 2, 20, 200 ..."""
+    store, requests = fetched_for([sorted(range(COUNT), key=str)])
+    assert store.fetched <= 1.01 * SIZE
+    assert requests < 200
+
+
+def test_every_tenth_sample_is_fetched_alone() -> None:
+    store, requests = fetched_for([range(0, COUNT, 10)])
+    assert requests == COUNT // 10
+    assert store.fetched <= 1.1 * requests * SAMPLE
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("readers", [1, 8])
+def test_random_reads_fetch_nothing_but_their_samples(seed: int, readers: int) -> None:
+    numbers = random.Random(seed).sample(range(COUNT), 200)
+    store, requests = fetched_for(numbers[start::readers] for start in range(readers))
+    # Blocks that two neighbours share are fetched with the first of them.
+    assert store.fetched <= 200 * (SAMPLE + 8192)
+    assert max(end - begin for begin, end in store.requests) <= SAMPLE + 8192
+    assert requests <= 200
+
+
+def test_random_reads_of_a_small_shard_fetch_it_at_most_once() -> None:
+    for seed in range(20):
+        numbers = random.Random(seed).sample(range(50), 50)
+        store, _ = fetched_for([numbers], 50 * SAMPLE)
+        assert store.fetched <= 50 * SAMPLE
+
+
+def test_a_second_pass_is_recognized_like_the_first() -> None:
+    """Nothing of the first one was kept."""
+    passes = Passes(SIZE)
+    for _ in range(2):
+        assert passes.seen(0, SAMPLE, SAMPLE) is None
+        assert passes.seen(SAMPLE, 2 * SAMPLE, SAMPLE) is not None
+        for number in range(2, 20):
+            passes.seen(number * SAMPLE, (number + 1) * SAMPLE, SAMPLE)
+
+
+def test_a_pass_that_was_announced_has_its_whole_window_at_once() -> None:
+    assert Passes(SIZE, 64 * MIB).announced(0) == (0, 64 * MIB)
+    assert Passes(SIZE).announced(MIB) == (MIB, min(MIB + WINDOW_MAX, SIZE))
+
+
+def test_what_is_read_of_a_pass_may_not_be_a_small_part_of_it() -> None:
+    """A tenth of the bytes, all in small steps: no window."""
+    passes = Passes(SIZE)
+    ahead = [passes.seen(at, at + 6000, 6000) for at in range(0, SIZE, 60_000)]
+    assert not any(ahead)

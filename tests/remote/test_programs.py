@@ -1,0 +1,233 @@
+"""Shards that come from commands, by the real fetcher and real commands."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import wait_until
+from tests.remote.stores import content
+from tests.web_server import WebServer
+from wdsfs.errors import ObjectChanged, UnreadableShard
+from wdsfs.remote import urls
+from wdsfs.remote.client import Remote
+from wdsfs.remote.object_cache import ObjectCache
+from wdsfs.remote.pin import Pin
+from wdsfs.remote.urls import Url
+
+SIZE = 10_000_123
+DATA = content(SIZE)
+
+
+class Here:
+    """A directory with `x.tar`, in which commands run, and which counts their runs."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.cache = ObjectCache(directory / "cache", 1 << 30)
+        self.log = directory / "log"
+        self.made: list[Remote] = []
+        (directory / "x.tar").write_bytes(DATA)
+
+    def remote(self, limit: int = 1 << 30) -> Remote:
+        self.cache = ObjectCache(self.directory / "cache", limit)
+        place = self.cache.directory, limit
+        self.made.append(Remote((), place, self.cache, log=self.log))
+        return self.made[-1]
+
+    def counted(self, command: str) -> Url:
+        return urls.program(f"echo >> runs; {command}", str(self.directory))
+
+    @property
+    def runs(self) -> int:
+        return len((self.directory / "runs").read_text())
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Here]:
+    found = Here(tmp_path)
+    yield found
+    for one in found.made:
+        one.close()
+
+
+def pinned(remote: Remote, url: Url) -> Pin:
+    [pin] = remote.stat([url])
+    if isinstance(pin, Exception):
+        raise pin
+    return pin
+
+
+def test_the_output_of_a_command_is_an_object(here: Here) -> None:
+    remote, url = here.remote(), here.counted("cat x.tar")
+    pin = pinned(remote, url)
+    assert (pin.size, pin.version, pin.is_weak) == (SIZE, "", False)
+    with contextlib.closing(remote.open(url, pin)) as tar:
+        assert tar.pread(SIZE, 0) == DATA
+    assert here.runs == 1
+
+
+def test_readers_at_once_wait_for_one_run(here: Here) -> None:
+    remote, url = here.remote(), here.counted("cat x.tar")
+    pin = pinned(remote, url)
+    here.cache.clear()
+    found: list[bytes] = []
+
+    def read(offset: int) -> None:
+        with contextlib.closing(remote.open(url, pin)) as tar:
+            found.append(tar.pread(1000, offset))
+
+    threads = [threading.Thread(target=read, args=(number << 20,)) for number in range(9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == sorted(DATA[number << 20 :][:1000] for number in range(9))
+    assert here.runs == 2
+
+
+def test_equal_output_is_the_same_object(here: Here) -> None:
+    url = here.counted("cat x.tar")
+    assert pinned(here.remote(), url) == pinned(here.remote(), url)
+    assert here.runs == 2
+
+
+def test_other_output_is_another_object(here: Here) -> None:
+    remote, url = here.remote(), here.counted("cat x.tar")
+    pin = pinned(remote, url)
+    here.cache.clear()
+    (here.directory / "x.tar").write_bytes(DATA[::-1])
+    with contextlib.closing(remote.open(url, pin)) as tar, pytest.raises(ObjectChanged, match="another one now"):
+        tar.pread(10, 0)
+    known = here.cache.pin_of(url.shown)
+    assert known is not None
+    with contextlib.closing(remote.open(url, known[0])) as tar:
+        assert tar.pread(SIZE, 0) == DATA[::-1]
+
+
+@pytest.mark.parametrize(
+    ("command", "size", "ending"),
+    [
+        ("false", 0, "exit code 1"),
+        (":", 0, ""),
+        ("head -c 100000 x.tar; exit 7", 100_000, "exit code 7"),
+        ("head -c 100000 x.tar; kill -9 $$", 100_000, "signal 9"),
+        ("echo no >&2; echo it is >&2; exit 127", 0, "exit code 127: it is"),
+        ("false || true", 0, ""),
+    ],
+)
+def test_how_a_command_ends_is_in_its_pin(here: Here, command: str, size: int, ending: str) -> None:
+    """What has come is an object in any case."""
+    remote, url = here.remote(), here.counted(command)
+    pin = pinned(remote, url)
+    assert (pin.size, pin.version) == (size, ending)
+    with contextlib.closing(remote.open(url, pin)) as tar:
+        assert tar.pread(SIZE, 0) == DATA[:size]
+    remote.close()
+    assert (f"the command ended with {ending};" in here.log.read_text()) == bool(ending)
+
+
+def test_what_a_command_says_is_logged_and_what_it_is_told_is_not(here: Here) -> None:
+    remote = here.remote()
+    url = here.counted("TOKEN=geheim; echo oh no >&2; cat x.tar")
+    pinned(remote, url)
+    remote.close()
+    said = here.log.read_text()
+    assert f"{url.shown} says: oh no" in said
+    assert "geheim" not in said
+
+
+def test_a_command_that_says_much_is_not_held_up(here: Here) -> None:
+    remote, url = here.remote(), here.counted("seq 200000 >&2; cat x.tar")
+    assert pinned(remote, url).size == SIZE
+    remote.close()
+    assert len(here.log.read_text().splitlines()) == 100
+
+
+def test_a_command_fetches_from_a_server(here: Here, web: WebServer) -> None:
+    web.put("/o.tar", DATA)
+    remote, url = here.remote(), here.counted(f"curl -sf {web.url}/o.tar")
+    pin = pinned(remote, url)
+    with contextlib.closing(remote.open(url, pin)) as tar:
+        assert tar.pread(SIZE, 0) == DATA
+    missing = here.counted(f"curl -sf {web.url}/missing.tar")
+    assert pinned(remote, missing).version == "exit code 22"
+
+
+def test_output_larger_than_the_cache(here: Here) -> None:
+    """Nothing goes for what cannot be kept, and the command does not go on."""
+    remote = here.remote(limit=8 << 20)
+    small = here.counted("head -c 5000000 x.tar")
+    pinned(remote, small)
+    with pytest.raises(UnreadableShard, match="--cache-size"):
+        pinned(remote, here.counted("cat x.tar; sleep 1000"))
+    assert [entry.shown for entry in here.cache.usage()] == [small.shown]
+
+
+def test_others_go_for_output_however_recently_they_were_used(here: Here) -> None:
+    remote = here.remote(limit=8 << 20)
+    parts = [here.counted(f"tail -c +{start} x.tar | head -c 3000000") for start in (1, 3_000_001, 6_000_001)]
+    pins = [pinned(remote, url) for url in parts]
+    assert len(list(here.cache.usage())) == 2
+    for number, (url, pin) in enumerate(zip(parts, pins, strict=True)):
+        with contextlib.closing(remote.open(url, pin)) as tar:
+            assert tar.pread(3_000_000, 0) == DATA[number * 3_000_000 :][:3_000_000]
+    assert sum(entry.disk for entry in here.cache.usage()) <= 8 << 20
+
+
+def test_a_disk_that_is_full(here: Here) -> None:
+    """No directory can be made for the cache: the shard cannot be read, which is said."""
+    remote = here.remote()
+    remote.ensure()
+    here.cache.directory.write_text("")
+    with pytest.raises(UnreadableShard, match="cannot be kept in the cache"):
+        pinned(remote, here.counted("cat x.tar"))
+
+
+def test_a_directory_that_is_gone(here: Here) -> None:
+    url = urls.program("cat x.tar", str(here.directory / "gone"))
+    with pytest.raises(UnreadableShard, match=r"cannot be run in .*gone.*No such file"):
+        pinned(here.remote(), url)
+
+
+def test_a_fetcher_that_is_killed_while_a_command_runs(here: Here) -> None:
+    """The next one runs it again."""
+    remote = here.remote()
+    url = here.counted("head -c 5000 x.tar; until [ -e go-on ]; do sleep 0.05; done; tail -c +5001 x.tar")
+    found: list[Pin] = []
+    thread = threading.Thread(target=lambda: found.append(pinned(remote, url)))
+    thread.start()
+    wait_until(lambda: (here.directory / "runs").exists() and here.runs == 1, "the command")
+    os.kill(remote.fetcher, signal.SIGKILL)
+    wait_until(lambda: here.runs == 2, "the second run")
+    (here.directory / "go-on").touch()
+    thread.join()
+    with contextlib.closing(remote.open(url, found[0])) as tar:
+        assert tar.pread(SIZE, 0) == DATA
+
+
+def test_a_command_ends_when_nobody_waits_for_it(here: Here) -> None:
+    """Nor the fetcher: the process that has asked is killed."""
+    program = "import sys; from wdsfs.spec.expand import expand; expand(sys.argv[1:])"
+    spec = "pipe:echo $$ > shell; sleep 1000; echo"
+    environment = {**os.environ, "WDSFS_CACHE_DIR": str(here.directory / "cache")}
+    shell = here.directory / "shell"
+    with subprocess.Popen([sys.executable, "-c", program, spec], cwd=here.directory, env=environment) as asking:
+        wait_until(lambda: shell.exists() and shell.read_text().endswith("\n"), "the command")
+        asking.kill()
+    wait_until(lambda: _has_ended(int(shell.read_text())), "the end of the command")
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True

@@ -1,0 +1,436 @@
+"""Answers of a web server that misbehaves, one after the other: each as the table in stores.py says."""
+
+from __future__ import annotations
+
+import time
+from email.utils import formatdate
+from pathlib import Path
+
+import pytest
+
+from tests.remote.apart import Apart
+from tests.web_server import Fault, Served, WebServer
+from wdsfs.errors import DeniedObject, MissingObject, NoRanges, ObjectChanged, ShardError, Unreachable
+from wdsfs.remote import urls
+from wdsfs.remote.pin import Pin
+
+CONTENT = bytes(range(256)) * 1000
+PATH = "/set/a b.tar"
+SECRET = "s3cr3t-f00"
+
+
+@pytest.fixture
+def served(web: WebServer) -> Served:
+    return web.put("/set/a%20b.tar", CONTENT)
+
+
+@pytest.fixture
+def url(web: WebServer) -> str:
+    return f"{web.url}/set/a%20b.tar"
+
+
+def test_a_range_is_asked_for_with_a_condition(apart: Apart, web: WebServer, served: Served, url: str) -> None:
+    pin = apart.head(url)
+    assert pin == Pin(len(CONTENT), 1_700_000_000 * 10**9, '"1"', "")
+    assert apart.get(url, pin, 1000, 3000) == CONTENT[1000:3000]
+    asked = web.requests[-1].headers
+    assert (asked["range"], asked["if-match"]) == ("bytes=1000-2999", '"1"')
+    assert (len(web.requests), web.sent) == (2, 2000)
+    assert apart.get(url, pin, 7, 7) == b""
+    assert len(web.requests) == 2
+    counted = apart.counted(url)
+    assert (counted["requests"], counted["bytes"], counted["retries"]) == (2, 2000, 0)
+
+
+@pytest.mark.parametrize("conditions", [True, False])
+def test_an_object_that_was_replaced_is_stale(
+    apart: Apart, web: WebServer, served: Served, url: str, conditions: bool
+) -> None:
+    """Also where a server ignores If-Match. Nothing of the new object is fetched."""
+    pin = apart.head(url)
+    web.put("/set/a%20b.tar", bytes(len(CONTENT)), etag='"2"', conditions=conditions)
+    with pytest.raises(ObjectChanged, match="has been replaced"):
+        apart.get(url, pin, 0, 200_000)
+    assert len(web.gets()) == 1
+    assert apart.waits() == []
+    assert apart.head(url) == pin._replace(etag='"2"')
+
+
+def test_the_ends_of_an_object(apart: Apart, web: WebServer, served: Served, url: str) -> None:
+    pin = apart.head(url)
+    assert apart.get(url, pin, len(CONTENT) - 1, len(CONTENT)) == CONTENT[-1:]
+    served.content = CONTENT[:1000]
+    with pytest.raises(ObjectChanged):
+        apart.get(url, pin, 500, 1500)
+    with pytest.raises(ObjectChanged):
+        apart.get(url, pin, 5000, 6000)
+
+
+def test_an_object_that_is_gone(apart: Apart, web: WebServer, served: Served, url: str) -> None:
+    pin = apart.head(url)
+    web.objects.clear()
+    with pytest.raises(ObjectChanged, match="is gone"):
+        apart.get(url, pin, 0, 10)
+    with pytest.raises(MissingObject):
+        apart.head(url)
+
+
+@pytest.mark.parametrize(("etag", "modified"), [(None, 1_700_000_000), ('W/"1"', 1_700_000_000), (None, None)])
+def test_without_an_etag_size_and_last_modified_have_to_do(
+    apart: Apart, web: WebServer, served: Served, url: str, etag: str | None, modified: int | None
+) -> None:
+    served.etag, served.modified = etag, modified
+    pin = apart.head(url)
+    assert pin.is_weak
+    assert apart.get(url, pin, 0, 10) == CONTENT[:10]
+    assert "if-match" not in web.requests[-1].headers
+    assert web.requests[-1].headers.get("if-unmodified-since") == (modified and formatdate(modified, usegmt=True))
+    for conditions in (True, False):
+        served.conditions = conditions
+        served.modified = 1_700_000_999
+        if modified:
+            with pytest.raises(ObjectChanged):
+                apart.get(url, pin, 0, 10)
+    served.content += b"more"
+    with pytest.raises(ObjectChanged):
+        apart.get(url, pin, 0, 10)
+
+
+def test_an_answer_without_what_the_pin_has_counts_as_another_object(
+    apart: Apart, web: WebServer, served: Served, url: str
+) -> None:
+    pin = apart.head(url)
+    served.etag, served.conditions = None, False
+    assert apart.get(url, pin, 0, 10) == CONTENT[:10]  # by its Last-Modified
+    served.modified = None
+    with pytest.raises(ObjectChanged, match="neither version nor ETag nor Last-Modified"):
+        apart.get(url, pin, 0, 10)
+
+
+def test_a_server_that_ignores_range_sends_whole_objects(
+    apart: Apart, web: WebServer, served: Served, url: str
+) -> None:
+    served.ranges = False
+    pin = apart.head(url)
+    with pytest.raises(NoRanges, match="whole objects only"):
+        apart.get(url, pin, 10, 20)
+    assert len(web.gets()) == 1
+    assert apart.get_all(url, pin) == CONTENT
+
+
+def test_a_whole_object_that_is_cut_is_asked_for_again_while_each_time_brings_more(
+    apart: Apart, web: WebServer, served: Served, url: str
+) -> None:
+    served.ranges, served.only_gets = False, True
+    served.content = big = CONTENT * 20
+    pin = apart.head(url)
+    served.faults.extend([Fault(cut=2_500_000), Fault(cut=4_000_000)])
+    assert apart.get_all(url, pin) == big
+    assert len(web.gets()) == 3
+    served.always = Fault(cut=4_000_000)
+    with pytest.raises(Unreachable, match="again and again before byte"):
+        apart.get_all(url, pin)
+    assert len(web.gets()) == 7
+    served.always = None
+    served.faults.append(Fault(cut=2_500_000, meanwhile=lambda: setattr(served, "etag", '"2"')))
+    with pytest.raises(ObjectChanged):
+        apart.get_all(url, pin)
+
+
+def test_a_long_range_that_is_cut_goes_on_where_it_has_ended(
+    apart: Apart, web: WebServer, served: Served, url: str
+) -> None:
+    served.content = big = CONTENT * 10
+    pin = apart.head(url)
+    served.faults.extend([Fault(cut=1_000_000), Fault(cut=600_000)])
+    assert apart.get(url, pin, 1000, 2_000_000) == big[1000:2_000_000]
+    begins = [int(request.headers["range"].removeprefix("bytes=").partition("-")[0]) for request in web.gets()]
+    assert begins[0] == 1000 < begins[1] < begins[2]
+    assert apart.counted(url)["bytes"] == 2_000_000 - 1000
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(cut=5_000),
+        Fault(cut=0),
+        Fault(headers={"Content-Length": "50"}),
+        Fault(headers={"Content-Range": "bytes 0-9999/256000"}),
+        Fault(headers={"Content-Range": "bytes 1000-10998/256000"}),
+        Fault(headers={"Content-Range": "nonsense"}),
+        Fault(headers={"Content-Range": "bytes 1000-10999/*"}),
+        Fault(status=206, body=b"x" * 10_000),
+        Fault(status=500, body=b"x"),
+        Fault(status=502),
+        Fault(status=504),
+        Fault(status=408),
+    ],
+)
+def test_an_answer_that_is_broken_once_is_asked_for_again(
+    apart: Apart, web: WebServer, served: Served, url: str, fault: Fault
+) -> None:
+    pin = apart.head(url)
+    served.faults.append(fault)
+    assert apart.get(url, pin, 1000, 11_000) == CONTENT[1000:11_000]
+    assert apart.counted(url)["retries"] >= 1
+    assert apart.counted(url)["throttled"] == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "attempts"),
+    [
+        (Fault(cut=50), None),
+        (Fault(headers={"Content-Range": "bytes 0-9/256000"}), 3),
+        (Fault(headers={"Content-Range": "nonsense"}), 3),
+        (Fault(status=500), None),
+        (Fault(status=400), 1),
+        (Fault(status=302), 1),
+        (Fault(status=304), 1),
+        (Fault(status=501), 1),
+    ],
+)
+def test_a_server_that_does_not_mend_gets_an_error_in_the_end(
+    apart: Apart, web: WebServer, served: Served, url: str, fault: Fault, attempts: int | None
+) -> None:
+    pin = apart.head(url)
+    served.always = fault
+    with pytest.raises(Unreachable, match=r"/set/a%20b\.tar: ") as caught:
+        apart.get(url, pin, 0, 100)
+    assert type(caught.value) is Unreachable
+    asked = len(web.gets())
+    assert asked == attempts if attempts else 5 < asked < 30
+    assert sum(apart.waits()) <= 60
+    assert apart.counted(url)["failures"] == (0 if attempts == 1 else 1)
+
+
+def test_a_size_that_the_range_belies_is_another_object(
+    apart: Apart, web: WebServer, served: Served, url: str
+) -> None:
+    pin = apart.head(url)
+    served.faults.append(Fault(headers={"Content-Range": "bytes 0-9/999"}))
+    with pytest.raises(ObjectChanged, match="999 bytes"):
+        apart.get(url, pin, 0, 10)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_server_that_is_throttling_is_left_alone_for_as_long_as_it_says(
+    apart: Apart, web: WebServer, served: Served, url: str, status: int
+) -> None:
+    pin = apart.head(url)
+    served.faults.extend([Fault(status=status, headers={"Retry-After": "17"})] * 2)  # the second: to the question
+    assert apart.get(url, pin, 0, 10) == CONTENT[:10]
+    assert sum(apart.waits()) == pytest.approx(17)
+    assert len(web.gets()) == 3
+    assert apart.counted(url)["throttled"] == 1
+    when = formatdate(time.time() + 30, usegmt=True)
+    served.faults.extend([Fault(status=status, headers={"Retry-After": when})] * 2)
+    assert apart.get(url, pin, 0, 10) == CONTENT[:10]
+    assert 40 < sum(apart.waits()) <= 47.1
+
+
+def test_a_wait_longer_than_the_reader_has_is_an_error_at_once(
+    apart: Apart, web: WebServer, served: Served, url: str
+) -> None:
+    pin = apart.head(url)
+    served.always = Fault(status=429, headers={"Retry-After": "3600"})
+    with pytest.raises(Unreachable, match="429"):
+        apart.get(url, pin, 0, 10)
+    assert apart.waits() == []
+    assert len(web.gets()) == 2
+
+
+def test_fewer_requests_are_under_way_after_a_complaint(
+    apart: Apart, web: WebServer, served: Served, url: str
+) -> None:
+    apart.configure((web.url, {"requests": "16"}))
+    pin = apart.head(url)
+    served.faults.extend([Fault(status=503)] * 2)
+    assert set(apart.together(*[("get", url, pin, 0, 10)] * 100)) == {CONTENT[:10]}
+    assert web.most_under_way <= 17  # with the question for Retry-After
+    assert apart.counted(url)["throttled"] >= 1
+
+
+def test_a_server_that_does_not_answer_is_given_up_in_the_end(
+    apart: Apart, web: WebServer, served: Served, url: str
+) -> None:
+    pin = apart.head(url)
+    apart.configure((web.url, {"timeout": "0.2", "total_time": "5"}))  # only now: it was to answer, however late
+    served.always = Fault(silent=True)
+    with pytest.raises(Unreachable, match="does not answer"):
+        apart.get(url, pin, 0, 10)
+    served.always = Fault(stalls=5)
+    with pytest.raises(Unreachable, match="does not answer"):
+        apart.get(url, pin, 0, 10)
+    assert sum(apart.waits()) <= 10
+
+
+def test_a_server_that_is_not_there_and_comes_back(apart: Apart, web: WebServer, served: Served, url: str) -> None:
+    pin = apart.head(url)
+    gone = "http://127.0.0.1:9"
+    with pytest.raises(Unreachable, match="cannot be connected to"):
+        apart.get(f"{gone}/x.tar", pin, 0, 10)
+    apart.later(10)
+    for _ in range(2):  # the second is not tried at all: what is cached has to do
+        with pytest.raises(Unreachable, match=r"x\.tar: its server cannot be connected to$"):
+            apart.head(f"{gone}/x.tar")
+        with pytest.raises(Unreachable, match=r"y\.tar: its server cannot be connected to$"):
+            apart.head(f"{gone}/y.tar")
+    with pytest.raises(Unreachable, match="the name of its server is not known"):
+        apart.head("http://no-such-host.invalid/x.tar")
+    assert apart.get(url, pin, 0, 10) == CONTENT[:10]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_an_object_that_is_refused(apart: Apart, web: WebServer, served: Served, url: str, status: int) -> None:
+    pin = apart.head(url)
+    served.always = Fault(status=status, body=f"<Error><Code>AccessDenied</Code>{SECRET}</Error>".encode())
+    with pytest.raises(DeniedObject, match=f"{status} AccessDenied") as caught:
+        apart.get(url, pin, 0, 10)
+    assert SECRET not in str(caught.value)
+    assert len(web.gets()) == 1
+    with pytest.raises(DeniedObject):
+        apart.head(url)
+
+
+def test_user_and_password_go_to_their_server_only(
+    apart: Apart, web: WebServer, other_web: WebServer, served: Served
+) -> None:
+    url = web.url.replace("//", f"//user:{SECRET}@") + "/set/a%20b.tar"
+    other_web.put("/elsewhere.tar", CONTENT)
+    web.put("/here.tar", CONTENT)
+    served.always = Fault(status=302, headers={"Location": "/here.tar"})
+    pin = apart.head(url)
+    assert apart.get(url, pin, 0, 10) == CONTENT[:10]
+    assert web.requests[-1].path == "/here.tar"
+    assert "authorization" in web.requests[-1].headers
+    served.always = Fault(status=307, headers={"Location": f"{other_web.url}/elsewhere.tar?sig={SECRET}"})
+    assert apart.get(url, pin, 0, 10) == CONTENT[:10]
+    assert other_web.requests[-1].headers["range"] == "bytes=0-9"
+    assert "authorization" not in other_web.requests[-1].headers
+    other_web.objects.clear()
+    with pytest.raises(ObjectChanged) as caught:
+        apart.get(url, pin, 0, 10)
+    assert SECRET not in str(caught.value)
+    served.always = Fault(status=302, headers={"Location": "/set/a%20b.tar"})
+    with pytest.raises(Unreachable):
+        apart.get(url, pin, 0, 10)
+
+
+@pytest.mark.parametrize("name", ["token", "password"])
+def test_credentials_of_the_settings_are_sent(
+    apart: Apart, web: WebServer, served: Served, url: str, name: str
+) -> None:
+    apart.configure((f"{web.url}/set", {name: SECRET, "user": "me"}))
+    apart.head(url)
+    kind = {"token": "Bearer ", "password": "Basic "}[name]
+    assert web.requests[-1].headers["authorization"].startswith(kind)
+    with pytest.raises(MissingObject):
+        apart.head(f"{web.url}/x.tar")
+    assert "authorization" not in web.requests[-1].headers
+
+
+def test_a_signed_url_is_sent_as_it_stands_and_never_by_head(apart: Apart, web: WebServer, served: Served) -> None:
+    query = f"X-Amz-Signature={SECRET}%2F%3D&X-Amz-Date=20240101T000000Z&b=%20+"
+    url = urls.parse(f"{web.url}/set/a%20b.tar?{query}")
+    served.headers["X"] = "y"
+    pin = apart.head(url)
+    assert pin.size == len(CONTENT)
+    assert apart.get(url, pin, 5, 10) == CONTENT[5:10]
+    assert {one.target for one in web.requests} == {f"/set/a%20b.tar?{query}"}
+    assert {one.method for one in web.requests} == {"GET"}
+    served.ranges = False
+    assert apart.head(url) == pin
+
+
+def test_a_signature_that_has_ended_is_named_with_its_time(apart: Apart, web: WebServer, served: Served) -> None:
+    for query in (
+        f"X-Amz-Date=20240101T000000Z&X-Amz-Expires=3600&X-Amz-Signature={SECRET}",
+        f"X-Goog-Date=20240101T000000Z&X-Goog-Expires=3600&X-Goog-Signature={SECRET}",
+        f"Expires=1704070800&Signature={SECRET}",
+        f"sv=2020&se=2024-01-01T01%3A00%3A00Z&sig={SECRET}",
+    ):
+        served.always = None
+        url = urls.parse(f"{web.url}/set/a%20b.tar?{query}")
+        pin = apart.head(url)
+        served.always = Fault(status=403, body=b"Request has expired")
+        with pytest.raises(DeniedObject, match="ended at 2024-01-01 01:00:00") as caught:
+            apart.get(url, pin, 0, 10)
+        assert SECRET not in str(caught.value)
+        assert f"{web.url}/set/a%20b.tar" in str(caught.value)
+
+
+def test_head_that_is_refused_is_replaced_by_get(apart: Apart, web: WebServer, served: Served, url: str) -> None:
+    for status in (405, 403, 501):
+        served.faults.append(Fault(status=status))
+        assert apart.head(url).size == len(CONTENT)
+    served.content = b""
+    served.faults.append(Fault(status=405))
+    assert apart.head(url).size == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["a%2Fb.tar", "100%25.tar", "a+b(1)!$&'*,;=@~.tar", "%C3%A9%20%FF.tar", "a:b.tar"]
+)
+def test_a_path_is_sent_as_it_was_typed(apart: Apart, web: WebServer, name: str) -> None:
+    web.put(f"/d/{name}", CONTENT)
+    url = f"{web.url}/d/{name}"
+    assert apart.get(url, apart.head(url), 0, 5) == CONTENT[:5]
+
+
+def test_a_web_server_does_not_list(apart: Apart, web: WebServer) -> None:
+    with pytest.raises(Unreachable, match="does not list"):
+        apart.list(f"{web.url}/set/")
+    assert web.requests == []
+
+
+def test_no_error_has_a_secret_in_it(apart: Apart, web: WebServer, served: Served) -> None:
+    """Whatever goes wrong: each text that a caller sees, also the repr."""
+    url = urls.parse(web.url.replace("//", f"//user:{SECRET}@") + f"/set/a%20b.tar?token={SECRET}")
+    pin = apart.head(url)
+    faults = [
+        Fault(status=status, body=SECRET.encode()) for status in (400, 401, 403, 404, 410, 412, 416, 500, 501)
+    ]
+    faults += [Fault(status=429, headers={"Retry-After": "9999"}), Fault(status=302), Fault(cut=3)]
+    faults += [Fault(headers={"Content-Range": SECRET}), Fault(headers={"ETag": f'"{SECRET}"'})]
+    faults += [Fault(status=302, headers={"Location": f"http://127.0.0.1:9/{SECRET}?sig={SECRET}"})]
+    for fault in faults:
+        for name, arguments in (("get", (pin, 0, 10)), ("head", ())):
+            served.always = fault
+            [answer] = apart.together((name, url, *arguments))
+            if isinstance(answer, ShardError):
+                assert SECRET not in str(answer) + repr(answer), fault
+                assert f"{web.url}/set/a%20b.tar" in str(answer)
+            else:
+                assert name == "head"
+
+
+def test_many_signed_urls_at_once(apart: Apart, web: WebServer, served: Served) -> None:
+    """More than clients are kept."""
+    places = [urls.parse(f"{web.url}/set/a%20b.tar?sig={number}") for number in range(300)]
+    pin = apart.head(places[0])
+    calls = [("get", place, pin, at, at + 10) for at, place in enumerate(places * 2)]
+    assert apart.together(*calls) == [CONTENT[at : at + 10] for *_, at, _ in calls]
+    assert {one.target for one in web.gets()} == {f"/set/a%20b.tar?sig={number}" for number in range(300)}
+
+
+def test_what_doctor_is_to_say(apart: Apart, web: WebServer, served: Served, url: str) -> None:
+    good = apart.describe(url)
+    assert good["reachable"]
+    assert (good["ranges"], good["conditions"], good["credentials"]) == (True, True, "none")
+    assert (good["size"], good["pinned"], good["error"]) == (len(CONTENT), True, None)
+    served.ranges = served.conditions = False
+    served.etag = None
+    bad = apart.describe(url)
+    assert (bad["ranges"], bad["conditions"], bad["pinned"]) == (False, False, False)
+    served.always = Fault(status=403)
+    assert "403" in apart.describe(url.replace("//", f"//user:{SECRET}@"))["error"]
+    assert not apart.describe(url)["reachable"]
+
+
+def test_a_file_of_certificates_that_is_not_there(apart: Apart, tmp_path: Path) -> None:
+    apart.configure(("https://", {"certificates": str(tmp_path / "none.pem")}))
+    with pytest.raises(Unreachable, match="certificates"):
+        apart.head("https://127.0.0.1:9/x.tar")
+    (tmp_path / "none.pem").write_text("no certificate")
+    with pytest.raises(Unreachable):
+        apart.head("https://127.0.0.1:9/x.tar")

@@ -1,0 +1,156 @@
+"""URLs of shards: what they mean, how they are shown, and that no secret is shown."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wdsfs.errors import SpecError
+from wdsfs.remote import urls
+from wdsfs.remote.urls import Url
+
+SECRET = "s3cr3t"
+
+
+@pytest.mark.parametrize(
+    ("text", "store", "key", "shown"),
+    [
+        ("s3://bucket/a/b.tar", "s3://bucket", "a/b.tar", "s3://bucket/a/b.tar"),
+        ("S3://bucket/a b%20?#.tar", "s3://bucket", "a b%20?#.tar", "s3://bucket/a b%20?#.tar"),
+        ("gs://bucket/", "gs://bucket", "", "gs://bucket/"),
+        ("az://box/x.tar", "az://box", "x.tar", "az://box/x.tar"),
+        ("ais://bucket/x.tar", "ais://bucket", "x.tar", "ais://bucket/x.tar"),
+        ("https://Host:443/a%20b.tar", "https://host", "a b.tar", "https://host/a%20b.tar"),
+        ("http://host:8080/a/b.tar#top", "http://host:8080", "a/b.tar", "http://host:8080/a/b.tar"),
+        ("http://[::1]:80/x.tar", "http://[::1]", "x.tar", "http://[::1]/x.tar"),
+        ("https://host/%ff%C3%A9.tar", "https://host", "\udcffé.tar", "https://host/%FF%C3%A9.tar"),
+        (
+            "https://host/a%2fb/100%25/x+y.tar",
+            "https://host",
+            "a%2Fb/100%25/x+y.tar",
+            "https://host/a%2Fb/100%25/x+y.tar",
+        ),
+        ("hf://datasets/me/set/a.tar", "hf://datasets/me/set", "a.tar", "hf://datasets/me/set/a.tar"),
+        (
+            "hf://datasets/me/set@v1/d/a.tar",
+            "hf://datasets/me/set@v1",
+            "d/a.tar",
+            "hf://datasets/me/set@v1/d/a.tar",
+        ),
+        (
+            "hf://datasets/me/set@refs/pr/7/a.tar",
+            "hf://datasets/me/set@refs/pr/7",
+            "a.tar",
+            "hf://datasets/me/set@refs/pr/7/a.tar",
+        ),
+    ],
+)
+def test_a_url_is_taken_apart_and_shown(text: str, store: str, key: str, shown: str) -> None:
+    url = urls.parse(text)
+    assert (url.store, url.key, url.shown) == (store, key, shown)
+    assert urls.is_url(text)
+    assert urls.parse(shown) == url
+
+
+@pytest.mark.parametrize("text", ["file:///x.tar", "-", "/data/x.tar", "x.tar", "s3:bucket", "C://x"])
+def test_what_is_no_url(text: str) -> None:
+    assert not urls.is_url(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"s3://KEY:{SECRET}@bucket/x.tar",
+        f"https://user:{SECRET}@/x.tar",
+        f"https://user:{SECRET}@host:port/x.tar",
+        f"https://user:{SECRET}@host/a//x.tar?sig={SECRET}",
+        f"https://user:{SECRET}@[host/x.tar",
+        f"https://host/a/../x.tar?token={SECRET}",
+        f"az://container/a\n?{SECRET}",
+        f"ftp://user:{SECRET}@host/x.tar",
+        "s3:///x.tar",
+        "s3://bucket//x.tar",
+        "hf://models/me/set/x.tar",
+        "hf://datasets/set/",
+    ],
+)
+def test_a_url_that_cannot_be_read_is_refused_without_showing_a_secret(text: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        urls.parse(text)
+    assert SECRET not in str(caught.value)
+
+
+def test_user_and_query_are_kept_but_not_shown() -> None:
+    url = urls.parse(f"https://user:{SECRET}@host:8443/x.tar?X-Amz-Signature={SECRET}")
+    assert (url.store, url.user, url.query) == ("https://host:8443", f"user:{SECRET}", f"X-Amz-Signature={SECRET}")
+    for text in (url.shown, str(url), repr(url), f"{url}", repr([url])):
+        assert SECRET not in text
+    assert url.shown == "https://host:8443/x.tar"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("X-Amz-Date=1&X-Amz-Signature=a&X-Amz-Expires=9", "X-Amz-Date=2&X-Amz-Signature=b"),
+        ("AWSAccessKeyId=A&Signature=1&Expires=1", "AWSAccessKeyId=A&Signature=2&Expires=2"),
+        ("GoogleAccessId=A&Signature=1&Expires=1", "X-Goog-Algorithm=x&X-Goog-Signature=2"),
+        ("sv=2024&sp=r&se=1&sr=b&sig=1", "sv=2025&sp=r&se=2&sr=b&sig=2"),
+        ("Policy=1&Signature=1&Key-Pair-Id=K", "Expires=1&Signature=2&Key-Pair-Id=K"),
+        ("token=1", "access_token=2"),
+    ],
+)
+def test_a_url_that_is_signed_anew_is_shown_the_same(first: str, second: str) -> None:
+    one, two = (urls.parse(f"https://host/x.tar?{query}") for query in (first, second))
+    assert one.shown == two.shown == "https://host/x.tar"
+    with_file = [urls.parse(f"https://host/x.tar?file=7&{query}").shown for query in (first, second)]
+    assert with_file[0] == with_file[1] != one.shown
+
+
+def test_parameters_that_choose_the_file_make_another_shard() -> None:
+    shown = {urls.parse(f"https://host/get?{query}").shown for query in ("id=1", "id=2", "sp=1", "id=1&id=2", "")}
+    assert len(shown) == 5
+    assert urls.parse("https://host/get?a=1&b=2").shown == urls.parse("https://host/get?b=2&a=1").shown
+
+
+def test_a_name_is_joined_to_a_prefix_and_keeps_its_signature() -> None:
+    assert urls.join(urls.parse("s3://bucket/dir/"), "x/y.tar") == Url("s3://bucket", "dir/x/y.tar")
+    assert urls.join(urls.parse("gs://bucket"), "x.tar") == Url("gs://bucket", "x.tar")
+    assert urls.join(urls.parse("https://h/dir?sig=1"), "a b.tar") == Url("https://h", "dir/a b.tar", "sig=1")
+    with pytest.raises(SpecError):
+        urls.join(urls.parse("s3://bucket/dir"), "../x.tar")
+
+
+@given(
+    st.text(st.characters(codec="utf-8", exclude_characters="/%?#", min_codepoint=32), min_size=1),
+    st.sampled_from(["s3", "https"]),
+)
+def test_what_is_shown_is_the_same_url_again(name: str, scheme: str) -> None:
+    if name in (".", ".."):
+        return
+    url = Url(f"{scheme}://host", f"dir/{name}")
+    assert urls.parse(url.shown) == url
+
+
+@pytest.mark.parametrize(
+    ("command", "first", "key"),
+    [
+        ("cat x.tar", "cat-", "x.tar"),
+        ("/usr/bin/curl -s 'https://host/a/x-01.tar.gz?sig=" + SECRET + "' || true", "curl-", "x-01.tar.gz"),
+        ("cat a.tar b.tgz", "cat-", "b.tgz"),
+        ("ais get ais://bucket/x.tar - | tee copy", "ais-", "x.tar"),
+        (f"TOKEN={SECRET} curl https://host/x.tar", "", "x.tar"),
+        (f"'{SECRET}' x.tar/y", "", "pipe"),
+        ("make-tar", "make-tar-", "pipe"),
+        (f"sh -c 'echo {SECRET}.tar.txt'", "sh-", "pipe"),
+    ],
+)
+def test_a_command_is_shown_by_its_program_and_its_shard(command: str, first: str, key: str) -> None:
+    url = urls.program(command, "/data")
+    assert re.fullmatch(f"pipe:{first}[0-9a-f]{{8}}/{key}", url.shown)
+    assert (url.is_program, url.user, url.query) == (True, command, "/data")
+    assert SECRET not in repr(url)
+    assert urls.program(command, "/other").shown != url.shown
+    assert urls.program(command + " ", "/data").shown != url.shown

@@ -1,0 +1,184 @@
+"""Specs that are commands, or the standard input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from wdsfs.errors import ShardError, SpecError
+from wdsfs.remote import shards
+from wdsfs.remote.shards import open_shard
+from wdsfs.spec import objects
+from wdsfs.spec.expand import expand, names_a_shard
+
+TAR = b"what is in a tar"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("WDSFS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("WDSFS_ALLOW_PIPE", raising=False)
+    (tmp_path / "x.tar").write_bytes(TAR)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    shards.close()
+
+
+def read(path: bytes) -> bytes:
+    return open_shard(path).pread(1000, 0)
+
+
+def test_a_command_is_a_shard(here: Path) -> None:
+    [shard] = expand(["pipe:cat x.tar"])
+    assert shard.name == b"x"
+    assert read(shard.path) == TAR
+
+
+def test_a_command_is_run_once(here: Path) -> None:
+    """Also when it is looked at again, as all are from time to time."""
+    [shard] = expand(["pipe:echo >> runs; cat x.tar"])
+    read(shard.path)
+    shards.look(shard.path)
+    objects.modes([os.fsdecode(shard.path)])
+    shards.stat([shard.path])
+    assert (here / "runs").read_text() == "\n"
+
+
+def test_braces_variables_and_lists_of_commands(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WDS_TOOL", "cat")
+    for number in range(3):
+        (here / f"s-{number}.tar").write_bytes(b"%d" % number)
+    found = expand(["pipe:${TOOL} s-{0..1}.tar::pipe:cat s-2.tar", "x.tar"])
+    assert [shard.name for shard in found] == [b"s-0", b"s-1", b"s-2", b"x"]
+    assert [read(shard.path) for shard in found[:3]] == [b"0", b"1", b"2"]
+
+
+def test_names_of_outputs(here: Path) -> None:
+    found = expand(["pipe:echo a", "pipe:echo b", "pipe:cat x.tar", "pipe:cat ./x.tar", "pipe:echo c"])
+    names = [shard.name for shard in found]
+    assert [names[0], names[1], names[4]] == [b"pipe", b"pipe~2", b"pipe~3"]
+    assert all(name.startswith(b"pipe:cat-") and name.endswith(b"--x") for name in names[2:4])
+
+
+def test_a_command_is_not_shown(here: Path) -> None:
+    [shard] = expand(["pipe:curl -H 'Authorization: geheim' https://h/x.tar?sig=verborgen || cat x.tar"])
+    assert shard.path.startswith(b"pipe:curl-")
+    assert shard.path.endswith(b"/x.tar")
+    assert len(shard.path) < 30
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["pipe:curl geheim ${NO_SUCH}", "pipe:curl geheim::", "pipe:curl geheim {1..99999999}", "@pipe:curl geheim"],
+)
+def test_no_message_shows_a_command(spec: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        expand([spec])
+    assert "geheim" not in str(raised.value)
+
+
+def test_it_is_known_which_argument_is_a_command_without_running_it(here: Path) -> None:
+    assert names_a_shard("pipe:touch run")
+    assert names_a_shard("-")
+    assert not (here / "run").exists()
+
+
+def test_what_is_shown_is_no_command(here: Path) -> None:
+    """Another process that has the path only does not run what it looks like."""
+    path = b"pipe:touch-0123abcd/run"
+    with pytest.raises(ShardError, match="its command is known only where it was given"):
+        open_shard(path)
+    assert objects.gone([path]) == []
+
+
+# --- files that name them ----------------------------------------------------------------------------------
+
+
+def written(here: Path, kind: str, spec: str) -> str:
+    """SHARDS that lead to a file which names this."""
+    if kind == "list":
+        (here / "l.txt").write_text(spec + "\n")
+        return "@l.txt"
+    if kind == "wids":
+        (here / "x.json").write_text(json.dumps({"wids_version": 1, "shardlist": [{"url": spec, "nsamples": 1}]}))
+        return "x.json"
+    if kind == "yaml":
+        (here / "x.yaml").write_text(json.dumps({"datasets": [{"shards": [spec]}]}))
+        return "x.yaml"
+    meta = here / "set" / ".nv-meta"
+    meta.mkdir(parents=True)
+    (meta / ".info.json").write_text(json.dumps({"shard_counts": {spec: 1}}))
+    return "set"
+
+
+KINDS = ["list", "wids", "yaml", "energon"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("spec", ["pipe:touch run; cat x.tar", "-"])
+def test_a_file_cannot_run_commands(here: Path, kind: str, spec: str) -> None:
+    with pytest.raises(SpecError, match="--allow-pipe"):
+        expand([written(here, kind, spec)])
+    assert not (here / "run").exists()
+
+
+@pytest.mark.parametrize("hidden", ["a.tar::pipe:touch run", "{pipe:,b}touch run", "${RUN}touch run", "@m.txt"])
+def test_a_list_cannot_hide_a_command(here: Path, hidden: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WDS_RUN", "pipe:")
+    (here / "m.txt").write_text("pipe:touch run\n")
+    with pytest.raises(SpecError, match="--allow-pipe"):
+        expand([written(here, "list", hidden)])
+    assert not (here / "run").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_can_if_it_is_allowed(here: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WDSFS_ALLOW_PIPE", "1")
+    [shard] = expand([written(here, kind, f"pipe:cat {here}/x.tar")])
+    assert read(shard.path) == TAR
+
+
+# --- the standard input ------------------------------------------------------------------------------------
+
+_EXPAND = """
+import sys
+from wdsfs.remote.shards import open_shard
+from wdsfs.spec.expand import expand
+for shard in expand(sys.argv[1:]):
+    print(shard.path.decode(), shard.name.decode(), len(open_shard(shard.path).pread(1 << 30, 0)))
+"""
+
+
+def expanded(content: bytes, *specs: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-c", _EXPAND, *specs]
+    return subprocess.run(command, input=content, capture_output=True, check=False, timeout=60)
+
+
+def test_the_standard_input_is_a_shard() -> None:
+    first, again, other = (expanded(content, "-") for content in (TAR * 100_000, TAR * 100_000, TAR))
+    path, name, size = first.stdout.decode().split()
+    assert (name, size) == ("stdin", str(len(TAR) * 100_000))
+    assert again.stdout == first.stdout
+    assert other.stdout.decode().split()[0] != path
+
+
+def test_the_standard_input_is_one_shard() -> None:
+    assert b"is named twice" in expanded(TAR, "-", "-").stderr
+
+
+def test_an_empty_standard_input_is_no_shard() -> None:
+    """So is one that was read already, for a list."""
+    assert b"no shard has come" in expanded(b"", "-").stderr
+    assert b"no shard has come" in expanded(b"x.tar\n", "@-", "-").stderr
+
+
+def test_a_file_of_this_name_is_a_file(here: Path) -> None:
+    (here / "-").write_bytes(TAR)
+    assert [shard.path for shard in expand(["-"])] == [os.fsencode(here / "-")]

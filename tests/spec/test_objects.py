@@ -1,0 +1,276 @@
+"""Specs with URLs, against a web server that counts what it is asked."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import tarfile
+from collections.abc import Iterator
+from email.utils import formatdate
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from tests.web_server import BORN, Fault, Request, WebServer
+from wdsfs.errors import MissingShard, ShardError, SpecError
+from wdsfs.remote import any_shard, shards
+from wdsfs.spec import objects
+from wdsfs.spec.expand import expand, names_a_shard
+
+
+def tar_of(*names: str) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        for name in names:
+            tar.addfile(tarfile.TarInfo(name))
+    return made.getvalue()
+
+
+@pytest.fixture
+def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
+    """A server with three shards, and an empty cache."""
+    monkeypatch.setenv("WDSFS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    with WebServer().running() as server:
+        for number in range(3):
+            server.put(f"/set/x-{number}.tar", tar_of(f"{number}.txt"))
+        yield server
+    shards.close()
+
+
+def paths(web: WebServer, *specs: str, **options: bool) -> list[str]:
+    """The shards that the specs name, without the address of the server."""
+    found = [os.fsdecode(shard.path) for shard in expand(specs, **options)]
+    return [path.removeprefix(web.url + "") for path in found]
+
+
+def test_braces_name_objects(web: WebServer) -> None:
+    found = expand([web.url + "/set/x-{0..2}.tar"])
+    assert [shard.name for shard in found] == [b"x-0", b"x-1", b"x-2"]
+    assert found[1].path == f"{web.url}/set/x-1.tar".encode()
+    assert {request.method for request in web.requests} == {"HEAD"}
+
+
+def test_objects_and_files_are_one_set(web: WebServer, tmp_path: Path) -> None:
+    (tmp_path / "local.tar").write_bytes(tar_of("a.txt"))
+    found = expand([web.url + "/set/x-0.tar", (tmp_path / "local.tar").as_uri()])
+    assert [shard.name for shard in found] == [b"x-0", b"local"]
+
+
+def test_a_missing_object_is_a_missing_shard(web: WebServer) -> None:
+    with pytest.raises(MissingShard, match=r"1 of 4 shards are missing: .*x-3.tar"):
+        expand([web.url + "/set/x-{0..3}.tar"])
+    assert len(expand([web.url + "/set/x-{0..3}.tar"], allow_missing=True)) == 4
+
+
+def test_what_the_server_refuses_is_an_error(web: WebServer) -> None:
+    web.objects["/set/x-1.tar"].always = Fault(status=403)
+    with pytest.raises(ShardError, match=r"x-1.tar: its store refuses it"):
+        expand([web.url + "/set/x-{0..2}.tar"], allow_missing=True)
+
+
+def test_a_signature_is_sent_and_never_shown(web: WebServer) -> None:
+    [shard] = expand([web.url + "/set/x-0.tar?X-Amz-Signature=deadbeef"])
+    assert b"deadbeef" not in shard.path
+    assert shards.open_shard(shard.path).pread(5, 0) == b"0.txt"
+    assert {request.target for request in web.requests} == {"/set/x-0.tar?X-Amz-Signature=deadbeef"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("gopher://ann:geheim@h/x.tar", "'gopher://h/x.tar' is no path, and no URL of"),
+        ("gopher://ann:geheim@h/*.tar", "no file matches 'gopher://h/"),
+        ("http://ho st/x.tar", "'ho st' is no name of a host"),
+    ],
+)
+def test_what_is_no_url_is_named_without_its_secrets(
+    web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("list.txt").write_text(spec + "\n")
+    for one in (spec, "@list.txt"):
+        with pytest.raises(SpecError, match=re.escape(words)) as caught:
+            expand([one])
+        assert "geheim" not in str(caught.value)
+
+
+def test_a_shard_is_called_as_its_characters_are_and_not_their_escapes(web: WebServer) -> None:
+    for name in ("a%20b", "%C3%A9", "p%25q", "x%2Fy", "n%0An"):
+        web.put(f"/odd/{name}.tar", tar_of("a.txt"))
+    specs = [f"{web.url}/odd/{name}.tar" for name in ("a b", "é", "p%25q", "x%2Fy", "n%0An")]
+    assert [shard.name.decode() for shard in expand(specs)] == ["a b", "é", "p%25q", "x%2Fy", "n%0An"]
+    assert {request.path for request in web.requests} == set(web.objects) - {f"/set/x-{n}.tar" for n in range(3)}
+
+
+@pytest.mark.parametrize(
+    "spec", ["/set/x-{0..2.tar?sig=deadbeef{", "/set/x-9.tar?sig=deadbeef", "/set/../x.tar?sig=deadbeef"]
+)
+def test_an_error_does_not_show_a_signature(web: WebServer, spec: str) -> None:
+    with pytest.raises((SpecError, MissingShard)) as error:
+        expand([web.url + spec])
+    assert "deadbeef" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "parts"),
+    [
+        (
+            "http://[::1]/x.tar::http://[2001:db8::2]:80/y.tar",
+            ["http://[::1]/x.tar", "http://[2001:db8::2]:80/y.tar"],
+        ),
+        ("http://[::ffff:1.2.3.4]", ["http://[::ffff:1.2.3.4]"]),
+        ("x[a::b].tar::y", ["x[a", "b].tar", "y"]),
+    ],
+)
+def test_the_address_of_a_host_is_not_taken_apart(spec: str, parts: list[str]) -> None:
+    assert objects.parts(spec) == parts
+
+
+def test_no_secret_is_shown_of_a_url_with_an_ipv6_address() -> None:
+    assert objects.without_secrets("http://u:p@[::1]/x.tar?sig=deadbeef::y") == "http://[::1]/x.tar?...::y"
+
+
+def test_a_line_of_a_list_that_is_no_name_is_not_asked_for(web: WebServer) -> None:
+    web.put("/set/list.txt", b"x" * (1 << 20))
+    web.requests.clear()
+    with pytest.raises(SpecError, match="a path of 1,048,") as caught:
+        expand(["@" + web.url + "/set/list.txt"])
+    assert len(str(caught.value)) < 300
+    assert {request.path for request in web.requests} == {"/set/list.txt"}
+
+
+def test_web_servers_list_nothing(web: WebServer) -> None:
+    for spec in ("/set/x-*.tar", "/set/"):
+        with pytest.raises(ShardError, match="a web server does not list"):
+            expand([web.url + spec])
+
+
+def test_a_list_may_hold_urls_and_lie_at_one(web: WebServer, tmp_path: Path) -> None:
+    local = tmp_path / "list.txt"
+    local.write_text(web.url + "/set/x-2.tar" + "\n")
+    web.put("/set/list.txt", b"# relative ones lie beside the list\nx-0.tar\n")
+    assert paths(web, f"@{local}", f"@{web.url}/set/list.txt") == ["/set/x-2.tar", "/set/x-0.tar"]
+
+
+def test_a_wids_index_may_lie_at_a_url(web: WebServer) -> None:
+    index = {"wids_version": 1, "shardlist": [{"url": "x-1.tar", "nsamples": 1}]}
+    web.put("/set/index.json", json.dumps(index).encode())
+    [shard] = expand([web.url + "/set/index.json"])
+    assert shard.name == b"x-1"
+    assert shard.expected_samples == 1
+
+
+def test_a_prepared_dataset_may_lie_at_a_url(web: WebServer) -> None:
+    web.put("/set/.nv-meta/.info.json", json.dumps({"shard_counts": {"x-0.tar": 1, "x-2.tar": 1}}).encode())
+    split = {"split_parts": {"train": ["x-2.tar"], "val": ["x-0.tar"]}, "exclude": []}
+    web.put("/set/.nv-meta/split.yaml", json.dumps(split).encode())
+    assert paths(web, web.url + "/set/") == ["/set/x-0.tar", "/set/x-2.tar"]
+    assert [shard.name for shard in expand([web.url + "/set/"], split="train")] == [b"x-2"]
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("list.txt", "{secret}"),
+        ("list.txt", "file://{secret}"),
+        ("list.txt", "x-0.tar::{secret}"),
+        ("list.txt", "/{{etc,usr}}"),
+        ("list.txt", "@{secret}"),
+        ("list.txt", "@-"),
+        ("list.txt", "-"),
+        ("list.txt", "pipe:touch run"),
+        ("list.txt", "{{pipe:,b}}touch run"),
+        ("x.json", '{{"wids_version": 1, "shardlist": [{{"url": "{secret}", "nsamples": 1}}]}}'),
+        ("x.json", '{{"wids_version": 1, "datasets": [{{"source_url": "{secret}"}}]}}'),
+        ("x.json", '{{"wids_version": 1, "datasets": [{{"base": "/etc", "shardlist": []}}]}}'),
+        ("x.json", '{{"wids_version": 1, "shardlist": [{{"url": "pipe:touch run", "nsamples": 1}}]}}'),
+        ("x.yaml", "datasets: [shards: ['{secret}']]"),
+        ("x.yaml", "datasets: [shards: ['http://127.0.0.1:1/$WDSFS_SECRET/x.tar']]"),
+        ("set/.nv-meta/.info.json", '{{"shard_counts": {{"{secret}": 1}}}}'),
+    ],
+)
+def test_a_list_at_a_url_names_nothing_of_this_machine(
+    web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, content: str
+) -> None:
+    """Not even with --allow-pipe, which may have been given for another list."""
+    monkeypatch.setenv("WDSFS_ALLOW_PIPE", "1")
+    monkeypatch.setenv("WDSFS_SECRET", "geheim")
+    monkeypatch.chdir(tmp_path)
+    secret = tmp_path / "secret.tar"
+    secret.write_bytes(tar_of("a.txt"))
+    web.put("/" + file, content.format(secret=secret).encode())
+    spec = f"{web.url}/{file}".removesuffix(".nv-meta/.info.json")
+    with pytest.raises(SpecError, match="of this machine"):
+        expand(["@" + spec if file == "list.txt" else spec])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def bucket(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The keys in the bucket `b` of a store, which answers as S3 does."""
+    keys: set[str] = set()
+
+    async def answer(request: Request) -> tuple[int, dict[str, str], bytes] | None:
+        if request.path != "/b":
+            known = unquote(request.path).removeprefix("/b/") in keys
+            return (200, {"ETag": '"1"', "Last-Modified": formatdate(BORN, usegmt=True)}, b"") if known else None
+        rows = "".join(
+            f"<Contents><Key>{key}</Key><Size>0</Size><ETag>1</ETag>"
+            "<LastModified>2023-11-14T22:13:20Z</LastModified></Contents>"
+            for key in sorted(keys)
+        )
+        return 200, {}, f"<ListBucketResult><IsTruncated>false</IsTruncated>{rows}</ListBucketResult>".encode()
+
+    web.handler = answer
+    monkeypatch.setenv("WDSFS_STORE_OPTIONS", f"s3://:endpoint={web.url} s3://:anonymous=true s3://:region=x")
+    return keys
+
+
+def test_what_looks_like_a_pattern_or_a_directory(bucket: set[str]) -> None:
+    bucket |= {"d/[b].tar", "d/c.tar"}
+    assert [shard.path for shard in expand(["s3://b/d/[b].tar"])] == [b"s3://b/d/[b].tar"]
+    with pytest.raises(SpecError, match="no object matches 's3://b/d/"):
+        expand(["s3://b/d/[x].tar"])
+    with pytest.raises(MissingShard, match="if it is a directory of shards, end it with a slash"):
+        expand(["s3://b/d"])
+
+
+def test_what_vanishes_from_a_listed_prefix_is_noticed(web: WebServer, bucket: set[str]) -> None:
+    bucket |= {f"x-{number:03}.tar" for number in range(objects.LISTING_PAYS + 2)}
+    found = [shard.path for shard in expand(["s3://b/x-{000..065}.tar"])]
+    bucket -= {"x-003.tar"}
+    web.requests.clear()
+    objects.ask_again(list(map(os.fsdecode, found)), 0)
+    assert [request.path for request in web.requests] == ["/b", "/b/x-003.tar"]
+    with pytest.raises(MissingShard):
+        any_shard.look(b"s3://b/x-003.tar")
+    any_shard.look(b"s3://b/x-004.tar")
+    web.requests.clear()
+    assert objects.gone(found) == [b"s3://b/x-003.tar"]
+    assert [request.path for request in web.requests] == ["/b"]
+
+
+def test_a_url_on_the_command_line_is_no_path_in_the_tree() -> None:
+    assert names_a_shard("https://host/a.tar")
+
+
+@pytest.mark.parametrize(
+    ("key", "pattern", "fits"),
+    [
+        ("a/x.tar", "a/*.tar", True),
+        ("a/b/x.tar", "a/*.tar", False),
+        ("a/b/c/x.tar", "a/**/*.tar", True),
+        ("a/x.tar", "a/**/*.tar", True),
+        ("a/.x.tar", "a/*.tar", False),
+        ("a/.b/x.tar", "**/*.tar", False),
+        ("a/x-1.tar", "a/x-[0-9].tar", True),
+        ("a/x-a.tar", "a/x-?.tar", True),
+        ("a", "a/b", False),
+    ],
+)
+def test_patterns_of_keys(key: str, pattern: str, fits: bool) -> None:
+    assert objects._fits(key.split("/"), pattern.split("/")) is fits

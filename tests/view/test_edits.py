@@ -1,0 +1,179 @@
+"""Changes from the pages, of an overlay that is not mounted and of one that is."""
+
+from __future__ import annotations
+
+import tarfile
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from tests import tars
+from tests.conftest import Program
+from tests.view.viewing import Browser, Viewer, viewing
+
+SET = "t-{000000..000001}.tar"
+OVERLAY = ("--overlay", "edits", SET)
+A = "t-000000/a"
+CHANGED_KINDS = "main tbody td:first-child"
+
+
+@pytest.fixture
+def program(program: Program) -> Program:
+    """Two shards with two samples each."""
+    for number in range(2):
+        members = []
+        for key in (b"a", b"b"):
+            members.append(tars.member(key + b".cls", b"%d" % number))
+            members.append(tars.member(key + b".json", b'{"x": 1, "of": [1, 2]}\n'))
+        program.write(f"t-{number:06d}.tar", tars.tar(*members))
+    return program
+
+
+def _type_into(browser: Browser, viewer: Viewer, name: str, text: str) -> None:
+    """Type another text into the form of a file of the first sample."""
+    browser.go(viewer, f"/sample/{A}")
+    browser.wait_for_previews(2)
+    area = browser.unfold(f"section[id={name}] textarea")
+    area.clear()
+    area.send_keys(text)
+    browser.follow(f"section[id={name}] .edit button")
+
+
+def test_change_delete_undo_diff_and_commit(browser: Browser, program: Program) -> None:
+    with viewing(program, *OVERLAY) as viewer:
+        browser.open(viewer)
+        _type_into(browser, viewer, "cls", "7")
+        assert browser.texts("section[id=cls] .mark") == ["changed"]
+        browser.go(viewer, "/sample/t-000001/b")
+        browser.follow("button.danger")
+        assert browser.texts(CHANGED_KINDS) == ["changed", "removed"]
+        assert browser.texts("main dd code")[0] == f"wdsfs diff --overlay edits '{SET}'"
+        browser.go(viewer, "/")
+        assert browser.texts(".grid .mark") == ["changed", "removed"]
+        browser.follow(".undo button")
+        assert browser.texts(CHANGED_KINDS) == ["changed"]
+    [sample] = program.json("diff", *OVERLAY)["samples"]
+    assert (sample["path"], sample["changed"]) == (A, ["cls"])
+    program.run("commit", "-o", "new/%06d.tar", *OVERLAY)
+    with tarfile.open(program.home / "new/000000.tar") as tar:
+        changed = tar.extractfile("a.cls")
+        assert changed is not None
+        assert changed.read() == b"7"
+
+
+def test_undo_goes_back_one_change_at_a_time(browser: Browser, program: Program) -> None:
+    with viewing(program, *OVERLAY) as viewer:
+        browser.open(viewer)
+        _type_into(browser, viewer, "cls", "7")
+        _type_into(browser, viewer, "cls", "8")
+        assert viewer.ask(f"/file/{A}/cls").body == b"8"
+        browser.go(viewer, f"/sample/{A}")
+        browser.follow("button.danger")
+        for expected in (b"8", b"7", b"0"):
+            browser.follow(".undo button")
+            assert viewer.ask(f"/file/{A}/cls").body == expected
+        assert not browser.all(".undo button")
+        assert browser.texts(CHANGED_KINDS) == []
+
+
+def test_a_json_field(browser: Browser, program: Program) -> None:
+    with viewing(program, *OVERLAY) as viewer:
+        browser.open(viewer)
+        browser.go(viewer, f"/sample/{A}")
+        browser.wait_for_previews(2)
+        browser.unfold("section[id=json] [name=field]").send_keys("of.1")
+        browser.one("section[id=json] [name=value]").send_keys('"zwei"')
+        browser.follow("section[id=json] .edit button", 1)
+        assert viewer.ask(f"/file/{A}/json").body == b'{"x": 1, "of": [1, "zwei"]}\n'
+        browser.wait_for_previews(2)
+        browser.unfold("section[id=json] [name=field]").send_keys("x.y")
+        browser.follow("section[id=json] .edit button", 1)
+        assert "no place for a field" in browser.texts("[role=alert]")[0]
+
+
+@pytest.mark.parametrize("content", [b"\r\n\r\none\r\ntwo", b"\n\nx\n", b"  x\n\n\n"])
+def test_what_is_not_edited_stays_as_it_is(browser: Browser, program: Program, content: bytes) -> None:
+    program.write("a.tar", tars.tar(tars.member(b"a.txt", content)))
+    with viewing(program, "--overlay", "edits", "a.tar") as viewer:
+        browser.open(viewer)
+        browser.go(viewer, "/sample/a/a")
+        browser.wait_for_previews(1)
+        area = browser.unfold("textarea")
+        area.send_keys(Keys.CONTROL, Keys.END)
+        area.send_keys("!")
+        browser.follow(".edit button")
+        assert viewer.ask("/file/a/a/txt").body == content + b"!"
+
+
+def test_a_change_of_someone_else_is_not_overwritten(program: Program) -> None:
+    with viewing(program, *OVERLAY) as viewer:
+        form = {"path": f"{A}/cls", "seen": viewer.seen(f"{A}/cls")}
+        assert viewer.ask("/edit", {**form, "text": "5"}).status == 303
+        answer = viewer.ask("/edit", {**form, "text": "6"})
+        assert (answer.status, "changed meanwhile" in answer.text) == (409, True)
+        assert viewer.ask(f"/file/{A}/cls").body == b"5"
+
+
+def test_filters_see_changed_values(program: Program) -> None:
+    with viewing(program, *OVERLAY) as viewer:
+        assert viewer.edit(f"{A}/cls", "5").status == 303
+        page = viewer.ask("/?column=cls&value=5").text
+        assert page.count('href="/sample/') == page.count(f'href="/sample/{A}"') == 1
+
+
+def test_without_an_overlay_nothing_can_be_changed(program: Program) -> None:
+    with viewing(program, SET) as viewer:
+        assert "<textarea" not in viewer.ask(f"/preview/{A}/cls").text
+        for action in ("/edit", "/field", "/remove", "/restore", "/undo"):
+            answer = viewer.ask(action, {"path": A})
+            assert (answer.status, "--overlay" in answer.text) == (400, True), action
+
+
+def test_an_overlay_has_one_user_at_a_time(program: Program) -> None:
+    with viewing(program, *OVERLAY):
+        assert "edits" in program.refused("view", *OVERLAY, code=8)
+
+
+def test_what_was_changed_is_there_the_next_time(program: Program) -> None:
+    with viewing(program, *OVERLAY) as viewer:
+        assert viewer.ask("/remove", {"path": A}).status == 303
+    with viewing(program, *OVERLAY) as viewer:
+        assert "removed" in viewer.ask(f"/sample/{A}").text
+        assert viewer.ask("/restore", {"path": A}).status == 303
+        assert "Restore" not in viewer.ask(f"/sample/{A}").text
+
+
+@pytest.mark.parametrize("names", ["ext", "full"])
+def test_a_writable_mount_is_changed_through_itself(program: Program, names: str) -> None:
+    stem = "{}." if names == "full" else ""
+    a, b = stem.format("a") + "cls", stem.format("b") + "cls"
+    with program.mounted("--overlay", "edits", "--names", names, SET) as mounted:
+        with viewing(program, mounted.path) as viewer:
+            answer = viewer.edit(f"{A}/{a}", "5")
+            assert answer.status == 303, answer.text
+            assert (mounted.path / A / a).read_bytes() == b"5"
+            assert viewer.ask("/remove", {"path": "t-000001/b"}).status == 303
+            assert not (mounted.path / "t-000001/b").exists()
+            (mounted.path / "t-000000/b" / b).write_bytes(b"9")  # by another program
+            changes = viewer.ask("/changes").text
+            assert [changes.count(f">{path}</a>") for path in (A, "t-000000/b", "t-000001/b")] == [1, 1, 1]
+            assert f"wdsfs commit --in-place {mounted.path}" in changes
+            assert viewer.ask("/undo", {}).status == 303
+            assert (mounted.path / "t-000001/b").exists()
+            assert viewer.ask("/undo", {}).status == 303
+            assert (mounted.path / A / a).read_bytes() == b"0"
+        assert [one["path"] for one in program.json("diff", mounted.path)["samples"]] == ["t-000000/b"]
+
+
+def test_a_mount_without_an_overlay_is_looked_at(program: Program) -> None:
+    with program.mounted(SET) as mounted:
+        with viewing(program, mounted.path) as viewer:
+            assert "4 samples in 2 shards" in viewer.ask("/").text
+            assert viewer.ask("/changes").status == 400
+        assert str(mounted.path) in program.refused("view", mounted.path / "t-000000", code=5)
+
+
+def test_options_of_a_set_are_refused_for_a_mount(program: Program) -> None:
+    with program.mounted(SET) as mounted:
+        assert "a mount knows" in program.refused("view", "--overlay", "edits", mounted.path, code=2)
+        assert "a mount knows" in program.refused("view", "--columns", "cls", mounted.path, code=2)

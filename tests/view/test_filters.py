@@ -1,0 +1,79 @@
+"""What a filter lets through, against a look at every sample."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import pytest
+
+from tests import tars
+from wdsfs.index.record import Record
+from wdsfs.index.record_of_file import build_file
+from wdsfs.reading import PLAIN
+from wdsfs.view.filters import Filter, draws
+
+NAMES = [b"".join(one) for length in (1, 2, 3) for one in itertools.product(b"a b".split(), repeat=length)]
+FOLDERS = (b"", b"ab/", b"ab/ba/", b"b/")
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """Samples whose names run into each other: aabab..."""
+    path = tmp_path_factory.mktemp("filters") / "a.tar"
+    members = [
+        tars.member(folder + name + (b".x" if at % 3 else b".y"))
+        for folder in FOLDERS
+        for at, name in enumerate(NAMES)
+    ]
+    path.write_bytes(tars.tar(*members, tars.member(b"README")))
+    return Record(build_file(os.fsencode(path), PLAIN))
+
+
+def _passing(record: Record, wanted: Filter) -> set[bytes]:
+    mask = wanted.mask(record)
+    return {record.entry_path(entry) for entry in range(record.entries) if mask[entry]}
+
+
+@pytest.mark.parametrize("part", [*NAMES, b"aaaa", b"abab", b"ab/b", b"b/a", b"ab/ba/b", b"a.b", b"README"])
+def test_a_part_of_a_key(record: Record, part: bytes) -> None:
+    keys = [folder + name for folder in FOLDERS for name in NAMES]
+    assert _passing(record, Filter(q=part)) == {key for key in keys if part in key}
+
+
+def test_classes_and_columns(record: Record) -> None:
+    below = {b"ab/" + name for name in NAMES} | {b"ab/ba/" + name for name in NAMES}
+    assert _passing(record, Filter(class_=b"ab")) == below
+    assert _passing(record, Filter(class_=b"a")) == set()
+    has = _passing(record, Filter(has=b"y"))
+    assert has == {folder + name for folder in FOLDERS for name in NAMES[::3]}
+    assert _passing(record, Filter(lacks=b"x")) == has
+    assert _passing(record, Filter(has=b"x,y")) == set()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "data", "expected"),
+    [
+        ("", "3", b"3\n", True),
+        ("", "3", b"3.0", True),
+        ("", "3", b"33", False),
+        ("", "*at", b"a cat", True),
+        ("a.b", "x", b'{"a": {"b": "x"}}', True),
+        ("a.1", "2", b'{"a": [1, 2]}', True),
+        ("a", "2", b'{"a": [1, 2]}', True),
+        ("a", "true", b'{"a": true}', True),
+        ("a", "x", b'{"b": "x"}', False),
+        ("a", "x", b"no JSON", False),
+        ("a", "x", b"[" * 100_000, False),
+    ],
+)
+def test_values(field: str, value: str, data: bytes, expected: bool) -> None:
+    assert Filter(column=b"json", field=field, value=value).matches(data) is expected
+
+
+@pytest.mark.parametrize("total", [1, 2, 3, 17, 1000])
+def test_a_random_order_has_every_sample_once(total: int) -> None:
+    orders = [list(draws(total, seed)) for seed in range(3)]
+    assert all(sorted(one) == list(range(total)) for one in orders)
+    if total > 3:
+        assert orders[0] != orders[1] != orders[2]

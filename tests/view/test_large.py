@@ -1,0 +1,72 @@
+"""A set of a million samples: what a page costs, and what the server keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import tars
+from tests.conftest import Program
+from tests.view.viewing import Browser, Viewer, viewing
+
+SAMPLES, SHARDS = 1_000_000, 4
+PAGES = 1000
+MEMORY = 200 << 20
+
+
+@pytest.fixture(scope="module")
+def million(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewer]:
+    program = Program(tmp_path_factory.mktemp("million"))
+    each = SAMPLES // SHARDS
+    for number in range(SHARDS):
+        _write(program.home / f"m-{number:06d}.tar", number * each, each)
+    with viewing(program, "m-{000000..000003}.tar") as found:
+        yield found
+
+
+def _write(path: Path, first: int, count: int) -> None:
+    """A shard of samples with one small member each, made at once."""
+    blocks = np.tile(np.frombuffer(tars.member(b"k0000000.cls", b"0"), np.uint8), (count, 1))
+    digits = (np.arange(first, first + count)[:, None] // 10 ** np.arange(6, -1, -1)) % 10
+    blocks[:, 1:8] = digits + ord("0")
+    blocks[:, 512] = digits[:, -1] + ord("0")
+    blocks[:, 148:156] = ord(" ")  # the checksum is taken over blanks
+    sums = blocks[:, :512].sum(axis=1, dtype=np.int64)
+    blocks[:, 148:154] = (sums[:, None] >> 3 * np.arange(5, -1, -1)) % 8 + ord("0")
+    blocks[:, 154] = 0
+    with path.open("wb") as file:
+        file.write(blocks.tobytes())
+        file.write(tars.END)
+
+
+def test_pages_search_and_filters_of_a_million_samples(browser: Browser, million: Viewer) -> None:
+    browser.open(million)
+    assert "1,000,000 samples in 4 shards" in browser.texts(".summary")[0]
+    browser.search(q="k0999999")
+    assert browser.texts(".grid .key") == ["k0999999"]
+    browser.go(million, "/?q=77777")
+    assert "k0077777" in browser.texts(".grid .key")
+    browser.go(million, "/go?number=654321")
+    assert browser.texts("h1") == ["k0654321"]
+    browser.go(million, "/plots")
+    assert len(browser.all(".plot svg")) == 3
+    browser.go(million, "/random?seed=5")
+    assert len(set(browser.texts(".grid .key"))) == 60
+
+
+def test_a_value_is_looked_for_page_by_page(million: Viewer) -> None:
+    """A filter that reads members does not go through the set for one page: it says where to go on."""
+    page = million.ask("/?column=cls&value=none").text
+    assert "None found yet" in page
+    assert "Search on" in page
+
+
+def test_a_thousand_pages_leave_nothing_in_memory(million: Viewer) -> None:
+    for number in range(PAGES):
+        place = number * 7919 % (SAMPLES - 60)
+        path = (f"/?at={place}", f"/random?seed={number}", f"/?q=k0{place:06d}", f"/go?number={place}")[number % 4]
+        assert million.ask(path).status in (200, 303)
+    assert million.memory < MEMORY

@@ -1,0 +1,224 @@
+"""A web server that misbehaves on purpose, and counts: requests and bytes, so that no test has to measure time.
+
+It serves what a test has `put`. How each object is answered is said by its fields, and by its `faults`, which are
+used up one by one. HTTP/1.1 with connections that are kept, on one thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from email.utils import formatdate, parsedate_to_datetime
+from functools import partial
+from http import HTTPStatus
+from urllib.parse import urlsplit
+
+BORN = 1_700_000_000  # when objects were last changed that a test gives no time
+PIECE = 1 << 16
+
+
+@dataclass
+class Fault:
+    """One answer that is not what it should be."""
+
+    status: int = 0  # instead of the object
+    headers: dict[str, str] = field(default_factory=dict)  # instead of, or besides the right ones
+    body: bytes = b""  # with `status`
+    cut: int | None = None  # so many bytes of the body, then the connection is reset
+    silent: bool = False  # no answer at all, until the client goes
+    stalls: int | None = None  # so many bytes of the body, then nothing, until the client goes
+    meanwhile: Callable[[], None] | None = None  # called between the head of the answer and its body
+
+
+@dataclass
+class Served:
+    """An object, and how it is served."""
+
+    content: bytes
+    etag: str | None = '"1"'
+    modified: int | None = BORN
+    ranges: bool = True  # False: Range is ignored, and all sent with 200
+    conditions: bool = True  # False: If-Match and If-Unmodified-Since are ignored
+    headers: dict[str, str] = field(default_factory=dict)
+    faults: deque[Fault] = field(default_factory=deque)  # for the next requests
+    always: Fault | None = None  # for all after these
+    only_gets: bool = False  # HEAD gets no faults, so that a test need not count it
+
+
+@dataclass(frozen=True)
+class Request:
+    method: str
+    target: str  # path and query, as they were sent
+    headers: dict[str, str]  # names in lower case
+    body: bytes = b""
+
+    @property
+    def path(self) -> str:
+        return urlsplit(self.target).path
+
+
+Handler = Callable[[Request], Awaitable[tuple[int, dict[str, str], bytes] | None]]
+
+
+class WebServer:
+    """The server while it runs; `running()` starts and ends it."""
+
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
+        self.objects: dict[str, Served] = {}
+        self.requests: list[Request] = []
+        self.sent = 0  # bytes of bodies
+        self.under_way = 0  # requests that are not answered in full
+        self.most_under_way = 0
+        self.handler: Handler | None = None  # asked first; None of it: the objects are
+        self.hold = threading.Event()  # cleared: bodies wait, so that a test has requests under way
+        self.hold.set()
+        self.port = 0
+        self._context = context
+        self._end: asyncio.Event
+        self._stop: Callable[[], object]
+
+    @property
+    def url(self) -> str:
+        return f"{'https' if self._context else 'http'}://127.0.0.1:{self.port}"
+
+    def put(self, path: str, content: bytes, **how: object) -> Served:
+        self.objects[path] = Served(content, **how)  # type: ignore[arg-type]
+        return self.objects[path]
+
+    def gets(self, path: str | None = None) -> list[Request]:
+        return [one for one in self.requests if one.method == "GET" and path in (None, one.path)]
+
+    def reset(self) -> None:
+        self.objects.clear()
+        self.requests.clear()
+        self.handler = None
+        self.hold.set()
+        self.sent = self.most_under_way = 0
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[WebServer]:
+        started = threading.Event()
+        thread = threading.Thread(target=lambda: asyncio.run(self._serve(started)), daemon=True)
+        thread.start()
+        started.wait()
+        try:
+            yield self
+        finally:
+            self.hold.set()
+            self._stop()
+            thread.join()
+
+    # --- on the thread of the server
+
+    async def _serve(self, started: threading.Event) -> None:
+        stop = self._end = asyncio.Event()  # what waits must be referred to, or it is collected as garbage
+        self._stop = partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set)
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0, ssl=self._context)
+        self.port = server.sockets[0].getsockname()[1]
+        started.set()
+        await stop.wait()
+        server.close()  # connections end with the loop
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            while await self._exchange(reader, writer):
+                pass
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            writer.close()
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Answer one request. False: the connection is to be closed."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        method, target, _ = head[0].split(" ")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
+        body = await reader.readexactly(int(headers.get("content-length", 0)))
+        request = Request(method, target, headers, body)
+        self.requests.append(request)
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        try:
+            return await self._answer(request, reader, writer)
+        finally:
+            self.under_way -= 1
+
+    async def _answer(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        handled = await self.handler(request) if self.handler else None
+        if handled is not None:
+            return await self._send(request, writer, *handled)
+        served = self.objects.get(request.path)
+        if served is None:
+            return await self._send(request, writer, 404, {}, b"there is no such thing")
+        fault = Fault()
+        if request.method == "GET" or not served.only_gets:
+            fault = served.faults.popleft() if served.faults else served.always or fault
+        if fault.silent:
+            await reader.read()
+            return False
+        if fault.status:
+            return await self._send(request, writer, fault.status, fault.headers, fault.body)
+        status, found, body = right_answer(request, served)
+        return await self._send(request, writer, status, {**found, **fault.headers}, body, fault)
+
+    async def _send(
+        self,
+        request: Request,
+        writer: asyncio.StreamWriter,
+        status: int,
+        headers: dict[str, str],
+        body: bytes,
+        fault: Fault | None = None,
+    ) -> bool:
+        fault = fault or Fault()
+        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
+        lines += [f"{name}: {value}" for name, value in {"Content-Length": str(len(body)), **headers}.items()]
+        writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
+        if request.method == "HEAD":
+            await writer.drain()
+            return True
+        if not self.hold.is_set():
+            await asyncio.to_thread(self.hold.wait)
+        if fault.meanwhile:
+            fault.meanwhile()
+        limits = [limit for limit in (fault.cut, fault.stalls) if limit is not None]
+        part = memoryview(body)[: min(limits, default=len(body))]
+        for at in range(0, len(part), PIECE):
+            self.sent += len(part[at : at + PIECE])  # first: a client may have it before this thread goes on
+            writer.write(part[at : at + PIECE])
+            await writer.drain()
+        if fault.stalls is not None:
+            await self._end.wait()
+        return fault.cut is None
+
+
+def right_answer(request: Request, served: Served) -> tuple[int, dict[str, str], bytes]:
+    content = served.content
+    headers = {"Content-Type": "application/x-tar", **served.headers}
+    if served.etag is not None:
+        headers["ETag"] = served.etag
+    if served.modified is not None:
+        headers["Last-Modified"] = formatdate(served.modified, usegmt=True)
+    if served.conditions and not _condition_holds(request, served):
+        return 412, headers, b"a precondition failed"
+    wanted = request.headers.get("range")
+    if not served.ranges or wanted is None:
+        return 200, headers, content
+    headers["Accept-Ranges"] = "bytes"
+    begin, _, last = wanted.removeprefix("bytes=").partition("-")
+    end = min(int(last) + 1 if last else len(content), len(content))
+    if int(begin) >= end:
+        return 416, {"Content-Range": f"bytes */{len(content)}"}, b""
+    headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(content)}"
+    return 206, headers, content[int(begin) : end]
+
+
+def _condition_holds(request: Request, served: Served) -> bool:
+    wanted, since = request.headers.get("if-match"), request.headers.get("if-unmodified-since")
+    if wanted is not None:
+        strong = served.etag is not None and not served.etag.startswith("W/")
+        return wanted == "*" or (strong and served.etag in wanted.split(", "))
+    return since is None or served.modified is None or served.modified <= parsedate_to_datetime(since).timestamp()

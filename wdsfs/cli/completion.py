@@ -1,0 +1,165 @@
+"""What a shell offers when TAB is pressed: mount points, paths, and what click knows of commands and options.
+
+Built on click's completion, whose scripts run the program with the words of the line. Nothing here asks a daemon,
+a mount or the network: mount points are those of the registry and of the kernel's table, and paths are completed
+by the shell itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+import click
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ShellComplete,
+    ZshComplete,
+    add_completion_class,
+    get_completion_class,
+)
+
+SHELLS = ("bash", "zsh", "fish")
+
+_PATH, _DIRECTORY = "file", "dir"  # of items: the shell completes what is typed
+_UNSAFE = re.compile(r"([^\w@%+=:,./~-])")
+_NOT_LOCAL = re.compile(r"^[a-z][a-z0-9+.-]*://|^pipe:")
+
+
+@add_completion_class
+class QuotingBash(BashComplete):
+    """bash inserts what it is given as it is, and takes the `=` of `--layout=files` for a word of its own."""
+
+    name = "bash"
+    # A text may have backslashes and wildcards, which are for the line and not for the script.
+    source_template = BashComplete.source_template.replace("read type", "read -r type").replace(
+        "+=($value)", '+=("$value")'
+    )
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """The words before the cursor, and the one that it is in."""
+        words, incomplete = super().get_completion_args()
+        if words and words[-1] == "=" and incomplete != "=":
+            return words[:-1], incomplete
+        return (words, "") if incomplete == "=" else (words, incomplete)
+
+    def format_completion(self, item: CompletionItem) -> str:
+        """A line for the script: the type of the item, and its text, so that it is one word whatever is in it."""
+        text: str = item.value
+        if item.type == "plain":
+            # A tilde stays one; the mount point of a stranger may have any name.
+            text = _UNSAFE.sub(r"\\\1", text)
+        return f"{item.type},{text}"
+
+
+class _WholeWords(ShellComplete):
+    """zsh and fish replace the whole word, so the value in `--layout=files` comes with what is before it."""
+
+    _before = ""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """The words before the cursor, and the one that it is in."""
+        words, incomplete = super().get_completion_args()
+        name, equals, _ = incomplete.partition("=")
+        self._before = name + equals if equals and name.startswith("--") else ""
+        return words, incomplete
+
+    def format_completion(self, item: CompletionItem) -> str:
+        """What the script gets of an item."""
+        value = self._before + os.path.expanduser(item.value) if item.type == "plain" else item.value
+        return super().format_completion(CompletionItem(value, item.type, item.help))
+
+
+@add_completion_class
+class WholeWordsZsh(_WholeWords, ZshComplete):
+    """As above. The file of an autoloaded function is its body from the second call on: then it completes, too."""
+
+    name = "zsh"
+    source_template = ZshComplete.source_template.replace("== loadautofunc", "== (loadautofunc|shfunc)")
+
+
+@add_completion_class
+class WholeWordsFish(_WholeWords, FishComplete):
+    """As above. A path, or a description, may have commas."""
+
+    name = "fish"
+    source_template = FishComplete.source_template.replace('string split ","', 'string split --max 1 ","')
+
+
+def script(shell: str) -> str:
+    """The code with which a shell completes `wdsfs`."""
+    found = get_completion_class(shell)
+    assert found is not None
+    one = found(click.Command("wdsfs"), {}, "wdsfs", "_WDSFS_COMPLETE")
+    # Not `one.source()`: bash's asks the bash that is here for its version, and the script may be for another one.
+    return ShellComplete.source(one)
+
+
+def paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Files and directories; of `@list.txt` the file. Nothing for URLs: only a request could say what there is."""
+    if _NOT_LOCAL.match(incomplete):
+        return []
+    if incomplete.startswith("@"):
+        return [CompletionItem(f"@{path}") for path in _files(incomplete[1:])]
+    return [CompletionItem(incomplete, type=_PATH)]
+
+
+def directories(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Directories."""
+    return [] if _NOT_LOCAL.match(incomplete) else [CompletionItem(incomplete, type=_DIRECTORY)]
+
+
+def mount_points(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The mounts of this user, dead ones included; directories if none begins like that."""
+    found = [CompletionItem(text) for path in _mounts() if (text := _as_typed(path, incomplete)) is not None]
+    return found or directories(ctx, param, incomplete)
+
+
+def mount_points_or_paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The mounts of this user as long as nothing is typed, then paths."""
+    return paths(ctx, param, incomplete) if incomplete else mount_points(ctx, param, incomplete)
+
+
+def commands(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The commands of the program."""
+    above = ctx.find_root().command
+    assert isinstance(above, click.Group)
+    return [CompletionItem(name) for name in above.list_commands(ctx) if name.startswith(incomplete)]
+
+
+def _mounts() -> list[str]:
+    from wdsfs import mount_table
+    from wdsfs.status import control
+
+    found = {daemon.mountpoint for daemon in control.daemons()}
+    for one in mount_table.mounts():
+        if one.fstype == "fuse.wdsfs" and os.geteuid() in (0, one.user):
+            found.add(os.fsdecode(one.path))
+    return sorted(path for path in found if path.isprintable())
+
+
+def _as_typed(path: str, incomplete: str) -> str | None:
+    """A mount point in the form that is typed, which may be relative or begin with a tilde; None for others."""
+    if path.startswith(incomplete):
+        return path
+    try:
+        above, begun = os.path.split(incomplete)
+        full = os.path.join(os.path.abspath(os.path.expanduser(above)), begun)
+    except OSError:  # the working directory is gone
+        return None
+    return incomplete + path[len(full) :] if path.startswith(full) else None
+
+
+def _files(begun: str) -> list[str]:
+    above, name = os.path.split(begun)
+    try:
+        with os.scandir(os.path.expanduser(above) or ".") as entries:
+            # By what the listing says of them: no file is asked for.
+            found = [
+                one.name for one in entries if one.name.startswith(name) and not one.is_dir(follow_symlinks=False)
+            ]
+    except OSError:
+        return []
+    return sorted(os.path.join(above, one) for one in found if one.isprintable())

@@ -1,0 +1,150 @@
+"""The command `image`: writes an image that the kernel mounts. What is in it is decided in `image/build.py`."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from wdsfs.cli import completion
+from wdsfs.cli.opening import opened
+from wdsfs.cli.options import (
+    Directory,
+    Opening,
+    handing_over,
+    json_option,
+    opening_options,
+    set_options_without_base,
+    shards_argument,
+    soundness_options,
+)
+from wdsfs.cli.output import bytes_text
+from wdsfs.cli.progress import write_image
+from wdsfs.cli.tree_options import TreeOptions, numbered_tree_options
+from wdsfs.errors import UsageError, counted
+
+if TYPE_CHECKING:
+    from wdsfs.spec.expand import Selection
+
+_ID_MAX = (1 << 32) - 2
+
+
+class Making(NamedTuple):
+    """The options of what an image is like, as they were typed."""
+
+    base: str | None
+    uid: int
+    gid: int
+    umask: str
+    linux: str
+
+
+_making_options = handing_over(
+    "making",
+    Making,
+    {
+        "base": click.option(
+            "--base",
+            type=Directory(),
+            metavar="DIR",
+            help="Paths of shards below DIR are kept relative to it.  [default: the directory of FILE]",
+        ),
+        "uid": click.option(
+            "--uid", type=click.IntRange(0, _ID_MAX), default=0, help="Owner of all files.  [default: root]"
+        ),
+        "gid": click.option(
+            "--gid", type=click.IntRange(0, _ID_MAX), default=0, help="Group of all files.  [default: root]"
+        ),
+        "umask": click.option(
+            "--umask", default="0", metavar="OCTAL", help="Bits to leave out of the modes 0444 and 0555."
+        ),
+        "linux": click.option(
+            "--linux",
+            default="5.16",
+            show_default=True,
+            metavar="VERSION",
+            help="The oldest kernel that is to mount it; from 6.15 on an image is a fifth smaller.",
+        ),
+    },
+)
+
+
+@click.command()
+@shards_argument
+@set_options_without_base
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    required=True,
+    shell_complete=completion.paths,
+    help="The image, such as set.erofs.",
+)
+@numbered_tree_options
+@_making_options
+@json_option
+@soundness_options
+@opening_options
+def image(
+    shards: tuple[str, ...],
+    selection: Selection,
+    output: str,
+    tree: TreeOptions,
+    making: Making,
+    as_json: bool,
+    opening: Opening,
+) -> None:
+    """Write an image of SHARDS that the kernel mounts by itself, over the shards: an EROFS file system of names.
+
+    The image has the tree that `wdsfs mount` would show with the same options, and points into the shards, which
+    have to stay as they are. Root mounts it: faster than FUSE, and without a daemon.
+
+    \b
+    Examples:
+      wdsfs image 'train-{000000..000999}.tar' -o train.erofs
+      wdsfs mount train.erofs /mnt/train
+    """
+    from wdsfs.dataset.numbered_tree import check_name, make_numbered
+    from wdsfs.image.build import ImageOptions
+    from wdsfs.image.image_file import Owner
+
+    target = os.path.abspath(os.fsencode(output))
+    base = os.path.dirname(target) if making.base is None else os.path.abspath(os.fsencode(making.base))
+    view = tree.view(opening.tolerance.allow_missing)
+    owner = Owner(making.uid, making.gid, _octal(making.umask))
+    options = ImageOptions(owner, base, _version(making.linux), tree.merge, tree.composition.text)
+    with opened(shards, selection, opening, tree.composition, whole=True) as below:
+        check_name(below.shards, view, tree.merge)
+        made = write_image(make_numbered(below, view, tree.merge), target, options, opening.quiet)
+    if as_json:
+        click.echo(json.dumps({"image": output, **made._asdict()}))
+    else:
+        click.echo(
+            f"{output}: {counted(made.devices, 'shard')}, {counted(made.inodes, 'inode')}, {bytes_text(made.size)}"
+        )
+
+
+def _octal(text: str) -> int:
+    try:
+        number = int(text, 8)
+    except ValueError:
+        number = -1
+    if not 0 <= number <= 0o777:
+        raise UsageError(f"--umask {text}: an octal number up to 777 is needed")
+    return number
+
+
+def _version(text: str) -> tuple[int, int]:
+    """The first two numbers of a kernel's version: `6.12.3-amd64` is (6, 12). Raises UsageError."""
+    from wdsfs import host
+    from wdsfs.image.erofs import OLDEST_KERNEL
+
+    numbers = host.kernel_version(text)
+    if len(numbers) < 2:
+        raise UsageError(f"--linux {text}: a version such as 6.12 is needed")
+    if numbers < OLDEST_KERNEL:
+        oldest = ".".join(map(str, OLDEST_KERNEL))
+        raise UsageError(f"--linux {text}: images over several files take Linux {oldest} or later")
+    return numbers[0], numbers[1]

@@ -1,0 +1,119 @@
+"""The checks of `wdsfs doctor` for `--engine kernel`: what the kernel serves itself, and how shards are guarded.
+
+A mount does not need it, since there is FUSE, so nothing here is a failure. As in `doctor.py`, nothing is changed.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+from wdsfs import host, mount_table
+from wdsfs.cli.doctor import MachineFinding
+from wdsfs.image.erofs import OLDEST_KERNEL
+from wdsfs.mount.kernel_mount import FILES_SINCE, OVERTAKING_SINCE
+from wdsfs.names import SHARD_SUFFIXES, suffix_of
+
+NAME = "kernel engine"
+
+
+def check_engine(
+    version: tuple[int, ...] | None = None,
+    file_systems: str = "/proc/filesystems",
+    loops: str = "/dev/loop-control",
+    user: int | None = None,
+) -> MachineFinding:
+    """If `--engine kernel` can be used: EROFS, shards as its devices, and root."""
+    version = host.kernel_version() if version is None else version
+    if version < OLDEST_KERNEL:
+        return MachineFinding(NAME, "ok", f"not with Linux {_dotted(version)}: it takes {_dotted(OLDEST_KERNEL)}")
+    if not _has_erofs(file_systems):
+        return MachineFinding(
+            NAME, "warn", "this kernel has no EROFS: the kernel cannot serve a set itself", "sudo modprobe erofs"
+        )
+    by_files = version >= FILES_SINCE
+    if not by_files and not os.path.exists(loops):
+        return MachineFinding(
+            NAME, "warn", f"there is no {loops}, which it takes before Linux 6.12", "modprobe loop"
+        )
+    shown = f"EROFS, shards as {'files' if by_files else 'loop devices'}"
+    if version < OVERTAKING_SINCE:
+        shown += f"; `wdsfs refresh` takes Linux {_dotted(OVERTAKING_SINCE)}"
+    if (os.geteuid() if user is None else user) != 0:
+        return MachineFinding(NAME, "ok", f"{shown}; only for root")
+    return MachineFinding(NAME, "ok", shown)
+
+
+def _has_erofs(file_systems: str) -> bool:
+    """True if the kernel has EROFS, or can load it."""
+    try:
+        if any(line.split()[-1:] == ["erofs"] for line in Path(file_systems).read_text().splitlines()):
+            return True
+    except OSError:
+        return False
+    modprobe = shutil.which("modprobe")
+    if modprobe is None:
+        return False
+    dry = subprocess.run([modprobe, "--dry-run", "--quiet", "erofs"], check=False, capture_output=True)
+    return dry.returncode == 0
+
+
+def check_leases(directory: str) -> MachineFinding:
+    """If the kernel has writers of the shards in this directory wait: tried with one of them."""
+    name = f"leases in {directory}"
+    fstype = mount_table.filesystem_type(directory)
+    if mount_table.is_network(fstype):
+        return MachineFinding(
+            name,
+            "warn",
+            f"it lies on {fstype}, where other machines can write unnoticed: --engine kernel refuses that",
+            "mount with --trust-shards if nobody will write; or by FUSE",
+        )
+    try:
+        shard = _a_shard(directory)
+        if shard is None:
+            suffixes = ", ".join(map(os.fsdecode, SHARD_SUFFIXES[:1]))
+            return MachineFinding(name, "warn", f"there is no shard ({suffixes}) to try it with")
+        fd = os.open(shard, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        return MachineFinding(name, "warn", error.strerror or str(error), f"ls -ld {shlex.quote(directory)}")
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError as error:
+        return _no_lease(name, fstype, shard, error)
+    finally:
+        os.close(fd)
+    return MachineFinding(name, "ok", f"can be had ({fstype or 'unknown file system'}): writers wait for readers")
+
+
+def _a_shard(directory: str) -> str | None:
+    """A shard in this directory. Raises OSError."""
+    with os.scandir(directory) as entries:
+        return next((one.path for one in entries if suffix_of(os.fsencode(one.name)) and one.is_file()), None)
+
+
+def _no_lease(name: str, fstype: str, shard: str, error: OSError) -> MachineFinding:
+    by_looking = "changes are looked for every second instead"
+    if error.errno == errno.EAGAIN:
+        who = f"fuser -v {shlex.quote(shard)}"
+        return MachineFinding(name, "warn", f"a program has {shard} open for writing", who)
+    if error.errno == errno.EACCES:
+        return MachineFinding(
+            name,
+            "warn",
+            f"{shard} is not yours, so {by_looking}",
+            "mount as root with CAP_LEASE (docs/deployment.md)",
+        )
+    return MachineFinding(
+        name, "warn", f"none on {fstype} ({error.strerror}): {by_looking}", "shards on a local disk"
+    )
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

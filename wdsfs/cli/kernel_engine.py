@@ -1,0 +1,142 @@
+"""`mount --engine kernel`: makes the image of a set, or takes that of the last mount, and has the kernel mount it.
+
+`auto` takes the kernel where nothing is known to prevent it, and says which engine it takes, and why.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from wdsfs import host, mount_table
+from wdsfs.cli.opening import opened_set
+from wdsfs.cli.options import Opening
+from wdsfs.cli.progress import write_image
+from wdsfs.cli.tree_options import TreeOptions
+from wdsfs.errors import MountError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from wdsfs.mount.image_mount import ImageMount
+    from wdsfs.spec.expand import Shard
+
+log = logging.getLogger("wdsfs")
+
+_FILE_SYSTEMS = "/proc/filesystems"
+_OWNER = ("uid", "gid", "umask")  # options of `-o` that are part of an image
+
+
+def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
+    """Why the kernel cannot serve these shards; None if nothing is known to prevent it. Raises ShardErrors."""
+    from wdsfs.image.erofs import OLDEST_KERNEL
+    from wdsfs.remote.any_shard import is_remote
+    from wdsfs.storage import source
+    from wdsfs.tar.compressed import kind_of
+
+    if os.geteuid() != 0:
+        return "only root can have the kernel mount a set"
+    if host.kernel_version() < OLDEST_KERNEL or not _has_erofs():
+        return "this kernel has no EROFS, or is older than Linux " + ".".join(map(str, OLDEST_KERNEL))
+    for one in shards:
+        if is_remote(one.path):
+            return f"{os.fsdecode(one.path)} is on no disk of this machine"
+        fd = source.open_shard(one.path)
+        try:
+            if kind_of(fd) is not None:
+                return f"{os.fsdecode(one.path)} is compressed"
+        finally:
+            source.close(fd)
+    for directory in () if trusting else sorted({os.path.dirname(one.path) for one in shards}):
+        if mount_table.is_network(mount_table.filesystem_type(directory)):
+            return f"{os.fsdecode(directory)} is shared with other machines"
+    return None
+
+
+def _has_erofs() -> bool:
+    """True if the kernel has EROFS, after the attempt to load it."""
+    load = shutil.which("modprobe")
+    for attempt in (False, True):
+        if attempt and load is not None:
+            subprocess.run([load, "-q", "erofs"], check=False, capture_output=True)
+        with open(_FILE_SYSTEMS, encoding="ascii") as file:
+            if any(line.split()[-1] == "erofs" for line in file):
+                return True
+    return False
+
+
+def image_mount(
+    shards: Sequence[Shard],
+    mountpoint: str,
+    tree: TreeOptions,
+    opening: Opening,
+    options: Sequence[str],
+    trusting: bool,
+    overlay: Path | None = None,
+) -> ImageMount:
+    """Make the image of a set for this mount point, unless it is there, and return what is to be mounted.
+
+    `options` are those of `-o`, `overlay` is the directory of an overlay above it. Raises ImageError, ShardErrors,
+    UsageError.
+    """
+    from wdsfs.dataset.merged_tree import is_merged
+    from wdsfs.dataset.numbered_tree import check_name, make_numbered
+    from wdsfs.image import kept
+    from wdsfs.image.build import ImageOptions
+    from wdsfs.image.erofs import OWN_TIMES_KERNEL
+    from wdsfs.image.image_file import Owner
+    from wdsfs.mount.image_mount import ImageMount
+    from wdsfs.mount.kernel_overlay import OverlayOver
+    from wdsfs.mount.options import parse_options
+
+    parsed, view = parse_options(options, overlay is not None), tree.view(opening.tolerance.allow_missing)
+    since = min(host.kernel_version()[:2], OWN_TIMES_KERNEL)
+    owner = Owner(parsed.owner.uid, parsed.owner.gid, parsed.owner.umask)
+    private = "allow_other" not in parsed.fuse
+    wanted = ImageOptions(
+        *(owner, b"/", (since[0], since[1]), tree.merge, tree.composition.text, private),
+        writable=overlay is not None,
+    )
+    with opened_set(shards, opening, tree.composition, whole=True) as below:
+        check_name(below.shards, view, tree.merge)
+        shown = make_numbered(below, view, tree.merge)
+        target = kept.path_of(mountpoint)
+        wanted = wanted._replace(key=kept.key_of(shown, wanted))
+        if kept.is_there(target, wanted.key):
+            os.utime(target)  # `wdsfs cache` removes first what was not mounted for long
+        else:
+            write_image(shown, os.fsencode(target), wanted, opening.quiet)
+    rest = [one for one in ",".join(options).split(",") if one.partition("=")[0] not in _OWNER]
+    found = ImageMount(str(target), mountpoint, "/", [one for one in rest if one], trusting)
+    if overlay is not None:
+        merged, index = is_merged(view, tree.merge), opening.index_dir
+        found.overlay = OverlayOver(
+            *(overlay.absolute(), shards, view, merged, owner[:2], private, list(options)),
+            index=None if index is None else str(index.absolute()),
+            trusting=trusting,
+        )
+    return found
+
+
+def check_place(mountpoint: str, options: Sequence[str], writable: bool) -> None:
+    """Raise MountError for a mount point that cannot be used, before an image is made for it.
+
+    A mount of an image whose guard is gone is no obstacle: it is guarded again, or gives way to the new image.
+    """
+    from wdsfs.mount.image_mount import unguarded
+    from wdsfs.mount.mountpoint import check_mountpoint
+    from wdsfs.mount.options import parse_options
+    from wdsfs.status import control
+
+    place = control.canonical(mountpoint)
+    if writable or unguarded(place) is None:
+        check_mountpoint(place, parse_options(options, writable).nonempty, [])
+
+
+def refused(reason: str) -> MountError:
+    """The error for `--engine kernel` where the kernel cannot be taken."""
+    return MountError(f"--engine kernel: {reason}; --engine auto takes FUSE then")

@@ -1,0 +1,33 @@
+"""The command `man`: the manual page wdsfs(1). What is in it is made in `man_page.py`."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import click
+
+from wdsfs import __version__
+
+
+@click.command()
+@click.pass_context
+def man(ctx: click.Context) -> None:
+    """Show the manual page, all that --help says; if the output is no terminal, print it for `man` to read.
+
+    \b
+    Examples:
+      wdsfs man
+      wdsfs man > ~/.local/share/man/man1/wdsfs.1
+    """
+    from wdsfs.cli.man_page import manual
+
+    above = ctx.find_root().command
+    assert isinstance(above, click.Group)
+    page = manual(above, __version__)
+    program = shutil.which("man") if sys.stdout.isatty() else None
+    if program is None:
+        click.echo(page, nl=False)
+        return
+    sys.exit(subprocess.run([program, "--local-file", "-"], input=page.encode(), check=False).returncode)

@@ -1,0 +1,112 @@
+"""Opening the set of a command: indexed, seen as its options say, and judged."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from wdsfs.cli.options import Opening
+from wdsfs.cli.progress import make_view, refresh_index
+
+if TYPE_CHECKING:
+    from wdsfs.dataset.shard_access import Access
+    from wdsfs.dataset.shard_set import ShardSet
+    from wdsfs.dataset.tree import LowerTree, Node
+    from wdsfs.spec.expand import Selection, Shard
+    from wdsfs.views.composition import Composition
+
+log = logging.getLogger("wdsfs")
+
+
+@contextlib.contextmanager
+def opened(
+    shards: Sequence[str],
+    selection: Selection,
+    opening: Opening,
+    composition: Composition | None = None,
+    whole: bool = False,
+) -> Iterator[ShardSet]:
+    """The lower of a set, all of it indexed, shown as `composition` says; without one all shards as they are.
+
+    Logs warnings about damaged shards. `whole`: shards that cannot be read would be missing in what is shown; if
+    that is tolerated, they are left out. Raises what `soundness.judge` raises, and ViewError when the view is
+    refused.
+    """
+    from wdsfs.spec.expand import expand
+
+    selection = selection._replace(allow_missing=opening.tolerance.allow_missing)
+    with opened_set(expand(shards, *selection), opening, composition, whole) as below:
+        yield below
+
+
+@contextlib.contextmanager
+def opened_set(
+    shards: Sequence[Shard],
+    opening: Opening,
+    composition: Composition | None = None,
+    whole: bool = False,
+    access: Access | None = None,
+) -> Iterator[ShardSet]:
+    """As `opened`, of shards that are known, reached as `access` says."""
+    from wdsfs.dataset.shard_set import ShardSet
+    from wdsfs.index.portable import attached
+    from wdsfs.index.store import open_index
+    from wdsfs.interop.soundness import judge
+    from wdsfs.views.companions import Companions
+    from wdsfs.views.view_set import open_set
+
+    companions = None if composition is None else Companions(composition, shards[0].reading)
+    index = open_index(opening.index_dir)
+    index.log_notices()
+    index.portables = attached([*shards, *(companions.shards if companions else ())])
+    _, unreadable = refresh_index(index, [*shards, *(companions.shards if companions else ())], opening)
+    if whole and opening.tolerance.allow_missing:
+        shards = readable(shards, unreadable)
+    if composition is None or companions is None:
+        below = ShardSet(shards, index, access=access)
+    else:
+        below = open_set(shards, index, composition, companions)
+    try:
+        unreadable |= make_view(below, opening.quiet)
+        for text in judge(below, unreadable, opening.tolerance, whole):
+            log.warning("%s", text)
+        yield below
+    finally:
+        below.close()
+
+
+def readable(shards: Sequence[Shard], unreadable: Mapping[bytes, str]) -> list[Shard]:
+    """The shards without those that cannot be read. Raises UnreadableShard if none is left."""
+    from wdsfs.errors import UnreadableShard, several
+
+    found = [one for one in shards if one.path not in unreadable]
+    if not found:
+        raise UnreadableShard(f"no shard of the set can be read: {several(list(unreadable.values()))}")
+    return found
+
+
+_TOP_NAMED = 3  # names at the top of a tree that a message has
+
+
+def resolved(tree: LowerTree, path: bytes) -> Node:
+    """What a path in a tree leads to. Raises EntryError, which for the first name tells what there is instead."""
+    from wdsfs.dataset.indexing import indexed
+    from wdsfs.dataset.tree import text_of
+    from wdsfs.errors import NoSuchEntry
+    from wdsfs.inodes import ROOT
+
+    try:
+        return indexed(tree.resolve, path)
+    except NoSuchEntry as error:
+        try:
+            indexed(tree.lookup, ROOT, path.partition(b"/")[0])
+        except NoSuchEntry:
+            names = (entry.name for entry in tree.listing(ROOT) if entry.name not in (b".", b".."))
+            there = [repr(text_of(name)) for name in itertools.islice(names, _TOP_NAMED + 1)]
+            more = " ..." if len(there) > _TOP_NAMED else ""
+            if there:
+                raise NoSuchEntry(f"{error}; there is {', '.join(there[:_TOP_NAMED])}{more}") from None
+        raise

@@ -1,0 +1,458 @@
+"""Options that several commands have, and the objects that commands get for them.
+
+A group of options is a mapping: what a value is called, and the decorator that adds the option (or another group)
+to a command. `handing_over` makes one object of the values. Imports only what starting takes, as `cli/main.py`
+does. The objects are named tuples for the same reason: a dataclass takes eight times as long to define.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+
+import click
+
+from wdsfs.cli import completion
+from wdsfs.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from wdsfs.cluster.workers import Workers
+    from wdsfs.interop.soundness import Tolerance
+    from wdsfs.spec.expand import Selection
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Decorator = Callable[[Command], Command]
+
+
+class Directory(click.Path):
+    """The type of options that name a directory of this machine, for which a URL would be a relative path."""
+
+    def __init__(self) -> None:
+        super().__init__(file_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if "://" in os.fsdecode(value):
+            self.fail("a URL cannot be used here: name a directory of this machine", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class AtLeastOne(click.FloatRange):
+    """The type of options with a number from 1 on. Nothing compares with `nan`: it would mean no limit."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail(f"{value!r} is no number", param, ctx)
+        return found
+
+
+def handing_over(
+    name: str,
+    make: Callable[..., object],
+    group: Mapping[str, Decorator[Any]],
+    above: Sequence[str] = (),
+) -> Decorator[Any]:
+    """Return a decorator that adds these options to a command, in this order.
+
+    The command gets them as one argument `name`: the result of `make`, called with their values. `above` names
+    further arguments of `make`, which a decorator above this one passes.
+    """
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def with_object(**given: Any) -> Any:
+            own = {key: given.pop(key) for key in (*group, *above)}
+            return command(**given, **{name: make(**own)})
+
+        decorated: Any = with_object
+        for option in reversed([*group.values()]):
+            decorated = option(decorated)
+        return cast(Command, decorated)
+
+    return decorate
+
+
+shards_argument = click.argument("shards", nargs=-1, required=True, shell_complete=completion.paths)
+json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+
+# Of the commands that write shards.
+leave_out_option: Decorator[Any] = click.option(
+    "--leave-out", is_flag=True, help="Go ahead without the files that cannot be packed."
+)
+dry_run_option: Decorator[Any] = click.option(
+    "-n", "--dry-run", is_flag=True, help="Only show which shards would be written."
+)
+
+
+def space_check_option(text: str) -> Decorator[Any]:
+    """The option that leaves out the check for room; `text` is its help."""
+    return click.option("--no-space-check", "space_check", is_flag=True, default=True, flag_value=False, help=text)
+
+
+# --- which shards, and how they are read -------------------------------------------------------------------
+
+
+def _selection(
+    split: str | None,
+    shard_id: int | None,
+    num_shards: int | None,
+    ignore_zeros: bool,
+    group_by_key: bool,
+    base: str | None = None,
+) -> Selection:
+    from wdsfs.reading import Reading
+    from wdsfs.spec.expand import Selection, Slice
+
+    reading = Reading(ignore_zeros, group_by_key)
+    if shard_id is None and num_shards is None:
+        return Selection(split, reading=reading, base=base)
+    if shard_id is None or num_shards is None:
+        raise UsageError("--shard-id and --num-shards belong together: part N of M")
+    if shard_id >= num_shards:
+        raise UsageError(
+            f"--shard-id {shard_id}: parts are counted from 0, so the last of {num_shards} is {num_shards - 1}"
+        )
+    return Selection(split, Slice(shard_id, num_shards), reading=reading, base=base)
+
+
+# Which part of a set is wanted, and how its shards are read.
+_PART: dict[str, Decorator[Any]] = {
+    "split": click.option(
+        "--split",
+        metavar="NAME",
+        help="Only this split (train, val ...) of a prepared Energon dataset, a directory with .nv-meta.",
+    ),
+    "shard_id": click.option(
+        "--shard-id",
+        type=click.IntRange(0),
+        metavar="N",
+        help="Only part N of M, from 0 on: shards N, N+M, N+2M ... of the set, one part for each rank.",
+    ),
+    "num_shards": click.option(
+        "--num-shards", type=click.IntRange(1), metavar="M", help="How many parts --shard-id counts."
+    ),
+    "ignore_zeros": click.option(
+        "--ignore-zeros",
+        is_flag=True,
+        help="Read on after the end mark of a tar: several tars joined by cat are one shard.",
+    ),
+    "group_by_key": click.option(
+        "--group-by-key",
+        is_flag=True,
+        help="One sample for each key, also where its members lie apart in the shard.",
+    ),
+}
+_BASE: dict[str, Decorator[Any]] = {
+    "base": click.option(
+        "--base",
+        metavar="DIR|URL",
+        shell_complete=completion.directories,
+        help="Where the shards are that an index (.wdsidx) or an image names.  [default: beside it]",
+    ),
+}
+
+# Of all commands that take SHARDS.
+set_options = handing_over("selection", _selection, {**_PART, **_BASE})
+set_options_without_base = handing_over("selection", _selection, _PART)
+
+# --- passed on to all processes by the environment ---------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def set_for_all(name: str, value: str | None) -> None:
+    """Set a variable for this command and all processes that it starts; None leaves it as it is."""
+    if value is not None:
+        click.get_current_context().with_resource(_environment(name, value))
+
+
+def _passed_on(name: str) -> Callable[[click.Context, click.Parameter, str | None], str | None]:
+    def callback(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+        set_for_all(name, value)
+        return value
+
+    return callback
+
+
+def _size(_: click.Context, __: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        from wdsfs.storage.cache_place import parse_size
+
+        set_for_all("WDSFS_CACHE_SIZE", str(parse_size(value)))
+
+
+def _trusted(_: click.Context, __: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        from wdsfs.trust import trusted
+
+        set_for_all("WDSFS_TRUST", value)
+        trusted()  # so that an unknown name is an error now
+
+
+def trust_option(command: Command) -> Command:
+    """The option for further users whose directories and files are trusted; passed on by the environment."""
+    return click.option(
+        "--trust",
+        metavar="WHO,...",
+        envvar="WDSFS_TRUST",
+        expose_value=False,
+        callback=_trusted,
+        help="Also use directories (index, cache, overlay) and changed shards of these users and @groups; "
+        "`everyone` ends all such checks.  [default: only yours and root's; env WDSFS_TRUST]",
+    )(command)
+
+
+def cache_size_option(command: Command) -> Command:
+    """The option for the room of the caches; passed on by the environment."""
+    return click.option(
+        "--cache-size",
+        metavar="SIZE",
+        envvar="WDSFS_CACHE_SIZE",
+        expose_value=False,
+        callback=_size,
+        help="Room for unpacked shards, and as much for remote ones, such as 800M or 2T.  [default: 32G for "
+        "unpacked, half of the free disk for remote ones; env WDSFS_CACHE_SIZE]",
+    )(command)
+
+
+def compressed_options(command: Command) -> Command:
+    """The options of compressed shards. They are passed on by the environment, so no command gets them."""
+    unpack = click.option(
+        "--unpack",
+        type=click.Choice(["auto", "always", "never"]),
+        envvar="WDSFS_UNPACK",
+        expose_value=False,
+        callback=_passed_on("WDSFS_UNPACK"),
+        help="Compressed shards: unpack them into the cache (always), read them where they are (never), or so "
+        "only when there is no room (auto).  [default: auto; env WDSFS_UNPACK]",
+    )
+    decorated: Command = unpack(cache_size_option(command))
+    return decorated
+
+
+def _store_options(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> None:
+    if values:
+        from wdsfs.remote.settings import parse_arguments
+
+        parse_arguments(values)  # so that a wrong one is an error now
+        set_for_all("WDSFS_STORE_OPTIONS", " ".join(values))
+
+
+def _memory(_: click.Context, __: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        from wdsfs.storage.cache_place import parse_size
+
+        set_for_all("WDSFS_FETCH_MEMORY", str(parse_size(value)))
+
+
+def store_option(command: Command) -> Command:
+    """The option for the ways of stores; passed on by the environment."""
+    return click.option(
+        "--store-option",
+        "store_options",
+        metavar="[URL:]NAME=VALUE",
+        multiple=True,
+        envvar="WDSFS_STORE_OPTIONS",
+        expose_value=False,
+        callback=_store_options,
+        help="How stores are reached, such as endpoint=http://minio:9000 or s3://bucket:anonymous=true; "
+        "can be repeated.  [env WDSFS_STORE_OPTIONS]",
+    )(command)
+
+
+def _allowed(_: click.Context, __: click.Parameter, value: bool) -> None:
+    if value:
+        set_for_all("WDSFS_ALLOW_PIPE", "1")
+
+
+def remote_options(command: Command) -> Command:
+    """The options of shards at URLs. They are passed on by the environment, so no command gets them."""
+    memory = click.option(
+        "--fetch-memory",
+        metavar="SIZE",
+        envvar="WDSFS_FETCH_MEMORY",
+        expose_value=False,
+        callback=_memory,
+        help="Memory for what is fetched from stores and not in the cache yet, such as 1G.  [default: 256M; "
+        "env WDSFS_FETCH_MEMORY]",
+    )
+    commands = click.option(
+        "--allow-pipe",
+        is_flag=True,
+        envvar="WDSFS_ALLOW_PIPE",
+        expose_value=False,
+        callback=_allowed,
+        help="Run commands (pipe:COMMAND) that lists and other files name, too, not only those of the command "
+        "line.  [env WDSFS_ALLOW_PIPE]",
+    )
+    decorated: Command = store_option(memory(commands(command)))
+    return decorated
+
+
+# --- how a set is opened -----------------------------------------------------------------------------------
+
+
+def _tolerance(allow_missing: bool, strict: bool) -> Tolerance:
+    from wdsfs.interop.soundness import Tolerance
+
+    return Tolerance(allow_missing, strict).check()
+
+
+# Which damage of a set a command tolerates.
+soundness_options = handing_over(
+    "tolerance",
+    _tolerance,
+    {
+        "allow_missing": click.option(
+            "--allow-missing",
+            is_flag=True,
+            help="Go on without shards that are missing or cannot be read, where that makes the set smaller.",
+        ),
+        "strict": click.option(
+            "--strict",
+            is_flag=True,
+            help="Refuse a set with any damage, unreadable shard, split sample or missing column, and list them.",
+        ),
+    },
+)
+
+
+class Opening(NamedTuple):
+    """How a command opens its set: the place of the index, the processes that build it, the damage tolerated.
+
+    `workers` are those of a cluster, None without `--executor`.
+    """
+
+    index_dir: Path | None
+    jobs: int
+    quiet: bool
+    tolerance: Tolerance
+    workers: Workers | None = None
+
+
+def _opening(
+    index_dir: str | None,
+    jobs: int | None,
+    quiet: bool,
+    tolerance: Tolerance | None = None,
+    executor: str | None = None,
+) -> Opening:
+    from wdsfs.interop.soundness import Tolerance
+
+    workers = workers_of(executor, jobs)
+    return Opening(path_of(index_dir), jobs_of(jobs), quiet, tolerance or Tolerance(), workers)
+
+
+def path_of(text: str | None) -> Path | None:
+    """The path that was typed; None if there was none."""
+    from pathlib import Path
+
+    return Path(text) if text else None
+
+
+def jobs_of(jobs: int | None) -> int:
+    """The number of processes that was typed, or the default."""
+    from wdsfs.index.process_pool import default_jobs
+
+    return jobs or default_jobs()
+
+
+def workers_of(executor: str | None, jobs: int | None) -> Workers | None:
+    """The workers that `--executor` names, closed with the command; None if it was not given.
+
+    `jobs` are the units in flight at most. Raises UsageError.
+    """
+    if not executor:
+        return None
+    from wdsfs.cluster.workers import Workers
+
+    workers = Workers(executor, jobs)
+    click.get_current_context().call_on_close(workers.close)
+    return workers
+
+
+executor_option: Decorator[Any] = click.option(
+    "--executor",
+    metavar="NAME",
+    envvar="WDSFS_EXECUTOR",
+    help="Have a cluster do it (docs/clusters.md): dask:ADDRESS, ray[:ADDRESS], mpi, slurm:jobs=N,..., or "
+    "MODULE:CALLABLE, which returns a concurrent.futures.Executor; --jobs is then how much is in flight.  "
+    "[default: processes of this machine; env WDSFS_EXECUTOR]",
+)
+
+_INDEXING = "Processes that index shards."
+
+
+def _index_group(jobs: str, executor: bool = False) -> dict[str, Decorator[Any]]:
+    return {
+        **({"executor": executor_option} if executor else {}),
+        "quiet": click.option("-q", "--quiet", is_flag=True, help="No progress bar, no hints."),
+        "jobs": click.option("-j", "--jobs", type=click.IntRange(1), help=f"{jobs}  [default: one per core]"),
+        "index_dir": click.option(
+            "--index-dir",
+            type=Directory(),
+            envvar="WDSFS_INDEX_DIR",
+            callback=_passed_on("WDSFS_INDEX_DIR"),  # the cache of unpacked shards is beside it
+            help="Where the index is kept.  [default: wdsfs in the user's cache directory; env WDSFS_INDEX_DIR]",
+        ),
+    }
+
+
+def opening_options_with(jobs: str, executor: bool = False) -> Decorator[Any]:
+    """The options of a command that opens a set, below `soundness_options`; `jobs` is the help of `--jobs`.
+
+    `executor`: with `--executor`.
+    """
+    add = handing_over("opening", _opening, _index_group(jobs, executor), above=("tolerance",))
+    return lambda command: trust_option(compressed_options(remote_options(add(index_file_option(command)))))
+
+
+def _index_files(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> None:
+    if values:
+        set_for_all("WDSFS_INDEX_FILE", "\n".join(values))
+
+
+def index_file_option(command: Command) -> Command:
+    """The option for portable indexes; passed on by the environment."""
+    return click.option(
+        "--index-file",
+        "index_files",
+        metavar="FILE|URL",
+        multiple=True,
+        shell_complete=completion.paths,
+        expose_value=False,
+        callback=_index_files,
+        help="Take what is known of the shards from this index (.wdsidx); can be repeated.  [default: any beside "
+        "the shards; env WDSFS_INDEX_FILE]",
+    )(command)
+
+
+def index_options_with(executor: bool, jobs: str = _INDEXING) -> Decorator[Any]:
+    """The options of a command that needs an index and has no `soundness_options`."""
+    add = handing_over("opening", _opening, _index_group(jobs, executor))
+    return lambda command: trust_option(compressed_options(remote_options(add(index_file_option(command)))))
+
+
+index_options = index_options_with(executor=False)
+opening_options = opening_options_with(_INDEXING)
+executor_opening_options = opening_options_with(_INDEXING, executor=True)

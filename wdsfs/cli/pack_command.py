@@ -1,0 +1,273 @@
+"""The command `pack`: makes shards of directories of files.
+
+What is written is decided in `pack/packing_plan.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from wdsfs.cli import completion, exporting
+from wdsfs.cli.options import (
+    AtLeastOne,
+    Directory,
+    Opening,
+    dry_run_option,
+    handing_over,
+    index_options_with,
+    json_option,
+    leave_out_option,
+    space_check_option,
+)
+from wdsfs.cli.output import bytes_text, print_table, say, table_of
+from wdsfs.cli.progress import bytes_bar, disk_errors, ended_in_order, when_interrupted
+from wdsfs.errors import ExportError, UsageError, counted
+
+if TYPE_CHECKING:
+    from wdsfs.pack.packing_plan import PackingPlan, PackOptions, PlannedShard
+
+log = logging.getLogger("wdsfs")
+
+
+class Packed(NamedTuple):
+    """The options of `pack`; `options` are those that the plan depends on."""
+
+    options: PackOptions
+    exports: tuple[str, ...]
+    space_check: bool
+    dry_run: bool
+    as_json: bool
+
+
+def _packed(
+    exports: tuple[str, ...],
+    space_check: bool,
+    dry_run: bool,
+    as_json: bool,
+    splits: tuple[str, ...],
+    follow_links: bool,
+    with_leavings: bool,
+    **given: Any,
+) -> Packed:
+    from wdsfs.pack.order import parse_splits
+    from wdsfs.pack.packing_plan import PackOptions
+    from wdsfs.pack.tree_walk import WalkRules
+
+    typed = {name: value for name, value in given.items() if value is not None}
+    rules = WalkRules(follow_links, with_leavings)
+    options = PackOptions(splits=tuple(parse_splits(splits)), walk=rules, **typed).check()
+    return Packed(options, exports, space_check, dry_run, as_json)
+
+
+packed_options = handing_over(
+    "packed",
+    _packed,
+    {
+        "output": click.option(
+            "-o",
+            "--output",
+            metavar="PATTERN",
+            shell_complete=completion.paths,
+            required=True,
+            help="Names of the shards: 'out/set-%06d.tar' or braces, with {split} for --split; also 's3://...', "
+            "gs, az, ais.",
+        ),
+        "layout": click.option(
+            "--layout",
+            type=click.Choice(["auto", "files", "samples", "classes"]),
+            default="auto",
+            show_default=True,
+            help="files: key.ext; samples: a directory for each sample; classes: one for each class "
+            "(ImageFolder); auto: what it looks like, or an error.",
+        ),
+        "class_as": click.option(
+            "--class-as",
+            type=click.Choice(["number", "name", "none"]),
+            help="What --layout classes writes to the column of the class: its number in the order of names, "
+            "which go to classes.txt beside the shards; its name; or no column.  [default: number]",
+        ),
+        "class_column": click.option(
+            "--class-column", metavar="EXT", help="The extension of that column.  [default: cls]"
+        ),
+        "class_names": click.option(
+            "--class-names",
+            type=click.Path(dir_okay=False),
+            metavar="FILE",
+            help="Take the numbers of the classes from here: one name a line for 0, 1, 2 ..., or a JSON list or "
+            "object.",
+        ),
+        "shuffle": click.option(
+            "--shuffle",
+            metavar="SEED",
+            help="Shuffle the samples: any text; the same gives the same order everywhere.  [default: by name]",
+        ),
+        "order": click.option(
+            "--order",
+            type=click.Path(dir_okay=False),
+            metavar="FILE",
+            help="The samples in the order of the keys in FILE, one a line, or with a NUL after each.",
+        ),
+        "splits": click.option(
+            "--split",
+            "splits",
+            multiple=True,
+            metavar="NAME=FRACTION",
+            help="Put this fraction of the samples (of each class) into shards with this name for {split}: "
+            "--split train=0.9 --split val=0.1.",
+        ),
+        "maxcount": click.option(
+            "--maxcount", type=click.IntRange(1), help="Samples in a shard.  [default: 10000]"
+        ),
+        "maxsize": click.option(
+            "--maxsize",
+            type=AtLeastOne(),
+            metavar="BYTES",
+            help="Bytes of content in a shard, after which the next one begins.  [default: 3e9]",
+        ),
+        "mtime": click.option(
+            "--mtime",
+            type=int,
+            metavar="SECONDS",
+            help="Give all members this time, so that copies of a tree give the same bytes.  [default: that of "
+            "each file]",
+        ),
+        "follow_links": click.option(
+            "--follow-links", is_flag=True, help="Pack what symbolic links lead to, wherever it is."
+        ),
+        "leave_out": leave_out_option,
+        "with_leavings": click.option(
+            "--with-leavings",
+            is_flag=True,
+            help="Also pack what programs have left behind (`1.cls~`, `Thumbs.db`).",
+        ),
+        "exports": exporting.export_option,
+        "space_check": space_check_option("Go ahead where the file system seems too full."),
+        "dry_run": dry_run_option,
+        "as_json": json_option,
+    },
+)
+
+
+@click.command()
+@click.argument("directories", metavar="DIRECTORY...", nargs=-1, required=True, type=Directory())
+@packed_options
+@index_options_with(executor=True, jobs="Shards that are written at a time, each by a process.")
+def pack(directories: tuple[str, ...], packed: Packed, opening: Opening) -> None:
+    """Pack the files in each DIRECTORY into new shards.
+
+    Keys are paths below DIRECTORY. What cannot be packed is named, and nothing is written, or with --leave-out it
+    is left out. A command that was stopped goes on when it is repeated. The same files give the same bytes.
+
+    \b
+    Examples:
+      wdsfs pack images/ -o 'set-%06d.tar'
+      wdsfs pack --layout classes ImageNet/train -o 'train/%06d.tar' --shuffle 1
+      wdsfs pack --split train=0.9 --split val=0.1 images/ -o 'out/{split}-%06d.tar'
+      wdsfs pack --layout samples /mnt/train/* -o 's3://bucket/new/train-%06d.tar'
+    """
+    from wdsfs.pack.packing_plan import make_plan
+    from wdsfs.pack.run import PackRun
+
+    since = time.monotonic()
+    with ended_in_order():
+        with disk_errors():
+            plan = make_plan(directories, packed.options)
+        _refuse_exports(plan, packed.exports)
+        if packed.options.layout == "auto" and not packed.as_json and not opening.quiet:
+            log.info("taken for %s; --layout says it otherwise", plan.layout.text)
+        if packed.dry_run:
+            _show_plan(plan, packed.as_json)
+            return
+        label = "packing and sending" if plan.sent else "packing"
+        with bytes_bar(label, plan.length + plan.sent, opening.quiet) as on_bytes:
+            run = PackRun(plan, opening.jobs, on_bytes, packed.space_check, opening.workers)
+            with (
+                disk_errors(),
+                when_interrupted("; what is finished is kept, and the same command goes on from there"),
+            ):
+                done = run.write()
+    _show_done(plan, done, time.monotonic() - since, packed.as_json)
+    if packed.exports and _export(plan, packed.exports, opening):
+        sys.exit(ExportError.exit_code)
+
+
+def _refuse_exports(plan: PackingPlan, exports: Sequence[str]) -> None:
+    """Raise UsageError for indexes that would go into a store."""
+    from wdsfs.remote.any_shard import is_remote
+
+    if exports and any(is_remote(shard.target) for shard in plan.shards):
+        raise UsageError(
+            "--export writes beside the new shards, which a store is no place for: afterwards use `wdsfs export`"
+        )
+
+
+def _export(plan: PackingPlan, exports: Sequence[str], opening: Opening) -> bool:
+    from wdsfs.spec.expand import expand
+
+    shards = expand([shard.target for shard in plan.shards])
+    return exporting.after_commit(shards, exports, False, opening)
+
+
+def _rows(plan: PackingPlan) -> list[dict[str, Any]]:
+    return [
+        {
+            "shard": os.fsdecode(shard.target),
+            **({"split": shard.split} if shard.split else {}),
+            "samples": len(shard.samples),
+            "bytes": shard.length,
+        }
+        for shard in plan.shards
+    ]
+
+
+def _facts(plan: PackingPlan) -> dict[str, Any]:
+    small, left_out = plan.classes_file, plan.left_out
+    return {
+        "layout": plan.layout.name,
+        "shards": _rows(plan),
+        "classes": None if small is None else os.fsdecode(small.target),
+        "left_out": [{"path": os.fsdecode(one.path), "reason": one.reason} for one in left_out.named],
+        "left_out_count": left_out.unpackable_count + left_out.leavings_count,
+    }
+
+
+def _show_plan(plan: PackingPlan, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(_facts(plan)))
+        return
+    table = table_of("shard", "samples", "bytes")
+    for row in _rows(plan):
+        table.add_row(row["shard"], f"{row['samples']:,}", bytes_text(row["bytes"]))
+    print_table(table)
+    _show_left_out(plan)
+
+
+def _show_done(plan: PackingPlan, done: Sequence[PlannedShard], seconds: float, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({**_facts(plan), "written": len(done), "seconds": round(seconds, 3)}))
+        return
+    _show_left_out(plan)
+    kept = len(plan.shards) - len(done)
+    samples = sum(len(shard.samples) for shard in plan.shards)
+    click.echo(
+        f"{counted(len(plan.shards), 'shard')}{f', {kept} of them there already' if kept else ''}: "
+        f"{counted(samples, 'sample')}, {bytes_text(plan.length)}, in {seconds:.1f} s"
+    )
+    if plan.classes_file is not None:
+        say(f"classes: {os.fsdecode(plan.classes_file.target)}")
+
+
+def _show_left_out(plan: PackingPlan) -> None:
+    left_out = plan.left_out
+    for one in left_out.named:
+        say(f"left out: {os.fsdecode(one.path)}: {one.reason}")
+    if left_out.summary:
+        click.echo(f"left out: {left_out.summary}")

@@ -1,0 +1,191 @@
+"""Work that takes long: progress bars, and the effect of interrupts, signals and full disks meanwhile.
+
+Bars are drawn on standard error, and only on a terminal. As `cli/main.py`, it imports what draws them when it is
+needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from wdsfs.errors import CommitError, ImageError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn, TaskID
+
+    from wdsfs.cli.options import Opening
+    from wdsfs.dataset.shard_set import ShardSet
+    from wdsfs.dataset.tree import LowerTree
+    from wdsfs.image.build import Built, ImageOptions
+    from wdsfs.index.store import Index
+    from wdsfs.spec.expand import Shard
+
+log = logging.getLogger("wdsfs")
+
+_LOOKED_AT = 3  # shards
+INTERRUPTED = "wdsfs.interrupted"  # in the context's `meta`: what is to be added to "interrupted"
+
+
+@contextlib.contextmanager
+def ended_in_order() -> Iterator[None]:
+    """A block that SIGTERM and SIGHUP end with an exception, so that unfinished files are removed.
+
+    The exit code is that of a process that the signal has killed, as a shell shows it.
+    """
+
+    def stop(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is signal.SIG_DFL:  # else it is to be ignored, as by nohup
+            signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def when_interrupted(text: str) -> Iterator[None]:
+    """A block with this text for the user if it is interrupted, after the word "interrupted"."""
+    meta = click.get_current_context().meta
+    meta[INTERRUPTED] = text
+    yield
+    del meta[INTERRUPTED]  # and not after an exception: it may be the interrupt
+
+
+@contextlib.contextmanager
+def disk_errors() -> Iterator[None]:
+    """A block whose OSErrors become CommitErrors."""
+    try:
+        yield
+    except OSError as error:
+        where = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
+        raise CommitError(f"{where}{error.strerror}; mend that, then repeat the command") from None
+
+
+@contextlib.contextmanager
+def progress_bar(
+    label: str, total: int, quiet: bool, *columns: ProgressColumn | str, **fields: Any
+) -> Iterator[tuple[Progress, TaskID]]:
+    """A bar with these columns after it, and the time that is left; only on a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    shown = (TextColumn(label), BarColumn(), *columns, TimeRemainingColumn())
+    with Progress(*shown, console=console, disable=quiet or not console.is_terminal) as progress:
+        yield progress, progress.add_task(label, total=total, **fields)
+
+
+class Refreshed(NamedTuple):
+    """The number of shards indexed, and by path why others cannot be read."""
+
+    indexed: int
+    unreadable: dict[bytes, str]
+
+
+def refresh_index(
+    index: Index, shards: Sequence[Shard], opening: Opening, ready: bool = True, exact: bool = False
+) -> Refreshed:
+    """Index those of the shards that are new or have changed, with a bar.
+
+    `ready` and `exact` are those of `Index.stale`.
+    """
+    stale = [one for one, _ in index.stale(shards, ready, exact)]
+    if not stale:
+        return Refreshed(0, {})
+    with when_interrupted("; what was indexed is kept"):
+        done = _refresh(index, stale, opening, exact)
+    for text in index.portables.remarks(stale, exact):  # afterwards: headers of moved shards have been compared
+        log.warning("%s", text)
+    return done
+
+
+def _refresh(index: Index, stale: Sequence[Shard], opening: Opening, exact: bool) -> Refreshed:
+    from rich.progress import MofNCompleteColumn, TextColumn
+
+    from wdsfs.index.store import Summary
+
+    unreadable: dict[bytes, str] = {}
+    rate = TextColumn("shards, {task.fields[rate]} members/s")
+    with progress_bar("indexing", len(stale), opening.quiet, MofNCompleteColumn(), rate, rate="-") as (bar, task):
+        members = 0
+
+        def on_done(one: Shard, summary: Summary | None, error: str | None) -> None:
+            nonlocal members
+            if error is not None:
+                unreadable[one.path] = error
+            members += summary.members if summary else 0
+            elapsed = bar.tasks[task].elapsed or 0
+            bar.update(task, advance=1, rate=f"{members / elapsed:,.0f}" if elapsed > 0.1 else "-")
+
+        copied = index.refresh(stale, opening.jobs, on_done, opening.workers, exact)
+    return Refreshed(len(stale) - copied - len(unreadable), unreadable)
+
+
+def make_view(below: ShardSet, quiet: bool) -> dict[bytes, str]:
+    """Derive the records of a view, with a bar; return by path why those of some shards cannot be made.
+
+    Raises ViewError when the view is refused.
+    """
+    from wdsfs.errors import ViewError
+    from wdsfs.views.view_set import ViewSet
+
+    if not isinstance(below, ViewSet):
+        return {}
+    from rich.progress import TaskProgressColumn
+
+    with progress_bar("composing", len(below), quiet, TaskProgressColumn()) as (bar, task):
+        refused = below.make(lambda done: bar.update(task, completed=done))
+    if refused is not None:
+        raise ViewError(refused)
+    for one in [] if quiet else below.fields_not_found(_LOOKED_AT):
+        log.warning(
+            "--field %s: no sample of the first shards has this field, so there are no such files", one.text
+        )
+    return below.unmade
+
+
+@contextlib.contextmanager
+def bytes_bar(label: str, total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A bar over bytes; the block gets a function to be called, in any thread, with each number of bytes done."""
+    from rich.progress import DownloadColumn, TransferSpeedColumn
+
+    columns = DownloadColumn(binary_units=True), TransferSpeedColumn()
+    with progress_bar(label, total, quiet, *columns) as (bar, task):
+        yield lambda count: bar.advance(task, count)
+
+
+@contextlib.contextmanager
+def shards_bar(label: str, total: int, quiet: bool) -> Iterator[Callable[[], None]]:
+    """A bar over shards; the block gets a function to be called after each of them."""
+    from rich.progress import MofNCompleteColumn, TextColumn
+
+    with progress_bar(label, total, quiet, MofNCompleteColumn(), TextColumn("shards")) as (bar, task):
+        yield lambda: bar.advance(task)
+
+
+def write_image(shown: LowerTree, target: bytes, options: ImageOptions, quiet: bool) -> Built:
+    """Write the image of a tree, with a bar. Raises ImageError and ShardErrors."""
+    from wdsfs.dataset.merged_tree import is_merged
+    from wdsfs.image.build import build
+
+    # A merged tree is not written shard by shard.
+    names = 0 if is_merged(shown.view, options.merge) else len(shown.lower)
+    with ended_in_order(), shards_bar("writing", names, quiet) as on_shard:
+        try:
+            return build(shown, target, options, on_shard)
+        except OSError as error:
+            raise ImageError(
+                f"{os.fsdecode(target)}: {error.strerror}; mend that, then repeat the command"
+            ) from None

@@ -1,0 +1,151 @@
+"""The command `refresh`: has a mount look at its SHARDS again, and says what came and what went."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wdsfs.cli import completion
+from wdsfs.cli.options import json_option
+from wdsfs.errors import MountError, counted, several
+from wdsfs.names import shown
+
+if TYPE_CHECKING:
+    from wdsfs.mount.guard import Registration
+
+REFRESH_SECONDS = 24 * 3600.0  # indexing new shards may take long; a daemon that ends closes the connection
+
+
+@click.command()
+@click.argument("mountpoint", shell_complete=completion.mount_points)
+@json_option
+def refresh(mountpoint: str, as_json: bool) -> None:
+    """Look again at the SHARDS of the mount at MOUNTPOINT: show new ones, and hide those that are gone.
+
+    Returns when the mount shows what is there now. A mount with --follow looks by itself, too. One that the kernel
+    serves gets a new image in the place of the old one; open files keep what they were.
+
+    \b
+    Examples:
+      wdsfs refresh /mnt/train
+      wdsfs refresh --json /mnt/train
+    """
+    answer = _ask(mountpoint)
+    if answer.get("error"):
+        raise MountError(answer["error"])
+    if as_json:
+        click.echo(json.dumps(answer))
+        return
+    for sign, key in (("+", "added"), ("-", "removed")):
+        for one in answer[key]:
+            click.echo(shown(f"{sign} {one['name']}  {one['shard']}"))
+    for one in answer.get("replaced", ()):
+        click.echo(shown(f"~ {one}"))
+    for one in answer["left_out"]:
+        click.echo(shown(f"not shown: {one['shard']}: {one['why']}"), err=True)
+    if answer["kept"]:
+        click.echo(shown(f"kept: {answer['kept']}"), err=True)
+    changes = f"{len(answer['added']):,} added, {len(answer['removed']):,} removed"
+    if answer.get("replaced"):
+        changes += f", {len(answer['replaced']):,} replaced"
+    click.echo(f"{counted(answer['shards'], 'shard')}: {changes}")
+
+
+def _ask(mountpoint: str) -> dict[str, Any]:
+    """The answer of the mount's daemon. Raises MountError."""
+    from wdsfs.status import control
+
+    daemon = control.find(mountpoint)
+    if daemon is None:
+        answer = _by_kernel(control.canonical(mountpoint))
+        if answer is not None:
+            return answer
+        raise MountError(f"{control.canonical(mountpoint)}: no mount of yours is there; see: wdsfs status")
+    if not daemon.alive:
+        raise MountError(f"{daemon.mountpoint}: its daemon is gone; see: wdsfs status")
+    try:
+        with control.Talk(daemon) as talk:
+            return talk.ask({"do": "refresh"}, seconds=REFRESH_SECONDS)
+    except (OSError, ValueError):
+        raise MountError(
+            f"{daemon.mountpoint}: its daemon does not answer, or was started by a version without `refresh`; "
+            "see: wdsfs status"
+        ) from None
+
+
+def _by_kernel(mountpoint: str) -> dict[str, Any] | None:
+    """The answer for a mount of an image, which its guard exchanges; None if none is there. Raises WdsfsError."""
+    from wdsfs import mount_table
+    from wdsfs.image.mounted import image_of
+    from wdsfs.mount.guard import guard_of
+
+    mounted = mount_table.mounted_at(mountpoint)
+    if mounted is None or image_of(mounted) is None:
+        return None
+    guard = guard_of(mountpoint)
+    if mounted.fstype != "erofs":
+        raise MountError(
+            f"{mountpoint}: has an overlay; unmount it, and mount it again: that shows what is there now"
+        )
+    if guard is None or not guard.alive:
+        raise MountError(
+            f"{mountpoint}: has no guard, which would do it; repeat the command that mounted it, no unmount"
+        )
+    return _exchanged(guard)
+
+
+def _exchanged(guard: Registration) -> dict[str, Any]:
+    """Have the guard mount the image of the set as it is now. Raises WdsfsError."""
+    from wdsfs.cli.mount_command import prepared_again
+    from wdsfs.image import manifest
+    from wdsfs.image.identity import identity_of
+    from wdsfs.names import without_suffix
+    from wdsfs.status import control
+
+    quoted = shlex.quote(guard.mountpoint)
+    if guard.made is None:
+        raise MountError(
+            f"{guard.mountpoint}: how it was mounted was not kept, as there may be a secret in it; type: "
+            f"wdsfs umount {quoted}, and mount it again"
+        )
+    wanted = prepared_again(guard.made)
+    if identity_of(wanted.image) == guard.identity:
+        _refuse_old_image(guard)
+    else:
+        with control.Talk(guard) as talk:
+            answer = talk.ask(
+                {"do": "exchange", "image": wanted.image, "base": wanted.base, "trusting": wanted.trusting},
+                seconds=REFRESH_SECONDS,
+            )
+        if answer.get("error"):
+            raise MountError(f"{answer['error']}; the mount shows what it has shown")
+    about = manifest.read(wanted.image)
+    now = [os.path.normpath(os.path.join(wanted.base, one.path)) for one in about.devices]
+    replaced = guard.replaced()
+
+    def named(paths: Iterable[str]) -> list[dict[str, str]]:
+        found = ((os.fsdecode(without_suffix(os.fsencode(os.path.basename(path)))), path) for path in paths)
+        return [{"name": name, "shard": path} for name, path in found]
+
+    return {
+        "shards": len(set(now)),
+        "added": named(path for path in dict.fromkeys(now) if path not in guard.paths),
+        "removed": named(path for path in dict.fromkeys(guard.paths) if path not in now),
+        "replaced": [path for path in dict.fromkeys(now) if path in replaced],
+        "left_out": [],
+        "kept": "",
+    }
+
+
+def _refuse_old_image(guard: Registration) -> None:
+    """Raise MountError for an image that is mounted already, and is not of the shards that are there now."""
+    replaced = guard.replaced()
+    if replaced:
+        raise MountError(
+            f"{guard.image}: is older than {several(replaced)}; make it anew with `wdsfs image`, and refresh again"
+        )

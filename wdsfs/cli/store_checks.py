@@ -1,0 +1,73 @@
+"""The checks of `wdsfs doctor URL`: if shards can be read from there, how well, and what to type if not.
+
+What is known of the place is asked for in `remote/stores.py`; here it becomes findings like those of the machine
+(`cli/doctor.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from wdsfs.cli.doctor import MachineFinding
+from wdsfs.cli.output import bytes_text
+from wdsfs.errors import counted
+from wdsfs.remote.urls import BUCKETS, Url
+
+_SPELLING = "check how it is spelt; the keys of a bucket are case-sensitive"
+_ADDRESS = "check the address, the network and the proxy (https_proxy)"
+
+
+def findings_of(url: Url, said: dict[str, Any]) -> list[MachineFinding]:
+    """The findings about a URL of which `Stores.describe` says this."""
+    return list(_findings(url, said))
+
+
+def _findings(url: Url, said: dict[str, Any]) -> Iterator[MachineFinding]:
+    yield _reached(url, said)
+    if said["credentials"] is not None:
+        yield MachineFinding("credentials", "ok", said["credentials"])
+    if said["ranges"] is not None:
+        yield _ranges(said["ranges"])
+    if said["conditions"] is not None:
+        works = "work: what has been replaced is not sent"
+        ignored = "ignored by its server; each answer is compared with what the object was"
+        yield MachineFinding("conditions", "ok", works if said["conditions"] else ignored)
+    if said.get("pinned") is False:
+        yield MachineFinding(
+            "changes",
+            "warn",
+            "its server gives no ETag: a change is seen only by the size, or by the time in seconds",
+            "give a shard a new name when its content changes",
+        )
+
+
+def _reached(url: Url, said: dict[str, Any]) -> MachineFinding:
+    if said["error"] is not None:
+        what, _, remedy = said["error"].removeprefix(f"{url.shown}: ").partition(": ")
+        if not remedy:
+            remedy = _SPELLING if "no such object" in what else _address(url)
+        found = "it is there, but " if said["reachable"] else ""
+        return MachineFinding(url.shown, "fail", found + what, remedy)
+    if "objects" not in said:
+        return MachineFinding(url.shown, "ok", f"can be reached, {bytes_text(said['size'])}")
+    if not said["objects"]:
+        return MachineFinding(url.shown, "warn", "can be reached, but no object is below it", _SPELLING)
+    return MachineFinding(url.shown, "ok", f"can be reached, {counted(said['objects'], 'object')} below it")
+
+
+def _address(url: Url) -> str:
+    if url.scheme in BUCKETS:
+        return f"{_ADDRESS}; for a store of your own: --store-option {url.store}:endpoint=https://..."
+    return _ADDRESS
+
+
+def _ranges(work: bool) -> MachineFinding:
+    if work:
+        return MachineFinding("ranges", "ok", "work: a read fetches what it needs")
+    return MachineFinding(
+        "ranges",
+        "warn",
+        "its server sends whole objects only: each shard is fetched as a whole when it is first read",
+        "fetch shards ahead of time (wdsfs fetch), with enough room for them in the cache (--cache-size)",
+    )

@@ -1,0 +1,318 @@
+"""The command `view`: a set as pages in a browser. The pages are the room `view`, which needs an extra.
+
+Here the set is opened, of SHARDS or of what a mount shows, and with it the overlay that the pages change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from wdsfs.cli import completion
+from wdsfs.cli.opening import opened, opened_set
+from wdsfs.cli.options import (
+    Directory,
+    Opening,
+    handing_over,
+    opening_options,
+    set_for_all,
+    set_options,
+    soundness_options,
+)
+from wdsfs.cli.overlay_session import FREEZE_SECONDS, mount_above, silent
+from wdsfs.cli.tree_options import composition_options
+from wdsfs.errors import MountError, OverlayBusy, UsageError, several
+
+if TYPE_CHECKING:
+    from wdsfs.dataset.shard_set import ShardSet
+    from wdsfs.overlay.mounted_overlay import MountedOverlay
+    from wdsfs.spec.expand import Selection, Shard
+    from wdsfs.status.control import Daemon
+    from wdsfs.view.edits import Edits
+    from wdsfs.view.library import Library
+    from wdsfs.views.composition import Composition
+
+log = logging.getLogger("wdsfs")
+
+_NEEDED = ("jinja2", "PIL", "starlette", "tinytag", "uvicorn")
+
+
+class Showing(NamedTuple):
+    """The options of the page."""
+
+    overlay: str | None
+    port: int
+    browser: bool
+
+
+class _Set(NamedTuple):
+    """What the pages show: the set, what changes it, and what is said of it on every page."""
+
+    library: Library
+    edits: Edits | None
+    note: str = ""
+
+
+showing_options = handing_over(
+    "showing",
+    Showing,
+    {
+        "overlay": click.option(
+            "--overlay",
+            type=Directory(),
+            metavar="DIR",
+            help="Make the pages writable; all changes go to DIR, as those of a mount do. For a writable mount "
+            "name the MOUNT instead.",
+        ),
+        "port": click.option(
+            "--port",
+            type=click.IntRange(0, 65535),
+            default=0,
+            help="The port on 127.0.0.1.  [default: a free one]",
+        ),
+        "browser": click.option(
+            "--browser/--no-browser", default=True, help="Open the page in the browser, where there is a desktop."
+        ),
+    },
+)
+
+
+@click.command()
+@click.argument(
+    "sources",
+    metavar="SHARDS...|MOUNT",
+    nargs=-1,
+    required=True,
+    shell_complete=completion.mount_points_or_paths,
+)
+@set_options
+@composition_options
+@showing_options
+@soundness_options
+@opening_options
+def view(
+    sources: tuple[str, ...],
+    selection: Selection,
+    composition: Composition,
+    showing: Showing,
+    opening: Opening,
+) -> None:
+    """Look at a set in the browser: samples with thumbnails, search, plots, problems.
+
+    The page is served on this machine only, under an address that nobody else knows; it ends with Ctrl-C. With
+    --overlay, or of a mount that has one, samples can also be changed, deleted and restored, by the rules of a
+    writable mount. Needs `pip install 'wdsfs[view]'`.
+
+    \b
+    Examples:
+      wdsfs view 'train-{000000..000999}.tar'
+      wdsfs view --overlay edits 'train-{000000..000999}.tar'
+      wdsfs view /mnt/train
+    """
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(f"the page needs {several(missing)}; install it with: pip install 'wdsfs[view]'")
+    from wdsfs.view.pages import Pages
+    from wdsfs.view.server import listen, serve
+
+    daemon = _daemon(sources)
+    if daemon is not None:
+        _refuse_options(selection, composition, showing)
+        session = _of_a_mount(sources[0], daemon, opening)
+    elif showing.overlay is not None:
+        if not composition.is_plain:
+            raise UsageError("--overlay is for shards as they are, without --columns, --join and the like")
+        session = _of_an_overlay(sources, showing.overlay, selection, opening)
+    else:
+        session = _of_shards(sources, selection, composition, opening)
+    with (
+        session as found,
+        contextlib.closing(listen(showing.port)) as listening,
+        _launcher(showing.browser) as launch,
+    ):
+        title = several([os.path.basename(source.rstrip("/")) or source for source in sources])
+        with contextlib.closing(Pages(found.library, title, found.edits, found.note)) as pages:
+            serve(pages, listening, launch)
+
+
+@contextlib.contextmanager
+def _launcher(browser: bool) -> Iterator[Callable[[str], None]]:
+    """What is done with the address: it is printed, and opened where there is a desktop and `browser` is wanted.
+
+    Others can see the arguments of a process, so the browser is given a file of the user's with the address in it.
+    """
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="wdsfs-view-") as directory:
+        file = os.path.join(directory, "open.html")
+
+        def launch(address: str) -> None:
+            click.echo(address)
+            log.info("serving on this machine until Ctrl-C")
+            if browser and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+                import webbrowser
+
+                with open(file, "x") as page:
+                    page.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">')
+                webbrowser.open(f"file://{file}")
+
+        yield launch
+
+
+# --- of shards
+
+
+@contextlib.contextmanager
+def _of_shards(
+    sources: Sequence[str], selection: Selection, composition: Composition, opening: Opening
+) -> Iterator[_Set]:
+    with opened(sources, selection, opening, composition) as below:
+        yield _Set(_library(below, "ext"), None)
+
+
+def _library(below: ShardSet, names: str) -> Library:
+    from wdsfs.cli.tree_options import view_of
+    from wdsfs.dataset.merged_tree import make_tree
+    from wdsfs.view.library import Library
+
+    return Library(make_tree(below, view_of("samples", names), merge=False))
+
+
+@contextlib.contextmanager
+def _of_an_overlay(
+    sources: Sequence[str], directory: str, selection: Selection, opening: Opening
+) -> Iterator[_Set]:
+    """The set with an overlay that no mount uses."""
+    from pathlib import Path
+
+    from wdsfs.dataset.indexing import indexed
+    from wdsfs.overlay.overlay_directory import OverlayDirectory, read_settings
+    from wdsfs.spec.expand import expand, refuse_left_out
+    from wdsfs.view.edits import Edits, OwnFiles
+
+    place = OverlayDirectory(Path(os.path.abspath(directory)))
+    settings = read_settings(place)
+    if settings is not None and (settings.layout != "samples" or settings.merge):
+        raise UsageError(
+            f"{directory}: was made with {' '.join(settings.options)}, and pages change samples in directories of "
+            "their own: commit it first, or mount it"
+        )
+    if settings is not None:
+        selection = selection._replace(reading=settings.reading)
+    names = "ext" if settings is None else settings.names
+    shards = expand(sources, *selection._replace(allow_missing=opening.tolerance.allow_missing))
+    refuse_left_out(shards, "the overlay is of whole shards")
+    with opened_set(shards, opening) as below:
+        library = _library(below, names)
+        overlay = _locked(Path(directory), shards, library)
+        tree = overlay.tree(library.tree)
+        try:
+            indexed(tree.prepare)
+            command = ["--overlay", directory, *selection.arguments, *sources]
+            yield _Set(library, Edits(library, place, OwnFiles(library, tree), command))
+        finally:
+            tree.upper.close(clean=True)
+
+
+def _locked(directory: os.PathLike[str], shards: Sequence[Shard], library: Library) -> MountedOverlay:
+    from pathlib import Path
+
+    from wdsfs.overlay.mounted_overlay import MountedOverlay
+
+    owner = os.getuid(), os.getgid()
+    try:
+        return MountedOverlay(Path(directory), shards, library.tree.view, False, owner)
+    except OverlayBusy as error:
+        raise OverlayBusy(f"{error}; of a mount that uses it view the MOUNT") from None
+
+
+# --- of a mount
+
+
+def _daemon(sources: Sequence[str]) -> Daemon | None:
+    """The daemon of the mount that is named; None for SHARDS. Raises MountError for a path in a mount."""
+    from wdsfs.status import control
+
+    if len(sources) != 1 or not os.path.isdir(sources[0]):
+        return None
+    found = control.find(sources[0])
+    if found is None:
+        above = mount_above(sources[0])
+        if above is not None:
+            raise MountError(f"{sources[0]}: lies in a mount; name its MOUNTPOINT: {above}")
+    return found
+
+
+def _refuse_options(selection: Selection, composition: Composition, showing: Showing) -> None:
+    if selection.arguments or not composition.is_plain:
+        raise UsageError("options of the set are for SHARDS; a mount knows what it shows")
+    if showing.overlay is not None:
+        raise UsageError("--overlay is for SHARDS; a mount knows its own")
+
+
+@contextlib.contextmanager
+def _of_a_mount(mountpoint: str, daemon: Daemon, opening: Opening) -> Iterator[_Set]:
+    """The set of a mount, with the changes of its overlay, which are made through the mount."""
+    from pathlib import Path
+
+    from wdsfs.dataset.shard_access import access_from_json
+    from wdsfs.overlay.overlay_directory import OverlayDirectory
+    from wdsfs.view.edits import Edits, MountedFiles
+
+    if opening.index_dir is None and daemon.index:
+        opening = opening._replace(index_dir=Path(daemon.index))
+        set_for_all("WDSFS_INDEX_DIR", daemon.index)
+    shards, access = _shards_of(mountpoint, daemon)
+    if not shards:
+        raise UsageError(f"{mountpoint}: has no shards yet; commit what is in it first")
+    with opened_set(shards, opening, access=access_from_json(access)) as below:
+        if daemon.overlay is None:
+            yield _Set(_library(below, "ext"), None, _note(daemon))
+        elif daemon.layout != "samples" or daemon.merge:
+            note = "The mount has another layout than the pages: its changes are neither shown nor made here."
+            yield _Set(_library(below, "ext"), None, note)
+        else:
+            library = _library(below, daemon.names)
+            files = MountedFiles(daemon.mountpoint, lambda paths: _restore(mountpoint, daemon, paths))
+            yield _Set(library, Edits(library, OverlayDirectory(Path(daemon.overlay)), files, [mountpoint]))
+
+
+def _note(daemon: Daemon) -> str:
+    if not daemon.composition:
+        return ""
+    return f"The shards as they are; the mount shows them with {daemon.composition}."
+
+
+def _shards_of(mountpoint: str, daemon: Daemon) -> tuple[list[Shard], Any]:
+    """The shards of a mount, and as whom it reads them. Raises MountError."""
+    from wdsfs.reading import Reading
+    from wdsfs.spec.expand import Shard
+
+    answer = _asked(mountpoint, daemon, {"do": "shards"})
+    reading = Reading(**answer.get("reading", {}))
+    shards = [Shard(os.fsencode(path), os.fsencode(name), reading=reading) for name, path in answer["shards"]]
+    return shards, answer.get("seen")
+
+
+def _restore(mountpoint: str, daemon: Daemon, paths: Sequence[bytes]) -> None:
+    _asked(mountpoint, daemon, {"do": "restore", "paths": [os.fsdecode(path) for path in paths]})
+
+
+def _asked(mountpoint: str, daemon: Daemon, question: dict[str, object]) -> dict[str, Any]:
+    """The answer of a daemon. Raises MountError, OverlayBusy."""
+    from wdsfs.status import control
+
+    try:
+        with control.Talk(daemon) as talk:
+            answer = talk.ask(question, FREEZE_SECONDS)
+    except (OSError, ValueError) as error:
+        raise silent(mountpoint, error) from None
+    if "error" in answer:
+        raise OverlayBusy(answer["error"])
+    return answer

@@ -1,0 +1,84 @@
+"""Shards as units of work: a worker first looks if it sees the shard that this machine sees."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeVar
+
+from wdsfs.cluster.far_side import SeenShard, on_shard
+from wdsfs.cluster.spread import Job, spread
+from wdsfs.cluster.workers import Workers
+from wdsfs.errors import ShardError, StaleMount
+from wdsfs.remote import any_shard
+from wdsfs.remote.any_shard import is_remote
+from wdsfs.spec.expand import Shard
+from wdsfs.storage.identity import TICK_NS, Fingerprint
+
+Result = TypeVar("Result")
+
+
+def divided(shards: Sequence[Shard]) -> tuple[list[Shard], list[Shard]]:
+    """Divide shards into those that only this machine can read, which are outputs of commands, and all others."""
+    here = [one for one in shards if _is_output(one.path)]
+    return here, [one for one in shards if not _is_output(one.path)] if here else list(shards)
+
+
+def _is_output(path: bytes) -> bool:
+    return path.startswith(b"pipe:")
+
+
+def each(
+    workers: Workers,
+    function: Callable[[Any], Result],
+    shards: Sequence[Shard],
+    argument: Callable[[Shard], Any],
+    adopt: Callable[[Result, Fingerprint], Result],
+) -> Generator[tuple[Shard, Result | ShardError], None, None]:
+    """Yield each shard with `adopt(function(argument(shard)), fingerprint)`, or with the ShardError it gave.
+
+    The fingerprint is that which the shard had here before the worker looked at it. A worker that sees another
+    shard gives StaleMount. Raises as `spread`.
+    """
+    seen: dict[bytes, Fingerprint] = {}
+
+    def prepare(one: Shard) -> tuple[Callable[[Any], Any], SeenShard, Any]:
+        found = seen_here(one.path)
+        seen[one.path] = found.fingerprint
+        return function, found, argument(one)
+
+    def again(one: Shard, sent: tuple[Any, SeenShard, Any], error: ShardError) -> bool:
+        """True if the shard has changed since it was looked at here."""
+        return isinstance(error, StaleMount) and not sent[1].is_same(any_shard.renewed(one.path))
+
+    job = Job(on_shard, prepare, lambda one: os.fsdecode(one.path), again)
+    for one, result in spread(workers, job, shards):
+        fingerprint = seen.pop(one.path, None)
+        if isinstance(result, ShardError) or fingerprint is None:
+            yield one, result
+            continue
+        try:
+            ours: Result | ShardError = adopt(result, fingerprint)
+        except StaleMount as error:
+            ours = StaleMount(f"{os.fsdecode(one.path)}: {error}")
+        yield one, ours
+
+
+def seen_here(path: bytes) -> SeenShard:
+    """The shard at `path` as this machine sees it, for a worker to compare. Raises ShardError."""
+    if not is_remote(path):
+        return SeenShard(path, _settled(path))
+    from wdsfs.remote import shards  # late, as in `remote/any_shard.py`
+
+    url = shards.url_of(path)
+    return SeenShard(path, shards.look(path), url if url.query or url.user else None)
+
+
+def _settled(path: bytes) -> Fingerprint:
+    """The fingerprint of a file, which another write from now on changes."""
+    found = Fingerprint.at(path)
+    if 0 <= time.time_ns() - os.stat(path).st_ctime_ns < TICK_NS:
+        time.sleep(TICK_NS / 1e9)
+        return Fingerprint.at(path)
+    return found

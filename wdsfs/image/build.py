@@ -1,0 +1,209 @@
+"""Makes an image of a tree: opens the file, walks the tree, and writes super block, device table and manifest.
+
+The same shards and options give the same bytes, on any machine: nothing in an image depends on when, where or by
+whom it was made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import stat
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from wdsfs.dataset.indexing import indexed
+from wdsfs.dataset.shard_set import ShardSet
+from wdsfs.dataset.shard_tree import ShardTree
+from wdsfs.dataset.tree import AT_PARENT, LowerTree
+from wdsfs.errors import ImageError, StaleShard
+from wdsfs.image import erofs
+from wdsfs.image.content_places import ContentPlaces
+from wdsfs.image.image_file import ImageFile, Owner
+from wdsfs.image.manifest import Device, Manifest, stored_path
+from wdsfs.image.shard_table import table_of
+from wdsfs.image.table import Table
+from wdsfs.image.tree_walk import TreeWalk
+from wdsfs.inodes import FOLDER, POSITION, ROOT, position, unpack
+from wdsfs.remote.any_shard import is_remote
+from wdsfs.storage.durable import Disk, named, new_file
+from wdsfs.storage.identity import Fingerprint
+
+log = logging.getLogger(__name__)
+
+_SHARD_TOP = position(FOLDER, 0)
+
+
+class ImageOptions(NamedTuple):
+    """How an image is made: owner and umask of everything in it, the directory that paths of shards are relative
+    to, and the oldest kernel that it is for. `composition` is the text of the options of a view. Nobody but the
+    owner can enter a `private` one. `key` is for the manifest. `writable`: for an overlay above it, with modes
+    that let the owner write."""
+
+    owner: Owner
+    base: bytes
+    since: tuple[int, int]
+    merge: bool
+    composition: str
+    private: bool = False
+    key: str = ""
+    writable: bool = False
+
+
+class Built(NamedTuple):
+    """What was made: the shards that are devices, the inodes, and the size of the file (bytes)."""
+
+    devices: int
+    inodes: int
+    size: int
+
+
+class _Source(NamedTuple):
+    """A shard that becomes a device, and its fingerprint."""
+
+    path: bytes
+    fingerprint: Fingerprint
+
+
+def build(
+    tree: LowerTree, target: bytes, options: ImageOptions, on_shard: Callable[[], None] = lambda: None
+) -> Built:
+    """Write the image of `tree`, all of whose shards are indexed, to the file `target`, which it replaces.
+
+    `on_shard` is called for each name at the top. Raises ImageError, ShardErrors, CommitError, OSError.
+    """
+    if options.writable:
+        tree.make_writable()
+    sources = _sources(tree.lower)
+    refuse_overwriting([one.path for one in sources], target)
+    numbers = {one.path: number for number, one in enumerate(sources, 1)}
+    missing = None
+    if any(True for below in (*tree.lower.sources, tree.lower) for _ in below.damaged()):
+        if erofs.missing_device(len(sources)) is None:
+            sources.append(sources[-1])  # one number more, so that there is one without a device
+        missing = erofs.missing_device(len(sources))
+    manifest = Manifest(
+        [_device(one, options.base) for one in sources],
+        *(tree.view.layout, tree.view.names, options.merge, tree.view.index_tree),
+        *(options.composition, ".".join(map(str, options.since)), options.key),
+    )
+    times = erofs.Times(_common_time(tree), options.since)
+    disk = Disk()
+    with named(target), new_file(disk, target) as fd:
+        image = ImageFile(fd, len(sources), times, options.owner, options.private)
+        walk = TreeWalk(
+            tree,
+            image,
+            ContentPlaces(numbers, missing),
+            lambda inode, parent: _whole(tree, numbers, inode, parent),
+            on_shard,
+        )
+        root = image.reserve()
+        walk.run(root)
+        _refuse_changed(sources)
+        size = _finish(fd, image, root, sources, times, manifest, options)
+        disk.sync(fd)
+    disk.sync_directory(os.path.dirname(target))
+    return Built(len(sources), image.inodes, size)
+
+
+def _device(source: _Source, base: bytes) -> Device:
+    return Device(stored_path(source.path, base), source.fingerprint.size, source.fingerprint.mtime_ns)
+
+
+def _sources(lower: ShardSet) -> list[_Source]:
+    """All shards that files of the set may lie in. Raises ImageError for one that cannot be a device."""
+    found: dict[bytes, _Source] = {}
+    for below in lower.sources:
+        for number, shard in enumerate(below.shards):
+            if is_remote(shard.path):
+                raise ImageError(
+                    f"{below.path_text(number)}: an image takes shards of this machine; fetch it to a file first, "
+                    "or mount the set by FUSE"
+                )
+            if below.is_compressed(number):
+                raise ImageError(
+                    f"{below.path_text(number)}: is compressed, and the kernel reads plain tars only; unpack it, "
+                    "or mount the set by FUSE"
+                )
+            found.setdefault(shard.path, _Source(shard.path, below.fingerprint(number)))
+    return list(found.values())
+
+
+def refuse_overwriting(shards: Sequence[bytes], target: bytes) -> None:
+    """Raise ImageError if the image would replace one of its shards, or what is no file."""
+    try:
+        there = os.stat(target)
+    except OSError:
+        return
+    if not stat.S_ISREG(there.st_mode):
+        raise ImageError(f"{os.fsdecode(target)}: is no regular file; name another one for the image")
+    for path in shards:
+        if os.path.samestat(there, os.stat(path)):
+            raise ImageError(f"{os.fsdecode(target)}: is a shard of the set; name another file for the image")
+
+
+def _whole(tree: LowerTree, devices: dict[bytes, int], inode: int, parent: int) -> Table | None:
+    """The table of a whole shard, where a directory is the top of one in which nothing is odd."""
+    below = tree if isinstance(tree, ShardTree) else getattr(tree, "tree", None)
+    if not isinstance(below, ShardTree) or below.merged or inode & POSITION != _SHARD_TOP:
+        return None
+    number = unpack(inode)[1]
+    room = below.lower.plain.fingerprint(number).size
+    device = devices[below.lower.shards[number].path]
+    return indexed(table_of, below, number, device, room, parent)
+
+
+def _common_time(tree: LowerTree) -> int:
+    """A time (ns) that many files have: of the first one found."""
+    inode = ROOT
+    while True:
+        entry = indexed(lambda at: next(tree.listing(at, AT_PARENT), None), inode)
+        if entry is None:
+            return 0
+        if not stat.S_ISDIR(entry.node.mode):
+            return max(entry.node.mtime_ns, 0)
+        inode = entry.node.inode
+
+
+def _refuse_changed(sources: Sequence[_Source]) -> None:
+    """Raise StaleShard if a shard is not what it was when the image was begun."""
+    for one in sources:
+        if Fingerprint.at(one.path) != one.fingerprint:
+            text = "has changed while the image was made; run the command again"
+            raise StaleShard(f"{os.fsdecode(one.path)} {text}")
+
+
+def _finish(
+    fd: int,
+    image: ImageFile,
+    root: int,
+    sources: Sequence[_Source],
+    times: erofs.Times,
+    manifest: Manifest,
+    options: ImageOptions,
+) -> int:
+    """Write what is in front of the metadata and behind it; returns the size of the file (bytes)."""
+    tail = manifest.encoded()
+    identity = hashlib.blake2b(tail + repr(options.owner).encode(), digest_size=16).digest()
+    table = erofs.device_table([(_tag(one.path), one.fingerprint.size) for one in sources])
+    head = erofs.super_block(
+        root=root,
+        inodes=image.inodes,
+        blocks=image.blocks,
+        metadata=image.metadata,
+        epoch_ns=times.epoch_ns,
+        identity=identity,
+        devices=len(sources),
+    )
+    end = image.blocks * erofs.BLOCK
+    os.ftruncate(fd, end)
+    os.pwrite(fd, head + table, erofs.SUPER_OFFSET)
+    os.pwrite(fd, tail, end)
+    return end + len(tail)
+
+
+def _tag(path: bytes) -> bytes:
+    """The name of a device in the table, as far as it fits: only people read it."""
+    return os.path.basename(path)[:63]

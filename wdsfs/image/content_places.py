@@ -1,0 +1,137 @@
+"""Where the bytes of a file are, as an image says it: in which device, from which block on.
+
+What cannot be pointed at is stored in the image: decoded members, fields of JSON, values of label files, sparse
+members whose parts do not begin at blocks, and what lies in a last block of a shard that is not whole. Of a shard
+that ends too early, everything from the first block that is not there is on a device that does not exist, and so
+is a field of JSON that cannot be parsed: reading it fails.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from wdsfs.dataset import content as content_module
+from wdsfs.dataset.content import Content
+from wdsfs.errors import CorruptShard, ImageError
+from wdsfs.image.erofs import BLOCK, CHUNK_BITS_MAX, NO_BLOCK, blocks_of
+from wdsfs.image.table import Chunks, Special, Stored
+
+STORED_MAX = 256 << 20  # bytes of one file that is stored
+CHUNKS_MAX = 1 << 24  # of one file: 128 MiB of indexes
+CHUNKS_DAMAGED = 1 << 18  # of one that is not whole, as far as its size can be believed
+_PIECE = 1 << 20  # bytes that are read at a time
+
+
+class Place(NamedTuple):
+    """Where a file lies that is in one piece: the number of its device, and its first block."""
+
+    device: int
+    block: int
+
+
+NOWHERE = Place(0, NO_BLOCK)  # of an empty file
+
+Piece = tuple[int, int, int]  # where it is in the file, its size, where it is in the shard (bytes)
+
+
+class ContentPlaces:
+    """The places of content, with `devices` by path, and the number of a device that is `missing`."""
+
+    def __init__(self, devices: Mapping[bytes, int], missing: int | None) -> None:
+        self._devices, self._missing = devices, missing
+
+    def of(self, content: Content) -> Place | Special:
+        """The place of a file that lies in one piece; else where its chunks are, or its bytes.
+
+        Raises ImageError, and ShardErrors when what is stored cannot be read.
+        """
+        if not content.size:
+            return NOWHERE
+        pieces = _pieces(content)
+        if pieces is None:
+            try:
+                return Stored(_read(content, 0))
+            except CorruptShard:
+                if content.held is None or self._missing is None:
+                    raise
+                return self._unreadable(content, self._missing)
+        device = self._devices.get(content.file.path)
+        if device is None or not isinstance(content.file.source, int) or content.file.source != content.file.shard:
+            raise ImageError(f"{os.fsdecode(content.file.path)}: an image can be made of plain local tars only")
+        room = content.file.fingerprint.size
+        first = pieces[0][2] // BLOCK
+        if pieces[0][:2] == (0, content.size) and first + blocks_of(content.size) <= room // BLOCK:
+            return Place(device, first)
+        return self._chunks(content, pieces, device, room)
+
+    def _unreadable(self, content: Content, missing: int) -> Chunks:
+        """A file that is made of what is damaged: reading it fails, as on a mount."""
+        bits = min((blocks_of(content.size) // CHUNKS_DAMAGED).bit_length(), CHUNK_BITS_MAX)
+        count = -(-content.size // (BLOCK << bits))
+        return Chunks(bits, np.full(count, missing, np.int64), np.zeros(count, np.int64), b"")
+
+    def _chunks(self, content: Content, pieces: Sequence[Piece], device: int, room: int) -> Chunks:
+        bits = _chunk_bits(content, pieces)
+        chunk = BLOCK << bits
+        count = -(-content.size // chunk)
+        if count > CHUNKS_MAX:
+            raise ImageError(
+                f"{os.fsdecode(content.file.path)}: a sparse member has more than {CHUNKS_MAX:,} pieces; mount "
+                "this set by FUSE"
+            )
+        devices, blocks = np.zeros(count, np.int64), np.full(count, NO_BLOCK, np.int64)
+        stored = b""
+        for start, size, place in pieces:
+            nth = np.arange(start // chunk, -(-(start + size) // chunk))
+            begins = place + (nth * chunk - start)
+            ends = np.minimum(begins + chunk, place + size)
+            there = -(-ends // BLOCK) <= room // BLOCK
+            if not there.all() and int(ends[-1]) <= room:  # the last block of the shard is not whole
+                stored, there[-1] = _read(content, int(nth[-1]) * chunk), True
+            if not there.all() and self._missing is None:
+                raise ImageError(f"{os.fsdecode(content.file.path)}: ends before its last member does")
+            devices[nth] = np.where(there, device, self._missing or 0)
+            blocks[nth] = np.where(there, begins // BLOCK, 0)
+        return Chunks(bits, devices, blocks, stored)
+
+
+def _chunk_bits(content: Content, pieces: Sequence[Piece]) -> int:
+    """How many times a block is doubled to get the chunks of a file: none is in two pieces, or beside one."""
+    edges = {edge for start, size, _ in pieces for edge in (start, start + size)} - {0, content.size}
+    if edges:
+        unit = math.gcd(*edges)
+        return (unit & -unit).bit_length() - BLOCK.bit_length()
+    # One piece, whose end is not there or has no whole block: in small chunks, but not in too many.
+    return min((blocks_of(content.size) // CHUNKS_DAMAGED).bit_length(), CHUNK_BITS_MAX)
+
+
+def _pieces(content: Content) -> list[Piece] | None:
+    """The parts of a file that lie in a shard; None if a block of the file is no block of the shard."""
+    if content.held is not None:
+        return None
+    if content.segments is None:
+        return [(0, content.size, content.data)]
+    found, place = [], content.data
+    for start, size in content.segments:
+        if size:
+            if start % BLOCK or place % BLOCK or (size % BLOCK and start + size != content.size):
+                return None
+            found.append((start, size, place))
+        place += size
+    return found
+
+
+def _read(content: Content, start: int) -> bytes:
+    """The bytes of a file from `start` on. Raises ImageError if they are too many, else as `content.read`."""
+    if content.size - start > STORED_MAX:
+        raise ImageError(
+            f"{os.fsdecode(content.file.path)}: {content.size - start:,} bytes of a file would have to be stored "
+            f"in the image, and {STORED_MAX:,} is the most; mount this set by FUSE"
+        )
+    pieces = range(start, content.size, _PIECE)
+    return b"".join(content_module.read(content, at, min(_PIECE, content.size - at)) for at in pieces)

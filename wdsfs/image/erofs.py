@@ -1,0 +1,250 @@
+"""The EROFS format, as far as images over shards need it: super block, device table, inodes, chunk indexes.
+
+Images use blocks of 512 bytes, as tars do, so that a member begins at a block of its shard. Everything is
+little-endian. The kernel's documentation describes the format (filesystems/erofs.rst, erofs_fs.h).
+
+An inode lies at a multiple of 32 bytes (a *slot*) of the metadata area; the number of its slot is its inode number
+(`nid`). What belongs to it follows at once: the indexes of its chunks, or its content if that is short (inline),
+which must not cross the end of a block.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsfs.errors import ImageError, counted
+
+BLOCK, SLOT = 512, 32
+SLOTS_PER_BLOCK = BLOCK // SLOT
+SUPER_OFFSET, SUPER_SIZE, DEVICE_SIZE = 1024, 128, 128
+MAGIC = 0xE0F5E1E2
+VOLUME = b"wdsfs"
+OLDEST_KERNEL = (5, 16)  # the first that mounts an image over several devices
+OWN_TIMES_KERNEL = (6, 15)  # the first whose compact inodes have times of their own
+DEVICES_MAX = (1 << 16) - 2
+BLOCKS_MAX = (1 << 32) - 1  # of one device, and of the image: 2 TiB
+NO_BLOCK = (1 << 32) - 1  # as the address of a chunk: a hole
+CHUNK_BITS_MAX = 31
+CHUNKS_LOOKED_AT = 1 << 20  # of a file that begins with holes, when its first piece is looked for
+
+COMPACT_SIZE, EXTENDED_SIZE, CHUNK_SIZE, DIRENT_SIZE = 32, 64, 8, 12
+PLAIN, INLINE, CHUNKS = 0, 2, 4  # where the content of an inode is
+REGULAR, DIRECTORY, SYMLINK = 1, 2, 7  # types of directory entries
+
+_CHUNKED_FILE, _DEVICE_TABLE = 4, 8  # features that a kernel has to know
+_WITH_INDEXES = 0x20  # in the format of chunks: a chunk has the number of its device
+_SUPER = struct.Struct("<IIIBBHQQIIII16s16sIHHHBBIQ24x")
+_DEVICE = struct.Struct("<64sII56x")
+_CHUNK = struct.Struct("<HHI")
+_COMPACT = struct.Struct("<HHHHIIIIHH4x")
+_EXTENDED = struct.Struct("<HHHHQIIIIQII16x")
+
+
+def super_block(
+    *, root: int, inodes: int, blocks: int, metadata: int, epoch_ns: int, identity: bytes, devices: int
+) -> bytes:
+    """The super block. `root` is the inode number of the top, `metadata` the block at which the metadata begins,
+    `blocks` the size of the image, `epoch_ns` the time of compact inodes, `identity` a UUID of 16 bytes."""
+    seconds, nanoseconds = divmod(epoch_ns, 10**9)
+    return _SUPER.pack(
+        *(MAGIC, 0, 0, 9, 0, root, inodes, seconds, nanoseconds, blocks, metadata, 0, identity, VOLUME),
+        *(_CHUNKED_FILE | _DEVICE_TABLE, 0, devices, table_offset() // DEVICE_SIZE, 0, 0, 0, 0),
+    )
+
+
+def table_offset() -> int:
+    """Where the device table begins (bytes)."""
+    return SUPER_OFFSET + SUPER_SIZE
+
+
+def metadata_block(devices: int) -> int:
+    """The first block behind the device table."""
+    return -(-(table_offset() + devices * DEVICE_SIZE) // BLOCK)
+
+
+def device_table(devices: Sequence[tuple[bytes, int]]) -> bytes:
+    """The table of devices, each with a tag of up to 64 bytes and its size (bytes). Raises ImageError."""
+    if len(devices) > DEVICES_MAX:
+        text = (
+            f"an image holds {DEVICES_MAX:,} shards at most, and these are {len(devices):,}; make several images"
+        )
+        raise ImageError(text)
+    for tag, size in devices:
+        if blocks_of(size) > BLOCKS_MAX:
+            raise ImageError(f"{tag!r}: has {counted(size, 'byte')}, and EROFS takes devices of up to 2 TiB")
+    return b"".join(_DEVICE.pack(tag, blocks_of(size), 0) for tag, size in devices)
+
+
+def blocks_of(size: int) -> int:
+    """How many blocks so many bytes take."""
+    return -(-size // BLOCK)
+
+
+def blocks_of_all(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """As `blocks_of`, of a column."""
+    return -(-sizes // BLOCK)
+
+
+def missing_device(devices: int) -> int | None:
+    """A number that no device has, so that reading from it fails; None if the kernel would mistake it for one.
+
+    The kernel looks at as many bits of the number as the largest needs.
+    """
+    return devices + 1 if devices + 1 < 1 << devices.bit_length() else None
+
+
+def chunk_bits(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For files of one chunk: how many times a block has to be doubled to cover the file."""
+    blocks = np.maximum(blocks_of_all(sizes), 1)
+    return np.frexp((blocks - 1).astype(np.float64))[1].astype(np.int64)
+
+
+def chunk_words(device: NDArray[np.int64], block: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """The indexes of chunks: an array of two words for each."""
+    found = np.empty((len(block), 2), np.uint32)
+    found[:, 0] = device << 16
+    found[:, 1] = block
+    return found
+
+
+class Inodes:
+    """Columns of inodes that are encoded together.
+
+    `content` is PLAIN, INLINE or CHUNKS, `address` the first block or the bits of the chunks, `extended` says
+    which have the long form. Sizes are in bytes, times in ns.
+    """
+
+    def __init__(
+        self,
+        *,
+        extended: NDArray[np.bool_],
+        content: NDArray[np.int64],
+        mode: NDArray[np.int64],
+        links: NDArray[np.int64],
+        size: NDArray[np.int64],
+        address: NDArray[np.int64],
+        number: NDArray[np.int64],
+        mtime_ns: NDArray[np.int64],
+        owner: tuple[int, int],
+    ) -> None:
+        self.extended, self.owner = extended, owner
+        self.format = extended.astype(np.int64) | content << 1
+        self.mode, self.links, self.size, self.number = mode, links, size, number
+        self.address = np.where(content == CHUNKS, address | _WITH_INDEXES, address)
+        self.seconds, self.nanoseconds = np.divmod(mtime_ns, 10**9)
+
+    def compact(self, epoch: int) -> NDArray[np.uint32]:
+        """The short ones, eight words each; their times count from `epoch` (seconds)."""
+        at = ~self.extended
+        words = np.zeros((int(at.sum()), COMPACT_SIZE // 4), np.uint32)
+        words[:, 0] = self.format[at]
+        words[:, 1] = self.mode[at] | self.links[at] << 16
+        words[:, 2] = self.size[at]
+        words[:, 3] = self.seconds[at] - epoch
+        words[:, 4] = self.address[at]
+        words[:, 5] = self.number[at] & 0xFFFFFFFF
+        words[:, 6] = self.owner[0] | self.owner[1] << 16 if len(words) else 0
+        return words
+
+    def long(self) -> NDArray[np.uint32]:
+        """The long ones, sixteen words each."""
+        at = self.extended
+        words = np.zeros((int(at.sum()), EXTENDED_SIZE // 4), np.uint32)
+        words[:, 0] = self.format[at]
+        words[:, 1] = self.mode[at]
+        words[:, 2], words[:, 3] = self.size[at] & 0xFFFFFFFF, self.size[at] >> 32
+        words[:, 4] = self.address[at]
+        words[:, 5] = self.number[at] & 0xFFFFFFFF
+        words[:, 6], words[:, 7] = self.owner
+        words[:, 8], words[:, 9] = self.seconds[at] & 0xFFFFFFFF, self.seconds[at] >> 32 & 0xFFFFFFFF
+        words[:, 10], words[:, 11] = self.nanoseconds[at], self.links[at]
+        return words
+
+
+class Times:
+    """Which times a compact inode can have.
+
+    Before Linux 6.15 only one, that of the super block; since then any whole second from that on.
+    """
+
+    def __init__(self, common_ns: int, since: tuple[int, int]) -> None:
+        self.own = since >= OWN_TIMES_KERNEL
+        self.epoch_ns = 0 if self.own else common_ns
+
+    def fit(self, mtime_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """True where a compact inode tells the time exactly."""
+        if not self.own:
+            return np.asarray(mtime_ns == self.epoch_ns)
+        return np.asarray((mtime_ns >= 0) & (mtime_ns % 10**9 == 0) & (mtime_ns < 10**9 << 32))
+
+
+def is_ours(head: bytes) -> bool:
+    """True if this is the super block of an image of ours."""
+    if len(head) < _SUPER.size:
+        return False
+    fields = _SUPER.unpack_from(head)
+    magic, volume = fields[0], fields[13]
+    return bool(magic == MAGIC and volume.rstrip(b"\0") == VOLUME)
+
+
+# --- reading what is there
+
+
+class SuperBlock(NamedTuple):
+    """Of an image that is read: the block at which its metadata begins, its UUID, how many devices it has."""
+
+    metadata: int
+    identity: bytes
+    devices: int
+
+
+class ParsedInode(NamedTuple):
+    """An inode as it is stored: `content` is PLAIN, INLINE or CHUNKS, `length` the bytes that the inode takes."""
+
+    content: int
+    mode: int
+    size: int
+    address: int
+    length: int
+
+
+def parsed_super_block(head: bytes) -> SuperBlock | None:
+    """The super block of an image of ours; None if it is that of another one."""
+    if not is_ours(head):
+        return None
+    fields = _SUPER.unpack_from(head)
+    return SuperBlock(fields[10], fields[12], fields[16])
+
+
+def parsed_inode(data: bytes) -> ParsedInode | None:
+    """The inode that begins with these bytes; None if there is none."""
+    if len(data) < COMPACT_SIZE:
+        return None
+    form = int.from_bytes(data[:2], "little")
+    if form & 1:
+        if len(data) < EXTENDED_SIZE:
+            return None
+        _, _, mode, _, size, address, *_ = _EXTENDED.unpack_from(data)
+    else:
+        _, _, mode, _, size, _, address, *_ = _COMPACT.unpack_from(data)
+    return (
+        ParsedInode(form >> 1 & 7, mode, size, address, EXTENDED_SIZE if form & 1 else COMPACT_SIZE)
+        if mode
+        else None
+    )
+
+
+def chunk_count(inode: ParsedInode) -> int:
+    """How many chunks a file has."""
+    return -(-inode.size // (BLOCK << (inode.address & (_WITH_INDEXES - 1))))
+
+
+def parsed_chunks(data: bytes) -> Iterator[tuple[int, int]]:
+    """The device and the block of each of these indexes of chunks."""
+    whole = data[: len(data) // CHUNK_SIZE * CHUNK_SIZE]
+    return ((device, block) for _, device, block in _CHUNK.iter_unpack(whole))

@@ -1,0 +1,118 @@
+"""The images that `mount --engine kernel` makes: one for each mount point, kept for the next mount of the set.
+
+They lie beside the index. A mount with another set or other options replaces the image of its mount point; what is
+mounted from the old one goes on. Those that are not mounted can be removed at any time, by `wdsfs cache`; of those
+that are mounted `status` and `where` have to read what they say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from wdsfs import trust
+from wdsfs.dataset.tree import LowerTree
+from wdsfs.errors import MountError
+from wdsfs.image import manifest
+from wdsfs.image.build import ImageOptions
+from wdsfs.storage import cache_place
+
+FORMAT = 1  # of what is in an image: another number has all of them made anew
+
+
+class KeptImage(NamedTuple):
+    """An image: when it was last mounted (seconds since the epoch), its path and size (bytes), how many shards it
+    has, and if these are as they were."""
+
+    used: float
+    path: str
+    size: int
+    shards: int
+    current: bool
+
+
+def place() -> Path:
+    """The directory of the images. Raises IndexUnusable, UsageError."""
+    return cache_place.place("images", "images", "images")
+
+
+def images() -> list[KeptImage]:
+    """All images, the one first that was mounted the longest time ago. Raises OSError."""
+    return sorted(_images(place()))
+
+
+def _images(directory: Path) -> Iterator[KeptImage]:
+    try:
+        files = list(directory.glob("*.erofs"))
+    except FileNotFoundError:
+        return
+    for file in files:
+        try:
+            found = file.stat()
+            devices = manifest.read(str(file)).devices
+        except FileNotFoundError:
+            continue
+        except MountError:
+            devices = []  # damaged, or of another version
+        current = bool(devices) and all(map(_is_current, devices))
+        shards = len({one.path for one in devices})
+        yield KeptImage(found.st_mtime, str(file), found.st_size, shards, current)
+
+
+def _is_current(device: manifest.Device) -> bool:
+    try:
+        found = os.stat(os.path.join("/", device.path))
+    except OSError:
+        return False
+    return (found.st_size, found.st_mtime_ns) == (device.size, device.mtime_ns)
+
+
+def trim(size: int | None, mounted: Collection[str]) -> int:
+    """Remove images until at most `size` bytes are left, those that were not mounted for the longest time first.
+
+    Without a size those whose shards are gone or have changed. The images `mounted` stay. Returns the bytes freed.
+    Raises OSError.
+    """
+    found = images()
+    used = before = sum(one.size for one in found)
+    for one in _removable(found, mounted):
+        if not one.current if size is None else used > size:
+            Path(one.path).unlink(missing_ok=True)
+            used -= one.size
+    return before - used
+
+
+def _removable(found: Sequence[KeptImage], mounted: Collection[str]) -> Iterator[KeptImage]:
+    return (one for one in found if one.path not in mounted)
+
+
+def path_of(mountpoint: str) -> Path:
+    """Where the image for this mount point (absolute) is kept. Raises IndexUnusable, OSError."""
+    directory = place()
+    trust.directory(directory, create=True, tighten=True)
+    return (
+        directory
+        / f"{hashlib.blake2b(mountpoint.encode(errors='surrogateescape'), digest_size=12).hexdigest()}.erofs"
+    )
+
+
+def key_of(tree: LowerTree, options: ImageOptions) -> str:
+    """A text that differs for every other image: other shards or options, or shards that have changed."""
+    lower = tree.lower
+    shards = [(one.key, one.name, lower.fingerprint(number)) for number, one in enumerate(lower.shards)]
+    sources = [(one.path, below.fingerprint(at)) for below in lower.sources for at, one in enumerate(below.shards)]
+    text = repr((FORMAT, options, tree.view, tree.merged, shards, sources))
+    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+
+
+def is_there(path: Path, key: str) -> bool:
+    """True if this image is whole and has this key."""
+    if not manifest.is_image(str(path)):
+        return False
+    try:
+        return manifest.read(str(path)).key == key
+    except MountError:
+        return False

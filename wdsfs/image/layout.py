@@ -1,0 +1,307 @@
+"""Turns a table into the bytes of a part of an image: inodes, then the blocks of large directories and of content
+that is stored.
+
+A directory is blocks of names in order, each block with its entries (12 bytes each) in front of their names. One
+that fits into the block of its inode lies there, inline; so do short contents. All work is on whole columns.
+"""
+
+from __future__ import annotations
+
+import stat
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsfs.errors import ImageError
+from wdsfs.image import erofs
+from wdsfs.image.erofs import BLOCK, DIRENT_SIZE, SLOT, SLOTS_PER_BLOCK
+from wdsfs.image.table import Chunks, Ints, Special, Table, resolved
+
+_WORDS_MAX = 8  # of eight bytes: longer names are sorted one directory at a time
+_ROWS = 1 << 16  # names that are copied or compared at a time
+_PER_SLOT = SLOT // 4  # words
+
+
+class Part(NamedTuple):
+    """Bytes to be written at the block where the part begins, and the inode numbers of the objects."""
+
+    data: NDArray[np.uint8]
+    nids: Ints
+
+
+class Names(NamedTuple):
+    """All entries of a table, also the two that every directory has, by directory and name."""
+
+    holder: Ints
+    child: Ints
+    kind: Ints
+    start: Ints
+    length: Ints
+
+
+def lay_out(table: Table, first_block: int, metadata: int, times: erofs.Times, owner: tuple[int, int]) -> Part:
+    """Lay a table out at the block `first_block` of the image, whose metadata begins at the block `metadata`.
+
+    Raises ImageError.
+    """
+    names = sorted_names(table)
+    listings = _Listings(table, names)
+    is_directory = np.zeros(len(table.mode), bool)
+    is_directory[listings.objects] = True
+    size = table.size.copy()
+    size[listings.objects] = listings.size
+    extended = ~times.fit(table.mtime_ns) | (size > 0xFFFFFFFF) | (table.links > 0xFFFF) | (max(owner) > 0xFFFF)
+    plan = _Plan(table, size, extended, is_directory)
+    nids = (first_block - metadata) * SLOTS_PER_BLOCK + plan.slot
+    address = plan.addresses(first_block)
+    if first_block + plan.blocks > erofs.BLOCKS_MAX:
+        raise ImageError("the image would have more than 2 TiB; make several images")
+    inodes = erofs.Inodes(
+        extended=extended,
+        content=plan.content,
+        mode=table.mode,
+        links=table.links,
+        size=size,
+        address=address,
+        number=nids,
+        mtime_ns=table.mtime_ns,
+        owner=owner,
+    )
+    words = np.zeros(plan.blocks * BLOCK // 4, np.uint32)
+    _put_rows(words, plan.slot[~extended] * _PER_SLOT, inodes.compact(times.epoch_ns // 10**9))
+    _put_rows(words, plan.slot[extended] * _PER_SLOT, inodes.long())
+    tails = plan.slot * SLOT + plan.inode_size  # bytes from the start of the part
+    plain = np.flatnonzero(plan.one_chunk)
+    _put_rows(words, tails[plain] // 4, erofs.chunk_words(table.device[plain], table.block[plain]))
+    data = words.view(np.uint8)
+    for number, special in table.special.items():
+        _put_special(data, special, int(tails[number]), int(plan.place[number]), first_block)
+    places = np.where(plan.place < 0, tails, plan.place)[listings.objects]
+    listings.write(words, places, resolved(names.child, nids))
+    return Part(data, nids)
+
+
+def lay_out_directory(
+    table: Table, nid: int, first_block: int, owner: tuple[int, int]
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """The inode and the blocks of a directory that is the one object of a table and has the inode number `nid`.
+
+    The inode has the long form; the blocks are for the place `first_block`.
+    """
+    names = sorted_names(table)
+    listings = _Listings(table, names)
+    inodes = erofs.Inodes(
+        extended=np.ones(1, bool),
+        content=np.full(1, erofs.PLAIN, np.int64),
+        mode=table.mode,
+        links=table.links,
+        size=listings.size,
+        address=np.full(1, first_block, np.int64),
+        number=np.full(1, nid, np.int64),
+        mtime_ns=table.mtime_ns,
+        owner=owner,
+    )
+    words = np.zeros(erofs.blocks_of(int(listings.size[0])) * BLOCK // 4, np.uint32)
+    listings.write(words, np.zeros(1, np.int64), resolved(names.child, np.full(1, nid, np.int64)))
+    return inodes.long().view(np.uint8).reshape(-1), words.view(np.uint8)
+
+
+def _put_rows(words: NDArray[np.uint32], places: Ints, rows: NDArray[np.uint32]) -> None:
+    """Copy rows of words to these places (words)."""
+    for column in range(rows.shape[1]):
+        words[places + column] = rows[:, column]
+
+
+def _put_special(data: NDArray[np.uint8], special: Special, tail: int, place: int, first_block: int) -> None:
+    if isinstance(special, Chunks):
+        device, block = special.device.copy(), special.block.copy()
+        if special.stored:
+            device[-1], block[-1] = 0, first_block + place // BLOCK
+            _put_bytes(data, special.stored, place)
+        _put_bytes(data, erofs.chunk_words(device, block).tobytes(), tail)
+    else:
+        _put_bytes(data, special.data, tail if place < 0 else place)
+
+
+def _put_bytes(data: NDArray[np.uint8], raw: bytes, place: int) -> None:
+    data[place : place + len(raw)] = np.frombuffer(raw, np.uint8)
+
+
+class _Plan:
+    """Where everything of a table lies in its part: `slot` of each inode, `place` (bytes) of content that has
+    blocks of its own, else -1; `blocks` of the part."""
+
+    def __init__(
+        self,
+        table: Table,
+        size: Ints,
+        extended: NDArray[np.bool_],
+        is_directory: NDArray[np.bool_],
+    ) -> None:
+        self.inode_size = np.where(extended, erofs.EXTENDED_SIZE, erofs.COMPACT_SIZE)
+        stored = is_directory.copy()
+        tail = np.full(len(size), erofs.CHUNK_SIZE, np.int64)
+        self._bits = erofs.chunk_bits(size)
+        self.one_chunk = ~is_directory
+        last = np.zeros(len(size), np.int64)  # bytes of last chunks that are stored
+        for number, special in table.special.items():
+            self.one_chunk[number] = False
+            if isinstance(special, Chunks):
+                tail[number], self._bits[number] = len(special.block) * erofs.CHUNK_SIZE, special.bits
+                last[number] = len(special.stored)
+            else:
+                stored[number] = True
+        if len(size) and int(self._bits.max()) > erofs.CHUNK_BITS_MAX:
+            raise ImageError("a member has more than 1 TiB, which EROFS does not take")
+        inside = stored & (size <= BLOCK - self.inode_size)
+        tail[stored] = np.where(inside, size, 0)[stored]
+        self.content = np.where(stored, np.where(inside, erofs.INLINE, erofs.PLAIN), erofs.CHUNKS)
+        slots = -(-(self.inode_size + tail) // SLOT)
+        self.slot = _places(slots, inside)
+        used = int(self.slot[-1] + slots[-1]) if len(slots) else 0
+        outside = stored & ~inside
+        blocks = erofs.blocks_of_all(np.where(outside, size, last))
+        ends = -(-used // SLOTS_PER_BLOCK) + np.cumsum(blocks)
+        self.place = np.where(blocks > 0, (ends - blocks) * BLOCK, -1)
+        self.blocks = int(ends[-1]) if len(ends) else 0
+
+    def addresses(self, first_block: int) -> Ints:
+        """What the inodes say of the place of their content."""
+        of_blocks = np.where(self.place < 0, erofs.NO_BLOCK, first_block + self.place // BLOCK)
+        return np.where(self.content == erofs.CHUNKS, self._bits, of_blocks)
+
+
+def _places(slots: Ints, whole: NDArray[np.bool_]) -> Ints:
+    """The slots at which things of so many slots lie, one behind the other. What is `whole` crosses no block."""
+    starts = np.cumsum(slots) - slots
+    at = np.flatnonzero(whole)
+    padding, pads = 0, np.zeros(len(slots), np.int64)
+    found = []
+    for start, count in zip(starts[at].tolist(), slots[at].tolist(), strict=True):
+        within = start + padding & SLOTS_PER_BLOCK - 1
+        pad = SLOTS_PER_BLOCK - within if within + count > SLOTS_PER_BLOCK else 0
+        padding += pad
+        found.append(pad)
+    pads[at] = found
+    return np.asarray(starts + np.cumsum(pads))
+
+
+# --- names in order ----------------------------------------------------------------------------------------
+
+
+def sorted_names(table: Table) -> Names:
+    """The entries of a table and the two dots of each directory, sorted as EROFS has them: by bytes."""
+    objects = np.flatnonzero(table.mode & 0o170000 == stat.S_IFDIR)
+    count, zeros = len(objects), np.zeros(len(objects), np.int64)
+    holder = np.concatenate([table.holder, objects, objects])
+    start = np.concatenate([table.start, zeros, zeros])
+    length = np.concatenate([table.length, zeros + 1, zeros + 2])
+    order = _sorting(table, holder, start, length)
+    return Names(
+        holder[order],
+        np.concatenate([table.child, objects, table.parent])[order],
+        np.concatenate([table.kind, np.full(2 * count, erofs.DIRECTORY, np.int64)])[order],
+        start[order],
+        length[order],
+    )
+
+
+def _sorting(table: Table, holder: Ints, start: Ints, length: Ints) -> Ints:
+    """The order of entries by directory, then by name."""
+    longest = np.zeros(len(table.mode), np.int64)
+    np.maximum.at(longest, holder, length)
+    words = -(-longest[holder] // 8)  # all names of a directory are compared by as many
+    found = np.empty(len(holder), np.int64)
+    first = np.concatenate([[0], np.cumsum(np.bincount(holder, minlength=len(table.mode)))])
+    for count in np.unique(words).tolist():
+        rows = np.flatnonzero(words == count)
+        if count <= _WORDS_MAX:
+            keys = _name_words(table.text, start[rows], length[rows], count)
+            ordered = rows[np.lexsort([*keys.T[::-1], holder[rows]])]
+        else:
+            text, columns = table.text.tobytes(), (holder[rows], start[rows], length[rows], rows)
+            named = zip(*(column.tolist() for column in columns), strict=True)
+            ordered = np.array([row for *_, row in sorted((h, text[s : s + n], row) for h, s, n, row in named)])
+        # Directories keep their place among all: where its first entry belongs, and its number among its own.
+        own = holder[ordered]
+        begins = np.flatnonzero(np.diff(own, prepend=-1))
+        nth = np.arange(len(own)) - np.repeat(begins, np.diff(np.append(begins, len(own))))
+        found[first[own] + nth] = ordered
+    return found
+
+
+def _name_words(text: NDArray[np.uint8], start: Ints, length: Ints, count: int) -> NDArray[np.uint64]:
+    """Names of up to `count` times eight bytes as numbers that compare as the names do. Names have no NUL."""
+    padded = np.concatenate([text, np.zeros(8 * count + 8, np.uint8)])
+    words = np.ndarray((len(padded) - 7,), ">u8", padded, strides=(1,))  # the eight bytes from each on
+    found = np.empty((len(start), count), np.uint64)
+    for nth in range(count):
+        beyond = np.clip(64 - 8 * (length - 8 * nth), 0, 64).astype(np.uint64)  # bits that belong to the next name
+        kept = words[start + 8 * nth].astype(np.uint64) >> np.minimum(beyond, 63) << np.minimum(beyond, 63)
+        found[:, nth] = np.where(beyond == 64, 0, kept)
+    return found
+
+
+class _Listings:
+    """The directories of a table as blocks: which entries are in which block, and where in it.
+
+    `objects` are the directories, `size` their sizes (bytes).
+    """
+
+    def __init__(self, table: Table, names: Names) -> None:
+        self._text, self._names = table.text, names
+        holder, need = names.holder, names.length + DIRENT_SIZE
+        first = np.flatnonzero(np.diff(holder, prepend=-1))
+        ends = np.cumsum(need)
+        begins = ends - need
+        last = np.append(first, len(holder))[1:] - 1
+        self.objects = holder[first]
+        total = ends[last] - begins[first]
+        large = np.flatnonzero(total > BLOCK)
+        starts, sizes = [first], total.copy()
+        for one in large.tolist():
+            begin = _split(ends, int(first[one]), int(last[one]) + 1)
+            sizes[one] = (len(begin) - 1) * BLOCK + int(ends[last[one]] - begins[begin[-1]])
+            starts.append(np.array(begin[1:], np.int64))
+        self.size = sizes
+        # A block, or a listing that is shorter than one: its first entry, its entries, its place in the directory.
+        self._start = np.sort(np.concatenate(starts))
+        self._count = np.diff(np.append(self._start, len(holder)))
+        first_of_all = np.searchsorted(self._start, first)
+        blocks = np.diff(np.append(first_of_all, len(self._start)))
+        self._owner = np.repeat(np.arange(len(first)), blocks)
+        self._nth = np.arange(len(self._start)) - first_of_all[self._owner]
+
+    def write(self, words: NDArray[np.uint32], places: Ints, nids: Ints) -> None:
+        """Write all directories: `places` are their first bytes, `nids` the inode numbers of the entries."""
+        names, data = self._names, words.view(np.uint8)
+        block = np.repeat(np.arange(len(self._start)), self._count)
+        base = (places[self._owner] + self._nth * BLOCK)[block]
+        within = np.arange(len(block)) - self._start[block]
+        ends = np.cumsum(names.length)
+        before = ends - names.length
+        offset = self._count[block] * DIRENT_SIZE + before - before[self._start][block]
+        at = (base + within * DIRENT_SIZE) // 4
+        words[at], words[at + 1] = nids & 0xFFFFFFFF, nids >> 32
+        words[at + 2] = offset | names.kind << 16
+        _copy(data, base + offset, self._text, names.start, names.length)
+
+
+def _split(ends: Ints, first: int, stop: int) -> list[int]:
+    """The first entries of the blocks of a directory; `ends` are running sums of the bytes of all entries."""
+    found = []
+    while first < stop:
+        found.append(first)
+        limit = (int(ends[first - 1]) if first else 0) + BLOCK
+        first = int(np.searchsorted(ends, limit, "right"))
+    return found
+
+
+def _copy(data: NDArray[np.uint8], places: Ints, text: NDArray[np.uint8], starts: Ints, lengths: Ints) -> None:
+    """Copy pieces of `text` to these places."""
+    for low in range(0, len(places), _ROWS):
+        rows = slice(low, low + _ROWS)
+        count = lengths[rows]
+        offsets = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
+        data[np.repeat(places[rows], count) + offsets] = text[np.repeat(starts[rows], count) + offsets]

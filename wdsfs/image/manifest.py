@@ -1,0 +1,98 @@
+"""What an image says of its shards: a manifest behind its last block, which the kernel never looks at.
+
+The manifest is JSON, followed by a footer of 24 bytes: the size of the JSON, its CRC-32, and a magic number. It
+has the path, size and mtime of each device, in the order of the device table. The path of a shard below the *base*
+of the image is relative to it; the base is the directory of the image unless another one is given.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from wdsfs.errors import MountError
+from wdsfs.image import erofs
+
+FORMAT = 1
+_FOOTER = struct.Struct("<QI4x8s")
+_MAGIC = b"wdsfs-i\n"
+_SIZE_MAX = 1 << 28  # bytes of JSON; a million shards take a hundred megabytes
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A shard of an image: its path, size (bytes) and mtime (ns) when the image was made."""
+
+    path: str
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The shards of an image, and how it shows them: the options as text, and the oldest kernel it is for.
+
+    `key` is what it is known by if it was made for a mount (`kept.py`).
+    """
+
+    devices: list[Device]
+    layout: str
+    names: str
+    merge: bool
+    index_tree: bool
+    composition: str
+    since: str
+    key: str = ""
+
+    def encoded(self) -> bytes:
+        """The bytes behind the last block of an image."""
+        text = json.dumps({"format": FORMAT, **asdict(self)}, separators=(",", ":")).encode()
+        return text + _FOOTER.pack(len(text), zlib.crc32(text), _MAGIC)
+
+
+def is_image(path: str | bytes) -> bool:
+    """True if this file is an image that wdsfs has made, whole or not."""
+    try:
+        with open(path, "rb", opener=_open_plainly) as file:
+            file.seek(erofs.SUPER_OFFSET)
+            return erofs.is_ours(file.read(erofs.SUPER_SIZE))
+    except OSError:
+        return False
+
+
+def _open_plainly(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not block
+
+
+def read(path: str | bytes) -> Manifest:
+    """The manifest of an image. Raises MountError if it has none, or a damaged one."""
+    name = os.fsdecode(path)
+    try:
+        with open(path, "rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(end - _FOOTER.size, 0))
+            footer = file.read()
+            size, checksum, magic = _FOOTER.unpack(footer) if len(footer) == _FOOTER.size else (0, 0, b"")
+            text = b""
+            if magic == _MAGIC and size <= min(end - _FOOTER.size, _SIZE_MAX):
+                file.seek(end - _FOOTER.size - size)
+                text = file.read(size)
+    except OSError as error:
+        raise MountError(f"{name}: {error.strerror}") from None
+    if not text or zlib.crc32(text) != checksum:
+        raise MountError(f"{name}: the image is not whole; make it anew with: wdsfs image")
+    found: dict[str, Any] = json.loads(text)
+    if found.pop("format") != FORMAT:
+        raise MountError(f"{name}: an image of another version of wdsfs; make it anew with: wdsfs image")
+    return Manifest(**{**found, "devices": [Device(**one) for one in found["devices"]]})
+
+
+def stored_path(path: bytes, base: bytes) -> str:
+    """A path of a shard as the manifest has it."""
+    path, base = os.path.abspath(path), os.path.abspath(base)
+    below = base.rstrip(b"/") + b"/"
+    return os.fsdecode(path.removeprefix(below) if path.startswith(below) else path)

@@ -1,0 +1,291 @@
+"""A record in the making: the members of a shard, collected in the order of the tar.
+
+`MemberDraft` takes the chunks of a scan, or all members of a derived record at once. It finds out which sample,
+folder and extension each member has. `record_order.py` puts that into the order of the record.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsfs import names
+from wdsfs.index.record import KINDS, LINK, STRAY
+from wdsfs.names import readable
+from wdsfs.tar import headers
+from wdsfs.tar.columns import Chunk
+from wdsfs.tar.problems import Problem
+
+PROBLEMS_MAX = 1000  # problems and unshown members kept word for word; further ones are counted
+
+
+@dataclass(slots=True)
+class DerivedMembers:
+    """The entries of a derived record, and its members in the order of their entries.
+
+    `paths` are the plain paths of entries, `strays` says which are in no sample. The other columns are those of
+    members: `entry` (ascending) and `extension` are numbers in `paths` and `extensions`; `addresses` say where a
+    member lies, in units that the caller chooses; `sizes` are bytes, `mtimes` ns. `links` has the targets of
+    symbolic links by member, `folders` the times (ns) of folders by raw path. `lists` (byte strings) and `numbers`
+    (8 bytes each) become further sections of the record.
+    """
+
+    paths: list[bytes]
+    strays: NDArray[np.bool_]
+    entry: NDArray[np.int64]
+    extension: NDArray[np.int64]
+    extensions: list[bytes]
+    addresses: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    mtimes: NDArray[np.int64]
+    links: dict[int, bytes] = field(default_factory=dict)
+    folders: dict[bytes, int] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    problems_more: int = 0  # problems that are not kept word for word
+    unshown: list[Problem] = field(default_factory=list)
+    unshown_count: int = 0
+    lists: dict[str, list[bytes]] = field(default_factory=dict)
+    numbers: dict[str, list[int]] = field(default_factory=dict)
+
+
+class Folders:
+    """The folders of a shard in order of appearance; number 0 is the top.
+
+    Of their paths only checksums are kept: `sums`, and `prefixes`, which include the slash after the path. The
+    paths themselves would grow with the square of the depth, and a name may have half a million slashes.
+    """
+
+    def __init__(self) -> None:
+        self.names, self.parents = [b""], [0]
+        self.sums, self.prefixes = [0], [0]
+        self.numbers: dict[tuple[int, bytes], int] = {}
+        self.by_raw: dict[bytes, int] = {b"": 0}
+        self.mtimes: dict[int, int] = {}
+
+    def number(self, raw: bytes) -> int:
+        """The number of the folder with this raw name (with its last slash), added with its parents if new."""
+        found = self.by_raw.get(raw)
+        if found is None:
+            found = 0
+            for component in names.folder_components(raw):
+                found = self._child(found, component)
+            self.by_raw[raw] = found
+        return found
+
+    def find(self, raw: bytes) -> int | None:
+        """The number of the folder with this raw name (with its last slash), None if there is none."""
+        found: int | None = 0
+        for component in names.folder_components(raw):
+            found = self.numbers.get((found, component)) if found is not None else None
+        return found
+
+    def _child(self, parent: int, name: bytes) -> int:
+        found = self.numbers.get((parent, name))
+        if found is None:
+            found = len(self.names)
+            self.numbers[parent, name] = found
+            self.names.append(name)
+            self.parents.append(parent)
+            self.sums.append(zlib.crc32(name, self.prefixes[parent]))
+            self.prefixes.append(zlib.crc32(b"/", self.sums[found]))
+        return found
+
+    def breadth_first(self) -> list[int]:
+        """All numbers in the order of the record, which has the children of a folder side by side."""
+        children: list[list[int]] = [[] for _ in self.names]
+        for number, parent in enumerate(self.parents[1:], 1):
+            children[parent].append(number)
+        order, queue = [], deque([0])
+        while queue:
+            number = queue.popleft()
+            order.append(number)
+            queue.extend(children[number])
+        return order
+
+
+class HardLink(NamedTuple):
+    """A hard link, resolved after the scan; `row` counts members."""
+
+    row: int
+    target: bytes
+
+
+class MemberDraft:
+    """Entries and members of a shard, collected chunk by chunk in compact arrays."""
+
+    def __init__(self, group_by_key: bool = False) -> None:
+        # With `group_by_key`: samples by raw key, and the samples whose members are not adjacent.
+        self.known: dict[bytes, int] | None = {} if group_by_key else None
+        self.apart: set[int] = set()
+        self.folders = Folders()
+        self.entry_folder, self.entry_crc = array("I"), array("I")
+        self.entry_flags = bytearray()
+        self.entry_names: list[bytes] = []
+        self.extensions: dict[bytes, int] = {}
+        self.member_entry, self.member_extension = array("I"), array("I")
+        self.columns: dict[str, list[NDArray[np.int64]]] = {"head": [], "data": [], "size": [], "mtime": []}
+        self.symlinks: dict[int, bytes] = {}
+        self.links: list[HardLink] = []
+        self.sparse: dict[int, NDArray[np.int64]] = {}  # a row for each segment
+        self.unshown: list[Problem] = []
+        self.unshown_count = 0
+        self.odd_entries: set[int] = set()
+        self.plain = True
+        self.key, self.key_entry = b"", -1
+        self.last_head = 0
+
+    def add(self, chunk: Chunk) -> None:
+        """Add the members of a chunk."""
+        plain = names.are_plain(chunk.names)
+        self.plain = self.plain and plain
+        keep: list[int] = []
+        fast = plain and not chunk.sparse and not (chunk.types != headers.REGULAR).any()
+        if fast:
+            self._add_plain(chunk.names)
+        else:
+            keep = self._add_any(chunk, plain)
+        for name, column in zip(self.columns, (chunk.heads, chunk.datas, chunk.sizes, chunk.mtimes), strict=True):
+            self.columns[name].append(column if fast else column[keep])
+        if len(chunk.heads):
+            self.last_head = int(chunk.heads[-1])
+
+    def _add_plain(self, member_names: list[bytes]) -> None:
+        """The fast path: regular members, none of them sparse, whose names need no escape."""
+        key, entry, extensions, folders = self.key, self.key_entry, self.extensions, self.folders
+        apart = self.known is not None
+        quick = None  # the key, if names that start with it and have no more slashes surely belong to its sample
+        add_entry, add_extension = self.member_entry.append, self.member_extension.append
+        for name in member_names:
+            head, dot, extension = name.partition(b".")
+            if head != quick or not dot or b"/" in extension:
+                split = names.split(name)
+                if split is None:
+                    add_entry(self._stray(name))
+                    add_extension(0)
+                    continue
+                folder, stem, extension = split
+                head = folder + stem
+                if head != key:
+                    key = head
+                    # Calls `_sample` only where it must: one more call per sample costs one percent.
+                    where = folders.number(folder)
+                    entry = self._sample(key, where, stem) if apart else self._entry(where, stem, 0)
+                quick = None if key.startswith(b"__") else key  # `__a.b` is in a sample, `__a.b__` is not
+            add_entry(entry)
+            number = extensions.get(extension)
+            if number is None:
+                number = extensions[extension] = len(extensions)
+            add_extension(number)
+        self.key, self.key_entry = key, entry
+
+    def _add_any(self, chunk: Chunk, plain: bool) -> list[int]:
+        """The slow path: any kind of member, any name. Return the rows that became members."""
+        keep: list[int] = []
+        base = len(self.member_entry)
+        for row, name in enumerate(chunk.names):
+            kind = int(chunk.types[row])
+            if kind == headers.DIRECTORY:
+                self.folders.mtimes[self.folders.number(name + b"/" if name else b"")] = int(chunk.mtimes[row])
+                continue
+            if kind in (headers.CHARACTER, headers.BLOCK_DEVICE, headers.FIFO):
+                self._leave_out(int(chunk.heads[row]), name, KINDS[kind])
+                continue
+            member = base + len(keep)
+            split = names.split(name) if kind == headers.REGULAR else None
+            if split is not None:
+                extension = split.extension
+                # The key has the raw folder: `./a` and `a` are two keys for every reader of the format.
+                key = split.folder + split.stem
+                if key != self.key:
+                    self.key = key
+                    self.key_entry = self._sample(key, self.folders.number(split.folder), split.stem)
+                entry = self.key_entry
+            else:
+                extension = b""
+                entry = self._stray(name, LINK if kind == headers.HARD_LINK else 0)
+            keep.append(row)
+            self.member_entry.append(entry)
+            self.member_extension.append(
+                self.extensions.setdefault(extension, len(self.extensions)) if split else 0
+            )
+            if not plain and not names.are_plain([name]):
+                self.odd_entries.add(entry)
+            if kind == headers.SYMLINK:
+                self.symlinks[member] = chunk.links[row]
+            elif kind == headers.HARD_LINK:
+                self.links.append(HardLink(member, chunk.links[row]))
+            if row in chunk.sparse:
+                self.sparse[member] = np.array(chunk.sparse[row], dtype=np.int64).reshape(-1, 2)
+        return keep
+
+    def take(self, source: DerivedMembers) -> None:
+        """Add all members of a derived record at once. The draft must be empty."""
+        for path, stray in zip(source.paths, source.strays.tolist(), strict=True):
+            folder, stem = names.split_folder(path)
+            self._entry(self.folders.number(folder), stem, STRAY if stray else 0)
+        self._find_odd_names(source)
+        self.extensions = {extension: number for number, extension in enumerate(source.extensions)}
+        self.member_entry = array("I", source.entry.astype(np.uint32).tobytes())
+        self.member_extension = array("I", source.extension.astype(np.uint32).tobytes())
+        heads = source.addresses * headers.BLOCK
+        self.columns = {"head": [heads], "data": [heads], "size": [source.sizes], "mtime": [source.mtimes]}
+        self.symlinks = dict(source.links)
+        for raw, mtime in source.folders.items():
+            number = self.folders.find(raw)
+            if number is not None:
+                self.folders.mtimes[number] = mtime
+        self.unshown, self.unshown_count = source.unshown, source.unshown_count
+
+    def _find_odd_names(self, source: DerivedMembers) -> None:
+        longest = max(map(len, source.extensions), default=0) + max(map(len, source.paths), default=0)
+        self.plain = (
+            names.are_plain(source.paths)
+            and names.are_plain([b"x." + extension for extension in source.extensions])
+            and longest < names.NAME_MAX
+        )
+        if self.plain:
+            return
+        for entry, extension in zip(source.entry.tolist(), source.extension.tolist(), strict=True):
+            path = source.paths[entry]
+            name = path if source.strays[entry] else path + b"." + source.extensions[extension]
+            if not names.are_plain([name]):
+                self.odd_entries.add(entry)
+
+    def columns_joined(self) -> dict[str, NDArray[np.int64]]:
+        """The columns of members: head, data, size and mtime, each as one array."""
+        return {
+            name: np.concatenate(parts) if parts else np.zeros(0, np.int64) for name, parts in self.columns.items()
+        }
+
+    def _leave_out(self, offset: int, name: bytes, kind: str) -> None:
+        self.unshown_count += 1
+        if len(self.unshown) < PROBLEMS_MAX:
+            self.unshown.append(Problem(offset, kind, readable(name)))
+
+    def _sample(self, key: bytes, folder: int, stem: bytes) -> int:
+        """The entry for a run of members with this key: a new one, or with `group_by_key` the known one."""
+        found = None if self.known is None else self.known.get(key)
+        if found is not None:
+            self.apart.add(found)
+            return found
+        entry = self._entry(folder, stem, 0)
+        if self.known is not None:
+            self.known[key] = entry
+        return entry
+
+    def _entry(self, folder: int, stem: bytes, flags: int) -> int:
+        self.entry_crc.append(zlib.crc32(stem, self.folders.prefixes[folder]))
+        self.entry_folder.append(folder)
+        self.entry_names.append(stem)
+        self.entry_flags.append(flags)
+        return len(self.entry_names) - 1
+
+    def _stray(self, name: bytes, flags: int = 0) -> int:
+        folder, base = names.split_folder(name)
+        return self._entry(self.folders.number(folder), base, STRAY | flags)

@@ -1,0 +1,531 @@
+"""Portable indexes in use: the records of `*.wdsidx` files for shards of a set, where they are still true.
+
+The index asks here for what LMDB does not have, and has a shard indexed only if there is no answer. What a row
+says of a shard was said of it on another machine, so inode and ctime do not count. A row is *the same* shard if
+the size is, and either its store gives the same ETag, or the mtime is the same as far as the coarser clock goes.
+If only the size is the same, the shard may have been *moved* (copied without its times, uploaded): then headers
+decide, some at first, and that of each member when it is read. `Match` is the one home of this.
+
+A file that nobody else can write, on a disk of this machine, is mapped, and its records are used in place. Of any
+other (in a store, on a network file system, of another user) a record is copied into LMDB when it is first needed:
+a map of a file that another machine replaces ends in a signal, and what another user can write may change after it
+was checked.
+
+Threads: as `index/store.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import logging
+import mmap
+import os
+import re
+import stat
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from wdsfs import mount_table, names, trust
+from wdsfs.errors import CorruptShard, MissingShard, ShardError, SpecError
+from wdsfs.index import record as record_module
+from wdsfs.index import record_check
+from wdsfs.index.record import FORMAT, STRAY, Record
+from wdsfs.index.record_sections import restamped
+from wdsfs.remote import any_shard
+from wdsfs.remote.any_shard import is_remote
+from wdsfs.spec import index_file
+from wdsfs.spec.expand import Shard
+from wdsfs.spec.index_file import SUFFIX, IndexFile, Row, Times
+from wdsfs.storage import source
+from wdsfs.storage.identity import Fingerprint
+from wdsfs.storage.source import TarBytes
+from wdsfs.tar import member_reader
+
+if TYPE_CHECKING:
+    from wdsfs.remote.pin import Pin
+
+log = logging.getLogger(__name__)
+
+CONFIRMED_MAX = 4096  # members of a moved shard that are remembered as compared
+FETCHED_MAX = 1 << 20  # bytes of a member that are fetched with its headers
+COMPARED = 16  # headers of a moved shard that are compared before its record is used; of a remote one the last
+BESIDE_MAX = 16  # directories of a set in which an index is looked for
+LISTED_MAX = 200_000  # names of a directory among which it is looked for
+NAMED_MAX = 3  # shards that a remark names
+FILES = "WDSFS_INDEX_FILE"  # environment: further indexes, one a line
+
+_TIME_UNITS = (1, 100, 1_000, 1_000_000)  # ns: the clocks of file systems and of copying tools
+_SECOND = 1_000_000_000  # ns
+_CONTENT_ETAG = re.compile(r'"[0-9a-f]{32}(?:-\d+)?"')  # of S3 and what is like it: an MD5, or one of the parts
+
+
+class Match(enum.Enum):
+    """If a shard is that of a row: the same; perhaps moved, which its headers show; or another one."""
+
+    SAME = 1
+    PERHAPS = 2
+    MOVED = 3
+    OTHER = 4
+
+    @staticmethod
+    def of(row: Row | Times, now: Fingerprint | Pin) -> Match:
+        """Compare a row with a shard as it is now, by size and time."""
+        if row.size != now.size:
+            return Match.OTHER
+        return Match.SAME if _same_time(row.mtime_ns, now.mtime_ns) else Match.PERHAPS
+
+    @staticmethod
+    def of_object(row: Row, shown: str, whole: str, pin: Pin) -> Match:
+        """Compare a row, whose shard was at `whole` when it was made, with the object that is at `shown` now."""
+        found = Match.of(row, pin)
+        if found is Match.OTHER or not (row.pin.strong_etag and pin.strong_etag):
+            return found
+        # Elsewhere only an ETag that is made of the content means the same.
+        means_the_same = shown == whole or found is Match.SAME or _CONTENT_ETAG.fullmatch(row.etag) is not None
+        return Match.SAME if row.etag == pin.etag and means_the_same else Match.PERHAPS
+
+
+def _same_time(one: int, other: int) -> bool:
+    """True if two times (ns) are equal, as far as the coarser of the two is known.
+
+    A time of whole seconds says nothing: tools that pin the times of what they write give it to every version of a
+    shard, and tars, whose sizes are rounded, are often of one size.
+    """
+    return bool(one % _SECOND and other % _SECOND) and any(
+        one // unit == other // unit and not (one % unit and other % unit) for unit in _TIME_UNITS
+    )
+
+
+class _Verdict(NamedTuple):
+    fingerprint: Fingerprint
+    match: Match
+
+
+class PortableIndex:
+    """One file. `listed` are the paths of its shards as it has them; those of a set may lie elsewhere."""
+
+    def __init__(self, file: IndexFile, listed: Sequence[str]) -> None:
+        self.file = file
+        self._mark = file.reading.mark
+        self._numbers = {os.fsencode(path): number for number, path in enumerate(listed)}
+        self._by_name: defaultdict[bytes, list[int]] | None = None
+        self._verdicts: dict[int, _Verdict] = {}
+        self._sound: set[int] = set()  # rows whose records were checked here
+        self.fd, self._map = _mapped(file)
+
+    def number_of(self, key: bytes) -> int | None:
+        """The row of the shard with this key in LMDB; None for one that is not listed, or read otherwise."""
+        if not self._mark and key in self._numbers:  # the key of what is read plainly is its path
+            return self._numbers[key]
+        path = path_of(key)
+        if key[len(path) :] != self._mark:
+            return None
+        found = self._numbers.get(path)
+        return self._by_its_end(path) if found is None else found
+
+    def _by_its_end(self, path: bytes) -> int | None:
+        """The row whose path ends as this one does, in more components than any other; at least in the name."""
+        if self._by_name is None:
+            self._by_name = defaultdict(list)
+            for known, number in self._numbers.items():
+                self._by_name[known.rpartition(b"/")[2]].append(number)
+        candidates = self._by_name.get(path.rpartition(b"/")[2], [])
+        if len(candidates) < 2:
+            return candidates[0] if candidates else None
+        parts = path.split(b"/")[::-1]
+        shared = sorted((_shared(parts, os.fsencode(self.file.path_of(one))), one) for one in candidates)
+        return shared[-1][1] if shared[-1][0] > shared[-2][0] else None
+
+    # --- if it is still true
+
+    def match(self, number: int, path: bytes, now: Fingerprint) -> Match:
+        """If the shard at `path`, which is this one now, is that of a row. The headers are not looked at here."""
+        known = self._verdicts.get(number)
+        if known is not None and known.fingerprint == now:
+            return known.match
+        if is_remote(path):
+            row, pin = self.file.row(number), _pin_of(path)
+            whole = row.path if "://" in row.path else self.file.base() + row.path
+            found = Match.of_object(row, os.fsdecode(path), whole, pin)
+            if _is_output(path):
+                found = Match.OTHER
+        else:
+            found = Match.of(self.file.times(number), now)
+        self._verdicts[number] = _Verdict(now, found)
+        return found
+
+    def settle(self, number: int, path: bytes, now: Fingerprint, record: Record) -> Match:
+        """As `match`, after a look at the headers if it needs one."""
+        found = self.match(number, path, now)
+        if found is Match.PERHAPS:
+            found = Match.MOVED if _was_moved(path, now, record) else Match.OTHER
+            self._verdicts[number] = _Verdict(now, found)
+        return found
+
+    def refuse(self, number: int) -> None:
+        """Never use a row again: its shard turned out to be another one."""
+        known = self._verdicts.get(number)
+        if known is not None:
+            self._verdicts[number] = _Verdict(known.fingerprint, Match.OTHER)
+
+    # --- records
+
+    @property
+    def is_mapped(self) -> bool:
+        """True if records are used in place."""
+        if self._map is not None and _changed(self.fd, self.file.fingerprint):
+            log.warning("%s was changed in its place, and is not used any more: rename new ones over it", self)
+            self._map = None
+        return self._map is not None
+
+    def in_place(self, number: int) -> Record | None:
+        """The record of a row, mapped, with the fingerprint of its row; None if it cannot be used."""
+        if not self.is_mapped:
+            return None
+        assert self._map is not None
+        row = self.file.row(number)
+        return self._checked(number, row, memoryview(self._map)[row.offset : row.offset + row.length])
+
+    def read(self, number: int) -> bytes | None:
+        """The bytes of the record of a row, checked; None if they cannot be used, or had."""
+        row = self.file.row(number)
+        try:
+            file = any_shard.open_shard(os.fsencode(self.file.path))
+            try:
+                if any_shard.fingerprint_of(file) != self.file.fingerprint:
+                    return None
+                data = source.pread(file, row.length, row.offset)
+            finally:
+                source.close(file)
+        except (OSError, ShardError) as error:
+            log.warning("%s: the record of %s cannot be read: %s", self, row.path, error)
+            return None
+        return data if self._checked(number, row, memoryview(data)) is not None else None
+
+    def _checked(self, number: int, row: Row, view: memoryview) -> Record | None:
+        try:
+            if number in self._sound:
+                return Record(view, verify=False)
+            if len(view) != row.length or int.from_bytes(view[8:16], "little") != row.crc:
+                raise record_check.UnsoundRecord("its checksum is another one")
+            found = record_check.opened(view)
+            if found.fingerprint.size != row.size:
+                raise record_check.UnsoundRecord("it is of a shard of another size")
+            counts = found.folders, found.entries, found.members, found.samples
+            if counts != (*row.numbers[:2], *row.numbers[4:6]):
+                raise record_check.UnsoundRecord("its row has other counts")
+        except ValueError as error:
+            log.warning("%s: the record of %s is damaged: %s; the shard is indexed", self, row.path, error)
+            self.refuse(number)
+            return None
+        self._sound.add(number)
+        return found
+
+    def __str__(self) -> str:
+        return self.file.path
+
+
+def _shared(parts: Sequence[bytes], path: bytes) -> int:
+    """The number of last components that two paths share; the first one is given as its components, reversed."""
+    count = 0
+    for one, other in zip(parts, path.split(b"/")[::-1], strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
+
+
+def _pin_of(path: bytes) -> Pin:
+    from wdsfs.remote import shards  # late, as in `remote/any_shard.py`
+
+    return shards.pin_of(path)
+
+
+def _is_output(path: bytes) -> bool:
+    """True for the output of a command: nothing says that it gives the same again."""
+    from wdsfs.remote import shards  # late, as in `remote/any_shard.py`
+
+    return shards.url_of(path).is_program
+
+
+# --- the headers of moved shards ---------------------------------------------------------------------------
+
+
+def _was_moved(path: bytes, now: Fingerprint, record: Record) -> bool:
+    """True if some headers of the shard at `path` are those of a record: of a file some, of an object the last."""
+    try:
+        shard = any_shard.open_shard(path)
+        try:
+            if any_shard.fingerprint_of(shard) != now or record.compression is not None:
+                return False
+            chosen = range(0) if is_remote(path) else _spread(record.members)
+            return record_module.ends_match(shard, record.ends) and all(fits(record, one, shard) for one in chosen)
+        finally:
+            source.close(shard)
+    except (OSError, ShardError):
+        return False
+
+
+def _spread(members: int) -> range:
+    """Some members, evenly spread."""
+    return range(0, members, max(1, members // COMPARED))
+
+
+def fits(record: Record, member: int, tar: TarBytes) -> bool:
+    """True if the member of a record has its headers where the record says. Raises OSError."""
+    place, entry = record.member(member), record.entry_of(member)
+    try:
+        found = member_reader.placed(tar, place.head)
+    except CorruptShard:
+        return False
+    path = record.entry_path(entry)
+    if not record.entry_flags[entry] & STRAY:
+        path += b"." + record.extension(member)
+    return (found.data, found.size, names.plain_key(found.name)) == (place.data, place.size, path)
+
+
+def confirmed(record: Record, member: int, tar: TarBytes) -> bool:
+    """As `fits`, for a member of a moved shard that is about to be read: notes in the record that it fits."""
+    if not isinstance(tar, int):  # the content is wanted next: one request for both
+        place = record.member(member)
+        tar.pread(min(place.data + place.size - place.head, FETCHED_MAX), place.head)
+    if not fits(record, member, tar):
+        return False
+    assert record.moved is not None
+    if len(record.moved) >= CONFIRMED_MAX:
+        record.moved.clear()
+    record.moved.add(member)
+    return True
+
+
+# --- which files -------------------------------------------------------------------------------------------
+
+
+class Portables:
+    """The portable indexes of a set, as the index asks them; a shard has the first one that is true of it."""
+
+    def __init__(self, files: Sequence[PortableIndex] = ()) -> None:
+        self.files = list(files)
+
+    def _listing(self, key: bytes) -> Iterator[tuple[PortableIndex, int]]:
+        for one in self.files:
+            number = one.number_of(key)
+            if number is not None:
+                yield one, number
+
+    def numbers(self, key: bytes, now: Fingerprint, exact: bool = False) -> tuple[int, ...] | None:
+        """The numbers of the summary of a shard; None without a row that is true of it.
+
+        `exact`: a moved shard has none.
+        """
+        path = path_of(key)
+        for one, number in self._listing(key):
+            match = one.match(number, path, now)
+            if match is Match.PERHAPS and not exact and one.is_mapped and not is_remote(path):
+                record = one.in_place(number)
+                match = Match.OTHER if record is None else one.settle(number, path, now, record)
+            if match is Match.SAME or (match is not Match.OTHER and not exact):
+                return one.file.numbers(number)
+        return None
+
+    def known(self, key: bytes) -> tuple[Times, tuple[int, ...]] | None:
+        """Size and time in the first row of a shard, and the numbers of its summary, true or not."""
+        found = next(self._listing(key), None)
+        return None if found is None else (found[0].file.times(found[1]), found[0].file.numbers(found[1]))
+
+    def record(self, key: bytes, now: Fingerprint) -> Record | None:
+        """The record of a shard, in place; None if it has to be copied first (`copy`), or built."""
+        for one, number in self._listing(key):
+            if one.is_mapped and one.match(number, path_of(key), now) is not Match.OTHER:
+                record = one.in_place(number)
+                if record is not None:
+                    match = one.settle(number, path_of(key), now, record)
+                    if match is not Match.OTHER:
+                        record.fingerprint = now
+                        record.moved = set() if match is Match.MOVED else None
+                        return record
+        return None
+
+    def has_in_place(self, key: bytes, now: Fingerprint) -> bool:
+        """True if `record` has the record of a shard, unless it is damaged."""
+        return any(
+            one.is_mapped and one.match(number, path_of(key), now) is not Match.OTHER
+            for one, number in self._listing(key)
+        )
+
+    def copy(self, key: bytes, now: Fingerprint, exact: bool = False) -> bytes | None:
+        """The record of a shard as LMDB keeps it; None if it has to be built."""
+        for one, number in self._listing(key):
+            match = one.match(number, path_of(key), now)
+            if match is Match.OTHER or (exact and match is not Match.SAME):
+                continue
+            data = one.read(number)
+            if data is not None:
+                match = one.settle(number, path_of(key), now, Record(data, verify=False))
+                if match is not Match.OTHER:
+                    return restamped(data, now, moved=match is Match.MOVED)
+        return None
+
+    def same(self, key: bytes, now: Fingerprint) -> tuple[PortableIndex, Row] | None:
+        """The row of exactly this shard, and the file that has it."""
+        for one, number in self._listing(key):
+            if one.match(number, path_of(key), now) is Match.SAME:
+                return one, one.file.row(number)
+        return None
+
+    def refuse(self, key: bytes) -> None:
+        """Never use a record of this shard again."""
+        for one, number in self._listing(key):
+            one.refuse(number)
+
+    def remarks(self, stale: Iterable[Shard], exact: bool = False) -> Iterator[str]:
+        """One line for each file that lists some of these shards, which had to be indexed all the same.
+
+        Those whose records are only to be copied are not meant. `exact` as in `numbers`.
+        """
+        if not self.files:
+            return
+        indexed = [
+            shard
+            for shard in stale
+            if (now := _now(shard.path)) is not None and self.numbers(shard.key, now, exact) is None
+        ]
+        for one in self.files:
+            listed = [shard for shard in indexed if one.number_of(shard.key) is not None]
+            if listed:
+                shown = ", ".join(os.fsdecode(shard.path) for shard in listed[:NAMED_MAX])
+                more = ", ..." if len(listed) > NAMED_MAX else ""
+                count = f"{len(listed):,} of its {len(one.file):,} shards"
+                yield (
+                    f"{one}: {count} are not as it has them ({shown}{more}) and are indexed; "
+                    f"renew it: wdsfs index --update {one}"
+                )
+
+
+def _now(path: bytes) -> Fingerprint | None:
+    try:
+        return any_shard.look(path)
+    except ShardError:
+        return None
+
+
+def path_of(key: bytes) -> bytes:
+    """The path of the shard with this key in the index."""
+    return key.partition(b"\0")[0]
+
+
+def attached(shards: Sequence[Shard]) -> Portables:
+    """The indexes for these shards: those that list them, those of WDSFS_INDEX_FILE, and those beside them.
+
+    What cannot be used is left out with a warning. Raises MissingShard for one that was named and is not there.
+    """
+    found: dict[str, PortableIndex] = {}
+    for path in dict.fromkeys(one.index_file for one in shards if one.index_file):
+        _add(found, path)
+    for path in filter(None, os.environ.get(FILES, "").split("\n")):
+        _add(found, path)
+    for path in _beside(shards):
+        with contextlib.suppress(MissingShard):  # removed within this moment
+            _add(found, path)
+    return Portables(list(found.values()))
+
+
+def _add(found: dict[str, PortableIndex], path: str) -> None:
+    try:
+        file = index_file.load(path)
+        if file.path in found:
+            return
+        if file.record_format != FORMAT:
+            log.warning(
+                "%s: has records of another version of wdsfs, and is not used; renew it: wdsfs index --update %s",
+                *(path, path),
+            )
+            return
+        found[file.path] = PortableIndex(file, file.paths())
+    except MissingShard:
+        raise
+    except (SpecError, ShardError) as error:
+        log.warning("%s; the shards are indexed without it", error)
+
+
+def _beside(shards: Sequence[Shard]) -> list[str]:
+    """The indexes in the directories of these shards which are as trustworthy as the shards."""
+    listed = {os.path.abspath(one.index_file) for one in shards if one.index_file}
+    directories = {} if listed else dict.fromkeys(one.path.rpartition(b"/")[0] for one in shards)
+    found: list[str] = []
+    for directory in list(directories)[:BESIDE_MAX]:
+        if is_remote(directory + b"/"):
+            found += _listed_in_store(directory)
+            continue
+        with contextlib.suppress(OSError), os.scandir(directory or b"/") as entries:
+            paths = [
+                os.path.join(directory or b"/", entry.name)
+                for _, entry in zip(range(LISTED_MAX), entries, strict=False)
+                if entry.name.endswith(SUFFIX.encode()) and not entry.name.startswith(b".")
+            ]
+            found += [os.fsdecode(path) for path in sorted(paths) if _is_trusted(path, shards)]
+    return found
+
+
+def _listed_in_store(directory: bytes) -> list[str]:
+    """Indexes of which a listing that was made for the shards has told: nothing is asked for."""
+    from wdsfs.remote import shards  # late, as in `remote/any_shard.py`
+
+    known = [path for path in shards.known() if path.endswith(SUFFIX.encode())]
+    return sorted(os.fsdecode(path) for path in known if path.rpartition(b"/")[0] == directory)
+
+
+def _is_trusted(path: bytes, shards: Sequence[Shard]) -> bool:
+    """True for a file of this user, of root, or of the owner of the shards beside it, which only they can write.
+
+    The owner of the shards could change these instead; others who may put a file into the directory could not.
+    """
+    directory = os.path.dirname(path)
+    beside = next(one.path for one in shards if os.path.dirname(one.path) == directory)
+    try:
+        found, own = os.lstat(path), os.stat(beside)
+    except OSError:
+        return False
+    who = trust.trusted()
+    owned = who.owns(found) or found.st_uid == own.st_uid
+    if found.st_gid in who.groups:
+        open_to_others = found.st_mode & stat.S_IWOTH
+    else:
+        open_to_others = found.st_mode & (stat.S_IWOTH | stat.S_IWGRP)
+        if found.st_gid == own.st_gid:  # who may write the shards may write this
+            open_to_others &= ~own.st_mode
+    if stat.S_ISREG(found.st_mode) and owned and (who.everyone or not open_to_others):
+        return True
+    log.warning(
+        "%s is not used: somebody may have written it who cannot write the shards; if it is right, name it with "
+        "--index-file",
+        os.fsdecode(path),
+    )
+    return False
+
+
+def _mapped(file: IndexFile) -> tuple[int, mmap.mmap | None]:
+    """The file, mapped, if it is on a disk of this machine and only trusted users can write it."""
+    path = os.fsencode(file.path)
+    if is_remote(path) or not trust.holds(path) or mount_table.is_network(mount_table.filesystem_type(path)):
+        return -1, None
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return -1, None
+    try:
+        trust.require_file(os.fstat(fd), file.path)
+        if not _changed(fd, file.fingerprint):
+            return fd, mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+    except OSError:
+        pass
+    os.close(fd)
+    return -1, None
+
+
+def _changed(fd: int, fingerprint: Fingerprint) -> bool:
+    """True if an open file was written, or cut, since it had this fingerprint. A new link or name is no change."""
+    found = Fingerprint.of(os.fstat(fd))
+    return (found.size, found.mtime_ns) != (fingerprint.size, fingerprint.mtime_ns)

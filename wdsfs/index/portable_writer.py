@@ -1,0 +1,221 @@
+"""Writes a portable index: the records of a set, with what makes each of its shards known on other machines.
+
+The same shards give the same bytes: nothing of this machine is in the file, no inode, no ctime, no time of its
+own. Records of an older portable index are copied in runs, by the kernel where it can, which shares them on file
+systems that do. The file is whole or not there, as everything that `storage/durable.py` writes; a store gets it by
+one conditional request.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from wdsfs.errors import IndexUnusable, ObjectChanged, ObjectExists, StaleShard, UsageError
+from wdsfs.index.portable import PortableIndex
+from wdsfs.index.record import FORMAT, Record
+from wdsfs.index.record_sections import restamped
+from wdsfs.index.store import Index, Summary, summary_of
+from wdsfs.remote import any_shard
+from wdsfs.remote.any_shard import is_remote
+from wdsfs.spec import index_file
+from wdsfs.spec.expand import Shard
+from wdsfs.spec.index_file import ALIGNMENT, SUFFIX, Row
+from wdsfs.storage.durable import Disk, named, new_file
+from wdsfs.storage.identity import Fingerprint
+
+RACY_NS = 2_000_000_000  # age from which a time of whole seconds says that a file is not being written any more
+
+
+class _Listed(NamedTuple):
+    """A shard, and what is written of it."""
+
+    shard: Shard
+    fingerprint: Fingerprint
+    path: str
+    etag: str
+    version: str
+
+
+class _Run(NamedTuple):
+    """Records that are side by side in an older index: bytes of it."""
+
+    fd: int
+    start: int
+    end: int
+
+
+class PortableWriter:
+    """Writes the records of `shards`, which `index` has (`Index.stale` with `exact`), for a file at `target`."""
+
+    def __init__(
+        self,
+        index: Index,
+        shards: Sequence[Shard],
+        target: bytes,
+        disk: Disk | None = None,
+        on_shard: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._index, self._disk, self._on_shard = index, disk or Disk(), on_shard
+        self._target = os.fsdecode(target)
+        self._listed, self._base = self._list(shards)
+        self._reading = shards[0].reading
+        self._run: _Run | None = None  # of an older index, which is still to be copied
+
+    def _list(self, shards: Sequence[Shard]) -> tuple[list[_Listed], str]:
+        base, paths = index_file.place_of((os.fsdecode(one.path) for one in shards), self._target)
+        found = []
+        for one, path in zip(shards, paths, strict=True):
+            fingerprint, etag, version = _known(one.path)
+            found.append(_Listed(one, fingerprint, path, etag, version))
+        return found, base
+
+    def write(self, fd: int) -> None:
+        """Write the index to an empty file. Raises StaleShard, OSError."""
+        rows = [self._row(one, 0, 0, 0, Summary(*one.fingerprint, *_NO_NUMBERS)) for one in self._listed]
+        at = _aligned(len(self._head(rows, 0)))
+        os.lseek(fd, at, os.SEEK_SET)
+        for number, one in enumerate(self._listed):
+            rows[number] = self._append(fd, one, at)
+            at += rows[number].length
+            padding = -at % ALIGNMENT
+            if padding:  # of a record that somebody else has written: ours need none
+                self._flush(fd)
+                self._disk.write(fd, bytes(padding))
+                at += padding
+            self._on_shard()
+        self._flush(fd)
+        os.lseek(fd, 0, os.SEEK_SET)
+        self._disk.write(fd, self._head(rows, at))
+
+    def _head(self, rows: Sequence[Row], size: int) -> bytes:
+        return index_file.head_of(rows, self._base, FORMAT, self._reading, size)
+
+    def _append(self, fd: int, one: _Listed, at: int) -> Row:
+        """Write one record at the end of the file, which is `at`, or plan that; returns its row."""
+        kept = self._index.packed(one.shard.key, one.fingerprint)
+        if kept is None:
+            older = self._index.portables.same(one.shard.key, one.fingerprint)
+            if older is None:
+                raise StaleShard(f"{os.fsdecode(one.shard.path)} has changed meanwhile; repeat the command")
+            source, row = older
+            if self._planned(fd, source, row, one.shard.key):
+                summary = Summary(*one.fingerprint, *row.numbers)
+                return self._row(one, at, row.length, row.crc, summary)
+            copied = self._index.portables.copy(one.shard.key, one.fingerprint, exact=True)
+            if copied is None:
+                raise StaleShard(f"{self._target}: its record of {one.path} is damaged; repeat the command")
+            kept = memoryview(copied)
+        data = restamped(kept, Fingerprint(one.fingerprint.size, one.fingerprint.mtime_ns, 0))
+        self._flush(fd)
+        self._disk.write(fd, data)
+        summary = summary_of(Record(data, verify=False))
+        return self._row(one, at, len(data), int.from_bytes(data[8:16], "little"), summary)
+
+    def _planned(self, fd: int, older: PortableIndex, row: Row, key: bytes) -> bool:
+        """Have the record of an older index copied with its neighbours; False if it has to be read."""
+        number = older.number_of(key)
+        if number is None or older.in_place(number) is None:
+            return False
+        run = self._run
+        if run is None or run.fd != older.fd or run.end != row.offset:
+            self._flush(fd)
+            run = _Run(older.fd, row.offset, row.offset)
+        self._run = run._replace(end=row.offset + row.length)
+        return True
+
+    def _flush(self, fd: int) -> None:
+        if self._run is not None:
+            self._disk.copy(self._run.fd, fd, self._run.start, self._run.end - self._run.start)
+            self._run = None
+
+    def _row(self, one: _Listed, offset: int, length: int, crc: int, summary: Summary) -> Row:
+        size, mtime_ns, _ = one.fingerprint
+        return Row(
+            size,
+            mtime_ns,
+            offset,
+            length,
+            crc,
+            one.path,
+            one.etag,
+            one.version,
+            summary[len(Fingerprint._fields) :],
+        )
+
+
+_NO_NUMBERS = (0,) * (len(Summary._fields) - len(Fingerprint._fields))
+
+
+def _aligned(size: int) -> int:
+    return size + -size % ALIGNMENT
+
+
+def _known(path: bytes) -> tuple[Fingerprint, str, str]:
+    """A shard as it is: its fingerprint, its ETag and version. Raises ShardError, UsageError."""
+    fingerprint = any_shard.look(path)
+    if is_remote(path):
+        from wdsfs.remote import shards  # late, as in `remote/any_shard.py`
+
+        if shards.url_of(path).is_program:
+            raise UsageError(f"{os.fsdecode(path)}: the output of a command cannot be found again by an index")
+        pin = shards.pin_of(path)
+        return fingerprint, pin.etag, pin.version
+    # On a file system with times of whole seconds a change within the same second would not be seen elsewhere.
+    age = time.time_ns() - fingerprint.mtime_ns
+    if fingerprint.mtime_ns % 1_000_000_000 == 0 and 0 <= age < RACY_NS:
+        time.sleep((RACY_NS - age) / 1e9)
+        if any_shard.look(path) != fingerprint:
+            raise StaleShard(f"{os.fsdecode(path)} is being written; repeat the command when it is finished")
+    return fingerprint, "", ""
+
+
+def checked_target(text: str) -> bytes:
+    """The path, or URL, of a portable index to be written. Raises UsageError, SpecError."""
+    if not text.endswith(SUFFIX):
+        raise UsageError(f"{text}: the name of an index of shards ends in {SUFFIX}")
+    path = os.fsencode(index_file.where(text))
+    if not is_remote(path) and not os.path.isdir(os.path.dirname(path)):
+        raise UsageError(f"{text}: there is no directory {os.fsdecode(os.path.dirname(path))}")
+    return path
+
+
+def write_index(
+    index: Index, shards: Sequence[Shard], target: bytes, on_shard: Callable[[], None] = lambda: None
+) -> int:
+    """Write the portable index of these shards, in the place of the one that is there; returns its size in bytes.
+
+    Raises StaleShard, IndexUnusable, ShardErrors, UsageError; CommitError if another process writes it.
+    """
+    writer, disk = PortableWriter(index, shards, target, on_shard=on_shard), Disk()
+    try:
+        if is_remote(target):
+            return _send(writer, target)
+        with named(target), new_file(disk, target) as fd:
+            writer.write(fd)
+            size = os.fstat(fd).st_size
+            disk.sync(fd)
+        disk.sync_directory(os.path.dirname(target))
+    except OSError as error:
+        where = os.fsdecode(error.filename or target)
+        raise IndexUnusable(f"{where}: the index cannot be written: {error.strerror}") from None
+    return size
+
+
+def _send(writer: PortableWriter, target: bytes) -> int:
+    """Write the index to a file without a name, and send that. Raises as `write_index`, and OSError."""
+    from wdsfs.remote import shards  # late, as in `remote/any_shard.py`
+
+    replaces = shards.found([target]).get(target)
+    with tempfile.TemporaryFile(dir=shards.staging(), buffering=0) as file:
+        writer.write(file.fileno())
+        try:
+            shards.upload(target, file.fileno(), replaces, lambda: None)
+        except (ObjectExists, ObjectChanged):
+            raise IndexUnusable(
+                f"{os.fsdecode(target)}: somebody else has written it meanwhile, and it stays as it is"
+            ) from None
+        return os.fstat(file.fileno()).st_size

@@ -1,0 +1,203 @@
+"""Checks that a record of somebody else's can be used: its sections fit together, and nothing in it leads outside.
+
+A checksum finds damage, not intent: whoever writes a portable index can give any bytes a right one. A record that
+passes here makes no question to it fail, loop or take more memory than the record has bytes. That it tells the
+truth about its shard is another matter (`index/portable.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsfs.index.record import BY_EXTENSION, BY_NAME, FILES, STRAY, Record
+from wdsfs.inodes import FOLDER, MEMBER, SAMPLE, index_of, kind_of
+from wdsfs.tar.headers import BLOCK
+
+_PLACE_MAX = 1 << 62  # bytes: of an offset, and of what is added to it
+_BOOLEANS = ("all_sampled", "all_listed", "has_links")
+
+
+class UnsoundRecord(ValueError):
+    """A record that cannot be used; the text says why."""
+
+
+def opened(buffer: Any) -> Record:
+    """A record of somebody else's, in place, after all checks. Raises UnsoundRecord."""
+    try:
+        record = Record(buffer)
+        _check_directory(record)
+        _check_folders(record)
+        _check_entries(record)
+        _check_members(record)
+        _check_links(record)
+        _check_sparse(record)
+        _check_aliases(record)
+    except UnsoundRecord:
+        raise
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, AttributeError, RecursionError) as error:
+        raise UnsoundRecord(f"it is no record ({error})") from None
+    return record
+
+
+def _require(holds: object, what: str) -> None:
+    if not holds:
+        raise UnsoundRecord(f"its {what} cannot be right")
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 40
+
+
+def _check_directory(record: Record) -> None:
+    counts = (record.folders, record.entries, record.members, record.samples, record.end_marks, record.apart)
+    _require(all(map(_is_count, (*counts, record.problem_count, record.unshown_count))), "counts")
+    _require(record.folders > 0, "folders")
+    _require(record.view is None, "kind")
+    _require(record.compression is None or type(record.compression) is str, "compression")
+    _require(all(type(getattr(record, name)) is bool for name in _BOOLEANS), "directory")
+    ends = record.ends
+    _require(type(ends) is list and len(ends) == 2 and all(type(one) is int for one in ends), "ends")
+    _require(0 <= ends[0] < _PLACE_MAX and 0 <= ends[1] < 1 << 32, "ends")
+    for found in (record.problems, record.unshown):
+        types = [tuple(map(type, one)) for one in found]
+        _require(all(one == (int, str, str) for one in types), "problems")
+
+
+class _Names(NamedTuple):
+    number: int
+    text: NDArray[Any]
+
+
+def _column(record: Record, name: str, count: int | None, codes: str) -> NDArray[Any]:
+    """A section of so many numbers, of one of these types."""
+    view = record.column[name]
+    _require(view.format in codes and count in (None, len(view)), name)
+    return np.asarray(view)
+
+
+def _narrow(record: Record, name: str, count: int) -> NDArray[np.uint64]:
+    return _column(record, name, count, "BHIQ").astype(np.uint64)
+
+
+def _starts(column: NDArray[Any], last: int, name: str) -> NDArray[np.int64]:
+    """A section that says where the parts of another one begin, and where the last ends."""
+    found = column.astype(np.uint64)
+    _require(len(found) and found[0] == 0 and found[-1] == last and (found[1:] >= found[:-1]).all(), name)
+    return found.astype(np.int64)
+
+
+def _names(record: Record, name: str, count: int | None) -> _Names:
+    text = _column(record, name, None, "B")
+    starts = _column(record, name + ".start", None if count is None else count + 1, "BHIQ")
+    _starts(starts, len(text), name)
+    return _Names(len(starts) - 1, text)
+
+
+def _check_plain_names(names: _Names, what: str) -> None:
+    _require(not (names.text == ord("/")).any(), what)
+
+
+def _check_sums(record: Record, prefix: str, count: int) -> None:
+    """Sorted checksums, and a permutation of the rows."""
+    sums = _column(record, prefix + ".hash", count, "I")
+    _require((sums[1:] >= sums[:-1]).all(), prefix + ".hash")
+    order = _column(record, prefix + ".order", count, "I")
+    _require((np.sort(order) == np.arange(count)).all(), prefix + ".order")
+
+
+def _check_folders(record: Record) -> None:
+    count = record.folders
+    parents = _column(record, "folder.parent", count, "I").astype(np.int64)
+    _require(parents[0] == 0 and (parents[1:] < np.arange(1, count)).all(), "folder.parent")
+    children = _column(record, "folder.child", count + 1, "I").astype(np.int64)
+    _require(children[0] == 1, "folder.child")
+    _starts(children - 1, count - 1, "folder.child")
+    _require((np.repeat(np.arange(count), np.diff(children)) == parents[1:]).all(), "folder.child")
+    _starts(_column(record, "folder.entry", count + 1, "I"), record.entries, "folder.entry")
+    _column(record, "folder.prefix", count, "I")
+    _column(record, "folder.flags", count, "B")
+    _check_plain_names(_names(record, "folder.name", count), "folder.name")
+    _check_sums(record, "folder", count)
+    if "folder.mtime" in record.column:
+        _column(record, "folder.mtime", count, "q")
+
+
+def _check_entries(record: Record) -> None:
+    count = record.entries
+    _check_plain_names(_names(record, "entry.name", count), "entry.name")
+    flags = _column(record, "entry.flags", count, "B")
+    stray = flags & STRAY != 0
+    _require(int((~stray).sum()) == record.samples, "entry.flags")
+    _require(not (record.all_listed and flags.any()), "entry.flags")
+    _check_sums(record, "entry", count)
+    starts = _starts(_column(record, "entry.member", count + 1, "I"), record.members, "entry.member")
+    sizes = np.diff(starts)
+    _require((sizes >= 1).all() and (sizes[stray] == 1).all(), "entry.member")
+
+
+def _check_members(record: Record) -> None:
+    count = record.members
+    heads, bodies, sizes = (_narrow(record, f"member.{name}", count) for name in ("head", "body", "size"))
+    limit = np.uint64(_PLACE_MAX // BLOCK // 4)
+    _require((heads < limit).all() and (bodies < limit).all(), "member.head")
+    _require((sizes < np.uint64(_PLACE_MAX)).all(), "member.size")
+    times = _column(record, "member.mtime", None, "Iq")
+    one_for_all = len(times) == 1 and times.dtype.itemsize == 8
+    _require(len(times) == count or one_for_all, "member.mtime")
+    extensions = _names(record, "ext.name", None)
+    _check_plain_names(extensions, "ext.name")
+    numbers = _narrow(record, "member.ext", count)
+    _require((numbers < np.uint64(max(extensions.number, 1))).all(), "member.ext")
+    _require(extensions.number or not record.samples, "ext.name")
+
+
+def _ascending(record: Record, name: str) -> NDArray[Any]:
+    """The members that a section is about, in order."""
+    found = _column(record, name, None, "I")
+    _require((found[1:] > found[:-1]).all() and (found < record.members).all(), name)
+    return found
+
+
+def _check_links(record: Record) -> None:
+    if "symlink.member" in record.column:
+        _names(record, "symlink.target", len(_ascending(record, "symlink.member")))
+    if "link.member" in record.column:
+        count = len(_ascending(record, "link.member"))
+        _require((_column(record, "link.target", count, "I") < record.members).all(), "link.target")
+    if "linked.member" in record.column:
+        _column(record, "linked.count", len(_ascending(record, "linked.member")), "I")
+
+
+def _check_sparse(record: Record) -> None:
+    if "sparse.member" not in record.column:
+        return
+    members = _ascending(record, "sparse.member")
+    segments = _column(record, "sparse.segment", None, "q")
+    _require(len(segments) % 2 == 0, "sparse.segment")
+    starts = _column(record, "sparse.start", len(members) + 1, "I")
+    bounds = _starts(starts, len(segments) // 2, "sparse.start")
+    pairs = segments.reshape(-1, 2)
+    _require((pairs >= 0).all() and (pairs < _PLACE_MAX).all(), "sparse.segment")
+    ends = pairs.sum(axis=1)
+    for member, first, last in zip(members.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        own, size = pairs[first:last], record.extent(member)[1]
+        _require((own[1:, 0] >= ends[first : last - 1]).all() if last > first else True, "sparse.segment")
+        _require(last == first or ends[last - 1] <= size, "sparse.segment")
+
+
+def _check_aliases(record: Record) -> None:
+    limits = {FOLDER: record.folders, SAMPLE: record.entries, MEMBER: record.members}
+    for domain in (BY_EXTENSION, BY_NAME, FILES):
+        prefix = f"alias{domain}"
+        if prefix + ".child" not in record.column:
+            continue
+        children = _column(record, prefix + ".child", None, "I")
+        _require((children[1:] > children[:-1]).all(), prefix + ".child")
+        parents = _column(record, prefix + ".parent", len(children), "I")
+        for one in (*children.tolist(), *parents.tolist()):
+            _require(index_of(one) < limits.get(kind_of(one), 0), prefix)
+        _check_plain_names(_names(record, prefix + ".name", len(children)), prefix + ".name")
+        _check_sums(record, prefix, len(children))

@@ -1,0 +1,118 @@
+"""The sections of a record as Python sees them: numbers, lists of byte strings and alias tables, used in place.
+
+Nothing is decoded before it is asked for. `record_sections.py` packs what this reads.
+"""
+
+from __future__ import annotations
+
+import bisect
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from itertools import pairwise
+from typing import Literal
+
+
+class Columns(Mapping[str, memoryview]):
+    """The sections of a record by name; a view of each is made when it is needed."""
+
+    __slots__ = ("_layout", "_places", "_view")
+
+    def __init__(self, view: memoryview, sections: list[tuple[str, str, int, int]]) -> None:
+        names, kinds, offsets, sizes = zip(*sections, strict=True)
+        self._view, self._layout = view, _layout(names, kinds)
+        self._places = array("Q", [*offsets, *sizes])
+
+    def __getitem__(self, name: str) -> memoryview:
+        number, code = self._layout[name]
+        offset, size = self._places[number], self._places[number + len(self._layout)]
+        return self._view[offset : offset + size].cast(code)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._layout
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layout)
+
+    def __len__(self) -> int:
+        return len(self._layout)
+
+
+@lru_cache(64)
+def _layout(names: tuple[str, ...], kinds: tuple[str, ...]) -> dict[str, tuple[int, _Code]]:
+    """The number and the type code of each section, one table for all records that have the same."""
+    return {name: (number, _CODES[kind]) for number, (name, kind) in enumerate(zip(names, kinds, strict=True))}
+
+
+_Code = Literal["B", "H", "I", "Q", "q"]
+_CODES: dict[str, _Code] = {"u1": "B", "<u2": "H", "<u4": "I", "<u8": "Q", "<i8": "q", "B": "B"}
+
+
+class PackedNames:
+    """A packed list of byte strings."""
+
+    __slots__ = ("starts", "text")
+
+    def __init__(self, starts: memoryview, text: memoryview) -> None:
+        self.starts, self.text = starts, text
+
+    def __getitem__(self, number: int) -> bytes:
+        return bytes(self.text[self.starts[number] : self.starts[number + 1]])
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def of(self, numbers: range) -> list[bytes]:
+        """The strings with these neighbouring numbers; much faster than one by one."""
+        if not numbers:
+            return []
+        starts = self.starts[numbers.start : numbers.stop + 1].tolist()
+        base, text = starts[0], bytes(self.text[starts[0] : starts[-1]])
+        return [text[start - base : end - base] for start, end in pairwise(starts)]
+
+
+class AliasTable:
+    """The alias table of one domain."""
+
+    __slots__ = ("child", "hash", "name", "order", "parent")
+
+    def __init__(self, column: Columns, prefix: str) -> None:
+        self.child, self.parent = column[prefix + ".child"], column[prefix + ".parent"]
+        self.name = PackedNames(column[prefix + ".name.start"], column[prefix + ".name"])
+        self.hash, self.order = column[prefix + ".hash"], column[prefix + ".order"]
+
+    def of(self, child: int) -> bytes | None:
+        """The alias of a child, None if it has none."""
+        at = bisect.bisect_left(self.child, child)
+        return self.name[at] if at < len(self.child) and self.child[at] == child else None
+
+    def all(self) -> Iterator[tuple[int, int, bytes]]:
+        """Each child with its parent and its name."""
+        yield from zip(self.child, self.parent, self.name.of(range(len(self.name))), strict=True)
+
+    def find(self, crc: int, parent: int, name: bytes) -> int | None:
+        """The child of a directory with this alias, whose path has the CRC-32 `crc`."""
+        for at in equal_range(self.hash, crc):
+            number = self.order[at]
+            if self.parent[number] == parent and self.name[number] == name:
+                return self.child[number]
+        return None
+
+
+def equal_range(column: memoryview, value: int) -> range:
+    """The places of this value in a sorted column."""
+    first = bisect.bisect_left(column, value)
+    last = first
+    while last < len(column) and column[last] == value:
+        last += 1
+    return range(first, last)
+
+
+def view_of(section: str) -> Callable[[Columns], memoryview]:
+    """A function that returns this section."""
+    return lambda column: column[section]
+
+
+def names_of(section: str) -> Callable[[Columns], PackedNames]:
+    """A function that returns this section as a list of byte strings."""
+    return lambda column: PackedNames(column[section + ".start"], column[section])

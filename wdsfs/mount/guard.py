@@ -1,0 +1,416 @@
+"""The guard of a mounted image: nobody reads a mix of old and new bytes of a shard that is written in place.
+
+The kernel does not look at the times of shards. So the guard holds a read lease (fcntl(2), F_SETLEASE) on each: an
+open for writing or a truncation by anybody waits until the guard has let go of it, or for the time in
+/proc/sys/fs/lease-break-time. The guard ends the mount first, waits until the last program has closed its files of
+it, and then lets go. Where a file system has no leases, the times of the shard are looked at every second.
+
+A shard that is replaced by another file, or removed, is none of its business: the kernel keeps the old file.
+`wdsfs refresh` makes a new image then, and the guard has it mounted in the place of the old one, whose shards it
+holds until the last file of it is closed. A guard that was killed leaves the mount: the next one adopts it.
+
+Above an image there may be an overlay of the kernel's. Then there is only that mount, which keeps the image in
+use, and the guard has the overlay's lock until the last file of it is closed.
+
+One thread, no memory of what was: signals only wake the loop, which looks at everything that may have happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from wdsfs import host, mount_table
+from wdsfs.errors import WdsfsError, several
+from wdsfs.image import manifest
+from wdsfs.image.identity import identity_of
+from wdsfs.image.opened import OpenDevice, check_devices, close_devices, open_devices
+from wdsfs.mount import kernel_mount
+from wdsfs.mount.held_shards import HeldShards, raise_file_limit, superblocks
+from wdsfs.mount.kernel_overlay import OverlayOver, clean_work, mount_overlay, refuse_writable
+from wdsfs.overlay.mounted_overlay import MountedOverlay
+from wdsfs.status import control
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0  # how often shards without a lease are looked at, and a mount that is detached but in use
+SPARE_SECONDS = 5.0  # before the kernel would break a lease by force
+BREAK_TIME = Path("/proc/sys/fs/lease-break-time")
+_STEP_SECONDS = 0.02
+_REQUEST_MAX = 1 << 26  # bytes; a request for an overlay has the paths of all shards
+_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class MadeBy:
+    """The command of a mount, which `wdsfs refresh` repeats: its arguments, the directory in which it was given,
+    and the variables of the environment that say where the index is."""
+
+    arguments: list[str]
+    directory: str
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """How commands find a guard: its process, and what it guards.
+
+    `paths` are those of shards, `inodes` the numbers of the files that the kernel has open; `leased` have a lease.
+    `identity` is that of the image, `superblocks` are the kernel's names of the mount; `made` is how it was made.
+    The rest is for a mount with an `overlay`: the `shards` below it (paths and names), how they are read and
+    shown, the directory of their index, and what else it takes to make a new image: the `options` of `-o`, and if
+    shards are trusted.
+    """
+
+    pid: int
+    start_ticks: int
+    mountpoint: str
+    image: str
+    paths: list[str]
+    inodes: list[int]
+    leased: int
+    log: str | None
+    identity: str = ""
+    superblocks: list[str] = field(default_factory=list)
+    made: MadeBy | None = None
+    overlay: str | None = None
+    shards: list[list[str]] = field(default_factory=list)
+    reading: dict[str, bool] = field(default_factory=dict)
+    layout: str = ""
+    names: str = ""
+    merge: bool = False
+    index: str | None = None
+    options: list[str] = field(default_factory=list)
+    trusting: bool = False
+
+    @property
+    def alive(self) -> bool:
+        return control.start_ticks(self.pid) == self.start_ticks
+
+    def replaced(self) -> list[str]:
+        """The paths at which there is another file now, or none."""
+        return [path for path, inode in zip(self.paths, self.inodes, strict=True) if _inode_of(path) != inode]
+
+
+def _inode_of(path: str) -> int | None:
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return None
+
+
+def _file(mountpoint: str) -> Path:
+    return host.runtime_dir() / f"{control.identity(mountpoint)}.guard"
+
+
+def guard_of(mountpoint: str) -> Registration | None:
+    """The guard of the image at this path, alive or not; None if it has ended in good order."""
+    try:
+        found: dict[str, Any] = json.loads(_file(mountpoint).read_text())
+        made = found.get("made")
+        return Registration(**{**found, "made": None if made is None else MadeBy(**made)})
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _guards() -> Iterator[Registration]:
+    """All guards, alive or not."""
+    for file in host.runtime_dir().glob("*.guard"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found = guard_of(json.loads(file.read_text())["mountpoint"])
+            if found is not None:
+                yield found
+
+
+def living_guards() -> list[Registration]:
+    """The guards that are at work. Raises MountError."""
+    return [one for one in _guards() if one.alive]
+
+
+def forget(guard: Registration) -> None:
+    """Remove what makes a guard known, unless a later one at the same place has taken it over."""
+    if guard_of(guard.mountpoint) == guard:
+        _file(guard.mountpoint).unlink(missing_ok=True)
+        control.socket_path(guard.mountpoint).unlink(missing_ok=True)
+
+
+class Guard:
+    """Guards the mount of `image` at `mountpoint` over these shards, which it keeps open.
+
+    `wanted` is the overlay that is to be above the image, if there is to be one.
+    """
+
+    def __init__(
+        self,
+        image: str,
+        mountpoint: str,
+        devices: Sequence[OpenDevice],
+        log_file: Path | None,
+        made: MadeBy | None = None,
+        wanted: OverlayOver | None = None,
+    ) -> None:
+        self.image, self.mountpoint, self.log_file, self.made = image, mountpoint, log_file, made
+        self._held, self._before = HeldShards(devices), list[HeldShards]()
+        self._wanted = wanted
+        self._overlay: MountedOverlay | None = None
+        self._listener: socket.socket
+        self._attributes = 0
+        self._device = 0
+        self._told_to_end = False
+        self._receiver, self._sender = socket.socketpair()
+
+    def take(self) -> None:
+        """Take the overlay, and have every later writer of a shard wait for this process.
+
+        What a shard is has to be compared afterwards. Raises MountError for one that is being written,
+        OverlayUnusable, OverlayBusy.
+        """
+        if self._wanted is not None:
+            self._overlay = self._wanted.taken()
+        self._receiver.setblocking(False)
+        self._sender.setblocking(False)
+        signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGIO, lambda *_: None)
+        for number in _ENDS:
+            signal.signal(number, self._end)
+        self._held.take_leases()
+
+    def _end(self, *_: object) -> None:
+        self._told_to_end = True
+
+    def mount(self, attributes: int, instead: bool = False) -> None:
+        """Have the kernel mount the image, with `instead` in the place of what is there. Raises MountError."""
+        before = superblocks()
+        self._mount(self.image, self._held, attributes, instead)
+        # Those of others that appear at the same moment are waited for, too: that takes longer, and is not wrong.
+        self._settle(attributes, superblocks() - before)
+
+    def _mount(self, image: str, held: HeldShards, attributes: int, instead: bool) -> None:
+        fds = [one.fd for one in held.devices]
+        if self._overlay is not None:
+            mount_overlay(image, self.mountpoint, fds, self._overlay.place, attributes, instead)
+            return
+        mount = kernel_mount.exchange_image if instead else kernel_mount.mount_image
+        mount(image, self.mountpoint, fds, attributes)
+
+    def adopt(self, attributes: int, known: Registration | None) -> None:
+        """Guard the mount of this image that is there already, whose guard is gone: `known`, if it left a sign."""
+        others = {name for one in _guards() if one.mountpoint != self.mountpoint for name in one.superblocks}
+        found = superblocks() & set(known.superblocks) if known is not None else superblocks() - others
+        self._settle(attributes, found)
+        log.warning(
+            "%s: guarded again; for some time what was written into a shard was not noticed", self.mountpoint
+        )
+
+    def _settle(self, attributes: int, own: set[str]) -> None:
+        self._held.superblocks, self._attributes = own, attributes
+        found = mount_table.mounted_at(self.mountpoint)
+        self._device = 0 if found is None else found.device
+        watched = self._held.without_lease()
+        if watched:
+            log.warning(
+                "%s: no lease can be had there; changes are looked for every second, and bytes that are read "
+                "meanwhile may be old and new ones",
+                several(watched),
+            )
+
+    def exchange(self, image: str, base: str, trusting: bool) -> None:
+        """Have the kernel mount this image in the place of the mount. Raises WdsfsError: nothing has changed."""
+        if self._overlay is not None:
+            refuse_writable(self.mountpoint)
+        about = manifest.read(image)
+        raise_file_limit(2 * len(about.devices))
+        devices = open_devices(about, os.fsencode(base), trusting)
+        held = HeldShards(devices)
+        try:
+            held.take_leases()
+            check_devices(devices, about, trusting)
+            before = superblocks()
+            self._mount(image, held, self._attributes, instead=True)
+        except BaseException:
+            close_devices(devices)
+            raise
+        self._before.append(self._held)
+        self.image, self._held = image, held
+        self._settle(self._attributes, superblocks() - before)
+
+    @contextlib.contextmanager
+    def registered(self) -> Iterator[None]:
+        """Let commands find this guard while the context is open."""
+        with self._listening() as self._listener:
+            self._register()
+            try:
+                yield
+            finally:
+                found = guard_of(self.mountpoint)
+                if found is not None and found.pid == os.getpid():
+                    forget(found)
+
+    def close(self) -> None:
+        """Let go of all shards. This process guards nothing any more."""
+        signal.set_wakeup_fd(-1)
+        self._receiver.close()
+        self._sender.close()
+        for one in (self._held, *self._before):
+            one.close()
+
+    def _register(self) -> None:
+        own = Registration(
+            pid=os.getpid(),
+            start_ticks=control.start_ticks(os.getpid()) or 0,
+            mountpoint=self.mountpoint,
+            image=self.image,
+            paths=[os.fsdecode(one.path) for one in self._held.devices],
+            inodes=[os.fstat(one.fd).st_ino for one in self._held.devices],
+            leased=len(self._held.leased),
+            log=None if self.log_file is None else str(self.log_file),
+            identity=identity_of(self.image),
+            superblocks=sorted(self._held.superblocks),
+            made=self.made,
+            **({} if self._wanted is None else self._wanted.about()),
+        )
+        control.write_registration(_file(self.mountpoint), asdict(own))
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[socket.socket]:
+        """The socket at which `wdsfs refresh` finds this guard."""
+        path = control.socket_path(self.mountpoint)
+        path.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:
+            with control.socket_address(self.mountpoint) as address:
+                listener.bind(address)
+            listener.listen()
+            own = path.stat().st_ino
+            try:
+                yield listener
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    if path.stat().st_ino == own:
+                        path.unlink()
+
+    def run(self) -> None:
+        """Return when the mount has ended, by others or because a shard is about to change."""
+        with open(mount_table.MOUNTINFO, "rb") as table:
+            poller = select.poll()
+            poller.register(self._receiver, select.POLLIN)
+            poller.register(self._listener, select.POLLIN)
+            poller.register(table, select.POLLPRI | select.POLLERR)
+            while True:
+                poller.poll(self._patience())
+                with contextlib.suppress(BlockingIOError):
+                    self._receiver.recv(4096)
+                changing = self._held.changing()
+                if changing:
+                    self._give_way(changing)
+                    break
+                if self._told_to_end:
+                    self._detach()
+                    break
+                self._let_go()
+                self._answer()
+                if not self._is_mounted() and not self._is_used():
+                    break
+        if self._overlay is not None and not self._is_used():
+            clean_work(self._overlay.place)
+
+    def _patience(self) -> float | None:
+        """How long the loop may sleep (ms) when nothing wakes it; None: for ever."""
+        if any(one.deadline is not None for one in self._before):
+            return _STEP_SECONDS * 1000
+        has_to_look = self._held.without_lease() or self._before or not self._is_mounted()
+        return LOOK_SECONDS * 1000 if has_to_look else None
+
+    def _let_go(self) -> None:
+        """Let go of the shards of earlier mounts of which nobody has files open, or of which one is to change.
+
+        A writer of such a shard waits for their readers; nothing else does.
+        """
+        for one in list(self._before):
+            changing = one.changing()
+            if changing and one.deadline is None:
+                one.deadline = _deadline()
+            is_used = one.is_used()
+            is_late = one.deadline is not None and time.monotonic() > one.deadline
+            if is_used and is_late:
+                self._report_mix(changing)
+            if is_late or not is_used:
+                one.close()
+                self._before.remove(one)
+
+    def _answer(self) -> None:
+        """Do what a client asks for, if there is one."""
+        try:
+            client, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        with client, contextlib.suppress(OSError):  # it may be gone
+            client.settimeout(control.ANSWER_SECONDS)
+            with client.makefile("rb") as lines:
+                answer = self._done(lines.readline(_REQUEST_MAX))
+            client.sendall(json.dumps(answer).encode() + b"\n")
+
+    def _done(self, line: bytes) -> dict[str, Any]:
+        try:
+            asked: dict[str, Any] = json.loads(line)
+            if asked["do"] != "exchange":
+                return {"error": f"a guard does not know: {asked['do']}"}
+            self.exchange(asked["image"], asked["base"], asked["trusting"])
+            if self._wanted is not None:
+                self._wanted.show(asked["shards"])
+        except (WdsfsError, OSError) as error:
+            return {"error": str(error)}
+        except (ValueError, KeyError, TypeError):
+            return {"error": "the request cannot be read"}
+        self._register()
+        return {"done": True}
+
+    def _is_mounted(self) -> bool:
+        found = mount_table.mounted_at(self.mountpoint)
+        return found is not None and found.device == self._device
+
+    def _is_used(self) -> bool:
+        return any(one.is_used() for one in (self._held, *self._before))
+
+    def _give_way(self, changing: Sequence[str]) -> None:
+        """End the mount, and wait for its users as long as the writer can be kept waiting."""
+        log.warning("%s: is opened for writing; %s is ended for that", several(changing), self.mountpoint)
+        self._detach()
+        deadline = _deadline()
+        while self._is_used() and time.monotonic() < deadline:
+            time.sleep(_STEP_SECONDS)
+        if self._is_used():
+            self._report_mix(changing)
+
+    def _report_mix(self, changing: Sequence[str]) -> None:
+        log.error(
+            "%s: programs still have files of it open; from now on they may read old and new bytes of %s",
+            self.mountpoint,
+            several(changing),
+        )
+
+    def _detach(self) -> None:
+        if self._is_mounted():
+            kernel_mount.detach(self.mountpoint)
+
+
+def _deadline() -> float:
+    """Until when a writer that begins to wait now can be kept waiting, as `time.monotonic` counts."""
+    return time.monotonic() + max(_break_seconds() - SPARE_SECONDS, 0)
+
+
+def _break_seconds() -> float:
+    """How long the kernel lets a writer wait for a lease."""
+    try:
+        return float(BREAK_TIME.read_text())
+    except (OSError, ValueError):
+        return 0.0

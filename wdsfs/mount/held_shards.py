@@ -1,0 +1,88 @@
+"""The shards below one mount of an image, open, so that nobody changes them unnoticed: by leases, or by looking.
+
+A read lease (fcntl(2), F_SETLEASE) has whoever opens a shard for writing, or cuts it, wait until it is let go.
+Where a file system has no leases the times of the shard are looked at.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import resource
+from collections.abc import Sequence
+from pathlib import Path
+
+from wdsfs.errors import MountError
+from wdsfs.image.opened import OpenDevice, close_devices
+
+SUPERBLOCKS = Path("/sys/fs/erofs")  # a directory for each superblock, as long as somebody uses it
+_OWN_FILES = 64  # descriptors besides those of shards
+
+
+def superblocks() -> set[str]:
+    """The names of all EROFS file systems that are mounted or still in use."""
+    try:
+        return set(os.listdir(SUPERBLOCKS)) - {"features"}
+    except OSError:
+        return set()
+
+
+def raise_file_limit(shards: int) -> None:
+    """Let this process have so many shards open, besides its own files. Raises MountError."""
+    wanted = shards + _OWN_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, max(wanted, hard)))
+        except (OSError, ValueError):
+            raise MountError(
+                f"{wanted:,} files have to be open for a moment, and {hard:,} are allowed; see: ulimit -n"
+            ) from None
+
+
+class HeldShards:
+    """These shards, which belong to it now. `superblocks` are those of the mount, once it is there.
+
+    `deadline` is until when a writer can be kept waiting for what is still used of a mount that has ended.
+    """
+
+    def __init__(self, devices: Sequence[OpenDevice]) -> None:
+        self.devices = devices
+        self.superblocks: set[str] = set()
+        self.deadline: float | None = None
+        self.leased: list[OpenDevice] = []
+        self._watched: list[tuple[OpenDevice, int]] = []  # with the ctime (ns) that they had
+
+    def take_leases(self) -> None:
+        """Have every later writer wait for this process. Raises MountError for a shard that is being written.
+
+        What a shard is has to be compared afterwards.
+        """
+        for one in self.devices:
+            try:
+                fcntl.fcntl(one.fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+                self.leased.append(one)
+            except OSError as error:
+                if error.errno == errno.EAGAIN:
+                    raise MountError(f"{os.fsdecode(one.path)}: a program has it open for writing") from None
+                self._watched.append((one, os.fstat(one.fd).st_ctime_ns))
+
+    def without_lease(self) -> list[str]:
+        """The shards that have to be looked at."""
+        return [os.fsdecode(one.path) for one, _ in self._watched]
+
+    def changing(self) -> list[str]:
+        """The shards that somebody is about to write, or has written."""
+        found = [one for one in self.leased if fcntl.fcntl(one.fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK]
+        found += [one for one, ctime_ns in self._watched if os.fstat(one.fd).st_ctime_ns != ctime_ns]
+        return [os.fsdecode(one.path) for one in found]
+
+    def is_used(self) -> bool:
+        """True while a program has files of the mount open, or another namespace has the mount."""
+        return bool(self.superblocks & superblocks())
+
+    def close(self) -> None:
+        """Let go of the shards."""
+        close_devices(self.devices)
+        self.devices, self.leased, self._watched = [], [], []

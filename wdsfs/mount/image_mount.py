@@ -1,0 +1,208 @@
+"""The mount of an image: options, checks of mount point and shards, the kernel's mount, and its guard.
+
+The kernel serves the mount. The one process that stays, the guard (`guard.py`), serves nothing: when it dies the
+mount goes on, unguarded.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from wdsfs import host, mount_calls, mount_table
+from wdsfs.errors import MountError, StaleShard, UsageError, several
+from wdsfs.image import manifest
+from wdsfs.image.identity import identity_of, is_mounted_at
+from wdsfs.image.manifest import Manifest
+from wdsfs.image.mounted import image_of
+from wdsfs.image.opened import OpenDevice, check_devices, open_devices
+from wdsfs.mount import daemon, kernel_mount
+from wdsfs.mount.daemon_log import open_log
+from wdsfs.mount.guard import Guard, MadeBy, Registration, guard_of
+from wdsfs.mount.held_shards import raise_file_limit
+from wdsfs.mount.kernel_overlay import OverlayOver
+from wdsfs.mount.mountpoint import check_mountpoint
+from wdsfs.mount.options import parse_options
+from wdsfs.status import control
+
+log = logging.getLogger(__name__)
+
+# Options of `-o` that need nothing: they say what holds for every mount of an image.
+_HOLD_ANYWAY = frozenset(
+    (
+        *("ro", "allow_other", "default_permissions", "nodev", "nosuid", "exec"),
+        *("sync", "async", "dirsync", "atime", "noatime"),
+    )
+)
+_NAMES = ("fsname=", "subtype=")  # for the mount table, in which the image is the source
+_OWNERS = ("uid", "gid", "umask")
+
+
+@dataclass(slots=True)
+class ImageMount:
+    """What to mount: the image and the mount point, absolute; relative paths of shards are below `base`.
+
+    `options` are those of `-o`; `trusting`: shards may have other times, and lie where others can change them.
+    `made` is the command, for `wdsfs refresh`. `overlay` is what is to be above it.
+    """
+
+    image: str
+    mountpoint: str
+    base: str
+    options: list[str] = field(default_factory=list)
+    trusting: bool = False
+    made: MadeBy | None = None
+    overlay: OverlayOver | None = None
+
+
+class Unguarded(NamedTuple):
+    """A mount of an image whose guard is gone; `known` is what that one has left, if anything."""
+
+    known: Registration | None
+
+    def shows(self, image: str, mountpoint: str) -> bool:
+        """True if this image is what is mounted, as far as can be known."""
+        identity = identity_of(image)
+        found = is_mounted_at(identity, mountpoint)
+        return found if found is not None else self.known is not None and self.known.identity == identity
+
+
+def unguarded(mountpoint: str) -> Unguarded | None:
+    """What is mounted at this path (canonical), if that is an image without a living guard."""
+    mounted = mount_table.mounted_at(mountpoint)
+    known = guard_of(mountpoint)
+    if mounted is None or mounted.fstype != "erofs" or (known is not None and known.alive):
+        return None
+    return Unguarded(known) if image_of(mounted) is not None else None
+
+
+def mount_in_background(wanted: ImageMount) -> int:
+    """Mount an image and leave its guard; returns an exit code. Raises UsageError."""
+    _attributes(wanted)
+    wanted.mountpoint = control.canonical(wanted.mountpoint)
+    return daemon.fork(
+        wanted.mountpoint, lambda leave, ready: serve(wanted, open_log(wanted.mountpoint), leave, ready)
+    )
+
+
+def mount_in_front(wanted: ImageMount) -> int:
+    """Mount an image and guard it; returns an exit code when the mount has ended. Raises UsageError."""
+    _attributes(wanted)
+    wanted.mountpoint = control.canonical(wanted.mountpoint)
+    return daemon.guarded(lambda: serve(wanted, None, lambda _: None, lambda: daemon.notify_systemd("READY=1")))
+
+
+def serve(
+    wanted: ImageMount, log_file: Path | None, leave: Callable[[Path | None], None], ready: Callable[[], None]
+) -> None:
+    """Mount an image and guard it until the mount ends.
+
+    `leave` and `ready` are as in `daemon.fork`. Raises UsageError, MountError, and what `open_devices` raises.
+    """
+    attributes, nonempty = _attributes(wanted)
+    host.runtime_dir()  # an error of it is to be known before the mount
+    found = manifest.read(wanted.image)
+    if host.kernel_version() < host.kernel_version(found.since):
+        log.warning(
+            "%s: was made for Linux %s; with this kernel its files have the time 1970-01-01. Without --linux an "
+            "image has all times",
+            *(wanted.image, found.since),
+        )
+    raise_file_limit(len(found.devices))
+    there = unguarded(wanted.mountpoint)
+    is_shown = there is not None and there.shows(wanted.image, wanted.mountpoint)
+    try:
+        devices = open_devices(found, os.fsencode(wanted.base), wanted.trusting)
+    except StaleShard:
+        if there is not None and is_shown:
+            _end_if_written(wanted, found, there)
+        raise
+    guard = Guard(wanted.image, wanted.mountpoint, devices, log_file, wanted.made, wanted.overlay)
+    try:
+        if there is None:
+            needed = [*_own_paths(wanted), *(one.path for one in devices)]
+            check_mountpoint(wanted.mountpoint, nonempty, needed)
+        if not wanted.trusting:
+            _refuse_network(devices)
+        guard.take()
+        check_devices(devices, found, wanted.trusting)  # from now on nobody can write unnoticed
+        if there is not None and is_shown:
+            guard.adopt(attributes, there.known)
+        else:
+            guard.mount(attributes, instead=there is not None)
+        leave(log_file)
+        with guard.registered():
+            ready()
+            guard.run()
+    finally:
+        guard.close()
+
+
+def _end_if_written(wanted: ImageMount, found: Manifest, there: Unguarded) -> None:
+    """End a mount that was not guarded, if a shard of it is not as it was: readers may get a mix.
+
+    One that was replaced by another file, as far as its guard has left a sign of that, is whole in the mount.
+    """
+    replaced = set(() if there.known is None else there.known.replaced())
+    changed = []
+    for one in found.devices:
+        path = os.path.join(wanted.base, one.path)
+        try:
+            now = os.stat(path)
+        except OSError:
+            continue  # removed
+        is_same = now.st_size == one.size and (wanted.trusting or now.st_mtime_ns == one.mtime_ns)
+        if not is_same and path not in replaced:
+            changed.append(path)
+    if changed:
+        kernel_mount.detach(wanted.mountpoint)
+        log.error(
+            "%s: is ended, because shards were written while it had no guard: %s",
+            wanted.mountpoint,
+            several(changed),
+        )
+
+
+def _own_paths(wanted: ImageMount) -> list[bytes]:
+    """What the mount itself needs besides the shards. Raises MountError for a mount point in the overlay."""
+    if wanted.overlay is None:
+        return [os.fsencode(wanted.image)]
+    directory = wanted.overlay.directory
+    if directory.resolve() in Path(wanted.mountpoint).parents:
+        raise MountError(f"{wanted.mountpoint}: lies in the overlay {directory}; take another directory")
+    return [os.fsencode(wanted.image), os.fsencode(directory)]
+
+
+def _refuse_network(devices: Sequence[OpenDevice]) -> None:
+    """Raise MountError for shards that another machine can change unnoticed."""
+    looked: dict[bytes, str] = {}
+    for one in devices:
+        directory = os.path.dirname(one.path)
+        if directory not in looked:
+            looked[directory] = mount_table.filesystem_type(directory)
+        if mount_table.is_network(looked[directory]):
+            raise MountError(
+                f"{os.fsdecode(one.path)}: lies on {looked[directory]}, where another machine can write it "
+                "without this one noticing. Mount with --trust-shards if nobody will; or mount the shards by FUSE"
+            )
+
+
+def _attributes(wanted: ImageMount) -> tuple[int, bool]:
+    """The attributes of the mount, and if the mount point may have entries. Raises UsageError."""
+    parsed = parse_options(wanted.options, wanted.overlay is not None)
+    given = {option.partition("=")[0] for option in ",".join(wanted.options).split(",")}
+    if not given.isdisjoint(_OWNERS):
+        raise UsageError("-o uid, gid and umask are for FUSE; of an image they are options of: wdsfs image")
+    attributes = mount_calls.NO_SUID | mount_calls.NO_DEVICES
+    if wanted.overlay is None or "ro" in parsed.fuse:
+        attributes |= mount_calls.READ_ONLY
+    for option in sorted(parsed.fuse):
+        if option == "noexec":
+            attributes |= mount_calls.NO_PROGRAMS
+        elif option not in _HOLD_ANYWAY and not option.startswith(_NAMES):
+            raise UsageError(f"-o {option}: not for an image, which has no daemon; see docs/engines.md")
+    return attributes, parsed.nonempty

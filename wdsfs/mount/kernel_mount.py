@@ -1,0 +1,116 @@
+"""Mounting an image over its shards: the system calls, and what their errors mean.
+
+The new mount calls (fsopen and so on, Linux 5.2) take any number of devices of any name; mount(2) takes one page
+of options. Devices are named by descriptors, so that the kernel opens the very files that were checked. Linux 6.12
+and later take files; before, each file has to be a loop device, which goes away with the mount.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from wdsfs import mount_calls
+from wdsfs.errors import MountError
+
+FILES_SINCE = (6, 12)  # the first kernel that takes files for devices
+OVERTAKING_SINCE = (6, 5)  # the first that can put a mount beneath another one
+
+_LOOP_FREE, _LOOP_CONFIGURE, _LOOP_CLEAR = 0x4C82, 0x4C0A, 0x4C01
+_LOOP_CONFIG = struct.Struct("<II52xI176x64x")  # descriptor, block size, flags of loop_info64
+_LOOP_READ_ONLY, _LOOP_AUTOCLEAR = 1, 4
+
+
+def mount_image(
+    image: str, mountpoint: str, devices: Sequence[int], attributes: int, beneath: bool = False
+) -> None:
+    """Mount the image at this path, read-only; `devices` are descriptors of its shards.
+
+    `beneath`: below the mount that is there, so that it is seen when that one ends. Raises MountError.
+    """
+    try:
+        _mount(image, mountpoint, [f"/proc/self/fd/{fd}" for fd in devices], attributes, beneath)
+    except OSError as error:
+        if error.errno != errno.ENOTBLK:
+            raise MountError(_explained(image, mountpoint, error)) from None
+        mount_by_loops(image, mountpoint, devices, attributes, beneath)
+
+
+def exchange_image(image: str, mountpoint: str, devices: Sequence[int], attributes: int) -> None:
+    """Mount the image in the place of the mount at this path; at no moment is there none.
+
+    What is open of the old mount stays open. Raises MountError.
+    """
+    mount_image(image, mountpoint, devices, attributes, beneath=True)
+    detach(mountpoint)
+
+
+def detach(mountpoint: str) -> None:
+    """End the mount at this path; what is open of it stays open. Raises MountError."""
+    try:
+        mount_calls.detach(mountpoint)
+    except OSError as error:
+        raise MountError(f"{mountpoint}: cannot be unmounted: {error.strerror}") from None
+
+
+def mount_by_loops(
+    image: str, mountpoint: str, devices: Sequence[int], attributes: int, beneath: bool = False
+) -> None:
+    """As `mount_image`, for kernels before 6.12: the image and each shard become loop devices.
+
+    They are released by the kernel when the mount ends. Raises MountError.
+    """
+    with ExitStack() as opened:
+        try:
+            own = os.open(image, os.O_RDONLY | os.O_CLOEXEC)
+            opened.callback(os.close, own)
+            names = []
+            for fd in (own, *devices):
+                loop, name = _loop_device(fd)
+                opened.callback(os.close, loop)
+                names.append(name)
+            _mount(names[0], mountpoint, names[1:], attributes, beneath)
+        except OSError as error:
+            raise MountError(_explained(image, mountpoint, error)) from None
+
+
+def _mount(source: str, mountpoint: str, devices: Sequence[str], attributes: int, beneath: bool) -> None:
+    """Make the mount. Raises OSError."""
+    settings = [(b"source", os.fsencode(source)), *((b"device", os.fsencode(one)) for one in devices)]
+    attributes |= mount_calls.READ_ONLY
+    mount_calls.mount(b"erofs", settings, [b"ro"], mountpoint, attributes, beneath)
+
+
+def _loop_device(fd: int) -> tuple[int, str]:
+    """A free loop device over a file, open, read-only, released with its last user. Raises OSError."""
+    control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        while True:
+            name = f"/dev/loop{fcntl.ioctl(control, _LOOP_FREE)}"
+            loop = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fcntl.ioctl(loop, _LOOP_CONFIGURE, _LOOP_CONFIG.pack(fd, 512, _LOOP_READ_ONLY | _LOOP_AUTOCLEAR))
+            except OSError as error:
+                os.close(loop)
+                if error.errno == errno.EBUSY:  # another process was faster
+                    continue
+                raise
+            return loop, name
+    finally:
+        os.close(control)
+
+
+def _explained(image: str, mountpoint: str, error: OSError) -> str:
+    where = f"{mountpoint}: the kernel does not mount {image}"
+    match error.errno:
+        case errno.EPERM:
+            return f"{where}: only root may do that; or mount the shards by FUSE: wdsfs mount SHARDS... MOUNTPOINT"
+        case errno.ENODEV | errno.ENOSYS:
+            return f"{where}: it has no EROFS (modprobe erofs); or mount the shards by FUSE"
+        case errno.EINVAL | errno.EOPNOTSUPP:
+            return f"{where} ({error.strerror}); it takes Linux 5.16 or later, or a whole image: see dmesg"
+    return f"{where}: {error.strerror}"

@@ -1,0 +1,243 @@
+"""The kernel's overlayfs above an image: how it is mounted, and kept still for a commit.
+
+The image is mounted for a moment at a place of our own, the overlay is made over it and keeps it in use, and the
+image is unmounted again. So there is one mount, and when it ends, both do.
+
+Its marks are in the namespace "user." (`userxattr`), as those of the FUSE engine: both read the uppers of each
+other, and a user cannot make a mark by setting an attribute, for the kernel writes that under another name.
+Nothing is left in the upper that it takes the image to understand (no `redirect_dir`, `metacopy`, `index`): the
+image is made anew when shards change.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wdsfs import host, mount_calls, mount_table
+from wdsfs.dataset.tree import View
+from wdsfs.errors import MountError, OverlayBusy, OverlayUnusable
+from wdsfs.mount import kernel_mount
+from wdsfs.overlay.kernel_use import escaped
+from wdsfs.overlay.mounted_overlay import MountedOverlay
+from wdsfs.overlay.overlay_directory import OverlayDirectory, unfinished
+from wdsfs.overlay.upper_format import OPEN_DIRECTORY
+from wdsfs.overlay.whiteouts import PROTOTYPE
+from wdsfs.spec.expand import Shard
+from wdsfs.status import control
+
+_SETTINGS = (
+    (b"redirect_dir", b"nofollow"),
+    (b"metacopy", b"off"),
+    (b"index", b"off"),
+    (b"xino", b"on"),  # one device number for all of it, and the same inode numbers before and after a copy-up
+)
+_WHITEOUTS_BY_ATTRIBUTE = (6, 8)  # the first kernel that understands them
+
+
+@dataclass(slots=True)
+class OverlayOver:
+    """An overlay that is wanted: its directory, and the set below it as it is shown.
+
+    `owner` (uid, gid) owns the files of the shards. Nobody but the owner can enter a `private` mount.
+    `options` of `-o`, `index` (a directory) and `trusting` are for commands that make a new image.
+    """
+
+    directory: Path
+    shards: Sequence[Shard]
+    view: View
+    merge: bool
+    owner: tuple[int, int]
+    private: bool
+    options: list[str]
+    index: str | None
+    trusting: bool
+
+    def taken(self) -> MountedOverlay:
+        """Take the overlay for this process. Raises OverlayUnusable, OverlayBusy."""
+        found = MountedOverlay(self.directory, self.shards, self.view, self.merge, self.owner)
+        _refuse_whiteouts(found.place)
+        _set_who_enters(found.place.upper, self.private)
+        return found
+
+    def about(self) -> dict[str, Any]:
+        """What commands have to know of it, as the registration of its guard has it."""
+        shards = self.shards
+        return {
+            "overlay": str(self.directory),
+            "shards": [[os.fsdecode(one.path), os.fsdecode(one.name)] for one in shards],
+            "reading": shards[0].reading._asdict(),
+            "layout": self.view.layout,
+            "names": self.view.names,
+            "merge": self.merge,
+            "index": self.index,
+            "options": self.options,
+            "trusting": self.trusting,
+        }
+
+    def show(self, shards: Sequence[tuple[str, str]]) -> None:
+        """Note the shards (paths and names) of a new image."""
+        reading = self.shards[0].reading
+        self.shards = [Shard(os.fsencode(path), os.fsencode(name), reading=reading) for path, name in shards]
+
+
+def _refuse_whiteouts(place: OverlayDirectory) -> None:
+    """Raise OverlayUnusable for whiteouts that this kernel would show as empty files."""
+    with suppress(FileNotFoundError):
+        is_device = stat.S_ISCHR(os.lstat(os.fsencode(place.work) + b"/" + PROTOTYPE).st_mode)
+        if not is_device and host.kernel_version() < _WHITEOUTS_BY_ATTRIBUTE:
+            raise OverlayUnusable(
+                f"{place.path}: its whiteouts are files with an attribute, which the kernel understands from "
+                "Linux 6.8 on; mount it by FUSE"
+            )
+
+
+def _set_who_enters(upper: Path, private: bool) -> None:
+    """Let nobody but the owner, or also others, enter the mount, whose top is the upper's."""
+    mode = stat.S_IMODE(upper.stat().st_mode)
+    if private and mode & 0o077:
+        upper.chmod(mode & ~0o077)
+    elif not private and mode == 0o700:
+        upper.chmod(0o755)
+
+
+def mount_overlay(
+    image: str,
+    mountpoint: str,
+    devices: Sequence[int],
+    place: OverlayDirectory,
+    attributes: int,
+    instead: bool = False,
+) -> None:
+    """Mount the overlay at `place` above an image; the rest is as in `kernel_mount.mount_image`.
+
+    `instead`: in the place of the mount that is there; before Linux 6.5 there is none for a moment. REQUIRES: this
+    process has the overlay, and nobody can write to that mount. Raises MountError.
+    """
+    shutil.rmtree(place.kernel_work, ignore_errors=True)  # of a mount that a crash has ended
+    with _staged(image, mountpoint, devices) as lower:
+        try:
+            place.kernel_work.mkdir(0o700, exist_ok=True)
+            settings = (
+                (b"source", os.fsencode(image)),
+                (b"lowerdir", escaped(lower).replace(b":", b"\\:")),
+                (b"upperdir", escaped(place.upper)),
+                (b"workdir", escaped(place.kernel_work)),
+                *_SETTINGS,
+            )
+            _mount(settings, mountpoint, attributes, instead)
+        except OSError as error:
+            raise MountError(_explained(mountpoint, place, error)) from None
+
+
+def _mount(settings: Sequence[tuple[bytes, bytes]], mountpoint: str, attributes: int, instead: bool) -> None:
+    flags = [b"userxattr"]
+    if instead:
+        try:
+            mount_calls.mount(b"overlay", settings, flags, mountpoint, attributes, beneath=True)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+        else:
+            mount_calls.detach(mountpoint)
+            return
+        mount_calls.detach(mountpoint)
+    mount_calls.mount(b"overlay", settings, flags, mountpoint, attributes)
+
+
+def refuse_writable(mountpoint: str) -> None:
+    """Raise MountError unless nobody can write to the mount: two mounts must not write into one upper."""
+    found = mount_table.mounted_at(mountpoint)
+    if found is None or "ro" not in found.super_options:
+        raise MountError(f"{mountpoint}: has an overlay that can be written; unmount it, and mount it again")
+
+
+@contextmanager
+def _staged(image: str, mountpoint: str, devices: Sequence[int]) -> Iterator[Path]:
+    """Mount an image at a place of our own for the time of the block. Raises MountError."""
+    lower = host.runtime_dir() / f"{control.identity(mountpoint)}.lower"
+    while mount_table.mounted_at(lower) is not None:  # of a process that was killed in here
+        kernel_mount.detach(str(lower))
+    lower.mkdir(0o700, exist_ok=True)
+    attributes = mount_calls.READ_ONLY | mount_calls.NO_SUID | mount_calls.NO_DEVICES
+    try:
+        kernel_mount.mount_image(image, str(lower), devices, attributes)
+        yield lower
+    finally:
+        if mount_table.mounted_at(lower) is not None:
+            kernel_mount.detach(str(lower))
+        lower.rmdir()
+
+
+def _explained(mountpoint: str, place: OverlayDirectory, error: OSError) -> str:
+    where = f"{mountpoint}: the kernel does not mount the overlay {place.path}"
+    by_fuse = "or take --engine fuse"
+    match error.errno:
+        case errno.ENODEV:
+            return f"{where}: it has no overlayfs (modprobe overlay); {by_fuse}"
+        case errno.EROFS:
+            return f"{where}: it lies on a read-only file system; {by_fuse}"
+        case errno.EINVAL:
+            return (
+                f"{where} ({error.strerror}): it takes a local file system such as ext4, xfs or btrfs, that is "
+                f"not read-only, for DIR (dmesg may say more); {by_fuse}"
+            )
+    return f"{where}: {error.strerror}; {by_fuse}"
+
+
+def clean_work(place: OverlayDirectory) -> None:
+    """Remove what the kernel has left in its work directory, after the last use of the mount.
+
+    The directory itself stays, as a sign of who has written into the upper.
+    """
+    shutil.rmtree(place.kernel_work / "work", ignore_errors=True)
+
+
+@contextmanager
+def frozen(mountpoint: str, place: OverlayDirectory) -> Iterator[None]:
+    """Let nobody write to the mount for the time of the block; everything written before is on disk.
+
+    A commit in place that stops half-way leaves it so. Raises OverlayBusy, also if another commit is at work.
+    """
+    work = os.open(place.work, OPEN_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(work, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the guard has that of the overlay itself
+        except BlockingIOError:
+            raise OverlayBusy(f"{mountpoint}: another commit of it is at work") from None
+        device = _device(mountpoint)
+        _set_read_only(mountpoint, True)
+        try:
+            yield
+        finally:
+            if _device(mountpoint) == device and not unfinished(place):
+                _set_read_only(mountpoint, False)
+    finally:
+        os.close(work)
+
+
+def _device(mountpoint: str) -> int | None:
+    found = mount_table.mounted_at(mountpoint)
+    return None if found is None else found.device
+
+
+def _set_read_only(mountpoint: str, read_only: bool) -> None:
+    try:
+        mount_calls.set_read_only(mountpoint, read_only)
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise OverlayBusy(
+                f"{mountpoint}: programs have files of it open for writing, or files that were removed; a commit "
+                f"waits for none of them. See who: fuser -vm {mountpoint}"
+            ) from None
+        if error.errno == errno.EPERM:
+            raise OverlayBusy(f"{mountpoint}: only root can commit a mount that the kernel serves") from None
+        raise OverlayBusy(f"{mountpoint}: cannot be made read-only for the commit: {error.strerror}") from None

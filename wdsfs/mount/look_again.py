@@ -1,0 +1,317 @@
+"""One look at a set that grows: what SHARDS stand for now, and which of the new shards can be shown.
+
+Runs in a child of the supervisor, and changes nothing but the index: what is found is JSON, which the supervisor
+shows (`growth.py`). New shards are indexed here, so that no reader waits for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from wdsfs import trust
+from wdsfs.dataset import shard_access
+from wdsfs.dataset.indexing import indexed
+from wdsfs.dataset.numbered_tree import NAME as BY_INDEX
+from wdsfs.dataset.numbered_tree import make_numbered
+from wdsfs.dataset.shard_access import GuardedAccess
+from wdsfs.dataset.shard_set import ShardSet
+from wdsfs.errors import MissingShard, MountError, ShardError, WdsfsError
+from wdsfs.index.portable import attached
+from wdsfs.index.process_pool import default_jobs
+from wdsfs.index.record import Record
+from wdsfs.index.store import Index
+from wdsfs.inodes import SHARD_MAX
+from wdsfs.interop import lint
+from wdsfs.mount.mounted_set import MountedSet
+from wdsfs.remote import any_shard
+from wdsfs.remote.any_shard import is_remote
+from wdsfs.spec import growth, index_file, objects, shard_lists
+from wdsfs.spec.dependencies import Dependencies, noted
+from wdsfs.spec.expand import LIST, Shard, expand_again
+from wdsfs.spec.growth import Change
+from wdsfs.storage.source import open_beside
+from wdsfs.tar import magic
+from wdsfs.views.view_set import open_set
+
+log = logging.getLogger(__name__)
+
+# Semantics decision: a new file that is damaged, or has no end yet, may be one that is being written, until it has
+# not changed for so many seconds. Of a compressed one the end cannot be seen, so it has to rest first.
+SETTLED_SECONDS, RESTED_SECONDS = 30.0, 5.0
+AHEAD_SECONDS = 60.0  # of a time ahead of this clock by more than that nothing can be concluded
+BEING_WRITTEN = f"it may be being written; it is shown when it ends, or has not changed for {SETTLED_SECONDS:g} s"
+END = bytes(1024)  # of a complete tar
+FEW = 4  # shards that one process indexes
+
+
+class LeftOut(NamedTuple):
+    """A new shard that is not shown, and why; `wait` is when it is worth another look (s), None for never.
+
+    With `seen`, its fingerprint, it need not be read again as long as that stays the same.
+    """
+
+    path: str
+    why: str
+    wait: float | None = None
+    seen: Sequence[int] | None = None
+
+
+class Earlier(NamedTuple):
+    """What earlier looks have left: shards that are left out, by path, and a list of shards that no process of the
+    mount shows any more, whose tables can be dropped."""
+
+    left_out: Mapping[str, LeftOut]
+    superseded: Sequence[Shard] = ()
+
+
+def look_again(served: MountedSet, directory: str, earlier: Earlier, fetches: bool) -> dict[str, Any]:
+    """Look at what the SHARDS of a mount stand for now. Relative ones are of `directory`.
+
+    `fetches` says that the mount has a fetcher. Returns what `change_of` takes, and `left_out`, `error`, `kept`
+    and `directories`.
+    """
+    # The supervisor logs what is left out, once.
+    logging.getLogger(shard_access.__name__).setLevel(logging.CRITICAL)
+    with noted() as used:
+        try:
+            if directory:
+                os.chdir(directory)
+            found = _expanded(served)
+            _refuse_foreign_lists(served, used)
+        except (WdsfsError, OSError) as error:
+            return {"error": str(error), "left_out": [], "directories": used.absolute()}
+    look = _Look(served, earlier, fetches)
+    try:
+        answer = look.compare(found)
+        look.drop_tables(earlier.superseded)
+    finally:
+        look.close()
+    return {**answer, "error": "", "directories": used.absolute()}
+
+
+def _expanded(served: MountedSet) -> list[Shard]:
+    specs, selection = served.mount.specs, served.mount.selection
+    urls = [url for spec in specs for part in objects.parts(spec) if (url := _listed_at(part))]
+    if urls:  # what is known of a list at a URL may be old
+        objects.ask_again(urls, 0)
+    return expand_again(specs, selection.split, selection.reading, selection.base)
+
+
+def _listed_at(part: str) -> str | None:
+    """The path of a list that is at a URL; None for anything else."""
+    text = part.removeprefix(LIST)
+    is_list = text != part or text.endswith((*shard_lists.SUFFIXES, index_file.SUFFIX))
+    return objects.path_of(text) if is_list and objects.is_url(text) and not objects.is_command(text) else None
+
+
+def _refuse_foreign_lists(served: MountedSet, used: Dependencies) -> None:
+    """Raise MountError where others could have shards shown that only the mounter may read."""
+    for file in used.files if isinstance(served.access, GuardedAccess) else ():
+        if not objects.is_url(file) and not trust.holds(os.fsencode(os.path.abspath(file))):
+            raise MountError(
+                f"{file} is not read again: others can write it, and this mount shows them what it names; if this "
+                "is right, mount again, with --trust for those who do it"
+            )
+
+
+class _Look:
+    """A look in progress, with an index of its own."""
+
+    def __init__(self, served: MountedSet, earlier: Earlier, fetches: bool) -> None:
+        self.served, self.earlier, self.fetches = served, earlier, fetches
+        self.index: Index = served.index.reopen()
+        self.left_out: list[LeftOut] = []
+        self._sets: list[ShardSet] = []
+
+    def compare(self, found: Sequence[Shard]) -> dict[str, Any]:
+        """What has come and gone, as JSON."""
+        known = self.served.shards
+        difference = growth.compare(known, found)
+        kept, why = growth.out_of_reach(known, difference.gone)
+        samples = self._last_samples([number for number in difference.gone if number not in kept])
+        left = growth.changed(known, Change(samples, (), ()))
+        change = self._chosen(left, difference.candidates)._replace(gone=samples)
+        if change:
+            self._prepare(change)
+        return {
+            "gone": [[number, count] for number, count in samples.items()],
+            "back": list(change.back),
+            "new": [_row(one) for one in change.new],
+            "left_out": self.left_out,
+            "kept": why,
+        }
+
+    def close(self) -> None:
+        """Close everything that was opened."""
+        for below in self._sets:
+            below.release()
+        self.index.close()
+
+    def _opened(self, served: MountedSet) -> ShardSet:
+        """The set, over the index of this look."""
+        below = open_set(
+            *(served.shards, self.index, served.composition, served.companions),
+            tags=served.tags,
+            access=served.access,
+        )
+        self._sets.append(below)
+        return below
+
+    def _last_samples(self, gone: Sequence[int]) -> dict[int, int]:
+        below = self._opened(self.served)
+        return {number: below.last_samples(number) for number in gone}
+
+    def _chosen(self, known: Sequence[Shard], candidates: Sequence[Shard]) -> Change:
+        """Those of the candidates that can be shown, named, with the numbers that they have or get."""
+        waiting = [one for one in candidates if self._passes(one)]
+        room = max(0, SHARD_MAX + 1 - len(known))
+        for one in waiting[room:]:
+            self._leave(one, f"the mount has no number left for it (at most {SHARD_MAX + 1:,}): mount again")
+        named = growth.named(known, waiting[:room])
+        self._copy_records(named)
+        stale = [one for one, _ in self.index.stale(named)]
+        self.index.refresh(stale, 1 if len(stale) < FEW else default_jobs())
+        back: list[int] = []
+        new: list[Shard] = []
+        for one, samples in self._counted(named):
+            number = growth.number_again(known, one, samples)
+            if number is None:
+                new.append(one)
+            else:
+                back.append(number)
+        return Change({}, back, new)
+
+    def _copy_records(self, candidates: Sequence[Shard]) -> None:
+        """Take records from portable indexes, which the workers have not mapped, into the index."""
+        with contextlib.suppress(MissingShard):
+            portables = attached(candidates)
+            for one in candidates if portables.files else ():
+                with contextlib.suppress(ShardError):
+                    data = portables.copy(one.key, any_shard.look(one.path))
+                    if data is not None:
+                        self.index.store([(one.key, data)])
+
+    def _counted(self, candidates: Sequence[Shard]) -> list[tuple[Shard, int]]:
+        """The candidates that can be read and are settled, with their samples."""
+        below = self._opened(self.served.grown(Change({}, (), candidates)))
+        found = []
+        for number, one in enumerate(candidates, len(self.served.shards)):
+            try:
+                indexed(below.record, number)
+                why = self._objection(one, indexed(below.plain.record, number))
+            except ShardError as error:
+                wait = _unsettled(one.path)
+                text = str(error).removeprefix(f"{os.fsdecode(one.path)}: ")
+                self._leave(one, text, wait, keep=wait is None and below.plain is below)
+                continue
+            if why is None:
+                found.append((one, below.summary(number).samples))
+            else:
+                self._leave(one, *why)
+        return found
+
+    def _passes(self, one: Shard) -> bool:
+        """True if a candidate is worth reading; else it is left out."""
+        if is_remote(one.path):
+            if not self.fetches:
+                self._leave(one, "it is a remote shard, and this mount began without any: mount again")
+            return self.fetches
+        mount = self.served.mount
+        if mount.view.index_tree and not mount.merge and one.name == BY_INDEX:
+            self._leave(one, "its name is that of the directory of --index-tree: rename it")
+            return False
+        try:
+            seen = self.served.access.grown([one.path]).look(one.path)
+        except ShardError as error:
+            self._leave(one, str(error).removeprefix(f"{os.fsdecode(one.path)}: "))
+            return False
+        before = self.earlier.left_out.get(os.fsdecode(one.path))
+        if before is not None and before.seen is not None and tuple(before.seen) == tuple(seen):
+            self.left_out.append(before)
+            return False
+        wait = _rest(one.path)
+        if wait is not None:
+            self._leave(one, BEING_WRITTEN, wait)
+        return wait is None
+
+    def _objection(self, one: Shard, record: Record) -> tuple[str, float | None] | None:
+        """Why a shard that can be read is not shown yet, or at all, and how long; None if it is."""
+        wait = _unsettled(one.path) if record.problem_count else None
+        if wait is not None:
+            return BEING_WRITTEN, wait
+        path = os.fsdecode(one.path)
+        findings = lint.Judge().add(path, lint.lint_record(record)) if self.served.mount.tolerance.strict else ()
+        return next(((f"--strict: {found.line(path)}", None) for found in findings), None)
+
+    def _leave(self, one: Shard, why: str, wait: float | None = None, keep: bool = False) -> None:
+        seen = None
+        with contextlib.suppress(ShardError):
+            seen = tuple(any_shard.look(one.path)) if keep else None
+        self.left_out.append(LeftOut(os.fsdecode(one.path), why, wait, seen))
+
+    def _prepare(self, change: Change) -> None:
+        """Have made what the workers would make for the first request after this change."""
+        served = self.served.grown(change)
+        below = self._opened(served)
+        for number in change.back:
+            with contextlib.suppress(ShardError):
+                indexed(below.record, number)
+        with contextlib.suppress(ShardError):
+            indexed(make_numbered(below, served.mount.view, served.mount.merge).prepare)
+
+    def drop_tables(self, superseded: Sequence[Shard]) -> None:
+        """Drop the tables of an earlier list of shards."""
+        if superseded and self.served.mount.merge:
+            self._opened(replace(self.served, shards=superseded)).drop_claims()
+
+
+def _row(shard: Shard) -> list[Any]:
+    without = sorted(map(os.fsdecode, shard.without))
+    return [os.fsdecode(shard.path), os.fsdecode(shard.name), without, shard.expected_samples]
+
+
+def change_of(served: MountedSet, answer: dict[str, Any]) -> Change:
+    """The change of a set that a look has found."""
+    if answer["error"]:
+        return Change({}, (), ())
+    reading = served.mount.selection.reading
+    new = [
+        Shard(os.fsencode(path), os.fsencode(name), frozenset(map(os.fsencode, without)), samples, reading=reading)
+        for path, name, without, samples in answer["new"]
+    ]
+    return Change(dict(answer["gone"]), answer["back"], new)
+
+
+# --- files that are being written --------------------------------------------------------------------------
+
+
+def _rest(path: bytes) -> float | None:
+    """For how long (s) not to read a file yet; None if it can be read."""
+    try:
+        with open_beside(path) as file:  # which does not wait for the writer of a pipe
+            size = os.fstat(file.fileno()).st_size
+            if magic.compression(os.pread(file.fileno(), 512, 0)) is not None:
+                return _until(path, RESTED_SECONDS)
+            is_ended = size >= len(END) and os.pread(file.fileno(), len(END), size - len(END)) == END
+    except OSError:
+        return None  # whoever indexes it says what is wrong
+    return None if is_ended else _until(path, SETTLED_SECONDS)
+
+
+def _unsettled(path: bytes) -> float | None:
+    """How long (s) it takes until a file that is not whole counts as damaged; None if it does."""
+    return None if is_remote(path) else _until(path, SETTLED_SECONDS)
+
+
+def _until(path: bytes, seconds: float) -> float | None:
+    try:
+        age = time.time() - os.stat(path).st_mtime
+    except OSError:
+        return None
+    return seconds - age if -AHEAD_SECONDS < age < seconds else None

@@ -1,0 +1,123 @@
+"""The mounts that this process sees, as the kernel lists them, and what their file systems are.
+
+Standard library only, nothing kept between calls.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+MOUNTINFO = "/proc/self/mountinfo"
+
+# File systems whose files another machine can change or lock, under the names that /proc gives them. What
+# matters for LMDB: its locks are words in a shared map, and a map is shared within one kernel only. So the
+# shared-disk file systems (gfs2, ocfs2) and those of a virtual machine's host (9p, virtiofs, vboxsf ...) are
+# here, too.
+_KERNEL_TYPES = """
+    9p afs beegfs ceph cifs coda dvs gfs2 glusterfs gpfs lustre ncpfs nfs nfs4 ocfs2 orangefs panfs prl_fs
+    pvfs2 smb3 smbfs vboxsf virtiofs vmhgfs wekafs
+"""
+# A FUSE type that is not here counts as local: most are (fuseblk, fuse.mergerfs, fuse.gocryptfs).
+_FUSE_TYPES = """
+    blobfuse blobfuse2 ceph ceph-fuse davfs dfuse gcsfuse geesefs glusterfs goofys juicefs lizardfs mfs
+    moosefs mount-s3 mountpoint-s3 rclone s3fs saunafs seaweedfs sshfs vmhgfs-fuse
+"""
+NETWORK_TYPES = frozenset(_KERNEL_TYPES.split()) | {f"fuse.{name}" for name in _FUSE_TYPES.split()}
+
+_ESCAPE = re.compile(rb"\\([0-7]{3})")
+
+
+@dataclass(frozen=True, slots=True)
+class MountPoint:
+    """One line of mountinfo.
+
+    `path` and `source` are unescaped bytes, `device` is as `st_dev` of a file in it, `options` are those of
+    this mount and `super_options` those of the file system.
+    """
+
+    path: bytes
+    fstype: str
+    source: bytes
+    options: tuple[str, ...]
+    super_options: tuple[str, ...]
+    device: int
+
+    @property
+    def user(self) -> int:
+        """The uid that made a FUSE mount; 0 for other mounts."""
+        found = [one.partition("=")[2] for one in self.super_options if one.startswith("user_id=")]
+        return int(found[0]) if found else 0
+
+
+def parse_mountinfo(text: bytes) -> list[MountPoint]:
+    """Return the mounts in the order of the text, which is the order in which they were made."""
+    return [_parse_line(line) for line in text.split(b"\n") if line]
+
+
+def _parse_line(line: bytes) -> MountPoint:
+    # 36 35 98:0 /subtree /mnt rw,noatime master:1 - ext3 /dev/root rw,errors=continue    (proc(5))
+    # The number of fields before the dash varies; the source can be empty. A comma in a value is escaped, too.
+    before, _, after = line.partition(b" - ")
+    _, _, device, _, path, options = before.split(b" ")[:6]
+    fstype, source, super_options = after.split(b" ", 2)
+    major, minor = device.split(b":")
+    return MountPoint(
+        path=_unescape(path),
+        fstype=os.fsdecode(_unescape(fstype)),
+        source=_unescape(source),
+        options=tuple(os.fsdecode(options).split(",")),
+        super_options=tuple(os.fsdecode(_unescape(one)) for one in super_options.split(b",")),
+        device=os.makedev(int(major), int(minor)),
+    )
+
+
+def _unescape(field: bytes) -> bytes:
+    """Undo the kernel's escapes: space, tab, newline, backslash and `#` stand as a backslash and octal."""
+    return _ESCAPE.sub(lambda match: bytes([int(match[1], 8) & 0xFF]), field)
+
+
+def mounts() -> list[MountPoint]:
+    """Return all mounts that this process sees, oldest first. Raises OSError without /proc."""
+    with open(MOUNTINFO, "rb") as file:
+        return parse_mountinfo(file.read())
+
+
+def mount_of(path: str | bytes | os.PathLike[str]) -> MountPoint | None:
+    """Return the mount that a path lies in; for a missing path, the one it would be made in.
+
+    The longest matching mount point, and of several at one place the newest, which hides the others.
+    """
+    real = os.path.realpath(os.fsencode(path))
+    holding = [mount for mount in mounts() if _lies_in(real, mount.path)]
+    return max(enumerate(holding), key=lambda item: (len(item[1].path), item[0]))[1] if holding else None
+
+
+def _lies_in(path: bytes, directory: bytes) -> bool:
+    return path == directory or path.startswith(directory.rstrip(b"/") + b"/")
+
+
+def mounted_at(path: str | bytes | os.PathLike[str]) -> MountPoint | None:
+    """Return the mount with this mount point, the newest of several; None if there is none.
+
+    Works for a dead mount, too: nothing at the path itself is looked at.
+    """
+    parent, base = os.path.split(os.path.abspath(os.fsencode(path)))
+    place = os.path.join(os.path.realpath(parent), base)
+    here = [mount for mount in mounts() if mount.path == place]
+    return here[-1] if here else None
+
+
+def filesystem_type(path: str | bytes | os.PathLike[str]) -> str:
+    """Return the type of the file system that a path lies in (`ext4`, `nfs4`, `fuse.sshfs`); "" if unknown."""
+    try:
+        mount = mount_of(path)
+    except OSError:
+        return ""  # no /proc
+    return mount.fstype if mount else ""
+
+
+def is_network(fstype: str) -> bool:
+    """True if files of this file system type are shared with other machines."""
+    return fstype in NETWORK_TYPES

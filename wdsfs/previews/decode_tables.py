@@ -1,0 +1,170 @@
+"""Tables: the columns, how many rows, and the first of these."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from wdsfs.errors import counted
+from wdsfs.previews.plain import decoded, readable
+from wdsfs.previews.preview import TABLE, Detail, Preview
+
+FIRST_BYTES = 1 << 20  # of a csv file that columns, types and first rows are taken from
+_COUNTED = 8  # the part of what may be read that a csv file may be so that its rows are counted: an eighth
+COLUMNS_MAX = 100  # that are shown
+CELL_MAX = 200  # characters
+_CHUNK = 1 << 20
+
+
+def decode_csv(file: BinaryIO, size: int | None, detail: Detail, tabs: bool) -> Preview:
+    """A csv or tsv file whose first row has the names. `size` is None where the file tells it only by its end."""
+    data = _read(file, FIRST_BYTES)
+    is_whole = len(data) < FIRST_BYTES or len(data) == size
+    text, note = decoded(data, is_whole)
+    delimiter = "\t" if tabs else _delimiter(text)
+    rows = _rows(text, delimiter)
+    header = next(rows, [])
+    shown = [row for row, _ in zip(rows, range(detail.rows), strict=False)]
+    total = _count(file, data, size, delimiter, detail.read // _COUNTED)
+    names = [readable(name)[:CELL_MAX] for name in header[:COLUMNS_MAX]]
+    columns = tuple((name, _type_of([row[at] for row in shown if at < len(row)])) for at, name in enumerate(names))
+    cells = tuple(tuple(_cell(cell) for cell in row[:COLUMNS_MAX]) for row in shown)
+    return _preview(columns, cells, total, len(header), note)
+
+
+def _read(file: BinaryIO, length: int) -> bytes:
+    """So many bytes, fewer only at the end."""
+    target = io.BytesIO()
+    while length and (part := file.read(length)):
+        target.write(part)
+        length -= len(part)
+    return target.getvalue()
+
+
+def _delimiter(text: str) -> str:
+    """What divides the cells of the first line: a comma, unless there are more semicolons or tabs."""
+    line = text.partition("\n")[0]
+    return max(",;\t", key=line.count)
+
+
+def _rows(text: str, delimiter: str) -> Iterator[list[str]]:
+    csv.field_size_limit(FIRST_BYTES)
+    lines = (line.replace("\x00", "\u2400") for line in io.StringIO(text, newline=""))
+    return (row for row in csv.reader(lines, delimiter=delimiter) if row)
+
+
+def _count(file: BinaryIO, first: bytes, size: int | None, delimiter: str, most: int) -> int | None:
+    """The rows below the header; None where the file is too large to count them."""
+    if size is not None and size > most:
+        return None
+    lines = _Lines(file, first, most)
+    csv.field_size_limit(FIRST_BYTES)
+    try:
+        rows = sum(1 for row in csv.reader(lines, delimiter=delimiter) if row)
+    except csv.Error:
+        return None
+    return None if lines.has_more else max(rows - 1, 0)
+
+
+class _Lines:
+    """The lines of a file of which the beginning has been read, up to `most` bytes."""
+
+    def __init__(self, file: BinaryIO, first: bytes, most: int) -> None:
+        self._file, self._first, self._most = file, first, most
+        self.has_more = False
+
+    def __iter__(self) -> Iterator[str]:
+        seen, kept, data = 0, b"", self._first
+        while data:
+            seen += len(data)
+            *lines, kept = (kept + data).split(b"\n")
+            for line in lines:
+                yield line.decode("latin-1").replace("\x00", " ") + "\n"
+            if seen > self._most or len(kept) > FIRST_BYTES:
+                self.has_more = True
+                return
+            data = self._file.read(_CHUNK)
+        if kept:
+            yield kept.decode("latin-1").replace("\x00", " ")
+
+
+def _type_of(cells: list[str]) -> str:
+    """What the first values of a column look like."""
+    filled = [cell for cell in cells if cell.strip()]
+    for name, kind in (("integer", int), ("number", float)):
+        try:
+            for cell in filled:
+                kind(cell)
+        except ValueError:
+            continue
+        return name if filled else ""
+    return "text"
+
+
+def _cell(value: Any) -> str:
+    text = readable(value if isinstance(value, str) else str(value))
+    return text if len(text) <= CELL_MAX else text[:CELL_MAX] + "…"
+
+
+def _preview(
+    columns: tuple[tuple[str, str], ...],
+    cells: tuple[tuple[str, ...], ...],
+    total: int | None,
+    width: int,
+    problem: str,
+) -> Preview:
+    """A table of so many columns (name and type), of which all or the first are here; `total` rows, if known."""
+    summary = counted(width, "column")
+    summary = f"{counted(total, 'row')} of {summary}" if total is not None else summary
+    if width > len(columns):
+        problem = f"{problem} Only the first {len(columns):,} columns are shown.".strip()
+    names = tuple(f"{name} ({kind})" if kind else name for name, kind in columns)
+    is_cut = total is None or total > len(cells) or width > len(columns)
+    return Preview(TABLE, summary, rows=(names, *cells), is_cut=is_cut, problem=problem)
+
+
+def decode_parquet(file: BinaryIO, detail: Detail) -> Preview:
+    """A parquet file, by pyarrow. Raises what pyarrow raises."""
+    parquet = importlib.import_module("pyarrow.parquet")
+    with parquet.ParquetFile(file, memory_map=False, pre_buffer=False) as table:
+        schema = table.schema_arrow
+        width, total = len(schema), int(table.metadata.num_rows)
+        columns = tuple(
+            (readable(one.name)[:CELL_MAX], str(one.type)[:CELL_MAX]) for one in list(schema)[:COLUMNS_MAX]
+        )
+        names = [one.name for one in list(schema)[:COLUMNS_MAX]]
+        found: list[tuple[str, ...]] = []
+        for batch in table.iter_batches(batch_size=detail.rows, columns=names, use_threads=False):
+            lists = [_values(column) for column in batch.columns]
+            found += zip(*lists, strict=False)
+            break
+    return _preview(columns, tuple(found[: detail.rows]), total, width, "")
+
+
+def _values(column: Any) -> list[str]:
+    return [_cell(_short(value.as_py())) for value in column]
+
+
+def _short(value: Any) -> Any:
+    """A value without most of what is in it: bytes by their number, lists by their first items."""
+    if isinstance(value, bytes):
+        return f"{len(value):,} bytes"
+    if isinstance(value, list):
+        return [_short(one) for one in value[:20]]
+    if isinstance(value, dict):
+        return {name: _short(one) for name, one in list(value.items())[:20]}
+    return "" if value is None else value
+
+
+def warm_up_parquet() -> None:
+    """Load what pyarrow loads when it is first needed."""
+    pyarrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
+    pyarrow.set_cpu_count(1)
+    pyarrow.set_io_thread_count(1)
+    target = io.BytesIO()
+    parquet.write_table(pyarrow.table({"a": [1, 2], "b": ["x", None], "c": [[1], [2]], "d": [b"", b"1"]}), target)
+    target.seek(0)
+    decode_parquet(target, Detail(1, 1, 2))

@@ -1,0 +1,87 @@
+"""The program of a worker: decodes members, one after the other, within limits that no content can exceed.
+
+Once its libraries are loaded it gives up what it does not need: it can open no file and no socket, write no file
+and no core, and has so much memory and so much time of a processor for each member. What a decoder does beyond
+that ends this process, and the server starts another.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import warnings
+from typing import Any
+
+from wdsfs.previews import wire
+from wdsfs.previews.decoders import Task, decode, warm_up
+from wdsfs.previews.member_file import TooMuch, open_member
+from wdsfs.previews.plain import error_text
+from wdsfs.previews.preview import Detail, packed
+
+
+def main() -> None:
+    """Serve the socket that is descriptor 0 until its other side is closed."""
+    warnings.simplefilter("ignore")  # of libraries, about what they decode
+    os.closerange(3, 1 << 20)  # what whoever started the server has left open
+    connection = socket.socket(fileno=0)
+    try:
+        settings, _ = wire.receive(connection)
+        try:
+            warm_up(settings["libraries"])
+            _give_up(int(settings["memory"]))
+        except Exception as error:
+            wire.send(connection, {"failed": f"{type(error).__name__}: {error}"})
+            return
+        wire.send(connection, {"ready": True})
+        while True:
+            task, head = wire.receive(connection)
+            _allow_time(int(settings["seconds"]))
+            if not _answer(connection, task, head):
+                return
+    except (wire.Broken, OSError):
+        return
+
+
+def _give_up(memory: int) -> None:
+    """Limit this process for good."""
+    with open("/proc/self/statm") as file:
+        now = int(file.read().split()[0]) * resource.getpagesize()
+    for limit, value in (
+        (resource.RLIMIT_AS, now + memory),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_NOFILE, 0),
+    ):
+        resource.setrlimit(limit, (value, value))
+
+
+def _allow_time(seconds: int) -> None:
+    """Have the kernel end this process when it has computed so long from now on."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    end = int(used.ru_utime + used.ru_stime) + 1 + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (end, resource.RLIM_INFINITY))
+
+
+def _answer(connection: socket.socket, task: dict[str, Any], head: bytes) -> bool:
+    """Do one task; False if this process should not do another."""
+    size, detail = int(task["size"]), Detail(*task["detail"])
+    file = open_member(connection, size, head, detail.read)
+    blob = bytearray()
+    try:
+        found = packed(decode(Task(task["decoder"], task["name"], detail), file, size), blob)
+    except MemoryError:
+        # What a library has half done is not known, so this process ends.
+        wire.send(connection, {"failed": "It needs more memory than a preview may have.", "ends": True})
+        return False
+    except TooMuch as error:
+        wire.send(connection, {"failed": str(error)})
+        return True
+    except wire.Broken:
+        return False
+    except Exception as error:
+        # Decoders raise what they like: each means that these bytes are not what they should be.
+        wire.send(connection, {"failed": f"It cannot be decoded: {error_text(error)}."})
+        return True
+    wire.send(connection, {"done": found}, blob)
+    return True

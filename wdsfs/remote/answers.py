@@ -1,0 +1,119 @@
+"""Reads the answers of stores: obstore's results become pins, its errors become ours.
+
+obstore's messages hold whole URLs, signatures included, and bodies of answers. Nothing of them gets into ours but
+a status, and an error code of letters and digits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from obstore import exceptions
+
+from wdsfs.errors import (
+    DeniedObject,
+    MissingObject,
+    NoRanges,
+    ObjectChanged,
+    ObjectExists,
+    ShardError,
+    Unreachable,
+)
+from wdsfs.remote.retries import Transient
+from wdsfs.remote.urls import Url
+
+_STATUS = re.compile(r"non-2xx status code: (\d{3})")
+_CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>")
+_KIND = re.compile(r"HttpError \{\s+kind: ([A-Za-z]+)")
+_METADATA = ("169.254.", "metadata.google.internal", "fd00:ec2::254")
+_EXPIRED = frozenset({"ExpiredToken", "RequestTimeTooSkewed", "InvalidToken", "TokenRefreshRequired"})
+
+THROTTLING = frozenset({429, 503})
+_TRANSIENT = THROTTLING | {408, 425, 500, 502, 504}
+_WRONG_RANGE = ("UnexpectedRange", "ParseContentRange", "NoContentRange", "InvalidRange")
+_WRONG_HEADERS = ("MissingContentLength", "MissingLastModified", "MissingEtag", "InvalidContentLength")
+_LATE = ("timed out", "TimedOut", "deadline has elapsed")  # in place of a refusal
+_WRONG_ANSWERS = 3  # a balancer may have one bad server among several: more attempts than that are of no use
+
+
+def failure(error: Exception, url: Url) -> ShardError | Transient:
+    """Our error for an error of obstore about the object at this URL."""
+    text = str(error)
+    found = _STATUS.search(text)
+    if isinstance(error, FileNotFoundError) and not (found and found[1] == "405"):  # the same to obstore
+        return MissingObject(f"{url}: there is no such object")
+    if isinstance(error, exceptions.AlreadyExistsError):
+        return ObjectExists(f"{url}: is there already")
+    if isinstance(error, exceptions.PreconditionError):
+        return ObjectChanged(f"{url}: it has been replaced")
+    if isinstance(error, exceptions.NotSupportedError):
+        return NoRanges(f"{url}: its server sends whole objects only")
+    if any(place in text for place in _METADATA):
+        return DeniedObject(
+            f"{url}: no credentials are found: set those of this kind of store, or for a public one "
+            f"--store-option {url.store}:anonymous=true"
+        )
+    if isinstance(error, ValueError):
+        return Unreachable(f"{url}: this name of an object, or an option of its store, cannot be used")
+    return of_status(int(found[1]), text, url) if found else _of_connection(text, url)
+
+
+def of_status(status: int, text: str, url: Url) -> ShardError | Transient:
+    """Our error for a status of HTTP; `text` has the body of the answer."""
+    code = _CODE.search(text)
+    said = f"{status} {code[1]}" if code else str(status)
+    if status in _TRANSIENT:
+        return Transient(f"its store answers {said}", throttled=status in THROTTLING)
+    if status in (401, 403) or (status == 400 and code and code[1] in _EXPIRED):
+        return DeniedObject(f"{url}: its store refuses it ({said}): check the credentials, and what they allow")
+    if status == 410:
+        return MissingObject(f"{url}: there is no such object any more")
+    if status == 416:
+        return ObjectChanged(f"{url}: it has become shorter")
+    return Unreachable(f"{url}: its store answers {said}")
+
+
+def _of_connection(text: str, url: Url) -> ShardError | Transient:
+    if any(word in text for word in _WRONG_RANGE):
+        return Transient("its server answers with another range than was asked for", attempts=_WRONG_ANSWERS)
+    if "TooManyRedirects" in text:
+        return Unreachable(f"{url}: its server redirects in a circle")
+    if "BareRedirect" in text:
+        return Unreachable(
+            f"{url}: its store redirects to nowhere: set the right region, --store-option {url.store}:region=..."
+        )
+    if "certificate" in text.lower():
+        return Unreachable(
+            f"{url}: the certificate of its server is not trusted: --store-option {url.store}:certificates=FILE"
+        )
+    kind = _KIND.search(text)
+    if kind and kind[1] == "Timeout":
+        return Transient("its server does not answer", silent=True)
+    if kind and kind[1] == "Connect":
+        late = any(word in text for word in _LATE)
+        unknown = "the name of its server is not known" if "dns error" in text else ""
+        return Transient(unknown or "its server cannot be connected to", silent=late, refused=not late)
+    if kind:
+        return Transient("the connection to its server broke")
+    if any(word in text for word in _WRONG_HEADERS):
+        return Unreachable(f"{url}: its server does not say how large it is")
+    return Transient("its store gives an answer that is not understood", attempts=_WRONG_ANSWERS)
+
+
+def etag_of(found: Mapping[str, Any]) -> str:
+    """The ETag with its quotes, which LIST leaves out in some stores."""
+    etag = found["e_tag"] or ""
+    return etag if not etag or etag.startswith(('"', 'W/"')) else f'"{etag}"'
+
+
+def seconds_of(said: str, now: float) -> float | None:
+    """The seconds that a Retry-After asks for, a number or a date; `now` in seconds of the Unix era."""
+    if said.isdecimal():
+        return float(said)
+    try:
+        return max(0.0, parsedate_to_datetime(said).timestamp() - now)
+    except ValueError:
+        return None

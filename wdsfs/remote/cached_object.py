@@ -1,0 +1,261 @@
+"""One object in the cache, open: a sparse file with the bytes that are here, and its table (`block_table.py`).
+
+Never a wrong byte: blocks are compared with their checksums when this process reads them for the first time, and
+again after any change of the file. A change shows in its ctime, which every read looks at after its bytes, so what
+comes without a comparison is what was compared. (A checksum of each read would cost 10 us in 100 kB, the look
+costs 1.5.) While an object is filled its file changes all the time, and blocks are compared more often.
+
+What the disk refuses is not here: no method but `verify` raises OSError. Usable by several threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from os import fstat, pread, preadv  # by name: hits are to cost hardly more than these calls
+from time import monotonic
+
+from wdsfs.remote.block_table import BLOCK, BlockTable
+from wdsfs.remote.cache_room import CacheRoom
+
+USE_SECONDS = 60.0  # between two notes of use
+# A change in the same tick of the kernel's clock (up to 10 ms) leaves the ctime as it is. So what was compared
+# counts only if the last change is older than this.
+SETTLED_NS = 100_000_000
+_SECOND = 1_000_000_000
+_SHIFT = BLOCK.bit_length() - 1
+_STEP = 256  # blocks that are verified at a time
+_UNCHECKED, _CHECKED = b"\0", b"\1"
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
+_TAKEN = (errno.EAGAIN, errno.EACCES)
+
+
+class CachedObject:
+    """The blocks of an object that are in the cache."""
+
+    def __init__(self, fd: int, table: BlockTable, room: CacheRoom) -> None:
+        self.fd = fd
+        self.size = table.pin.size
+        self._table, self._room = table, room
+        self._lock = threading.Lock()  # over the two below
+        self._checked = mmap.mmap(-1, max(table.blocks, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._find = self._checked.find
+        self._as_of = os.fstat(fd).st_ctime_ns  # the ctime of the file that `_checked` is right for
+        with contextlib.suppress(OSError):
+            if table.is_whole(self._as_of):
+                self._checked[: table.blocks] = _CHECKED * table.blocks
+        self._due = monotonic() + USE_SECONDS  # when the next use has to be noted
+
+    def close(self) -> None:
+        os.close(self.fd)
+        os.close(self._table.fd)
+        self._checked.close()
+
+    @property
+    def evicted(self) -> bool:
+        """True if nobody else will find this object again: what is put from now on is lost."""
+        return os.fstat(self.fd).st_nlink == 0
+
+    @property
+    def complete(self) -> bool:
+        try:
+            return self._table.count() == self._table.blocks
+        except OSError:
+            return False
+
+    # --- reading
+
+    def read(self, size: int, offset: int) -> bytes | None:
+        """The bytes of a range, fewer only at the end of the object; None if not all of them are here."""
+        end = offset + size
+        if end > self.size:
+            size, end = self.size - offset, self.size
+        if size <= 0:
+            return b""
+        as_of = self._as_of
+        if self._find(_UNCHECKED, offset >> _SHIFT, (end - 1 >> _SHIFT) + 1) < 0:
+            try:
+                data = pread(self.fd, size, offset)
+                if fstat(self.fd).st_ctime_ns == as_of:
+                    if monotonic() > self._due:
+                        self.use()
+                    return data
+            except OSError:
+                self._lost(offset, end)
+                return None
+        found = self._read_checked(size, offset)
+        return None if found is None else bytes(found)
+
+    def fill(self, buffer: bytearray | memoryview, offset: int) -> bool:
+        """Fill a buffer from a range; False if not all of it is here, or it goes beyond the end of the object."""
+        size = len(buffer)
+        end = offset + size
+        if not offset < end <= self.size:
+            return end == offset
+        as_of = self._as_of
+        if self._find(_UNCHECKED, offset >> _SHIFT, (end - 1 >> _SHIFT) + 1) < 0:
+            try:
+                is_filled = preadv(self.fd, (buffer,), offset) == size
+                if fstat(self.fd).st_ctime_ns == as_of:
+                    if monotonic() > self._due:
+                        self.use()
+                    return is_filled
+            except OSError:
+                self._lost(offset, end)
+                return False
+        found = self._read_checked(size, offset)
+        if found is None:
+            return False
+        buffer[:] = found
+        return True
+
+    def _read_checked(self, size: int, offset: int) -> memoryview | None:
+        """Bytes that have just been compared with their checksums."""
+        first, last = offset // BLOCK, -(-(offset + size) // BLOCK)
+        self.use()
+        try:
+            data = self._check(first, last)
+        except OSError:
+            self._lost(offset, offset + size)
+            return None
+        return None if data is None else data[offset - first * BLOCK :][:size]
+
+    def _lost(self, begin: int, end: int) -> None:
+        """The disk does not give these bytes back: have them fetched again."""
+        self._drop(range(begin // BLOCK, -(-end // BLOCK)))
+
+    def _check(self, first: int, last: int) -> memoryview | None:
+        """The content of blocks; None if not all are here. Drops those that are damaged. Raises OSError."""
+        changed = os.fstat(self.fd).st_ctime_ns
+        with self._lock:
+            if changed != self._as_of:
+                # In this order: a reader takes the time first, then looks which blocks are checked.
+                self._checked.madvise(mmap.MADV_DONTNEED)
+                self._as_of = changed
+        if any(self._table.absent(first, last)):
+            return None
+        data = self._blocks(first, last)
+        wrong = self._table.wrong(first, data)
+        if wrong:
+            self._drop(wrong)
+            return None
+        if _is_settled(changed):
+            with self._lock:
+                if self._as_of == changed:
+                    self._checked[first:last] = _CHECKED * (last - first)
+        return data
+
+    def _blocks(self, first: int, last: int) -> memoryview:
+        begin, end = first * BLOCK, min(last * BLOCK, self.size)
+        return memoryview(os.pread(self.fd, end - begin, begin).ljust(end - begin, b"\0"))
+
+    def _drop(self, blocks: Sequence[int]) -> None:
+        with contextlib.suppress(OSError):
+            self._table.drop(blocks)
+
+    def verify(self) -> int:
+        """Compare all blocks that are here with their checksums; how many were damaged, and are dropped.
+
+        A complete object is from then on read without comparisons, also by processes that open it later: until its
+        file changes, or this machine is started again. Raises OSError.
+        """
+        changed, blocks = os.fstat(self.fd).st_ctime_ns, self._table.blocks
+        damaged = reached = 0
+        absent = list(self._table.absent(0, blocks))
+        for first, last in [*absent, (blocks, blocks)]:
+            for start in range(reached, first, _STEP):
+                wrong = self._table.wrong(start, self._blocks(start, min(start + _STEP, first)))
+                self._table.drop(wrong)
+                damaged += len(wrong)
+            reached = last
+        if not damaged and not absent and _is_settled(changed):
+            self._table.note_whole(changed)
+        return damaged
+
+    # --- filling
+
+    def missing(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """The ranges of bytes that have to be fetched for a range: whole blocks, and the end of the object."""
+        first, last = begin // BLOCK, -(-min(end, self.size) // BLOCK)
+        try:
+            absent = list(self._table.absent(first, last))
+        except OSError:
+            absent = [(first, last)]
+        return [(low * BLOCK, min(high * BLOCK, self.size)) for low, high in absent]
+
+    def has_room(self, size: int) -> bool:
+        """True if the cache will take so many bytes more of the object."""
+        try:
+            return self._room.has_room(size, self._table.idle)
+        except OSError:
+            return False
+
+    def put(self, offset: int, data: bytes | bytearray | memoryview, is_needed: bool = False) -> bool:
+        """Keep bytes of the object; False if some were not kept: there is no room, or the disk refuses.
+
+        Of the blocks at both ends only what is whole counts. Blocks that are here already stay as they are.
+        `is_needed`: they cannot be read without the cache, so others go for them.
+        """
+        view = memoryview(data).cast("B")[: max(self.size - offset, 0)]
+        end = offset + len(view)
+        first, last = -(-offset // BLOCK), self._table.blocks if end == self.size else end // BLOCK
+        self.use()
+        try:
+            if self.evicted:
+                return False
+            for low, high in list(self._table.absent(first, last)):
+                begin, stop = low * BLOCK, min(high * BLOCK, self.size)
+                if not self._room.reserve(stop - begin, self._table.idle, is_needed):
+                    return False
+                piece = view[begin - offset : stop - offset]
+                _write(self.fd, piece, begin)
+                self._table.put(low, piece)
+        except OSError as error:
+            if error.errno == errno.EBADF:
+                raise
+            return False
+        return True
+
+    def claim(self, begin: int, end: int, wait: bool = False) -> bool:
+        """Take a range for this process to fetch; False if another one has some of it.
+
+        With `wait` that one's `release`, or its end, is waited for. Ranges of one `CachedObject`, in whatever
+        thread, do not exclude each other. A process that has a claim must not fork: its child would share it.
+        """
+        command = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
+        try:
+            fcntl.fcntl(self.fd, command, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, begin, end - begin, 0))
+        except OSError as error:
+            if error.errno in _TAKEN:
+                return False
+            raise
+        return True
+
+    def release(self, begin: int, end: int) -> None:
+        """Give back what was claimed."""
+        fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, begin, end - begin, 0))
+
+    def use(self) -> None:
+        """Note that the object is used now, at most once a minute; `read`, `fill` and `put` do so themselves."""
+        if monotonic() > self._due:
+            self._due = monotonic() + USE_SECONDS
+            self._table.note_use()
+
+
+def _is_settled(changed: int) -> bool:
+    """True if a change from now on has another ctime than this one."""
+    tick = SETTLED_NS if changed % _SECOND else 2 * _SECOND  # of a file system whose times have no fractions
+    return time.time_ns() - changed > tick
+
+
+def _write(fd: int, data: memoryview, offset: int) -> None:
+    while data:
+        done = os.pwrite(fd, data, offset)
+        data, offset = data[done:], offset + done

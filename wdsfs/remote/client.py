@@ -1,0 +1,437 @@
+"""The clients of the fetcher: remote objects for code that knows no network.
+
+A `Remote` is made by a process before it forks; its children use it, too, and each thread has a connection of its
+own. What is in the cache is read from there; for the rest the fetcher is asked. When it dies, the client that
+notices starts another one and asks again: callers see a delay.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from wdsfs.errors import Unreachable, UnreadableShard
+from wdsfs.remote import messages
+from wdsfs.remote.alarm import Alarm
+from wdsfs.remote.launch import MEMORY, Launcher, peer_user
+from wdsfs.remote.messages import Frame, Span
+from wdsfs.remote.pin import Pin
+from wdsfs.remote.urls import Url
+from wdsfs.storage.identity import Fingerprint
+
+READ_MAX = 8 << 20  # bytes that are asked for at a time
+NOTE = 1 << 20  # a read from the cache is noted when it is in another stretch of so many bytes than the last one
+PAUSES = (0.0, 0.05, 0.2, 0.5, 1.0)  # seconds before a request is repeated whose fetcher has died
+LOOK_SECONDS = 1.0  # how often someone who waits looks if there is a fetcher
+
+_TIMEVAL = struct.Struct("ll")
+
+
+class ReadCachedLike(Protocol):
+    """The part of `cached_object.CachedObject` that a client uses."""
+
+    def read(self, size: int, offset: int) -> bytes | None: ...
+
+    def fill(self, buffer: bytearray | memoryview, offset: int) -> bool: ...
+
+    @property
+    def complete(self) -> bool: ...
+
+    @property
+    def fd(self) -> int: ...
+
+    def verify(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class ReadCacheLike(Protocol):
+    """The part of `object_cache.ObjectCache` that a client uses."""
+
+    def open(self, shown: str, pin: Pin) -> ReadCachedLike: ...
+
+
+class Remote:
+    """Remote objects for this process and those that it forks.
+
+    `settings` are those of the stores (`settings.Settings.sections`). `cache` is directory and limit (bytes) of
+    the cache; `opened` the same one, open. With `device`, requests of the kernel can be handed over.
+    """
+
+    def __init__(
+        self,
+        settings: Any,
+        cache: tuple[Path, int | None] | None = None,
+        opened: ReadCacheLike | None = None,
+        memory: int = MEMORY,
+        device: int | None = None,
+        log: Path | None = None,
+    ) -> None:
+        self.alarm = Alarm()
+        self._cache = opened
+        place = None if cache is None else (str(cache[0]), cache[1])
+        logged = None if log is None else str(log)
+        self._launcher = Launcher(settings, place, self.alarm.fd, memory, device, logged)
+        self._local = threading.local()
+
+    def ensure(self) -> None:
+        """Start a fetcher unless there is one. Raises OSError."""
+        self._launcher.ensure()
+
+    def keep(self) -> None:
+        """Called before the first fork: this process will call `ensure` when a child of its own ends."""
+        self._launcher.kept = True
+
+    @property
+    def fetcher(self) -> int:
+        """The process number of the fetcher, 0 without one."""
+        return self._launcher.pid
+
+    def close(self) -> None:
+        """Let go of the fetcher. No object may be in use any more."""
+        self._disconnect()
+        self._launcher.close()
+
+    # --- stores
+
+    def stat(self, urls: Sequence[Url]) -> list[Pin | Exception]:
+        """The pin of the object at each URL, or the ShardError that it gives. Raises ShardError."""
+        return [messages.outcome_of(one) for one in self._result(messages.HEAD, list(urls))]
+
+    def list(self, prefix: Url) -> list[tuple[Url, Pin]]:
+        """All objects below a prefix. Raises ShardError, SpecError."""
+        found = self._result(messages.LIST, prefix)
+        return [(messages.url_of(url), messages.pin_of(pin)) for url, pin in found]
+
+    def describe(self, url: Url) -> dict[str, Any]:
+        """A report about a store, for people. Raises ShardError."""
+        found: dict[str, Any] = self._result(messages.DESCRIBE, url)
+        return found
+
+    def stats(self) -> dict[str, Any]:
+        """The counters and the present state of the fetcher."""
+        found: dict[str, Any] = self._result(messages.STATS, None)
+        return found
+
+    def fetch(self, url: Url, pin: Pin, progress: Callable[[int], None] = lambda size: None) -> None:
+        """Bring an object into the cache; `progress` gets the count of bytes that are there. Raises ShardError."""
+
+        def request(connection: FetcherConnection, number: int) -> bytes:
+            return messages.number(messages.FETCH, connection.number_of(url, pin), number)
+
+        self._ask(request, lambda frame: progress(messages.value_of(frame.body)))
+
+    def upload(self, url: Url, file: str, replaces: Pin | None, goes_on: Callable[[], None]) -> Pin:
+        """Put a file into a store, in the place of the pinned object or of none; returns the new pin.
+
+        `goes_on` is called twice a second, and may raise an exception: that ends the upload, which leaves nothing.
+        Raises ShardError, of which ObjectExists and ObjectChanged say that another object is there.
+        """
+
+        return self._made(messages.UPLOAD, [url, file, replaces], goes_on)
+
+    def copy(self, url: Url, pin: Pin, target: Url, goes_on: Callable[[], None]) -> Pin:
+        """Have a store copy the pinned object to another place in its bucket, where there is none; as `upload`.
+
+        NoRanges says that it does not do that.
+        """
+        return self._made(messages.COPY, [url, pin, target], goes_on)
+
+    def _made(self, kind: int, value: Any, goes_on: Callable[[], None]) -> Pin:
+        try:
+            frame = self._ask(lambda _, number: messages.text(kind, number, value), lambda _: goes_on())
+        except BaseException:
+            self._disconnect()  # which stops the fetcher
+            raise
+        return messages.pin_of(messages.value_of(frame.body))
+
+    def open(self, url: Url, pin: Pin) -> RemoteTar:
+        """An object to read. Nothing is asked of its store yet."""
+        cached = None
+        if self._cache is not None:
+            try:
+                cached = self._cache.open(url.shown, pin)
+            except OSError:  # the fetcher meets the same, and logs it
+                cached = None
+        return RemoteTar(self, url, pin, cached)
+
+    def _result(self, kind: int, value: Any) -> Any:
+        return messages.value_of(self._ask(lambda _, number: messages.text(kind, number, value)).body)
+
+    # --- reading, for RemoteTar
+
+    def read(self, url: Url, pin: Pin, begin: int, end: int, cached: bool) -> bytes | None:
+        """A range of an object; None if it is in the cache now, and `cached` allows that. Raises ShardError."""
+
+        def request(connection: FetcherConnection, number: int) -> bytes:
+            wanted = messages.Read(connection.number_of(url, pin), begin, end, cached)
+            return messages.read(messages.READ, number, wanted)
+
+        frame = self._ask(request)
+        return frame.body if frame.kind == messages.DATA else None
+
+    def tell(self, message: Callable[[FetcherConnection], bytes]) -> None:
+        """Send what wants no answer. Raises Unreachable."""
+        for pause in PAUSES:
+            _pause(pause)
+            try:
+                connection = self._connection()
+                connection.send(message(connection))
+                return
+            except OSError:
+                self._disconnect()
+        raise Unreachable("the process that fetches remote shards cannot be reached")
+
+    def interrupt(self, unique: int) -> None:
+        """The client of a request that was perhaps handed over does not wait any more."""
+        self.tell(lambda _: messages.number(messages.INTERRUPT, unique))
+
+    def closed(self, url: Url, pin: Pin) -> None:
+        """This thread does not need the object any more."""
+        connection = self._connected()
+        number = None if connection is None else connection.objects.pop((url, pin), None)
+        if connection is not None and number is not None:
+            try:
+                connection.send(messages.number(messages.CLOSE, number))
+            except OSError:  # the fetcher has died: another one does not know this number
+                self._disconnect()
+
+    # --- connections
+
+    def _connected(self) -> FetcherConnection | None:
+        """The connection of this thread; none of the parent's after a fork."""
+        found: FetcherConnection | None = getattr(self._local, "connection", None)
+        if found is not None and found.process != os.getpid():
+            self._disconnect()
+            return None
+        return found
+
+    def _connection(self) -> FetcherConnection:
+        found = self._connected()
+        if found is None:
+            try:
+                self._launcher.ensure()
+            except (PermissionError, FileNotFoundError) as error:  # of the interpreter: it stays so
+                text = f"cannot be started: {sys.executable}: {error.strerror}"
+                raise Unreachable(f"the process that fetches remote shards {text}") from None
+            found = self._local.connection = FetcherConnection(self._launcher)
+        return found
+
+    def _disconnect(self) -> None:
+        found: FetcherConnection | None = getattr(self._local, "connection", None)
+        if found is not None:
+            found.close()
+        self._local.connection = None
+
+    def _ask(
+        self,
+        request: Callable[[FetcherConnection, int], bytes],
+        progress: Callable[[Frame], None] = lambda frame: None,
+    ) -> Frame:
+        """The answer to a request, repeated when the fetcher dies. Raises the error that it answers."""
+        for pause in PAUSES:
+            _pause(pause)
+            try:
+                frame = self._connection().ask(request, progress)
+            except OSError:
+                self._disconnect()
+                continue
+            if frame.kind == messages.FAILURE:
+                raise messages.error_of(messages.value_of(frame.body))
+            return frame
+        raise Unreachable(f"the process that fetches remote shards has died {len(PAUSES)} times at one request")
+
+
+class FetcherConnection:
+    """A connection of one thread, one request at a time. Everything raises OSError when the fetcher has gone."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self.process = os.getpid()
+        self.objects: dict[tuple[Url, Pin], int] = {}
+        self._launcher = launcher
+        self._number = 0
+        self._socket = launcher.connect()
+        # For all receives, by the kernel: a timeout of Python's would cost each send and receive a system call.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(LOOK_SECONDS))
+        if peer_user(self._socket) != os.geteuid():
+            self._socket.close()
+            raise ConnectionRefusedError("another user listens in the place of the fetcher")
+
+    def close(self) -> None:
+        self._socket.close()
+
+    __del__ = close  # of a thread that has ended
+
+    def number_of(self, url: Url, pin: Pin) -> int:
+        """The number of an object in this connection, for which it is opened."""
+        found = self.objects.get((url, pin))
+        if found is None:
+            self._number += 1
+            found = self._number
+            self.send(messages.text(messages.OPEN, 0, [found, url, pin]))
+            self.objects[url, pin] = found
+        return found
+
+    def send(self, message: bytes) -> None:
+        self._socket.sendall(message)
+
+    def ask(self, request: Callable[[FetcherConnection, int], bytes], progress: Callable[[Frame], None]) -> Frame:
+        """The answer to a request; `progress` gets what comes before it."""
+        self._number += 1
+        number = self._number
+        self.send(request(self, number))
+        while True:
+            frame = self._receive()
+            if frame.number != number:
+                continue
+            if frame.kind != messages.PROGRESS:
+                return frame
+            progress(frame)
+
+    def _receive(self) -> Frame:
+        length, kind, number = messages.head_of(bytes(self._exactly(messages.HEAD_SIZE)))
+        return Frame(kind, number, bytes(self._exactly(length)))
+
+    def _exactly(self, size: int) -> bytearray:
+        data = bytearray(size)
+        view, self_socket = memoryview(data), self._socket
+        while view:
+            try:
+                count = self_socket.recv_into(view)
+            except BlockingIOError:
+                if self._launcher.ensure():  # one that died before it had accepted this connection
+                    raise ConnectionResetError("the fetcher has died") from None
+                continue
+            if not count:
+                raise ConnectionResetError("the fetcher has died")
+            view = view[count:]
+        return data
+
+
+class RemoteTar:
+    """A remote object as the bytes of a tar (`storage.source.TarReader`). Usable by several threads."""
+
+    def __init__(self, remote: Remote, url: Url, pin: Pin, cached: ReadCachedLike | None) -> None:
+        self.size = pin.size
+        self.url, self.pin = url, pin
+        self.counted_as = url.counted_as
+        self._remote, self._cached = remote, cached
+        self._complete = False
+        self._stretch, self._unsaid = -1, 0  # where the last read from the cache was; bytes since the last note
+
+    @property
+    def failure(self) -> str:
+        """How the command failed whose output this is; "" if it did not."""
+        return f"its command ended with {self.pin.version}" if self.url.is_program and self.pin.version else ""
+
+    def pread(self, size: int, offset: int, /) -> bytes:
+        """Up to `size` bytes at byte `offset`; none only at the end. Raises ShardError."""
+        end = min(offset + size, self.size)
+        if end - offset <= READ_MAX:
+            return self._read(offset, end) if offset < end else b""
+        return b"".join(self._read(at, min(at + READ_MAX, end)) for at in range(offset, end, READ_MAX))
+
+    def _read(self, begin: int, end: int) -> bytes:
+        found = self._from_cache(begin, end)
+        if found is None:
+            found = self._remote.read(self.url, self.pin, begin, end, cached=self._cached is not None)
+            if found is None and self._cached is not None:
+                found = self._cached.read(end - begin, begin)
+            if found is None:  # evicted, or damaged on the disk, within this moment
+                found = self._remote.read(self.url, self.pin, begin, end, cached=False)
+                assert found is not None
+        return found
+
+    def _from_cache(self, begin: int, end: int) -> bytes | None:
+        if self._cached is None:
+            return None
+        found = self._cached.read(end - begin, begin)
+        if found is not None and not self._complete:
+            self._note(begin, end)
+        return found
+
+    def read_cached(self, buffer: memoryview, offset: int) -> bool:
+        """Fill a buffer from the cache; False if not all of it is there. Waits for no network."""
+        if self._cached is None or not self._cached.fill(buffer, offset):
+            return False
+        if not self._complete:
+            self._note(offset, offset + len(buffer))
+        return True
+
+    def _note(self, begin: int, end: int) -> None:
+        """Let the fetcher see passes over what is in the cache already."""
+        self._unsaid += end - begin
+        if begin // NOTE == self._stretch:
+            return
+        self._stretch, used, self._unsaid = begin // NOTE, self._unsaid, 0
+        if self._cached is not None and self._cached.complete:
+            self._complete = True
+            return
+        self._tell_range(messages.NOTE, begin, end, used)
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """That of the object, which is always the same one."""
+        return self.pin.fingerprint(self.url.shown)
+
+    def whole(self) -> int:
+        """A descriptor of a file with all bytes of the object, open until `close`. Raises ShardError, OSError.
+
+        The file is that of the cache, and is compared with its checksums here.
+        """
+        self._remote.fetch(self.url, self.pin)
+        while self._cached is not None and self._cached.complete:
+            if not self._cached.verify():
+                return self._cached.fd
+            self._remote.fetch(self.url, self.pin)  # again, what was damaged
+        raise UnreadableShard(f"{self.url.shown}: the cache does not keep all of it, and it has to be in a file")
+
+    def will_need(self, begin: int, end: int) -> None:
+        """This range will be read soon."""
+        self._tell_range(messages.WILL_NEED, begin, min(end, self.size), 0)
+
+    def stream(self, begin: int = 0) -> None:
+        """Everything from here on will be read, in order."""
+        self._tell_range(messages.WILL_NEED, begin, self.size, 1)
+
+    def _tell_range(self, kind: int, begin: int, end: int, extra: int) -> None:
+        def message(connection: FetcherConnection) -> bytes:
+            return messages.read(
+                kind, 0, messages.Read(connection.number_of(self.url, self.pin), begin, end, extra)
+            )
+
+        self._remote.tell(message)
+
+    def hand_over(self, unique: int, begin: int, end: int, spans: Sequence[Span] = ()) -> None:
+        """Have the fetcher answer a READ of the kernel, and fetch the sample that it belongs to.
+
+        Raises Unreachable.
+        """
+
+        def message(connection: FetcherConnection) -> bytes:
+            return messages.hand_over(unique, connection.number_of(self.url, self.pin), begin, end, spans)
+
+        self._remote.tell(message)
+
+    def close(self) -> None:
+        self._remote.closed(self.url, self.pin)
+        if self._cached is not None:
+            self._cached.close()
+            self._cached = None
+
+
+def _timeval(seconds: float) -> bytes:
+    """The struct timeval for a time."""
+    return _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6))
+
+
+def _pause(seconds: float) -> None:
+    if seconds:  # to sleep for no time gives the processor away
+        time.sleep(seconds)

@@ -1,0 +1,341 @@
+"""Decides what is fetched and when: one request for each range, however many readers want it.
+
+A range that is wanted becomes *parts*, each one request to the store: what is in the cache, in memory or in flight
+already is left out, ranges of one reader that are close together are joined, long ones split. Parts wait in two
+queues. Those that a reader waits for go first; those of prefetch get half of the memory at most, and few of the
+requests. A part that no reader waits for any more is dropped.
+
+Bytes go to the cache, and to the readers that wait, as they come; where there is no cache, or it takes no more,
+they are held in memory for a while. One budget for memory covers what is in flight and what is held.
+
+Everything here runs in one event loop; what happens between two awaits is atomic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from wdsfs.errors import NoRanges
+from wdsfs.remote.counters import Counters
+from wdsfs.remote.intervals import Span, joined, split
+from wdsfs.remote.parts import Buffer, CachedLike, Part, RemoteObject, Take, Whole, in_thread
+from wdsfs.remote.pin import Pin
+from wdsfs.remote.urls import Url
+
+log = logging.getLogger(__name__)
+
+GAP = 64 << 10  # between two ranges of a reader: fetching so many bytes is cheaper than another request
+PART, PART_MIN = 8 << 20, 1 << 20  # bytes of a request: at most, and of prefetch at least
+PARALLEL = 8  # requests that a stretch of prefetch is cut into, if it is long enough
+REQUESTS, REQUESTS_AHEAD = 256, 16  # in flight: in all, and of prefetch
+TRIES = 3  # how often bytes may vanish from the cache between their arrival and their use
+VERIFY_SECONDS = 0.5  # after the last bytes of an object: a file that has just been changed cannot be verified
+CLAIM_SECONDS, CLAIM_LOOK_SECONDS = 60.0, 0.005  # for what another process fetches
+
+
+class Store(Protocol):
+    """The part of `stores.Stores` that `demand` uses."""
+
+    async def fetch(self, url: Url, pin: Pin, begin: int, end: int, take: Take) -> None: ...
+
+    def get_all(self, url: Url, pin: Pin) -> AsyncIterator[Buffer]: ...
+
+
+class Demand:
+    """Fetches what readers want, and what passes will want, within `memory` bytes."""
+
+    def __init__(self, stores: Store, memory: int, counters: Counters | None = None) -> None:
+        self.memory = memory
+        self._counters = counters or Counters()
+        self.used = self.used_ahead = self.most = 0  # bytes: now, of that by prefetch, and at most so far
+        self.requests = self.fetched = 0  # so far; bytes
+        self._stores = stores
+        self._urgent: deque[Part] = deque()
+        self._ahead: deque[Part] = deque()
+        self._running = self._running_ahead = 0
+        self._full: set[str] = set()  # stores of whose objects the cache has refused some
+        self._held: OrderedDict[tuple[RemoteObject, int], int] = OrderedDict()
+
+    @property
+    def queued(self) -> int:
+        """Parts that wait for their turn."""
+        return len(self._urgent) + len(self._ahead)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that stores are at."""
+        return self._running
+
+    async def read(self, item: RemoteObject, begin: int, end: int, spans: Sequence[Span] = ()) -> list[memoryview]:
+        """The bytes of a range; `spans` are what the same reader wants as well, or will want next.
+
+        Raises what `Store.get` raises.
+        """
+        for tried in range(TRIES + 1):
+            if tried == TRIES:  # the cache loses what it is given: go on without
+                item.cached = None
+            held = item.held_of(begin, end)  # from here on: others may need the memory
+            parts, is_here = self._wanted(item, begin, end, spans), False
+            try:
+                for part in parts:
+                    await part.reached(end)
+                is_here = True
+                arrived = [piece for part in parts for piece in part.pieces]
+                found = item.assemble(begin, end, held + arrived)
+            finally:
+                for part in parts:
+                    self._leave(part, is_here)
+            if found is not None:
+                self._used_now(item, begin, end)
+                self._count(item, end - begin, is_hit=not tried and not parts)
+                return found
+        raise AssertionError("without a cache, bytes cannot vanish")
+
+    async def stored(self, item: RemoteObject, begin: int, end: int) -> None:
+        """Return when nothing of a range is under way any more: the cache has what it takes."""
+        tasks = [part.task for _, _, part in item.parts.overlapping(begin, end) if part.task is not None]
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _count(self, item: RemoteObject, size: int, is_hit: bool) -> None:
+        traffic = self._counters.of(item.url.counted_as)
+        traffic.reads += 1
+        traffic.hits += is_hit
+        traffic.used += size
+
+    def prefetch(self, item: RemoteObject, begin: int, end: int) -> None:
+        """Fetch this range when there is time and room."""
+        step = max(PART_MIN, min(PART, (end - begin) // PARALLEL // PART_MIN * PART_MIN))
+        for start, stop in split(item.lacking([item.rounded(begin, end)]), step):
+            part = Part(item, start, stop, urgent=False)
+            item.parts.add(start, stop, part)
+            self._ahead.append(part)
+        self._pump()
+
+    def forget(self, item: RemoteObject) -> None:
+        """Nobody will read this object: drop what was to be fetched ahead, and what is held of it."""
+        for _, _, part in list(item.parts):
+            if not part.users:
+                self._drop(part)
+        for begin, _, data in list(item.held):
+            self._release(item, begin, len(data))
+
+    def _wanted(self, item: RemoteObject, begin: int, end: int, spans: Sequence[Span]) -> list[Part]:
+        """The parts that bring a range, and are in use from now on; parts for `spans` are made, too."""
+        ours = item.rounded(begin, end)
+        lacking = _close_by(item, item.lacking(joined([ours, *(item.rounded(*span) for span in spans)])))
+        for start, stop in split(lacking, PART):
+            part = Part(item, start, stop, urgent=True)
+            item.parts.add(start, stop, part)
+            self._urgent.append(part)
+        parts = [part for _, _, part in item.parts.overlapping(*ours)]
+        for part in parts:
+            part.users += 1
+            if not part.urgent:
+                part.urgent = True
+                if part.task is None:
+                    self._ahead.remove(part)
+                    self._urgent.append(part)
+        self._pump()
+        return parts
+
+    def _leave(self, part: Part, is_here: bool) -> None:
+        """A reader needs this part no more: since `is_here` what it wants of it, or as it does not wait."""
+        part.users -= 1
+        if part.users:
+            return
+        if part.done:
+            self._give_back(part)
+            self._pump()
+        elif not part.dropped and not is_here:
+            self._drop(part)
+
+    def _drop(self, part: Part) -> None:
+        part.dropped = True
+        part.item.parts.remove(part.begin)  # who wants these bytes from now on needs another one
+        if part.task is not None:
+            part.task.cancel()
+        else:
+            (self._urgent if part.urgent else self._ahead).remove(part)
+
+    # --- the budget
+
+    def _admits(self, part: Part) -> bool:
+        if self._running >= REQUESTS:
+            return False
+        if not part.urgent and (
+            self._running_ahead >= REQUESTS_AHEAD or self.used_ahead + part.size > self.memory // 2
+        ):
+            return False
+        self._make_room(part.size)
+        return self.used + part.size <= self.memory
+
+    def _make_room(self, size: int) -> None:
+        while self._held and self.used + size > self.memory:
+            (item, begin), length = next(iter(self._held.items()))
+            self._release(item, begin, length)
+
+    def _hold(self, item: RemoteObject, begin: int, data: memoryview) -> None:
+        """Keep a copy of bytes: they may be a small part of a buffer of the network, which would stay, too."""
+        for start, stop in item.held.gaps(begin, begin + len(data)):
+            item.held.add(start, stop, memoryview(bytes(data[start - begin : stop - begin])))
+            self._held[item, start] = stop - start
+            self.used += stop - start
+
+    def _release(self, item: RemoteObject, begin: int, length: int) -> None:
+        item.held.remove(begin)
+        del self._held[item, begin]
+        self.used -= length
+
+    def _used_now(self, item: RemoteObject, begin: int, end: int) -> None:
+        for start, _, _ in item.held.overlapping(begin, end):
+            self._held.move_to_end((item, start))
+
+    def _give_back(self, part: Part) -> None:
+        self.used -= part.counted
+        part.counted, part.pieces = 0, []
+
+    # --- requests
+
+    def _pump(self) -> None:
+        """Start what can be started: what readers wait for first."""
+        while self._urgent and self._admits(self._urgent[0]):
+            self._start(self._urgent.popleft())
+        while not self._urgent and self._ahead and self._admits(self._ahead[0]):
+            self._start(self._ahead.popleft())
+        if self._urgent and not self._running:
+            asyncio.get_running_loop().call_soon(self._unstick)
+
+    def _unstick(self) -> None:
+        """Start a part whatever the budget says, if readers that hold all memory wait for it: those that have all
+        they need have gone by now."""
+        if self._urgent and not self._running:
+            self._start(self._urgent.popleft())
+
+    def _start(self, part: Part) -> None:
+        self._running += 1
+        part.counted = part.size
+        self.used += part.counted
+        self.most = max(self.most, self.used)
+        if not part.urgent:
+            self._running_ahead += 1
+            self.used_ahead += part.size
+        part.task = part.item.start(self._run(part, ahead=not part.urgent))
+
+    async def _run(self, part: Part, ahead: bool) -> None:
+        error: Exception | None = None
+        try:
+            await self._fetch(part)
+        except asyncio.CancelledError:
+            error = ConnectionAbortedError("nobody waits for this any more")
+        except Exception as failure:
+            error = failure
+            if not part.users:
+                log.debug("prefetch: %s", failure)
+        self._running -= 1
+        if ahead:
+            self._running_ahead -= 1
+            self.used_ahead -= part.size
+        if not part.dropped:
+            part.item.parts.remove(part.begin)
+        if error is None and not part.kept:
+            self.used -= part.counted  # counted as held from now on
+            part.counted = 0
+            for begin, data in part.pieces:
+                self._hold(part.item, begin, data)
+        part.finish(error)
+        if not part.users:
+            self._give_back(part)
+        self._pump()
+        if error is None and not part.item.parts:
+            self._verify_soon(part.item)
+
+    def _verify_soon(self, item: RemoteObject) -> None:
+        """Verify an object that has become complete, in the place of each process that will read it."""
+        cached = item.cached
+        if cached is not None and not item.verified and cached.complete:
+            item.verified = True
+            item.start(_verify(item, cached))
+
+    async def _fetch(self, part: Part) -> None:
+        item = part.item
+        if item.whole is None:
+            try:
+                await self._fetch_range(part)
+                return
+            except NoRanges:
+                if item.cached is None:
+                    raise
+                if item.whole is None:
+                    item.whole = Whole(item, item.cached, self._stores.get_all(item.url, item.pin))
+        try:
+            await item.whole.reached(part.end)
+        except Exception:
+            item.whole = None  # the next reader tries again
+            raise
+
+    async def _fetch_range(self, part: Part) -> None:
+        item, cached = part.item, part.item.cached
+        if cached is None:
+            await self._request(part, part.begin, part.end)
+            return
+        claimed = await _claim(cached, part.begin, part.end)
+        try:
+            missing = cached.missing(part.begin, part.end)
+            if not missing:  # another process has fetched it meanwhile
+                return
+            await self._request(part, missing[0][0], missing[-1][1])
+            if not part.kept:
+                self._say_full(item)
+        finally:
+            if claimed:
+                cached.release(part.begin, part.end)
+
+    def _say_full(self, item: RemoteObject) -> None:
+        """One line for each store: all its shards meet the same."""
+        if item.url.counted_as not in self._full:
+            self._full.add(item.url.counted_as)
+            log.warning("%s: the cache takes no more; some is read without it", item.url.counted_as)
+
+    async def _request(self, part: Part, begin: int, end: int) -> None:
+        self.requests += 1
+        part.expect(begin, end)
+        try:
+            await self._stores.fetch(part.item.url, part.item.pin, begin, end, part.take)
+        finally:
+            self.fetched += part.fetched
+            await part.stored()
+
+
+async def _verify(item: RemoteObject, cached: CachedLike) -> None:
+    await asyncio.sleep(VERIFY_SECONDS)
+    try:
+        await in_thread(cached.verify)
+    except OSError as error:  # its readers meet the same
+        log.debug("%s: not verified: %s", item.url.shown, error.strerror)
+
+
+def _close_by(item: RemoteObject, spans: list[Span]) -> list[Span]:
+    """The spans, those joined that are close together with nothing in flight between them."""
+    found: list[Span] = []
+    for begin, end in spans:
+        if found and begin - found[-1][1] <= GAP and not item.parts.overlapping(found[-1][1], begin):
+            found[-1] = found[-1][0], end
+        else:
+            found.append((begin, end))
+    return found
+
+
+async def _claim(cached: CachedLike, begin: int, end: int) -> bool:
+    """Wait until no other process fetches of this range; True if it is claimed for this one."""
+    for _ in range(int(CLAIM_SECONDS / CLAIM_LOOK_SECONDS)):
+        if cached.claim(begin, end):
+            return True
+        if not cached.missing(begin, end):
+            return False
+        await asyncio.sleep(CLAIM_LOOK_SECONDS)
+    return False  # the other process hangs: fetching twice is better than waiting for it

@@ -1,0 +1,561 @@
+"""The fetcher: the one process of a mount or command that speaks to the network.
+
+Processes that have used the library for object stores must not fork, so this is a fresh interpreter that never
+does. Clients ask by frames on a Unix socket (`messages.py`); READ requests of the kernel, which workers hand over,
+are answered on the kernel's own descriptor. A fetcher has no state that cannot be asked for again: when it dies,
+another one takes its place (`launch.py`), and clients and kernel repeat what was not answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import socket
+import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from wdsfs.errors import CacheFull, MissingObject, ObjectChanged, UnreadableShard, WdsfsError
+from wdsfs.log_lines import LoggedMessages, TerminalFormatter
+from wdsfs.remote import messages
+from wdsfs.remote.alarm import Alarm
+from wdsfs.remote.counters import Counters
+from wdsfs.remote.demand import PART, Demand
+from wdsfs.remote.fatal_requests import FatalRequests
+from wdsfs.remote.intervals import Span, split
+from wdsfs.remote.kernel_replies import KernelReplies, first_unique
+from wdsfs.remote.launch import WAITING, Configuration, configuration_in, hold, peer_user
+from wdsfs.remote.messages import Frame
+from wdsfs.remote.parts import CachedLike, RemoteObject
+from wdsfs.remote.passes import WINDOW_MAX
+from wdsfs.remote.pin import Pin
+from wdsfs.remote.programs import StoresLike
+from wdsfs.remote.urls import Url
+
+if TYPE_CHECKING:
+    from wdsfs.remote.object_cache import ObjectCache
+
+log = logging.getLogger(__name__)
+
+INTERRUPTED_MAX = 1024  # requests remembered that were interrupted before they were handed over
+DEATHS_MAX = 5  # of fetchers during attempts at the same request
+FETCHES = 16  # requests at a time for a whole object
+BEAT = 0.5  # seconds between signs of life to who waits for an upload
+
+
+class CacheLike(Protocol):
+    """The part of `object_cache.ObjectCache` that the fetcher uses."""
+
+    def open(self, shown: str, pin: Pin) -> CachedLike: ...
+
+    def keep_pin(self, shown: str, pin: Pin) -> None: ...
+
+    def drop_pin(self, shown: str) -> None: ...
+
+
+class Fetcher:
+    """Objects that are open, and what can be done with them; `replies` go to the kernel."""
+
+    def __init__(
+        self,
+        stores: StoresLike,
+        cache: CacheLike | None,
+        alarm: Alarm,
+        memory: int,
+        replies: KernelReplies | None = None,
+        counters: Counters | None = None,
+    ) -> None:
+        self._counters = counters or Counters()
+        self.stores, self.demand = stores, Demand(stores, memory, self._counters)
+        self._cache, self._alarm, self._replies = cache, alarm, replies
+        self._window = WINDOW_MAX if cache is not None else memory // 4
+        self._objects: dict[tuple[Url, Pin], tuple[RemoteObject, list[object]]] = {}
+        self._fatal = FatalRequests(alarm.left)
+        self._handed: dict[int, tuple[int, asyncio.Task[None]]] = {}  # by first number: the last number, the work
+        self._closing: set[asyncio.Task[None]] = set()
+        self._interrupted: OrderedDict[int, None] = OrderedDict()
+        self._changes: dict[RemoteObject, asyncio.Task[None]] = {}
+        self._logged = LoggedMessages()
+        self.waiting = 0  # reads that are not answered yet
+        self._coming = 0  # bytes that are missing of the objects that `fetch` is at
+
+    # --- objects
+
+    def open(self, url: Url, pin: Pin, user: object) -> RemoteObject:
+        """The object, in use by `user` until `close` is called with the same."""
+        found = self._objects.get((url, pin))
+        if found is None:
+            found = self._objects[url, pin] = RemoteObject(url, pin, self._cached(url, pin), self._window), []
+        found[1].append(user)
+        return found[0]
+
+    def close(self, item: RemoteObject, user: object) -> None:
+        _, users = self._objects[item.url, item.pin]
+        users.remove(user)
+        if not users:
+            del self._objects[item.url, item.pin]
+            self.demand.forget(item)
+            task = asyncio.create_task(item.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    @contextlib.contextmanager
+    def using(self, item: RemoteObject) -> Iterator[RemoteObject]:
+        """The object, open for the block."""
+        mark = object()
+        self.open(item.url, item.pin, mark)
+        try:
+            yield item
+        finally:
+            self.close(item, mark)
+
+    def _cached(self, url: Url, pin: Pin) -> CachedLike | None:
+        if self._cache is None:
+            return None
+        try:
+            return self._cache.open(url.shown, pin)
+        except OSError as error:
+            self.say(f"{url.shown}: read without the cache: {error.strerror}")
+            return None
+
+    async def changed(self, item: RemoteObject) -> None:
+        """The store has another object in the place of this one: all processes get to know the new one."""
+        task = self._changes.get(item)
+        if task is None:
+            task = self._changes[item] = asyncio.create_task(self._renew_pin(item.url))
+            task.add_done_callback(lambda _: self._changes.pop(item, None))
+        await asyncio.shield(task)
+
+    async def _renew_pin(self, url: Url) -> None:
+        try:
+            pin = await self.stores.head(url)
+            if self._cache is not None:
+                self._cache.keep_pin(url.shown, pin)
+        except (WdsfsError, OSError) as error:  # who looks at it next meets the same
+            self.say(f"{error}")
+            if self._cache is not None and isinstance(error, MissingObject):
+                with contextlib.suppress(OSError):
+                    self._cache.drop_pin(url.shown)
+        self._alarm.ring()
+
+    # --- reading
+
+    async def read(self, item: RemoteObject, begin: int, end: int, spans: Sequence[Span] = ()) -> list[memoryview]:
+        """The bytes of a range, and prefetch for the pass that it may belong to. Raises ShardError."""
+        if item.cached is not None and item.cached.evicted and not item.tasks:
+            item.cached.close()
+            item.cached, item.verified = self._cached(item.url, item.pin), False
+        low, high = min([begin, *(span[0] for span in spans)]), max([end, *(span[1] for span in spans)])
+        ahead = item.passes.seen(low, high, high - low)
+        if ahead is not None:  # once the read itself is queued
+            asyncio.get_running_loop().call_soon(self.demand.prefetch, item, *ahead)
+        return await self._read(item, begin, end, spans)
+
+    async def _read(
+        self, item: RemoteObject, begin: int, end: int, spans: Sequence[Span] = ()
+    ) -> list[memoryview]:
+        self.waiting += 1
+        try:
+            return await self.demand.read(item, begin, end, spans)
+        except ObjectChanged:
+            await self.changed(item)
+            raise
+        finally:
+            self.waiting -= 1
+
+    def note(self, item: RemoteObject, begin: int, end: int, used: int) -> None:
+        """A client has read this from the cache."""
+        ahead = item.passes.seen(begin, end, used, is_miss=False)
+        if ahead is not None:
+            self.demand.prefetch(item, *ahead)
+
+    def will_need(self, item: RemoteObject, begin: int, end: int, is_stream: bool) -> None:
+        ahead = item.passes.announced(begin) if is_stream else (begin, end)
+        if ahead is not None:
+            self.demand.prefetch(item, *ahead)
+
+    async def fetch(self, item: RemoteObject, progress: Callable[[int], None]) -> None:
+        """Bring all of an object into the cache, or nothing if there is no room for it. Raises ShardError."""
+        cached = item.cached
+        if cached is None:
+            raise UnreadableShard(f"{item.url.shown}: there is no cache to fetch it into")
+        missing = cached.missing(0, item.pin.size)
+        left = sum(end - begin for begin, end in missing)
+        turn = asyncio.Semaphore(FETCHES)
+
+        async def bring(begin: int, end: int) -> None:
+            nonlocal left
+            async with turn:
+                await self._read(item, begin, end)
+                await self.demand.stored(item, begin, end)
+            if cached.missing(begin, end):
+                raise _no_room(item)
+            left -= end - begin
+            self._coming -= end - begin
+            progress(item.pin.size - left)
+
+        progress(item.pin.size - left)
+        self._coming += left
+        try:
+            if left and not await asyncio.to_thread(cached.has_room, self._coming):
+                raise _no_room(item)
+            async with asyncio.TaskGroup() as group:
+                for span in split(missing, PART):
+                    group.create_task(bring(*span))
+        finally:
+            self._coming -= left
+
+    # --- requests of the kernel
+
+    def hand_over(self, unique: int, item: RemoteObject, begin: int, end: int, spans: Sequence[Span]) -> None:
+        """Answer a READ of the kernel."""
+        first = first_unique(unique)
+        before = self._handed.get(first)
+        if before is not None:
+            # Handed out again: the kernel has forgotten the old number, also where that one arrives later, from a
+            # worker that had received it before.
+            if before[0] != unique == first:
+                return
+            before[1].cancel()
+        if self._interrupted.pop(first, 0) is None:
+            self._reply_error(unique, errno.EINTR)
+            return
+        if self._fatal.begin(first) > DEATHS_MAX:
+            self._fatal.end(first)
+            log.error("%s", _fatal_text(item, begin, end))
+            self._reply_error(unique, errno.EIO)
+            return
+        task = asyncio.create_task(self._answer(unique, item, begin, end, spans))
+        self._handed[first] = unique, task
+        self.open(item.url, item.pin, task)
+        task.add_done_callback(lambda done: self._end(first, item, done))
+
+    def _end(self, first: int, item: RemoteObject, task: asyncio.Task[None]) -> None:
+        if first in self._handed and self._handed[first][1] is task:
+            del self._handed[first]
+            self._fatal.end(first)
+        self.close(item, task)
+
+    def interrupt(self, unique: int) -> None:
+        """The client of a request no longer waits for its answer."""
+        first = first_unique(unique)
+        handed = self._handed.get(first)
+        if handed is not None:
+            handed[1].cancel()
+            self._reply_error(handed[0], errno.EINTR)  # not by the task, which may not have begun
+            return
+        # Another worker has it in its hands, or it is answered.
+        self._interrupted[first] = None
+        if len(self._interrupted) > INTERRUPTED_MAX:
+            self._interrupted.popitem(last=False)
+
+    async def _answer(self, unique: int, item: RemoteObject, begin: int, end: int, spans: Sequence[Span]) -> None:
+        try:
+            pieces = await self.read(item, begin, end, spans)
+        except Exception as error:
+            self._reply_error(unique, self.errno_of(error))
+        else:
+            if self._replies is not None:
+                self._replies.data(unique, pieces)
+
+    def _reply_error(self, unique: int, number: int) -> None:
+        if self._replies is not None:
+            self._replies.error(unique, number)
+
+    # --- what it says
+
+    def errno_of(self, error: Exception) -> int:
+        """The errno of an error, which is logged."""
+        if isinstance(error, WdsfsError):
+            self.say(f"{error}")
+            return error.errno
+        log.error("a request failed, the fetcher goes on", exc_info=error)
+        return errno.EIO
+
+    def say(self, text: str) -> None:
+        """Log a message, but not again and again."""
+        if self._logged.add(text):
+            log.warning("%s", text)
+
+    def stats(self) -> dict[str, Any]:
+        """Its state as JSON."""
+        demand, waiting = self.demand, self._waiting_by_store()
+        return {
+            "stores": {store: {**traffic, **waiting[store]} for store, traffic in self._counters.report().items()},
+            "requests": demand.requests,
+            "bytes_fetched": demand.fetched,
+            "in_flight": demand.in_flight,
+            "queued": demand.queued,
+            "memory": demand.used,
+            "memory_most": demand.most,
+            "handed_over": len(self._handed),
+            "waiting": self.waiting,
+            "objects": len(self._objects),
+            "alarms": self._alarm.count,
+        }
+
+    def _waiting_by_store(self) -> defaultdict[str, dict[str, int]]:
+        """How many requests of each store are queued and in flight."""
+        found: defaultdict[str, dict[str, int]] = defaultdict(lambda: {"queued": 0, "in_flight": 0})
+        for item, _ in self._objects.values():
+            for _, _, part in item.parts:
+                found[item.url.counted_as]["queued" if part.task is None else "in_flight"] += 1
+        return found
+
+
+def _fatal_text(item: RemoteObject, begin: int, end: int) -> str:
+    return (
+        f"{item.url.shown}: bytes {begin:,} to {end:,} are not read: the process that fetches has died "
+        f"{DEATHS_MAX + 1} times at it"
+    )
+
+
+def _no_room(item: RemoteObject) -> CacheFull:
+    return CacheFull(
+        f"{item.url.shown}: the cache has no room for it ({item.pin.size:,} bytes): give it more by --cache-size, "
+        "or remove what is not needed any more by `wdsfs cache`"
+    )
+
+
+class ClientConnection(asyncio.Protocol):
+    """A client: its objects, and the requests that it waits for."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, fetcher: Fetcher, user: int) -> None:
+        self._fetcher, self._user = fetcher, user
+        self._received = bytearray()
+        self._objects: dict[int, RemoteObject] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        found = peer_user(transport.get_extra_info("socket"))
+        if found != self._user:
+            self._fetcher.say(f"user {found} has connected to the fetcher, and is not served")
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._received += data
+        try:
+            for frame in messages.frames_of(self._received):
+                self._take(frame)
+        except (ValueError, KeyError):  # of a client that was killed while it wrote: the rest makes no sense
+            log.exception("a client is not understood")
+            self.transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for item in self._objects.values():
+            self._fetcher.close(item, self)
+        self._objects.clear()
+
+    def _take(self, frame: Frame) -> None:
+        fetcher = self._fetcher
+        match frame.kind:
+            case messages.HAND_OVER:
+                wanted = messages.hand_over_of(frame.body)
+                fetcher.hand_over(wanted.unique, self._objects[wanted.object], *wanted[2:])
+            case messages.INTERRUPT:
+                fetcher.interrupt(messages.number_of(frame.body))
+            case messages.NOTE:
+                noted = messages.read_of(frame.body)
+                fetcher.note(self._objects[noted.object], noted.begin, noted.end, noted.extra)
+            case messages.WILL_NEED:
+                needed = messages.read_of(frame.body)
+                fetcher.will_need(self._objects[needed.object], needed.begin, needed.end, bool(needed.extra))
+            case messages.OPEN:
+                number, url, pin = messages.value_of(frame.body)
+                self._objects[number] = fetcher.open(messages.url_of(url), messages.pin_of(pin), self)
+            case messages.CLOSE:
+                fetcher.close(self._objects.pop(messages.number_of(frame.body)), self)
+            case _:
+                self._start(frame, self._work(frame))
+
+    def _work(self, frame: Frame) -> Coroutine[Any, Any, None]:
+        match frame.kind:
+            case messages.READ:
+                return self._read(frame)
+            case messages.FETCH:
+                return self._fetch(frame)
+            case messages.UPLOAD:
+                return self._upload(frame)
+            case messages.COPY:
+                return self._copy(frame)
+            case _:
+                return self._tell(frame)
+
+    def _start(self, frame: Frame, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(self._answered(frame, work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answered(self, frame: Frame, work: Coroutine[Any, Any, None]) -> None:
+        """Do the work; an error is its answer."""
+        try:
+            await work
+        except Exception as error:
+            if isinstance(error, ExceptionGroup):
+                error = error.exceptions[0]
+            if not isinstance(error, WdsfsError):
+                log.error("a request failed, the fetcher goes on", exc_info=error)
+            self.transport.write(messages.text(messages.FAILURE, frame.number, messages.failure(error)))
+
+    async def _read(self, frame: Frame) -> None:
+        wanted = messages.read_of(frame.body)
+        with self._fetcher.using(self._objects[wanted.object]) as item:
+            pieces = await self._fetcher.read(item, wanted.begin, wanted.end)
+            if wanted.extra and item.is_stored(wanted.begin, wanted.end):
+                self.transport.write(messages.frame(messages.CACHED, frame.number))
+                return
+        self.transport.write(messages.head(messages.DATA, frame.number, sum(map(len, pieces))))
+        self.transport.writelines(pieces)
+
+    async def _fetch(self, frame: Frame) -> None:
+        def progress(size: int) -> None:
+            self.transport.write(messages.text(messages.PROGRESS, frame.number, size))
+
+        with self._fetcher.using(self._objects[messages.number_of(frame.body)]) as item:
+            await self._fetcher.fetch(item, progress)
+        self.transport.write(messages.text(messages.RESULT, frame.number, item.pin.size))
+
+    async def _upload(self, frame: Frame) -> None:
+        from wdsfs.remote import uploads  # here: only a commit needs it
+
+        url, file, replaces = messages.value_of(frame.body)
+        pinned = None if replaces is None else messages.pin_of(replaces)
+        await self._made(frame, uploads.upload(self._fetcher.stores, messages.url_of(url), file, pinned))
+
+    async def _copy(self, frame: Frame) -> None:
+        from wdsfs.remote import uploads  # here: only a commit needs it
+
+        url, pin, target = messages.value_of(frame.body)
+        source, place = messages.url_of(url), messages.url_of(target)
+        await self._made(frame, uploads.copy(self._fetcher.stores, source, messages.pin_of(pin), place))
+
+    async def _made(self, frame: Frame, work: Coroutine[Any, Any, Pin]) -> None:
+        """Answer with the pin of the object that the work makes."""
+        beating = asyncio.create_task(self._beat(frame))
+        try:
+            pin = await work
+        finally:
+            beating.cancel()
+        self.transport.write(messages.text(messages.RESULT, frame.number, pin))
+
+    async def _beat(self, frame: Frame) -> None:
+        """Say every now and then that it goes on, so that the client can stop it."""
+        while True:
+            self.transport.write(messages.text(messages.PROGRESS, frame.number, 0))
+            await asyncio.sleep(BEAT)
+
+    async def _tell(self, frame: Frame) -> None:
+        value, stores = messages.value_of(frame.body), self._fetcher.stores
+        result: Any
+        match frame.kind:
+            case messages.HEAD:
+                urls = [messages.url_of(url) for url in value]
+                found = await asyncio.gather(*map(stores.head, urls), return_exceptions=True)
+                result = [messages.outcome(one) for one in found]
+            case messages.LIST:
+                result = await stores.list(messages.url_of(value))
+            case messages.DESCRIBE:
+                result = await stores.describe(messages.url_of(value))
+            case messages.STATS:
+                result = self._fetcher.stats()
+            case _:
+                raise ValueError(f"there is no request {frame.kind}")
+        self.transport.write(messages.text(messages.RESULT, frame.number, result))
+
+
+def main(descriptor: int) -> None:
+    """Serve until no process is left that could ask. `descriptor` is the file with the configuration."""
+    configuration = start(descriptor)
+    if configuration is None:
+        return
+    # Here: everything else works, and is tested, without the libraries for stores and cache.
+    from wdsfs.remote.object_cache import ObjectCache
+    from wdsfs.remote.programs import StoresAndPrograms
+    from wdsfs.remote.settings import Settings
+    from wdsfs.remote.stores import Stores
+
+    counters = Counters()
+    cache = None
+    if configuration.cache is not None:
+        directory, limit = configuration.cache
+        cache = ObjectCache(Path(directory), limit)
+        if configuration.device is not None and limit is not None:  # a mount's, perhaps lower than the last one
+            threading.Thread(target=_trim, args=(cache, limit), daemon=True).start()
+
+    async def serve_stores() -> None:
+        settings = Settings([(prefix, options) for prefix, options in configuration.settings])
+        stores = StoresAndPrograms(Stores(settings, counters), cache)
+        await serve(configuration, stores, cache, counters, stores.end)
+
+    asyncio.run(serve_stores())
+
+
+def _trim(cache: ObjectCache, limit: int) -> None:
+    try:
+        cache.trim(limit)
+    except OSError as error:
+        log.warning("the cache of remote shards could not be trimmed: %s", error.strerror)
+
+
+def start(descriptor: int) -> Configuration | None:
+    """Become the fetcher of this configuration; None if there is one."""
+    if not hold(descriptor):
+        return None
+    configuration = configuration_in(descriptor)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends after its clients
+    _log_to(configuration.log)
+    return configuration
+
+
+async def serve(
+    configuration: Configuration,
+    stores: StoresLike,
+    cache: CacheLike | None,
+    counters: Counters | None = None,
+    end: Callable[[], object] = lambda: None,
+) -> None:
+    """Serve, and end the process when no other process is left that could ask; `end` is called before."""
+    replies = None if configuration.device is None else KernelReplies(configuration.device)
+    fetcher = Fetcher(stores, cache, Alarm(configuration.alarm), configuration.memory, replies, counters)
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(configuration.life, ended.set)
+    listener = socket.socket(fileno=configuration.listener)
+    await loop.create_unix_server(
+        lambda: ClientConnection(fetcher, configuration.user), sock=listener, backlog=WAITING
+    )
+    if replies is not None and configuration.has_predecessor:
+        replies.resend()  # those for the first fetcher wait in its connections
+    await ended.wait()
+    end()
+    logging.shutdown()
+    os._exit(0)  # nobody waits for what is under way
+
+
+def _log_to(path: str | None) -> None:
+    fd = 2 if path is None else os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    stream = os.fdopen(fd, "a", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    handler = logging.StreamHandler(stream)
+    plain, full = "wdsfs: %(word)s: %(message)s", "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
+    handler.addFilter(_named_level)
+    handler.setFormatter(TerminalFormatter(plain if path is None else full))
+    logging.getLogger().addHandler(handler)
+
+
+def _named_level(record: logging.LogRecord) -> bool:
+    """Give a record the word for its level, as the command writes it."""
+    record.word = record.levelname.lower()
+    return True

@@ -1,0 +1,167 @@
+"""Starts the fetcher of a process and its forked children, and its successors when it dies.
+
+What a fetcher needs is made once and inherited by all of them: a listening socket, so that requests wait while
+there is no fetcher; a pipe that ends with the last process that may have requests; and a file in memory with the
+configuration, which may hold secrets and so is in no argument. On that file a fetcher holds a lock as long as it
+lives: any process can see if there is one, and of two that are started at the same time one ends at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import struct
+import sys
+import threading
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+MEMORY = 256 << 20  # bytes, for what is in flight and what no cache keeps
+WAITING = 4096  # connections that may wait for a fetcher
+
+_START = "import sys; sys.path[:] = sys.argv[2:]; from wdsfs.remote.fetcher import main; main(int(sys.argv[1]))"
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_LOCK = struct.Struct("hhqqi4x")  # struct flock
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """The configuration of a fetcher; descriptors are inherited under these numbers."""
+
+    listener: int
+    life: int  # the end of a pipe: at its end nobody can have a request any more
+    alarm: int  # memory of an Alarm
+    user: int  # the only one who is served
+    memory: int  # bytes
+    settings: Any  # of the stores, as JSON
+    cache: tuple[str, int | None] | None  # directory and limit of the cache (bytes)
+    device: int | None = None  # /dev/fuse: requests of the kernel are answered there
+    log: str | None = None  # a file; else the standard error
+    has_predecessor: bool = False  # a fetcher was there before, which may have left requests without an answer
+
+
+def configuration_in(fd: int) -> Configuration:
+    """The configuration that a Launcher has written to this file.
+
+    Each fetcher, once it is the one, adds a line feed: JSON allows that, and the next one sees it.
+    """
+    text = os.pread(fd, os.fstat(fd).st_size, 0)
+    os.pwrite(fd, b"\n", len(text))
+    return replace(Configuration(**json.loads(text)), has_predecessor=text.endswith(b"\n"))
+
+
+def hold(fd: int) -> bool:
+    """Become the one fetcher of this configuration; False if there is one."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+    except OSError:
+        return False
+    return True
+
+
+def peer_user(connection: socket.socket) -> int:
+    """The user of the process at the other end of a Unix socket."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    user: int = _CREDENTIALS.unpack(found)[1]
+    return user
+
+
+class Launcher:
+    """Keeps one fetcher running for this process and those that it forks."""
+
+    def __init__(
+        self,
+        settings: Any,
+        cache: tuple[str, int | None] | None,
+        alarm: int,
+        memory: int = MEMORY,
+        device: int | None = None,
+        log: str | None = None,
+    ) -> None:
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind("")  # a name that the kernel chooses; who connects is checked
+        self._listener.listen(WAITING)
+        self._life, self._living = os.pipe()
+        self._file = os.memfd_create("wdsfs-fetcher")
+        listener = self._listener.fileno()
+        configuration = Configuration(
+            *(listener, self._life, alarm, os.geteuid(), memory, settings, cache, device, log)
+        )
+        os.pwrite(self._file, json.dumps(asdict(configuration)).encode(), 0)
+        self._inherited = [fd for fd in (listener, self._life, self._file, alarm, device) if fd is not None]
+        self._keeper = os.getpid()
+        self._started: dict[int, int] = {}  # a fetcher that this process has started: its number, by our own
+        self.kept = False  # the process that has made this looks after the fetcher all the time
+        self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._renew_lock)
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()  # the thread that has it may be in the parent
+
+    @property
+    def pid(self) -> int:
+        """The process number of the fetcher, 0 without one."""
+        found = fcntl.fcntl(self._file, fcntl.F_GETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+        kind, _, _, _, pid = _LOCK.unpack(found)
+        return 0 if kind == fcntl.F_UNLCK else pid
+
+    def connect(self) -> socket.socket:
+        """A connection to the fetcher that there is, or to the next one. Raises OSError."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(self._listener.getsockname())
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def ensure(self) -> bool:
+        """Start a fetcher unless there is one; True if one was started. Raises OSError.
+
+        A child leaves that to the process that has made this, as long as that is its parent and `kept`: it notices
+        at once when a fetcher dies.
+        """
+        with self._lock:
+            if self.kept and self._keeper == os.getppid():
+                return False
+            if self._is_starting() or self.pid:
+                return False
+            self._started[os.getpid()] = self._start()
+            return True
+
+    def _is_starting(self) -> bool:
+        """True if a fetcher that this process has started is alive, and perhaps has not got the lock yet."""
+        ours = self._started.get(os.getpid())
+        if ours is None:
+            return False
+        with contextlib.suppress(ChildProcessError):
+            if not os.waitpid(ours, os.WNOHANG)[0]:
+                return True
+        del self._started[os.getpid()]
+        return False
+
+    def _start(self) -> int:
+        # Its standard output is not ours: a program that reads ours to the end must not wait for the fetcher.
+        actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, 2, 1)]
+        actions += [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in self._inherited]  # which makes it inheritable
+        command = [sys.executable, "-P", "-c", _START, str(self._file), *sys.path]
+        # In a process group of its own, so that an interrupt from the keyboard does not end it before its clients.
+        return os.posix_spawn(sys.executable, command, os.environ, file_actions=actions, setpgroup=0)
+
+    def close(self) -> None:
+        """Let go of the fetcher; it ends when all processes have. Waits for one that this process has started.
+
+        Can be repeated.
+        """
+        if self._listener.fileno() < 0:
+            return
+        for fd in (self._life, self._living, self._file):
+            os.close(fd)
+        self._listener.close()
+        ours = self._started.pop(os.getpid(), None)
+        if ours is not None:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(ours, 0)

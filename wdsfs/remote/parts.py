@@ -1,0 +1,285 @@
+"""An object that is read: which of its bytes are here, and the requests that are on their way.
+
+When a request is made is for `demand.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from wdsfs.errors import NoRanges
+from wdsfs.remote.intervals import Intervals, Span
+from wdsfs.remote.passes import WINDOW_MAX, Passes
+from wdsfs.remote.pin import Pin
+from wdsfs.remote.urls import Url
+
+BLOCK = 4096  # bytes; the unit of the cache
+INLINE = 256 << 10  # bytes of a part that is written to the cache without a thread: that takes longer
+WRITE = 1 << 20  # bytes that are written to the cache at a time when an object comes as a whole
+
+Result = TypeVar("Result")
+Buffer = bytes | memoryview
+Piece = tuple[int, memoryview]  # where it begins (bytes), and its bytes
+Take = Callable[[int, Buffer], None]  # gets the pieces of a range in order: where each begins, and its bytes
+
+
+class CachedLike(Protocol):
+    """The part of `cached_object.CachedObject` that fetching uses."""
+
+    @property
+    def evicted(self) -> bool: ...
+
+    @property
+    def complete(self) -> bool: ...
+
+    def verify(self) -> int: ...
+
+    def close(self) -> None: ...
+
+    def read(self, size: int, offset: int) -> bytes | None: ...
+
+    def missing(self, begin: int, end: int) -> list[Span]: ...
+
+    def has_room(self, size: int) -> bool: ...
+
+    def put(self, offset: int, data: Buffer) -> bool: ...
+
+    def claim(self, begin: int, end: int) -> bool: ...
+
+    def release(self, begin: int, end: int) -> None: ...
+
+
+class Part:
+    """A range of an object that one request fetches. Its readers go on with what has come.
+
+    What has come is kept in `pieces`, for readers that wait, as long as the part has users or is under way.
+    """
+
+    def __init__(self, item: RemoteObject, begin: int, end: int, urgent: bool) -> None:
+        self.item, self.begin, self.end = item, begin, end
+        self.urgent = urgent  # a reader waits for it
+        self.users = 0  # readers that need it
+        self.dropped = False
+        self.task: asyncio.Task[None] | None = None
+        self.counted = 0  # bytes of the budget that it takes
+        self.pieces: list[Piece] = []
+        self.kept = True  # all that was stored is in the cache; True without any
+        self.done = False
+        self._error: Exception | None = None
+        self._here, self._stop = begin, end  # up to where its bytes have come, and will come
+        self._cached: CachedLike | None = None
+        self._storing: asyncio.Task[None] | None = None
+        self._stored = 0  # pieces that were given to the cache
+        self._rest = b""  # of them, the begin of a block
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+
+    @property
+    def size(self) -> int:
+        return self.end - self.begin
+
+    @property
+    def fetched(self) -> int:
+        """The bytes that have come."""
+        return sum(len(data) for _, data in self.pieces)
+
+    def expect(self, begin: int, stop: int) -> None:
+        """Called before these bytes are asked for; what else there is of the range is here."""
+        self._cached = self.item.cached
+        self._here, self._stop, self.kept = begin, stop, self._cached is not None
+
+    async def reached(self, end: int) -> None:
+        """Return when its bytes up to `end` are here. Raises what the request has raised."""
+        if not self._has(end):
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append((end, waiter))
+            await waiter
+        if self._error is not None and self._here < min(end, self._stop):
+            raise self._error
+
+    def _has(self, end: int) -> bool:
+        return self.done or min(end, self._stop) <= self._here
+
+    def take(self, begin: int, data: Buffer) -> None:
+        """Add the next bytes; see `Take`."""
+        self.pieces.append((begin, memoryview(data)))
+        self._here = begin + len(data)
+        if self.size <= INLINE:
+            self.kept = self.kept and self._keep(*self.pieces[-1])
+            return  # what has come as a whole is given to readers by `finish`
+        if self.kept and self._storing is None:
+            self._storing = self.item.start(self._store())
+        self._wake()
+
+    async def _store(self) -> None:
+        """Put what has come into the cache, in steps that grow while the disk is slower than the network."""
+        while self.kept and self._stored < len(self.pieces):
+            pieces = self.pieces[self._stored :]
+            self._stored += len(pieces)
+            self.kept = await in_thread(lambda pieces=pieces: all(self._keep(*piece) for piece in pieces))  # type: ignore[misc]
+        self._storing = None
+
+    async def stored(self) -> None:
+        """Return when the cache has been given all that has come."""
+        if self._storing is not None:
+            await asyncio.wait([self._storing])
+
+    def _keep(self, begin: int, data: memoryview) -> bool:
+        """Put the whole blocks that there are now into the cache; False if it does not take them."""
+        assert self._cached is not None
+        if self._rest:
+            more = BLOCK - len(self._rest)
+            block, begin, data = self._rest + bytes(data[:more]), begin - len(self._rest), data[more:]
+            if len(block) < BLOCK and begin + len(block) < self._stop:
+                self._rest = block
+                return True
+            if not self._cached.put(begin, block):
+                return False
+            begin += len(block)
+        whole = len(data) if begin + len(data) == self._stop else len(data) // BLOCK * BLOCK
+        self._rest = bytes(data[whole:])
+        return not whole or self._cached.put(begin, data[:whole])
+
+    def finish(self, error: Exception | None = None) -> None:
+        self.done, self._error = True, error
+        self._wake()
+
+    def _wake(self) -> None:
+        for end, waiter in self._waiters:
+            if self._has(end) and not waiter.done():
+                waiter.set_result(None)
+        self._waiters = [one for one in self._waiters if not one[1].done()]
+
+
+class RemoteObject:
+    """An object that is read: what is here of it, and what is in flight."""
+
+    def __init__(self, url: Url, pin: Pin, cached: CachedLike | None, window: int = WINDOW_MAX) -> None:
+        self.url, self.pin, self.cached = url, pin, cached
+        self.parts: Intervals[Part] = Intervals()  # queued or in flight
+        self.held: Intervals[memoryview] = Intervals()
+        self.passes = Passes(pin.size, window)
+        self.whole: Whole | None = None  # its server sends nothing but whole objects
+        self.tasks: set[asyncio.Task[None]] = set()  # that use the cache, also those that were cancelled
+        self.verified = False  # or will be soon
+
+    def rounded(self, begin: int, end: int) -> Span:
+        return begin // BLOCK * BLOCK, min(-(-end // BLOCK) * BLOCK, self.pin.size)
+
+    def lacking(self, spans: Iterable[Span]) -> list[Span]:
+        """The parts of these ranges that are neither here nor on their way."""
+        found = []
+        for begin, end in spans:
+            for start, stop in [(begin, end)] if self.cached is None else self.cached.missing(begin, end):
+                for left, right in self.held.gaps(start, stop):
+                    found += self.parts.gaps(left, right)
+        return found
+
+    def is_stored(self, begin: int, end: int) -> bool:
+        """True if a range that is here is in the cache, too."""
+        in_memory = self.held.overlapping(begin, end) or self.parts.overlapping(begin, end)
+        return self.cached is not None and not in_memory
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run something that uses the cache of this object."""
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """Close the cache of an object that nobody reads, once nothing writes to it any more."""
+        for task in self.tasks:
+            task.cancel()
+        if self.tasks:
+            await asyncio.wait(self.tasks)
+        if self.cached is not None:
+            self.cached.close()
+
+    def held_of(self, begin: int, end: int) -> list[Piece]:
+        """The pieces of a range that are held in memory."""
+        return [(start, data) for start, _, data in self.held.overlapping(begin, end)]
+
+    def assemble(self, begin: int, end: int, pieces: Sequence[Piece]) -> list[memoryview] | None:
+        """The bytes of a range, from these pieces and else from the cache; None when some are in neither."""
+        found, at = [], begin
+        while at < end:
+            data, stop = None, end
+            for start, piece in pieces:
+                if start <= at < start + len(piece):
+                    data = piece[at - start : end - start]
+                    break
+                if start > at:
+                    stop = min(stop, start)
+            if data is None:
+                data = self._from_cache(at, stop)
+            if data is None:
+                return None
+            found.append(data)
+            at += len(data)
+        return found
+
+    def _from_cache(self, begin: int, end: int) -> memoryview | None:
+        data = None if self.cached is None else self.cached.read(end - begin, begin)
+        return None if data is None else memoryview(data)
+
+
+async def in_thread(work: Callable[[], Result]) -> Result:
+    """What a thread returns that uses the cache; a task that is cancelled meanwhile goes on to the end of that."""
+    running = asyncio.ensure_future(asyncio.to_thread(work))
+    cancelled: asyncio.CancelledError | None = None
+    while not running.done():
+        try:
+            await asyncio.wait({running})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return running.result()
+
+
+class Whole:
+    """An object that is fetched from its first byte to its last, since its server does not send parts."""
+
+    def __init__(self, item: RemoteObject, cached: CachedLike, body: AsyncIterator[Buffer]) -> None:
+        self._cached, self._body = cached, body
+        self._at = 0  # bytes that are in the cache
+        self._error: Exception | None = None
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        item.start(self._run())
+
+    async def reached(self, end: int) -> None:
+        """Return when everything up to `end` is in the cache. Raises what fetching has raised."""
+        if self._at < end and self._error is None:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting.append((end, waiter))
+            await waiter
+        if self._at < end and self._error is not None:
+            raise self._error
+
+    async def _run(self) -> None:
+        rest = bytearray()
+        try:
+            async for data in self._body:
+                rest += data
+                if len(rest) >= WRITE:
+                    await self._put(rest, len(rest) // BLOCK * BLOCK)
+            await self._put(rest, len(rest))
+            self._error = NoRanges("the body of an object has ended too early")
+        except Exception as error:
+            self._error = error
+        self._wake()
+
+    async def _put(self, rest: bytearray, size: int) -> None:
+        data = bytes(rest[:size])
+        await in_thread(lambda: self._cached.put(self._at, data))
+        del rest[:size]
+        self._at += size
+        self._wake()
+
+    def _wake(self) -> None:
+        for end, waiter in self._waiting:
+            if (end <= self._at or self._error is not None) and not waiter.done():
+                waiter.set_result(None)
+        self._waiting = [one for one in self._waiting if not one[1].done()]

@@ -1,0 +1,113 @@
+"""Recognizes passes over an object, and says what to fetch ahead of them.
+
+The reads of all readers of an object come here. A read that begins shortly after the place where another one has
+ended continues it; several reads that do so are a pass. The processes of a data loader are some samples apart, and
+`ls` puts 10 before 2: so several passes are followed at a time, and one that is recognized takes in the reads of
+others inside its window. A reader that skips most of the bytes, or reads at random, gets nothing ahead.
+
+The window grows with the pass: FACTOR times what it has read, so that one which ends early has fetched little in
+vain. Pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+WINDOW_MIN, WINDOW_MAX, FACTOR = 1 << 20, 128 << 20, 8
+GAP = 64 << 10  # bytes that a read may leave out to continue a pass, or as many as it reads
+HEAD = 64 << 10  # a read that begins before it begins at the head of the object
+ADVANCES, ADVANCES_AT_HEAD = 3, 1  # reads that continue another one until it is a pass
+GAPS = 2  # how many bytes may go by for each that is read
+LEAST = 4096  # bytes that each read counts for at least: small members lie between large headers
+BACK = 16 << 20  # how far a read may lie before the front of a pass and belong to it
+FOLLOWED = 16  # places where reads have ended that are remembered
+
+
+@dataclass(slots=True)
+class _Pass:
+    """Reads that continue one another: from `start` up to `front` so far, `used` bytes of that."""
+
+    start: int
+    front: int
+    used: int
+    advances: int = 0
+    ahead: int = 0  # up to where it was said to fetch ahead
+    announced: bool = False  # a reader has said that it will read all
+
+    @property
+    def recognized(self) -> bool:
+        wanted = ADVANCES_AT_HEAD if self.start < HEAD else ADVANCES
+        return self.announced or self.advances >= wanted
+
+    def takes(self, begin: int, end: int) -> bool:
+        gap = max(GAP, end - begin)
+        if not self.recognized:
+            return self.start <= begin <= self.front + gap
+        return max(self.start, self.front - BACK) <= begin <= max(self.front, self.ahead) + gap
+
+
+class Passes:
+    """The passes over one object of `size` bytes; none fetches more than `window` bytes ahead."""
+
+    def __init__(self, size: int, window: int = WINDOW_MAX) -> None:
+        self._size, self._window = size, window
+        self._found: OrderedDict[int, _Pass] = OrderedDict()  # the one that was read from last at the end
+        self._made = 0
+
+    def seen(self, begin: int, end: int, used: int, is_miss: bool = True) -> tuple[int, int] | None:
+        """A read of this range, `used` bytes of it; returns the range that should be fetched ahead now, if any.
+
+        `is_miss` says that its bytes were not there.
+        """
+        number = self._taking(begin, end, is_miss)
+        used = max(used, LEAST)
+        if number is None:
+            self._follow(_Pass(begin, end, used))
+            return None
+        found = self._found[number]
+        found.used += used
+        if end > found.front:
+            found.front = end
+            found.advances += 1
+        if end >= self._size:  # a second pass over it is another one
+            del self._found[number]
+            return None
+        self._found.move_to_end(number)
+        return self._extend(found) if found.recognized else None
+
+    def announced(self, begin: int) -> tuple[int, int] | None:
+        """A reader says that it will read everything from here on; returns as `seen`."""
+        found = _Pass(begin, begin, 0, announced=True)
+        self._follow(found)
+        return self._extend(found)
+
+    def _taking(self, begin: int, end: int, is_miss: bool) -> int | None:
+        """The number of the pass that a read belongs to."""
+        for number, found in reversed(self._found.items()):
+            if found.takes(begin, end):
+                if is_miss and begin < HEAD and end < found.front and not found.announced:
+                    # What it has read there is gone: this is another pass, which starts over.
+                    del self._found[number]
+                    return None
+                return number
+        return None
+
+    def _follow(self, found: _Pass) -> None:
+        self._made += 1
+        self._found[self._made] = found
+        if len(self._found) > FOLLOWED:
+            self._found.popitem(last=False)
+
+    def _extend(self, found: _Pass) -> tuple[int, int] | None:
+        passed = found.front - found.start
+        if found.used * GAPS < passed:
+            return None
+        window = self._window if found.announced else min(max(FACTOR * passed, WINDOW_MIN), self._window)
+        begin = max(found.ahead, found.front)
+        end = min(found.front + window, self._size)
+        # In large steps, but for the last one.
+        if begin >= end or (end - begin < window // 2 and end < self._size):
+            return None
+        found.ahead = end
+        return begin, end

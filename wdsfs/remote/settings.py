@@ -1,0 +1,188 @@
+"""How to get at stores: a configuration file and `--store-option`, checked.
+
+::
+
+    # ~/.config/wdsfs/config.toml
+    [store."s3://"]                       # all of S3
+    endpoint = "https://minio.example"
+    [store."s3://bucket/private/"]        # the longest prefix wins, option by option
+    access_key_id = "..."
+    secret_access_key = "..."
+
+An argument wins over the file. What stores have by their own conventions (environment, credentials files,
+instance metadata) is not in here: `store_clients.py` looks there for what is missing. A secret is accepted from
+the file only, for every user of a machine can read the arguments of a process.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from wdsfs import trust
+from wdsfs.errors import UsageError
+from wdsfs.remote.urls import BUCKETS, SCHEMES, WEB, Url
+
+_S3 = frozenset({"s3", "ais"})
+
+
+class Option(NamedTuple):
+    """An option of the stores of these schemes."""
+
+    schemes: frozenset[str]
+    kind: str = "text"  # or "number", "switch", "secret"
+    variable: str = ""  # of the environment, which has a secret by convention
+
+
+OPTIONS = {
+    "endpoint": Option(BUCKETS | {"hf"}),
+    "region": Option(_S3),
+    "anonymous": Option(BUCKETS | {"hf"}, "switch"),
+    "access_key_id": Option(_S3),
+    "secret_access_key": Option(_S3, "secret", "AWS_SECRET_ACCESS_KEY"),
+    "session_token": Option(_S3, "secret", "AWS_SESSION_TOKEN"),
+    "profile": Option(_S3),
+    "virtual_hosted": Option(_S3, "switch"),
+    "requester_pays": Option(_S3, "switch"),
+    "account_name": Option(frozenset({"az"})),
+    "account_key": Option(frozenset({"az"}), "secret", "AZURE_STORAGE_ACCOUNT_KEY"),
+    "sas_token": Option(frozenset({"az"}), "secret", "AZURE_STORAGE_SAS_TOKEN"),
+    "service_account": Option(frozenset({"gs"})),  # a file
+    "token": Option(WEB | {"gs", "az", "hf"}, "secret", "HF_TOKEN (hf://)"),
+    "user": Option(WEB),
+    "password": Option(WEB, "secret"),
+    "certificates": Option(SCHEMES),  # a file of PEM, besides those that the system trusts
+    "requests": Option(SCHEMES, "number"),  # at once, at most
+    "timeout": Option(SCHEMES, "number"),  # seconds without a byte
+    "total_time": Option(SCHEMES, "number"),  # seconds, over all attempts
+}
+
+_PREFIX = re.compile(f"(?:{'|'.join(sorted(SCHEMES))})://[^?@]*")
+_ARGUMENT = re.compile(r"(?:(?P<prefix>[a-z0-9]+://.*?):)?(?P<name>[a-z_]+)=(?P<value>.*)", re.DOTALL)
+_SWITCH = {"true": "true", "yes": "true", "1": "true", "false": "false", "no": "false", "0": "false"}
+
+
+class Settings(NamedTuple):
+    """Options by prefix of URLs, weakest first. JSON keeps `sections`."""
+
+    sections: list[tuple[str, dict[str, str]]]
+
+    def options(self, url: Url) -> dict[str, str]:
+        """The options for a URL."""
+        found: dict[str, str] = {}
+        for prefix, options in self.sections:
+            if _covers(prefix, url.shown):
+                found.update({name: one for name, one in options.items() if url.scheme in OPTIONS[name].schemes})
+        return found
+
+    def __repr__(self) -> str:
+        return f"Settings({[prefix for prefix, _ in self.sections]})"
+
+
+def load(arguments: Iterable[str] = (), file: Path | None = None) -> Settings:
+    """The settings of a configuration file (default: the user's) and of `--store-option`. Raises UsageError."""
+    return Settings(_sorted(_from_file(file or default_file())) + parse_arguments(arguments))
+
+
+def parse_arguments(arguments: Iterable[str]) -> list[tuple[str, dict[str, str]]]:
+    """Return the sections that `--store-option` gives. Raises UsageError."""
+    return _sorted(map(_parse_argument, arguments))
+
+
+def default_file() -> Path:
+    """Where the configuration of this user lies, by the XDG specification."""
+    chosen = os.environ.get("XDG_CONFIG_HOME", "")
+    home = Path(chosen) if os.path.isabs(chosen) else Path(os.path.expanduser("~")) / ".config"
+    return home / "wdsfs" / "config.toml"
+
+
+def _sorted(sections: Iterable[tuple[str, dict[str, str]]]) -> list[tuple[str, dict[str, str]]]:
+    return sorted(sections, key=lambda section: len(section[0]))
+
+
+def _covers(prefix: str, shown: str) -> bool:
+    """True if a URL lies in the place that a prefix names: `s3://b` covers `s3://b/x`, but not `s3://bc/x`."""
+    return shown.startswith(prefix) and (
+        prefix.endswith("/") or not prefix or shown[len(prefix) : len(prefix) + 1] in ("", "/", "@")
+    )
+
+
+def _parse_argument(argument: str) -> tuple[str, dict[str, str]]:
+    found = _ARGUMENT.fullmatch(argument)
+    if not found:
+        # Not shown: what cannot be read may be a secret.
+        raise UsageError("--store-option: write [PREFIX:]NAME=VALUE, such as s3://bucket:region=eu-west-1")
+    prefix, name, value = found["prefix"] or "", found["name"], found["value"]
+    where = f"--store-option {name}"
+    section = prefix, _checked({name: value}, prefix, where)
+    if OPTIONS[name].kind == "secret":
+        variable = OPTIONS[name].variable
+        raise UsageError(
+            f"{where}: other users could see this secret in the list of processes: "
+            + (f"set {variable}, or " if variable else "")
+            + f'write it to {default_file()}, below [store."{prefix or "s3://bucket"}"]'
+        )
+    return section
+
+
+def _from_file(path: Path) -> list[tuple[str, dict[str, str]]]:
+    try:
+        text, mode = _read(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise UsageError(f"{path}: this configuration is not used: {error.strerror}") from None
+    try:
+        tables = tomllib.loads(text).get("store", {})
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path}: this is no TOML: {error}") from None
+    if not isinstance(tables, dict) or not all(isinstance(options, dict) for options in tables.values()):
+        raise UsageError(f'{path}: write a table for each place, such as [store."s3://bucket"]')
+    sections = [(prefix, _checked(options, prefix, f"{path}: {prefix}")) for prefix, options in tables.items()]
+    secrets = {name for _, options in sections for name in options if OPTIONS[name].kind == "secret"}
+    if secrets and mode & (stat.S_IRGRP | stat.S_IROTH):
+        raise UsageError(
+            f"{path}: others can read it, and it has secrets ({sorted(secrets)[0]}): chmod 600 {path}"
+        )
+    return sections
+
+
+def _read(path: Path) -> tuple[str, int]:
+    """The text and the mode of the file. Raises OSError, also where somebody else could have written it."""
+    place = os.path.realpath(path)  # people keep such files elsewhere and link to them
+    mode = os.stat(place).st_mode
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(0, f"others can write it: chmod go-w {path}")
+    trust.directory(os.path.dirname(place))
+    with open(trust.open_file(place, os.O_RDONLY), "rb") as file:
+        return file.read().decode("utf-8", "replace"), mode
+
+
+def _checked(options: Mapping[str, Any], prefix: str, where: str) -> dict[str, str]:
+    """Options as texts. Raises UsageError, with no value in it."""
+    if prefix and not _PREFIX.fullmatch(prefix):
+        raise UsageError(
+            f"{where}: a prefix is the start of a URL, such as s3:// or https://host/, without secrets"
+        )
+    scheme = prefix.partition("://")[0]
+    checked = {}
+    for name, value in options.items():
+        known = [one for one, option in OPTIONS.items() if not scheme or scheme in option.schemes]
+        if name not in known:
+            raise UsageError(f"{where}: there is no option {name}; there are {', '.join(known)}")
+        checked[name] = _text(OPTIONS[name].kind, value, f"{where}: {name}")
+    return checked
+
+
+def _text(kind: str, value: object, where: str) -> str:
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    if kind == "switch" and text not in _SWITCH:
+        raise UsageError(f"{where}: write true or false")
+    if kind == "number" and not (re.fullmatch(r"\d+(\.\d+)?", text) and float(text) > 0):
+        raise UsageError(f"{where}: write a number greater than 0")
+    return _SWITCH[text] if kind == "switch" else text

@@ -1,0 +1,360 @@
+"""Remote shards by their paths, which are URLs as they are shown: what they are now, and opening them.
+
+The one place of a process tree that holds the connection to the fetcher, and the secrets of the URLs that were
+typed: everything above passes paths. Options are in the environment, because all processes of a mount or a command
+have to agree: `WDSFS_STORE_OPTIONS` (separated by spaces), `WDSFS_FETCH_MEMORY`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from wdsfs.errors import (
+    DeniedObject,
+    MissingObject,
+    NoRanges,
+    ObjectChanged,
+    ObjectExists,
+    ShardError,
+    Unreachable,
+    UnreadableShard,
+)
+from wdsfs.remote import object_cache, settings, spool
+from wdsfs.remote.client import Remote, RemoteTar
+from wdsfs.remote.launch import MEMORY
+from wdsfs.remote.object_cache import ObjectCache
+from wdsfs.remote.pin import Pin
+from wdsfs.remote.urls import BUCKETS, PIPE, Url, parse
+from wdsfs.storage.cache_place import parse_size
+from wdsfs.storage.identity import Fingerprint
+
+log = logging.getLogger(__name__)
+
+REPLACED_MAX = 3  # times that a shard is replaced while it is fetched
+MISSING_SECONDS = 5.0  # how long a store is believed that it does not have an object
+
+_urls: dict[bytes, Url] = {}  # by path: those whose URL has more than the path shows
+_pins: dict[bytes, Pin] = {}  # by path: what this process knows where the cache cannot keep it
+_missing: dict[bytes, tuple[float, str]] = {}  # by path: until when (monotonic seconds) this error is its answer
+_remote: Remote | None = None
+_said: set[str] = set()  # warnings that were given already
+
+
+@lru_cache(maxsize=1)
+def _cache() -> ObjectCache:
+    return object_cache.cache()
+
+
+def remote() -> Remote:
+    """Return the connection to the fetcher. Raises UsageError for settings that cannot be used."""
+    global _remote
+    if _remote is None:
+        _remote = _connect(None, None)
+    return _remote
+
+
+def attach(device: int, log_file: Path | None) -> Remote:
+    """Have a fetcher answer requests of the kernel, too: those at the descriptor `device`.
+
+    To be called before the processes of a mount are forked, when no shard is open. Raises UsageError.
+    """
+    global _remote
+    if _remote is not None:
+        _remote.close()
+    _remote = _connect(device, log_file)
+    return _remote
+
+
+def _connect(device: int | None, log_file: Path | None) -> Remote:
+    cache, sections = _cache(), settings.load(os.environ.get("WDSFS_STORE_OPTIONS", "").split()).sections
+    memory = parse_size(os.environ.get("WDSFS_FETCH_MEMORY", str(MEMORY)))
+    place = cache.directory, cache.limit
+    return Remote(sections, place, cache, memory=memory, device=device, log=log_file)
+
+
+def state() -> dict[str, Any]:
+    """Return what the fetcher has done and does (`Fetcher.stats`), its process number and how full the cache is.
+
+    Without what cannot be had at the moment.
+    """
+    cache, connection = _cache(), remote()
+    found: dict[str, Any] = {"stores": {}, "fetcher": connection.fetcher, "cache": str(cache.directory)}
+    with contextlib.suppress(OSError):
+        found["cache_bytes"], found["cache_limit"] = cache.state()
+    with contextlib.suppress(Unreachable):
+        found |= connection.stats()
+    return found
+
+
+def close() -> None:
+    """End the connection to the fetcher, and forget what was learned; the next use begins anew."""
+    global _remote
+    if _remote is not None:
+        _remote.close()
+        _remote = None
+    for known in (_cache, standard_input):
+        known.cache_clear()
+    for kept in (_urls, _pins, _missing, _said):
+        kept.clear()
+
+
+def path_of(url: Url) -> bytes:
+    """Return the path of the shard at a URL. What the path does not show of it is kept for this process."""
+    path = os.fsencode(url.shown)
+    if url.query or url.user or url.is_program:
+        _urls[path] = url
+    return path
+
+
+def url_of(path: bytes) -> Url:
+    """Return the URL of a remote shard, with the secrets that this process knows.
+
+    Raises SpecError; UnreadableShard for a command that only another process knows.
+    """
+    found = _urls.get(path)
+    if found is None and _is_output(path):
+        raise _unknown(path)
+    return found or parse(os.fsdecode(path))
+
+
+@lru_cache(maxsize=1)
+def standard_input() -> bytes:
+    """Read the standard input into the cache once, and return its path as a shard. Raises ShardError.
+
+    Its path holds the hash of what has come, so that no other process has another shard of this path.
+    """
+    shown = "the standard input"
+    with open(0, "rb", closefd=False) as file:
+        spooled = spool.spool(_cache(), shown, file)
+    with spooled.file:
+        if not spooled.size:
+            raise UnreadableShard(f"{shown}: no shard has come, it is empty")
+        pin = spooled.pin()
+        url = Url(f"{PIPE}stdin-{spooled.digest}", "stdin")
+        spool.keep(_cache(), url.shown, pin, spooled)
+    path = path_of(url)
+    _keep(path, pin)
+    return path
+
+
+def _is_output(path: bytes) -> bool:
+    return path.startswith(PIPE.encode())
+
+
+def _made(path: bytes) -> Pin | ShardError:
+    """The output of a command that has been run, or is not known: it is not run to see if it has changed."""
+    if path in _pins:
+        return _known(path) or _pins[path]
+    return _unknown(path)
+
+
+def _unknown(path: bytes) -> UnreadableShard:
+    return UnreadableShard(f"{os.fsdecode(path)}: its command is known only where it was given")
+
+
+def stat(paths: Sequence[bytes]) -> list[Pin | ShardError]:
+    """Ask the stores what these shards are now: the pin of each, or the error.
+
+    Of a store that cannot be reached, what was known last counts: what the cache has is served offline, too.
+    """
+    asked = [path for path in paths if not _is_output(path) or (path in _urls and path not in _pins)]
+    answers = dict(zip(asked, _stat(asked), strict=True)) if asked else {}
+    return [answers[path] if path in answers else _made(path) for path in paths]
+
+
+def _stat(paths: Sequence[bytes]) -> list[Pin | ShardError]:
+    found: list[Pin | ShardError] = []
+    for path, answer in zip(paths, remote().stat([url_of(path) for path in paths]), strict=True):
+        if isinstance(answer, Unreachable) and (known := _known(path)) is not None:
+            store, reason = url_of(path).store, str(answer).removeprefix(f"{os.fsdecode(path)}: ")
+            _say(f"{store}: {reason}; what the cache has of its shards is used")
+            answer = known
+        elif isinstance(answer, Pin):
+            _keep(path, answer)
+        elif isinstance(answer, MissingObject):
+            _forget(path, answer)
+        elif not isinstance(answer, ShardError):
+            raise answer
+        found.append(answer)
+    return found
+
+
+def listed(prefix: Url) -> list[bytes]:
+    """Return the paths of all objects whose key starts with that of `prefix`, by key. Raises ShardError."""
+    found = []
+    for url, pin in remote().list(prefix):
+        path = path_of(url)
+        _keep(path, pin)
+        found.append(path)
+    return found
+
+
+def presume(path: bytes, pin: Pin) -> None:
+    """Take a remote shard for this object as long as nothing else is known of it; its store is not asked."""
+    _pins.setdefault(path, pin)
+
+
+def known() -> list[bytes]:
+    """Return the paths of the objects that this process has heard of, in listings too."""
+    return list(_pins)
+
+
+def look(path: bytes) -> Fingerprint:
+    """Return the fingerprint of a remote shard as it was when its store was asked last. Raises ShardError."""
+    return pin_of(path).fingerprint(os.fsdecode(path))
+
+
+def pin_of(path: bytes) -> Pin:
+    """Return the pin of a remote shard as it was when its store was asked last. Raises ShardError."""
+    known = _known(path)
+    if known is not None:
+        return known
+    until, text = _missing.get(path, (0.0, ""))
+    if time.monotonic() < until:
+        raise MissingObject(text)
+    return _asked(path)
+
+
+def look_again(path: bytes) -> Fingerprint:
+    """As `look`, but the store is asked now. Raises ShardError."""
+    return _asked(path).fingerprint(os.fsdecode(path))
+
+
+def open_shard(path: bytes) -> RemoteTar:
+    """Open a remote shard. Raises ShardError."""
+    return remote().open(url_of(path), pin_of(path))
+
+
+def fetch(path: bytes, progress: Callable[[int, int], None] = lambda here, size: None) -> Pin:
+    """Bring a remote shard into the cache as a whole; return its pin.
+
+    `progress` gets how many bytes are there, and of how many. Of a shard that is replaced meanwhile the new object
+    is fetched. Raises ShardError.
+    """
+    for _ in range(REPLACED_MAX):
+        with contextlib.suppress(ObjectChanged):
+            return _fetched(path, progress)
+    return _fetched(path, progress)
+
+
+def fetch_counted(path: bytes) -> tuple[int, int]:
+    """As `fetch`; returns the size of the shard and how many bytes of it were in the cache before."""
+    there: list[int] = []
+    pin = fetch(path, lambda here, _: there.append(here) if not there else None)
+    return pin.size, there[0] if there else pin.size
+
+
+def _fetched(path: bytes, progress: Callable[[int, int], None]) -> Pin:
+    url, pin = url_of(path), pin_of(path)
+    try:
+        remote().fetch(url, pin, lambda here: progress(here, pin.size))
+    except ObjectChanged:
+        _asked(path)
+        raise
+    finally:
+        remote().closed(url, pin)
+    return pin
+
+
+def found(paths: Sequence[bytes]) -> dict[bytes, Pin]:
+    """Ask the stores which of these objects are there. Raises ShardError, also if a store cannot be reached."""
+    pins = {}
+    for path, answer in zip(paths, remote().stat([url_of(path) for path in paths]), strict=True):
+        if isinstance(answer, Pin):
+            pins[path] = answer
+            _keep(path, answer)
+        elif not isinstance(answer, MissingObject):
+            raise answer
+    return pins
+
+
+def upload(path: bytes, fd: int, replaces: Pin | None, goes_on: Callable[[], None]) -> Pin:
+    """Put an open file of this process into a store; see `client.Remote.upload`.
+
+    What replaces an object is in the cache then, if that has room: mounts of the old one will read it.
+    """
+    pin = remote().upload(url_of(path), f"/proc/{os.getpid()}/fd/{fd}", replaces, goes_on)
+    _keep(path, pin)
+    if replaces is not None:
+        with contextlib.suppress(OSError), contextlib.closing(_cache().open(os.fsdecode(path), pin)) as cached:
+            at = 0
+            while (piece := os.pread(fd, spool.PIECE, at)) and cached.put(at, piece):
+                at += len(piece)
+    return pin
+
+
+def copy(source: bytes, target: bytes, goes_on: Callable[[], None]) -> bool:
+    """Have a store copy a shard to a place in the same bucket where there is none; see `client.Remote.copy`.
+
+    False if it cannot, or may not: then the shard has to be sent. So has one that is there already: it may be the
+    same, if an answer was lost. Raises ShardError, of which ObjectChanged says that there is another source.
+    """
+    url, place = url_of(source), url_of(target)
+    if url.store != place.store or url.scheme not in BUCKETS:
+        return False
+    try:
+        _keep(target, remote().copy(url, pin_of(source), place, goes_on))
+    except (NoRanges, MissingObject, DeniedObject, ObjectExists, Unreachable):
+        return False
+    return True
+
+
+def staging() -> Path:
+    """Return the directory for what goes to a store, which is that of the cache; it is made. Raises OSError."""
+    directory = _cache().directory
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return directory
+
+
+def _asked(path: bytes) -> Pin:
+    answer = stat([path])[0]
+    if isinstance(answer, Pin):
+        return answer
+    raise answer
+
+
+def _known(path: bytes) -> Pin | None:
+    shown = os.fsdecode(path)
+    found = _cache().pin_of(shown)
+    if found is not None:
+        return found[0]
+    return None if _cache().is_gone(shown) else _pins.get(path)
+
+
+def _keep(path: bytes, pin: Pin) -> None:
+    if pin.is_weak or pin.is_spooled:
+        _say(f"{url_of(path).store}: {_weakness(pin)}")
+    _pins[path] = pin
+    with contextlib.suppress(OSError):  # a full disk: what this process knows is enough for it
+        _cache().keep_pin(os.fsdecode(path), pin)
+
+
+def _forget(path: bytes, error: MissingObject) -> None:
+    """Note that a store does not have an object any more: what the cache has of it is not served."""
+    _missing[path] = time.monotonic() + MISSING_SECONDS, str(error)
+    _pins.pop(path, None)
+    with contextlib.suppress(OSError):
+        _cache().drop_pin(os.fsdecode(path))
+
+
+def _weakness(pin: Pin) -> str:
+    """Return what cannot be noticed of an object without a strong ETag, and what is done about it."""
+    if not pin.is_spooled:
+        return "gives no ETag: a change of a shard is seen only by its size or its time (seconds)"
+    return (
+        "gives neither ETag nor Last-Modified: each shard is fetched as a whole, and one that is replaced by "
+        "another of the same size is read as it was, until `wdsfs cache --clear`"
+    )
+
+
+def _say(text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        log.warning("%s", text)

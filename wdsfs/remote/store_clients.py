@@ -1,0 +1,305 @@
+"""Clients of stores, by obstore: which credentials each gets, from our options or by the store's own conventions.
+
+Only the fetcher may import this: a child of a process that has used obstore hangs at its first call.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import os
+import re
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from obstore.store import AzureStore, GCSStore, HTTPStore, ObjectStore, S3Store
+
+from wdsfs import __version__
+from wdsfs.errors import Unreachable
+from wdsfs.remote import aws_profiles
+from wdsfs.remote.answers import THROTTLING, seconds_of
+from wdsfs.remote.urls import BUCKETS, Url, is_signed
+
+Options = dict[str, str]
+
+SILENCE = 20.0  # seconds without a byte, until a request counts as not answered
+_CONNECT = "5s"
+_WHOLE = "7days"  # a request may take as long as bytes keep coming
+# What HTTPStore puts into a URL as it is; of a path with other characters the store is made for that one URL.
+_PLAIN_PATH = re.compile(r"[\w/.~ +-]*", re.ASCII)
+USER_AGENT = f"wdsfs/{__version__}"
+
+
+class StoreAccess(NamedTuple):
+    """The credentials for a store: as a configuration of obstore, and in words, without a secret."""
+
+    config: dict[str, Any]
+    kind: str
+    headers: dict[str, str] = {}  # noqa: RUF012 (never changed)
+    provider: Any = None  # of credentials that expire
+
+
+def access(url: Url, options: Options) -> StoreAccess:
+    """The credentials for the store of a URL. Raises Unreachable when something for that is missing."""
+    return _ACCESS.get(url.scheme, _web)(url, options)
+
+
+def place(url: Url) -> tuple[str, str]:
+    """The place that needs a client of its own, and the path of the object in it.
+
+    In the web a query belongs to the place: HTTPStore would take its "?" for a letter.
+    """
+    if url.scheme in BUCKETS:
+        return url.store, url.key
+    if not url.query and _PLAIN_PATH.fullmatch(url.key):
+        return url.store + "/", url.key
+    return f"{url.store}/{url.path}" + (f"?{url.query}" if url.query else ""), ""
+
+
+def make(url: Url, options: Options) -> ObjectStore:
+    """A client for the place of a URL."""
+    entered = access(url, options)
+    if url.scheme not in BUCKETS:
+        return web_store(place(url)[0], options, entered.headers)
+    kinds: dict[str, Any] = {"az": AzureStore, "gs": GCSStore}
+    bucket = url.store.partition("://")[2]
+    store: ObjectStore = kinds.get(url.scheme, S3Store)(
+        bucket,
+        config={name: value for name, value in {**entered.config, **_conditional_copy(url)}.items() if value},
+        client_options={**_client_options(options, entered.headers), "allow_http": True},
+        retry_config={"max_retries": 0},
+        **({"credential_provider": entered.provider} if entered.provider else {}),
+    )
+    return store
+
+
+def _conditional_copy(url: Url) -> dict[str, str]:
+    """How S3 copies only to where nothing is: by a multipart upload, whose end can be conditional."""
+    return {"copy_if_not_exists": "multipart"} if url.scheme in ("s3", "ais") else {}
+
+
+def web_store(location: str, options: Options, headers: dict[str, str]) -> HTTPStore:
+    """A client for a place in the web. Redirects from https to http are not followed."""
+    client_options = _client_options(options, headers)
+    if location.startswith("http:"):
+        client_options["allow_http"] = True
+    return HTTPStore(location, client_options=client_options, retry_config={"max_retries": 0})  # type: ignore[arg-type]
+
+
+def _client_options(options: Options, headers: dict[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "connect_timeout": _CONNECT,
+        "read_timeout": f"{int(_silence(options) * 1000)}ms",
+        "timeout": _WHOLE,
+        "user_agent": USER_AGENT,
+    }
+    if headers:
+        found["default_headers"] = headers
+    if "certificates" in options:
+        found["root_certificate"] = Path(options["certificates"]).read_bytes()
+    return found
+
+
+def _silence(options: Options) -> float:
+    """The seconds without a byte until a request counts as not answered: no more than all attempts may take."""
+    silence = float(options.get("timeout", SILENCE))
+    return min(silence, float(options.get("total_time", silence)))
+
+
+# --- how each kind of store is entered -----------------------------------------------------------------------
+
+
+def _s3(url: Url, options: Options) -> StoreAccess:
+    config = {
+        "endpoint": options.get("endpoint"),
+        "region": options.get("region"),
+        "virtual_hosted_style_request": options.get("virtual_hosted"),
+        "request_payer": options.get("requester_pays"),
+    }
+    if _yes(options, "anonymous"):
+        return StoreAccess({**config, "skip_signature": "true"}, "none (anonymous)")
+    if "secret_access_key" in options:
+        return StoreAccess({**config, **_keys(options)}, "access key of the configuration file")
+    chosen = options.get("profile")
+    if os.environ.get("AWS_ACCESS_KEY_ID") and not chosen:
+        return StoreAccess(config, "access key of the environment")
+    profile = chosen or os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
+    found = aws_profiles.read(profile or "default")
+    config["region"] = config["region"] or (None if os.environ.get("AWS_REGION") else found.get("region"))
+    config["endpoint"] = config["endpoint"] or (
+        None if os.environ.get("AWS_ENDPOINT_URL") else found.get("endpoint")
+    )
+    if "secret_access_key" in found:
+        return StoreAccess({**config, **_keys(found)}, f"access key of the profile {profile or 'default'}")
+    if profile:
+        return StoreAccess(config, f"profile {profile}, by boto3", provider=_boto3(url, profile))
+    for variable, kind in (
+        ("AWS_WEB_IDENTITY_TOKEN_FILE", "web identity"),
+        ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "role of the container"),
+        ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "role of the container"),
+    ):
+        if os.environ.get(variable):
+            return StoreAccess(config, kind)
+    return StoreAccess(config, "role of the instance")
+
+
+def _keys(found: Options) -> Options:
+    return {name: found[name] for name in ("access_key_id", "secret_access_key", "session_token") if name in found}
+
+
+def _boto3(url: Url, profile: str) -> Any:
+    try:
+        provider = importlib.import_module("obstore.auth.boto3").Boto3CredentialProvider
+        session = importlib.import_module("boto3.session")
+        errors = importlib.import_module("botocore.exceptions")
+    except ImportError:
+        raise Unreachable(
+            f"{url}: there is no access key of the profile {profile} in ~/.aws: for SSO and roles, "
+            "pip install 'wdsfs[aws]'"
+        ) from None
+    try:
+        return provider(session=session.Session(profile_name=profile))
+    except errors.BotoCoreError as error:
+        raise Unreachable(f"{url}: boto3 cannot use the profile {profile}: {type(error).__name__}") from None
+
+
+def _ais(url: Url, options: Options) -> StoreAccess:
+    endpoint = options.get("endpoint") or os.environ.get("AIS_ENDPOINT")
+    if not endpoint:
+        raise Unreachable(f"{url}: set AIS_ENDPOINT, or --store-option ais://:endpoint=http://HOST:PORT")
+    config = {"endpoint": endpoint.rstrip("/") + "/s3", "region": options.get("region") or "us-east-1"}
+    if "secret_access_key" in options:
+        return StoreAccess({**config, **_keys(options)}, "access key of the configuration file")
+    token = os.environ.get("AIS_AUTHN_TOKEN")
+    headers = {"Authorization": f"Bearer {token}"} if token and not _yes(options, "anonymous") else {}
+    return StoreAccess(
+        {**config, "skip_signature": "true"}, "token of the environment" if headers else "none", headers
+    )
+
+
+def _gs(url: Url, options: Options) -> StoreAccess:
+    config = {"base_url": options.get("endpoint") or os.environ.get("STORAGE_EMULATOR_HOST")}
+    if _yes(options, "anonymous"):
+        return StoreAccess({**config, "skip_signature": "true"}, "none (anonymous)")
+    if "token" in options:
+        return StoreAccess({**config, "bearer_token": options["token"]}, "token of the configuration file")
+    if "service_account" in options:
+        return StoreAccess({**config, "service_account": options["service_account"]}, "service account (a file)")
+    names = ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "GOOGLE_SERVICE_ACCOUNT_KEY")
+    if any(os.environ.get(name) for name in names):
+        return StoreAccess(config, "service account of the environment")
+    default = os.path.expanduser("~/.config/gcloud/application_default_credentials.json")
+    if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS") or os.path.exists(default):
+        return StoreAccess(config, "application default credentials")
+    return StoreAccess(config, "role of the instance")
+
+
+def _az(url: Url, options: Options) -> StoreAccess:
+    said = _connection_string()
+    account = (
+        options.get("account_name") or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME") or said.get("AccountName")
+    )
+    account = account or os.environ.get("AZURE_STORAGE_ACCOUNT")
+    if not account:
+        raise Unreachable(f"{url}: set AZURE_STORAGE_ACCOUNT_NAME, or --store-option {url.store}:account_name=...")
+    config = {"account_name": account, "endpoint": options.get("endpoint") or said.get("BlobEndpoint")}
+    if _yes(options, "anonymous"):
+        return StoreAccess({**config, "skip_signature": "true"}, "none (anonymous)")
+    for name, key in (("account_key", "account_key"), ("sas_token", "sas_key"), ("token", "token")):
+        if name in options:
+            kind = f"{name.replace('_', ' ')} of the configuration file"
+            return StoreAccess({**config, key: options[name].removeprefix("?")}, kind)
+    for key, value, kind in (
+        ("account_key", said.get("AccountKey"), "account key of the connection string"),
+        ("sas_key", said.get("SharedAccessSignature"), "signature of the connection string"),
+        ("account_key", os.environ.get("AZURE_STORAGE_KEY"), "account key of the environment"),
+    ):
+        if value:
+            return StoreAccess({**config, key: value.removeprefix("?")}, kind)
+    if any(name.startswith(("AZURE_STORAGE_", "AZURE_CLIENT_", "AZURE_FEDERATED_")) for name in _given("AZURE_")):
+        return StoreAccess(config, "of the environment")
+    return StoreAccess(config, "role of the instance")
+
+
+def _given(start: str) -> list[str]:
+    """Variables of the environment that say more than which account it is."""
+    return [name for name in os.environ if name.startswith(start) and "ACCOUNT_NAME" not in name]
+
+
+def _connection_string() -> dict[str, str]:
+    """The fields of AZURE_STORAGE_CONNECTION_STRING."""
+    parts = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "").split(";")
+    return {name: value for name, found, value in (part.partition("=") for part in parts) if found}
+
+
+def _web(url: Url, options: Options) -> StoreAccess:
+    user, kind = unquote(url.user), "user and password of the URL"
+    if not user and "password" in options:
+        user = f"{options.get('user', '')}:{options['password']}"
+        kind = "user and password of the configuration file"
+    if user:
+        return StoreAccess({}, kind, {"Authorization": f"Basic {base64.b64encode(user.encode()).decode()}"})
+    if "token" in options:
+        return StoreAccess({}, "token of the configuration file", {"Authorization": f"Bearer {options['token']}"})
+    return StoreAccess({}, "signed URL" if is_signed(url) else "none")
+
+
+def _hf(url: Url, options: Options) -> StoreAccess:
+    """Its headers are made by `hub.py`, which knows where huggingface_hub keeps a token."""
+    if _yes(options, "anonymous"):
+        return StoreAccess({}, "none (anonymous)")
+    if "token" in options:
+        return StoreAccess({}, "token of the configuration file")
+    if os.environ.get("HF_TOKEN"):
+        return StoreAccess({}, "token of the environment")
+    home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
+    found = os.path.exists(os.environ.get("HF_TOKEN_PATH") or os.path.join(home, "token"))
+    return StoreAccess({}, "token of `hf auth login`" if found else "none")
+
+
+def _yes(options: Options, name: str) -> bool:
+    return options.get(name) == "true"
+
+
+_ACCESS: dict[str, Callable[[Url, Options], StoreAccess]] = {
+    "s3": _s3,
+    "ais": _ais,
+    "gs": _gs,
+    "az": _az,
+    "hf": _hf,
+}
+
+
+# --- what obstore does not say --------------------------------------------------------------------------------
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: object) -> None:
+        """Not followed: the headers of the first place are no business of another."""
+
+
+def ask_how_long(url: Url, options: Options, now: Callable[[], float]) -> float | None:
+    """Seconds that a web server asks to be left alone for (Retry-After), by asking for one byte.
+
+    obstore gives no headers of an answer that is an error. Blocks; None when it does not ask for that (any more).
+    """
+    headers = {**access(url, options).headers, "Range": "bytes=0-0", "User-Agent": USER_AGENT}
+    target = f"{url.store}/{url.path}" + (f"?{url.query}" if url.query else "")
+    context = ssl.create_default_context()
+    if "certificates" in options:
+        context.load_verify_locations(options["certificates"])
+    opener = urllib.request.build_opener(_Stay, urllib.request.HTTPSHandler(context=context))
+    try:
+        with opener.open(urllib.request.Request(target, headers=headers), timeout=10):
+            return None
+    except urllib.error.HTTPError as error:
+        with error:
+            said = error.headers.get("Retry-After", "") if error.code in THROTTLING else ""
+    except (OSError, ValueError):
+        return None
+    return seconds_of(said, now())

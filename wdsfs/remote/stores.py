@@ -1,0 +1,494 @@
+"""Objects in stores: what they are and what is in them, each answer checked against the pin. asyncio.
+
+Only the fetcher may import this. A child of a process that has used obstore hangs at its first call, and one
+process in ten that has used its asyncio aborts when the interpreter ends (0.12.1), so it ends by `os._exit`.
+
+What a store does, and what the caller of `get` gets:
+
+=====================================  =======================================================================
+the object was replaced                ObjectChanged (ESTALE): by If-Match (412), else by the answer's ETag
+the object is gone (404, 410)          `head`: MissingObject; `get`: ObjectChanged
+it has become shorter (416)            ObjectChanged
+it has no ETag, or a weak one          pinned by size and Last-Modified (`Pin.is_weak`: callers warn)
+it has neither ETag nor Last-Modified  `Pin.is_blind`: one whole answer is kept (`spooled_objects.py`)
+If-Match is ignored                    nothing else: every answer is compared with the pin before its body is read
+an answer has nothing to compare       ObjectChanged
+Range is ignored (200 for 206)         NoRanges: `get_all` reads such an object, from its first byte
+Content-Range is another, or nonsense  asked again, in all 3 times; then Unreachable (EIO)
+Content-Range has another size         ObjectChanged
+the body is cut, or too short          asked again, for the rest of a long range
+redirects                              followed, Authorization only to the same host, never from https to http
+redirects without a place (S3)         Unreachable: the region is wrong
+a signed URL has expired               DeniedObject (EACCES), with the time at which it has
+401, 403                               DeniedObject, after another look for credentials, at most once a minute
+429, 503                               asked again after Retry-After or a while; half as many requests at once
+408, 425, 500, 502, 504, broken,       asked again after a while (full jitter)
+no connection, no answer (`timeout`)
+... for longer than `total_time`       Unreachable
+other answers                          Unreachable at once
+=====================================  =======================================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import mmap
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import obstore
+from obstore import exceptions
+from obstore.store import ObjectStore
+
+from wdsfs.errors import DeniedObject, MissingObject, NoRanges, ObjectChanged, ShardError, Unreachable
+from wdsfs.remote import answers, store_clients, urls
+from wdsfs.remote.counters import Counters, Traffic
+from wdsfs.remote.hub import Hub
+from wdsfs.remote.parts import Buffer, Take
+from wdsfs.remote.pin import Pin
+from wdsfs.remote.retries import Clock, Limit, Patience, Transient, again
+from wdsfs.remote.settings import Settings
+from wdsfs.remote.urls import WEB, Url
+
+if TYPE_CHECKING:  # obstore has these for checkers only
+    from obstore import GetOptions, GetResult, PutMode
+
+Result = TypeVar("Result")
+
+# That are kept. Each takes 5 ms to make, and 0.1 MB. Signed URLs need one each, with connections of its own.
+CLIENTS = 256
+ROUTES = 4096  # that are remembered, one for each object
+REQUESTS = 128  # at once to a store, at most
+STREAMED = 256 << 10  # bytes of a range from which on it is taken as it comes
+PIECE = 256 << 10  # that is taken at a time, at least (bytes)
+_PROGRESS = 16 << 20  # bytes that a whole body that is asked for again has to go further
+REFUSED = 2  # attempts to learn what is there, if connections are refused
+DOWN_SECONDS = 5.0  # how long a store is believed to be down
+_RENEW = 60.0  # seconds until a client that is refused is made anew
+_FRUITLESS = 3  # times in a row that it may not
+_SLOWEST = 1 << 20  # bytes a second of a connection; an upload that is slower is broken off
+_OBSTORE_ERRORS = (exceptions.BaseError, OSError, ValueError)
+
+
+class _Route(NamedTuple):
+    """How requests for a URL go, made once: it takes as long as the request itself."""
+
+    options: dict[str, str]
+    place: tuple[object, ...]  # that has a client of its own
+    path: str  # in that place
+    patience: Patience
+    limit: Limit
+    traffic: Traffic
+
+
+class Stores:
+    """All stores, as one process talks to them."""
+
+    def __init__(self, settings: Settings, counters: Counters, clock: Clock | None = None) -> None:
+        self._settings = settings
+        self._counters = counters
+        self._clock = clock or Clock()
+        self._clients: OrderedDict[tuple[object, ...], tuple[ObjectStore, float]] = OrderedDict()
+        self._making = asyncio.Lock()
+        self._limits: dict[str, Limit] = {}
+        self._down: dict[
+            str, tuple[float, str]
+        ] = {}  # by store: until when it is not asked what is there, and why
+        self._route = lru_cache(ROUTES)(self._new_route)
+        self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._hub = Hub(self._clock, time.time)
+
+    # --- what is there
+
+    async def head(self, url: Url) -> Pin:
+        """The pin of the object that is at a URL now. Raises ShardError."""
+        if url.scheme == "hf":
+            return await self._look(url, lambda: self._hub.head(url, self._options(url)))
+        if url.scheme in WEB:
+            return await self._look(url, lambda: self._head_of_web(url))
+        return await self._look(url, lambda: self._head(url))
+
+    async def _head(self, url: Url) -> Pin:
+        client, path = await self._client(url)
+        return _pin(await self._asked(url, obstore.head_async(client, path)))
+
+    async def _head_of_web(self, url: Url) -> Pin:
+        """By HEAD, or if that is refused, by the head of an answer to GET: a signature is for one method."""
+        if not urls.is_signed(url):
+            try:
+                return await self._head(url)
+            except (DeniedObject, Unreachable):
+                pass
+        client, path = await self._client(url)
+        try:
+            found = await self._asked(url, obstore.get_async(client, path, options={"range": (0, 1)}))
+        except (NoRanges, ObjectChanged):  # whole objects only, or not even one byte
+            found = await self._asked(url, obstore.get_async(client, path))
+        return _pin(found.meta)
+
+    async def _list(self, prefix: Url) -> list[tuple[Url, Pin]]:
+        client, _ = await self._client(prefix)
+        directory = prefix.key.rpartition("/")[0]  # obstore takes whole names only
+        found = []
+        listing = obstore.list(client, directory or None, chunk_size=1000)
+        while (some := await self._asked(prefix, _next(listing))) is not None:
+            found += [one for one in some if one["path"].startswith(prefix.key)]
+        return sorted((prefix._replace(key=one["path"]), _pin(one)) for one in found)
+
+    async def list(self, prefix: Url) -> list[tuple[Url, Pin]]:
+        """All objects whose key starts with that of `prefix`, by key. Raises ShardError."""
+        if prefix.scheme in WEB:
+            raise Unreachable(f"{prefix}: a web server does not list: write out the names, with braces")
+        if prefix.scheme == "hf":
+            return await self._look(prefix, lambda: self._hub.list(prefix, self._options(prefix)))
+        return await self._look(prefix, lambda: self._list(prefix))
+
+    # --- what is in it
+
+    async def fetch(self, url: Url, pin: Pin, begin: int, end: int, take: Take) -> None:
+        """Have bytes `begin` to `end` (not included) of the pinned object taken as they come.
+
+        Raises ShardError.
+        """
+        if begin < end:
+            transfer = _Transfer(url, pin, begin, end, take)
+            await self._again(url, lambda: self._rest_of(transfer))
+
+    async def get(self, url: Url, pin: Pin, begin: int, end: int) -> bytes:
+        """The same bytes. Raises ShardError."""
+        pieces: list[Buffer] = []
+        await self.fetch(url, pin, begin, end, lambda _, data: pieces.append(data))
+        return b"".join(pieces)
+
+    async def _rest_of(self, transfer: _Transfer) -> None:
+        """One request for what is still to come of a range."""
+        url, before = transfer.url, transfer.at
+        try:
+            found = await self._opened(url, transfer.pin, {"range": (before, transfer.end)})
+            if transfer.end - before <= STREAMED:  # less work for the same
+                transfer.add(await self._asked(url, found.bytes_async()))
+            else:
+                pieces = found.stream(min_chunk_size=PIECE)
+                while (piece := await self._asked(url, _next(pieces))) is not None:
+                    transfer.add(piece)
+            transfer.check()
+        finally:
+            self._route(url).traffic.bytes += transfer.at - before
+
+    async def get_all(self, url: Url, pin: Pin) -> AsyncIterator[memoryview]:
+        """The pinned object from its first byte to its last, for servers that ignore Range. Raises ShardError.
+
+        What is cut is asked for anew, from the start, for there is no other way: as long as that brings it on.
+        """
+        done, fruitless, broken = 0, 0, ""
+        while done < pin.size:
+            if fruitless > _FRUITLESS:
+                raise Unreachable(f"{url}: {broken}, again and again before byte {done + 1:,} of {pin.size:,}")
+            start, at = done, 0
+            found = await self._again(url, lambda: self._opened(url, pin, {}))
+            pieces = found.stream(min_chunk_size=PIECE)
+            try:
+                while (piece := await self._asked(url, _next(pieces))) is not None:
+                    new = memoryview(piece)[max(done - at, 0) :]
+                    at += len(piece)
+                    done += len(new)
+                    self._counters.of(url.store).bytes += len(piece)
+                    if new:
+                        yield new
+                broken = "its server sends less than it says"
+                if pin.is_blind and done < pin.size:
+                    raise Transient(broken)
+            except Transient as error:
+                broken = str(error)
+                if pin.is_blind:  # another answer may be of another object
+                    raise Unreachable(f"{url}: {broken}, after {done:,} of {pin.size:,} bytes") from None
+                self._counters.of(url.store).retries += 1
+            fruitless = fruitless + 1 if done - start < _PROGRESS else 0
+
+    async def _opened(self, url: Url, pin: Pin, options: GetOptions) -> GetResult:
+        """The answer to a conditional request, its head checked. Raises ShardError, Transient."""
+        if url.scheme == "hf":
+            return await self._opened_at_hub(url, pin, options)
+        client, path = await self._client(url)
+        if pin.strong_etag:
+            options["if_match"] = pin.strong_etag
+        elif pin.mtime_ns:
+            options["if_unmodified_since"] = datetime.fromtimestamp(pin.mtime_ns // 10**9, UTC)
+        try:
+            found = await self._asked(url, obstore.get_async(client, path, options=options))
+        except MissingObject:
+            raise ObjectChanged(f"{url}: it is gone") from None
+        changed = pin.difference(_pin(found.meta))
+        if changed:
+            raise ObjectChanged(f"{url}: it has been replaced: {changed}")
+        return found
+
+    async def _opened_at_hub(self, url: Url, pin: Pin, options: GetOptions) -> GetResult:
+        """A file of a commit never changes, so only its size is compared: the ETag is that of another server."""
+        known = self._hub.knows(url, pin)
+        place, headers = await self._hub.location(url, pin, self._options(url))
+        client = await self._kept(
+            url, (place,), lambda: store_clients.web_store(place, self._options(url), headers)
+        )
+        try:
+            return _of_size(url, pin, await self._asked(url, obstore.get_async(client, "", options=options)))
+        except (DeniedObject, MissingObject):
+            self._hub.forget(url, pin)
+            if not known:
+                raise
+        raise Transient("the hub has withdrawn a place for downloads")  # it was signed for a while only
+
+    # --- into it
+
+    async def put(self, url: Url, content: mmap.mmap, replaces: Pin | None) -> str:
+        """Write an object whole, in the place of the pinned one or of none; returns its ETag.
+
+        Raises ShardError: ObjectExists, ObjectChanged if there is another one. Both may also mean that an attempt
+        was carried out whose answer was lost.
+        """
+        seconds = len(content) / _SLOWEST
+        return await self._again(url, lambda: self._put(url, content, replaces), seconds)
+
+    async def _put(self, url: Url, content: mmap.mmap, replaces: Pin | None) -> str:
+        client, path = await self._patient_client(url, len(content))
+        mode: PutMode = "create"
+        if replaces is not None:
+            found = await self._asked(url, obstore.head_async(client, path))
+            changed = replaces.difference(_pin(found))
+            if changed:
+                raise ObjectChanged(f"{url}: it has been replaced: {changed}")
+            mode = {"e_tag": found["e_tag"]}
+            if found["version"]:  # by which Google's store knows it
+                mode["version"] = found["version"]
+        sent = obstore.put_async(client, path, content, mode=mode, use_multipart=False)
+        return answers.etag_of(await self._asked(url, sent))
+
+    async def copy(self, url: Url, size: int, target: Url) -> None:
+        """Have the store copy an object of this size to a place in the same bucket where there is none.
+
+        Raises ShardError: ObjectExists; NoRanges if the store does not do that.
+        """
+
+        async def attempt() -> None:
+            client, _ = await self._patient_client(target, size)
+            await self._asked(target, obstore.copy_async(client, url.key, target.key, overwrite=False))
+
+        await self._again(target, attempt, size / _SLOWEST)
+
+    async def _patient_client(self, url: Url, size: int) -> tuple[ObjectStore, str]:
+        """As `_client`, for a request whose answer comes when so many bytes are sent or copied."""
+        # Few timeouts, as each needs a client of its own.
+        patience = float(self._options(url).get("timeout", store_clients.SILENCE))
+        patience += 2.0 ** math.ceil(math.log2(1 + size / _SLOWEST))
+        options = {**self._options(url), "timeout": str(patience), "total_time": str(patience)}
+        route = self._route(url)
+        client = await self._kept(url, (patience, *route.place), lambda: store_clients.make(url, options))
+        return client, route.path
+
+    # --- for `doctor`
+
+    async def describe(self, url: Url) -> dict[str, Any]:
+        """A report about a URL: reachable, credentials (their kind), ranges, conditions; None: not known."""
+        found: dict[str, Any] = dict.fromkeys(("reachable", "credentials", "ranges", "conditions", "error"))
+        try:
+            found["credentials"] = store_clients.access(url, self._options(url)).kind
+            if not url.key or url.key.endswith("/"):
+                found["objects"] = len(await self.list(url))
+            else:
+                pin = await self.head(url)
+                found.update(size=pin.size, pinned=not pin.is_weak, reachable=True)
+                found["ranges"] = await self._has_ranges(url, pin)
+                found["conditions"] = await self._has_conditions(url)
+            found["reachable"] = True
+        except ShardError as error:
+            found["error"] = str(error)
+            found["reachable"] = bool(found["reachable"])
+        return found
+
+    async def _has_ranges(self, url: Url, pin: Pin) -> bool:
+        try:
+            await self.get(url, pin, 0, min(pin.size, 1))
+        except NoRanges:
+            return False
+        return True
+
+    async def _has_conditions(self, url: Url) -> bool | None:
+        """True if a condition that cannot hold is refused; None for the hub, where commits make them needless."""
+        if url.scheme == "hf":
+            return None
+        client, path = await self._client(url)
+        try:
+            await self._again(
+                url, lambda: self._asked(url, obstore.get_async(client, path, options={"if_match": '"no-such"'}))
+            )
+        except ObjectChanged:
+            return True
+        return False
+
+    # --- asking
+
+    def _new_route(self, url: Url) -> _Route:
+        options = self._settings.options(url)
+        location, path = store_clients.place(url)
+        place = location, url.user, *sorted(options.items())
+        patience = Patience(float(options.get("total_time", Patience().total)))
+        if url.store not in self._limits:
+            self._limits[url.store] = Limit(int(float(options.get("requests", REQUESTS))), self._clock)
+        return _Route(options, place, path, patience, self._limits[url.store], self._counters.of(url.store))
+
+    def _options(self, url: Url) -> dict[str, str]:
+        return self._route(url).options
+
+    async def _client(self, url: Url) -> tuple[ObjectStore, str]:
+        """A client for this URL, and the path of the object in it. Raises Unreachable."""
+        route = self._route(url)
+        client = await self._kept(url, route.place, lambda: store_clients.make(url, route.options))
+        return client, route.path
+
+    async def _kept(self, url: Url, key: tuple[object, ...], make: Callable[[], ObjectStore]) -> ObjectStore:
+        kept = self._clients.get(key)
+        if kept is None:
+            async with self._making:  # of many requests for a new place, one makes the client
+                kept = self._clients.get(key) or (await self._made(url, make), self._clock.now())
+                self._clients[key] = kept
+            while len(self._clients) > CLIENTS:
+                self._clients.popitem(last=False)
+        else:
+            self._clients.move_to_end(key)
+        return kept[0]
+
+    async def _made(self, url: Url, make: Callable[[], ObjectStore]) -> ObjectStore:
+        try:
+            return await asyncio.to_thread(make)
+        except OSError as error:
+            raise Unreachable(f"{url}: the file of its certificates cannot be read: {error.strerror}") from None
+        except (exceptions.BaseError, ValueError):
+            pass  # its text may have secrets
+        raise Unreachable(f"{url}: the options of this store, or its variables in the environment, cannot be used")
+
+    def _outdated(self, url: Url) -> bool:
+        """True if a client was dropped that was made a while ago: there may be other credentials by now."""
+        place = self._route(url).place
+        _, made = self._clients.get(place, (None, self._clock.now()))
+        outdated = self._clock.now() - made > _RENEW
+        if outdated:
+            del self._clients[place]
+        return outdated
+
+    async def _look(self, url: Url, attempt: Callable[[], Awaitable[Result]]) -> Result:
+        """As `_again`, to learn what is there: what is cached does without.
+
+        So a refused connection is believed, and a store that is down is not waited for by thousands of shards in
+        turn. Raises ShardError.
+        """
+
+        async def ask() -> Result:
+            until, reason = self._down.get(url.store, (0.0, ""))
+            if self._clock.now() < until:
+                raise Unreachable(f"{url}: {reason}")
+            return await attempt()
+
+        return await self._again(url, ask, refused=REFUSED)
+
+    async def _again(
+        self,
+        url: Url,
+        attempt: Callable[[], Awaitable[Result]],
+        seconds: float = 0,
+        refused: int | None = None,
+    ) -> Result:
+        """The result of the first attempt that succeeds. Raises ShardError.
+
+        Each may take `seconds`; there are no more than `refused` if connections are refused.
+        """
+        route = self._route(url)
+        patience = route.patience._replace(total=route.patience.total + seconds, refused=refused)
+        failed: ShardError
+        try:
+            result = await again(attempt, route.limit, patience, self._clock, route.traffic)
+            self._down.pop(url.store, None)
+            return result
+        except Transient as error:
+            at_once = error.refused and refused is not None
+            reason = f"{error}" if at_once else f"{error}; this was tried for up to {patience.total:g} s"
+            if error.refused or error.silent:
+                self._down[url.store] = self._clock.now() + DOWN_SECONDS, reason
+            failed = Unreachable(f"{url}: {reason}")
+        except DeniedObject as error:
+            failed = _expired(url) or error
+        if isinstance(failed, DeniedObject) and self._outdated(url):
+            return await self._again(url, attempt, seconds, refused)
+        raise failed
+
+    async def _asked(self, url: Url, asked: Awaitable[Result]) -> Result:
+        """The answer of obstore; its errors, which have secrets, end here. Raises ShardError, Transient."""
+        try:
+            return await asked
+        except _OBSTORE_ERRORS as error:
+            failed = answers.failure(error, url)
+        if isinstance(failed, Transient) and failed.throttled and url.scheme in WEB:
+            failed.wait = await self._how_long(url)
+        raise failed
+
+    async def _how_long(self, url: Url) -> float | None:
+        """Seconds that the server asks to be left alone for. Of many requests that it refuses, one asks."""
+        if self._asking[url.store].locked():
+            return None
+        async with self._asking[url.store]:
+            return await asyncio.to_thread(store_clients.ask_how_long, url, self._options(url), time.time)
+
+
+class _Transfer:
+    """A range on its way: after an answer that was cut, the next one goes on where it has ended."""
+
+    def __init__(self, url: Url, pin: Pin, begin: int, end: int, take: Take) -> None:
+        self.url, self.pin = url, pin
+        self.at, self.end = begin, end
+        self._take = take
+
+    def add(self, piece: Any) -> None:
+        data = memoryview(piece)[: self.end - self.at]
+        self._take(self.at, data)
+        self.at += len(data)
+
+    def check(self) -> None:
+        """Raise Transient if there is more to come."""
+        if self.at < self.end:
+            raise Transient("its server sends less than it says")
+
+
+def _of_size(url: Url, pin: Pin, found: GetResult) -> GetResult:
+    """The answer, if it is of the pinned size. Raises ObjectChanged."""
+    size = found.meta["size"]
+    if size != pin.size:
+        raise ObjectChanged(f"{url}: it has {size:,} bytes instead of {pin.size:,}")
+    return found
+
+
+def _pin(found: Any) -> Pin:
+    """The pin of what obstore says of an object.
+
+    Versions are left out, and times are in seconds: otherwise the pins of LIST and of HEAD would not be equal.
+    """
+    return Pin(found["size"], int(found["last_modified"].timestamp()) * 10**9, answers.etag_of(found), "")
+
+
+async def _next(pieces: Any) -> Any:
+    """The next of an asynchronous iterator of obstore; None at its end."""
+    async for piece in pieces:
+        return piece
+    return None
+
+
+def _expired(url: Url) -> DeniedObject | None:
+    """The error for a URL whose signature has expired; None for any other."""
+    end = urls.expiry(url)
+    if end is None or end > time.time():
+        return None
+    when = datetime.fromtimestamp(end, UTC).isoformat(" ", "seconds")
+    return DeniedObject(f"{url}: the signature in this URL ended at {when}: give a newly signed one")

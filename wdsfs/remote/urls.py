@@ -1,0 +1,257 @@
+"""URLs of shards: taken apart, put together, and shown without their secrets.
+
+::
+
+    s3://BUCKET/KEY     gs://BUCKET/KEY     az://CONTAINER/KEY     ais://BUCKET/KEY
+    http://[USER:PASSWORD@]HOST[:PORT]/PATH[?QUERY]                https://...
+    hf://datasets/OWNER/NAME[@REVISION]/PATH
+    pipe:COMMAND                           shown as pipe:WORD-SUM/NAME
+
+Keys of buckets and paths of hf:// stand in a URL as they are (so they do for the tools of these stores); paths of
+http(s) are percent-encoded. USER:PASSWORD, QUERY and COMMAND may be secrets: only `store`, `key` and `shown` are
+for logs and messages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from datetime import UTC, datetime
+from typing import NamedTuple
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+from wdsfs import names
+from wdsfs.errors import SpecError
+
+BUCKETS = frozenset({"s3", "gs", "az", "ais"})
+WEB = frozenset({"http", "https"})
+SCHEMES = BUCKETS | WEB | {"hf"}
+PIPE = "pipe:"
+KEY_MAX = 1 << 16  # characters; stores take 1,024 bytes, web servers some 8 KiB
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+# `@refs/pr/1` and `@refs/convert/parquet` are the revisions with slashes that the hub itself writes so.
+_HUB = re.compile(r"datasets/([^/@]+/[^/@]+)(?:@(refs/(?:pr|convert)/[^/]+|[^/]+))?(?:/(.*))?", re.DOTALL)
+_ESCAPE = re.compile(rb"%((?!2[5Ff]|7[Ff])[2-9A-Fa-f][0-9A-Fa-f])")
+_KEPT_ESCAPE = re.compile(r"(%2[Ff5])")
+# Of what RFC 3986 allows in a path, all but "%": servers and signatures see these characters as they were typed.
+_PLAIN = "/!$&'()*+,;=:@"
+
+_HOST = re.compile(r"[\w.:%~-]+")  # names in any script, and addresses
+
+_COMMAND_WORD = re.compile(r"[\w./+-]+")
+_FILE_NAME = re.compile(r"[\w.,+@%~-]*\w[\w.,+@%~-]*")
+_QUOTES = "\"'`()<>|&;"
+_SUFFIXES = tuple(suffix.decode() for suffix in names.SHARD_SUFFIXES)
+# Parameters that are new in each signed URL, in lower case. They say who may read until when, not what.
+_SIGNING = re.compile(
+    r"x-(amz|goog|oss|cos|obs|ms)-.*|(aws|google|oss)?accesskeyid|googleaccessid|signature|expires|policy|key-pair-id"
+    r"|hash-algorithm|security-token|sig|token|.*[_-]token|auth|authorization|api[_-]?key|jwt|hdn(ts|ea)|response-.*"
+)
+# Those of an Azure shared access signature are so short that they count only beside `sig`.
+_SIGNING_BESIDE_SIG = re.compile(
+    r"sv|ss|srt|sp|se|st|spr|sr|skoid|sktid|skt|ske|sks|skv|sip|si|sdd|saoid|suoid|scid|ses"
+)
+
+
+class Url(NamedTuple):
+    """Where an object is. `query` and `user` may be secrets; `str` and `repr` leave them out."""
+
+    store: str  # "s3://bucket", "https://host:port", "hf://datasets/OWNER/NAME@REVISION", "pipe:WORD-SUM"
+    key: str  # decoded path in the store, without a slash at its start
+    query: str = ""  # of http(s), without "?"; of a program its working directory
+    user: str = ""  # of http(s), "USER:PASSWORD" as it was typed; of a program the command
+
+    @property
+    def scheme(self) -> str:
+        return self.store.partition(":")[0]
+
+    @property
+    def is_program(self) -> bool:
+        """True if the object is the output of a command."""
+        return self.store.startswith(PIPE)
+
+    @property
+    def counted_as(self) -> str:
+        """The store as which its traffic is counted: all commands are one."""
+        return PIPE if self.store.startswith(PIPE) else self.store
+
+    @property
+    def path(self) -> str:
+        """The key as it stands in a URL: encoded for http(s)."""
+        return _encoded(self.key) if self.scheme in WEB else self.key
+
+    @property
+    def shown(self) -> str:
+        """The URL without user, password and query, for people, logs and `Shard.path`.
+
+        Of a query that says more than who may read until when, 8 hex digits of a sum: so that `get?file=1` and
+        `get?file=2` are two shards, and a URL that was signed anew is the same one.
+        """
+        fields = [] if self.is_program else parse_qsl(self.query, keep_blank_values=True)
+        signed = any(name.lower() == "sig" for name, _ in fields)
+        rest = sorted((name, value) for name, value in fields if not _is_signing(name.lower(), signed))
+        mark = "?" + hashlib.blake2b(repr(rest).encode(), digest_size=4).hexdigest() if rest else ""
+        return f"{self.store}/{self.path}{mark}"
+
+    def __str__(self) -> str:
+        return self.shown
+
+    def __repr__(self) -> str:
+        return f"Url({self.shown!r})"
+
+
+def is_url(text: str) -> bool:
+    """True for text that starts with one of SCHEMES or with `pipe:`; `file:` is no URL here."""
+    if ":" not in text:  # nearly every path: asked several times for each shard
+        return False
+    found = _SCHEME.match(text)
+    return text.startswith(PIPE) or (found is not None and found[1].lower() in SCHEMES)
+
+
+def program(command: str, directory: str) -> Url:
+    """The output of a command of /bin/sh that is run in this directory.
+
+    Semantics decision: it is called after the last word of the command that looks like the name of a shard. Shown
+    are the first word of the command, if it has no quotes and assigns nothing, and a sum: the rest may be secret.
+    """
+    words, first = command.split(), first_word(command)
+    text = f"{directory}\0{command}".encode(errors="surrogateescape")
+    key = next(filter(None, map(_shard_name, reversed(words))), "pipe")
+    mark = hashlib.blake2b(text, digest_size=4).hexdigest()
+    return Url(f"{PIPE}{first}-{mark}" if first else PIPE + mark, key, directory, command)
+
+
+def first_word(command: str) -> str:
+    """The program of a command; "" if it cannot be told from what may be secret."""
+    word = command.split()[0] if command.strip() else ""
+    return word.rpartition("/")[2] if _COMMAND_WORD.fullmatch(word) else ""
+
+
+def _shard_name(word: str) -> str:
+    """The name of a shard at the end of a word of a command; "" if there is none."""
+    name = re.split(r"[?#]", word.strip(_QUOTES))[0].rpartition("/")[2]
+    return name if name.endswith(_SUFFIXES) and _FILE_NAME.fullmatch(name) else ""
+
+
+def parse(text: str) -> Url:
+    """The URL that a user typed. Raises SpecError, whose message holds no secret."""
+    found = _SCHEME.match(text)
+    scheme = found[1].lower() if found else ""
+    if scheme not in SCHEMES:
+        raise SpecError(f"{scheme or 'no scheme'}: shards are read from {', '.join(sorted(SCHEMES))} URLs")
+    rest = text[len(scheme) + 3 :]
+    if any(ord(character) < 32 for character in rest):
+        raise SpecError(f"{scheme}://...: a URL must not contain control characters")
+    if scheme in WEB:
+        return _parse_web(scheme, rest)
+    return _parse_hub(rest) if scheme == "hf" else _parse_bucket(scheme, rest)
+
+
+def store_of(shown: str) -> str:
+    """As `counted_as`, of a URL as it is shown. Raises SpecError."""
+    return PIPE if shown.startswith(PIPE) else parse(shown).store
+
+
+def readable(shown: bytes) -> bytes:
+    """A URL as it is shown, for names of shards: of http(s) with the characters that its escapes stand for.
+
+    But for slashes, percent signs and control characters.
+    """
+    if not shown.startswith((b"http://", b"https://")):
+        return shown
+    return _ESCAPE.sub(lambda found: bytes.fromhex(found[1].decode()), shown)
+
+
+def join(prefix: Url, name: str) -> Url:
+    """The object `name` (decoded, may contain slashes) below a prefix; a signature for the prefix goes with it."""
+    joined = "/".join(part for part in (prefix.key.rstrip("/"), name) if part)
+    return prefix._replace(key=_checked(joined, f"{prefix.store}/{joined}"))
+
+
+def _parse_bucket(scheme: str, rest: str) -> Url:
+    bucket, _, key = rest.partition("/")
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", bucket):
+        # It is not shown: it may be `USER:PASSWORD@BUCKET`.
+        raise SpecError(f"{scheme}://...: there is no name of a bucket in this URL: write {scheme}://BUCKET/KEY")
+    return Url(f"{scheme}://{bucket}", _checked(key, f"{scheme}://{bucket}/{key}"))
+
+
+def _parse_hub(rest: str) -> Url:
+    found = _HUB.fullmatch(rest)
+    if not found:
+        raise SpecError(f"hf://{rest}: write hf://datasets/OWNER/NAME[@REVISION]/PATH")
+    repository, revision, path = found[1], found[2], found[3] or ""
+    store = f"hf://datasets/{repository}" + (f"@{revision}" if revision else "")
+    return Url(store, _checked(path, f"hf://{rest}"))
+
+
+def _parse_web(scheme: str, rest: str) -> Url:
+    # A fragment is never sent: browsers and curl drop it, too.
+    try:
+        parts = urlsplit(f"{scheme}://{rest}")
+        port, host = parts.port, parts.hostname
+    except ValueError:
+        host = None
+    if not host:
+        raise SpecError(f"{scheme}://...: there is no host, or no proper port, in this URL")
+    if not _HOST.fullmatch(host):
+        raise SpecError(f"{scheme}://...: {host!r} is no name of a host")
+    store = f"{scheme}://" + (f"[{host}]" if ":" in host else host)
+    store += f":{port}" if port and port != DEFAULT_PORTS[scheme] else ""
+    key = _decoded(parts.path.removeprefix("/"))
+    return Url(store, _checked(key, f"{store}/{_encoded(key)}"), parts.query, parts.netloc.rpartition("@")[0])
+
+
+def _checked(key: str, shown: str) -> str:
+    """The key. Raises SpecError for one that clients and servers along the way would take for another."""
+    if len(key) > KEY_MAX:
+        raise SpecError(f"{shown[:100]}...: a path of {len(key):,} characters: no store has such a name")
+    segments = key.removesuffix("/").split("/")
+    if key and any(segment in ("", ".", "..") for segment in segments):
+        raise SpecError(f"{shown}: a path with an empty part, '.' or '..' is not read: write the path without it")
+    return key
+
+
+def _decoded(path: str) -> str:
+    """A path of http(s) without escapes, but for %2F, which is no separator, and %25, which keeps that apart."""
+    pieces = _KEPT_ESCAPE.split(path)
+    return "".join(
+        piece.upper() if at % 2 else unquote(piece, errors="surrogateescape") for at, piece in enumerate(pieces)
+    )
+
+
+def _encoded(key: str) -> str:
+    """The reverse of `_decoded`."""
+    pieces = _KEPT_ESCAPE.split(key)
+    return "".join(
+        piece if at % 2 else quote(piece, safe=_PLAIN, errors="surrogateescape") for at, piece in enumerate(pieces)
+    )
+
+
+def _is_signing(name: str, signed: bool) -> bool:
+    return bool(_SIGNING.fullmatch(name)) or (signed and bool(_SIGNING_BESIDE_SIG.fullmatch(name)))
+
+
+def is_signed(url: Url) -> bool:
+    """True if the query has a signature, so that the URL itself is the credential."""
+    return any(
+        name.lower().endswith(("signature", "sig")) or name.lower() == "token" for name, _ in parse_qsl(url.query)
+    )
+
+
+def expiry(url: Url) -> float | None:
+    """When its signature ends (seconds of the Unix era); None for a URL that does not say so."""
+    fields = {name.lower(): value for name, value in parse_qsl(url.query)}
+    try:
+        for date, seconds in (("x-amz-date", "x-amz-expires"), ("x-goog-date", "x-goog-expires")):
+            if date in fields and seconds in fields:
+                signed = datetime.strptime(fields[date] + "+0000", "%Y%m%dT%H%M%SZ%z")
+                return signed.timestamp() + int(fields[seconds])
+        if "sig" in fields and "se" in fields:
+            end = datetime.fromisoformat(fields["se"])
+            return (end if end.tzinfo else end.replace(tzinfo=UTC)).timestamp()
+        return float(int(fields["expires"])) if "expires" in fields else None
+    except ValueError:
+        return None

@@ -1,0 +1,111 @@
+"""A set of shards that is looked at again: what has come, what has gone, and the list of shards then.
+
+The list is append-only. A shard keeps its number and its name as long as the mount is there, and the number of one
+that is gone is given to no other. Plain functions over lists; `mount/growth.py` looks and decides.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from wdsfs.errors import several
+from wdsfs.remote.any_shard import is_remote
+from wdsfs.spec.expand import Shard, free_name
+
+NAMED_MAX = 3  # directories that a message names
+
+
+class Difference(NamedTuple):
+    """`gone` are numbers of known shards; `candidates` are those that are new, or that were gone."""
+
+    gone: list[int]
+    candidates: list[Shard]
+
+
+class Change(NamedTuple):
+    """What a look at a set changes: numbers that are gone, with the samples they had; numbers of shards that are
+    back; new shards, in order."""
+
+    gone: Mapping[int, int]
+    back: Sequence[int]
+    new: Sequence[Shard]
+
+    def __bool__(self) -> bool:
+        return bool(self.gone or self.back or self.new)
+
+
+def compare(known: Sequence[Shard], found: Sequence[Shard]) -> Difference:
+    """Compare the list of shards with what SHARDS stand for now.
+
+    Semantics decision: one of which other samples are to be left out than before is gone, and another one is new.
+    """
+    now = {(shard.path, shard.without) for shard in found}
+    shown = {(shard.path, shard.without) for shard in known if shard.gone is None}
+    gone = [
+        number
+        for number, shard in enumerate(known)
+        if shard.gone is None and (shard.path, shard.without) not in now
+    ]
+    return Difference(gone, [shard for shard in found if (shard.path, shard.without) not in shown])
+
+
+def named(known: Sequence[Shard], candidates: Sequence[Shard]) -> list[Shard]:
+    """The candidates with names that no shard has.
+
+    Semantics decision: a new shard is called as it would be after a new mount, unless another shard is called so:
+    that one keeps its name, and the new one gets `~2`. One that is back has the name that it had, if that is free.
+    """
+    taken = {shard.name for shard in known if shard.gone is None}
+    before = {shard.path: shard.name for shard in known if shard.gone is not None}
+    return [replace(one, name=free_name(before.get(one.path, one.name), taken)) for one in candidates]
+
+
+def number_again(known: Sequence[Shard], shard: Shard, samples: int) -> int | None:
+    """The number that a shard which has come back takes again, if there is one.
+
+    Semantics decision: it does if it has as many samples as it had, so that no other sample gets another number.
+    """
+    what = shard.path, shard.without, shard.name, samples
+    numbers = (number for number, one in enumerate(known) if (one.path, one.without, one.name, one.gone) == what)
+    return next(numbers, None)
+
+
+def changed(known: Sequence[Shard], change: Change) -> list[Shard]:
+    """The list of shards after a change."""
+    shards = list(known)
+    for number, samples in change.gone.items():
+        shards[number] = replace(shards[number], gone=samples)
+    for number in change.back:
+        shards[number] = replace(shards[number], gone=None)
+    return [*shards, *change.new]
+
+
+def out_of_reach(known: Sequence[Shard], gone: Iterable[int]) -> tuple[list[int], str]:
+    """Those of the shards `gone` that are only out of reach, and why.
+
+    Semantics decision: a directory that is empty, or that cannot be listed, is what a file system leaves that is
+    not mounted. So its shards are not taken for removed. One that is gone itself took its shards along.
+    """
+    places: dict[bytes, list[int]] = {}
+    for number in gone:
+        if not is_remote(known[number].path):
+            places.setdefault(os.path.dirname(known[number].path), []).append(number)
+    kept = {directory: numbers for directory, numbers in places.items() if _is_out_of_reach(directory)}
+    if not kept:
+        return [], ""
+    where = several([os.fsdecode(directory) for directory in kept], NAMED_MAX)
+    numbers = sorted(number for some in kept.values() for number in some)
+    return numbers, f"{where}: empty or not readable, so its shards are not taken for removed"
+
+
+def _is_out_of_reach(directory: bytes) -> bool:
+    try:
+        with os.scandir(directory) as entries:
+            return next(entries, None) is None
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True

@@ -1,0 +1,297 @@
+"""The head of a portable index (`*.wdsidx`): which shards it lists, and where in the file their records are.
+
+One immutable file: a header, a table with a row for each shard, texts (paths, ETags), then the records. It names
+shards, so it stands wherever SHARDS stand; what is done with its records is decided in `index/portable.py`, which
+also says when a shard is still the one of its row. docs/format.md has the bytes.
+
+Anybody may have written the file. So each number is compared with the size of the file before it is used, and what
+is not sound is a SpecError. Nothing of a record is read here.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import stat
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+from wdsfs.errors import SpecError, UnreadableShard
+from wdsfs.reading import Reading
+from wdsfs.remote import any_shard
+from wdsfs.remote.pin import Pin
+from wdsfs.spec import objects
+from wdsfs.storage import source
+from wdsfs.storage.identity import Fingerprint
+
+SUFFIX = ".wdsidx"
+MAGIC = b"wdsfs-x\n"
+VERSION = 1
+ALIGNMENT = 8  # bytes; of each record
+
+# Magic, version, format of the records, flags, number of shards, bytes of the base, bytes of the table and the
+# texts, bytes of the file, CRC-32 of table and texts; zeros; and at the end of the header its own CRC-32.
+_HEADER = struct.Struct("<8sIIIIIQQI")
+HEADER_SIZE = 64
+_TIMES = struct.Struct("<Qq")
+_NUMBERS = struct.Struct("<IIIIIIQII")
+_ROW = struct.Struct("<QqQQIHHI" + _NUMBERS.format[1:])
+ROW_SIZE = _ROW.size
+_FLAGS = ("ignore_zeros", "group_by_key")  # the bits of the flags, lowest first
+PIECE = 4 << 20  # bytes of the file that are asked for at a time: the first has the table of some 30,000 shards
+_COUNT_MAX, _BYTES_MAX = 1 << 31, 1 << 60  # of what a shard may have: more does not fit into answers to the kernel
+_TEXT_MAX = 1 << 16  # bytes of a path or of a base
+_TABLE_MAX = 256 << 20  # bytes of table and texts: those of a million shards
+
+
+class Times(NamedTuple):
+    """Size and time of a shard when it was indexed; see `Row`."""
+
+    size: int
+    mtime_ns: int
+
+
+class Row(NamedTuple):
+    """A shard as it was when it was indexed, and the place of its record in the file.
+
+    `path` is relative to the base, or whole. `mtime_ns`, `etag` and `version` are what a file system or a store
+    said of the shard. `numbers` are those of `index/store.py::Summary` after the fingerprint.
+    """
+
+    size: int
+    mtime_ns: int
+    offset: int
+    length: int
+    crc: int
+    path: str
+    etag: str
+    version: str
+    numbers: tuple[int, ...]
+
+    @property
+    def pin(self) -> Pin:
+        """The shard as an object in a store."""
+        return Pin(self.size, self.mtime_ns, self.etag, self.version)
+
+
+class IndexFile:
+    """A portable index, of which table and texts are in memory; `path` is absolute, or a URL.
+
+    Raises SpecError for what is damaged, or of another version.
+    """
+
+    def __init__(self, path: str, fingerprint: Fingerprint, header: bytes, table: bytes) -> None:
+        self.path, self.fingerprint = path, fingerprint
+        head = _parse_header(path, header, fingerprint.size)
+        self.record_format, self.reading, self.count = head.record_format, head.reading, head.shards
+        if zlib.crc32(table) != head.table_crc:
+            raise _damaged(path, "its table has another checksum")
+        self._table = table
+        self._end = HEADER_SIZE + len(table)  # where records may begin
+        texts = self.count * ROW_SIZE
+        self._base = os.fsdecode(table[texts : texts + head.base_size])
+        self._starts = self._text_places(texts + head.base_size)
+        self._paths: dict[str, list[str]] = {}  # of the base that was asked for last
+
+    def _text_places(self, start: int) -> list[int]:
+        """Check all rows; returns where the texts of each begin, and where the last ones end. Raises SpecError."""
+        sizes, end = [], self.fingerprint.size
+        for number, row in enumerate(_ROW.iter_unpack(self._table[: self.count * ROW_SIZE])):
+            offset, length, _, etag, version, path = row[2:8]
+            if max(row[8:14]) >= _COUNT_MAX or row[14] >= _BYTES_MAX:
+                raise _damaged(self.path, f"the counts of shard {number} cannot be right")
+            if offset % ALIGNMENT or offset < self._end or length < ALIGNMENT or offset + length > end:
+                raise _damaged(self.path, f"the record of shard {number} does not lie in it")
+            if not 0 < path <= _TEXT_MAX:
+                raise _damaged(self.path, f"shard {number} has no name")
+            sizes.append(path + etag + version)
+        starts = list(accumulate(sizes, initial=start))
+        if starts[-1] != len(self._table):
+            raise _damaged(self.path, "its texts have another length than its rows say")
+        if b"\0" in self._table[self.count * ROW_SIZE :]:
+            raise _damaged(self.path, "there is a NUL in one of its texts")
+        return starts
+
+    def __len__(self) -> int:
+        return self.count
+
+    def times(self, number: int) -> Times:
+        """Size and time in one row."""
+        return Times(*_TIMES.unpack_from(self._table, number * ROW_SIZE))
+
+    def numbers(self, number: int) -> tuple[int, ...]:
+        """The numbers of the summary in one row."""
+        return _NUMBERS.unpack_from(self._table, number * ROW_SIZE + _NUMBERS_OFFSET)
+
+    def row(self, number: int) -> Row:
+        """One row."""
+        fields = _ROW.unpack_from(self._table, number * ROW_SIZE)
+        size, mtime_ns, offset, length, crc, etag, version, path, *numbers = fields
+        bounds = accumulate((path, etag, version), initial=self._starts[number])
+        shown, tag, mark = (os.fsdecode(self._table[begin:end]) for begin, end in pairwise(bounds))
+        return Row(size, mtime_ns, offset, length, crc, shown, tag, mark, tuple(numbers))
+
+    def path_of(self, number: int) -> str:
+        """The path of a shard as it stands in the file."""
+        start = self._starts[number]
+        (size,) = _PATH_SIZE.unpack_from(self._table, number * ROW_SIZE + _PATH_OFFSET)
+        return os.fsdecode(self._table[start : start + size])
+
+    def base(self, given: str | None = None) -> str:
+        """The directory of relative paths, with its last slash: the one that is given, else that of the file.
+
+        Raises SpecError.
+        """
+        if given is not None:
+            if objects.is_url(given):
+                return objects.path_of(given.rstrip("/") + "/")
+            return os.path.join(os.path.abspath(given), "")
+        directory = self.path[: self.path.rfind("/") + 1]
+        return self._joined(directory, self._base)
+
+    def paths(self, base: str | None = None) -> list[str]:
+        """The paths of all shards, in order; relative ones are below `base`. Raises SpecError."""
+        directory = self.base(base)
+        if directory not in self._paths:
+            texts = map(self.path_of, range(self.count))
+            self._paths = {directory: [self._joined(directory, text) for text in texts]}
+        return self._paths[directory]
+
+    def _joined(self, directory: str, text: str) -> str:
+        """The path that a text means, a relative one below `directory`. Raises SpecError for what is refused."""
+        if ":" not in text and ".." not in text and not text.startswith(("/", objects.STDIN)):
+            return directory + text  # as nearly all are: below the directory, no URL, no command
+        objects.refuse_command(text, self.path)
+        if objects.is_url(text):
+            return objects.path_of(text)
+        if ".." in text.split("/"):
+            raise _damaged(self.path, f"{text!r} leads out of the directory of the shards")
+        if text.startswith("/"):
+            objects.refuse_local(text, self.path)
+            return text
+        return directory + text
+
+
+class _Head(NamedTuple):
+    record_format: int
+    reading: Reading
+    shards: int
+    base_size: int
+    table_size: int
+    table_crc: int
+
+
+_NUMBERS_OFFSET = ROW_SIZE - _NUMBERS.size
+_PATH_OFFSET = struct.calcsize("<QqQQIHH")
+_PATH_SIZE = struct.Struct("<I")
+
+
+def _parse_header(path: str, header: bytes, size: int) -> _Head:
+    """The header of a file of this size. Raises SpecError."""
+    if len(header) < HEADER_SIZE or header[:8] != MAGIC:
+        raise _damaged(path, "it has no header of an index")
+    _, version, record_format, flags, count, base, table, whole, crc = _HEADER.unpack_from(header)
+    if version != VERSION:
+        raise SpecError(
+            f"{path}: an index of version {version}, and this wdsfs reads version {VERSION}: make it again with "
+            "`wdsfs index -o`"
+        )
+    if zlib.crc32(header[: HEADER_SIZE - 4]) != int.from_bytes(header[HEADER_SIZE - 4 : HEADER_SIZE], "little"):
+        raise _damaged(path, "its header has another checksum")
+    if whole != size:
+        raise _damaged(path, f"it has {size:,} bytes instead of {whole:,}")
+    fits = HEADER_SIZE + table <= size and count * ROW_SIZE + base <= table <= _TABLE_MAX
+    if not fits or not count or base > _TEXT_MAX:
+        raise _damaged(path, "its table does not fit into it")
+    reading = Reading(*(bool(flags >> bit & 1) for bit in range(len(_FLAGS))))
+    return _Head(record_format, reading, count, base, table, crc)
+
+
+def _damaged(path: str, why: str) -> SpecError:
+    return SpecError(f"{path}: is no sound index of shards: {why}; make it again with `wdsfs index -o`")
+
+
+# --- reading one -------------------------------------------------------------------------------------------
+
+
+def load(path: str) -> IndexFile:
+    """Read header and table of the index at a path or URL, once as long as it does not change.
+
+    Raises SpecError, MissingShard, UnreadableShard.
+    """
+    found = where(path)
+    return _load(found, any_shard.look(os.fsencode(found)))
+
+
+def where(text: str) -> str:
+    """The path of the index that was typed: absolute, or a URL as it is shown. Raises SpecError."""
+    return objects.path_of(text) if objects.is_url(text) else os.path.abspath(text)
+
+
+@functools.lru_cache(maxsize=8)
+def _load(path: str, _: Fingerprint) -> IndexFile:
+    first, now = _read(path, 0, PIECE)
+    head = _parse_header(path, first, now.size)
+    pieces, end = [first], HEADER_SIZE + head.table_size
+    for begin in range(len(first), end, PIECE):
+        data, again = _read(path, begin, min(begin + PIECE, end))
+        if again != now:
+            raise UnreadableShard(f"{path}: is being replaced; repeat the command")
+        pieces.append(data)
+    data = b"".join(pieces)
+    return IndexFile(path, now, data[:HEADER_SIZE], data[HEADER_SIZE:end])
+
+
+def _read(path: str, begin: int, end: int) -> tuple[bytes, Fingerprint]:
+    """Read a range of the file, and its fingerprint. Raises SpecError, UnreadableShard.
+
+    Opened anew for each: reads of one open remote file that go on look like a pass over all of it, of which much
+    more would be fetched ahead.
+    """
+    file = any_shard.open_shard(os.fsencode(path))
+    try:
+        if isinstance(file, int) and not stat.S_ISREG(os.fstat(file).st_mode):
+            raise SpecError(f"{path}: is no regular file")
+        now = any_shard.fingerprint_of(file)
+        return source.pread(file, end - begin, begin), now
+    except OSError as error:
+        raise UnreadableShard(f"{path}: {error.strerror}") from None
+    finally:
+        source.close(file)
+
+
+# --- writing one -------------------------------------------------------------------------------------------
+
+
+def head_of(rows: Sequence[Row], base: str, record_format: int, reading: Reading, size: int) -> bytes:
+    """Header, table and texts of an index of `size` bytes; as long whatever numbers are in the rows."""
+    packed, texts = [], [os.fsencode(base)]
+    for row in rows:
+        path, etag, version = map(os.fsencode, (row.path, row.etag, row.version))
+        numbers = (row.size, row.mtime_ns, row.offset, row.length, row.crc, len(etag), len(version), len(path))
+        packed.append(_ROW.pack(*numbers, *row.numbers))
+        texts += [path, etag, version]
+    table = b"".join([*packed, *texts])
+    flags = sum(on << bit for bit, on in enumerate(reading))
+    counts = (len(rows), len(texts[0]), len(table), size, zlib.crc32(table))
+    header = _HEADER.pack(MAGIC, VERSION, record_format, flags, *counts).ljust(HEADER_SIZE - 4, b"\0")
+    return header + zlib.crc32(header).to_bytes(4, "little") + table
+
+
+def place_of(paths: Iterable[str], file: str) -> tuple[str, list[str]]:
+    """The base of an index at `file`, and the paths in it: relative ones where all are below one directory.
+
+    The base is empty if they are below the directory of the index itself.
+    """
+    found = list(paths)
+    own = file[: file.rfind("/") + 1]
+    if all(path.startswith(own) for path in found):
+        return "", [path[len(own) :] for path in found]
+    common = os.path.commonprefix([path[: path.rfind("/") + 1] for path in found])  # noqa: RUF071 -- also of URLs
+    common = common[: common.rfind("/") + 1]
+    if common in ("", "/") or common.endswith("://"):
+        return "", found
+    return common, [path[len(common) :] for path in found]

@@ -1,0 +1,323 @@
+"""URLs on the way from specs to shards: what a glob or a prefix stands for, and which objects are there.
+
+The counterpart, for object stores, of the questions that `expand.py` asks of file systems. From here on a URL is a
+path: as it is shown, without secrets (`remote/shards.py`). That module is imported late: it takes as long to load
+as all of this room, and most sets have no URL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+from wdsfs import names
+from wdsfs.errors import MissingObject, ShardError, SpecError
+from wdsfs.remote import urls
+from wdsfs.remote.any_shard import is_remote
+from wdsfs.remote.pin import Pin
+from wdsfs.remote.urls import WEB, Url
+
+# From this many shards below one prefix on, listing it beats one HEAD per shard: a LIST brings 1,000 names.
+LISTING_PAYS = 64
+ASKED_AGAIN = 64  # objects in a round of `ask_again`, at most, for which there is no listing
+
+# Between specs that are joined; not in the address of a host, as in http://[2001:db8::1]/x.tar.
+_SEPARATOR = re.compile(r"::(?![0-9a-fA-F:.]*\](?:[:/]|$))")
+_GLOB = re.compile(r"[*?\[]")
+_SUFFIXES = tuple(os.fsdecode(suffix) for suffix in names.SHARD_SUFFIXES)
+
+
+is_url = urls.is_url
+STDIN = "-"  # as a shard
+
+_COMMAND = "{!r}: a command is run for SHARDS of the command line only, unless --allow-pipe is given"
+_OF_THIS_MACHINE = (
+    "{!r} is of this machine, and a list at a URL may not use that: copy the list here if you trust it"
+)
+
+
+def refuse_command(text: str, file: str = "") -> None:
+    """Raise SpecError for a command, or the standard input, that a file names: it may be somebody else's.
+
+    `file` is the path of the file, or its directory. One at a URL may not name commands in any case.
+    """
+    if is_command(text) or text == STDIN:
+        if is_url(file):
+            raise SpecError(_OF_THIS_MACHINE.format(without_secrets(text)))
+        if os.environ.get("WDSFS_ALLOW_PIPE") != "1":
+            raise SpecError(_COMMAND.format(without_secrets(text)))
+
+
+def refuse_local(path: str, file: str) -> None:
+    """Raise SpecError for a local path that a file at a URL names: its author does not decide what is read here.
+
+    `file` is the path of that file, or its directory.
+    """
+    if is_url(file) and is_local(path):
+        raise SpecError(_OF_THIS_MACHINE.format(path))
+
+
+def is_command(text: str) -> bool:
+    """True for the output of a command, as a spec or as a path."""
+    return text.startswith(urls.PIPE)
+
+
+def is_unnamed(path: bytes) -> bool:
+    """True for the path of the output of a command that names no shard."""
+    return path.startswith(urls.PIPE.encode()) and path.endswith(b"/pipe")
+
+
+def _parse(text: str) -> Url:
+    """The URL that was typed. Raises SpecError."""
+    if not is_command(text):
+        return urls.parse(text)
+    command = text.removeprefix(urls.PIPE)
+    if not command.strip():
+        raise SpecError(f"{text!r}: the command is missing")
+    return urls.program(command, os.getcwd())
+
+
+def standard_input() -> str:
+    """Read the standard input, which is one shard; its path. Raises ShardError, SpecError."""
+    from wdsfs.remote import shards  # late: see the head of this module
+
+    if os.isatty(0):
+        raise SpecError("'-': the standard input is a terminal: a shard has to come there")
+    return os.fsdecode(shards.standard_input())
+
+
+def read(path: str, limit: int) -> bytes:
+    """The first `limit` bytes of an object. Raises ShardError."""
+    from wdsfs.remote import shards  # late: see the head of this module
+
+    with contextlib.closing(shards.open_shard(os.fsencode(path))) as found:
+        return found.pread(limit, 0)
+
+
+def is_file(path: str) -> bool:
+    """True if there is a file or an object at this path. Raises ShardError when a store refuses to say."""
+    return modes([path])[path] is not None if is_url(path) else os.path.isfile(path)
+
+
+def is_listable(path: str) -> bool:
+    """True for a URL of a store that can list what is below it."""
+    return is_url(path) and not is_command(path) and urls.parse(path).scheme not in WEB
+
+
+def is_local(path: str) -> bool:
+    """True for what is no URL."""
+    return not is_url(path)
+
+
+def paths_of(text: str) -> list[str]:
+    """The paths that one URL stands for: those that a glob matches, or itself. Raises SpecError, ShardError.
+
+    Semantics decision: as in a file system, `*` matches no slash, `**` does, and neither matches a hidden name.
+    """
+    url = _parse(text)
+    found = _GLOB.search(url.key)
+    if url.scheme in WEB and "*" not in url.key:  # there "?" begins a query, and brackets are characters
+        found = None
+    if found is None:
+        return [_path_of(url)]
+    patterns = url.key.split("/")
+    matches = [
+        path
+        for path, key in _listed(url._replace(key=url.key[: found.start()]))
+        if _fits(key.split("/"), patterns)
+    ]
+    if not matches:
+        literal = _path_of(url)
+        if modes([literal])[literal] is not None:  # as for files: what is there is taken literally
+            return [literal]
+        raise SpecError(f"no object matches {url.shown!r}")
+    return sorted(matches, key=os.fsencode)
+
+
+def contents(prefix: str) -> dict[str, int | None]:
+    """The shards directly below a path that ends in a slash, sorted bytewise. Raises SpecError, ShardError."""
+    from wdsfs.remote import shards  # late: see the head of this module
+
+    url = shards.url_of(os.fsencode(prefix))
+    found = sorted((path for path, key in _listed(url) if _is_shard_name(key[len(url.key) :])), key=os.fsencode)
+    if not found:
+        raise SpecError(f"{prefix!r}: no shard, such as x.tar or x.tar.gz, is below it")
+    return dict.fromkeys(found, stat.S_IFREG)
+
+
+def _is_shard_name(name: str) -> bool:
+    return name.endswith(_SUFFIXES) and "/" not in name and not name.startswith(".")
+
+
+def path_of(text: str) -> str:
+    """The path of the shard at a URL. Raises SpecError."""
+    return _path_of(_parse(text))
+
+
+def without_secrets(spec: str) -> str:
+    """A spec for people, also one that means nothing.
+
+    Of URLs user, password and query are left out, of a command all but its program.
+    """
+    return "::".join(map(_without_secrets, parts(spec)))
+
+
+def parts(spec: str) -> list[str]:
+    """The specs that are joined by `::` in one."""
+    return _SEPARATOR.split(spec)
+
+
+def _without_secrets(part: str) -> str:
+    if is_command(part):
+        return urls.PIPE + urls.first_word(part.removeprefix(urls.PIPE)) + " ..."
+    scheme, separator, rest = part.partition("://")
+    if not separator:
+        return part
+    address, query, _ = rest.partition("?")
+    host, slash, path = address.partition("/")
+    return scheme + separator + host.rpartition("@")[2] + slash + path + ("?..." if query else "")
+
+
+def _path_of(url: Url) -> str:
+    from wdsfs.remote import shards  # late: see the head of this module
+
+    return os.fsdecode(shards.path_of(url))
+
+
+def _listed(prefix: Url) -> list[tuple[str, str]]:
+    """Path and key of each object whose key starts with that of `prefix`."""
+    from wdsfs.remote import shards  # late: see the head of this module
+
+    return [(os.fsdecode(path), shards.url_of(path).key) for path in shards.listed(prefix)]
+
+
+def _fits(parts: Sequence[str], patterns: Sequence[str]) -> bool:
+    """True if the parts of a key match those of a pattern."""
+    if not patterns or not parts:
+        return not patterns and not parts
+    head, rest = patterns[0], patterns[1:]
+    if head == "**":
+        return _fits(parts, rest) or (not parts[0].startswith(".") and _fits(parts[1:], patterns))
+    if parts[0].startswith(".") and not head.startswith("."):
+        return False
+    return fnmatchcase(parts[0], head) and _fits(parts[1:], rest)
+
+
+def presumed(path: str, pin: Pin | None) -> bool:
+    """True if a remote shard counts as this object until its store says otherwise: nothing is asked for it.
+
+    Only with an ETag: a request with it is answered for no other object.
+    """
+    if not is_url(path) or pin is None or not pin.strong_etag or pin.is_spooled:
+        return False
+    from wdsfs.remote import shards  # late: see the head of this module
+
+    shards.presume(os.fsencode(path), pin)
+    return True
+
+
+def modes(paths: Iterable[str]) -> dict[str, int | None]:
+    """Return the mode of what is at each path: a regular file, a directory for a final slash, None for nothing.
+
+    Raises ShardError when a store refuses to say.
+    """
+    wanted = list(paths)
+    found: dict[str, int | None] = {path: stat.S_IFDIR for path in wanted if path.endswith("/")}
+    asked: list[str] = []
+    for listed, siblings in _listings(path for path in wanted if path not in found):
+        for path in siblings:
+            if listed is not None and path in listed:
+                found[path] = stat.S_IFREG
+            else:
+                asked.append(path)
+    if asked:
+        from wdsfs.remote import shards  # late: see the head of this module
+
+        answers = shards.stat([os.fsencode(path) for path in asked])
+        found.update(zip(asked, map(_mode, answers), strict=True))
+    return found
+
+
+def stores_of(paths: Iterable[bytes]) -> list[str]:
+    """Return the stores of the remote ones of these paths, each once, in this order."""
+    return list(dict.fromkeys(urls.store_of(os.fsdecode(path)) for path in paths if is_remote(path)))
+
+
+def ask_again(paths: Sequence[str], start: int) -> int:
+    """Ask the stores what is at these paths now, so that their pins are right; returns where to start next time.
+
+    Of those that no listing shows, which may be gone, only ASKED_AGAIN from number `start` on are asked for.
+    Raises ShardError.
+    """
+    from wdsfs.remote import shards  # late: see the head of this module
+
+    unlisted = [
+        path for listed, siblings in _listings(paths) for path in siblings if listed is None or path not in listed
+    ]
+    start = start if start < len(unlisted) else 0
+    shards.stat([os.fsencode(path) for path in unlisted[start : start + ASKED_AGAIN]])
+    return start + ASKED_AGAIN
+
+
+def gone(paths: Sequence[bytes]) -> list[bytes]:
+    """Return those of these remote shards of which the store says now that it does not have them."""
+    if not paths:
+        return []
+    from wdsfs.remote import shards  # late: see the head of this module
+
+    found: list[str] = []
+    asked: list[str] = []
+    for listed, siblings in _listings(map(os.fsdecode, paths)):
+        if listed is None:
+            asked += siblings
+        else:
+            found += [path for path in siblings if path not in listed]
+    answers = shards.stat(list(map(os.fsencode, asked)))
+    missing = [path for path, answer in zip(asked, answers, strict=True) if isinstance(answer, MissingObject)]
+    return list(map(os.fsencode, found + missing))
+
+
+def _listings(paths: Iterable[str]) -> list[tuple[set[str] | None, list[str]]]:
+    """These paths by what they are directly below, each time with what a listing shows there.
+
+    None for the listing of few paths, and where the store does not list.
+    """
+    siblings = _by_parent(paths).items()
+    return [
+        (_listed_below(parent) if len(inside) >= LISTING_PAYS else None, inside) for parent, inside in siblings
+    ]
+
+
+def _by_parent(paths: Iterable[str]) -> dict[str, list[str]]:
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for path in paths:
+        found[path.rpartition("/")[0] + "/"].append(path)
+    return found
+
+
+def _listed_below(parent: str) -> set[str] | None:
+    """The paths that a listing shows; None where a store does not list."""
+    from wdsfs.remote import shards  # late: see the head of this module
+
+    if is_command(parent):
+        return None
+    url = shards.url_of(os.fsencode(parent))
+    if url.scheme in WEB:
+        return None
+    try:
+        return {path for path, _ in _listed(url)}
+    except ShardError:  # it may refuse to list what it lets everybody read: each is asked for
+        return None
+
+
+def _mode(answer: Pin | ShardError) -> int | None:
+    if isinstance(answer, MissingObject):
+        return None
+    if isinstance(answer, ShardError):
+        raise answer
+    return stat.S_IFREG

@@ -1,0 +1,236 @@
+"""From header to header: finds where members lie, and reads the extension headers and sparse maps on the way.
+
+`walk` looks only at the type and the size field of a header; `columns.py` parses the rest of many at a time. A
+header that this fast path does not understand takes the slow one, `take_member`; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+from wdsfs.tar import sparse
+from wdsfs.tar.extension_headers import Extended, own_name, pax_records
+from wdsfs.tar.headers import (
+    BLOCK,
+    DATALESS,
+    EXTENSIONS,
+    FILE_SIZE_MAX,
+    GNU_SPARSE,
+    OLD_REGULAR,
+    PAX_GLOBAL,
+    REGULAR,
+    ZERO_BLOCK,
+    is_header,
+    number_of,
+    padded,
+)
+from wdsfs.tar.problems import Damage, Problem
+from wdsfs.tar.sparse import Segments
+from wdsfs.tar.window import Window, read_fully, skip_zeros
+
+EXTENSION_MAX = 1 << 20  # bytes of PAX and GNU headers before one member; most hold a path and a few numbers
+_COMMON = (b"path", b"linkpath", b"mtime")  # records of global PAX headers that change members
+WEIGHT_MAX = 1 << 24  # bytes of extension headers and sparse maps per chunk; a fuller one ends early
+
+
+class Batch:
+    """Headers and places of members, collected for one chunk; `columns.decode` makes columns of them."""
+
+    def __init__(self, ignore_zeros: bool = False) -> None:
+        self.ignore_zeros = ignore_zeros
+        self.marks: list[int] = []  # end marks that were passed
+        self.headers: list[bytes] = []
+        self.heads: list[int] = []
+        self.datas: list[int] = []
+        self.sizes: list[int] = []
+        self.extended: dict[int, Extended] = {}
+        self.sparse: dict[int, Segments] = {}
+        self.old_directories: list[int] = []  # rows that are directories because their name ends in a slash
+        self.weight = 0
+        self.extras: list[bytes] = []  # extension headers, kept only to verify their checksums
+        self.extra_offsets: list[int] = []
+        self.problems: list[Problem] = []
+
+    def truncation(self) -> Problem | None:
+        """The problem of a file that ends inside its last member, if that was found."""
+        return next((problem for problem in self.problems if problem.kind == "truncated"), None)
+
+
+def walk(window: Window, position: int, wanted: int, batch: Batch, common: dict[bytes, bytes]) -> tuple[int, bool]:
+    """Take up to `wanted` members from `position` on; return where it stopped and whether more may follow.
+
+    Raises Damage where the tar makes no sense any more.
+    """
+    headers, heads, datas, sizes = batch.headers, batch.heads, batch.datas, batch.sizes
+    end = window.size
+    data, base = window.data, window.base
+    while len(headers) < wanted and position < end:
+        index = position - base
+        if index < 0 or index + BLOCK > len(data):
+            index = window.seek(position)
+            data, base = window.data, window.base
+        kind = data[index + 156]
+        terminator = data[index + 135]
+        if (kind == REGULAR) and not common and (terminator == 0 or terminator == 32):
+            digits = data[index + 124 : index + 135]
+            if digits.isdigit():
+                try:
+                    size = int(digits, 8)
+                except ValueError:
+                    raise _bad_header(position) from None
+                headers.append(data[index : index + BLOCK])
+                heads.append(position)
+                position += BLOCK
+                datas.append(position)
+                sizes.append(size)
+                position += (size + 511) & ~511
+                continue
+        stop = take_member(window, position, batch, common)
+        if stop is None:
+            return position, False
+        position = stop
+        data, base = window.data, window.base
+        if batch.weight > WEIGHT_MAX:
+            break
+    if position >= end and headers:
+        _report_end(batch, end)
+    return position, position < end
+
+
+def _report_end(batch: Batch, end: int) -> None:
+    """Report that the file ends at byte `end` with its last member, or inside it, and not with an end mark."""
+    head, stored = batch.heads[-1], batch.sizes[-1]
+    segments = batch.sparse.get(len(batch.heads) - 1)
+    if segments is not None:
+        stored = sum(length for _, length in segments)
+    missing = batch.datas[-1] + stored - end
+    if missing > 0:
+        text = f"the file ends at byte {end}, {missing} bytes before the end of the member at offset {head}"
+        batch.problems.append(Problem(head, "truncated", text))
+    else:
+        text = "the file ends without an end-of-archive mark; it may be cut off after a whole member"
+        batch.problems.append(Problem(end, "no end mark", text))
+
+
+def _bad_header(position: int) -> Damage:
+    return Damage(position, "damaged", f"the header at offset {position} is damaged")
+
+
+def take_member(window: Window, position: int, batch: Batch, common: dict[bytes, bytes]) -> int | None:
+    """Take one member of any kind with its extension headers; return the next position, None at the end.
+
+    `common` has the records of global PAX headers so far, and gets those that are read here.
+    """
+    head = start = position
+    extended: Extended | None = None
+    while True:
+        index = window.seek(position)
+        header = window.data[index : index + BLOCK]
+        kind = header[156]
+        if kind == PAX_GLOBAL:
+            body, position = _read_extension(window, position, start, batch)
+            # Only records that change a member count (git archives start with a mere comment): the others would
+            # send every member of the shard down this slow path.
+            common.update(record for record in pax_records(body, position) if record[0] in _COMMON)
+            head = head if extended else position
+        elif kind in EXTENSIONS:
+            body, position = _read_extension(window, position, start, batch)
+            extended = extended or Extended()
+            extended.add(kind, body, head)
+        elif header == ZERO_BLOCK:
+            if extended is not None:
+                raise Damage(head, "damaged", f"extension header at offset {head} without a member after it")
+            if position > start:
+                batch.problems.append(_trailing_header(start))
+            following = _after_mark(window, position, batch)
+            if following is None:
+                return None
+            head = start = position = following
+        else:
+            break
+    batch.weight += position - start
+    if common or extended is not None:
+        extended = extended or Extended()
+        extended.apply([*common.items(), *extended.records], start)
+    return _take(window, head, position, header, extended, batch)
+
+
+def _read_extension(window: Window, position: int, start: int, batch: Batch) -> tuple[bytes, int]:
+    """Return the body of the extension header at `position`, and the next position.
+
+    `start` is the position of the first extension header of the member. The window has the header already.
+    """
+    header = window.data[position - window.base : position - window.base + BLOCK]
+    batch.extras.append(header)
+    batch.extra_offsets.append(position)
+    size = number_of(header[124:136])
+    if size is None or not 0 <= size <= EXTENSION_MAX - (position - start):
+        raise Damage(position, "damaged", f"the extension header at offset {position} has a size of {size} bytes")
+    index = window.seek(position + BLOCK, size)
+    return window.data[index : index + size], position + BLOCK + padded(size)
+
+
+def _trailing_header(start: int) -> Problem:
+    text = (
+        f"no member follows the global PAX header at offset {start}: Python's tarfile and webdataset "
+        "raise ReadError there; any commit that changes the shard leaves it out"
+    )
+    return Problem(start, "trailing header", text)
+
+
+def _take(window: Window, head: int, position: int, header: bytes, extended: Extended | None, batch: Batch) -> int:
+    """Add the member whose own header is at `position`; return where the next one starts."""
+    row, kind = len(batch.headers), header[156]
+    stored = extended.size if extended is not None and extended.size is not None else number_of(header[124:136])
+    data = position + BLOCK
+    # Semantics decision, as in tarfile: links, directories, devices and fifos have no payload, whatever
+    # their size field says; a v7 regular member whose name ends in "/" is a directory.
+    dataless = kind in DATALESS
+    if kind == OLD_REGULAR and own_name(header, extended).endswith(b"/"):
+        dataless = True
+        batch.old_directories.append(row)
+    if dataless:
+        stored = 0
+    if stored is None or not 0 <= stored <= FILE_SIZE_MAX - data:
+        raise _bad_header(position)
+    size = stored
+    following = data + padded(stored)
+    segments: Segments | None = None
+    if kind == GNU_SPARSE:
+        segments, size, data = sparse.gnu_map(window, position, header)
+        following = data + padded(stored)
+    elif extended is not None and extended.records and not dataless:
+        found = sparse.pax_map(window, extended.records, data)
+        if found is not None:
+            segments, size, shift = found
+            data += shift
+    if segments is not None:
+        sparse.check_segments(segments, size, following - data, position)
+        batch.sparse[row] = segments
+        batch.weight += 16 * len(segments)
+    batch.headers.append(header)
+    batch.heads.append(head)
+    batch.datas.append(data)
+    batch.sizes.append(size)
+    if extended is not None:
+        extended.records = []  # not needed any more, and those of a whole chunk may be large
+        batch.extended[row] = extended
+    return following
+
+
+def _after_mark(window: Window, position: int, batch: Batch) -> int | None:
+    """Return where to read on after the end mark at `position`, None for nowhere; report what is not read."""
+    first = skip_zeros(window.fd, position + BLOCK, window.size)
+    if first == window.size:
+        return None
+    block = first - first % BLOCK
+    joined = is_header(read_fully(window.fd, BLOCK, block))
+    if joined and batch.ignore_zeros:
+        batch.marks.append(position)
+        return block
+    why = "; no header is there, so they are not read" if batch.ignore_zeros else ""
+    why = why or "; as in tar and webdataset they are not read"
+    text = (
+        f"{window.size - first} bytes from offset {first} lie after the end-of-archive mark at offset {position}"
+        f"{why}{' (another tar: --ignore-zeros reads it)' if joined else ''}"
+    )
+    batch.problems.append(Problem(first, "behind end mark", text))
+    return None

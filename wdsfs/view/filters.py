@@ -1,0 +1,351 @@
+"""Which samples a page is to show: by key, shard, class, columns, and values in their files.
+
+All but values are answered by the records: a mask over the entries of one shard at a time, made with NumPy and
+kept for the last few shards. Values need the bytes of a column of each sample that has passed the masks. So a
+search goes on for a while, returns what it has found, and says where to go on.
+"""
+
+from __future__ import annotations
+
+import bisect
+import fnmatch
+import json
+import random
+import re
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsfs.errors import ShardError, WdsfsError
+from wdsfs.index.record import STRAY, Record
+from wdsfs.previews.preview import Source
+from wdsfs.view.library import Library, Sample
+
+SECONDS = 1.0  # how long a search goes on before it answers with what it has found
+READS_MAX = 200  # files that one answer reads for values
+VALUE_MAX = 256 << 10  # bytes of a file that is read for a value; what is larger does not match
+MASKS_MAX = 8  # shards whose mask is kept
+DRAWS_MAX = 20_000  # numbers that one answer of a random sample draws
+FIELDS = ("q", "shard", "class", "has", "lacks", "column", "field", "value")
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What was asked for; empty strings ask for nothing. All conditions hold together.
+
+    `q` is a part of the key; `shard` a name or pattern of the shell; `class_` the start of the key, a directory;
+    `has` and `lacks` are columns, with commas between them; the file `column` has the value `value`, or its JSON
+    has it at `field` (names with dots between them). `*` in a value stands for anything.
+    """
+
+    q: bytes = b""
+    shard: bytes = b""
+    class_: bytes = b""
+    has: bytes = b""
+    lacks: bytes = b""
+    column: bytes = b""
+    field: str = ""
+    value: str = ""
+
+    @classmethod
+    def of(cls, query: Mapping[str, str]) -> Filter:
+        """The filter that the fields of a form ask for."""
+        text = {name: query.get(name, "").strip() for name in FIELDS}
+        raw = {name: text[name].encode("utf-8", "surrogateescape") for name in FIELDS}
+        return cls(
+            raw["q"],
+            raw["shard"],
+            raw["class"].strip(b"/"),
+            raw["has"],
+            raw["lacks"],
+            raw["column"],
+            text["field"],
+            text["value"],
+        )
+
+    def fields(self) -> dict[str, str]:
+        """What `of` would make this filter of."""
+        raw = (self.q, self.shard, self.class_, self.has, self.lacks, self.column)
+        texts = [one.decode("utf-8", "surrogateescape") for one in raw] + [self.field, self.value]
+        return {name: text for name, text in zip(FIELDS, texts, strict=True) if text}
+
+    def query(self, **more: object) -> str:
+        """As the query of an address."""
+        fields = {**self.fields(), **{name: str(value) for name, value in more.items()}}
+        return urlencode(fields, errors="surrogateescape")
+
+    @property
+    def reads(self) -> bool:
+        """True if files have to be read."""
+        return bool(self.column)
+
+    def __bool__(self) -> bool:
+        return self != Filter()
+
+    def takes_shard(self, name: bytes) -> bool:
+        """True if samples of the shard with this name are wanted."""
+        return not self.shard or fnmatch.fnmatchcase(name, self.shard)
+
+    def mask(self, record: Record) -> NDArray[np.bool_]:
+        """Which entries of a record are samples that pass, as far as the record can say."""
+        passed: NDArray[np.bool_] = (record.array("entry.flags") & STRAY) == 0
+        if not record.members:
+            return passed
+        if self.q:
+            passed &= _keys_with(record, self.q)
+        if self.class_:
+            passed &= _entries_below(record, self.class_)
+        for names, there in ((self.has, True), (self.lacks, False)):
+            for name in filter(None, (one.strip() for one in names.split(b","))):
+                passed &= _with_column(record, name) == there
+        if self.column:
+            passed &= _with_column(record, self.column)
+        return passed
+
+    def matches(self, data: bytes) -> bool:
+        """True if the content of the column has the value."""
+        if not self.field:
+            return _same(data.decode("utf-8", "replace").strip(), self.value)
+        try:
+            found: Any = json.loads(data)
+            for step in self.field.split("."):
+                found = found[int(step)] if isinstance(found, list) else found[step]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return False
+        if isinstance(found, list) and not any(isinstance(one, dict | list) for one in found):
+            return any(_same(_text_of(one), self.value) for one in found)
+        return _same(_text_of(found), self.value)
+
+
+def _text_of(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _same(text: str, wanted: str) -> bool:
+    if "*" in wanted:
+        return re.fullmatch(".*".join(map(re.escape, wanted.split("*"))), text, re.DOTALL) is not None
+    if text == wanted:
+        return True
+    try:
+        return float(text) == float(wanted)
+    except ValueError:
+        return False
+
+
+def _keys_with(record: Record, part: bytes) -> NDArray[np.bool_]:
+    """The entries whose key has this part.
+
+    All names of a shard are one string, which is searched at once; what is found across the border of two names is
+    left out. A part with a slash may also end in the name of a folder, and the folder's whole path counts.
+    """
+    found = np.zeros(record.entries, np.bool_)
+    folder_part, slash, name_part = part.rpartition(b"/")
+    if not slash:
+        starts = np.asarray(record.entry_name.starts)
+        at = _places_in(record.entry_name.text, part)
+        entries = np.searchsorted(starts, at, "right") - 1
+        inside = at + len(part) <= starts[entries + 1]
+        found[entries[inside]] = True
+        for place in at[~inside].tolist():  # one across a border may have hidden others, which begin in it
+            for match in re.finditer(
+                b"(?=" + re.escape(part) + b")", record.entry_name.text[place + 1 : place + 2 * len(part)]
+            ):
+                entry = bisect.bisect_right(record.entry_name.starts, place + 1 + match.start()) - 1
+                found[entry] |= place + 1 + match.start() + len(part) <= record.entry_name.starts[entry + 1]
+    for folder in range(1, record.folders):
+        entries_in = record.folder_entries(folder)
+        path = record.folder_path(folder) if entries_in else b""
+        if part in path:
+            found[entries_in.start : entries_in.stop] = True
+        elif slash and path.endswith(folder_part):
+            for entry in entries_in:
+                found[entry] |= record.entry_name[entry].startswith(name_part)
+    return found
+
+
+def _places_in(text: memoryview, part: bytes) -> NDArray[np.int64]:
+    """Where a part begins in a text, without those that begin inside of another."""
+    return np.fromiter((match.start() for match in re.finditer(re.escape(part), text)), np.int64)
+
+
+def _entries_below(record: Record, folder: bytes) -> NDArray[np.bool_]:
+    found = np.zeros(record.entries, np.bool_)
+    for number in range(1, record.folders):
+        path = record.folder_path(number)
+        if path == folder or path.startswith(folder + b"/"):
+            entries = record.folder_entries(number)
+            found[entries.start : entries.stop] = True
+    return found
+
+
+def _with_column(record: Record, name: bytes) -> NDArray[np.bool_]:
+    """The entries with a column of this name."""
+    numbers = [at for at in range(len(record.extension_name)) if record.extension_name[at] == name]
+    members = np.flatnonzero(np.isin(record.array("member.ext"), numbers))
+    found = np.zeros(record.entries, np.bool_)
+    found[np.searchsorted(record.array("entry.member").astype(np.int64), members, "right") - 1] = True
+    return found
+
+
+class Found(NamedTuple):
+    """What a search has found until now. `after`: where to go on, None at the end; `looked`: samples passed by."""
+
+    samples: list[Sample]
+    after: int | None
+    looked: int
+    broken: list[str]  # shards that could not be searched, and why
+
+
+class Search:
+    """Searches in one library. Usable by several threads. `source_of` opens the file at a path, as it is now."""
+
+    def __init__(self, library: Library, source_of: Callable[[bytes], Source]) -> None:
+        self.library, self._source_of = library, source_of
+        self._masks: OrderedDict[tuple[Filter, int, int], NDArray[np.uint32]] = OrderedDict()
+
+    def find(self, wanted: Filter, after: int, count: int) -> Found:
+        """Up to `count` samples from the one numbered `after` on, in the order of the set."""
+        pace = _Pace()
+        samples: list[Sample] = []
+        broken: list[str] = []
+        library, at = self.library, after
+        total = library.total
+        if wanted.q and not after:
+            samples += self._exact(wanted, count, pace)
+        exact = {sample.number for sample in samples}
+        while at < total:
+            shard = library.shard_of(at)
+            first, end = library.first_of(shard), library.first_of(shard + 1)
+            try:
+                places = self._places(wanted, shard)
+            except ShardError as error:
+                broken.append(str(error))
+                at = end
+                continue
+            begin = int(np.searchsorted(places, at - first))
+            for place in places[begin:].tolist():
+                if pace.is_over or len(samples) == count:
+                    return Found(samples, first + place, first + place - after, broken)
+                sample = library.sample(first + place)
+                if sample.number not in exact and self._passes(wanted, sample, pace):
+                    samples.append(sample)
+            at = end
+            if at < total and (pace.is_over or len(samples) == count):
+                return Found(samples, at, at - after, broken)
+        return Found(samples, None, max(total - after, 0), broken)
+
+    def _exact(self, wanted: Filter, count: int, pace: _Pace) -> list[Sample]:
+        """The samples with exactly this key, which the index finds at once, however many others there are."""
+        found: list[Sample] = []
+        crc = zlib.crc32(wanted.q)
+        for shard, name in enumerate(self.library.shard_names):
+            if pace.is_over or len(found) >= count:
+                break
+            if not wanted.takes_shard(name):
+                continue
+            with suppress(ShardError), self.library.asking():
+                for entry in self.library.record(shard, lambda record: record.find_samples(wanted.q, crc)):
+                    number = self.library.number_of(shard, entry)
+                    place = -1 if number is None else number - self.library.first_of(shard)
+                    if number is not None and _holds(self._places(wanted, shard), place):
+                        sample = self.library.sample(number)
+                        found += [sample] if self._passes(wanted, sample, pace) else []
+        return found
+
+    def draw(self, wanted: Filter, seed: int, after: int, count: int) -> Found:
+        """Up to `count` samples in a random order that the seed decides; `after` counts the draws before."""
+        pace = _Pace()
+        samples: list[Sample] = []
+        broken: list[str] = []
+        total = self.library.total
+        for at, number in enumerate(draws(total, seed)):
+            if at < after:
+                continue
+            if len(samples) == count or pace.is_over or at - after >= DRAWS_MAX:
+                return Found(samples, at, at - after, broken)
+            shard = self.library.shard_of(number)
+            try:
+                places = self._places(wanted, shard) if wanted else None
+                place = number - self.library.first_of(shard)
+                if places is not None and not _holds(places, place):
+                    continue
+                sample = self.library.sample(number)
+            except ShardError as error:
+                broken.append(str(error))
+                continue
+            if self._passes(wanted, sample, pace):
+                samples.append(sample)
+        return Found(samples, None, total - after, broken)
+
+    def _places(self, wanted: Filter, shard: int) -> NDArray[np.uint32]:
+        """The places in the order of a shard of the samples that pass its record. Raises ShardErrors."""
+        library = self.library
+        with library.asking() as lower:
+            key = wanted, shard, lower.generation
+            found = self._masks.get(key)
+            if found is None:
+                if wanted.takes_shard(library.shard_names[shard]):
+                    order = np.asarray(library.order(shard))
+                    mask = library.record(shard, wanted.mask)
+                    found = np.flatnonzero(mask[order]).astype(np.uint32)
+                else:
+                    found = np.zeros(0, np.uint32)
+                self._masks[key] = found
+                while len(self._masks) > MASKS_MAX:
+                    self._masks.popitem(last=False)
+            return found
+
+    def _passes(self, wanted: Filter, sample: Sample, pace: _Pace) -> bool:
+        if not wanted.reads:
+            return True
+        pace.reads += 1
+        try:
+            name = sample.names[sample.columns.index(wanted.column)]
+            source = self._source_of(sample.path + b"/" + name)
+            return source.size <= VALUE_MAX and wanted.matches(source.read(0, source.size))
+        except (WdsfsError, OSError):  # not there any more, or not readable: it has no such value
+            return False
+
+
+class _Pace:
+    """How far one answer may go."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self._until = time.monotonic() + SECONDS
+
+    @property
+    def is_over(self) -> bool:
+        return self.reads >= READS_MAX or time.monotonic() > self._until
+
+
+def _holds(places: NDArray[np.uint32], place: int) -> bool:
+    at = int(np.searchsorted(places, place))
+    return at < len(places) and int(places[at]) == place
+
+
+def draws(total: int, seed: int) -> Iterator[int]:
+    """Every number below `total` once, in an order that looks random; no memory for those drawn before.
+
+    A permutation of the next power of four in four rounds over its two halves, without what is not below `total`.
+    """
+    half = max((max(total - 1, 1).bit_length() + 1) // 2, 1)
+    low = (1 << half) - 1
+    keys = [random.Random(f"{seed} {at}").getrandbits(64) | 1 for at in range(4)]
+    for number in range(1 << 2 * half):
+        left, right = number >> half, number & low
+        for key in keys:
+            mixed = (right * key + (key >> 32)) & 0xFFFFFFFFFFFFFFFF
+            mixed ^= mixed >> 29
+            left, right = right, left ^ (mixed * 0x9E3779B97F4A7C15 >> 40 & low)
+        found = left << half | right
+        if found < total:
+            yield found

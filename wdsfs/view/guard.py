@@ -1,0 +1,113 @@
+"""Who may ask: only the browser that was given the address, and only from the pages themselves.
+
+The address that the command prints has a random token. It is exchanged for a cookie that other sites cannot send
+(SameSite=Strict) and no script can read. Every request is also checked for the name that it was sent to (Host, or
+another site could reach the server by a name of its own that resolves to 127.0.0.1) and the site that it comes
+from (Origin, Sec-Fetch-Site). Every answer carries a policy under which no script runs but that of the pages.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; media-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+# Of what comes out of shards, should a browser ever show it as a page: an origin of its own, and nothing runs.
+MEMBER_POLICY = "sandbox; default-src 'none'"
+
+_HEADERS = {
+    "Content-Security-Policy": PAGE_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",  # with no-referrer, a browser would send forms without their origin
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+}
+
+_ENTRY = """<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=/">
+<link rel="icon" href="data:,"><title>wdsfs</title><p><a href="/">To the samples</a></html>"""
+
+
+class Guard:
+    """Lets through to `app` what may be asked at this port."""
+
+    def __init__(self, app: ASGIApp, port: int) -> None:
+        self._app, self._port = app, port
+        self.token = secrets.token_urlsafe(32)
+        self._cookie = f"wdsfs-{port}"  # cookies are shared by all ports of a host
+        self._hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
+
+    @property
+    def address(self) -> str:
+        """The address to open, with the token."""
+        return f"http://127.0.0.1:{self._port}/?token={self.token}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return  # no web sockets
+        refusal = self._refusal(scope)
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        # Addresses are taken apart as they were sent: names in shards may hold anything, line ends too.
+        scope = {**scope, "path": scope["raw_path"].decode("ascii", "replace")}
+        await (self._app if refusal is None else refusal)(scope, receive, guarded)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        """The answer to a request that is not let through; None for one that is."""
+        headers = Headers(scope=scope)
+        if headers.get("host") not in self._hosts:
+            return PlainTextResponse("This is not the name of this server.", 421)
+        query = parse_qs(scope["query_string"].decode("ascii", "replace"))
+        [given] = query.get("token", [""])[:1]
+        is_entry = scope["method"] == "GET" and scope["path"] == "/" and given
+        if is_entry and _equal(given, self.token):
+            # Not a redirect: after a link of another site the browser would keep the cookie back.
+            entry = HTMLResponse(_ENTRY)
+            entry.set_cookie(self._cookie, self.token, httponly=True, samesite="strict", path="/")
+            return entry
+        if not self._is_own(headers, scope["method"]):
+            return PlainTextResponse("Requests of other sites are refused.", 403)
+        if not _equal(self._sent(headers), self.token):
+            text = "Open the address that `wdsfs view` has printed: it has a token that this one lacks."
+            return PlainTextResponse(text, 403)
+        return None
+
+    def _is_own(self, headers: Headers, method: str) -> bool:
+        """True if a request comes from a page of this server, or from nowhere: an address that was typed."""
+        own = {f"http://{host}" for host in self._hosts}
+        origin = headers.get("origin")
+        if origin is not None and (origin not in own or origin != f"http://{headers['host']}"):
+            return False
+        if method not in ("GET", "HEAD") and origin is None:
+            return False
+        return headers.get("sec-fetch-site", "none") in ("same-origin", "none")
+
+    def _sent(self, headers: Headers) -> str:
+        try:
+            found = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
+        except CookieError:
+            return ""
+        return "" if found is None else found.value
+
+
+def _equal(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode("utf-8", "replace"), other.encode())

@@ -1,0 +1,101 @@
+"""Fields of JSON: paths to them, and what a file of a value holds.
+
+The one home of both for `--field`, `--class-from` and label files. Pure functions.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from typing import Any
+
+from wdsfs.errors import CorruptShard, UsageError
+
+JSON_MAX = 8 << 20  # bytes of a document; parsed it takes up to 25 times as much memory
+STEPS_MAX = 64  # of a path
+ABSENT = object()  # instead of a value: the document has none there
+
+# A name goes up to the next dot or bracket; any other key stands in brackets and quotes, as in JSON.
+_STEP = re.compile(r"""(?:^|\.)([^.\[\]"]+)|\[(-?\d{1,9})\]|\[("(?:[^"\\]|\\.)*")\]""")
+
+
+@lru_cache(maxsize=64)
+def parse_path(text: str) -> tuple[str | int, ...]:
+    """The steps of a path such as `a.b[0]` or `["a.b"].c`: keys and indexes. Raises UsageError."""
+    steps: list[str | int] = []
+    at = 0
+    while at < len(text) and len(steps) < STEPS_MAX:
+        found = _STEP.match(text, at)
+        if found is None:
+            break
+        name, index, quoted = found.groups()
+        try:
+            steps.append(int(index) if index is not None else name if quoted is None else json.loads(quoted))
+        except ValueError:
+            break
+        at = found.end()
+    if at < len(text) or not steps:
+        raise UsageError(f'{text!r} is no path to a field of JSON: write label, meta.label, texts[0] or ["a.b"]')
+    return tuple(steps)
+
+
+def parse(data: bytes) -> Any:
+    """The document in a file. Raises CorruptShard if it is no JSON, or larger than JSON_MAX."""
+    refuse_size(len(data))
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CorruptShard(f"is no JSON ({error})") from None
+
+
+def refuse_size(size: int) -> None:
+    """Raise CorruptShard for a document with so many bytes that it is not parsed."""
+    if size > JSON_MAX:
+        raise CorruptShard(f"has {size:,} bytes, and JSON is parsed up to {JSON_MAX >> 20} MiB")
+
+
+def find(document: Any, steps: tuple[str | int, ...]) -> Any:
+    """The value at a path; ABSENT if there is none."""
+    for step in steps:
+        if isinstance(step, str):
+            document = document.get(step, ABSENT) if isinstance(document, dict) else ABSENT
+        elif isinstance(document, list) and -len(document) <= step < len(document):
+            document = document[step]
+        else:
+            return ABSENT
+        if document is ABSENT:
+            break
+    return document
+
+
+def content_of(value: Any) -> bytes | None:
+    """What a file of this value holds; None for no file. Raises CorruptShard for what is no text.
+
+    Semantics decision: the same for fields of members and of label files. Texts are written without quotes and
+    line end, numbers as Python writes them, lists, objects, `true` and `false` as JSON; `null` is no file.
+    """
+    if value is None or value is ABSENT:
+        return None
+    if isinstance(value, bytes):
+        return value
+    try:
+        if isinstance(value, str):
+            text = value
+        elif isinstance(value, float):
+            text = repr(value)
+        else:
+            text = json.dumps(value, ensure_ascii=False)
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise CorruptShard("holds half of a surrogate pair, which is no text") from None
+    except RecursionError:
+        raise CorruptShard("is nested too deeply") from None
+
+
+def content_at(document: Any, path: str) -> bytes | None:
+    """The content of the file of the field at a path; None for no file. Raises CorruptShard."""
+    try:
+        return content_of(find(document, parse_path(path)))
+    except CorruptShard as error:
+        raise CorruptShard(f"the field {path} {error}") from None
