@@ -73,7 +73,21 @@ _WORTH_A_LOOK = re.compile(
     r" (WARNING|ERROR|CRITICAL) |^wdsfs: (warning|error|critical): |^Traceback|Exception ignored"
 )
 
+_CLONE_NEWNS, _MS_REC, _MS_SLAVE = 0x20000, 0x4000, 0x80000
+
 _WARM: list[WarmStart] = []  # none: every program is started by an interpreter of its own
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each process of a parallel run a mount table of its own, where it may have one.
+
+    Commands such as `status` list every mount of the machine, so a test would also see those that the tests beside
+    it make and end at that moment, with their odd names.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(config, "workerinput") and libc.unshare(_CLONE_NEWNS) == 0:
+        # What is mounted here is seen by nobody else. What others unmount outside goes here, too.
+        assert libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None) == 0
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:

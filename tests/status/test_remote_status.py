@@ -74,7 +74,8 @@ def metrics(mount: Mounted) -> dict[str, float]:
 
 
 def text(program: Program, *words: str | Path) -> str:
-    return program.run("status", *words).stdout.decode()
+    """What `status` prints. It lists the mounts of other tests, too, some of which have odd names."""
+    return os.fsdecode(program.run("status", *words).stdout)
 
 
 def test_what_is_fetched_and_read_is_counted_by_store(program: Program, web: WebServer) -> None:
