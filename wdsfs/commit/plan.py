@@ -32,7 +32,7 @@ from wdsfs.commit.pieces import MAXCOUNT, MAXSIZE, CopiedRange, NewMember, Piece
 from wdsfs.commit.source_layout import Cut, SourceLayout, layout, unpacked_size
 from wdsfs.commit.steps import COPY, LINK, NEW, REWRITE, Output, Plan, SourceShard, Step
 from wdsfs.dataset.indexing import indexed
-from wdsfs.dataset.shard_set import ShardSet
+from wdsfs.dataset.shard_set import ShardSet, readable_numbers
 from wdsfs.errors import CommitError, MissingShard, ShardError, StaleShard, UsageError
 from wdsfs.index.record import STRAY, Record
 from wdsfs.names import split
@@ -53,7 +53,7 @@ class CommitOptions:
 
     `leave_out`: commit although some files cannot be packed; they stay in the overlay. `with_leavings` and
     `ignore_times` decide what is a change (`changes.Rules`). `allow_missing`: commit although some shards cannot
-    be read.
+    be read; these have no changes.
     """
 
     output: str | None = None
@@ -132,17 +132,6 @@ class Planner:
             text = "nothing was written, since files would be in no shard; this is an error of wdsfs"
             raise CommitError(f"{text}, please report it with these names:{_listing(sorted(forgotten))}")
 
-    def _numbers(self) -> Iterator[int]:
-        """Yield the shards of the set, without unreadable ones if these may be missing: they have no changes."""
-        for number in range(len(self.lower)):
-            try:
-                indexed(self.lower.summary, number)
-            except ShardError:
-                if not self.options.allow_missing:
-                    raise
-            else:
-                yield number
-
     def _refuse_losses(self) -> None:
         changes, options = self.changes, self.options
         refused = [("conflict: ", one) for one in changes.conflicts]
@@ -197,7 +186,7 @@ class Planner:
     # --- one shard for each
 
     def _one_to_one(self) -> Iterator[Step]:
-        for number in self._numbers():
+        for number in readable_numbers(self.lower, self.options.allow_missing):
             as_it_is = number not in self.changes.shards and not self.options.sort and not self._mends(number)
             yield self._whole(number) if as_it_is else self._rewritten(number)
         yield from self._further()
@@ -254,7 +243,8 @@ class Planner:
     # --- samples in a row
 
     def _resplit(self) -> Iterator[Step]:
-        units = itertools.chain.from_iterable(self._units_of(number) for number in self._numbers())
+        numbers = readable_numbers(self.lower, self.options.allow_missing)
+        units = itertools.chain.from_iterable(map(self._units_of, numbers))
         yield from self._rolled(itertools.chain(units, self._further_units()))
 
     def _units_of(self, number: int) -> Iterator[Unit]:

@@ -25,8 +25,8 @@ from wdsfs.commit.steps import NEW, Output, Plan, Step
 from wdsfs.dataset import content as content_module
 from wdsfs.dataset.indexing import indexed
 from wdsfs.dataset.numbered_tree import samples_of
-from wdsfs.dataset.shard_set import ShardSet
-from wdsfs.errors import CommitError, ShardError
+from wdsfs.dataset.shard_set import ShardSet, readable_numbers
+from wdsfs.errors import CommitError
 from wdsfs.index.record import Record
 from wdsfs.remote.any_shard import is_remote
 from wdsfs.storage.durable import CHUNK, make_directories
@@ -100,23 +100,13 @@ class ViewCommit:
 
     def _refuse_damage(self) -> None:
         """Refuse before anything is written what could not be written as it should be. Raises CommitError."""
-        for number in self._numbers():
+        for number in readable_numbers(self.lower, self.options.allow_missing):
             if not indexed(self.lower.summary, number).problems:
                 continue
             for problem in indexed(self.lower.record, number).problems:
                 if problem.kind not in self._harmless:
                     text = "leave out the shard, the option, or the samples"
                     raise CommitError(f"{self.lower.path_text(number)} is damaged ({problem.text}): {text}")
-
-    def _numbers(self) -> Iterator[int]:
-        for number in range(len(self.lower)):
-            try:
-                indexed(self.lower.summary, number)
-            except ShardError:
-                if not self.options.allow_missing:
-                    raise
-            else:
-                yield number
 
     def _refuse_target(self, target: bytes, made: set[bytes]) -> None:
         refuse_compressed_name(target)
@@ -163,7 +153,7 @@ class ViewCommit:
         if self.options.resplits:
             yield from ((None, samples) for samples in self._rolled())
             return
-        for number in self._numbers():
+        for number in readable_numbers(self.lower, self.options.allow_missing):
             samples = list(self._samples(number))
             for one, other in itertools.pairwise(samples):
                 if one.key == other.key:
@@ -178,7 +168,7 @@ class ViewCommit:
         maxcount, maxsize = self.options.maxcount or MAXCOUNT, self.options.maxsize or MAXSIZE
         found: list[_Sample] = []
         size = 0
-        for number in self._numbers():
+        for number in readable_numbers(self.lower, self.options.allow_missing):
             for sample in self._samples(number):
                 if found and (len(found) >= maxcount or size >= maxsize or found[-1].key == sample.key):
                     yield found

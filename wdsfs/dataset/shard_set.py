@@ -454,6 +454,18 @@ class ShardSet:
         self.index.close()
 
 
+def readable_numbers(lower: ShardSet, allow_missing: bool) -> Iterator[int]:
+    """Yield the numbers of all shards, with `allow_missing` only of those that can be read. Raises ShardErrors."""
+    for number in range(len(lower)):
+        try:
+            indexed(lower.summary, number)
+        except ShardError:
+            if not allow_missing:
+                raise
+        else:
+            yield number
+
+
 def _places(record: Record, member: int) -> list[tuple[int, int]]:
     """Where the members of the sample of this one lie, as begin and end (bytes)."""
     places = [record.extent(one) for one in record.entry_members(record.entry_of(member))]
