@@ -312,18 +312,19 @@ def test_a_request_that_was_handed_out_again_is_answered_once_under_its_new_numb
     tar.close()
 
 
+class Replies:
+    def __init__(self) -> None:
+        self.found: list[tuple[int, int, bytes]] = []
+
+    def data(self, unique: int, pieces: Sequence[memoryview]) -> None:
+        self.found.append((unique, 0, b"".join(pieces)))
+
+    def error(self, unique: int, number: int) -> None:
+        self.found.append((unique, number, b""))
+
+
 def test_what_arrives_at_once_is_done_in_order() -> None:
     """A request, and before its work has begun its INTERRUPT; another one, and the end of its object."""
-
-    class Replies:
-        def __init__(self) -> None:
-            self.found: list[tuple[int, int, bytes]] = []
-
-        def data(self, unique: int, pieces: Sequence[memoryview]) -> None:
-            self.found.append((unique, 0, b"".join(pieces)))
-
-        def error(self, unique: int, number: int) -> None:
-            self.found.append((unique, number, b""))
 
     async def main() -> None:
         store, replies, cache = MemoryStore(gated=True), Replies(), FakeCache()
@@ -341,6 +342,27 @@ def test_what_arrives_at_once_is_done_in_order() -> None:
         await until(lambda: len(replies.found) == 2)
         assert replies.found[1] == (4, 0, content(100_000)[8192:8200])
         await until(lambda: item.cached.closed)  # type: ignore[union-attr]
+
+    run(main())
+
+
+def test_a_request_that_is_handed_out_again_asks_the_store_once() -> None:
+    """After the death of a worker: the range is on its way, and the next answer joins it."""
+
+    async def main() -> None:
+        store, replies = MemoryStore(gated=True), Replies()
+        where, pin = store.put(content(100_000))
+        fetcher = Fetcher(store, None, Alarm(), 1 << 26, replies)  # type: ignore[arg-type]
+        item = fetcher.open(where, pin, main)
+        fetcher.hand_over(2, item, 0, 10, [])
+        await settled()
+        fetcher.hand_over(2 | IS_RESENT, item, 0, 10, [])
+        await settled()
+        store.let()
+        await until(lambda: replies.found)
+        await until(lambda: not fetcher.stats()["handed_over"])
+        assert replies.found == [(2 | IS_RESENT, 0, content(100_000)[:10])]
+        assert (store.requests, store.cancelled) == ([(0, 4096)], [])
 
     run(main())
 

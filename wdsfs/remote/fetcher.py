@@ -217,12 +217,18 @@ class Fetcher:
         """Answer a READ of the kernel."""
         first = first_unique(unique)
         before = self._handed.get(first)
+        # Handed out again: the kernel has forgotten the old number, also where that one arrives later, from a
+        # worker that had received it before.
+        if before is not None and before[0] != unique == first:
+            return
+        self._begin(first, unique, item, begin, end, spans)
         if before is not None:
-            # Handed out again: the kernel has forgotten the old number, also where that one arrives later, from a
-            # worker that had received it before.
-            if before[0] != unique == first:
-                return
-            before[1].cancel()
+            # Only once the new work has joined the parts of the old one: these are dropped when they have no user.
+            asyncio.get_running_loop().call_soon(before[1].cancel)
+
+    def _begin(
+        self, first: int, unique: int, item: RemoteObject, begin: int, end: int, spans: Sequence[Span]
+    ) -> None:
         if self._interrupted.pop(first, 0) is None:
             self._reply_error(unique, errno.EINTR)
             return
