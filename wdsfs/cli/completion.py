@@ -93,7 +93,8 @@ def script(shell: str) -> str:
     found = get_completion_class(shell)
     assert found is not None
     one = found(click.Command("wdsfs"), {}, "wdsfs", "_WDSFS_COMPLETE")
-    # Not `one.source()`: bash's asks the bash that is here for its version, and the script may be for another one.
+    # Not `one.source()`: that of bash looks at the version of the bash on this machine, but the script may be for
+    # another one.
     return ShellComplete.source(one)
 
 

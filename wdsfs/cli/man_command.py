@@ -1,4 +1,4 @@
-"""The command `man`: the manual page wdsfs(1). What is in it is made in `man_page.py`."""
+"""The command `man`: the manual page wdsfs(1). `man_page.py` makes its text."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ _TOP_NAMED = 3  # names at the top of a tree that a message has
 
 
 def resolved(tree: LowerTree, path: bytes) -> Node:
-    """What a path in a tree leads to. Raises EntryError, which for the first name tells what there is instead."""
+    """The node at a path of a tree. Raises EntryError; for an unknown first name it has names that exist."""
     from wdsfs.dataset.indexing import indexed
     from wdsfs.dataset.tree import text_of
     from wdsfs.errors import NoSuchEntry

@@ -1,8 +1,8 @@
 """The end of a commit in place in a mount that the kernel serves: a new image, and the overlay anew above it.
 
-The image is made by a process of its own, which is forked when the command begins: the index is open in the
-commit, and can be open once in a process. Until the image is whole the old mount stays, read-only. Then the guard
-exchanges the mounts; what is open from the old one stays as it was, and guarded.
+The image is made by a process of its own, which is forked when the command begins: the commit has the index open,
+and a process can open it only once. Until the image is whole the old mount stays, read-only. Then the guard
+exchanges the mounts; files that are open from the old one stay as they were, and guarded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EXCHANGE_SECONDS = 60.0  # how long a guard may take
 
 
 class Remount:
-    """Mounts anew what `guard` guards, when it is told which shards there are now."""
+    """Replaces the mount that `guard` guards by one of the new shards."""
 
     def __init__(self, guard: Registration, opening: Opening) -> None:
         self.guard = guard

@@ -52,7 +52,7 @@ class Showing(NamedTuple):
 
 
 class _Set(NamedTuple):
-    """What the pages show: the set, what changes it, and what is said of it on every page."""
+    """What the pages show: the set, the edits of its overlay, and the note on every page."""
 
     library: Library
     edits: Edits | None
@@ -143,7 +143,7 @@ def view(
 
 @contextlib.contextmanager
 def _launcher(browser: bool) -> Iterator[Callable[[str], None]]:
-    """What is done with the address: it is printed, and opened where there is a desktop and `browser` is wanted.
+    """Yields the function that prints the address, and opens it where there is a desktop and `browser` is wanted.
 
     Others can see the arguments of a process, so the browser is given a file of the user's with the address in it.
     """
@@ -290,7 +290,7 @@ def _note(daemon: Daemon) -> str:
 
 
 def _shards_of(mountpoint: str, daemon: Daemon) -> tuple[list[Shard], Any]:
-    """The shards of a mount, and as whom it reads them. Raises MountError."""
+    """The shards of a mount, and the user as whom it reads them. Raises MountError."""
     from wdsfs.reading import Reading
     from wdsfs.spec.expand import Shard
 

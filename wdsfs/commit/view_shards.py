@@ -99,7 +99,7 @@ class ViewCommit:
             raise CommitError("nothing is left to be written: no sample is shown with these options")
 
     def _refuse_damage(self) -> None:
-        """Refuse before anything is written what could not be written as it should be. Raises CommitError."""
+        """Refuse damaged shards before anything is written. Raises CommitError."""
         for number in readable_numbers(self.lower, self.options.allow_missing):
             if not indexed(self.lower.summary, number).problems:
                 continue
@@ -164,7 +164,7 @@ class ViewCommit:
             self._on_shard()
 
     def _rolled(self) -> Iterator[list[_Sample]]:
-        """As in ShardWriter, a full shard is noticed before a sample is written."""
+        """Yield the samples of each new shard; as in ShardWriter, limits are checked before each sample."""
         maxcount, maxsize = self.options.maxcount or MAXCOUNT, self.options.maxsize or MAXSIZE
         found: list[_Sample] = []
         size = 0
@@ -210,7 +210,7 @@ class ViewCommit:
 
 
 def _obstacle(name: bytes, key: bytes, extension: bytes, taken: set[bytes]) -> str | None:
-    """Why readers would not find a member of this name in its sample; None if they do."""
+    """Why readers would not find a member of this name in its sample; None if they would."""
     parts = names.split(name)
     if parts is None or (parts.folder + parts.stem, parts.extension) != (key, extension):
         return "readers would take it for another sample, or for none"

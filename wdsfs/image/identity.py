@@ -1,4 +1,4 @@
-"""Which image it is: by the identity that `build.py` writes into it, and by what the kernel says of a mount."""
+"""The identity of an image: as `build.py` writes it, and as the kernel shows it for a mount."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def identity_of(image: str | bytes) -> str:
 
 
 def is_mounted_at(identity: str, mountpoint: str) -> bool | None:
-    """If the image with this identity is what is mounted at this path; None where the kernel does not say it."""
+    """If the image with this identity is mounted at this path; None where the kernel does not show that."""
     if host.kernel_version() < _SHOWN_SINCE:
         return None
     raw = bytes.fromhex(identity)

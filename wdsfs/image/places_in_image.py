@@ -14,8 +14,11 @@ _CHUNKS_READ = 4096  # indexes of chunks that are read at a time
 
 
 class ImageInode(NamedTuple):
-    """An inode of an image. `device` and `offset` are where its first byte is that lies anywhere: the number of
-    the shard (0: the image itself; None: there is none, or on a device that is missing) and the byte in it."""
+    """An inode of an image.
+
+    `device` and `offset` are the place of its first byte that is stored: the number of the shard (0: the image
+    itself; None: no byte is stored, or its shard is missing), and the byte in it.
+    """
 
     mode: int
     size: int
@@ -24,7 +27,7 @@ class ImageInode(NamedTuple):
 
 
 class ImagePlaces:
-    """Reads the image at `path`. Raises MountError if it is none, or is damaged; OSError."""
+    """Reads the image at `path`. Raises MountError if it is no image, or is damaged; OSError."""
 
     def __init__(self, path: bytes) -> None:
         self._name = os.fsdecode(path)

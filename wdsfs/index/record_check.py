@@ -1,8 +1,8 @@
 """Checks that a record of somebody else's can be used: its sections fit together, and nothing in it leads outside.
 
-A checksum finds damage, not intent: whoever writes a portable index can give any bytes a right one. A record that
-passes here makes no question to it fail, loop or take more memory than the record has bytes. That it tells the
-truth about its shard is another matter (`index/portable.py`).
+A checksum finds damage, not intent: the writer of a portable index can make a right one for any bytes. A record
+that passes here makes no question to it fail, loop or take more memory than the record has bytes. Whether it
+is true of its shard is for `index/portable.py` to check.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The shards below one mount of an image, open, so that nobody changes them unnoticed: by leases, or by looking.
+"""The shards below one mount of an image, held open, and watched for changes: by leases, or by their times.
 
-A read lease (fcntl(2), F_SETLEASE) has whoever opens a shard for writing, or cuts it, wait until it is let go.
-Where a file system has no leases the times of the shard are looked at.
+With a read lease (fcntl(2), F_SETLEASE) a program that opens a shard for writing, or truncates it, waits until the
+lease is given up. Where a file system has no leases, the times of the shard are compared.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def raise_file_limit(shards: int) -> None:
 class HeldShards:
     """These shards, which belong to it now. `superblocks` are those of the mount, once it is there.
 
-    `deadline` is until when a writer can be kept waiting for what is still used of a mount that has ended.
+    `deadline`: until when a writer waits for files of an ended mount that are still open.
     """
 
     def __init__(self, devices: Sequence[OpenDevice]) -> None:
@@ -57,7 +57,7 @@ class HeldShards:
     def take_leases(self) -> None:
         """Have every later writer wait for this process. Raises MountError for a shard that is being written.
 
-        What a shard is has to be compared afterwards.
+        Compare the shards afterwards: one may have been written before its lease was taken.
         """
         for one in self.devices:
             try:
@@ -69,7 +69,7 @@ class HeldShards:
                 self._watched.append((one, os.fstat(one.fd).st_ctime_ns))
 
     def without_lease(self) -> list[str]:
-        """The shards that have to be looked at."""
+        """The shards whose times have to be compared."""
         return [os.fsdecode(one.path) for one, _ in self._watched]
 
     def changing(self) -> list[str]:
@@ -83,6 +83,6 @@ class HeldShards:
         return bool(self.superblocks & superblocks())
 
     def close(self) -> None:
-        """Let go of the shards."""
+        """Give up the leases and close the shards."""
         close_devices(self.devices)
         self.devices, self.leased, self._watched = [], [], []

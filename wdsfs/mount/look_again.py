@@ -300,7 +300,7 @@ def _rest(path: bytes) -> float | None:
                 return _until(path, RESTED_SECONDS)
             is_ended = size >= len(END) and os.pread(file.fileno(), len(END), size - len(END)) == END
     except OSError:
-        return None  # whoever indexes it says what is wrong
+        return None  # indexing it gives the error
     return None if is_ended else _until(path, SETTLED_SECONDS)
 
 

@@ -1,8 +1,8 @@
-"""Where a path of a mount comes from: shard, member, key, place; whichever engine serves it.
+"""Where a path of a mount comes from: shard, member, key, place; for mounts of both engines.
 
 A mount by FUSE says it in the extended attributes of its files. An image says where the bytes of a file are, by
-the inode number that the kernel shows; which member that is, the shard says. Nothing is asked of the network, and
-nothing is written.
+the inode number that the kernel shows; the shard is read to find the member that begins there. Nothing is asked of
+the network, and nothing is written.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FUSE, KERNEL = "fuse", "kernel"
 FILE, LINK, SAMPLE, DIRECTORY = "file", "link", "sample", "directory"
 UPPER, LOWER = "upper", "lower"
 NAMES_LOOKED_AT = 4096  # of directories, until a file is found that says where they come from
-# Of an inode number of an overlay by the kernel: where it is of the image, and the number there (`xino`).
+# Parts of an inode number of the kernel's overlay (`xino`): the bit of the lower layer, the number in the image.
 _OF_LOWER, _NUMBER = 1 << 63, (1 << 62) - 1
 _COPIED = {ORIGIN, "user.overlay.origin"}  # attributes of a file of the upper that was one of a shard
 _BY_INDEX = os.fsdecode(numbered_tree.NAME)
@@ -164,14 +164,14 @@ def _by_fuse(path: str, mountpoint: str, about: os.stat_result) -> Origin:
 
 @dataclass(frozen=True, slots=True)
 class _Upper:
-    """If it is known whether the mount has an overlay, and what is there of a path: None if nothing is."""
+    """If it is known whether the mount has an overlay, and the path in the upper: None if it has nothing there."""
 
     is_known: bool
     path: str | None = None
 
 
 def _upper_of(path: str, mountpoint: str) -> _Upper:
-    """What the overlay of a mount of this user has of a path."""
+    """Look a path up in the overlay of a mount of this user."""
     daemon = control.find(mountpoint)
     if daemon is None or daemon.overlay is None or path == mountpoint:
         return _Upper(False)
@@ -188,7 +188,7 @@ def _attributes(path: str) -> dict[str, str]:
 
 
 def _without_attributes(found: Origin, upper: _Upper) -> Origin:
-    """A link, or a file that was copied into the overlay: what its directory says. Raises NoSuchEntry."""
+    """The origin of a link, or of a file copied into the overlay, by its directory. Raises NoSuchEntry."""
     if upper.path is not None and ORIGIN not in os.listxattr(upper.path, follow_symlinks=False):
         raise _made_by_overlay(found.path, upper.path)
     if found.kind == FILE and not upper.is_known:
@@ -236,7 +236,7 @@ class _InImage:
     """A path in a mounted image.
 
     `own` is where its bytes are. Of a directory, an empty file or a link `columns` are the places of the files
-    beside or in it, and `device` is the shard that all of these are of, if it is one.
+    beside or in it, and `device` is the shard that has all of these, if it is one shard.
     """
 
     origin: Origin
@@ -267,7 +267,7 @@ class _Device:
 
 @dataclass(frozen=True, slots=True)
 class _ImageMount:
-    """A mount of an image: what the image says of inodes and shards. `upper` is that of the overlay above it."""
+    """A mount of an image: its inodes and shards. `upper` is that of the overlay above it."""
 
     mountpoint: str
     image: str
@@ -296,19 +296,19 @@ class _ImageMount:
         inode = self.places.inode(about.st_ino & _NUMBER)
         if inode.device == 0:
             return _InImage(replace(found, stored=True, offset=inode.offset), self)
-        if inode.device is None:  # empty, or lost: its directory says which shard it is of
+        if inode.device is None:  # empty, or lost: the files beside it are in the same shard
             return replace(self._directory(replace(found, path=os.path.dirname(path))), origin=found)
         return _InImage(found, self, _Place(inode.device, inode.offset), device=inode.device)
 
     def _changed(self, path: str) -> str | None:
-        """The path in the upper, if the overlay has something there."""
+        """The path in the upper, if there is an entry."""
         if self.upper is None:
             return None
         place = os.path.join(self.upper, os.path.relpath(path, self.mountpoint))
         return place if os.path.lexists(place) else None
 
     def _directory(self, found: Origin) -> _InImage:
-        """What the files in a directory say of it, and if there are none, those below it."""
+        """Look a directory up by its files, or by those below it if it has none."""
         below = os.path.relpath(found.path, self.mountpoint)
         is_numbered = self.about.index_tree and _is_numbered(found.path, self.mountpoint)
         if below == "." or self.about.layout == "classes" or is_numbered:
@@ -328,7 +328,7 @@ class _ImageMount:
                         yield _Place(inode.device, inode.offset)
 
     def _below(self, directory: str) -> Iterator[_Place]:
-        """The places of the files in a directory and in those below it, as many as are looked at."""
+        """The places of the first files in a directory and in those below it."""
         stack, left = [directory], NAMES_LOOKED_AT
         while stack and left:
             at = stack.pop()
@@ -361,12 +361,12 @@ def _is_of_mount(image: bytes, mount: MountPoint) -> bool:
     identity, mountpoint = identity_of(image), os.fsdecode(mount.path)
     if mount.fstype == "erofs":
         return is_mounted_at(identity, mountpoint) is not False
-    guard = guard_of(mountpoint)  # statfs is about the upper
+    guard = guard_of(mountpoint)  # statfs shows the upper
     return guard is None or guard.identity == identity
 
 
 def _devices(about: manifest.Manifest, image: bytes, mountpoint: str) -> list[_Device]:
-    """The shards of a mounted image: as its guard opened them, else as the image says."""
+    """The shards of a mounted image: the paths that its guard opened, else those in the image."""
     guard = guard_of(mountpoint)
     if guard is not None and len(guard.paths) == len(about.devices):
         replaced = set(guard.replaced())
@@ -438,7 +438,7 @@ def _named(one: _InImage, shards: dict[str, _Found]) -> Origin:
 
 
 def _empty_member(one: _InImage, origin: Origin, key: bytes | None, there: dict[bytes, int]) -> Origin:
-    """An empty file, which no place leads to: the empty member of the shard that has the name for it."""
+    """The origin of an empty file, which has no place: the empty member of the shard that has its name."""
     path, base = os.fsencode(one.below), os.fsencode(os.path.basename(origin.path))
     inside = path if one.mounted.about.merge else path.partition(b"/")[2]
     around = os.path.dirname(os.path.dirname(inside))  # of the directory of a sample
@@ -454,7 +454,7 @@ def _text(name: bytes | None) -> str | None:
 
 
 def _members_of(shard: str, wanted: _Wanted) -> _Found:
-    """What is wanted of the members of a tar; of one that cannot be read, nothing."""
+    """The wanted members of a tar; none of one that cannot be read."""
     found = _Found()
     try:
         fd = source.open_shard(os.fsencode(shard))

@@ -2,6 +2,6 @@
 
 `plots.py` decides what is drawn, from the counts of `dataset/distributions.py`, and says the same in words and as
 a table; `drawing.py` has the shapes and writes them as SVG, `raster.py` as PNG. Nothing here reads a shard, and
-nothing but `raster.py` needs a library: charts of bars are a few shapes, a plotting library is large, and
-its SVG would follow neither a page's colours nor its fonts. Start with `plots.py`.
+only `raster.py` needs a library: bar charts are a few shapes, a plotting library is large, and its SVG would
+follow neither a page's colours nor its fonts. Start with `plots.py`.
 """

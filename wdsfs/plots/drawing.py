@@ -12,7 +12,7 @@ LETTER = 6.6  # about the width of a letter
 # Roles of shapes, which colours are chosen by.
 INK, BAR, SOFT, GRID, PAPER = "ink", "bar", "soft", "grid", "paper"
 
-# On a page, its style sheet may say more by the classes plot-ink, plot-bar ...; without, these hold.
+# A page may restyle these by the classes plot-ink, plot-bar ... of its style sheet.
 _PAGE = {
     INK: 'fill="currentColor"',
     BAR: 'fill="var(--plot-bar, currentColor)"',
@@ -111,7 +111,7 @@ def _text(text: Text, fill: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Text without what no XML document may hold."""
+    """Text without the characters that XML forbids."""
     return _FORBIDDEN.sub("\ufffd", text)
 
 

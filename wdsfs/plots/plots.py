@@ -1,7 +1,7 @@
 """What is drawn of a set, from its counts: the same in shapes, in words and as a table.
 
-Each plot is bounded, whatever the set is: the most frequent columns and classes are drawn, and neighbouring shards
-share a bar where there are more than bars.
+Each plot is bounded, for a set of any size: the most frequent columns and classes are drawn, and neighbouring
+shards share a bar where there are more of them than bars.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from wdsfs.plots.drawing import BAR, GRID, LETTER, SOFT, Box, Figure, Shape, Tex
 WIDTH = 720  # pixels
 COLUMNS_SHOWN = 10
 CLASSES_SHOWN = 24
-BARS = 120  # that shards, or classes by rank, are put together to
+BARS = 120  # of a plot; neighbouring shards, or classes by rank, share one where there are more
 _LEFT = 190  # pixels for names
 _RIGHT = 90  # pixels for figures
 NAME_MAX = 100  # letters of the name of a column or a class
@@ -102,7 +102,7 @@ def _histogram(name: str, counts: NDArray[np.int64], bits: range, top: float) ->
 
 
 def _size_axis(first: int, last: int, top: float) -> list[Shape]:
-    """Labels at the lower ends of bars, as many as there is room for."""
+    """Labels at the lower ends of bars, as many as fit."""
     step = (WIDTH - _LEFT - _RIGHT) / (last - first + 1)
     every = max(math.ceil(60 / step), 1)
     # At 1 KiB, 1 MiB ... where there are labels at all.

@@ -26,7 +26,7 @@ CELL = 60  # characters of them in a row of an npz
 
 
 class _Array(NamedTuple):
-    """What is told of one array. Without `dtype` it could not be read; `problem` says why."""
+    """What a preview says of one array. Without `dtype` it could not be read; `problem` says why."""
 
     shape: str = ""
     dtype: str = ""
@@ -42,14 +42,14 @@ class _Array(NamedTuple):
 
 
 def decode_array(file: BinaryIO, detail: Detail) -> Preview:
-    """An npy file. Raises ValueError for what is none."""
+    """The preview of an npy file. Raises ValueError if it is not one."""
     found = _array(file, detail, _values_bytes(detail))
     pictures = (found.picture,) if found.picture else ()
     return Preview(ARRAY, found.summary, pictures, found.values, is_cut=found.is_cut, problem=found.problem)
 
 
 def decode_arrays(file: BinaryIO, detail: Detail) -> Preview:
-    """An npz file: its first arrays. Raises BadZipFile."""
+    """The preview of an npz file: its first arrays. Raises BadZipFile."""
     left = _values_bytes(detail)
     rows = [("array", "type", "shape", "range", "")]
     pictures = []
@@ -133,7 +133,7 @@ def _name_of(dtype: np.dtype[Any]) -> str:
 
 
 def _range(values: np.ndarray) -> str:
-    """The smallest and the largest value, and how many are no numbers."""
+    """The smallest and the largest value, and how many are not finite."""
     if values.dtype.kind not in "biuf" or not len(values):
         return ""
     odd = 0

@@ -1,4 +1,4 @@
-"""JSON, laid out: every value as it is written, as much of it as a page can take."""
+"""JSON, laid out: every value as it is written, up to the length that a page can take."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LINES_MAX = 1000  # of JSON lines that are looked at
 
 
 class _Literal(str):
-    """A number as it is written: as a float it could be another one."""
+    """A number as it is written: a float could have another value."""
 
     __slots__ = ()
 

@@ -20,7 +20,7 @@ _ISO = ("mp4", "m4v", "mov")
 
 
 def decode_audio(file: BinaryIO, extension: str, player: str) -> Preview:
-    """A sound file; what its headers do not tell is left out."""
+    """The preview of a sound file; what its headers do not say is left out."""
     facts = [extension.upper()]
     try:
         tag = TinyTag.get(file_obj=file, tags=True, image=False)
@@ -41,7 +41,7 @@ def decode_audio(file: BinaryIO, extension: str, player: str) -> Preview:
 
 
 def decode_video(file: BinaryIO, size: int, extension: str, player: str) -> Preview:
-    """A video; duration and size of a picture are told by MP4 and its kin only."""
+    """The preview of a video; only MP4 and related formats give duration and picture size."""
     facts = [extension.upper()]
     if extension in _ISO:
         facts += _facts_of_mp4(file, size)
@@ -104,7 +104,7 @@ def _movie_seconds(body: bytes) -> float:
 
 
 def warm_up() -> None:
-    """Load what tinytag loads when it is first needed: nothing but a small file tells."""
+    """Load what tinytag imports at its first use: reading a small file makes it do so."""
     head = (
         b"RIFF$\x00\x00\x00WAVEfmt \x10\x00\x00\x00\x01\x00\x01\x00@\x1f\x00\x00@\x1f\x00\x00\x01\x00\x08\x00data"
     )

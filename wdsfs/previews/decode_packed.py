@@ -1,4 +1,4 @@
-"""Content in a container: compressed members are unpacked as far as is bearable; pickles are left closed."""
+"""Content in a container: compressed members are unpacked up to a limit; pickles are never loaded."""
 
 from __future__ import annotations
 

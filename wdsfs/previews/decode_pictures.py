@@ -14,7 +14,7 @@ from wdsfs.previews.preview import IMAGE, Detail, Picture, Preview
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM")
 DECODED_MAX = 256 << 20  # bytes of a picture in memory
 _DEPTHS = {"I": 4, "F": 4, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}  # bytes of a pixel
-_EXACT = ("1", "P", "PA")  # masks and the like: mixing the values of two pixels gives a third thing
+_EXACT = ("1", "P", "PA")  # masks and the like: the mean of two values means something else
 _QUALITY = 80
 
 
@@ -47,7 +47,7 @@ def _refuse_large(image: Image.Image) -> None:
 
 
 def _load(image: Image.Image) -> str:
-    """Decode a picture, as far as it goes; returns what is wrong with it."""
+    """Decode as much of a picture as there is; returns what is wrong with it."""
     try:
         image.load()
         return ""
@@ -82,7 +82,7 @@ _ORIENTATION = 0x0112
 
 
 def stretched(values: np.ndarray) -> Image.Image:
-    """Numbers as shades of grey, the smallest black, the largest white; what is no number is black."""
+    """Numbers as shades of grey, the smallest black, the largest white; what is not finite is black."""
     numbers = values.astype(np.float64)
     finite = np.isfinite(numbers)
     low, high = (numbers[finite].min(), numbers[finite].max()) if finite.any() else (0.0, 0.0)

@@ -13,14 +13,14 @@ from wdsfs.previews.plain import decoded, readable
 from wdsfs.previews.preview import TABLE, Detail, Preview
 
 FIRST_BYTES = 1 << 20  # of a csv file that columns, types and first rows are taken from
-_COUNTED = 8  # the part of what may be read that a csv file may be so that its rows are counted: an eighth
+_COUNTED = 8  # rows are counted in csv files of up to this part (an eighth) of the bytes that may be read
 COLUMNS_MAX = 100  # that are shown
 CELL_MAX = 200  # characters
 _CHUNK = 1 << 20
 
 
 def decode_csv(file: BinaryIO, size: int | None, detail: Detail, tabs: bool) -> Preview:
-    """A csv or tsv file whose first row has the names. `size` is None where the file tells it only by its end."""
+    """A csv or tsv file whose first row has the names. `size` is None where only reading to the end gives it."""
     data = _read(file, FIRST_BYTES)
     is_whole = len(data) < FIRST_BYTES or len(data) == size
     text, note = decoded(data, is_whole)
@@ -116,7 +116,7 @@ def _preview(
     width: int,
     problem: str,
 ) -> Preview:
-    """A table of so many columns (name and type), of which all or the first are here; `total` rows, if known."""
+    """A table of these columns (name and type), all or the first; it has `total` rows, if that is known."""
     summary = counted(width, "column")
     summary = f"{counted(total, 'row')} of {summary}" if total is not None else summary
     if width > len(columns):

@@ -18,7 +18,7 @@ from wdsfs.previews import (
 from wdsfs.previews.kinds import HEAD, PLAYERS, content_of, inner_name
 from wdsfs.previews.preview import Detail, Preview
 
-PARQUET = "pyarrow"  # the library that only workers for parquet files load: it takes its time and memory
+PARQUET = "pyarrow"  # the library that only workers for parquet files load: it is slow to load, and large
 
 
 class Task(NamedTuple):
@@ -75,7 +75,7 @@ def _told(member: _Member) -> int:
 
 
 def decode(task: Task, file: BinaryIO, size: int) -> Preview:
-    """The preview of a member. Raises TooMuch, and whatever a library raises."""
+    """The preview of a member. Raises TooMuch, and any exception that a library raises."""
     if task.decoder != "packed":
         extension = content_of(task.name, b"").extension
         return _DECODERS[task.decoder](_Member(file, size, extension), task.detail)

@@ -87,7 +87,7 @@ class Content(NamedTuple):
 
 
 def content_of(name: str, head: bytes) -> Content:
-    """What a member with this extension (`seg.png`), file name or column name is; `head` are its first bytes.
+    """The content of a member, by its extension (`seg.png`), file name or column name, and by its first bytes.
 
     An extension that is known decides, also over the bytes; so a wrong one shows. The bytes
     decide where there is none (`img`, `audio`).

@@ -1,4 +1,4 @@
-"""Texts, labels and hex: the previews that need no decoder, so they are made where they are shown."""
+"""Texts, labels and hex: the previews that need no decoder, so the server makes them itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def readable(text: str) -> str:
 
 
 def error_text(error: Exception) -> str:
-    """What a decoder says of a content that is not as it should be, for the middle of a sentence."""
+    """The text of a decoder's exception, for the middle of a sentence."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     text = readable(" ".join(str(error).split())[:200]).rstrip(".")
@@ -28,7 +28,7 @@ def error_text(error: Exception) -> str:
 
 
 def bytes_needed(detail: Detail) -> int:
-    """How many first bytes of a member a text of this detail is made of."""
+    """How many first bytes of a member a text preview of this detail needs."""
     return detail.characters * 4 + 4
 
 
@@ -55,7 +55,7 @@ def text_preview(data: bytes, size: int, detail: Detail, extension: str = "") ->
 
 
 def label_preview(data: bytes, size: int, detail: Detail) -> Preview:
-    """A class or a number; what is too long for one, or of several lines, is a text."""
+    """The preview of a class or a number; a long one, or one of several lines, is shown as a text."""
     text = text_preview(data, size, detail)
     label = text.text.strip()
     if text.is_cut or len(label) > LABEL_CHARACTERS or "\n" in label:

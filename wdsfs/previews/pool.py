@@ -39,7 +39,7 @@ REQUESTS_MAX = 20_000  # ranges that a worker may ask for to decode one member
 class Limits:
     """What one preview may cost a worker: memory above that of its libraries (bytes), seconds of a processor.
 
-    `patience` is in seconds, too: so long an answer may take, without the time for reading the member.
+    `patience` (seconds): how long an answer may take, without the time for reading the member.
     """
 
     memory: int = 512 << 20
@@ -77,7 +77,7 @@ class _Worker:
             actions = [
                 (os.POSIX_SPAWN_DUP2, theirs.fileno(), 0),
                 (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-                (os.POSIX_SPAWN_DUP2, 1, 2),  # libraries write there what they think of the content
+                (os.POSIX_SPAWN_DUP2, 1, 2),  # libraries write warnings about the content there
             ]
             kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
             command = [sys.executable, "-P", "-c", _START, _PACKAGE, *sys.path]
@@ -134,14 +134,14 @@ class _Worker:
 
     @property
     def has_ended(self) -> bool:
-        """True if the process is no more, whoever ended it."""
+        """True if the process has ended, also if nobody has waited for it yet."""
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:  # where SIGCHLD is ignored, nothing is left of it
+        except ChildProcessError:  # where SIGCHLD is ignored, the kernel has removed it
             return True
 
     def end(self) -> None:
-        """End the process, whatever it does, and wait for it."""
+        """Kill the process, and wait until it has ended."""
         self.connection.close()
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(self.pid, signal.SIGKILL)
@@ -149,7 +149,7 @@ class _Worker:
 
 
 def _range(work: Work, wanted: Any) -> bytes:
-    """The bytes that a worker asks for. Raises Broken for a range that is not one, and what reading raises."""
+    """The bytes that a worker asks for. Raises Broken for an impossible range, and what reading raises."""
     try:
         offset, length = (int(number) for number in wanted)
     except (TypeError, ValueError):
@@ -160,7 +160,7 @@ def _range(work: Work, wanted: Any) -> bytes:
 
 
 class Pool:
-    """So many workers, which have loaded these libraries. Safe for threads; callers wait for a free worker."""
+    """Up to `count` workers with `libraries` loaded. Safe for threads; callers wait for a free worker."""
 
     def __init__(self, count: int, libraries: Sequence[str], limits: Limits) -> None:
         self._libraries, self._limits = libraries, limits
@@ -214,7 +214,7 @@ class Pool:
         return worker
 
     def end(self, worker: _Worker) -> None:
-        """End a worker, whatever it does."""
+        """Kill a worker."""
         self._workers.discard(worker)
         worker.end()
 

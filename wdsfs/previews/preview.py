@@ -1,4 +1,4 @@
-"""What a preview is: plain data about one file, for whoever shows it. Never HTML, never active content."""
+"""What a preview is: plain data about one file, for a page to show. Never HTML, never active content."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Source(Protocol):
 
     @property
     def key(self) -> Hashable:
-        """Another one for other content (fingerprint of the shard, offset); None: its preview is not kept."""
+        """Identifies the content for the cache (fingerprint of the shard, offset); None: it is not kept."""
 
     def read(self, offset: int, length: int) -> bytes:
         """These bytes, fewer only at the end of the file. Raises WdsfsError."""
@@ -65,7 +65,7 @@ class Preview(NamedTuple):
 
     @property
     def weight(self) -> int:
-        """About as many bytes as it takes in memory."""
+        """About how many bytes of memory it takes."""
         cells = sum(4 * len(cell) + 60 for row in self.rows for cell in row)
         return 1000 + 4 * len(self.text) + cells + sum(500 + len(picture.data) for picture in self.pictures)
 
@@ -83,8 +83,8 @@ def packed(preview: Preview, blob: bytearray) -> dict[str, Any]:
 def unpacked(found: dict[str, Any], blob: bytes) -> Preview:
     """The preview that `packed` has packed. Raises ValueError, TypeError or KeyError for anything else.
 
-    Whoever has packed it may have been taken over by the bytes that it decoded: each value is made what it has to
-    be.
+    The worker that packed it may have been taken over by the bytes that it decoded, so the type of each value is
+    made right here.
     """
     return Preview(
         kind=_text(found["kind"]),
@@ -99,7 +99,7 @@ def unpacked(found: dict[str, Any], blob: bytes) -> Preview:
 
 
 def _text(value: Any) -> str:
-    """Text that every page can send: half a surrogate pair, which JSON and tags can hold, is none."""
+    """Text that can be sent as UTF-8: without lone surrogates, which JSON and tags can hold."""
     return str(value).encode("utf-8", "replace").decode()
 
 

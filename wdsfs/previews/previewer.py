@@ -1,4 +1,4 @@
-"""Previews of files, for a page that shows them: found in a cache, or made, and safe whatever the bytes are."""
+"""Previews of files, for a page that shows them: found in a cache, or made; safe for hostile bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PLAIN: dict[str, Callable[[bytes, int, Content, Detail], Preview]] = {
     "pdf": lambda data, size, content, detail: plain.pdf_preview(data, size),
 }
 _PARQUET_NOTE = "To see it as a table, install pyarrow: pip install 'wdsfs[parquet]'."
-_HEAD = 256 << 10  # bytes that a worker gets without asking: all of most members
+_HEAD = 256 << 10  # first bytes that a worker gets at once; most members are smaller
 
 
 def missing_libraries() -> list[str]:

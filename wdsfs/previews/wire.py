@@ -16,7 +16,7 @@ BYTES_MAX = 32 << 20  # and of what follows it
 
 
 class Broken(Exception):
-    """The other side has ended, or does not keep to the form."""
+    """The other side has ended, or breaks the protocol."""
 
 
 def send(connection: socket.socket, message: dict[str, Any], data: bytes | bytearray = b"") -> None:

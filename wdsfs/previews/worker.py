@@ -1,8 +1,8 @@
 """The program of a worker: decodes members, one after the other, within limits that no content can exceed.
 
 Once its libraries are loaded it gives up what it does not need: it can open no file and no socket, write no file
-and no core, and has so much memory and so much time of a processor for each member. What a decoder does beyond
-that ends this process, and the server starts another.
+and no core, and has so much memory and so much time of a processor for each member. A decoder that
+exceeds a limit ends this process, and the server starts another.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from wdsfs.previews.preview import Detail, packed
 def main() -> None:
     """Serve the socket that is descriptor 0 until its other side is closed."""
     warnings.simplefilter("ignore")  # of libraries, about what they decode
-    os.closerange(3, 1 << 20)  # what whoever started the server has left open
+    os.closerange(3, 1 << 20)  # inherited descriptors: files that the parent of the server had open
     connection = socket.socket(fileno=0)
     try:
         settings, _ = wire.receive(connection)
@@ -57,7 +57,7 @@ def _give_up(memory: int) -> None:
 
 
 def _allow_time(seconds: int) -> None:
-    """Have the kernel end this process when it has computed so long from now on."""
+    """Have the kernel end this process after so many more seconds of processor time."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     end = int(used.ru_utime + used.ru_stime) + 1 + seconds
     resource.setrlimit(resource.RLIMIT_CPU, (end, resource.RLIM_INFINITY))
@@ -71,7 +71,7 @@ def _answer(connection: socket.socket, task: dict[str, Any], head: bytes) -> boo
     try:
         found = packed(decode(Task(task["decoder"], task["name"], detail), file, size), blob)
     except MemoryError:
-        # What a library has half done is not known, so this process ends.
+        # The library may have stopped half-way, in an unknown state: so this process ends.
         wire.send(connection, {"failed": "It needs more memory than a preview may have.", "ends": True})
         return False
     except TooMuch as error:
@@ -80,7 +80,7 @@ def _answer(connection: socket.socket, task: dict[str, Any], head: bytes) -> boo
     except wire.Broken:
         return False
     except Exception as error:
-        # Decoders raise what they like: each means that these bytes are not what they should be.
+        # Decoders raise exceptions of any class; each means that the content is damaged.
         wire.send(connection, {"failed": f"It cannot be decoded: {error_text(error)}."})
         return True
     wire.send(connection, {"done": found}, blob)

@@ -144,7 +144,7 @@ class Board:
         """Count the death of a worker at this request; returns the number of such deaths since its last reply.
 
         A worker that was there already (`started`, in ns of the monotonic clock) at the last such death does not
-        count, and 0 is returned: whoever kills all workers at once kills the request's next one, too.
+        count, and 0 is returned: somebody who kills all workers at once kills the next worker of the request, too.
         """
         now = time.monotonic_ns()
         at = self._suspect(request)

@@ -1,7 +1,7 @@
 """What a mount says of its list of shards: if it is followed, when it was looked at, what came and went.
 
-The supervisor writes it, and whoever makes a report reads it: a text in shared memory, made before the workers are
-forked.
+The supervisor writes it, and any process that makes a report reads it: a text in shared memory, made before the
+workers are forked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Changes of samples from the pages, by the same overlay as a mount's.
 
 With `--overlay` the overlay is this process's own (`OwnFiles`): locked, and changed by the code that a mount runs.
-A writable mount is changed through itself (`MountedFiles`). What both have in common, undo and what has changed,
-is `Edits`. One change at a time.
+A writable mount is changed through itself (`MountedFiles`). What both have in common, undo and the list of
+changes, is `Edits`. One change at a time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from wdsfs.view.library import FILES_MAX, File, Library
 
 EDIT_MAX = 1 << 20  # bytes of a file that can be edited in a page
 UNDO_MAX, UNDO_BYTES = 100, 32 << 20  # changes that can be undone; bytes of files that are kept for that
-UPPER_SECONDS = 1.0  # how long the names of an overlay that others may change are believed
+UPPER_SECONDS = 1.0  # how long the names of an overlay that others may change are kept
 
 
 class OverlayFiles(Protocol):
@@ -205,7 +205,7 @@ class MountedFiles:
 def _temporary(name: bytes) -> bytes:
     """The name under which new content is written, before it replaces the old in one step.
 
-    What a stop leaves behind is known to a commit as a program's leaving (`names.is_leaving`).
+    A commit leaves out one that a killed process has left (`names.is_leaving`).
     """
     return names.shorten(b"." + name, names.NAME_MAX - 4) + b".swp"
 
@@ -219,7 +219,7 @@ def _as_entry_errors(path: bytes) -> Any:
 
 
 def digest(data: bytes) -> str:
-    """What distinguishes one content of a file from another, for a form."""
+    """A checksum of the content of a file, by which a form notices that it has changed."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
@@ -250,7 +250,7 @@ class Edits:
     # --- what has changed
 
     def _top(self) -> UpperNode:
-        """The names of the upper as they are, or were a moment ago."""
+        """The names of the upper, at most UPPER_SECONDS old where others may change it."""
         found = self._upper  # several threads ask: each goes on with what it has found
         if found is None or time.monotonic() - self._loaded > UPPER_SECONDS:
             began, found = time.monotonic(), upper_format.empty()
@@ -330,7 +330,7 @@ class Edits:
             self._do(lambda: self.files.remove(path), f"removal of {os.fsdecode(path)}", [path], before)
 
     def restore(self, path: bytes) -> None:
-        """Have a sample or a file as the shards have it. Raises EntryErrors, ShardErrors, OSErrors."""
+        """Undo all changes of a sample or a file, also its removal. Raises EntryErrors, ShardErrors, OSErrors."""
         with self._lock:
             try:
                 if not self.is_changed(path):

@@ -2,7 +2,7 @@
 
 All but values are answered by the records: a mask over the entries of one shard at a time, made with NumPy and
 kept for the last few shards. Values need the bytes of a column of each sample that has passed the masks. So a
-search goes on for a while, returns what it has found, and says where to go on.
+search stops after a while, and returns what it has found and where to continue.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FIELDS = ("q", "shard", "class", "has", "lacks", "column", "field", "value")
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What was asked for; empty strings ask for nothing. All conditions hold together.
+    """The conditions of a search; empty strings are no condition. A sample has to meet all of them.
 
     `q` is a part of the key; `shard` a name or pattern of the shell; `class_` the start of the key, a directory;
     `has` and `lacks` are columns, with commas between them; the file `column` has the value `value`, or its JSON
@@ -72,13 +72,13 @@ class Filter:
         )
 
     def fields(self) -> dict[str, str]:
-        """What `of` would make this filter of."""
+        """The fields of a form from which `of` makes this filter."""
         raw = (self.q, self.shard, self.class_, self.has, self.lacks, self.column)
         texts = [one.decode("utf-8", "surrogateescape") for one in raw] + [self.field, self.value]
         return {name: text for name, text in zip(FIELDS, texts, strict=True) if text}
 
     def query(self, **more: object) -> str:
-        """As the query of an address."""
+        """The filter as the query of an address."""
         fields = {**self.fields(), **{name: str(value) for name, value in more.items()}}
         return urlencode(fields, errors="surrogateescape")
 
@@ -95,7 +95,7 @@ class Filter:
         return not self.shard or fnmatch.fnmatchcase(name, self.shard)
 
     def mask(self, record: Record) -> NDArray[np.bool_]:
-        """Which entries of a record are samples that pass, as far as the record can say."""
+        """Which entries of a record are samples that meet the conditions that need no file."""
         passed: NDArray[np.bool_] = (record.array("entry.flags") & STRAY) == 0
         if not record.members:
             return passed
@@ -141,10 +141,10 @@ def _same(text: str, wanted: str) -> bool:
 
 
 def _keys_with(record: Record, part: bytes) -> NDArray[np.bool_]:
-    """The entries whose key has this part.
+    """The entries whose key contains this.
 
-    All names of a shard are one string, which is searched at once; what is found across the border of two names is
-    left out. A part with a slash may also end in the name of a folder, and the folder's whole path counts.
+    All names of a shard are one string, which is searched at once; hits across the border of two names do not
+    count. A part with a slash may also end in the name of a folder, and the folder's whole path counts.
     """
     found = np.zeros(record.entries, np.bool_)
     folder_part, slash, name_part = part.rpartition(b"/")
@@ -154,7 +154,7 @@ def _keys_with(record: Record, part: bytes) -> NDArray[np.bool_]:
         entries = np.searchsorted(starts, at, "right") - 1
         inside = at + len(part) <= starts[entries + 1]
         found[entries[inside]] = True
-        for place in at[~inside].tolist():  # one across a border may have hidden others, which begin in it
+        for place in at[~inside].tolist():  # it may have hidden hits that begin inside of it
             for match in re.finditer(
                 b"(?=" + re.escape(part) + b")", record.entry_name.text[place + 1 : place + 2 * len(part)]
             ):
@@ -172,7 +172,7 @@ def _keys_with(record: Record, part: bytes) -> NDArray[np.bool_]:
 
 
 def _places_in(text: memoryview, part: bytes) -> NDArray[np.int64]:
-    """Where a part begins in a text, without those that begin inside of another."""
+    """Where a part begins in a text; a hit inside of another hit does not count."""
     return np.fromiter((match.start() for match in re.finditer(re.escape(part), text)), np.int64)
 
 
@@ -196,7 +196,7 @@ def _with_column(record: Record, name: bytes) -> NDArray[np.bool_]:
 
 
 class Found(NamedTuple):
-    """What a search has found until now. `after`: where to go on, None at the end; `looked`: samples passed by."""
+    """What a search has found. `after`: where to continue, None at the end; `looked`: samples looked at."""
 
     samples: list[Sample]
     after: int | None
@@ -311,12 +311,12 @@ class Search:
             name = sample.names[sample.columns.index(wanted.column)]
             source = self._source_of(sample.path + b"/" + name)
             return source.size <= VALUE_MAX and wanted.matches(source.read(0, source.size))
-        except (WdsfsError, OSError):  # not there any more, or not readable: it has no such value
+        except (WdsfsError, OSError):  # removed, or not readable: no match
             return False
 
 
 class _Pace:
-    """How far one answer may go."""
+    """The limits of one answer: time and files read."""
 
     def __init__(self) -> None:
         self.reads = 0
@@ -333,7 +333,7 @@ def _holds(places: NDArray[np.uint32], place: int) -> bool:
 
 
 def draws(total: int, seed: int) -> Iterator[int]:
-    """Every number below `total` once, in an order that looks random; no memory for those drawn before.
+    """Every number below `total` once, in an order that looks random, without a list of them in memory.
 
     A permutation of the next power of four in four rounds over its two halves, without what is not below `total`.
     """

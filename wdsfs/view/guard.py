@@ -21,7 +21,7 @@ PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; media-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-# Of what comes out of shards, should a browser ever show it as a page: an origin of its own, and nothing runs.
+# For contents of shards, in case a browser shows one as a page: an origin of its own, and no scripts.
 MEMBER_POLICY = "sandbox; default-src 'none'"
 
 _HEADERS = {
@@ -39,7 +39,7 @@ _ENTRY = """<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equi
 
 
 class Guard:
-    """Lets through to `app` what may be asked at this port."""
+    """Passes to `app` the requests that are allowed at this port."""
 
     def __init__(self, app: ASGIApp, port: int) -> None:
         self._app, self._port = app, port
@@ -67,12 +67,12 @@ class Guard:
                 headers.setdefault("Cache-Control", "no-store")
             await send(message)
 
-        # Addresses are taken apart as they were sent: names in shards may hold anything, line ends too.
+        # Not unquoted before they are split: names in shards may have any character, line ends too.
         scope = {**scope, "path": scope["raw_path"].decode("ascii", "replace")}
         await (self._app if refusal is None else refusal)(scope, receive, guarded)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """The answer to a request that is not let through; None for one that is."""
+        """The answer that refuses a request; None for one that is allowed."""
         headers = Headers(scope=scope)
         if headers.get("host") not in self._hosts:
             return PlainTextResponse("This is not the name of this server.", 421)
@@ -80,7 +80,7 @@ class Guard:
         [given] = query.get("token", [""])[:1]
         is_entry = scope["method"] == "GET" and scope["path"] == "/" and given
         if is_entry and _equal(given, self.token):
-            # Not a redirect: after a link of another site the browser would keep the cookie back.
+            # Not a redirect: after a link on another site the browser would not send the cookie.
             entry = HTMLResponse(_ENTRY)
             entry.set_cookie(self._cookie, self.token, httponly=True, samesite="strict", path="/")
             return entry
@@ -92,7 +92,7 @@ class Guard:
         return None
 
     def _is_own(self, headers: Headers, method: str) -> bool:
-        """True if a request comes from a page of this server, or from nowhere: an address that was typed."""
+        """True if a request comes from a page of this server, or from no page: the address was typed."""
         own = {f"http://{host}" for host in self._hosts}
         origin = headers.get("origin")
         if origin is not None and (origin not in own or origin != f"http://{headers['host']}"):

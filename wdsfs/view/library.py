@@ -1,9 +1,9 @@
 """The set as the pages ask for it: samples by number and by path, their files, where they come from.
 
-One lock is over everything that asks the set or its records, since those belong to one thread at a time; such a
-question reads the index and no shard. The bytes of files are read outside of the lock, so a shard that answers
-slowly holds up only those who want its bytes. Nothing is kept for each sample: the numbers of the samples of a
-shard are in its record, and the order of the last few shards is remembered.
+One lock protects the set and its records, which are for one thread at a time; questions under it read the index
+and no shard. The bytes of files are read outside of the lock, so a slow shard delays only the requests for its
+bytes. Nothing is kept for each sample: the numbers of the samples of a shard are in its record, and the order of
+the last few shards is remembered.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class MemberSource:
 
     def __init__(self, library: Library, content: Content) -> None:
         self._library, self._content, self.size = library, content, content.size
-        # Another one for other content; what is in no shard in this form has none.
+        # Identifies the content; None for one that is in no shard in this form.
         self.key = (
             None if content.held is not None else (content.file.path, content.file.fingerprint, content.data)
         )
@@ -90,7 +90,7 @@ class MemberSource:
 
 
 class Library:
-    """A tree of shards, samples in directories, for threads. `close` is for who made the tree."""
+    """A tree of shards, samples in directories, for threads. The caller closes the tree."""
 
     def __init__(self, tree: LowerTree) -> None:
         self.tree, self.lower = tree, tree.lower
@@ -120,7 +120,7 @@ class Library:
             try:
                 counts.append(indexed(self.lower.summary, number).samples)
             except ShardError:
-                counts.append(0)  # what cannot be read is told on the page of problems
+                counts.append(0)  # the page of problems lists it
         self._ends = list(itertools.accumulate(counts))
         self._orders.clear()
         self._generation = self.lower.generation
@@ -220,7 +220,7 @@ class Library:
         return b"/".join(reversed(parts))
 
     def number_at(self, path: bytes) -> int | None:
-        """The number of the sample whose directory this is; None if it is none, or not one of the shards."""
+        """The number of the sample whose directory this is; None if it is no sample, or in no shard."""
         with self.asking():
             try:
                 node = indexed(self.tree.resolve, path)
@@ -246,7 +246,7 @@ class Library:
             return self.first_of(shard) + int(found[0]) if len(found) else None
 
     def sample_at_offset(self, shard: int, offset: int) -> bytes | None:
-        """The path of the sample that has the member whose first header is at this byte of a shard."""
+        """The path of the sample of a member, by the offset of the member's first header in its shard."""
         with self.asking() as lower:
             record = indexed(lower.record, shard)
             if record.view is not None or not record.members:
@@ -259,7 +259,7 @@ class Library:
             return None if stray else self._path(shard, member)
 
     def record(self, shard: int, question: Callable[[Record], Answer]) -> Answer:
-        """Ask something of the record of a shard. Raises ShardErrors."""
+        """Call `question` with the record of a shard, under the lock. Raises ShardErrors."""
         with self.asking() as lower:
             return question(indexed(lower.record, shard))
 
@@ -275,7 +275,7 @@ class Library:
             ]
 
     def folders(self, path: bytes) -> list[bytes]:
-        """The names of the directories in a directory, as far as a page can offer them. Raises EntryError."""
+        """The names of the first FOLDERS_MAX directories in a directory. Raises EntryError."""
         with self.asking():
             node = indexed(self.tree.resolve, path)
             entries = itertools.islice(self.tree.listing(node.inode, AT_PARENT), FOLDERS_MAX)

@@ -1,4 +1,4 @@
-"""The pages: which address shows what. What it shows is asked in `library.py`, `filters.py`, `edits.py` and so on.
+"""The pages, by address. Their contents come from `library.py`, `filters.py`, `edits.py` and so on.
 
 Every answer is made in a thread. Those that wait for the bytes of shards (thumbnails, previews, downloads) have
 threads of their own, so that a slow shard never holds up a page.
@@ -48,7 +48,7 @@ CHANGES_MAX = 500  # changed samples that are listed
 QUICK, SLOW = 8, 12  # threads that ask the set, and threads that wait for bytes
 SEED_MAX = 1 << 31
 
-# A file that a thumbnail can be made of, the best first; and what is short enough for a caption of it.
+# Extensions of files for a thumbnail, the best first; and of those short enough for a caption.
 PICTURES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "avif", "npy", "npz")
 CAPTIONS = ("cls", "txt", "text", "caption", "label", "json")
 
@@ -93,7 +93,7 @@ def size_text(size: int) -> str:
 
 
 def suffix(name: bytes) -> str:
-    """What the type of a file goes by: "png" of `seg.PNG`."""
+    """The part of a name that decides the type of a file: "png" of `seg.PNG`."""
     return os.fsdecode(name).rpartition(".")[2].lower()
 
 
@@ -125,7 +125,7 @@ class Pages:
         self.app = Starlette(routes=[*self._routes()])
 
     def close(self) -> None:
-        """End what goes on beside the requests."""
+        """End the threads and processes."""
         self.check.stop()
         self.previewer.close()
 
@@ -197,7 +197,7 @@ class Pages:
         except (WdsfsError, OSError) as error:
             status = 404 if isinstance(error, NoSuchEntry) else 409 if isinstance(error, EntryExists) else 400
             if not isinstance(error, NoSuchEntry | EntryExists | UsageError):
-                status = 502  # the shard, or the disk, and not the question
+                status = 502  # the fault is in the shard, or the disk
             return self._page("error.html", status, message=text_of(str(error)))
 
     def _page(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
@@ -224,7 +224,7 @@ class Pages:
     # --- the grid
 
     def grid(self, request: Request) -> Response:
-        """Samples in the order of the set, those that pass the filter."""
+        """The samples that pass the filter, in the order of the set."""
         wanted, at = Filter.of(request.query_params), _number(request.query_params.get("at", "0"))
         found = self.search.find(wanted, at, PAGE)
         more = None if found.after is None else f"/?{wanted.query(at=found.after)}"
@@ -279,7 +279,7 @@ class Pages:
         }
 
     def go(self, request: Request) -> Response:
-        """To the sample with a number."""
+        """Redirect to the sample with a number."""
         sample = self.library.sample(_number(request.query_params.get("number", "0")))
         return RedirectResponse(f"/sample/{quote(sample.path)}", 303)
 
@@ -307,7 +307,7 @@ class Pages:
         )
 
     def preview(self, request: Request) -> Response:
-        """What can be seen of one file, as a part of the page of its sample."""
+        """The preview of one file, for the page of its sample."""
         path = _path(request)
         source = self.source(path)
         name = path.rpartition(b"/")[2]
@@ -492,7 +492,7 @@ class Pages:
         return RedirectResponse("/changes", 303)
 
     def restore(self, form: Mapping[str, str]) -> Response:
-        """Have a sample or file as the shards have it."""
+        """Take back the changes of a sample or a file."""
         self._edits().restore(_form_path(form))
         return RedirectResponse("/changes", 303)
 
@@ -512,7 +512,7 @@ def _fail(error: Exception) -> Response:
 
 
 def _media_type(path: bytes) -> str:
-    """The type of a file for a player. Raises NoSuchEntry for what no player is given."""
+    """The media type of a file for a player. Raises NoSuchEntry if a player must not get it."""
     found = MEDIA.get(suffix(path.rpartition(b"/")[2]))
     if found is None:
         raise NoSuchEntry("no player is given a file of this type")
@@ -528,7 +528,7 @@ def _saved_as(path: bytes) -> str:
 
 
 def _form(source: Source) -> dict[str, Any] | None:
-    """What is needed to edit a file as text; None for one that is no text, or too long for a page."""
+    """The fields of a form that edits a file as text; None if it is not text, or too long for a page."""
     if source.size > EDIT_MAX:
         return None
     data = source.read(0, source.size)
@@ -543,7 +543,7 @@ def _form(source: Source) -> dict[str, Any] | None:
 
 
 def _path(request: Request) -> bytes:
-    """The path behind the first part of an address, as the bytes that it stands for."""
+    """The path after the first part of an address, in bytes."""
     raw: bytes = request.scope["raw_path"]
     return _inside(unquote_to_bytes(raw.split(b"/", 2)[2]))
 
@@ -553,7 +553,7 @@ def _form_path(form: Mapping[str, str]) -> bytes:
 
 
 def _inside(path: bytes) -> bytes:
-    """A path that leads nowhere else. Raises NoSuchEntry."""
+    """The path, if it stays inside of the tree. Raises NoSuchEntry."""
     if not path or any(part in (b"", b".", b"..") or b"\0" in part for part in path.split(b"/")):
         raise NoSuchEntry("this address names no sample")
     return path

@@ -1,7 +1,7 @@
 """What `wdsfs check` finds in the set, looked for when a page asks for it.
 
-A check reads the headers of every shard, which may be a lot for remote ones; so it does not begin by itself. One
-thread goes through the shards in their order, and pages show what it has found until then. What the index knows
+A check reads the headers of every shard, which takes long for remote ones; so it begins only when asked for. One
+thread goes through the shards in their order, and pages show what it has found so far. What the index knows
 (damage, shards that cannot be read) is there without a check.
 """
 
@@ -47,7 +47,7 @@ class Check:
 
     @property
     def begun(self) -> bool:
-        """True if the check goes on or has come to its end."""
+        """True if the check is running or has ended."""
         return self._thread is not None
 
     def begin(self) -> None:
@@ -58,7 +58,7 @@ class Check:
                 self._thread.start()
 
     def stop(self) -> None:
-        """End it after the shard that it is at, which may take long; does not wait for that."""
+        """Have it end after the present shard, which may take long; does not wait for that."""
         self._stopped.set()
 
     def _run(self) -> None:

@@ -41,6 +41,6 @@ def serve(pages: Pages, listening: socket.socket, ready: Callable[[str], None]) 
         limit_concurrency=CONNECTIONS_MAX,
         timeout_graceful_shutdown=2,
     )
-    listening.listen(128)  # from here on a browser gets an answer, if only a moment later
+    listening.listen(128)  # from now on a browser can connect; it is answered a moment later
     ready(guard.address)
     uvicorn.Server(config).run(sockets=[listening])
