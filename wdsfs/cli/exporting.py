@@ -16,6 +16,7 @@ from wdsfs.cli.opening import opened_set
 from wdsfs.cli.options import Decorator, Opening
 from wdsfs.cli.progress import ended_in_order, shards_bar
 from wdsfs.errors import ExportError, several
+from wdsfs.interop import formats
 
 if TYPE_CHECKING:
     from wdsfs.dataset.shard_set import ShardSet
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("wdsfs")
 
-FORMATS = click.Choice(["dali", "energon", "wids", "wdsidx"])
+FORMATS = click.Choice(formats.FORMATS)
 
 # Of the commands that write shards.
 export_option: Decorator[Any] = click.option(

@@ -32,12 +32,12 @@ from wdsfs.index import hints, process_pool, remote_scan
 from wdsfs.index.portable_writer import PortableWriter
 from wdsfs.index.record import Record
 from wdsfs.interop import dali, energon, wids
+from wdsfs.interop.formats import DALI, ENERGON, WDSIDX, WIDS
 from wdsfs.remote.any_shard import OpenShard, fingerprint_of, is_remote, open_shard
 from wdsfs.spec.expand import Shard
 from wdsfs.storage import source
 from wdsfs.storage.durable import Disk, new_file, temporary_of
 
-DALI, ENERGON, WIDS, WDSIDX = FORMATS = ("dali", "energon", "wids", "wdsidx")
 WDSIDX_NAME = b"set.wdsidx"
 WIDS_NAME = b"shardindex.json"  # as `widsindex create` calls it
 Answer = TypeVar("Answer")
