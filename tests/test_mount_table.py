@@ -87,6 +87,15 @@ def test_what_is_mounted_at_a_path(tmp_path: Path, table: list[mount_table.Mount
     assert mount_table.mounted_at(tmp_path / "link/ann") == table[5]
 
 
+def test_files_that_another_machine_can_write(tmp_path: Path, table: list[mount_table.MountPoint]) -> None:
+    """By the place of the file itself: a link to it may be on a local disk."""
+    link = tmp_path / "s1.tar"
+    link.symlink_to("/homework/s.tar")
+    assert mount_table.on_network([b"/d/s0.tar", b"/home/ann/s.tar"]) is None
+    assert mount_table.on_network([b"/d/s0.tar", b"/home/s.tar", b"/homework/s.tar"]) == (b"/home/s.tar", "nfs4")
+    assert mount_table.on_network([b"/d/s0.tar", os.fsencode(link)]) == (os.fsencode(link), "fuse.sshfs")
+
+
 def test_without_proc_the_type_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mount_table, "MOUNTINFO", "/nothing/here")
     assert mount_table.filesystem_type("/") == ""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 MOUNTINFO = "/proc/self/mountinfo"
@@ -121,3 +122,15 @@ def filesystem_type(path: str | bytes | os.PathLike[str]) -> str:
 def is_network(fstype: str) -> bool:
     """True if files of this file system type are shared with other machines."""
     return fstype in NETWORK_TYPES
+
+
+def on_network(paths: Iterable[bytes]) -> tuple[bytes, str] | None:
+    """Return the first of these files that another machine can change unnoticed, and its file system's type."""
+    types: dict[bytes, str] = {}
+    for path in paths:
+        directory = os.path.dirname(os.path.realpath(path))
+        if directory not in types:
+            types[directory] = filesystem_type(directory)
+        if is_network(types[directory]):
+            return path, types[directory]
+    return None

@@ -6,6 +6,8 @@ import gzip
 import os
 from pathlib import Path
 
+import pytest
+
 from tests import sets
 from tests.conftest import Program
 from tests.image.test_image import end_mount, need_erofs, told
@@ -61,11 +63,14 @@ def test_auto_takes_fuse_where_the_kernel_cannot_serve(program: Program) -> None
     assert "--lazy is for FUSE" in told(program.home, *words, code=5)
 
 
-def test_what_keeps_the_kernel_from_serving(program: Program) -> None:
+def test_what_keeps_the_kernel_from_serving(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     need_erofs()
-    shard = sets.at(program.write("s0.tar", sets.content(0)))
+    file = program.write("s0.tar", sets.content(0))
+    shard = sets.at(file)
     assert kernel_engine.obstacle([shard], trusting=False) is None
-    remote = (
-        shard._replace(path=b"s3://bucket/s.tar") if hasattr(shard, "_replace") else sets.at(b"s3://bucket/s.tar")
-    )
+    remote = sets.at(b"s3://bucket/s.tar")
     assert "is on no disk of this machine" in str(kernel_engine.obstacle([remote], trusting=False))
+    monkeypatch.setattr(mount_table, "filesystem_type", lambda _: "nfs4")
+    reason = f"{file} lies on nfs4, which other machines can write"
+    assert kernel_engine.obstacle([shard], trusting=False) == reason
+    assert kernel_engine.obstacle([shard], trusting=True) is None

@@ -51,10 +51,8 @@ def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
                 return f"{os.fsdecode(one.path)} is compressed"
         finally:
             source.close(fd)
-    for directory in () if trusting else sorted({os.path.dirname(one.path) for one in shards}):
-        if mount_table.is_network(mount_table.filesystem_type(directory)):
-            return f"{os.fsdecode(directory)} is shared with other machines"
-    return None
+    found = None if trusting else mount_table.on_network(one.path for one in shards)
+    return None if found is None else f"{os.fsdecode(found[0])} lies on {found[1]}, which other machines can write"
 
 
 def _has_erofs() -> bool:

@@ -84,7 +84,7 @@ def _wait(receiver: Connection, sender: Connection, guard: Registration, opening
         code = 0
     except (WdsfsError, OSError) as error:
         log.error("%s", error)
-    except Exception:
+    except Exception:  # of any kind: the process ends below, and would say nothing of it
         log.exception("the mount could not be made anew; please report this")
     finally:
         os._exit(code)

@@ -31,7 +31,7 @@ async def in_child(function: Callable[[], dict[str, Any]], device: int | None) -
             if device is not None:
                 os.close(device)
             os.write(sender, json.dumps(function()).encode() + b"\n")
-        except Exception:
+        except Exception:  # of any kind: the supervisor waits for an answer
             log.exception("a question to the mount has failed")
             os.write(sender, b"{}\n")
         finally:

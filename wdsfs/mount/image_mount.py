@@ -179,16 +179,13 @@ def _own_paths(wanted: ImageMount) -> list[bytes]:
 
 def _refuse_network(devices: Sequence[OpenDevice]) -> None:
     """Raise MountError for shards that another machine can change unnoticed."""
-    looked: dict[bytes, str] = {}
-    for one in devices:
-        directory = os.path.dirname(one.path)
-        if directory not in looked:
-            looked[directory] = mount_table.filesystem_type(directory)
-        if mount_table.is_network(looked[directory]):
-            raise MountError(
-                f"{os.fsdecode(one.path)}: lies on {looked[directory]}, where another machine can write it "
-                "without this one noticing. Mount with --trust-shards if nobody will; or mount the shards by FUSE"
-            )
+    found = mount_table.on_network(one.path for one in devices)
+    if found is not None:
+        path, fstype = found
+        raise MountError(
+            f"{os.fsdecode(path)}: lies on {fstype}, where another machine can write it without this one noticing."
+            " Mount with --trust-shards if nobody will; or mount the shards by FUSE"
+        )
 
 
 def _attributes(wanted: ImageMount) -> tuple[int, bool]:
