@@ -46,10 +46,9 @@ lint: setup  ## ruff's rules and format, mypy's strict types
 	for check in 'ruff check' 'ruff format --check' mypy; do $(BIN)/$$check || status=1; done; \
 	exit $$status
 
-format: setup  ## let ruff lay the code out and mend what it can; copy the page that `wdsfs help layouts` shows
+format: setup  ## let ruff lay the code out and mend what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
-	cp docs/layouts.md wdsfs/cli/layouts.md
 
 constraints:  ## choose the newest versions for development anew; the oldest Python decides
 	new=$$(mktemp -d) && trap 'rm -rf "$$new"' EXIT && \
