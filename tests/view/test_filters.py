@@ -58,6 +58,11 @@ def test_classes_and_columns(record: Record) -> None:
         ("", "3", b"3.0", True),
         ("", "3", b"33", False),
         ("", "*at", b"a cat", True),
+        ("", "a*a", b"a", False),
+        ("", "a*a", b"aa", True),
+        ("", "a**b*c", b"a b b c", True),
+        ("", "a*b*c", b"a c b", False),
+        ("", "*a*b*c*d", b"ab " * 80_000, False),  # by a regular expression, years
         ("a.b", "x", b'{"a": {"b": "x"}}', True),
         ("a.1", "2", b'{"a": [1, 2]}', True),
         ("a", "2", b'{"a": [1, 2]}', True),
@@ -71,9 +76,24 @@ def test_values(field: str, value: str, data: bytes, expected: bool) -> None:
     assert Filter(column=b"json", field=field, value=value).matches(data) is expected
 
 
+def test_a_shard_is_found_by_its_name_or_a_pattern() -> None:
+    for wanted, expected in ((b"a[1]", {b"a[1]", b"a1"}), (b"a*", {b"a[1]", b"a1"}), (b"a[0-9]", {b"a1"})):
+        assert {name for name in (b"a[1]", b"a1", b"b") if Filter(shard=wanted).takes_shard(name)} == expected
+
+
+@pytest.mark.parametrize("total", [1, 5, 1000, 10**9])
+def test_a_random_order_goes_on_from_any_place(total: int) -> None:
+    """Also from one beyond millions of others, at once."""
+    whole = list(itertools.islice(draws(total, 7), 50))
+    for start in (0, 1, 20):
+        assert list(itertools.islice(draws(total, 7, start), 10)) == [one for one in whole if one[0] >= start][:10]
+    assert len(list(itertools.islice(draws(10**9, 7, 9 * 10**8), 10))) == 10
+    assert list(draws(total, 7, 1 << 62)) == []
+
+
 @pytest.mark.parametrize("total", [1, 2, 3, 17, 1000])
 def test_a_random_order_has_every_sample_once(total: int) -> None:
     orders = [list(draws(total, seed)) for seed in range(3)]
-    assert all(sorted(one) == list(range(total)) for one in orders)
+    assert all(sorted(number for _, number in one) == list(range(total)) for one in orders)
     if total > 3:
         assert orders[0] != orders[1] != orders[2]

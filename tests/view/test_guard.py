@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import os
+import socket
+import tarfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from tests import tars
-from tests.conftest import Program
+from tests.conftest import PATIENCE, Program
 from tests.view.viewing import Browser, Viewer, viewing
 
 HOSTILE = {
@@ -161,3 +166,71 @@ def test_a_part_of_a_file_for_a_player(program: Program) -> None:
         assert answer.headers["content-type"] == "audio/wav"
         assert viewer.ask("/media/a/x/wav", Range="bytes=-5").body == bytes(range(195, 200))
         assert viewer.ask("/media/a/x/wav", Range="bytes=500-").status == 416
+        assert viewer.ask("/media/a/x/wav", Range="bytes=x-y").status == 416
+        assert viewer.ask("/media/a/x/wav", Range=f"bytes=190-{'9' * 30}").body == bytes(range(190, 200))
+        for several in ("bytes=0-1,5-6", "words=1-2"):  # a server may answer with all
+            answer = viewer.ask("/media/a/x/wav", Range=several)
+            assert (answer.status, answer.body) == (200, bytes(range(200)))
+
+
+def a_large_shard(path: Path, size: int) -> None:
+    """A shard of one member, of zeros that take no room on the disk."""
+    info = tarfile.TarInfo("x.bin")
+    info.size = size
+    with path.open("wb") as file:
+        file.write(info.tobuf(tarfile.GNU_FORMAT))
+        file.truncate(512 + size)
+        file.seek(0, os.SEEK_END)
+        file.write(tars.END)
+
+
+def test_the_head_of_an_answer_reads_nothing(program: Program) -> None:
+    """Of a file that would take hours to be read."""
+    a_large_shard(program.home / "a.tar", 1 << 42)
+    with viewing(program, "a.tar") as viewer:
+        answer = viewer.ask("/file/a/x/bin", method="HEAD")
+        assert (answer.status, answer.headers["content-length"]) == (200, str(1 << 42))
+
+
+def test_a_file_that_cannot_be_read_to_its_end_does_not_look_whole(program: Program) -> None:
+    a_large_shard(program.home / "a.tar", 64 << 20)
+    with viewing(program, "a.tar") as viewer:
+        connection = http.client.HTTPConnection(viewer.netloc, timeout=PATIENCE)
+        connection.request("GET", "/file/a/x/bin", headers={"Cookie": viewer.cookie})
+        answer = connection.getresponse()
+        assert len(answer.read(1000)) == 1000
+        os.truncate(program.home / "a.tar", 1 << 20)
+        with pytest.raises(http.client.IncompleteRead):
+            answer.read()
+        connection.close()
+        again = viewer.ask("/file/a/x/bin")
+        assert (again.status, "changed" in again.text) == (502, True)
+
+
+def test_connections_that_ask_nothing_hold_up_nobody(program: Program) -> None:
+    """Anybody on the machine can make them, without the token."""
+    program.write("a.tar", tars.tar(tars.member(b"x.txt", b"x")))
+    with viewing(program, "a.tar") as viewer, contextlib.ExitStack() as stack:
+        host, _, port = viewer.netloc.partition(":")
+        for number in range(300):
+            one = stack.enter_context(socket.create_connection((host, int(port)), PATIENCE))
+            if number % 2:
+                with contextlib.suppress(OSError):  # it may be ended already
+                    one.sendall(b"GET / HTTP/1.1\r\nHost: ")
+        assert viewer.ask("/").status == 200
+        assert len(os.listdir(f"/proc/{viewer.process.pid}/fd")) < 150
+
+
+def test_names_that_are_not_utf_8_are_found_by_their_links(program: Program) -> None:
+    program.write("g[1].tar", tars.tar(tars.member(b"cl\xff/k\xfe.txt", b"x")))
+    with viewing(program, "g[1].tar") as viewer:
+        page = viewer.ask("/sample/g%5B1%5D/cl%FF/k%FE").text
+        for link in ("/?shard=g%5B1%5D", "/?class=cl%FF"):
+            assert f'href="{link}"' in page
+            assert viewer.ask(link).text.count('class="key"') == 1
+        assert viewer.ask("/?q=k%FE").text.count('class="key"') == 1
+
+
+def test_too_many_fields_get_a_message(looking: Viewer) -> None:
+    query = "&".join(f"a{number}=1" for number in range(100))
+    assert "too many" in looking.ask(f"/?{query}").text

@@ -49,7 +49,15 @@ class Viewer:
         entry = self.ask("/?" + urlsplit(address).query, cookie=False)
         self.cookie = entry.headers["set-cookie"].partition(";")[0]
 
-    def ask(self, path: str, form: dict[str, str] | None = None, *, cookie: bool = True, **headers: str) -> Answer:
+    def ask(
+        self,
+        path: str,
+        form: dict[str, str] | None = None,
+        *,
+        cookie: bool = True,
+        method: str = "",
+        **headers: str,
+    ) -> Answer:
         """The answer to a request; `headers` in Python's spelling. A form has the page's origin, unless given."""
         connection = http.client.HTTPConnection(self.netloc, timeout=PATIENCE)
         sent = {name.replace("_", "-"): value for name, value in headers.items() if value}
@@ -62,7 +70,7 @@ class Viewer:
             if "Origin" not in headers:
                 sent["Origin"] = f"http://{self.netloc}"
         try:
-            connection.request("GET" if form is None else "POST", path, body, sent)
+            connection.request(method or ("GET" if form is None else "POST"), path, body, sent)
             answer = connection.getresponse()
             found = {name.lower(): value for name, value in answer.getheaders()}
             return Answer(answer.status, found, answer.read())

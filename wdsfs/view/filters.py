@@ -91,8 +91,8 @@ class Filter:
         return self != Filter()
 
     def takes_shard(self, name: bytes) -> bool:
-        """True if samples of the shard with this name are wanted."""
-        return not self.shard or fnmatch.fnmatchcase(name, self.shard)
+        """True if samples of the shard with this name are wanted. A name is itself, also one with `[` in it."""
+        return not self.shard or name == self.shard or fnmatch.fnmatchcase(name, self.shard)
 
     def mask(self, record: Record) -> NDArray[np.bool_]:
         """Which entries of a record are samples that meet the conditions that need no file."""
@@ -131,13 +131,31 @@ def _text_of(value: object) -> str:
 
 def _same(text: str, wanted: str) -> bool:
     if "*" in wanted:
-        return re.fullmatch(".*".join(map(re.escape, wanted.split("*"))), text, re.DOTALL) is not None
+        return _is_like(text, wanted.split("*"))
     if text == wanted:
         return True
     try:
         return float(text) == float(wanted)
     except ValueError:
         return False
+
+
+def _is_like(text: str, parts: list[str]) -> bool:
+    """True if these parts follow each other in a text, the first at its beginning, the last at its end.
+
+    Each part is taken where it comes first, so this takes no longer than a few looks at the text. A regular
+    expression would try all places of all parts.
+    """
+    first, *inner, last = parts
+    at, end = len(first), len(text) - len(last)
+    if at > end or not text.startswith(first) or not text.endswith(last):
+        return False
+    for part in inner:
+        found = text.find(part, at, end)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return True
 
 
 def _keys_with(record: Record, part: bytes) -> NDArray[np.bool_]:
@@ -211,15 +229,19 @@ class Search:
         self.library, self._source_of = library, source_of
         self._masks: OrderedDict[tuple[Filter, int, int], NDArray[np.uint32]] = OrderedDict()
 
-    def find(self, wanted: Filter, after: int, count: int) -> Found:
-        """Up to `count` samples from the one numbered `after` on, in the order of the set."""
+    def find(self, wanted: Filter, after: int | None, count: int) -> Found:
+        """Up to `count` samples from the one numbered `after` on, in the order of the set.
+
+        Without `after`, those whose key is exactly what is looked for come first, and once more in their places.
+        """
         pace = _Pace()
         samples: list[Sample] = []
         broken: list[str] = []
-        library, at = self.library, after
+        library = self.library
         total = library.total
-        if wanted.q and not after:
+        if wanted.q and after is None:
             samples += self._exact(wanted, count, pace)
+        at = after = after or 0
         exact = {sample.number for sample in samples}
         while at < total:
             shard = library.shard_of(at)
@@ -251,24 +273,29 @@ class Search:
                 break
             if not wanted.takes_shard(name):
                 continue
-            with suppress(ShardError), self.library.asking():
-                for entry in self.library.record(shard, lambda record: record.find_samples(wanted.q, crc)):
-                    number = self.library.number_of(shard, entry)
-                    place = -1 if number is None else number - self.library.first_of(shard)
-                    if number is not None and _holds(self._places(wanted, shard), place):
-                        sample = self.library.sample(number)
-                        found += [sample] if self._passes(wanted, sample, pace) else []
+            with suppress(ShardError):
+                # Not in one question: what `_passes` reads may be slow, and others wait for the end of a question.
+                named = self._named(wanted, shard, crc)
+                found += [sample for sample in named if self._passes(wanted, sample, pace)]
+        return found[:count]
+
+    def _named(self, wanted: Filter, shard: int, crc: int) -> list[Sample]:
+        """The samples of a shard with exactly this key that pass its record. Raises ShardErrors."""
+        library, found = self.library, []
+        with library.asking():
+            for entry in library.record(shard, lambda record: list(record.find_samples(wanted.q, crc))):
+                number = library.number_of(shard, entry)
+                if number is not None and _holds(self._places(wanted, shard), number - library.first_of(shard)):
+                    found.append(library.sample(number))
         return found
 
     def draw(self, wanted: Filter, seed: int, after: int, count: int) -> Found:
-        """Up to `count` samples in a random order that the seed decides; `after` counts the draws before."""
+        """Up to `count` samples in a random order that the seed decides, from the place `after` in it on."""
         pace = _Pace()
         samples: list[Sample] = []
         broken: list[str] = []
         total = self.library.total
-        for at, number in enumerate(draws(total, seed)):
-            if at < after:
-                continue
+        for at, number in draws(total, seed, after):
             if len(samples) == count or pace.is_over or at - after >= DRAWS_MAX:
                 return Found(samples, at, at - after, broken)
             shard = self.library.shard_of(number)
@@ -283,7 +310,7 @@ class Search:
                 continue
             if self._passes(wanted, sample, pace):
                 samples.append(sample)
-        return Found(samples, None, total - after, broken)
+        return Found(samples, None, max(total - after, 0), broken)
 
     def _places(self, wanted: Filter, shard: int) -> NDArray[np.uint32]:
         """The places in the order of a shard of the samples that pass its record. Raises ShardErrors."""
@@ -332,20 +359,21 @@ def _holds(places: NDArray[np.uint32], place: int) -> bool:
     return at < len(places) and int(places[at]) == place
 
 
-def draws(total: int, seed: int) -> Iterator[int]:
-    """Every number below `total` once, in an order that looks random, without a list of them in memory.
+def draws(total: int, seed: int, after: int = 0) -> Iterator[tuple[int, int]]:
+    """Every number below `total` once, in an order that looks random, each with its place; from a place on.
 
     A permutation of the next power of four in four rounds over its two halves, without what is not below `total`.
+    So the places of some are left out, no memory is needed for those drawn before, and any place is found at once.
     """
     half = max((max(total - 1, 1).bit_length() + 1) // 2, 1)
     low = (1 << half) - 1
     keys = [random.Random(f"{seed} {at}").getrandbits(64) | 1 for at in range(4)]
-    for number in range(1 << 2 * half):
-        left, right = number >> half, number & low
+    for place in range(after, 1 << 2 * half):
+        left, right = place >> half, place & low
         for key in keys:
             mixed = (right * key + (key >> 32)) & 0xFFFFFFFFFFFFFFFF
             mixed ^= mixed >> 29
             left, right = right, left ^ (mixed * 0x9E3779B97F4A7C15 >> 40 & low)
         found = left << half | right
         if found < total:
-            yield found
+            yield place, found

@@ -7,13 +7,17 @@ threads of their own, so that a slow shard never holds up a page.
 from __future__ import annotations
 
 import base64
+import errno
 import functools
+import logging
 import os
+import secrets
 import shlex
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote, unquote_to_bytes
+from urllib.parse import parse_qsl, quote, unquote_to_bytes
 
 import anyio
 import anyio.to_thread
@@ -24,6 +28,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import Send
 
 from wdsfs import names as naming
 from wdsfs.dataset.distributions import Distribution
@@ -41,7 +46,8 @@ from wdsfs.view.problems import Check, known
 PAGE = 60  # samples of a grid
 SIDE = 192  # pixels of a thumbnail, at the most
 SNIPPET = 200  # bytes of a text that is shown in the grid
-CHUNK = 1 << 20  # bytes of a download that are read at a time
+CHUNK = 256 << 10  # bytes of a download that are read at a time; a slow reader makes the server keep a few
+FIELDS_MAX = 20  # fields of a form or an address
 FORM_MAX = 4 * EDIT_MAX  # bytes of a form: each byte of a text may take three
 SHARDS_MAX = 500  # shards that are offered for the filter
 CHANGES_MAX = 500  # changed samples that are listed
@@ -71,6 +77,8 @@ MEDIA = {
 }
 
 _HERE = Path(__file__).parent
+log = logging.getLogger("wdsfs")
+
 
 Answer = Callable[["Pages", Request], Response]
 
@@ -102,6 +110,17 @@ def _data_address(picture: Picture) -> str:
 
 
 class Pages:
+class _Download(StreamingResponse):
+    """The bytes of a file. One that cannot be read to its end is cut off, so that nobody takes it for whole."""
+
+    async def stream_response(self, send: Send) -> None:
+        try:
+            await super().stream_response(send)
+        except (WdsfsError, OSError) as error:
+            # The server closes the connection of an answer that does not come to its end.
+            log.warning("a file was not sent to its end: %s", text_of(str(error)))
+
+
     """The pages over a set. `title` names it; `edits` are the changes of an overlay, if there is one.
 
     `note` is shown on every page: what is special about this view of the set.
@@ -115,6 +134,9 @@ class Pages:
         self._quick, self._slow = anyio.CapacityLimiter(QUICK), anyio.CapacityLimiter(SLOW)
         self._plots: tuple[int, list[Plot]] = -1, []
         loader = jinja2.FileSystemLoader(_HERE / "templates")
+        self._plotting = threading.Lock()  # once for all who ask meanwhile
+        # Browsers keep thumbnails, and the next server may have another set at the same port.
+        self._run = secrets.token_hex(4)
         self._templates = jinja2.Environment(
             loader=loader, autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
         )
@@ -167,7 +189,8 @@ class Pages:
     def _answering(self, answer: Answer, limiter: anyio.CapacityLimiter) -> Any:
         async def endpoint(request: Request) -> Response:
             work = functools.partial(self._guarded, functools.partial(answer, self, request))
-            return await anyio.to_thread.run_sync(work, limiter=limiter)
+            reads = answer in (Pages.grid, Pages.random) and "column" in request.query_params
+            return await anyio.to_thread.run_sync(work, limiter=self._slow if reads else limiter)
 
         return endpoint
 
@@ -178,14 +201,7 @@ class Pages:
                 body += part
                 if len(body) > FORM_MAX:
                     return PlainTextResponse("This form is too large.", 413)
-            fields = parse_qs(
-                body.decode("ascii", "replace"),
-                keep_blank_values=True,
-                errors="surrogateescape",
-                max_num_fields=20,
-            )
-            form = {name: values[0] for name, values in fields.items()}
-            work = functools.partial(self._guarded, functools.partial(answer, self, form))
+            work = functools.partial(self._guarded, lambda: answer(self, _fields(bytes(body))))
             return await anyio.to_thread.run_sync(work, limiter=self._quick)
 
         return endpoint
@@ -224,9 +240,10 @@ class Pages:
     # --- the grid
 
     def grid(self, request: Request) -> Response:
-        """The samples that pass the filter, in the order of the set."""
-        wanted, at = Filter.of(request.query_params), _number(request.query_params.get("at", "0"))
-        found = self.search.find(wanted, at, PAGE)
+        """Samples in the order of the set, those that pass the filter."""
+        query = _query(request)
+        wanted, at = Filter.of(query), _number(query.get("at", "0"))
+        found = self.search.find(wanted, at if "at" in query else None, PAGE)
         more = None if found.after is None else f"/?{wanted.query(at=found.after)}"
         back = None
         if not wanted and at:
@@ -237,8 +254,9 @@ class Pages:
 
     def random(self, request: Request) -> Response:
         """A random sample of the set, or of what passes the filter; the same one for the same seed."""
-        wanted, after = Filter.of(request.query_params), _number(request.query_params.get("after", "0"))
-        seed = _number(request.query_params.get("seed", "0")) % SEED_MAX
+        query = _query(request)
+        wanted, after = Filter.of(query), _number(query.get("after", "0"))
+        seed = _number(query.get("seed", "0")) % SEED_MAX
         found = self.search.draw(wanted, seed, after, PAGE)
         more = None if found.after is None else f"/random?{wanted.query(seed=seed, after=found.after)}"
         back = f"/random?{wanted.query(seed=seed)}" if after else None
@@ -266,7 +284,7 @@ class Pages:
         picture = next((by_suffix[one] for one in PICTURES if one in by_suffix), None)
         caption = next((by_suffix[one] for one in CAPTIONS if one in by_suffix), None)
         media = next((one for one in by_suffix if one in MEDIA), None)
-        version = self.library.lower.tag(sample.shard)
+        version = f"{self._run}-{self.library.lower.tag(sample.shard)}"
         return {
             "sample": sample,
             "key": sample.path.partition(b"/")[2] or sample.path,
@@ -279,8 +297,8 @@ class Pages:
         }
 
     def go(self, request: Request) -> Response:
-        """Redirect to the sample with a number."""
-        sample = self.library.sample(_number(request.query_params.get("number", "0")))
+        """To the sample with a number."""
+        sample = self.library.sample(_number(_query(request).get("number", "0")))
         return RedirectResponse(f"/sample/{quote(sample.path)}", 303)
 
     # --- one sample
@@ -373,31 +391,41 @@ class Pages:
         except (WdsfsError, OSError) as error:
             return self._guarded(functools.partial(_fail, error))
         try:
-            begin, end = _range(request.headers.get("range", ""), source.size)
+            wanted = _range(request.headers.get("range", ""), source.size)
         except UsageError as error:
             return PlainTextResponse(str(error), 416, {"Content-Range": f"bytes */{source.size}"})
         headers = {
+        begin, end = wanted or (0, source.size)
             "Content-Security-Policy": MEMBER_POLICY,
             "Content-Length": str(end - begin),
             "Accept-Ranges": "bytes",
             "Content-Disposition": "inline" if as_media else f"attachment; filename*=UTF-8''{_saved_as(path)}",
         }
-        partial = "range" in request.headers
-        if partial:
+        if wanted:
             headers["Content-Range"] = f"bytes {begin}-{end - 1}/{source.size}"
-        return StreamingResponse(
-            self._parts(source, begin, end), 206 if partial else 200, headers=headers, media_type=media_type
-        )
+        status = 206 if wanted else 200
+        if request.method == "HEAD":  # the server would leave the body out, but only after it has been read
+            return Response(None, status, headers, media_type)
+        try:
+            first = await self._part(source, begin, end)
+        except (WdsfsError, OSError) as error:
+            return self._guarded(functools.partial(_fail, error))
+        return _Download(self._parts(source, first, begin, end), status, headers, media_type)
 
-    async def _parts(self, source: Source, begin: int, end: int) -> AsyncIterator[bytes]:
-        while begin < end:
-            read = functools.partial(source.read, begin, min(CHUNK, end - begin))
-            data = await anyio.to_thread.run_sync(read, limiter=self._slow)
-            if not data:
-                return
-            begin += len(data)
+    async def _parts(self, source: Source, data: bytes, begin: int, end: int) -> AsyncIterator[bytes]:
+        while data:
             yield data
 
+            begin += len(data)
+            data = await self._part(source, begin, end)
+
+    async def _part(self, source: Source, begin: int, end: int) -> bytes:
+        """The next bytes of a file, none at its end. Raises ShardErrors, and OSErrors if it ends too early."""
+        read = functools.partial(source.read, begin, min(CHUNK, end - begin))
+        data: bytes = await anyio.to_thread.run_sync(read, limiter=self._slow) if begin < end else b""
+        if begin < end and not data:
+            raise OSError(errno.EIO, "the file has become shorter")
+        return data
     # --- plots and problems
 
     def plots(self, request: Request) -> Response:
@@ -406,19 +434,23 @@ class Pages:
 
     def _plots_now(self) -> list[Plot]:
         """The plots of the set as it is; one shard after the other, so that other pages get their turn."""
-        generation, found = self._plots
-        with self.library.asking() as lower:
-            now = lower.generation
-        if now != generation:
-            counts = Distribution()
-            for number in range(len(self.library.lower)):
-                try:
-                    self.library.record(number, functools.partial(_count, counts))
-                except ShardError:
-                    counts.add_unreadable()
-            found = plots_of(counts)
-            self._plots = now, found
-        return found
+        with self._plotting:
+            generation, found = self._plots
+            with self.library.asking() as lower:
+                now = lower.generation
+            if now != generation:
+                found = plots_of(self._counted())
+                self._plots = now, found
+            return found
+
+    def _counted(self) -> Distribution:
+        counts = Distribution()
+        for number in range(len(self.library.lower)):
+            try:
+                self.library.record(number, functools.partial(_count, counts))
+            except ShardError:
+                counts.add_unreadable()
+        return counts
 
     def problems(self, request: Request) -> Response:
         """What is wrong with the set."""
@@ -508,6 +540,21 @@ def _count(counts: Distribution, record: Record) -> None:
 
 
 def _fail(error: Exception) -> Response:
+def _query(request: Request) -> dict[str, str]:
+    """The fields of an address. Bytes that are not UTF-8 are kept, as names in shards have them."""
+    return _fields(request.scope["query_string"])
+
+
+def _fields(encoded: bytes) -> dict[str, str]:
+    """The fields of a form or an address, the first of each name. Raises UsageError for too many."""
+    text = encoded.decode("ascii", "replace")
+    try:
+        pairs = parse_qsl(text, keep_blank_values=True, errors="surrogateescape", max_num_fields=FIELDS_MAX)
+    except ValueError:
+        raise UsageError(f"more than {FIELDS_MAX} fields are too many") from None
+    return dict(reversed(pairs))
+
+
     raise error
 
 
@@ -566,16 +613,25 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _range(header: str, size: int) -> tuple[int, int]:
-    """The first byte that is asked for, and the one after the last. Raises UsageError."""
-    if not header:
-        return 0, size
+def _range(header: str, size: int) -> tuple[int, int] | None:
+    """The first byte that is asked for, and the one after the last; None for all. Raises UsageError.
+
+    Several ranges, and those in units other than bytes, may be answered with all.
+    """
     unit, _, text = header.partition("=")
     first, dash, last = text.strip().partition("-")
-    if unit != "bytes" or not dash or "," in text or not (first or last):
-        raise UsageError("one range of bytes is expected")
-    begin = _number(first) if first else max(size - _number(last), 0)
-    end = min(_number(last) + 1, size) if first and last else size
+    digits = first + last
+    if not (dash and digits.isascii() and digits.isdecimal()):
+        raise UsageError("a range of bytes is expected")
+    begin = _place(first) if first else max(size - _place(last), 0)
+    end = min(_place(last) + 1, size) if first and last else size
     if begin >= end:
+    if unit != "bytes" or "," in text:
+        return None
         raise UsageError("this range lies outside of the file")
     return begin, end
+
+
+def _place(digits: str) -> int:
+    """A place in a file, however many digits it has: no file is as long as the largest."""
+    return int(digits) if len(digits) < 20 else 1 << 64
