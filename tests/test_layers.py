@@ -43,7 +43,7 @@ fuse    | ground remote dataset overlay status                        | fuse lmd
 image   | ground storage remote dataset                               | fuse trio lmdb terminal clock
 plots   | ground dataset                                              | fuse trio lmdb terminal clock
 previews | ground tar                                                   | fuse trio lmdb terminal clock
-view    | ground storage tar index dataset interop overlay commit plots previews | fuse trio lmdb terminal
+view    | ground tar index dataset interop overlay commit plots previews        | fuse trio lmdb terminal
 mount   | *                                                           | lmdb numpy terminal
 cli     | *                                                           | trio lmdb numpy
 """

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import tarfile
+from pathlib import Path
 
 import pytest
 from selenium.webdriver.common.keys import Keys
 
 from tests import tars
 from tests.conftest import Program
+from tests.overlay.test_overlay_mount import a_disk
 from tests.view.viewing import Browser, Viewer, viewing
+from wdsfs.view.edits import digest
 
 SET = "t-{000000..000001}.tar"
 OVERLAY = ("--overlay", "edits", SET)
@@ -177,3 +181,89 @@ def test_options_of_a_set_are_refused_for_a_mount(program: Program) -> None:
     with program.mounted(SET) as mounted:
         assert "a mount knows" in program.refused("view", "--overlay", "edits", mounted.path, code=2)
         assert "a mount knows" in program.refused("view", "--columns", "cls", mounted.path, code=2)
+
+
+def test_undo_takes_back_no_change_of_someone_else(program: Program) -> None:
+    with program.mounted("--overlay", "edits", SET) as mounted, viewing(program, mounted.path) as viewer:
+        assert viewer.edit(f"{A}/cls", "5").status == 303
+        (mounted.path / A / "cls").write_bytes(b"6")  # by another program
+        answer = viewer.ask("/undo", {})
+        assert (answer.status, "since then" in answer.text) == (409, True)
+        assert (mounted.path / A / "cls").read_bytes() == b"6"
+        assert viewer.ask("/undo", {}).status == 404  # it is not offered again
+        assert viewer.ask("/remove", {"path": A}).status == 303
+        (mounted.path / A).mkdir()
+        (mounted.path / A / "txt").write_bytes(b"new")
+        assert viewer.ask("/undo", {}).status == 409
+        assert (mounted.path / A / "txt").read_bytes() == b"new"
+
+
+def test_undo_of_what_was_committed_is_refused(program: Program) -> None:
+    with program.mounted("--overlay", "edits", SET) as mounted, viewing(program, mounted.path) as viewer:
+        assert viewer.edit(f"{A}/cls", "5").status == 303
+        program.run("commit", "--in-place", mounted.path)
+        assert viewer.ask("/undo", {}).status in (409, 502)
+        assert (mounted.path / A / "cls").read_bytes() == b"5"
+
+
+def test_a_symbolic_link_leads_no_change_out_of_a_mount(program: Program) -> None:
+    outside = program.home / "outside"
+    outside.mkdir()
+    (outside / "cls").write_bytes(b"mine")
+    with program.mounted("--overlay", "edits", SET) as mounted:
+        (mounted.path / "t-000000/c").symlink_to(outside)
+        with viewing(program, mounted.path) as viewer:
+            assert viewer.ask("/remove", {"path": "t-000000/c"}).status == 404
+            assert viewer.ask("/file/t-000000/c/cls").status == 404
+            assert viewer.ask("/edit", {"path": "t-000000/c/cls", "seen": "", "text": "x"}).status == 404
+    assert (outside / "cls").read_bytes() == b"mine"
+
+
+def test_a_swap_file_of_an_editor_is_left_alone(program: Program) -> None:
+    with program.mounted("--overlay", "edits", SET) as mounted:
+        swap = mounted.path / A / ".cls.swp"
+        swap.write_bytes(b"what vim would recover")
+        with viewing(program, mounted.path) as viewer:
+            assert viewer.edit(f"{A}/cls", "5").status == 303
+            assert swap.read_bytes() == b"what vim would recover"
+
+
+@pytest.mark.parametrize("way", ["own", "mount"])
+def test_an_edit_that_does_not_fit_changes_nothing(program: Program, way: str) -> None:
+    with contextlib.ExitStack() as stack:
+        disk = stack.enter_context(a_disk(program, "tmpfs"))
+        overlay = ("--overlay", disk / "edits", SET)
+        shown: tuple[str | Path, ...] = overlay
+        if way == "mount":
+            mounted = stack.enter_context(program.mounted(*overlay))
+            mounted.allow_log("No space left on device")
+            shown = (mounted.path,)
+        viewer = stack.enter_context(viewing(program, *shown))
+        assert viewer.edit(f"{A}/cls", "7").status == 303
+        with contextlib.suppress(OSError), (disk / "filling").open("wb", buffering=0) as filling:
+            while True:
+                filling.write(bytes(65536))
+        answer = viewer.edit(f"{A}/cls", "8" * 500_000)
+        assert (answer.status, "No space left" in answer.text) == (502, True)
+        assert viewer.ask(f"/file/{A}/cls").body == b"7"
+        assert "left behind" not in viewer.ask("/changes").text
+        (disk / "filling").unlink()
+        assert viewer.ask("/undo", {}).status == 303
+        assert viewer.ask(f"/file/{A}/cls").body == b"0"
+
+
+def test_a_form_without_a_text_empties_nothing(program: Program) -> None:
+    with viewing(program, *OVERLAY) as viewer:
+        assert viewer.ask("/edit", {"path": f"{A}/cls", "seen": viewer.seen(f"{A}/cls")}).status == 400
+        assert viewer.ask(f"/file/{A}/cls").body == b"0"
+
+
+def test_a_field_beside_half_a_character_and_odd_numbers(program: Program) -> None:
+    content = b'{"a": 1.10, "b": 1e400, "s": "\\ud83d", "x": 1}'
+    program.write("a.tar", tars.tar(tars.member(b"a.json", content), tars.member(b"a.txt", b"\xff{}")))
+    with viewing(program, "--overlay", "edits", "a.tar") as viewer:
+        form = {"path": "a/a/json", "seen": viewer.seen("a/a/json"), "field": "x", "value": "2"}
+        assert viewer.ask("/field", form).status == 303
+        assert viewer.ask("/file/a/a/json").body == content.replace(b": 1}", b": 2}")
+        form = {"path": "a/a/txt", "seen": digest(b"\xff{}"), "field": "x", "value": "2"}
+        assert viewer.ask("/field", form).status == 400

@@ -9,30 +9,29 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import errno
 import hashlib
-import json
 import os
+import secrets
 import stat
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from wdsfs import names
 from wdsfs.commit import diff
 from wdsfs.commit.changes import Changes, Rules
 from wdsfs.dataset.indexing import indexed
 from wdsfs.dataset.tree import AT_PARENT
-from wdsfs.errors import EntryExists, NoSuchEntry, UsageError
+from wdsfs.errors import EntryError, EntryExists, NoSuchEntry, UsageError, WdsfsError
 from wdsfs.overlay import upper_format
 from wdsfs.overlay.overlay_directory import OverlayDirectory
 from wdsfs.overlay.restore import Restoration
 from wdsfs.overlay.upper_format import OPEN_DIRECTORY, THE_WHITEOUT, UpperNode
 from wdsfs.overlay.writable_tree import WritableTree
 from wdsfs.previews.preview import Source
-from wdsfs.storage.durable import Disk
 from wdsfs.view.library import FILES_MAX, File, Library
 
 EDIT_MAX = 1 << 20  # bytes of a file that can be edited in a page
@@ -98,15 +97,18 @@ class OwnFiles:
 
     def _write(self, path: bytes, data: bytes) -> None:
         parent, _, name = path.rpartition(b"/")
-        directory, temporary = self.tree.resolve(parent).inode, _temporary(name)
-        with contextlib.suppress(NoSuchEntry):  # of an edit that was stopped
-            self.tree.unlink(directory, temporary)
+        directory, temporary = self.tree.resolve(parent).inode, _temporary()
         inode = self.tree.create(directory, temporary, 0o644).inode
-        written = 0
-        while written < len(data):
-            written += self.tree.write(inode, written, data[written:])
-        self.tree.fsync(inode)
-        self.tree.rename(directory, temporary, directory, name)
+        try:
+            written = 0
+            while written < len(data):
+                written += self.tree.write(inode, written, data[written:])
+            self.tree.fsync(inode)
+            self.tree.rename(directory, temporary, directory, name)
+        except BaseException:
+            with contextlib.suppress(WdsfsError, OSError):
+                self.tree.unlink(directory, temporary)
+            raise
         self.tree.fsync(directory)
 
     def remove(self, path: bytes) -> None:
@@ -132,12 +134,14 @@ class OwnFiles:
 class MountedSource:
     """A file in a mount, as `previews.preview.Source`."""
 
+    files: MountedFiles
     path: bytes
     size: int
     key: Hashable
 
     def read(self, offset: int, length: int) -> bytes:
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        with self.files.directory_of(self.path) as (directory, name):
+            fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
         try:
             found = []
             while length > 0 and (data := os.pread(fd, length, offset)):
@@ -149,73 +153,95 @@ class MountedSource:
 
 
 class MountedFiles:
-    """The files of a writable mount, by its paths. `undo` has its daemon restore paths below the top."""
+    """The files of a writable mount, by its paths. `undo` has its daemon restore paths below the top.
+
+    No symbolic link is followed on the way to a file: it could lead out of the mount.
+    """
 
     def __init__(self, mountpoint: str, undo: Callable[[Sequence[bytes]], None]) -> None:
         self._top, self.restore = os.fsencode(mountpoint), undo
 
-    def _place(self, path: bytes) -> bytes:
-        return self._top + b"/" + path
+    @contextlib.contextmanager
+    def directory_of(self, path: bytes) -> Iterator[tuple[int, bytes]]:
+        """The directory that a file or a sample is in, open, and its name there. Raises NoSuchEntry, OSErrors."""
+        *way, name = path.split(b"/")
+        with _as_entry_errors(path):
+            directory = os.open(self._top, OPEN_DIRECTORY)
+            try:
+                for step in way:
+                    above, directory = directory, os.open(step, OPEN_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
+                    os.close(above)
+                yield directory, name
+            finally:
+                os.close(directory)
 
     def list(self, path: bytes) -> list[File]:
         found: builtins.list[File] = []
-        with _as_entry_errors(path), os.scandir(self._place(path)) as entries:
+        with self.directory_of(path + b"/") as (directory, _), os.scandir(directory) as entries:
             for one in entries:
                 if one.is_file(follow_symlinks=False) and len(found) < FILES_MAX:
                     status = one.stat(follow_symlinks=False)
-                    found.append(File(one.name, status.st_size, status.st_mtime_ns))
+                    found.append(File(os.fsencode(one.name), status.st_size, status.st_mtime_ns))
         return found
 
     def source(self, path: bytes) -> Source:
-        with _as_entry_errors(path):
-            status = os.lstat(self._place(path))
+        with self.directory_of(path) as (directory, name):
+            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         if not stat.S_ISREG(status.st_mode):
             raise NoSuchEntry("only files can be read here")
         key = status.st_ino, status.st_size, status.st_mtime_ns
-        return MountedSource(self._place(path), status.st_size, (path, *key))
+        return MountedSource(self, path, status.st_size, (path, *key))
 
     def write(self, path: bytes, data: bytes) -> None:
-        place = self._place(path)
-        directory, name = os.path.split(place)
-        temporary = os.path.join(directory, _temporary(name))
-        with _as_entry_errors(path):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-            fd = os.open(temporary, flags, 0o644)
+        with self.directory_of(path) as (directory, name):
+            temporary = _temporary()
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            fd = os.open(temporary, flags, 0o644, dir_fd=directory)
             try:
-                written = 0
-                while written < len(data):
-                    written += os.write(fd, data[written:])
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            os.rename(temporary, place)
-            Disk().sync_directory(directory)
+                try:
+                    written = 0
+                    while written < len(data):
+                        written += os.write(fd, data[written:])
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+                os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary, dir_fd=directory)
+                raise
+            os.fsync(directory)
 
     def remove(self, path: bytes) -> None:
-        with _as_entry_errors(path):
-            for one in os.listdir(self._place(path)):
-                place = self._place(path) + b"/" + one
-                if not stat.S_ISDIR(os.lstat(place).st_mode):
-                    os.unlink(place)
-            if not os.listdir(self._place(path)):
-                os.rmdir(self._place(path))
-        Disk().sync_directory(os.path.dirname(self._place(path)))
+        with self.directory_of(path + b"/") as (directory, _):
+            for one in os.listdir(directory):
+                status = os.stat(one, dir_fd=directory, follow_symlinks=False)
+                if not stat.S_ISDIR(status.st_mode):
+                    os.unlink(one, dir_fd=directory)
+            is_empty = not os.listdir(directory)  # else it also holds other samples
+        with self.directory_of(path) as (above, name):
+            if is_empty:
+                os.rmdir(name, dir_fd=above)
+            os.fsync(above)
 
 
-def _temporary(name: bytes) -> bytes:
-    """The name under which new content is written, before it replaces the old in one step.
+def _temporary() -> bytes:
+    """A name under which new content is written, before it replaces the old in one step.
 
-    A commit leaves out one that a killed process has left (`names.is_leaving`).
+    No other file has it, nor an editor's swap file. What a kill leaves behind is known to a commit as a program's
+    leaving (`names.is_leaving`).
     """
-    return names.shorten(b"." + name, names.NAME_MAX - 4) + b".swp"
+    return b".wdsfs-view-%s.swp" % secrets.token_hex(8).encode()
 
 
 @contextlib.contextmanager
-def _as_entry_errors(path: bytes) -> Any:
+def _as_entry_errors(path: bytes) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise NoSuchEntry(f"{os.fsdecode(path)}: {error.strerror}") from error
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise NoSuchEntry(f"{os.fsdecode(path)}: {error.strerror}") from error
+        raise OSError(error.errno, error.strerror, os.fsdecode(path)) from error
 
 
 def digest(data: bytes) -> str:
@@ -224,11 +250,20 @@ def digest(data: bytes) -> str:
 
 
 class Undo(NamedTuple):
-    """How to take back one change: restore these paths, then write these files."""
+    """How to take back one change of a path: restore it, then write these files.
+
+    `after` is the digest of the file that the change has made, GONE for a removal: what is there now has to be
+    that, or somebody else's change would be lost. UNKNOWN for a change that went half way.
+    """
 
     text: str
-    paths: tuple[bytes, ...]
+    path: bytes
+    restores: bool
     files: tuple[tuple[bytes, bytes], ...]
+    after: str
+
+
+GONE, UNKNOWN = "gone", "unknown"
 
 
 class Edits:
@@ -310,8 +345,10 @@ class Edits:
                 raise UsageError(f"a page edits files of up to {EDIT_MAX:,} bytes")
             if data == now:
                 return
-            before = [(path, now)] if self.is_changed(path) else []
-            self._do(lambda: self.files.write(path, data), f"edit of {os.fsdecode(path)}", [path], before)
+            before = ((path, now),) if self.is_changed(path) else ()
+            with self._changing():
+                self.files.write(path, data)
+                self._keep(Undo(f"edit of {os.fsdecode(path)}", path, not before, before, digest(data)))
 
     def remove(self, path: bytes) -> None:
         """Delete a sample. Raises EntryErrors, ShardErrors, OSErrors."""
@@ -327,39 +364,66 @@ class Edits:
                     if size > UNDO_BYTES:
                         raise UsageError(f"{os.fsdecode(name)}: is too large to be kept for undo")
                     before.append((name, source.read(0, source.size)))
-            self._do(lambda: self.files.remove(path), f"removal of {os.fsdecode(path)}", [path], before)
+            undo = Undo(f"removal of {os.fsdecode(path)}", path, True, tuple(before), GONE)
+            with self._changing():
+                try:
+                    self.files.remove(path)
+                except BaseException:
+                    self._keep(undo._replace(after=UNKNOWN))  # some files may be gone
+                    raise
+                self._keep(undo)
 
     def restore(self, path: bytes) -> None:
         """Undo all changes of a sample or a file, also its removal. Raises EntryErrors, ShardErrors, OSErrors."""
         with self._lock:
-            try:
-                if not self.is_changed(path):
-                    raise NoSuchEntry(f"{os.fsdecode(path)}: is as the shard has it")
+            if not self.is_changed(path):
+                raise NoSuchEntry(f"{os.fsdecode(path)}: is as the shard has it")
+            with self._changing():
                 self.files.restore([path])
-            finally:
-                self._upper = None
 
     def undo(self) -> str:
         """Take back the last change; returns what it was. Raises NoSuchEntry when there is none."""
         with self._lock:
             if not self._undo:
                 raise NoSuchEntry("there is nothing to undo")
-            last = self._undo.pop()
-            try:
-                paths = [path for path in last.paths if self.is_changed(path)]
-                if paths:
-                    self.files.restore(paths)
+            last = self._undo[-1]
+            if last.after not in (UNKNOWN, self._state(last.path)) or not self._can_undo(last):
+                self._undo.pop()
+                raise EntryExists(
+                    f"the {last.text} cannot be undone: what was changed has been changed again, restored or "
+                    "committed since then"
+                )
+            with self._changing():
+                if last.restores and self.is_changed(last.path):
+                    self.files.restore([last.path])
+                    self._undo[-1] = last = last._replace(restores=False, after=UNKNOWN)
                 for path, data in last.files:
                     self.files.write(path, data)
-            finally:
-                self._upper = None
+            self._undo.pop()
             return last.text
+
+    def _state(self, path: bytes) -> str:
+        """What is at a path, as `Undo.after` says it."""
+        try:
+            source = self.files.source(path)
+        except EntryError:  # a sample
+            with contextlib.suppress(EntryError):
+                return "" if self.files.list(path) else GONE
+            return GONE
+        return digest(source.read(0, min(source.size, EDIT_MAX + 1)))
+
+    def _can_undo(self, change: Undo) -> bool:
+        """True if there is something to be done: what was committed has nothing to restore."""
+        return bool(change.files) or not change.restores or self.is_changed(change.path)
 
     @property
     def undoable(self) -> str:
         """What `undo` would take back; empty for nothing."""
-        with self._lock:
-            return self._undo[-1].text if self._undo else ""
+        with contextlib.suppress(
+            IndexError
+        ):  # without the lock: every page asks, and a change may wait for a commit
+            return self._undo[-1].text
+        return ""
 
     def is_changed(self, path: bytes) -> bool:
         """True if the overlay has anything at a path, or hides it."""
@@ -368,46 +432,15 @@ class Edits:
         with self.library.asking():
             return bool(indexed(restoration.find, path))
 
-    def _do(
-        self, change: Callable[[], None], text: str, paths: list[bytes], before: list[tuple[bytes, bytes]]
-    ) -> None:
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Look at the overlay anew after a change, whether it was made or not."""
         try:
-            change()
-            self._undo.append(Undo(text, tuple(paths), tuple(before)))
-            while sum(len(data) for one in self._undo for _, data in one.files) > UNDO_BYTES:
-                self._undo.popleft()
+            yield
         finally:
             self._upper = None
 
-
-def set_field(text: str, field: str, value: str) -> str:
-    """The JSON `text` with another value of a field; names with dots between them, a number for a list.
-
-    `value` is JSON, or else taken as a string. Everything else keeps its order; indented text stays so.
-    Raises UsageError.
-    """
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"this is no JSON: {error}") from None
-    try:
-        new: Any = json.loads(value)
-    except (ValueError, RecursionError):
-        new = value
-    *way, last = field.split(".")
-    at = found
-    try:
-        for step in way:
-            at = at[int(step)] if isinstance(at, list) else at[step]
-        if isinstance(at, list):
-            at[int(last)] = new
-        elif isinstance(at, dict):
-            at[last] = new
-        else:
-            raise TypeError
-    except (ValueError, LookupError, TypeError):
-        raise UsageError(f"there is no place for a field {field!r}") from None
-    lines = text.strip().splitlines()
-    indent = len(lines[1]) - len(lines[1].lstrip()) if len(lines) > 1 else None
-    end = "\n" if text.endswith("\n") else ""
-    return json.dumps(found, ensure_ascii=False, indent=indent or None) + end
+    def _keep(self, undo: Undo) -> None:
+        self._undo.append(undo)
+        while sum(len(data) for one in self._undo for _, data in one.files) > UNDO_BYTES:
+            self._undo.popleft()

@@ -37,9 +37,10 @@ from wdsfs.index.record import Record
 from wdsfs.plots.plots import Plot, plots_of
 from wdsfs.previews.preview import Picture, Preview, Source
 from wdsfs.previews.previewer import Previewer
-from wdsfs.view.edits import EDIT_MAX, Edits, digest, set_field
+from wdsfs.view.edits import EDIT_MAX, Edits, digest
 from wdsfs.view.filters import Filter, Found, Search
 from wdsfs.view.guard import MEMBER_POLICY
+from wdsfs.view.json_text import set_field
 from wdsfs.view.library import File, Library, Sample
 from wdsfs.view.problems import Check, known
 
@@ -76,9 +77,9 @@ MEDIA = {
     "webm": "video/webm",
 }
 
-_HERE = Path(__file__).parent
 log = logging.getLogger("wdsfs")
 
+_HERE = Path(__file__).parent
 
 Answer = Callable[["Pages", Request], Response]
 
@@ -109,7 +110,6 @@ def _data_address(picture: Picture) -> str:
     return f"data:{picture.media_type};base64,{base64.b64encode(picture.data).decode()}"
 
 
-class Pages:
 class _Download(StreamingResponse):
     """The bytes of a file. One that cannot be read to its end is cut off, so that nobody takes it for whole."""
 
@@ -121,6 +121,7 @@ class _Download(StreamingResponse):
             log.warning("a file was not sent to its end: %s", text_of(str(error)))
 
 
+class Pages:
     """The pages over a set. `title` names it; `edits` are the changes of an overlay, if there is one.
 
     `note` is shown on every page: what is special about this view of the set.
@@ -133,10 +134,10 @@ class _Download(StreamingResponse):
         self.previewer = Previewer()
         self._quick, self._slow = anyio.CapacityLimiter(QUICK), anyio.CapacityLimiter(SLOW)
         self._plots: tuple[int, list[Plot]] = -1, []
-        loader = jinja2.FileSystemLoader(_HERE / "templates")
         self._plotting = threading.Lock()  # once for all who ask meanwhile
         # Browsers keep thumbnails, and the next server may have another set at the same port.
         self._run = secrets.token_hex(4)
+        loader = jinja2.FileSystemLoader(_HERE / "templates")
         self._templates = jinja2.Environment(
             loader=loader, autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
         )
@@ -394,8 +395,8 @@ class _Download(StreamingResponse):
             wanted = _range(request.headers.get("range", ""), source.size)
         except UsageError as error:
             return PlainTextResponse(str(error), 416, {"Content-Range": f"bytes */{source.size}"})
-        headers = {
         begin, end = wanted or (0, source.size)
+        headers = {
             "Content-Security-Policy": MEMBER_POLICY,
             "Content-Length": str(end - begin),
             "Accept-Ranges": "bytes",
@@ -415,7 +416,6 @@ class _Download(StreamingResponse):
     async def _parts(self, source: Source, data: bytes, begin: int, end: int) -> AsyncIterator[bytes]:
         while data:
             yield data
-
             begin += len(data)
             data = await self._part(source, begin, end)
 
@@ -426,6 +426,7 @@ class _Download(StreamingResponse):
         if begin < end and not data:
             raise OSError(errno.EIO, "the file has become shorter")
         return data
+
     # --- plots and problems
 
     def plots(self, request: Request) -> Response:
@@ -495,6 +496,8 @@ class _Download(StreamingResponse):
 
     def edit(self, form: Mapping[str, str]) -> Response:
         """Give a file another text."""
+        if "text" not in form and self.edits is not None:
+            raise UsageError("this form has no text")
         typed = form.get("text", "").replace("\r\n", "\n")
 
         def change(now: bytes) -> bytes:
@@ -507,7 +510,10 @@ class _Download(StreamingResponse):
         """Give a field of a JSON file another value."""
 
         def change(now: bytes) -> bytes:
-            return set_field(now.decode(), form.get("field", ""), form.get("value", "")).encode()
+            try:
+                return set_field(now.decode(), form.get("field", ""), form.get("value", "")).encode()
+            except UnicodeError:
+                raise UsageError("this is not UTF-8, or would not be") from None
 
         return self._write(form, change)
 
@@ -534,12 +540,6 @@ class _Download(StreamingResponse):
         return RedirectResponse("/changes", 303)
 
 
-def _count(counts: Distribution, record: Record) -> None:
-    counts.add(record)
-    counts.add_classes(record)
-
-
-def _fail(error: Exception) -> Response:
 def _query(request: Request) -> dict[str, str]:
     """The fields of an address. Bytes that are not UTF-8 are kept, as names in shards have them."""
     return _fields(request.scope["query_string"])
@@ -555,6 +555,12 @@ def _fields(encoded: bytes) -> dict[str, str]:
     return dict(reversed(pairs))
 
 
+def _count(counts: Distribution, record: Record) -> None:
+    counts.add(record)
+    counts.add_classes(record)
+
+
+def _fail(error: Exception) -> Response:
     raise error
 
 
@@ -619,6 +625,8 @@ def _range(header: str, size: int) -> tuple[int, int] | None:
     Several ranges, and those in units other than bytes, may be answered with all.
     """
     unit, _, text = header.partition("=")
+    if unit != "bytes" or "," in text:
+        return None
     first, dash, last = text.strip().partition("-")
     digits = first + last
     if not (dash and digits.isascii() and digits.isdecimal()):
@@ -626,8 +634,6 @@ def _range(header: str, size: int) -> tuple[int, int] | None:
     begin = _place(first) if first else max(size - _place(last), 0)
     end = min(_place(last) + 1, size) if first and last else size
     if begin >= end:
-    if unit != "bytes" or "," in text:
-        return None
         raise UsageError("this range lies outside of the file")
     return begin, end
 
