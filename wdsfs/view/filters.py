@@ -254,7 +254,8 @@ class Search:
                 continue
             begin = int(np.searchsorted(places, at - first))
             for place in places[begin:].tolist():
-                if pace.is_over or len(samples) == count:
+                # Without reads this is quick. With them each answer goes on by one read at least.
+                if len(samples) == count or (pace.reads and pace.is_over):
                     return Found(samples, first + place, first + place - after, broken)
                 sample = library.sample(first + place)
                 if sample.number not in exact and self._passes(wanted, sample, pace):
@@ -296,7 +297,7 @@ class Search:
         broken: list[str] = []
         total = self.library.total
         for at, number in draws(total, seed, after):
-            if len(samples) == count or pace.is_over or at - after >= DRAWS_MAX:
+            if len(samples) == count or (at > after and pace.is_over) or at - after >= DRAWS_MAX:
                 return Found(samples, at, at - after, broken)
             shard = self.library.shard_of(number)
             try:
