@@ -25,6 +25,7 @@ from wdsfs.dataset.merged_tree import make_tree
 from wdsfs.dataset.tree import View
 from wdsfs.errors import CorruptShard, UsageError, ViewError
 from wdsfs.index.record import STRAY
+from wdsfs.tar.problems import BROKEN_FIELD
 from wdsfs.views import json_fields
 from wdsfs.views.composition import (
     EMPTY,
@@ -35,7 +36,6 @@ from wdsfs.views.composition import (
     fields_of,
     refuse_one_name,
 )
-from wdsfs.views.fields import BROKEN
 
 
 def document(**values: Any) -> bytes:
@@ -234,7 +234,7 @@ def test_what_is_no_json_is_a_file_that_cannot_be_read(tmp_path: Path, monkeypat
     shard = write(tmp_path / "s.tar", samples)
     with a_view(tmp_path, [shard], Composition(fields=fields_of(["t=json:t"]))) as below:
         record = settled(below, 0)
-        problems = [one.text for one in record.problems if one.kind == BROKEN]
+        problems = [one.text for one in record.problems if one.kind == BROKEN_FIELD]
         assert [text.split(":")[0] for text in problems] == [f"k{n}.json" for n in range(len(broken))]
         assert "is parsed up to" in problems[3]
         made = [member for member in range(record.members) if record.extension(member) == b"t"]
@@ -262,7 +262,7 @@ def test_only_what_is_shown_is_a_problem(tmp_path: Path) -> None:
     fields = fields_of(["c=json:a", "d=json:b"])
     for columns, count in ((["x=txt;c", "y=txt;d"], 0), (["x=txt;c"], 1), (["x=c;txt", "y=txt;d"], 1)):
         with a_view(tmp_path, [shard], Composition(fields=fields, columns=columns_of(columns))) as below:
-            assert [one.kind for one in settled(below, 0).problems] == [BROKEN] * count
+            assert [one.kind for one in settled(below, 0).problems] == [BROKEN_FIELD] * count
 
 
 def test_a_huge_document_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,13 +185,6 @@ _INDEX_TREE = click.option(
 )
 
 
-def _composition(**typed: Any) -> Composition:
-    return composition_of("samples", class_from=None, class_names=None, class_digits=None, **typed)
-
-
-_COLUMNS = {name: option for name, option in _COMPOSITION.items() if not name.startswith("class_")}
-
-composition_options = handing_over("composition", _composition, _COLUMNS)
 view_options = handing_over("view", ViewOptions, _view_group("samples", "files"))
 
 # Of a command that shows no tree, and so has no layout.

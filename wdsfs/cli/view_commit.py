@@ -51,7 +51,7 @@ def commit_view(
 ) -> ViewCommit:
     """Write what SHARDS show with these options. Raises UsageError, CommitError, ViewError, ShardErrors."""
     from wdsfs.commit.view_shards import ViewCommit
-    from wdsfs.views.decode import UNDECODED
+    from wdsfs.tar.problems import UNDECODED
 
     since = time.monotonic()
     _refuse_options()

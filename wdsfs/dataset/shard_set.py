@@ -35,6 +35,7 @@ from wdsfs.index.store import Index, Summary
 from wdsfs.remote.any_shard import fingerprint_of
 from wdsfs.spec.expand import Shard
 from wdsfs.storage.identity import GONE, Fingerprint
+from wdsfs.tar.problems import Problem, problems_text
 
 log = logging.getLogger(__name__)
 
@@ -342,15 +343,19 @@ class ShardSet:
                 path = self.path_text(number)
                 yield path, str(error).removeprefix(f"{path}: ")  # callers print the path themselves
 
-    def known_damage(self) -> Iterator[tuple[str, str]]:
-        """As `damaged`, of shards that can be read and are indexed already; no other file is looked at."""
+    def known_damage(self) -> Iterator[tuple[str, Problem, int]]:
+        """The shards that are indexed already and not whole: path, first problem, how many there are.
+
+        No other file is looked at.
+        """
         for number in self.numbers:
             if self.index.is_whole(self._keys[number]):
                 continue
             summary = self.index.summary(self._keys[number])
             if summary is not None and summary.problems:
                 with suppress(NotIndexed, ShardError):  # changed since, or not readable: no damage that is known
-                    yield self.path_text(number), _damage_text(self.record(number))
+                    record = self.record(number)
+                    yield self.path_text(number), record.problems[0], record.problem_count
 
     def path_text(self, number: int) -> str:
         return os.fsdecode(self.shards[number].path)
@@ -473,5 +478,4 @@ def _places(record: Record, member: int) -> list[tuple[int, int]]:
 
 
 def _damage_text(record: Record) -> str:
-    more = f" (and {record.problem_count - 1} more)" if record.problem_count > 1 else ""
-    return record.problems[0].text + more
+    return problems_text(record.problems[0], record.problem_count)

@@ -9,15 +9,19 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from wdsfs.dataset.indexing import indexed
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import CorruptShard, ShardError, UnreadableShard, UsageError, several
 from wdsfs.interop import lint
+from wdsfs.tar.problems import OF_VIEWS, problems_text
 
 log = logging.getLogger(__name__)
 
+LISTED_BY_CHECK = "see: wdsfs check"
+LISTED_BY_STRICT = "--strict lists all"  # of problems that only a view has, which `wdsfs check` does not see
 NAMED = 3  # shards that warnings name one by one; the others are counted
 
 
@@ -50,14 +54,18 @@ def judge(below: ShardSet, unreadable: Mapping[bytes, str], tolerance: Tolerance
             f"without what cannot be read the set would be smaller: {several(list(unreadable.values()))}; "
             "--allow-missing goes on without"
         )
-    damaged = [f"{path}: {text}; see: wdsfs check" for path, text in below.known_damage()]
+    damaged = [
+        f"{path}: {problems_text(first, count)}; {LISTED_BY_STRICT if first.kind in OF_VIEWS else LISTED_BY_CHECK}"
+        for path, first, count in below.known_damage()
+    ]
     return [*_some(list(unreadable.values()), "cannot be read"), *_some(damaged, "are damaged")]
 
 
 def _some(texts: Sequence[str], what: str) -> list[str]:
     if len(texts) <= NAMED + 1:  # one more takes no more room than its number
         return list(texts)
-    return [*texts[:NAMED], f"{len(texts) - NAMED:,} more shards {what}; see: wdsfs check"]
+    last = LISTED_BY_STRICT if all(one.endswith(LISTED_BY_STRICT) for one in texts) else LISTED_BY_CHECK
+    return [*texts[:NAMED], f"{len(texts) - NAMED:,} more shards {what}; {last}"]
 
 
 def _refuse_all(below: ShardSet, unreadable: Mapping[bytes, str]) -> None:
@@ -70,7 +78,8 @@ def _refuse_all(below: ShardSet, unreadable: Mapping[bytes, str]) -> None:
 
 
 def _findings(below: ShardSet, unreadable: Iterable[bytes]) -> Iterator[str]:
-    """Yield the findings of `wdsfs check` that records show: damage, split samples, missing columns."""
+    """Yield the findings of `wdsfs check` that records show: damage, split samples, missing columns; and what a
+    view cannot make of members."""
     judge, known = lint.Judge(), set(unreadable)
     for source in below.sources:
         for number, shard in enumerate(source.shards):
@@ -85,3 +94,16 @@ def _findings(below: ShardSet, unreadable: Iterable[bytes]) -> Iterator[str]:
                 continue
             yield from (one.line(path) for one in judge.add(path, found))
     yield from (one.line(path) for path, one in judge.missing())
+    if below.plain is not below:
+        yield from _findings_of_view(below)
+
+
+def _findings_of_view(below: ShardSet) -> Iterator[str]:
+    for number in below.numbers:
+        with suppress(ShardError):  # it was told of its source
+            record, path = indexed(below.record, number), below.path_text(number)
+            of_view = [one for one in record.problems if one.kind in OF_VIEWS]
+            yield from (lint.LintFinding(one.kind, one.offset, "", one.text).line(path) for one in of_view)
+            further = record.problem_count - len(record.problems)
+            if of_view and further:
+                yield lint.LintFinding(of_view[0].kind, -1, "", f"and {further:,} more problems").line(path)

@@ -6,11 +6,9 @@ import numpy as np
 
 from wdsfs.errors import CorruptShard
 from wdsfs.tar import member_codecs
-from wdsfs.tar.problems import Problem
+from wdsfs.tar.problems import UNDECODED, Problem
 from wdsfs.views.composition import text_of
 from wdsfs.views.draft import DECODED, OWN, SHIFT, Draft, rows_of
-
-UNDECODED = "not decoded"  # the kind of a problem
 
 
 def decode(draft: Draft) -> None:

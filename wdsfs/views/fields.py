@@ -10,12 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wdsfs.errors import CorruptShard
-from wdsfs.tar.problems import Problem
+from wdsfs.tar.problems import BROKEN_FIELD, Problem
 from wdsfs.views import json_fields
 from wdsfs.views.composition import Field, text_of
 from wdsfs.views.draft import FIELD, OWN, SHIFT, TWICE_WAY_OUT, Draft, rows_of
-
-BROKEN = "broken field"  # the kind of a problem
 
 
 class _File(NamedTuple):
@@ -94,4 +92,4 @@ def _problem(draft: Draft, at: int, error: CorruptShard) -> Problem:
     address = int(draft.rows.address[at])
     name = text_of(draft.paths[int(draft.rows.entry[at])] + b"." + draft.extensions[draft.rows.extension[at]])
     head = draft.record.member(address).head if address >> SHIFT == OWN else 0
-    return Problem(head, BROKEN, f"{name}: {error}; reading what --field makes of it fails")
+    return Problem(head, BROKEN_FIELD, f"{name}: {error}; reading what --field makes of it fails")

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import TypeVar
 
 from wdsfs.dataset.content import Content
 from wdsfs.dataset.generations import Generations
@@ -24,17 +25,18 @@ from wdsfs.index.record import Record
 from wdsfs.index.store import COMMIT_BYTES, COMMIT_SECONDS, Index
 from wdsfs.spec.expand import Shard
 from wdsfs.storage.identity import Fingerprint
+from wdsfs.tar.problems import OF_VIEWS, Problem
 from wdsfs.views.companions import Companions, CompanionWatch
 from wdsfs.views.composition import Composition, Field
-from wdsfs.views.decode import UNDECODED
 from wdsfs.views.derived_content import DerivedContent
-from wdsfs.views.fields import BROKEN
 from wdsfs.views.joined_sets import JoinedSets
 from wdsfs.views.record_maker import RecordMaker
 from wdsfs.views.source_sets import SourceSets
 from wdsfs.views.view_record import digits_wanted, refusal
 
 log = logging.getLogger(__name__)
+
+Found = TypeVar("Found", tuple[str, str], tuple[str, Problem, int])
 
 
 def is_view(shards: Sequence[Shard], wanted: Composition) -> bool:
@@ -163,7 +165,7 @@ class ViewSet(ShardSet):
         if text is not None:  # not derived when the mount began, or changed since
             log.error("nothing is shown of this shard: %s", text)
         # The problems of the shard itself were logged when it was indexed.
-        texts = [problem.text for problem in made.problems if problem.kind in (UNDECODED, BROKEN)]
+        texts = [problem.text for problem in made.problems if problem.kind in OF_VIEWS]
         if texts:
             more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
             log.warning("%s: %s%s", self.path_text(number), texts[0], more)
@@ -238,19 +240,18 @@ class ViewSet(ShardSet):
         """As `ShardSet.damaged`, with the shards that are joined: what they lack is missing here as well."""
         yield from self._with_joined(super().damaged(), ShardSet.damaged)
 
-    def known_damage(self) -> Iterator[tuple[str, str]]:
+    def known_damage(self) -> Iterator[tuple[str, Problem, int]]:
         yield from self._with_joined(super().known_damage(), ShardSet.known_damage)
 
-    def _with_joined(
-        self, own: Iterator[tuple[str, str]], ask: Callable[[ShardSet], Iterator[tuple[str, str]]]
-    ) -> Iterator[tuple[str, str]]:
+    def _with_joined(self, own: Iterator[Found], ask: Callable[[ShardSet], Iterator[Found]]) -> Iterator[Found]:
+        """The findings of the set, and those of the joined shards that it does not have itself."""
         seen = {self.path_text(number) for number in self.numbers}
         yield from own
         for below in self._sources.joined:
-            for path, text in ask(below):
-                if path not in seen:
-                    seen.add(path)
-                    yield path, text
+            for found in ask(below):
+                if found[0] not in seen:
+                    seen.add(found[0])
+                    yield found
 
     # --- content
 
