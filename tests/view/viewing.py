@@ -92,7 +92,7 @@ class Viewer:
 
 
 @contextlib.contextmanager
-def viewing(program: Program, *arguments: str | Path) -> Iterator[Viewer]:
+def viewing(program: Program, *arguments: str | Path, cwd: Path | None = None) -> Iterator[Viewer]:
     """`wdsfs view` with these arguments; ends as by Ctrl-C, and leaves no process behind."""
     said = program.home / "view.log"
     with said.open("wb") as log:
@@ -104,6 +104,7 @@ def viewing(program: Program, *arguments: str | Path) -> Iterator[Viewer]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
+            cwd=cwd or program.home,
         )
     try:
         assert process.stdout is not None

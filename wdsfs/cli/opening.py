@@ -68,7 +68,7 @@ def opened_set(
     if composition is None or companions is None:
         below = ShardSet(shards, index, access=access)
     else:
-        below = open_set(shards, index, composition, companions)
+        below = open_set(shards, index, composition, companions, access=access)
     try:
         unreadable |= make_view(below, opening.quiet)
         for text in judge(below, unreadable, opening.tolerance, whole):

@@ -1,6 +1,6 @@
 """The command `view`: a set as pages in a browser. The pages are the room `view`, which needs an extra.
 
-Here the set is opened, of SHARDS or of what a mount shows, and with it the overlay that the pages change.
+Here a set of SHARDS is opened, and with it the overlay that the pages change; of a mount in `view_mounted.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib.util
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -21,20 +21,16 @@ from wdsfs.cli.options import (
     Opening,
     handing_over,
     opening_options,
-    set_for_all,
     set_options,
     soundness_options,
 )
-from wdsfs.cli.overlay_session import FREEZE_SECONDS, mount_above, silent
 from wdsfs.cli.tree_options import composition_options
-from wdsfs.errors import MountError, OverlayBusy, UsageError, several
+from wdsfs.cli.view_mounted import Viewed, daemon_of_mount, of_a_mount, samples_of
+from wdsfs.errors import OverlayBusy, UsageError, several
 
 if TYPE_CHECKING:
-    from wdsfs.dataset.shard_set import ShardSet
     from wdsfs.overlay.mounted_overlay import MountedOverlay
     from wdsfs.spec.expand import Selection, Shard
-    from wdsfs.status.control import Daemon
-    from wdsfs.view.edits import Edits
     from wdsfs.view.library import Library
     from wdsfs.views.composition import Composition
 
@@ -49,14 +45,6 @@ class Showing(NamedTuple):
     overlay: str | None
     port: int
     browser: bool
-
-
-class _Set(NamedTuple):
-    """What the pages show: the set, the edits of its overlay, and the note on every page."""
-
-    library: Library
-    edits: Edits | None
-    note: str = ""
 
 
 showing_options = handing_over(
@@ -121,10 +109,10 @@ def view(
     from wdsfs.view.pages import Pages
     from wdsfs.view.server import listen, serve
 
-    daemon = _daemon(sources)
+    daemon = daemon_of_mount(sources)
     if daemon is not None:
         _refuse_options(selection, composition, showing)
-        session = _of_a_mount(sources[0], daemon, opening)
+        session = of_a_mount(sources[0], daemon, opening)
     elif showing.overlay is not None:
         if not composition.is_plain:
             raise UsageError("--overlay is for shards as they are, without --columns, --join and the like")
@@ -137,7 +125,7 @@ def view(
         _launcher(showing.browser) as launch,
     ):
         title = several([os.path.basename(source.rstrip("/")) or source for source in sources])
-        with contextlib.closing(Pages(found.library, title, found.edits, found.note)) as pages:
+        with contextlib.closing(Pages(found.library, title, found.edits, found.note, found.renewal)) as pages:
             serve(pages, listening, launch)
 
 
@@ -165,29 +153,20 @@ def _launcher(browser: bool) -> Iterator[Callable[[str], None]]:
         yield launch
 
 
-# --- of shards
-
-
 @contextlib.contextmanager
 def _of_shards(
     sources: Sequence[str], selection: Selection, composition: Composition, opening: Opening
-) -> Iterator[_Set]:
-    with opened(sources, selection, opening, composition) as below:
-        yield _Set(_library(below, "ext"), None)
-
-
-def _library(below: ShardSet, names: str) -> Library:
-    from wdsfs.cli.tree_options import view_of
-    from wdsfs.dataset.merged_tree import make_tree
+) -> Iterator[Viewed]:
     from wdsfs.view.library import Library
 
-    return Library(make_tree(below, view_of("samples", names), merge=False))
+    with opened(sources, selection, opening, composition) as below:
+        yield Viewed(Library(samples_of(below)))
 
 
 @contextlib.contextmanager
 def _of_an_overlay(
     sources: Sequence[str], directory: str, selection: Selection, opening: Opening
-) -> Iterator[_Set]:
+) -> Iterator[Viewed]:
     """The set with an overlay that no mount uses."""
     from pathlib import Path
 
@@ -195,6 +174,7 @@ def _of_an_overlay(
     from wdsfs.overlay.overlay_directory import OverlayDirectory, read_settings
     from wdsfs.spec.expand import expand, refuse_left_out
     from wdsfs.view.edits import Edits, OwnFiles
+    from wdsfs.view.library import Library
 
     place = OverlayDirectory(Path(os.path.abspath(directory)))
     settings = read_settings(place)
@@ -209,13 +189,13 @@ def _of_an_overlay(
     shards = expand(sources, *selection._replace(allow_missing=opening.tolerance.allow_missing))
     refuse_left_out(shards, "the overlay is of whole shards")
     with opened_set(shards, opening) as below:
-        library = _library(below, names)
+        library = Library(samples_of(below, names))
         overlay = _locked(Path(directory), shards, library)
         tree = overlay.tree(library.tree)
         try:
             indexed(tree.prepare)
             command = ["--overlay", directory, *selection.arguments, *sources]
-            yield _Set(library, Edits(library, place, OwnFiles(library, tree), command))
+            yield Viewed(library, Edits(library, place, OwnFiles(library, tree), command))
         finally:
             tree.upper.close(clean=True)
 
@@ -232,87 +212,8 @@ def _locked(directory: os.PathLike[str], shards: Sequence[Shard], library: Libra
         raise OverlayBusy(f"{error}; of a mount that uses it view the MOUNT") from None
 
 
-# --- of a mount
-
-
-def _daemon(sources: Sequence[str]) -> Daemon | None:
-    """The daemon of the mount that is named; None for SHARDS. Raises MountError for a path in a mount."""
-    from wdsfs.status import control
-
-    if len(sources) != 1 or not os.path.isdir(sources[0]):
-        return None
-    found = control.find(sources[0])
-    if found is None:
-        above = mount_above(sources[0])
-        if above is not None:
-            raise MountError(f"{sources[0]}: lies in a mount; name its MOUNTPOINT: {above}")
-    return found
-
-
 def _refuse_options(selection: Selection, composition: Composition, showing: Showing) -> None:
     if selection.arguments or not composition.is_plain:
         raise UsageError("options of the set are for SHARDS; a mount knows what it shows")
     if showing.overlay is not None:
         raise UsageError("--overlay is for SHARDS; a mount knows its own")
-
-
-@contextlib.contextmanager
-def _of_a_mount(mountpoint: str, daemon: Daemon, opening: Opening) -> Iterator[_Set]:
-    """The set of a mount, with the changes of its overlay, which are made through the mount."""
-    from pathlib import Path
-
-    from wdsfs.dataset.shard_access import access_from_json
-    from wdsfs.overlay.overlay_directory import OverlayDirectory
-    from wdsfs.view.edits import Edits, MountedFiles
-
-    if opening.index_dir is None and daemon.index:
-        opening = opening._replace(index_dir=Path(daemon.index))
-        set_for_all("WDSFS_INDEX_DIR", daemon.index)
-    shards, access = _shards_of(mountpoint, daemon)
-    if not shards:
-        raise UsageError(f"{mountpoint}: has no shards yet; commit what is in it first")
-    with opened_set(shards, opening, access=access_from_json(access)) as below:
-        if daemon.overlay is None:
-            yield _Set(_library(below, "ext"), None, _note(daemon))
-        elif daemon.layout != "samples" or daemon.merge:
-            note = "The mount has another layout than the pages: its changes are neither shown nor made here."
-            yield _Set(_library(below, "ext"), None, note)
-        else:
-            library = _library(below, daemon.names)
-            files = MountedFiles(daemon.mountpoint, lambda paths: _restore(mountpoint, daemon, paths))
-            yield _Set(library, Edits(library, OverlayDirectory(Path(daemon.overlay)), files, [mountpoint]))
-
-
-def _note(daemon: Daemon) -> str:
-    if not daemon.composition:
-        return ""
-    return f"The shards as they are; the mount shows them with {daemon.composition}."
-
-
-def _shards_of(mountpoint: str, daemon: Daemon) -> tuple[list[Shard], Any]:
-    """The shards of a mount, and the user as whom it reads them. Raises MountError."""
-    from wdsfs.reading import Reading
-    from wdsfs.spec.expand import Shard
-
-    answer = _asked(mountpoint, daemon, {"do": "shards"})
-    reading = Reading(**answer.get("reading", {}))
-    shards = [Shard(os.fsencode(path), os.fsencode(name), reading=reading) for name, path in answer["shards"]]
-    return shards, answer.get("seen")
-
-
-def _restore(mountpoint: str, daemon: Daemon, paths: Sequence[bytes]) -> None:
-    _asked(mountpoint, daemon, {"do": "restore", "paths": [os.fsdecode(path) for path in paths]})
-
-
-def _asked(mountpoint: str, daemon: Daemon, question: dict[str, object]) -> dict[str, Any]:
-    """The answer of a daemon. Raises MountError, OverlayBusy."""
-    from wdsfs.status import control
-
-    try:
-        with control.Talk(daemon) as talk:
-            answer = talk.ask(question, FREEZE_SECONDS)
-    except (OSError, ValueError) as error:
-        raise silent(mountpoint, error) from None
-    if "error" in answer:
-        raise OverlayBusy(answer["error"])
-    return answer

@@ -137,6 +137,20 @@ def view_order(
     return entries[order].astype(np.uint32)
 
 
+def class_order(record: Record, plain: Record, own: Callable[[int], int | None]) -> NDArray[np.uint32]:
+    """As `view_order` of a record whose samples are in the folders of their classes, and so have other keys."""
+    places = {int(entry): place for place, entry in enumerate(sample_order(plain))}
+
+    def place_of(entry: int) -> int:
+        rows = (own(member) for member in record.entry_members(entry))
+        first = next((row for row in rows if row is not None), None)
+        return len(places) if first is None else places[plain.entry_of(first)]
+
+    entries = np.flatnonzero((record.array("entry.flags") & STRAY) == 0)
+    order = np.argsort([place_of(entry) for entry in entries.tolist()], kind="stable")
+    return entries[order].astype(np.uint32)
+
+
 def samples_of(lower: ShardSet, shard: int) -> Sequence[int] | NDArray[np.uint32]:
     """The entries of a shard that are samples, in the order of the tar. Raises what `ShardSet.record` raises."""
     if lower.plain is lower:

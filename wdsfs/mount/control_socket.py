@@ -183,7 +183,8 @@ class ControlSocket:
         shards = [shard for shard in self.served.shards if shard.gone is None]
         names = [[os.fsdecode(shard.name), os.fsdecode(shard.path)] for shard in shards]
         reading = self.mount.selection.reading._asdict()
-        return {"shards": names, "reading": reading, "seen": self.served.access.to_json()}
+        without = {os.fsdecode(one.path): [*map(os.fsdecode, one.without)] for one in shards if one.without}
+        return {"shards": names, "reading": reading, "without": without, "seen": self.served.access.to_json()}
 
     async def _let_finish(self) -> None:
         """Wait for the request that a worker is at: it may have begun before the freeze."""

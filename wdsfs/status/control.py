@@ -9,7 +9,7 @@ process is gone. This module has the client side and the files; the daemon's sid
 |---|---|
 | `{"do": "status"}` | its report |
 | `{"do": "refresh"}` | when the mount shows what SHARDS stand for now: what `Growth.look` returns |
-| `{"do": "shards"}` | `{"shards": [[name, path], ...], "reading": {option: true or false}}` |
+| `{"do": "shards"}` | `{"shards": [[name, path], ...], "reading": {option: bool}, "without": {path: keys}}` |
 | `{"do": "restore", "paths": [path, ...]}` | `{"done": true}` when it is done and visible, or `{"error": text}` |
 | `{"do": "freeze"}` | the same once no change is under way any more, or `{"error": text}` |
 | then `{"new": [path, ...]}` | `{}`: the mount shows what is there now, with these further shards |

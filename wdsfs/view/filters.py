@@ -227,7 +227,7 @@ class Search:
 
     def __init__(self, library: Library, source_of: Callable[[bytes], Source]) -> None:
         self.library, self._source_of = library, source_of
-        self._masks: OrderedDict[tuple[Filter, int, int], NDArray[np.uint32]] = OrderedDict()
+        self._masks: OrderedDict[tuple[Filter, int, tuple[int, int]], NDArray[np.uint32]] = OrderedDict()
 
     def find(self, wanted: Filter, after: int | None, count: int) -> Found:
         """Up to `count` samples from the one numbered `after` on, in the order of the set.
@@ -316,8 +316,8 @@ class Search:
     def _places(self, wanted: Filter, shard: int) -> NDArray[np.uint32]:
         """The places in the order of a shard of the samples that pass its record. Raises ShardErrors."""
         library = self.library
-        with library.asking() as lower:
-            key = wanted, shard, lower.generation
+        with library.asking():
+            key = wanted, shard, library.version
             found = self._masks.get(key)
             if found is None:
                 if wanted.takes_shard(library.shard_names[shard]):

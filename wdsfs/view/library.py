@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import itertools
+import os
 import stat
 import threading
 from collections import OrderedDict
@@ -25,10 +26,10 @@ from wdsfs import names as naming
 from wdsfs.dataset import content as content_module
 from wdsfs.dataset.content import Content
 from wdsfs.dataset.indexing import indexed
-from wdsfs.dataset.numbered_tree import sample_order, view_order
+from wdsfs.dataset.numbered_tree import class_order, sample_order, view_order
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.dataset.tree import AT_PARENT, LowerTree, Node
-from wdsfs.errors import NoSuchEntry, ShardError, WdsfsError
+from wdsfs.errors import NoSuchEntry, ShardError, StaleShard, WdsfsError
 from wdsfs.index.record import STRAY, Record
 from wdsfs.inodes import MEMBER, ROOT, position
 from wdsfs.tar.member_reader import read_name
@@ -76,8 +77,8 @@ class Origin(NamedTuple):
 class MemberSource:
     """The bytes of a file of the shards, as `previews.preview.Source`."""
 
-    def __init__(self, library: Library, content: Content) -> None:
-        self._library, self._content, self.size = library, content, content.size
+    def __init__(self, library: Library, path: bytes, content: Content) -> None:
+        self._library, self._path, self._content, self.size = library, path, content, content.size
         # Identifies the content; None for one that is in no shard in this form.
         self.key = (
             None if content.held is not None else (content.file.path, content.file.fingerprint, content.data)
@@ -85,16 +86,23 @@ class MemberSource:
 
     def read(self, offset: int, length: int) -> bytes:
         """These bytes, fewer only at the end. Raises ShardErrors."""
+        with self._library.lock:
+            if self._content.file.ended:  # closed meanwhile, for others that were opened
+                self._content = self._library.content_again(self._path, self._content)
         with self._library.holding(self._content):
             return content_module.read(self._content, offset, length)
 
 
 class Library:
-    """A tree of shards, samples in directories, for threads. The caller closes the tree."""
+    """A tree of shards, samples in directories, for threads. The caller closes the tree.
 
-    def __init__(self, tree: LowerTree) -> None:
-        self.tree, self.lower = tree, tree.lower
+    `in_classes`: the directories of samples are in those of their classes.
+    """
+
+    def __init__(self, tree: LowerTree, in_classes: bool = False) -> None:
+        self.tree, self.lower, self.in_classes = tree, tree.lower, in_classes
         self.lock = threading.RLock()
+        self.renewals = 0  # how often it was given another set
         self._depth = 0  # questions within questions, of the thread that has the lock
         self._ends: list[int] = []
         self._generation = -1
@@ -113,6 +121,19 @@ class Library:
                 yield self.lower
             finally:
                 self._depth -= 1
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Another one whenever numbers may stand for other samples."""
+        return self.renewals, self.lower.generation
+
+    def renew(self, tree: LowerTree) -> None:
+        """Show another set from now on, over the same index. With the lock, and not within a question."""
+        assert not self._depth
+        old, self.tree, self.lower = self.lower, tree, tree.lower
+        self.renewals += 1
+        self._generation = -1
+        old.release()  # a file that is being read is closed after that
 
     def _count(self) -> None:
         counts = []
@@ -179,7 +200,7 @@ class Library:
             origin = lower.origin(shard, member)
             return origin[2] if origin is not None and origin[:2] == (lower.plain, shard) else None
 
-        return view_order(record, plain, own)
+        return (class_order if self.in_classes else view_order)(record, plain, own)
 
     def sample(self, number: int) -> Sample:
         """The sample with this number. Raises NoSuchEntry, ShardErrors."""
@@ -284,7 +305,16 @@ class Library:
     def source(self, path: bytes) -> MemberSource:
         """The bytes of a file. Raises EntryError, ShardErrors."""
         with self.asking():
-            return MemberSource(self, indexed(self._content, path))
+            return MemberSource(self, path, indexed(self._content, path))
+
+    def content_again(self, path: bytes, before: Content) -> Content:
+        """The content of a file whose shard was closed. Raises StaleShard if it is another one by now."""
+        with self.asking():
+            found = indexed(self._content, path)
+            same = found.file.fingerprint, found.data, found.size
+            if same != (before.file.fingerprint, before.data, before.size):
+                raise StaleShard(f"{os.fsdecode(before.file.path)} has changed since this was opened")
+            return found
 
     def _content(self, path: bytes) -> Content:
         node = self.tree.resolve(path)

@@ -43,6 +43,7 @@ from wdsfs.view.guard import MEMBER_POLICY
 from wdsfs.view.json_text import set_field
 from wdsfs.view.library import File, Library, Sample
 from wdsfs.view.problems import Check, known
+from wdsfs.view.renewal import Renewal
 
 PAGE = 60  # samples of a grid
 SIDE = 192  # pixels of a thumbnail, at the most
@@ -76,6 +77,8 @@ MEDIA = {
     "ogv": "video/ogg",
     "webm": "video/webm",
 }
+
+BYTES = ("/preview/", "/thumb/", "/snippet/")  # what is asked for by path, and may wait for a slow shard
 
 log = logging.getLogger("wdsfs")
 
@@ -124,16 +127,24 @@ class _Download(StreamingResponse):
 class Pages:
     """The pages over a set. `title` names it; `edits` are the changes of an overlay, if there is one.
 
-    `note` is shown on every page: what is special about this view of the set.
+    `note` is shown on every page: what is special about this view of the set. `renewal` has the set grow.
     """
 
-    def __init__(self, library: Library, title: str, edits: Edits | None = None, note: str = "") -> None:
-        self.library, self.edits = library, edits
+    def __init__(
+        self,
+        library: Library,
+        title: str,
+        edits: Edits | None = None,
+        note: str = "",
+        renewal: Renewal | None = None,
+    ) -> None:
+        self.library, self.edits, self._renewal = library, edits, renewal
+        self._turn, self._answering_now = threading.Lock(), 0  # answers that go by the numbers of samples
         self.search = Search(library, self.source)
         self.check = Check(library)
         self.previewer = Previewer()
         self._quick, self._slow = anyio.CapacityLimiter(QUICK), anyio.CapacityLimiter(SLOW)
-        self._plots: tuple[int, list[Plot]] = -1, []
+        self._plots: tuple[tuple[int, int], list[Plot]] = (-1, -1), []
         self._plotting = threading.Lock()  # once for all who ask meanwhile
         # Browsers keep thumbnails, and the next server may have another set at the same port.
         self._run = secrets.token_hex(4)
@@ -189,9 +200,12 @@ class Pages:
 
     def _answering(self, answer: Answer, limiter: anyio.CapacityLimiter) -> Any:
         async def endpoint(request: Request) -> Response:
-            work = functools.partial(self._guarded, functools.partial(answer, self, request))
+            work = functools.partial(answer, self, request)
+            if not request.url.path.startswith(BYTES):
+                work = functools.partial(self._in_one_set, work)
             reads = answer in (Pages.grid, Pages.random) and "column" in request.query_params
-            return await anyio.to_thread.run_sync(work, limiter=self._slow if reads else limiter)
+            limiter_now = self._slow if reads else limiter
+            return await anyio.to_thread.run_sync(functools.partial(self._guarded, work), limiter=limiter_now)
 
         return endpoint
 
@@ -207,6 +221,19 @@ class Pages:
 
         return endpoint
 
+    def _in_one_set(self, work: Callable[[], Response]) -> Response:
+        """The answer over one set: while it is made, no number stands for another sample."""
+        with self._turn:
+            if self._renewal is not None and not self._answering_now and self._renewal.look():
+                self.check.stop()
+                self.check = Check(self.library)
+            self._answering_now += 1
+        try:
+            return work()
+        finally:
+            with self._turn:
+                self._answering_now -= 1
+
     def _guarded(self, work: Callable[[], Response]) -> Response:
         """The answer, or a page that says what is wrong."""
         try:
@@ -219,7 +246,8 @@ class Pages:
 
     def _page(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
         undoable = self.edits.undoable if self.edits is not None else ""
-        text = self._templates.get_template(template).render(undoable=undoable, **values)
+        news = "" if self._renewal is None else self._renewal.text
+        text = self._templates.get_template(template).render(undoable=undoable, news=news, **values)
         return HTMLResponse(text.encode("utf-8", "backslashreplace"), status)
 
     # --- files as they are now: with the changes of the overlay
@@ -436,10 +464,10 @@ class Pages:
     def _plots_now(self) -> list[Plot]:
         """The plots of the set as it is; one shard after the other, so that other pages get their turn."""
         with self._plotting:
-            generation, found = self._plots
-            with self.library.asking() as lower:
-                now = lower.generation
-            if now != generation:
+            version, found = self._plots
+            with self.library.asking():
+                now = self.library.version
+            if now != version:
                 found = plots_of(self._counted())
                 self._plots = now, found
             return found

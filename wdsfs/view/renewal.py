@@ -1,0 +1,56 @@
+"""Has the pages show a set that grows: looks for another one before a page is made, at most every few seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from wdsfs.dataset.shard_set import ShardSet
+from wdsfs.dataset.tree import LowerTree
+from wdsfs.errors import WdsfsError, counted
+from wdsfs.view.library import Library
+
+# Seconds between two looks, and how many times as long as the last look: with many shards it takes its time.
+LOOK_SECONDS, REST_SHARE = 1.0, 10
+
+
+class Renewal:
+    """The set of a library over time. `look` returns the tree to show from now on, None for the one that is shown.
+
+    One thread at a time, while no other asks for samples by number.
+    """
+
+    def __init__(self, library: Library, look: Callable[[ShardSet], LowerTree | None]) -> None:
+        self._library, self._look = library, look
+        self._begun = set(library.shard_names)
+        self._next = 0.0
+        self._error = ""
+
+    def look(self) -> bool:
+        """True if the library shows another set now."""
+        began = time.monotonic()
+        if began < self._next:
+            return False
+        try:
+            with self._library.lock:
+                tree = self._look(self._library.lower)
+                if tree is not None:
+                    self._library.renew(tree)
+            self._error = ""
+            return tree is not None
+        except (WdsfsError, OSError) as error:
+            self._error = str(error)
+            return False
+        finally:
+            now = time.monotonic()
+            self._next = now + max(LOOK_SECONDS, (now - began) * REST_SHARE)
+
+    @property
+    def text(self) -> str:
+        """What a page says of it; empty while nothing has changed."""
+        if self._error:
+            return f"The set is shown as it was, for it cannot be looked for anew: {self._error}"
+        now = set(self._library.shard_names)
+        changes = (len(now - self._begun), "came"), (len(self._begun - now), "went")
+        texts = [f"{counted(number, 'shard')} {word}" for number, word in changes if number]
+        return f"{' and '.join(texts)} since this view began." if texts else ""
