@@ -18,7 +18,7 @@ from tests.conftest import Program, wait_until
 from tests.image.test_image import end_mount, need_erofs
 from wdsfs import mount_table
 from wdsfs.cli.own_arguments import may_have_secrets
-from wdsfs.mount.guard import Registration, guard_of
+from wdsfs.mount.guard import Registration, forget, guard_of
 from wdsfs.mount.held_shards import superblocks
 
 SIZE = 1 << 20
@@ -149,6 +149,23 @@ def test_who_writes_an_old_shard_waits_for_its_readers(mounts: Program) -> None:
             assert writer.wait(60) == 0
     assert (mounts.mountpoint / "s0" / "a" / "x").read_bytes() == b"n" * SIZE
     assert guard(mounts).pid == first.pid
+
+
+def test_shards_are_named_by_their_whole_paths(mounts: Program) -> None:
+    """Also when nothing is left of the guard that had them open."""
+    paths = [str(mounts.home / "set" / name) for name in ("s0.tar", "s1.tar")]
+    found = mount(mounts)
+
+    def check() -> None:
+        assert mounts.json("status", mounts.mountpoint)[0]["files"] == paths
+        assert f"shards   {paths[0]}, {paths[1]}" in mounts.run("status", mounts.mountpoint).stdout.decode()
+        assert mounts.json("where", mounts.mountpoint / "s1" / "b" / "x")[0]["shard"] == paths[1]
+
+    check()
+    kill(found)
+    check()
+    forget(found)
+    check()
 
 
 def test_what_cannot_be_refreshed(mounts: Program) -> None:

@@ -139,12 +139,13 @@ def _image_report(found: Any) -> dict[str, Any]:
         report = {**report, "notices": notices}
     else:
         report = {**report, "notices": notices, "pid": guard.pid, "log": guard.log, "replaced": guard.replaced()}
+    known = guard.paths if guard is not None and len(guard.paths) == len(about.devices) else None
     return {
         **report,
         **{name: getattr(about, name) for name in names},
         "shards": len({one.path for one in about.devices}),
         "bytes": sum(one.size for one in about.devices),
-        "files": [one.path for one in about.devices],
+        "files": known or about.paths(found.image),
     }
 
 

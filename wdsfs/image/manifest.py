@@ -48,6 +48,14 @@ class Manifest:
     since: str
     key: str = ""
 
+    def paths(self, image: str | bytes) -> list[str]:
+        """The paths of all shards, if they are where they were beside the image at the path `image`.
+
+        Those of an image that was made for a mount are relative to the root directory.
+        """
+        base = "/" if self.key else os.fsdecode(os.path.dirname(image))
+        return [os.path.normpath(os.path.join(base, one.path)) for one in self.devices]
+
     def encoded(self) -> bytes:
         """The bytes behind the last block of an image."""
         text = json.dumps({"format": FORMAT, **asdict(self)}, separators=(",", ":")).encode()

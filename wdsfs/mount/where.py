@@ -371,9 +371,8 @@ def _devices(about: manifest.Manifest, image: bytes, mountpoint: str) -> list[_D
     if guard is not None and len(guard.paths) == len(about.devices):
         replaced = set(guard.replaced())
         return [_Device(path, path in replaced) for path in guard.paths]
-    base, found = os.fsdecode(os.path.dirname(image)), []
-    for one in about.devices:
-        path = os.path.join(base, one.path)
+    found = []
+    for one, path in zip(about.devices, about.paths(image), strict=True):
         try:
             now = os.stat(path)
             found.append(_Device(path, (now.st_size, now.st_mtime_ns) != (one.size, one.mtime_ns)))
