@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Program, fails, wait_until
+from tests.conftest import PATIENCE, Program, fails, wait_until
 from tests.image.test_image import end_mount, need_erofs, told
 from tests.writables import shard, walk_directory
 from wdsfs import mount_calls, mount_table
@@ -24,6 +24,7 @@ from wdsfs.mount import kernel_overlay
 from wdsfs.mount.guard import Registration, guard_of
 from wdsfs.overlay import kernel_use
 from wdsfs.overlay.overlay_directory import OverlayDirectory, held
+from wdsfs.status import control
 
 BUSY = 8  # exit code: the overlay is in use, or cannot be used
 KERNEL = ("--engine", "kernel", "-q")
@@ -288,7 +289,7 @@ def test_a_commit_waits_for_no_writer(program: Program) -> None:
                 file.write_bytes(b"2")
             assert file.read_bytes()[:1] == b"1"
             message = program.refused("commit", "-o", program.home / "out/%d.tar", top, code=BUSY)
-            assert "another commit of it is at work" in message
+            assert "another commit or refresh of it is at work" in message
         put(file, b"2")
         program.run("commit", "-o", program.home / "out/%d.tar", top)
         put(file, b"3")
@@ -354,6 +355,7 @@ def test_everything_is_killed(program: Program) -> None:
         wait_until(lambda: not guard.alive, "the guard to die")
         put(top / "s0/d/1/txt", b"after")
         assert "it has no guard" in program.run("status", top).stdout.decode()
+        assert "has no guard, which would do it" in program.refused("refresh", top, code=5)
         assert "changed  s0/d/1 ~txt" in program.run("diff", top).stdout.decode()
         message = program.refused("commit", "--in-place", top, code=5)
         assert "its guard" in message
@@ -369,6 +371,129 @@ def test_everything_is_killed(program: Program) -> None:
         program.run("mount", *KERNEL, "--overlay", overlay, *sources, top)
         found = [(top / f"s0/d/{n}/txt").read_bytes()[:6] for n in range(3)]
         assert found == [b"before", b"after", b"late2t"]
+
+
+# --- a guard that was killed, and shards that are other ones ------------------------------------------------
+
+
+def kill(guard: Registration) -> None:
+    os.kill(guard.pid, signal.SIGKILL)
+    wait_until(lambda: not guard.alive, "the guard to die")
+
+
+def replace(shard: Path, text: bytes) -> None:
+    """Another file takes the name of a shard; it has `text` in place of `0txt`."""
+    other = shard.with_name("new")
+    other.write_bytes(shard.read_bytes().replace(b"0txt", text))
+    other.rename(shard)
+
+
+def test_a_mount_whose_guard_was_killed_is_guarded_again(program: Program) -> None:
+    """By the same command, under the hands of a writer; commits and writers of shards are as before."""
+    sources = make_set(program)
+    with mounted(program, *sources) as top:
+        first, before = the_guard(program), mount_table.mounted_at(top)
+        put(top / "s0/d/0/txt", b"before")
+        top.chmod(0o750)
+        kill(first)
+        assert "type its mount command again" in program.run("status", top).stdout.decode()
+        with (top / "s0/d/1/txt").open("r+b") as writer, (top / "s0/d/2/txt").open("rb") as reader:
+            program.run("mount", *KERNEL, "--overlay", "edits", *sources, top)
+            writer.write(b"late")
+            assert reader.read() == b"2txt" * 300
+        guard = the_guard(program)
+        assert (guard.pid != first.pid, guard.leased, guard.superblocks) == (True, 2, first.superblocks)
+        assert mount_table.mounted_at(top) == before
+        assert oct(top.stat().st_mode & 0o777) == "0o750"
+        message = program.refused("diff", "--overlay", "edits", *sources, code=BUSY)
+        assert f"is in use by process {guard.pid}" in message
+        program.run("commit", "--in-place", top)
+        found = [(top / f"s0/d/{n}/txt").read_bytes()[:6] for n in range(3)]
+        assert found == [b"before", b"late1t", b"2txt2t"]
+        assert the_guard(program).pid == guard.pid
+
+
+def test_in_the_foreground_as_a_unit_has_it(program: Program) -> None:
+    """What systemd restarts after a kill adopts the mount."""
+    need_erofs()
+    words = ("mount", "--foreground", *KERNEL, "--overlay", "edits", *make_set(program), program.mountpoint)
+    try:
+        for number in range(2):
+            with program.start(*words, stderr=subprocess.DEVNULL) as process:
+                wait_until(lambda: (found := guard_of(str(program.mountpoint))) and found.alive, "the guard")
+                put(program.mountpoint / f"s0/d/{number}/txt", b"changed")
+                kill(the_guard(program))
+                process.wait(PATIENCE)
+        found = [(program.mountpoint / f"s0/d/{n}/txt").read_bytes()[:7] for n in range(3)]
+        assert found == [b"changed", b"changed", b"2txt2tx"]
+    finally:
+        end_mount(program.mountpoint)
+
+
+def test_what_is_not_adopted(program: Program) -> None:
+    """Another overlay, no overlay, another view; a mount of which nothing is known any more."""
+    sources = make_set(program)
+    with mounted(program, *sources) as top:
+        guard = the_guard(program)
+        kill(guard)
+        there = f"{top}: wdsfs is mounted there already, served by the kernel"
+        assert there in program.refused("mount", *KERNEL, "--overlay", "other", *sources, top, code=5)
+        assert there in program.refused("mount", *KERNEL, *sources, top, code=5)
+        again = ("mount", *KERNEL, "--overlay", "edits")
+        assert "was made with --layout samples" in program.refused(
+            *again, "--layout", "files", *sources, top, code=BUSY
+        )
+        assert "is an overlay of a set that has s1, too" in program.refused(*again, sources[0], top, code=BUSY)
+        assert (top / "s0/d/0/txt").read_bytes() == b"0txt" * 300
+        file = program.home / "guard"
+        registration = Path("/run/wdsfs") / f"{control.identity(str(top))}.guard"
+        registration.rename(file)
+        assert there in program.refused(*again, *sources, top, code=5)
+        file.rename(registration)
+
+
+@pytest.mark.parametrize("how", ["refresh", "mount"])
+def test_shards_that_were_replaced(how: str, program: Program) -> None:
+    """Changes stay above the new shards. Nobody may be writing meanwhile; then nothing has happened."""
+    sources = make_set(program)
+    with mounted(program, *sources) as top:
+        put(top / "s0/d/1/txt", b"changed")
+        replace(sources[0], b"next")
+        if how == "mount":
+            kill(the_guard(program))
+        again = ("refresh", top) if how == "refresh" else ("mount", *KERNEL, "--overlay", "edits", *sources, top)
+        with (top / "s0/d/2/txt").open("r+b") as writer:
+            done = program.run(*again, code=BUSY).stderr.decode()
+            assert "programs have files of it open for writing" in done
+            writer.write(b"late")
+        assert (top / "s0/d/0/txt").read_bytes() == b"0txt" * 300
+        put(top / "s0/d/3/txt", b"still to be written")
+        with (top / "s0/d/0/txt").open("rb") as reader:
+            assert "edits was made: s0; its changes" in program.run(*again).stderr.decode()
+            assert reader.read() == b"0txt" * 300
+        found = [(top / f"s0/d/{n}/txt").read_bytes()[:7] for n in range(4)]
+        assert found == [b"nextnex", b"changed", b"late2tx", b"still t"]
+        assert sum(one.path == os.fsencode(top) for one in mount_table.mounts()) == 1
+        put(top / "s0/d/0/txt", b"changed, too")
+        assert "changed  s0/d/0 ~txt" in program.run("diff", top).stdout.decode()
+        program.run("commit", "--in-place", top)
+        assert (top / "s0/d/0/txt").read_bytes() == b"changed, too"
+
+
+def test_shards_that_come_and_go_below_an_overlay(program: Program) -> None:
+    """One more is shown; without one that the overlay is of the mount stays as it is."""
+    make_set(program)
+    with mounted(program, program.home) as top:
+        put(top / "s0/d/1/txt", b"changed")
+        program.write("s2.tar", shard([("d/9.txt", b"9")]))
+        assert [one["name"] for one in program.json("refresh", top)["added"]] == ["s2"]
+        assert (top / "s2/d/9/txt").read_bytes() == b"9"
+        assert (top / "s0/d/1/txt").read_bytes() == b"changed"
+        (program.home / "s1.tar").unlink()
+        message = program.refused("refresh", top, code=BUSY)
+        assert "is an overlay of a set that has s1, too" in message
+        assert (top / "s1/d/1/txt").read_bytes() == b"1txt" * 300
+        put(top / "s0/d/2/txt", b"changed")
 
 
 def test_a_shard_that_is_written_ends_both(program: Program) -> None:

@@ -120,7 +120,7 @@ def image_mount(
     return found
 
 
-def check_place(mountpoint: str, options: Sequence[str], writable: bool) -> None:
+def check_place(mountpoint: str, options: Sequence[str], overlay: Path | None) -> None:
     """Raise MountError for a mount point that cannot be used, before an image is made for it.
 
     A mount of an image whose guard is gone is no obstacle: it is guarded again, or gives way to the new image.
@@ -131,8 +131,8 @@ def check_place(mountpoint: str, options: Sequence[str], writable: bool) -> None
     from wdsfs.status import control
 
     place = control.canonical(mountpoint)
-    if writable or unguarded(place) is None:
-        check_mountpoint(place, parse_options(options, writable).nonempty, [])
+    if unguarded(place, overlay) is None:
+        check_mountpoint(place, parse_options(options, overlay is not None).nonempty, [])
 
 
 def refused(reason: str) -> MountError:

@@ -319,10 +319,9 @@ def _by_kernel(
         log.info("%s", "engine: kernel" if reason is None else f"engine: FUSE, because {reason}")
     if reason is not None:
         return False
-    options = [*serving.options, *["ro"] * serving.read_only]
+    options, overlay = [*serving.options, *["ro"] * serving.read_only], path_of(serving.overlay)
     if _PREPARED not in click.get_current_context().meta:
-        kernel_engine.check_place(mountpoint, options, serving.overlay is not None)
-    overlay = path_of(serving.overlay)
+        kernel_engine.check_place(mountpoint, options, overlay)
     if overlay is not None:
         refuse_view(found, tree.view(opening.tolerance.allow_missing), tree.composition)
     place = control.canonical(mountpoint)

@@ -318,8 +318,8 @@ def _by_kernel(
     place = OverlayDirectory(Path(str(guard.overlay)))
     if freeze and not guard.alive:
         raise MountError(
-            f"{mountpoint}: its guard (process {guard.pid}) has died, so nobody has the overlay for it; unmount "
-            f"it, and mount it again, or name --overlay {shlex.quote(str(place.path))} and the SHARDS"
+            f"{mountpoint}: its guard (process {guard.pid}) has died, so nobody has the overlay for it; type its "
+            f"mount command again, or unmount it and name --overlay {shlex.quote(str(place.path))} and the SHARDS"
         )
     if opening.index_dir is None and guard.index:
         opening = opening._replace(index_dir=Path(guard.index))

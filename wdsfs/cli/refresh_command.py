@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +18,7 @@ from wdsfs.names import shown
 
 if TYPE_CHECKING:
     from wdsfs.mount.guard import Registration
+    from wdsfs.mount.image_mount import ImageMount
 
 REFRESH_SECONDS = 24 * 3600.0  # indexing new shards may take long; a daemon that ends closes the connection
 
@@ -28,7 +30,8 @@ def refresh(mountpoint: str, as_json: bool) -> None:
     """Look again at the SHARDS of the mount at MOUNTPOINT: show new ones, and hide those that are gone.
 
     Returns when the mount shows what is there now. A mount with --follow looks by itself, too. One that the kernel
-    serves gets a new image in the place of the old one; open files keep what they were.
+    serves gets a new image in the place of the old one; open files keep what they were. With --overlay no file
+    may be open for writing then.
 
     \b
     Examples:
@@ -88,10 +91,6 @@ def _by_kernel(mountpoint: str) -> dict[str, Any] | None:
     if mounted is None or image_of(mounted) is None:
         return None
     guard = guard_of(mountpoint)
-    if mounted.fstype != "erofs":
-        raise MountError(
-            f"{mountpoint}: has an overlay; unmount it, and mount it again: that shows what is there now"
-        )
     if guard is None or not guard.alive:
         raise MountError(
             f"{mountpoint}: has no guard, which would do it; repeat the command that mounted it, no unmount"
@@ -113,15 +112,16 @@ def _exchanged(guard: Registration) -> dict[str, Any]:
             f"{guard.mountpoint}: how it was mounted was not kept, as there may be a secret in it; type: "
             f"wdsfs umount {quoted}, and mount it again"
         )
+    if guard.overlay is not None:
+        _refuse_half_done(guard)
     wanted = prepared_again(guard.made)
     if identity_of(wanted.image) == guard.identity:
         _refuse_old_image(guard)
     else:
-        with control.Talk(guard) as talk:
-            answer = talk.ask(
-                {"do": "exchange", "image": wanted.image, "base": wanted.base, "trusting": wanted.trusting},
-                seconds=REFRESH_SECONDS,
-            )
+        question = {"do": "exchange", "image": wanted.image, "base": wanted.base, "trusting": wanted.trusting}
+        still = contextlib.nullcontext() if guard.overlay is None else _still(guard, wanted, question)
+        with still, control.Talk(guard) as talk:
+            answer = talk.ask(question, seconds=REFRESH_SECONDS)
         if answer.get("error"):
             raise MountError(f"{answer['error']}; the mount shows what it has shown")
     about = manifest.read(wanted.image)
@@ -140,6 +140,36 @@ def _exchanged(guard: Registration) -> dict[str, Any]:
         "left_out": [],
         "kept": "",
     }
+
+
+def _refuse_half_done(guard: Registration) -> None:
+    """Raise MountError for an overlay whose shards are those of a commit that was stopped half-way."""
+    from wdsfs.overlay.overlay_directory import is_half_done
+
+    if is_half_done(guard.overlay):
+        raise MountError(
+            f"{guard.mountpoint}: a commit in place was stopped half-way; finish it first: repeat that commit"
+        )
+
+
+@contextlib.contextmanager
+def _still(guard: Registration, wanted: ImageMount, question: dict[str, Any]) -> Iterator[None]:
+    """Let nobody write to the mount, which has an overlay, while the guard exchanges what is below that.
+
+    The new shards are put into the question. Raises OverlayUnusable, OverlayBusy: nothing has happened.
+    """
+    from wdsfs.mount.kernel_overlay import frozen
+    from wdsfs.overlay.mounted_overlay import check_set
+    from wdsfs.overlay.overlay_directory import OverlayDirectory
+
+    over = wanted.overlay
+    if over is None:
+        raise MountError(f"{guard.mountpoint}: has an overlay, and its command has none; please report this")
+    place = OverlayDirectory(over.directory)
+    check_set(place, over.shards, over.view, over.merge)
+    question["shards"] = [[os.fsdecode(one.path), os.fsdecode(one.name)] for one in over.shards]
+    with frozen(guard.mountpoint, place):
+        yield
 
 
 def _refuse_old_image(guard: Registration) -> None:

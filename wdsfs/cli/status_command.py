@@ -134,8 +134,9 @@ def _image_report(found: Any) -> dict[str, Any]:
     names = ("layout", "names", "merge", "index_tree", "composition")
     guard = guard_of(report["mountpoint"])
     if guard is None or not guard.alive:
-        again = "type its mount command again" if overlay is None else "unmount it and mount it again"
-        notices.append(f"it has no guard: what is written into a shard now is not noticed; {again}")
+        notices.append(
+            "it has no guard: what is written into a shard now is not noticed; type its mount command again"
+        )
         report = {**report, "notices": notices}
     else:
         report = {**report, "notices": notices, "pid": guard.pid, "log": guard.log, "replaced": guard.replaced()}

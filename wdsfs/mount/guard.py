@@ -67,9 +67,9 @@ class Registration:
 
     `paths` are those of shards, `inodes` the numbers of the files that the kernel has open; `leased` have a lease.
     `identity` is that of the image, `superblocks` are the kernel's names of the mount; `made` is how it was made.
-    The rest is for a mount with an `overlay`: the `shards` below it (paths and names), how they are read and
-    shown, the directory of their index, and what else it takes to make a new image: the `options` of `-o`, and if
-    shards are trusted.
+    The rest is for a mount with an `overlay`: the number of its `device`, the `shards` below it (paths and names),
+    how they are read and shown, the directory of their index, and what else it takes to make a new image: the
+    `options` of `-o`, and if shards are trusted.
     """
 
     pid: int
@@ -84,6 +84,7 @@ class Registration:
     superblocks: list[str] = field(default_factory=list)
     made: MadeBy | None = None
     overlay: str | None = None
+    device: int = 0
     shards: list[list[str]] = field(default_factory=list)
     reading: dict[str, bool] = field(default_factory=dict)
     layout: str = ""
@@ -169,14 +170,14 @@ class Guard:
         self._told_to_end = False
         self._receiver, self._sender = socket.socketpair()
 
-    def take(self) -> None:
+    def take(self, is_there: bool = False) -> None:
         """Take the overlay, and have every later writer of a shard wait for this process.
 
-        What a shard is has to be compared afterwards. Raises MountError for one that is being written,
-        OverlayUnusable, OverlayBusy.
+        `is_there`: the kernel has it mounted already, and nobody guards that. What a shard is has to be compared
+        afterwards. Raises MountError for one that is being written, OverlayUnusable, OverlayBusy.
         """
         if self._wanted is not None:
-            self._overlay = self._wanted.taken()
+            self._overlay = self._wanted.taken(self.mountpoint if is_there else None)
         self._receiver.setblocking(False)
         self._sender.setblocking(False)
         signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
@@ -190,6 +191,8 @@ class Guard:
 
     def mount(self, attributes: int, instead: bool = False) -> None:
         """Have the kernel mount the image, with `instead` in the place of what is there. Raises MountError."""
+        if self._wanted is not None:
+            self._wanted.set_who_enters()
         before = superblocks()
         self._mount(self.image, self._held, attributes, instead)
         # Those of others that appear at the same moment are waited for, too: that takes longer, and is not wrong.
@@ -205,12 +208,19 @@ class Guard:
 
     def adopt(self, attributes: int, known: Registration | None) -> None:
         """Guard the mount of this image that is there already, whose guard is gone: `known`, if it left a sign."""
-        others = {name for one in _guards() if one.mountpoint != self.mountpoint for name in one.superblocks}
-        found = superblocks() & set(known.superblocks) if known is not None else superblocks() - others
-        self._settle(attributes, found)
+        self._settle(attributes, superblocks() & set(known.superblocks) if known is not None else self._unknown())
         log.warning(
             "%s: guarded again; for some time what was written into a shard was not noticed", self.mountpoint
         )
+
+    def _unknown(self) -> set[str]:
+        """The superblock of a mount whose guard has left no sign, or that never had one."""
+        found, there = mount_table.mounted_at(self.mountpoint), superblocks()
+        device = b"" if found is None else os.path.basename(found.source)
+        if os.fsdecode(device) in there:  # by mount(8), on a loop device
+            return {os.fsdecode(device)}
+        # The kernel does not say which is whose. To wait for those of others, too, takes longer, and is not wrong.
+        return there - {name for one in _guards() if one.mountpoint != self.mountpoint for name in one.superblocks}
 
     def _settle(self, attributes: int, own: set[str]) -> None:
         self._held.superblocks, self._attributes = own, attributes
@@ -276,6 +286,7 @@ class Guard:
             log=None if self.log_file is None else str(self.log_file),
             identity=identity_of(self.image),
             superblocks=sorted(self._held.superblocks),
+            device=self._device,
             made=self.made,
             **({} if self._wanted is None else self._wanted.about()),
         )

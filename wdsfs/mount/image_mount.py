@@ -24,9 +24,11 @@ from wdsfs.mount import daemon, kernel_mount
 from wdsfs.mount.daemon_log import open_log
 from wdsfs.mount.guard import Guard, MadeBy, Registration, guard_of
 from wdsfs.mount.held_shards import raise_file_limit
-from wdsfs.mount.kernel_overlay import OverlayOver
+from wdsfs.mount.kernel_overlay import OverlayOver, frozen
 from wdsfs.mount.mountpoint import check_mountpoint
 from wdsfs.mount.options import parse_options
+from wdsfs.overlay.kernel_use import is_served_at
+from wdsfs.overlay.overlay_directory import OverlayDirectory
 from wdsfs.status import control
 
 log = logging.getLogger(__name__)
@@ -60,24 +62,36 @@ class ImageMount:
 
 
 class Unguarded(NamedTuple):
-    """A mount of an image whose guard is gone; `known` is what that one has left, if anything."""
+    """A mount of an image whose guard is gone; `known` is what that one has left, if anything.
+
+    With an `overlay` above the image there is that, and it is of this very mount.
+    """
 
     known: Registration | None
+    overlay: OverlayDirectory | None = None
 
     def shows(self, image: str, mountpoint: str) -> bool:
         """True if this image is what is mounted, as far as can be known."""
         identity = identity_of(image)
-        found = is_mounted_at(identity, mountpoint)
+        found = None if self.overlay is not None else is_mounted_at(identity, mountpoint)
         return found if found is not None else self.known is not None and self.known.identity == identity
 
 
-def unguarded(mountpoint: str) -> Unguarded | None:
-    """What is mounted at this path (canonical), if that is an image without a living guard."""
+def unguarded(mountpoint: str, overlay: Path | None) -> Unguarded | None:
+    """What is mounted at this path (canonical), if that is an image without a living guard.
+
+    With an `overlay` (a directory) only if that is above the image, and the guard has left a sign: the kernel does
+    not say what is below an overlay.
+    """
     mounted = mount_table.mounted_at(mountpoint)
     known = guard_of(mountpoint)
-    if mounted is None or mounted.fstype != "erofs" or (known is not None and known.alive):
+    if mounted is None or image_of(mounted) is None or (known is not None and known.alive):
         return None
-    return Unguarded(known) if image_of(mounted) is not None else None
+    if overlay is None:
+        return Unguarded(known) if mounted.fstype == "erofs" else None
+    place = OverlayDirectory(overlay)
+    is_ours = known is not None and known.overlay is not None and known.device == mounted.device
+    return Unguarded(known, place) if is_ours and is_served_at(place.upper, mountpoint) else None
 
 
 def mount_in_background(wanted: ImageMount) -> int:
@@ -113,7 +127,7 @@ def serve(
             *(wanted.image, found.since),
         )
     raise_file_limit(len(found.devices))
-    there = unguarded(wanted.mountpoint)
+    there = unguarded(wanted.mountpoint, None if wanted.overlay is None else wanted.overlay.directory)
     is_shown = there is not None and there.shows(wanted.image, wanted.mountpoint)
     try:
         devices = open_devices(found, os.fsencode(wanted.base), wanted.trusting)
@@ -128,10 +142,13 @@ def serve(
             check_mountpoint(wanted.mountpoint, nonempty, needed)
         if not wanted.trusting:
             _refuse_network(devices)
-        guard.take()
+        guard.take(there is not None)
         check_devices(devices, found, wanted.trusting)  # from now on nobody can write unnoticed
         if there is not None and is_shown:
             guard.adopt(attributes, there.known)
+        elif there is not None and there.overlay is not None:
+            with frozen(wanted.mountpoint, there.overlay):
+                guard.mount(attributes, instead=True)
         else:
             guard.mount(attributes, instead=there is not None)
         leave(log_file)

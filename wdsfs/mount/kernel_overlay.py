@@ -61,12 +61,25 @@ class OverlayOver:
     index: str | None
     trusting: bool
 
-    def taken(self) -> MountedOverlay:
-        """Take the overlay for this process. Raises OverlayUnusable, OverlayBusy."""
-        found = MountedOverlay(self.directory, self.shards, self.view, self.merge, self.owner)
+    def taken(self, served_at: str | None) -> MountedOverlay:
+        """Take the overlay for this process. Raises OverlayUnusable, OverlayBusy.
+
+        `served_at` is the mount of it that is there already, without a guard.
+        """
+        found = MountedOverlay(
+            *(self.directory, self.shards, self.view, self.merge, self.owner), served_at=served_at
+        )
         _refuse_whiteouts(found.place)
-        _set_who_enters(found.place.upper, self.private)
         return found
+
+    def set_who_enters(self) -> None:
+        """Let nobody but the owner, or also others, enter the mount, whose top is the upper's."""
+        upper = OverlayDirectory(self.directory).upper
+        mode = stat.S_IMODE(upper.stat().st_mode)
+        if self.private and mode & 0o077:
+            upper.chmod(mode & ~0o077)
+        elif not self.private and mode == 0o700:
+            upper.chmod(0o755)
 
     def about(self) -> dict[str, Any]:
         """What commands have to know of it, as the registration of its guard has it."""
@@ -98,15 +111,6 @@ def _refuse_whiteouts(place: OverlayDirectory) -> None:
                 f"{place.path}: its whiteouts are files with an attribute, which the kernel understands from "
                 "Linux 6.8 on; mount it by FUSE"
             )
-
-
-def _set_who_enters(upper: Path, private: bool) -> None:
-    """Let nobody but the owner, or also others, enter the mount, whose top is the upper's."""
-    mode = stat.S_IMODE(upper.stat().st_mode)
-    if private and mode & 0o077:
-        upper.chmod(mode & ~0o077)
-    elif not private and mode == 0o700:
-        upper.chmod(0o755)
 
 
 def mount_overlay(
@@ -205,6 +209,8 @@ def clean_work(place: OverlayDirectory) -> None:
 def frozen(mountpoint: str, place: OverlayDirectory) -> Iterator[None]:
     """Let nobody write to the mount for the time of the block; everything written before is on disk.
 
+    For a commit, or to put another mount in its place.
+
     A commit in place that stops half-way leaves it so. Raises OverlayBusy, also if another commit is at work.
     """
     work = os.open(place.work, OPEN_DIRECTORY)
@@ -212,7 +218,7 @@ def frozen(mountpoint: str, place: OverlayDirectory) -> Iterator[None]:
         try:
             fcntl.flock(work, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the guard has that of the overlay itself
         except BlockingIOError:
-            raise OverlayBusy(f"{mountpoint}: another commit of it is at work") from None
+            raise OverlayBusy(f"{mountpoint}: another commit or refresh of it is at work") from None
         device = _device(mountpoint)
         _set_read_only(mountpoint, True)
         try:
@@ -235,9 +241,9 @@ def _set_read_only(mountpoint: str, read_only: bool) -> None:
     except OSError as error:
         if error.errno == errno.EBUSY:
             raise OverlayBusy(
-                f"{mountpoint}: programs have files of it open for writing, or files that were removed; a commit "
-                f"waits for none of them. See who: fuser -vm {mountpoint}"
+                f"{mountpoint}: programs have files of it open for writing, or files that were removed; nothing "
+                f"is done while they have. See who: fuser -vm {mountpoint}"
             ) from None
         if error.errno == errno.EPERM:
-            raise OverlayBusy(f"{mountpoint}: only root can commit a mount that the kernel serves") from None
-        raise OverlayBusy(f"{mountpoint}: cannot be made read-only for the commit: {error.strerror}") from None
+            raise OverlayBusy(f"{mountpoint}: only root can do that to a mount that the kernel serves") from None
+        raise OverlayBusy(f"{mountpoint}: cannot be made read-only for that: {error.strerror}") from None

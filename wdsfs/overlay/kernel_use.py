@@ -31,6 +31,13 @@ def is_used(upper: Path) -> bool:
     return False
 
 
+def is_served_at(upper: Path, mountpoint: str) -> bool:
+    """True if what is mounted at this path is the kernel's overlayfs over this upper."""
+    mounted = mount_table.mounted_at(mountpoint)
+    found = None if mounted is None else upper_of(mounted)
+    return found is not None and os.path.realpath(found) == os.path.realpath(upper)
+
+
 def mounted_on(upper: Path) -> mount_table.MountPoint | None:
     """The mount of the kernel's overlayfs over this upper, as far as this process sees it."""
     wanted = os.path.realpath(upper)

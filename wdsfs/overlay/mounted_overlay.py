@@ -46,7 +46,8 @@ _BEGUN, _FROZEN = request_journal.SIZE, request_journal.SIZE + 1  # bytes after 
 class MountedOverlay:
     """The overlay in `directory` over these shards in this view. Raises OverlayUnusable, OverlayBusy.
 
-    `owner` (uid, gid) owns the files of the shards; `umask` is applied to their modes.
+    `owner` (uid, gid) owns the files of the shards; `umask` is applied to their modes. `served_at` is the mount of
+    it by the kernel that this process is to guard: then nothing is changed in it.
     """
 
     def __init__(
@@ -57,18 +58,16 @@ class MountedOverlay:
         merge: bool,
         owner: tuple[int, int],
         umask: int = 0,
+        served_at: str | None = None,
     ) -> None:
         self.place = OverlayDirectory(directory.absolute())
         self.owner, self.umask = owner, umask
         self.token = os.urandom(16)  # a secret of the daemon and its workers
         self._memory = mmap.mmap(-1, request_journal.SIZE + 2)
         self._notes = os.memfd_create("wdsfs-notes")
-        seen = tuple(_seen(shard) for shard in shards)
-        reading = shards[0].reading if shards else PLAIN
-        wanted = OverlaySettings(view.layout, view.names, merge, seen, reading)
         try:
             trust.directory(directory, create=True)
-            self._lock = hold(self.place)  # open as long as this process or a worker is there
+            self._lock = hold(self.place, served_at=served_at)  # open as long as this process or a worker is there
             if self.is_half_committed:
                 raise OverlayUnusable(
                     f"a commit in place of {directory} was stopped half-way; finish it first: wdsfs commit "
@@ -76,14 +75,12 @@ class MountedOverlay:
                     "--abandon instead of --in-place)"
                 )
             clean(self.place)
-            refuse_outputs(self.place, [shard.path for shard in shards])
-            UpperDirectory(self.place, owner).close()  # makes missing directories, and raises now what would fail
-            found = read_settings(self.place)
-            if found is None:
+            wanted = check_set(self.place, shards, view, merge)
+            if served_at is None:
+                # Makes missing directories, and raises now what would fail.
+                UpperDirectory(self.place, owner).close()
+            if not self.place.settings.exists():
                 write_settings(self.place, wanted)
-            else:
-                check_view(self.place, found, wanted)
-                _compare(self.place, found, wanted)
         except OSError as error:
             raise OverlayUnusable(f"{directory} cannot be used as an overlay: {error.strerror}") from error
 
@@ -128,6 +125,21 @@ class MountedOverlay:
         self._memory[_FROZEN] = frozen
 
 
+def check_set(place: OverlayDirectory, shards: Sequence[Shard], view: View, merge: bool) -> OverlaySettings:
+    """The settings of an overlay over these shards in this view. Raises OverlayUnusable if it cannot be over them.
+
+    Warns of shards that are not what they were: changes are by path, so all of them still stand.
+    """
+    refuse_outputs(place, [shard.path for shard in shards])
+    seen = tuple(_seen(shard) for shard in shards)
+    wanted = OverlaySettings(view.layout, view.names, merge, seen, shards[0].reading if shards else PLAIN)
+    found = read_settings(place)
+    if found is not None:
+        check_view(place, found, wanted)
+        _compare(place, found, wanted)
+    return wanted
+
+
 def _seen(shard: Shard) -> ShardSeen:
     try:
         return ShardSeen(shard.name, shard.path, any_shard.look(shard.path))
@@ -148,7 +160,7 @@ def check_view(place: OverlayDirectory, found: OverlaySettings, wanted: OverlayS
 
 
 def _compare(place: OverlayDirectory, found: OverlaySettings, now: OverlaySettings) -> None:
-    """Warn of shards that are not what they were: changes are by path, so all of them still stand.
+    """Warn of shards that are not what they were.
 
     Raises OverlayUnusable when a shard is not in the set: its changes would look like new files.
     """

@@ -316,13 +316,13 @@ def _has_changes(place: OverlayDirectory) -> bool:
     return False
 
 
-def hold(place: OverlayDirectory, make: bool = True) -> int:
+def hold(place: OverlayDirectory, make: bool = True, served_at: str | None = None) -> int:
     """Lock this overlay against other mounts and commits, as long as the returned descriptor is open.
 
     With `make` an empty directory becomes an overlay of ours; without, nothing is left in it: it may be an upper
-    of the kernel's. A forked process inherits the lock: it ends with the last of them. Raises OverlayBusy, which
-    names the holder; OverlayUnusable where others can write to the directory: what lies in it says which shards a
-    commit replaces.
+    of the kernel's. A forked process inherits the lock: it ends with the last of them. `served_at` is the mount of
+    it by the kernel that the caller is to guard. Raises OverlayBusy, which names the holder; OverlayUnusable where
+    others can write to the directory: what lies in it says which shards a commit replaces.
     """
     try:
         trust.directory(place.path)
@@ -334,7 +334,7 @@ def hold(place: OverlayDirectory, make: bool = True) -> int:
         if ours:
             os.ftruncate(fd, 0)
             os.pwrite(fd, b"%d\n" % os.getpid(), 0)
-        _refuse_use_by_kernel(place)
+        _refuse_use_by_kernel(place, served_at)
     except BlockingIOError:
         holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip() if ours else ""
         os.close(fd)
@@ -345,8 +345,10 @@ def hold(place: OverlayDirectory, make: bool = True) -> int:
     return fd
 
 
-def _refuse_use_by_kernel(place: OverlayDirectory) -> None:
+def _refuse_use_by_kernel(place: OverlayDirectory, served_at: str | None) -> None:
     """Raise OverlayBusy for an overlay that the kernel still serves, although nobody guards it any more."""
+    if served_at is not None and kernel_use.is_served_at(place.upper, served_at):
+        return
     if not (place.kernel_work / "work").is_dir() or not kernel_use.is_used(place.upper):
         return
     found = kernel_use.mounted_on(place.upper)
