@@ -18,6 +18,7 @@ One thread, no memory of what was: signals only wake the loop, which looks at ev
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -193,18 +194,20 @@ class Guard:
         """Have the kernel mount the image, with `instead` in the place of what is there. Raises MountError."""
         if self._wanted is not None:
             self._wanted.set_who_enters()
-        before = superblocks()
-        self._mount(self.image, self._held, attributes, instead)
-        # Those of others that appear at the same moment are waited for, too: that takes longer, and is not wrong.
-        self._settle(attributes, superblocks() - before)
+        self._settle(attributes, self._mount(self.image, self._held, attributes, instead))
 
-    def _mount(self, image: str, held: HeldShards, attributes: int, instead: bool) -> None:
+    def _mount(self, image: str, held: HeldShards, attributes: int, instead: bool) -> set[str]:
+        """Returns the new superblock. Those that others than wdsfs make at that moment are waited for, too: that
+        takes longer, and is not wrong."""
         fds = [one.fd for one in held.devices]
-        if self._overlay is not None:
-            mount_overlay(image, self.mountpoint, fds, self._overlay.place, attributes, instead)
-            return
-        mount = kernel_mount.exchange_image if instead else kernel_mount.mount_image
-        mount(image, self.mountpoint, fds, attributes)
+        with _one_at_a_time():
+            before = superblocks()
+            if self._overlay is not None:
+                mount_overlay(image, self.mountpoint, fds, self._overlay.place, attributes, instead)
+            else:
+                mount = kernel_mount.exchange_image if instead else kernel_mount.mount_image
+                mount(image, self.mountpoint, fds, attributes)
+            return superblocks() - before
 
     def adopt(self, attributes: int, known: Registration | None) -> None:
         """Guard the mount of this image that is there already, whose guard is gone: `known`, if it left a sign."""
@@ -245,14 +248,13 @@ class Guard:
         try:
             held.take_leases()
             check_devices(devices, about, trusting)
-            before = superblocks()
-            self._mount(image, held, self._attributes, instead=True)
+            own = self._mount(image, held, self._attributes, instead=True)
         except BaseException:
             close_devices(devices)
             raise
         self._before.append(self._held)
         self.image, self._held = image, held
-        self._settle(self._attributes, superblocks() - before)
+        self._settle(self._attributes, own)
 
     @contextlib.contextmanager
     def registered(self) -> Iterator[None]:
@@ -412,6 +414,17 @@ class Guard:
     def _detach(self) -> None:
         if self._is_mounted():
             kernel_mount.detach(self.mountpoint)
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Keep other guards from mounting meanwhile: the kernel does not say which superblock is whose."""
+    fd = os.open(host.runtime_dir() / "superblocks.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _deadline() -> float:
