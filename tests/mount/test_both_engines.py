@@ -10,6 +10,8 @@ import gzip
 import json
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,22 +70,33 @@ def content(path: bytes, about: os.stat_result) -> bytes:
         return UNREADABLE
 
 
-def compare(program: Program, *words: str | Path) -> dict[bytes, Shown]:
-    """Mount by both engines and compare; what they show."""
+@contextmanager
+def both(program: Program, *words: str | Path) -> Iterator[tuple[Path, Path]]:
+    """Mounts by FUSE and by the kernel, both at the same time, so that no directory is of a moment of its own."""
     need_erofs()
     by_kernel = program.directory(KERNEL)
     try:
-        # Both at the same time, so that no directory can be of a moment of its own.
         program.run("mount", "-q", "-o", "allow_other", *words, program.mountpoint)
         program.run("mount", "-q", "-o", "allow_other", "--engine", "kernel", *words, by_kernel)
-        one, other = everything(program.mountpoint), everything(by_kernel)
+        yield program.mountpoint, by_kernel
     finally:
         end_mount(by_kernel)
         program.run("umount", program.mountpoint, code=None)
         by_kernel.rmdir()
+
+
+def compared(by_fuse: Path, by_kernel: Path) -> dict[bytes, Shown]:
+    """What both show, which has to be the same."""
+    one, other = everything(by_fuse), everything(by_kernel)
     assert other.keys() == one.keys()
     assert [path for path in one if one[path] != other[path]] == []
     return one
+
+
+def compare(program: Program, *words: str | Path) -> dict[bytes, Shown]:
+    """Mount by both engines and compare; what they show."""
+    with both(program, *words) as mounts:
+        return compared(*mounts)
 
 
 WAYS = [
