@@ -381,6 +381,31 @@ def test_a_missing_name_is_asked_for_once(program: Program) -> None:
         assert counts[0] == counts[1]
 
 
+def test_a_request_wakes_nobody_but_who_answers_it(program: Program) -> None:
+    """The kernel wakes whoever polls its descriptor, at each request. For each that is another switch of tasks."""
+    program.write("a.tar", SMALL)
+    with program.mounted("a.tar") as mounted:
+        found: list[set[int]] = []
+
+        def there_is_one() -> bool:
+            found.append(mounted.processes() - set(mounted.status()["processes"]))
+            return len(found[-1]) == 1
+
+        wait_until(there_is_one, "only the process that follows changes of shards to be left")
+        [follower] = found[-1]
+        before = sleeps(follower)
+        for number in range(300):
+            with pytest.raises(FileNotFoundError):
+                os.stat(mounted.path / f"a/a/{number}")
+        assert sleeps(follower) < before + 100
+
+
+def sleeps(pid: int) -> int:
+    """How often a process has gone to sleep."""
+    [line] = re.findall(r"^voluntary_ctxt_switches:\s*(\d+)", Path(f"/proc/{pid}/status").read_text(), re.M)
+    return int(line)
+
+
 @BOTH_ENGINES
 def test_dot_dot_stays_in_the_tree(program: Program) -> None:
     program.write("a.tar", tars.tar(tars.member(b"d/e/a.txt", b"x"), tars.member(b"../../b.txt", b"y")))

@@ -33,15 +33,23 @@ def device() -> Iterator[tuple[socket.socket, socket.socket]]:
 class Heard:
     """A watch over shards, and one more which marks that everything before it has been heard."""
 
-    def __init__(self, home: Path, device: int, shards: list[Shard], look: bool = False) -> None:
+    def __init__(self, home: Path, shards: list[Shard], look: bool = False) -> None:
         self.mark = home / MARK
         self.mark.write_bytes(b"")
-        self.device = device
+        self.life, self.alive = os.pipe()
         self.shards = [*shards, sets.at(self.mark)]
         self.watch = Watch(self.shards, look)
 
     def close(self) -> None:
         self.watch._notify.close()
+        self.end()
+        os.close(self.life)
+
+    def end(self) -> None:
+        """No process serves the mount any more."""
+        if self.alive >= 0:
+            os.close(self.alive)
+            self.alive = -1
 
     def numbers(self) -> set[int]:
         """The shards that something has happened to since the last call."""
@@ -49,7 +57,7 @@ class Heard:
         marked = len(self.shards) - 1
         found: set[int] = set()
         while marked not in found:
-            changed = self.watch.wait(self.device)
+            changed = self.watch.wait(self.life)
             assert changed is not None
             found |= changed
         return found - {marked}
@@ -59,12 +67,12 @@ Listen = Callable[..., Heard]
 
 
 @pytest.fixture
-def listen(tmp_path: Path, device: tuple[socket.socket, socket.socket]) -> Iterator[Listen]:
+def listen(tmp_path: Path) -> Iterator[Listen]:
     """Makes a watch over the shards at these paths."""
     made: list[Heard] = []
 
     def listen(*paths: Path, look: bool = False) -> Heard:
-        made.append(Heard(tmp_path, device[0].fileno(), [sets.at(path) for path in paths], look))
+        made.append(Heard(tmp_path, [sets.at(path) for path in paths], look))
         return made[-1]
 
     yield listen
@@ -217,7 +225,7 @@ def test_more_events_than_the_kernel_keeps(heard: Heard) -> None:
     path = sets.path_of(heard.shards[0])
     for number in range(most + 10):  # equal events in a row are kept as one
         os.utime(heard.mark if number % 2 else path)
-    changed = heard.watch.wait(heard.device)
+    changed = heard.watch.wait(heard.life)
     assert changed == {0, 1, 2}
 
 
@@ -311,9 +319,9 @@ def test_what_is_not_heard_is_looked_for(
     heard = listen(tmp_path / name, look=True)
     if change is behind_a_new_target:  # the change of the link is noticed, later changes at its target are not
         retarget(tmp_path / "link" / "a.tar", "../elsewhere/a.tar")
-        assert 0 in (heard.watch.wait(heard.device) or ())
+        assert 0 in (heard.watch.wait(heard.life) or ())
     change(tmp_path)
-    assert heard.watch.wait(heard.device) == {0}
+    assert heard.watch.wait(heard.life) == {0}
 
 
 def test_a_busy_directory_does_not_keep_from_looking(
@@ -334,7 +342,7 @@ def test_a_busy_directory_does_not_keep_from_looking(
 
     found: list[set[int] | None] = []
     writer = threading.Thread(target=write)
-    waiter = threading.Thread(target=lambda: found.append(heard.watch.wait(heard.device)))
+    waiter = threading.Thread(target=lambda: found.append(heard.watch.wait(heard.life)))
     writer.start()
     try:
         a_directory_that_is_a_link(tmp_path)
@@ -353,13 +361,12 @@ def test_a_busy_directory_does_not_keep_from_looking(
 
 
 class Follower:
-    """`follow` in a thread; when the block is left the file system is gone."""
+    """`follow` in a thread; when the block is left nobody serves the file system any more."""
 
     def __init__(self, heard: Heard, ours: socket.socket, kernels: socket.socket, epochs: bool) -> None:
         self.tags = Generations(len(heard.shards))
-        self.kernels = kernels
-        self.life, self.alive = os.pipe()
-        arguments = (heard.watch, ours.fileno(), self.life, self.tags, epochs)
+        self.heard, self.kernels = heard, kernels
+        arguments = (heard.watch, ours.fileno(), heard.life, self.tags, epochs)
         self.thread = threading.Thread(target=watch.follow, args=arguments, daemon=True)
 
     def __enter__(self) -> Follower:
@@ -367,31 +374,19 @@ class Follower:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.kernels.close()
+        self.kernels.close()  # a notification that waits is over
+        self.heard.end()
         self.thread.join(30)
-        assert not self.thread.is_alive(), "it must end with the file system"
-        os.close(self.life)
-        if self.alive >= 0:
-            os.close(self.alive)
+        assert not self.thread.is_alive(), "it must end with those who serve"
 
     def note(self) -> bytes:
         return self.kernels.recv(4096)
 
 
-def test_without_a_file_system_nothing_is_waited_for(
-    heard: Heard, device: tuple[socket.socket, socket.socket]
-) -> None:
-    device[1].close()
-    assert heard.watch.wait(heard.device) is None
-
-
-def test_with_those_who_serve_it_ends_too(heard: Heard, device: tuple[socket.socket, socket.socket]) -> None:
+def test_without_anybody_who_serves_nothing_is_waited_for(heard: Heard) -> None:
     """Else it would keep a file system that answers nothing."""
-    with Follower(heard, *device, epochs=True) as follower:
-        os.close(follower.alive)
-        follower.alive = -1
-        follower.thread.join(30)
-        assert not follower.thread.is_alive()
+    heard.end()
+    assert heard.watch.wait(heard.life) is None
 
 
 def test_the_kernel_is_told_to_ask_again_for_everything(

@@ -88,7 +88,7 @@ def _eager(poll: select.poll, spin: float) -> Callable[[], bool]:
 
     def wait() -> bool:
         nonlocal missed
-        if look(0) or not spin_ns:
+        if not spin_ns or look(0):
             return True
         # Clients that take longer, or that need this processor: poll only from time to time.
         if missed >= MISSES_MAX and missed % MISSES_MAX:

@@ -191,8 +191,7 @@ class Growth:
         if follow is not None:
             follow(supervisor)
             return
-        poll = select.poll()  # without inotify there is nothing to do but to end with the mount
-        poll.register(supervisor.device, 0)
+        poll = select.poll()  # without inotify there is nothing to do but to end with those who serve
         poll.register(supervisor.life, 0)
         poll.poll()
 

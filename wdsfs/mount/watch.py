@@ -99,16 +99,15 @@ class Watch:
                 self._watches[directory] = self._notify.add_watch(directory, _CONTENT | _NAME)
             self._followed.add(self._watches[directory])
 
-    def wait(self, *ends: int) -> set[int] | None:
-        """Numbers of shards that something has happened to; None when one of the descriptors `ends` has: the file
-        system is gone, or all processes that serve it. Also when a followed directory is gone: watch anew."""
+    def wait(self, life: int) -> set[int] | None:
+        """Numbers of shards that something has happened to; None when `life`, the reading end of a pipe, has no
+        writer any more. Also when a followed directory is gone: watch anew."""
         poll = select.poll()
         poll.register(self._notify.fd, select.POLLIN)
-        for end in ends:
-            poll.register(end, 0)  # poll reports errors and hangups without a flag
+        poll.register(life, 0)  # poll reports hangups without a flag
         while True:
             ready = poll.poll(None if self._pause is None else max(self._next - time.monotonic(), 0) * 1000)
-            if any(fd in ends for fd, _ in ready):
+            if any(fd == life for fd, _ in ready):
                 return None
             changed = self._read() if ready else set()
             if self._is_blind:
@@ -160,14 +159,15 @@ def _places(path: bytes) -> list[bytes]:
 def follow(watch: Watch, device: int, life: int, tags: Generations, epochs: bool) -> None:
     """Invalidate what the kernel, and all processes of the mount, have cached whenever a shard changes.
 
-    Returns at the unmount, or when `life`, the reading end of a pipe, has no writer any more. `epochs` says that
-    the kernel can invalidate everything at once (Linux 6.16); on an older one only the directories of the changed
-    shards are invalidated, which one tree over all shards does not have.
+    Returns when `life`, the reading end of a pipe, has no writer any more: all processes that serve the mount have
+    ended, as they do at the unmount. (The device would say so, too, but the kernel wakes whoever polls it at each
+    request.) `epochs` says that the kernel can invalidate everything at once (Linux 6.16); on an older one only
+    the directories of the changed shards are invalidated, which one tree over all shards does not have.
     """
     watch.on_names()  # what came or went before it began to watch
     if watch.remote:
         threading.Thread(target=_ask_stores, args=(watch.remote,), daemon=True).start()
-    while (changed := watch.wait(device, life)) is not None:
+    while (changed := watch.wait(life)) is not None:
         tags.alarm(notified=True)
         names = [watch.shards[number].name for number in changed]
         for note in [protocol.forget_all()] if epochs else [protocol.forget_entry(ROOT, name) for name in names]:
