@@ -71,6 +71,7 @@ class WebServer:
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self.objects: dict[str, Served] = {}
         self.requests: list[Request] = []
+        self.connections = 0  # so far
         self.sent = 0  # bytes of bodies
         self.under_way = 0  # requests that are not answered in full
         self.most_under_way = 0
@@ -125,6 +126,7 @@ class WebServer:
         server.close()  # connections end with the loop
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while await self._exchange(reader, writer):
                 pass

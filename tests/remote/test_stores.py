@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from email.utils import formatdate
 from pathlib import Path
@@ -15,18 +16,23 @@ from wdsfs.remote import urls
 from wdsfs.remote.pin import Pin
 
 CONTENT = bytes(range(256)) * 1000
-PATH = "/set/a b.tar"
 SECRET = "s3cr3t-f00"
 
 
-@pytest.fixture
-def served(web: WebServer) -> Served:
-    return web.put("/set/a%20b.tar", CONTENT)
+@pytest.fixture(params=["a%20b.tar", "plain.tar"])
+def target(request: pytest.FixtureRequest) -> str:
+    """Short ranges of the second are read without obstore."""
+    return f"/set/{request.param}"
 
 
 @pytest.fixture
-def url(web: WebServer) -> str:
-    return f"{web.url}/set/a%20b.tar"
+def served(web: WebServer, target: str) -> Served:
+    return web.put(target, CONTENT)
+
+
+@pytest.fixture
+def url(web: WebServer, target: str) -> str:
+    return f"{web.url}{target}"
 
 
 def test_a_range_is_asked_for_with_a_condition(apart: Apart, web: WebServer, served: Served, url: str) -> None:
@@ -44,11 +50,11 @@ def test_a_range_is_asked_for_with_a_condition(apart: Apart, web: WebServer, ser
 
 @pytest.mark.parametrize("conditions", [True, False])
 def test_an_object_that_was_replaced_is_stale(
-    apart: Apart, web: WebServer, served: Served, url: str, conditions: bool
+    apart: Apart, web: WebServer, target: str, served: Served, url: str, conditions: bool
 ) -> None:
     """Also where a server ignores If-Match. Nothing of the new object is fetched."""
     pin = apart.head(url)
-    web.put("/set/a%20b.tar", bytes(len(CONTENT)), etag='"2"', conditions=conditions)
+    web.put(target, bytes(len(CONTENT)), etag='"2"', conditions=conditions)
     with pytest.raises(ObjectChanged, match="has been replaced"):
         apart.get(url, pin, 0, 200_000)
     assert len(web.gets()) == 1
@@ -194,10 +200,12 @@ def test_a_server_that_does_not_mend_gets_an_error_in_the_end(
 ) -> None:
     pin = apart.head(url)
     served.always = fault
-    with pytest.raises(Unreachable, match=r"/set/a%20b\.tar: ") as caught:
+    with pytest.raises(Unreachable, match=f"{re.escape(url)}: ") as caught:
         apart.get(url, pin, 0, 100)
     assert type(caught.value) is Unreachable
     asked = len(web.gets())
+    if fault.status == 302 and "plain" in url:
+        asked -= 1  # obstore is asked, too: a redirect may lead somewhere
     assert asked == attempts if attempts else 5 < asked < 30
     assert sum(apart.waits()) <= 60
     assert apart.counted(url)["failures"] == (0 if attempts == 1 else 1)
@@ -293,9 +301,9 @@ def test_an_object_that_is_refused(apart: Apart, web: WebServer, served: Served,
 
 
 def test_user_and_password_go_to_their_server_only(
-    apart: Apart, web: WebServer, other_web: WebServer, served: Served
+    apart: Apart, web: WebServer, other_web: WebServer, target: str, served: Served
 ) -> None:
-    url = web.url.replace("//", f"//user:{SECRET}@") + "/set/a%20b.tar"
+    url = web.url.replace("//", f"//user:{SECRET}@") + target
     other_web.put("/elsewhere.tar", CONTENT)
     web.put("/here.tar", CONTENT)
     served.always = Fault(status=302, headers={"Location": "/here.tar"})
@@ -311,7 +319,7 @@ def test_user_and_password_go_to_their_server_only(
     with pytest.raises(ObjectChanged) as caught:
         apart.get(url, pin, 0, 10)
     assert SECRET not in str(caught.value)
-    served.always = Fault(status=302, headers={"Location": "/set/a%20b.tar"})
+    served.always = Fault(status=302, headers={"Location": target})
     with pytest.raises(Unreachable):
         apart.get(url, pin, 0, 10)
 
@@ -329,20 +337,24 @@ def test_credentials_of_the_settings_are_sent(
     assert "authorization" not in web.requests[-1].headers
 
 
-def test_a_signed_url_is_sent_as_it_stands_and_never_by_head(apart: Apart, web: WebServer, served: Served) -> None:
+def test_a_signed_url_is_sent_as_it_stands_and_never_by_head(
+    apart: Apart, web: WebServer, target: str, served: Served
+) -> None:
     query = f"X-Amz-Signature={SECRET}%2F%3D&X-Amz-Date=20240101T000000Z&b=%20+"
-    url = urls.parse(f"{web.url}/set/a%20b.tar?{query}")
+    url = urls.parse(f"{web.url}{target}?{query}")
     served.headers["X"] = "y"
     pin = apart.head(url)
     assert pin.size == len(CONTENT)
     assert apart.get(url, pin, 5, 10) == CONTENT[5:10]
-    assert {one.target for one in web.requests} == {f"/set/a%20b.tar?{query}"}
+    assert {one.target for one in web.requests} == {f"{target}?{query}"}
     assert {one.method for one in web.requests} == {"GET"}
     served.ranges = False
     assert apart.head(url) == pin
 
 
-def test_a_signature_that_has_ended_is_named_with_its_time(apart: Apart, web: WebServer, served: Served) -> None:
+def test_a_signature_that_has_ended_is_named_with_its_time(
+    apart: Apart, web: WebServer, target: str, served: Served
+) -> None:
     for query in (
         f"X-Amz-Date=20240101T000000Z&X-Amz-Expires=3600&X-Amz-Signature={SECRET}",
         f"X-Goog-Date=20240101T000000Z&X-Goog-Expires=3600&X-Goog-Signature={SECRET}",
@@ -350,13 +362,13 @@ def test_a_signature_that_has_ended_is_named_with_its_time(apart: Apart, web: We
         f"sv=2020&se=2024-01-01T01%3A00%3A00Z&sig={SECRET}",
     ):
         served.always = None
-        url = urls.parse(f"{web.url}/set/a%20b.tar?{query}")
+        url = urls.parse(f"{web.url}{target}?{query}")
         pin = apart.head(url)
         served.always = Fault(status=403, body=b"Request has expired")
         with pytest.raises(DeniedObject, match="ended at 2024-01-01 01:00:00") as caught:
             apart.get(url, pin, 0, 10)
         assert SECRET not in str(caught.value)
-        assert f"{web.url}/set/a%20b.tar" in str(caught.value)
+        assert f"{web.url}{target}" in str(caught.value)
 
 
 def test_head_that_is_refused_is_replaced_by_get(apart: Apart, web: WebServer, served: Served, url: str) -> None:
@@ -383,9 +395,9 @@ def test_a_web_server_does_not_list(apart: Apart, web: WebServer) -> None:
     assert web.requests == []
 
 
-def test_no_error_has_a_secret_in_it(apart: Apart, web: WebServer, served: Served) -> None:
+def test_no_error_has_a_secret_in_it(apart: Apart, web: WebServer, target: str, served: Served) -> None:
     """Whatever goes wrong: each text that a caller sees, also the repr."""
-    url = urls.parse(web.url.replace("//", f"//user:{SECRET}@") + f"/set/a%20b.tar?token={SECRET}")
+    url = urls.parse(web.url.replace("//", f"//user:{SECRET}@") + f"{target}?token={SECRET}")
     pin = apart.head(url)
     faults = [
         Fault(status=status, body=SECRET.encode()) for status in (400, 401, 403, 404, 410, 412, 416, 500, 501)
@@ -399,18 +411,18 @@ def test_no_error_has_a_secret_in_it(apart: Apart, web: WebServer, served: Serve
             [answer] = apart.together((name, url, *arguments))
             if isinstance(answer, ShardError):
                 assert SECRET not in str(answer) + repr(answer), fault
-                assert f"{web.url}/set/a%20b.tar" in str(answer)
+                assert f"{web.url}{target}" in str(answer)
             else:
                 assert name == "head"
 
 
-def test_many_signed_urls_at_once(apart: Apart, web: WebServer, served: Served) -> None:
+def test_many_signed_urls_at_once(apart: Apart, web: WebServer, target: str, served: Served) -> None:
     """More than clients are kept."""
-    places = [urls.parse(f"{web.url}/set/a%20b.tar?sig={number}") for number in range(300)]
+    places = [urls.parse(f"{web.url}{target}?sig={number}") for number in range(300)]
     pin = apart.head(places[0])
     calls = [("get", place, pin, at, at + 10) for at, place in enumerate(places * 2)]
     assert apart.together(*calls) == [CONTENT[at : at + 10] for *_, at, _ in calls]
-    assert {one.target for one in web.gets()} == {f"/set/a%20b.tar?sig={number}" for number in range(300)}
+    assert {one.target for one in web.gets()} == {f"{target}?sig={number}" for number in range(300)}
 
 
 def test_what_doctor_is_to_say(apart: Apart, web: WebServer, served: Served, url: str) -> None:

@@ -76,9 +76,13 @@ def of_status(status: int, text: str, url: Url) -> ShardError | Transient:
     return Unreachable(f"{url}: its store answers {said}")
 
 
+def wrong_range() -> Transient:
+    return Transient("its server answers with another range than was asked for", attempts=_WRONG_ANSWERS)
+
+
 def _of_connection(text: str, url: Url) -> ShardError | Transient:
     if any(word in text for word in _WRONG_RANGE):
-        return Transient("its server answers with another range than was asked for", attempts=_WRONG_ANSWERS)
+        return wrong_range()
     if "TooManyRedirects" in text:
         return Unreachable(f"{url}: its server redirects in a circle")
     if "BareRedirect" in text:

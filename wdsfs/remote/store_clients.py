@@ -94,7 +94,7 @@ def web_store(location: str, options: Options, headers: dict[str, str]) -> HTTPS
 def _client_options(options: Options, headers: dict[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "connect_timeout": _CONNECT,
-        "read_timeout": f"{int(_silence(options) * 1000)}ms",
+        "read_timeout": f"{int(silence(options) * 1000)}ms",
         "timeout": _WHOLE,
         "user_agent": USER_AGENT,
     }
@@ -105,10 +105,10 @@ def _client_options(options: Options, headers: dict[str, str]) -> dict[str, Any]
     return found
 
 
-def _silence(options: Options) -> float:
+def silence(options: Options) -> float:
     """The seconds without a byte until a request counts as not answered: no more than all attempts may take."""
-    silence = float(options.get("timeout", SILENCE))
-    return min(silence, float(options.get("total_time", silence)))
+    seconds = float(options.get("timeout", SILENCE))
+    return min(seconds, float(options.get("total_time", seconds)))
 
 
 # --- how each kind of store is entered -----------------------------------------------------------------------

@@ -27,6 +27,8 @@ no connection, no answer (`timeout`)
 ... for longer than `total_time`       Unreachable
 other answers                          Unreachable at once
 =====================================  =======================================================================
+
+Short ranges of web servers without TLS are asked for by `plain_http.py`, all else by obstore.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ from wdsfs.remote.counters import Counters, Traffic
 from wdsfs.remote.hub import Hub
 from wdsfs.remote.parts import Buffer, Take
 from wdsfs.remote.pin import Pin
+from wdsfs.remote.plain_http import PlainServer, PlainServers
 from wdsfs.remote.retries import Clock, Limit, Patience, Transient, again
 from wdsfs.remote.settings import Settings
 from wdsfs.remote.urls import WEB, Url
@@ -84,6 +87,7 @@ class _Route(NamedTuple):
     patience: Patience
     limit: Limit
     traffic: Traffic
+    plain: PlainServer | None  # that asks for short ranges
 
 
 class Stores:
@@ -96,6 +100,7 @@ class Stores:
         self._clients: OrderedDict[tuple[object, ...], tuple[ObjectStore, float]] = OrderedDict()
         self._making = asyncio.Lock()
         self._limits: dict[str, Limit] = {}
+        self._plain_servers = PlainServers()
         self._down: dict[
             str, tuple[float, str]
         ] = {}  # by store: until when it is not asked what is there, and why
@@ -169,16 +174,26 @@ class Stores:
         """One request for what is still to come of a range."""
         url, before = transfer.url, transfer.at
         try:
-            found = await self._opened(url, transfer.pin, {"range": (before, transfer.end)})
-            if transfer.end - before <= STREAMED:  # less work for the same
-                transfer.add(await self._asked(url, found.bytes_async()))
+            if transfer.end - before <= STREAMED:
+                transfer.add(await self._short(url, transfer.pin, before, transfer.end))
             else:
+                found = await self._opened(url, transfer.pin, {"range": (before, transfer.end)})
                 pieces = found.stream(min_chunk_size=PIECE)
                 while (piece := await self._asked(url, _next(pieces))) is not None:
                     transfer.add(piece)
             transfer.check()
         finally:
             self._route(url).traffic.bytes += transfer.at - before
+
+    async def _short(self, url: Url, pin: Pin, begin: int, end: int) -> Any:
+        """The bytes of a short range, in one piece: by the way that is the least work."""
+        plain = self._route(url).plain
+        if plain is not None:
+            data = await self._answered(url, plain.get(url, pin, begin, end))
+            if data is not None:
+                return data
+        found = await self._opened(url, pin, {"range": (begin, end)})
+        return await self._asked(url, found.bytes_async())
 
     async def get_all(self, url: Url, pin: Pin) -> AsyncIterator[memoryview]:
         """The pinned object from its first byte to its last, for servers that ignore Range. Raises ShardError.
@@ -339,7 +354,8 @@ class Stores:
         patience = Patience(float(options.get("total_time", Patience().total)))
         if url.store not in self._limits:
             self._limits[url.store] = Limit(int(float(options.get("requests", REQUESTS))), self._clock)
-        return _Route(options, place, path, patience, self._limits[url.store], self._counters.of(url.store))
+        limit, traffic = self._limits[url.store], self._counters.of(url.store)
+        return _Route(options, place, path, patience, limit, traffic, self._plain_servers.of(url, options))
 
     def _options(self, url: Url) -> dict[str, str]:
         return self._route(url).options
@@ -431,9 +447,21 @@ class Stores:
             return await asked
         except _OBSTORE_ERRORS as error:
             failed = answers.failure(error, url)
+        await self._ask_how_long(url, failed)
+        raise failed
+
+    async def _answered(self, url: Url, answered: Awaitable[Result]) -> Result:
+        """The answer of a web server that obstore was not needed for. Raises ShardError, Transient."""
+        try:
+            return await answered
+        except Transient as error:
+            await self._ask_how_long(url, error)
+            raise
+
+    async def _ask_how_long(self, url: Url, failed: ShardError | Transient) -> None:
+        """Have an error of a web server that is throttling say how long to wait, if the server says so."""
         if isinstance(failed, Transient) and failed.throttled and url.scheme in WEB:
             failed.wait = await self._how_long(url)
-        raise failed
 
     async def _how_long(self, url: Url) -> float | None:
         """Seconds that the server asks to be left alone for. Of many requests that it refuses, one asks."""
