@@ -22,7 +22,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests import tars
-from tests.conftest import PATIENCE, ROOT, Program, descendants, fails, need_fuse, wait_until
+from tests.conftest import PATIENCE, ROOT, Program, fails, need_fuse
 from wdsfs import __version__
 from wdsfs.cli import main
 from wdsfs.status import control
@@ -530,44 +530,68 @@ def test_index_tells_of_damage(program: Program) -> None:
     assert b"a.tar: the file ends at byte 1536" in done.stderr
 
 
-MEMBERS, SHARDS = 10_000, 40
+SHARDS, INTERRUPTED = 40, 20  # of a set, and the shard of it at which a command is interrupted
+
+# All processes are interrupted, as a terminal does it, when so many shards have been begun; no further one is.
+_INTERRUPTED = """
+import itertools, os, runpy, signal, sys, time
+from wdsfs.index import process_pool
+
+begun, last, in_this_process, in_another = (
+    itertools.count(1), int(sys.argv.pop()), process_pool._try, process_pool._Processes.call
+)
+
+def here(*arguments):
+    if next(begun) == last:
+        os.killpg(0, signal.SIGINT)
+    return in_this_process(*arguments)
+
+def elsewhere(processes, *arguments):
+    number = next(begun)
+    if number == last:
+        os.killpg(0, signal.SIGINT)
+    while number >= last and not processes._killed:
+        time.sleep(0.01)
+    return in_another(processes, *arguments)
+
+process_pool.ALONE_BYTES = 0
+process_pool._try, process_pool._Processes.call = here, elsewhere
+runpy.run_module("wdsfs", run_name="__main__")
+"""
 
 
-def write_many(program: Program) -> str:
-    """Enough to be interrupted in the middle: one shard by many names."""
-    shard = program.write("000.tar", tars.tar(*(tars.header(b"%06d.x" % number) for number in range(MEMBERS))))
+def interrupted(program: Program, *arguments: str | Path) -> str:
+    """What a command says that indexes SHARDS shards and is interrupted in the middle."""
+    shard = program.write("000.tar", tars.tar(tars.A))
     for number in range(1, SHARDS):
         os.link(shard, program.home / f"{number:03d}.tar")
-    return f"{{000..{SHARDS - 1:03d}}}.tar"
+    done = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED, *arguments, str(INTERRUPTED)],
+        env=program.environment,
+        cwd=program.home,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        start_new_session=True,
+        check=False,
+    )
+    assert done.returncode == 130, done
+    assert done.stderr.count("interrupted") == 1
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+MANY = f"{{000..{SHARDS - 1:03d}}}.tar"
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_an_interrupt_leaves_a_valid_index(program: Program, jobs: str) -> None:
     """Work done so far is kept, and the next run continues there."""
-    spec = write_many(program)
-    with program.start("index", "--jobs", jobs, spec, stderr=subprocess.PIPE, start_new_session=True) as process:
-        wait_until(lambda: any(number >= 10 for number in open_shards(process.pid)), "it to be under way")
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes
-        _, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130
-    assert b"interrupted" in err
-    assert b"Traceback" not in err
-    report = program.json("index", spec)
-    assert 0 < report["rebuilt"] < SHARDS
-    assert report["members"] == SHARDS * MEMBERS
-    assert program.json("index", spec)["rebuilt"] == 0
-
-
-def open_shards(pid: int) -> list[int]:
-    """Numbers of the shards that a process and those below it have open."""
-    found = []
-    for one in [pid, *descendants(pid)]:
-        with contextlib.suppress(OSError):
-            for name in os.listdir(f"/proc/{one}/fd"):
-                number = re.search(r"/(\d{3})\.tar$", os.readlink(f"/proc/{one}/fd/{name}"))
-                if number:
-                    found.append(int(number[1]))
-    return found
+    interrupted(program, "index", "--jobs", jobs, MANY)
+    report = program.json("index", MANY)
+    assert SHARDS - INTERRUPTED < report["rebuilt"] < SHARDS
+    assert report["members"] == SHARDS
+    assert program.json("index", MANY)["rebuilt"] == 0
 
 
 @pytest.mark.parametrize(("module", "code", "text"), [
@@ -597,16 +621,7 @@ runpy.run_module("wdsfs", run_name="__main__")
 
 def test_an_interrupted_mount(program: Program) -> None:
     need_fuse()
-    spec = write_many(program)
-    with program.start(
-        "mount", spec, program.mountpoint, stderr=subprocess.PIPE, start_new_session=True
-    ) as process:
-        wait_until(lambda: any(number >= 5 for number in open_shards(process.pid)), "it to be under way")
-        os.killpg(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130
-    assert err.count(b"interrupted") == 1
-    assert b"Traceback" not in err
+    interrupted(program, "mount", MANY, program.mountpoint)
     assert not program.registration(program.mountpoint).exists()
     assert os.listdir(program.mountpoint) == []
 
