@@ -21,6 +21,7 @@ _NOT_BENEATH = (
     "it cannot take the place of the mount that is there (Linux 6.5 or later); unmount that, and mount anew"
 )
 _DETACH = 2  # flag of umount2
+_IN_DELETE_SELF = 0x400
 # Attributes of a mount.
 READ_ONLY, NO_SUID, NO_DEVICES, NO_PROGRAMS = 1, 2, 4, 8
 
@@ -51,6 +52,22 @@ def mount(
         raise
     finally:
         os.close(mounted)
+
+
+def end_of_use(mountpoint: str) -> int:
+    """A descriptor that is readable when the kernel has dropped the superblock that is mounted there.
+
+    That is after the last file of it is closed, and the last namespace has lost the mount. The descriptor keeps
+    neither in use. ENOSPC, EMFILE: there are too many inotify instances or watches.
+    """
+    fd = int(_libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
+    # With the end of the superblock the kernel reports IN_UNMOUNT, unasked; what is asked for never happens.
+    if fd < 0 or _libc.inotify_add_watch(fd, os.fsencode(mountpoint), _IN_DELETE_SELF) < 0:
+        number = ctypes.get_errno()
+        if fd >= 0:
+            os.close(fd)
+        raise OSError(number, os.strerror(number), mountpoint)
+    return fd
 
 
 def attempt(fstype: bytes, settings: Sequence[tuple[bytes, bytes]]) -> None:

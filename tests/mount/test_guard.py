@@ -18,7 +18,7 @@ import pytest
 from tests import tars
 from tests.conftest import PATIENCE, Program, wait_until
 from tests.image.test_image import end_mount, need_erofs, told
-from wdsfs import host, mount_table
+from wdsfs import host, mount_calls, mount_table
 from wdsfs.mount import held_shards, image_mount
 from wdsfs.mount.guard import guard_of
 from wdsfs.mount.image_mount import ImageMount
@@ -59,8 +59,6 @@ def test_a_writer_waits_for_readers(code: str, program: Program) -> None:
             assert reader.read() == OLD * (SIZE - SIZE // 2)
             assert writer.poll() is None
             reader.close()
-            # Longer than a lease keeps it (45 s): the guard also waits for images that other tests have mounted at
-            # the same moment.
             assert writer.wait(PATIENCE) == 0
         assert shard.read_bytes()[512:1024] == (NEW * 512 if code == WRITE else b"")
         assert told(program.home, "status", program.mountpoint, code=5)
@@ -164,3 +162,17 @@ def test_without_leases_times_are_looked_at(program: Program, monkeypatch: pytes
     says = told(program.home, "mount", "-f", image, program.mountpoint, code=5)
     assert f"{shard}: lies on nfs4, where another machine can write it" in says
     assert "was made for Linux 6.15; with this kernel its files have the time 1970" in says
+
+
+def test_without_inotify_the_superblock_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: str) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(mount_calls, "end_of_use", refuse)
+    monkeypatch.setattr(held_shards, "SUPERBLOCKS", tmp_path)
+    (tmp_path / "erofs-1").mkdir()
+    held = held_shards.HeldShards([])
+    held.watch_mount("/", os.stat("/").st_dev, {"erofs-1"})
+    assert held.is_used()
+    (tmp_path / "erofs-1").rmdir()
+    assert not held.is_used()

@@ -197,8 +197,7 @@ class Guard:
         self._settle(attributes, self._mount(self.image, self._held, attributes, instead))
 
     def _mount(self, image: str, held: HeldShards, attributes: int, instead: bool) -> set[str]:
-        """Returns the new superblock. Those that others than wdsfs make at that moment are waited for, too: that
-        takes longer, and is not wrong."""
+        """Returns the name of the new superblock, and of those that others than wdsfs make at that moment."""
         fds = [one.fd for one in held.devices]
         with _one_at_a_time():
             before = superblocks()
@@ -222,13 +221,14 @@ class Guard:
         device = b"" if found is None else os.path.basename(found.source)
         if os.fsdecode(device) in there:  # by mount(8), on a loop device
             return {os.fsdecode(device)}
-        # The kernel does not say which is whose. To wait for those of others, too, takes longer, and is not wrong.
+        # The kernel does not say which is whose: without inotify those of others are waited for, too.
         return there - {name for one in _guards() if one.mountpoint != self.mountpoint for name in one.superblocks}
 
     def _settle(self, attributes: int, own: set[str]) -> None:
-        self._held.superblocks, self._attributes = own, attributes
+        self._attributes = attributes
         found = mount_table.mounted_at(self.mountpoint)
         self._device = 0 if found is None else found.device
+        self._held.watch_mount(self.mountpoint, self._device, own)
         watched = self._held.without_lease()
         if watched:
             log.warning(
@@ -314,12 +314,8 @@ class Guard:
     def run(self) -> None:
         """Return when the mount has ended, by others or because a shard is about to change."""
         with open(mount_table.MOUNTINFO, "rb") as table:
-            poller = select.poll()
-            poller.register(self._receiver, select.POLLIN)
-            poller.register(self._listener, select.POLLIN)
-            poller.register(table, select.POLLPRI | select.POLLERR)
             while True:
-                poller.poll(self._patience())
+                self._sleep(table.fileno())
                 with contextlib.suppress(BlockingIOError):
                     self._receiver.recv(4096)
                 changing = self._held.changing()
@@ -335,6 +331,17 @@ class Guard:
                     break
         if self._overlay is not None and not self._is_used():
             clean_work(self._overlay.place)
+
+    def _sleep(self, table: int) -> None:
+        """Return when something may have happened; `table` is the open mount table."""
+        poller = select.poll()
+        poller.register(self._receiver, select.POLLIN)
+        poller.register(self._listener, select.POLLIN)
+        poller.register(table, select.POLLPRI | select.POLLERR)
+        for one in (self._held, *self._before):
+            if one.ending is not None:
+                poller.register(one.ending, select.POLLIN)
+        poller.poll(self._patience())
 
     def _patience(self) -> float | None:
         """How long the loop may sleep (ms) when nothing wakes it; None: for ever."""

@@ -10,9 +10,11 @@ import errno
 import fcntl
 import os
 import resource
+import select
 from collections.abc import Sequence
 from pathlib import Path
 
+from wdsfs import mount_calls
 from wdsfs.errors import MountError
 from wdsfs.image.opened import OpenDevice, close_devices
 
@@ -42,9 +44,10 @@ def raise_file_limit(shards: int) -> None:
 
 
 class HeldShards:
-    """These shards, which belong to it now. `superblocks` are those of the mount, once it is there.
+    """These shards, which belong to it now.
 
-    `deadline`: until when a writer waits for files of an ended mount that are still open.
+    `superblocks` are the names of those that the mount may have: for a process without inotify, and for the next
+    guard. `deadline`: until when a writer waits for files of an ended mount that are still open.
     """
 
     def __init__(self, devices: Sequence[OpenDevice]) -> None:
@@ -53,6 +56,8 @@ class HeldShards:
         self.deadline: float | None = None
         self.leased: list[OpenDevice] = []
         self._watched: list[tuple[OpenDevice, int]] = []  # with the ctime (ns) that they had
+        self.ending: int | None = None  # the descriptor that is readable when the mount has ended
+        self._has_ended = False
 
     def take_leases(self) -> None:
         """Have every later writer wait for this process. Raises MountError for a shard that is being written.
@@ -78,11 +83,34 @@ class HeldShards:
         found += [one for one, ctime_ns in self._watched if os.fstat(one.fd).st_ctime_ns != ctime_ns]
         return [os.fsdecode(one.path) for one in found]
 
+    def watch_mount(self, mountpoint: str, device: int, own: set[str]) -> None:
+        """Notice the end of the mount of these shards; it has this `st_dev`, and `own` as `superblocks`."""
+        self.superblocks = own
+        try:
+            self.ending = mount_calls.end_of_use(mountpoint)
+            if os.stat(mountpoint).st_dev != device:
+                self._stop_watching()
+        except OSError:
+            self._stop_watching()  # without inotify; or the mount is gone already
+
     def is_used(self) -> bool:
         """True while a program has files of the mount open, or another namespace has the mount."""
-        return bool(self.superblocks & superblocks())
+        if self.ending is None:
+            return not self._has_ended and bool(self.superblocks & superblocks())
+        poller = select.poll()
+        poller.register(self.ending, select.POLLIN)
+        if poller.poll(0):
+            self._has_ended = True
+            self._stop_watching()
+        return not self._has_ended
+
+    def _stop_watching(self) -> None:
+        if self.ending is not None:
+            os.close(self.ending)
+            self.ending = None
 
     def close(self) -> None:
         """Give up the leases and close the shards."""
+        self._stop_watching()
         close_devices(self.devices)
         self.devices, self.leased, self._watched = [], [], []

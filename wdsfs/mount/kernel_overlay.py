@@ -16,6 +16,7 @@ import fcntl
 import os
 import shutil
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from wdsfs import host, mount_calls, mount_table
 from wdsfs.dataset.tree import View
 from wdsfs.errors import MountError, OverlayBusy, OverlayUnusable
 from wdsfs.mount import kernel_mount
-from wdsfs.overlay.kernel_use import escaped
+from wdsfs.overlay.kernel_use import escaped, is_used
 from wdsfs.overlay.mounted_overlay import MountedOverlay
 from wdsfs.overlay.overlay_directory import OverlayDirectory, unfinished
 from wdsfs.overlay.upper_format import OPEN_DIRECTORY
@@ -40,6 +41,7 @@ _SETTINGS = (
     (b"index", b"off"),
     (b"xino", b"on"),  # one device number for all of it, and the same inode numbers before and after a copy-up
 )
+_RELEASE_SECONDS = 10.0
 _WHITEOUTS_BY_ATTRIBUTE = (6, 8)  # the first kernel that understands them
 
 
@@ -198,10 +200,16 @@ def _explained(mountpoint: str, place: OverlayDirectory, error: OSError) -> str:
 
 
 def clean_work(place: OverlayDirectory) -> None:
-    """Remove what the kernel has left in its work directory, after the last use of the mount.
+    """Remove what the kernel has left in its work directory. REQUIRES: the mount has ended.
 
-    The directory itself stays, as a sign of who has written into the upper.
+    The directory itself stays, as a sign of who has written into the upper. The kernel tells of the end a moment
+    before it lets go of the upper, which is waited for, so that the next mount can have it.
     """
+    end = time.monotonic() + _RELEASE_SECONDS
+    while is_used(place.upper):
+        if time.monotonic() > end:
+            return  # who asks next finds the work directory, and asks the kernel, too
+        time.sleep(0.01)
     shutil.rmtree(place.kernel_work / "work", ignore_errors=True)
 
 

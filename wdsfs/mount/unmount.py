@@ -25,7 +25,7 @@ ANNOUNCE_SECONDS = 3.0  # of an unmount, after which it says what it waits for
 def unmount(mountpoint: str, lazy: bool = False, wait_seconds: float = 30.0) -> None:
     """End the mount at this path, alive or dead; returns when its daemon is gone. Raises MountError."""
     path = control.canonical(mountpoint)
-    daemon = control.find(path)
+    daemon, guard = control.find(path), guard_of(path)  # before it ends: a guard is not known any more then
     mounted = mount_table.mounted_at(path)
     if mounted is None and daemon is None:
         raise MountError(f"{path}: nothing is mounted there{_mount_above(path)}")
@@ -34,7 +34,6 @@ def unmount(mountpoint: str, lazy: bool = False, wait_seconds: float = 30.0) -> 
             raise MountError(f"{path}: that is a mount of type {mounted.fstype}, not one of wdsfs")
         dead = not daemon.alive if daemon is not None else _is_dead(path)
         _detach_mount(path, lazy or dead)
-    guard = guard_of(path)
     if guard is not None and not lazy:
         _wait_for_guard(guard, wait_seconds)
     if guard is not None and not guard.alive:
