@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -123,6 +124,78 @@ def test_filters_see_changed_values(program: Program) -> None:
         assert viewer.edit(f"{A}/cls", "5").status == 303
         page = viewer.ask("/?column=cls&value=5").text
         assert page.count('href="/sample/') == page.count(f'href="/sample/{A}"') == 1
+
+
+def _names(page: str) -> list[str]:
+    """The samples of a grid with their marks, in their order."""
+    cards = page.partition('<ol class="grid">')[2].partition("</ol>")[0].split("<li")[1:]
+    marks = [card.partition('<span class="mark">')[2].partition("<")[0] for card in cards]
+    return [
+        f"{card.partition('/sample/')[2].partition(chr(34))[0]} {mark}".strip()
+        for card, mark in zip(cards, marks, strict=True)
+    ]
+
+
+IN_SHARDS = ["t-000000/a", "t-000000/b", "t-000001/a", "t-000001/b"]
+
+
+@pytest.mark.parametrize("names", ["ext", "full"])
+def test_new_samples_are_in_the_grid_and_found(program: Program, names: str) -> None:
+    stem = "n." if names == "full" else ""
+    with program.mounted("-q", "--overlay", "edits", "--names", names, SET) as mounted:
+        for place in ("t-000000/n", "t-000001/deep/n"):
+            (mounted.path / place).mkdir(parents=True)
+            (mounted.path / place / f"{stem}cls").write_bytes(b"7")
+        (mounted.path / "t-000001/deep/n" / f"{stem}txt").write_bytes(b"a new text")
+        (mounted.path / "t-000001/empty").mkdir()
+        (mounted.path / "t-000000/a" / f"{'a.' if stem else ''}txt").write_bytes(b"more of a")
+        with viewing(program, mounted.path) as viewer:
+            new = ["t-000000/n new", "t-000001/deep/n new"]
+            page = viewer.ask("/").text
+            assert _names(page) == ["t-000000/a changed", *IN_SHARDS[1:], *new]
+            assert "6 samples in 2 shards, 2 of them new" in page
+            for query, expected in {
+                "q=n": new,
+                "shard=t-000001": [*IN_SHARDS[2:], new[1]],
+                "class=deep": new[1:],
+                "has=txt": new[1:],
+                "lacks=json": new,
+                "column=cls&value=7": new,
+                "at=5": new[1:],
+            }.items():
+                assert _names(viewer.ask(f"/?{query}").text) == expected, query
+            assert sorted(_names(viewer.ask("/random?q=n").text)) == new
+            assert len(_names(viewer.ask("/random?seed=3").text)) == 6
+            shown = viewer.ask("/sample/t-000001/deep/n").text
+            assert [one in shown for one in ("A new sample", "Delete sample", "Restore sample")] == [
+                True,
+                True,
+                False,
+            ]
+            assert ">new<" in viewer.ask(f"/sample/{A}").text
+        with viewing(program, "--overlay", copied(program), SET) as viewer:
+            assert "6 samples in 2 shards, 2 of them new" in viewer.ask("/").text
+
+
+def copied(program: Program) -> str:
+    """A copy of the overlay, which no mount uses."""
+    shutil.copytree(program.home / "edits", program.home / "copy", ignore=shutil.ignore_patterns("work", "lock"))
+    return "copy"
+
+
+@pytest.mark.parametrize("through", ["the mount", "an overlay of its own"])
+def test_a_new_sample_is_deleted_and_brought_back(program: Program, through: str) -> None:
+    with program.mounted("-q", "--overlay", "edits", SET) as mounted:
+        (mounted.path / "t-000000/n").mkdir()
+        (mounted.path / "t-000000/n/cls").write_bytes(b"7")
+        what: tuple[str | Path, ...] = (mounted.path,)
+        if through != "the mount":
+            what = ("--overlay", copied(program), SET)
+        with viewing(program, *what) as viewer:
+            assert viewer.ask("/remove", {"path": "t-000000/n"}).status == 303
+            assert _names(viewer.ask("/").text) == IN_SHARDS
+            assert viewer.ask("/undo", {}).status == 303
+            assert _names(viewer.ask("/").text) == [*IN_SHARDS, "t-000000/n new"]
 
 
 def test_without_an_overlay_nothing_can_be_changed(program: Program) -> None:

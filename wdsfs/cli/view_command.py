@@ -181,7 +181,7 @@ def _of_an_overlay(
     if settings is not None and (settings.layout != "samples" or settings.merge):
         raise UsageError(
             f"{directory}: was made with {' '.join(settings.options)}, and pages change samples in directories of "
-            "their own: commit it first, or mount it"
+            "their own, below their shards; mount it with these options and change files there, or commit it first"
         )
     if settings is not None:
         selection = selection._replace(reading=settings.reading)

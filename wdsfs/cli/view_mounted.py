@@ -120,7 +120,11 @@ def of_a_mount(mountpoint: str, daemon: Daemon, opening: Opening) -> Iterator[Vi
 def _note(daemon: Daemon) -> str:
     """How the pages differ from the mount."""
     if daemon.overlay is not None:
-        return "The mount has another layout than the pages: its changes are neither shown nor made here."
+        where = shlex.quote(daemon.mountpoint)
+        return (
+            "The mount has another layout than the pages, so these are the shards without its changes: "
+            f"wdsfs diff {where} shows them, and files are changed in the mount."
+        )
     if daemon.merge and daemon.layout != "classes":
         return "The mount is one tree over all shards; here samples are below their shards."
     return ""

@@ -32,7 +32,8 @@ from wdsfs.overlay.restore import Restoration
 from wdsfs.overlay.upper_format import OPEN_DIRECTORY, THE_WHITEOUT, UpperNode
 from wdsfs.overlay.writable_tree import WritableTree
 from wdsfs.previews.preview import Source
-from wdsfs.view.library import FILES_MAX, File, Library
+from wdsfs.view.library import FILES_MAX, File, Library, Sample
+from wdsfs.view.new_samples import NewSamples
 
 EDIT_MAX = 1 << 20  # bytes of a file that can be edited in a page
 UNDO_MAX, UNDO_BYTES = 100, 32 << 20  # changes that can be undone; bytes of files that are kept for that
@@ -49,6 +50,8 @@ class OverlayFiles(Protocol):
     def write(self, path: bytes, data: bytes) -> None: ...
 
     def remove(self, path: bytes) -> None: ...
+
+    def make_directory(self, path: bytes) -> None: ...
 
     def restore(self, paths: Sequence[bytes]) -> None: ...
 
@@ -124,6 +127,13 @@ class OwnFiles:
             parent, _, name = path.rpartition(b"/")
             self.tree.rmdir(self.tree.resolve(parent).inode, name)
         self.tree.fsync(self.tree.resolve(path.rpartition(b"/")[0]).inode)
+
+    def make_directory(self, path: bytes) -> None:
+        with self.library.asking(), contextlib.suppress(EntryExists):
+            above, _, name = path.rpartition(b"/")
+            directory = indexed(self.tree.resolve, above).inode
+            indexed(self.tree.mkdir, directory, name, 0o755)
+            indexed(self.tree.fsync, directory)
 
     def restore(self, paths: Sequence[bytes]) -> None:
         with self.library.asking():
@@ -224,6 +234,11 @@ class MountedFiles:
                 os.rmdir(name, dir_fd=above)
             os.fsync(above)
 
+    def make_directory(self, path: bytes) -> None:
+        with self.directory_of(path) as (above, name), contextlib.suppress(FileExistsError):
+            os.mkdir(name, dir_fd=above)
+            os.fsync(above)
+
 
 def _temporary() -> bytes:
     """A name under which new content is written, before it replaces the old in one step.
@@ -281,6 +296,7 @@ class Edits:
         self._undo: deque[Undo] = deque(maxlen=UNDO_MAX)
         self._upper: UpperNode | None = None
         self._loaded = 0.0
+        self._new = NewSamples(library, self._top, files.list)
 
     # --- what has changed
 
@@ -299,7 +315,15 @@ class Edits:
         return found
 
     def mark(self, path: bytes) -> str:
-        """ "removed", "changed" or nothing for a directory or file at this path."""
+        """ "removed", "changed", "new" or nothing for a directory or file at this path."""
+        found = self._mark_in_upper(path)
+        return "new" if found == "changed" and not self.library.has(path) else found
+
+    def new_samples(self) -> Sequence[Sample]:
+        """The samples that no shard has."""
+        return self._new.all()
+
+    def _mark_in_upper(self, path: bytes) -> str:
         node = self._top()
         for name in path.split(b"/"):
             child = node.children.get(name)
@@ -397,6 +421,8 @@ class Edits:
                 if last.restores and self.is_changed(last.path):
                     self.files.restore([last.path])
                     self._undo[-1] = last = last._replace(restores=False, after=UNKNOWN)
+                if last.files and last.files[0][0] != last.path:  # a new sample, which went with its directory
+                    self.files.make_directory(last.path)
                 for path, data in last.files:
                     self.files.write(path, data)
             self._undo.pop()
@@ -439,6 +465,7 @@ class Edits:
             yield
         finally:
             self._upper = None
+            self._new.forget()
 
     def _keep(self, undo: Undo) -> None:
         self._undo.append(undo)

@@ -15,7 +15,7 @@ import re
 import time
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -94,6 +94,19 @@ class Filter:
         """True if samples of the shard with this name are wanted. A name is itself, also one with `[` in it."""
         return not self.shard or name == self.shard or fnmatch.fnmatchcase(name, self.shard)
 
+    def takes(self, sample: Sample) -> bool:
+        """True if a sample that no record has passes, but for the value in its file."""
+        shard, _, key = sample.path.partition(b"/")
+        has, lacks = _listed(self.has), _listed(self.lacks)
+        return (
+            self.takes_shard(shard)
+            and self.q in key
+            and (not self.class_ or key.startswith(self.class_ + b"/"))
+            and has.issubset(sample.columns)
+            and lacks.isdisjoint(sample.columns)
+            and (not self.column or self.column in sample.columns)
+        )
+
     def mask(self, record: Record) -> NDArray[np.bool_]:
         """Which entries of a record are samples that meet the conditions that need no file."""
         passed: NDArray[np.bool_] = (record.array("entry.flags") & STRAY) == 0
@@ -104,7 +117,7 @@ class Filter:
         if self.class_:
             passed &= _entries_below(record, self.class_)
         for names, there in ((self.has, True), (self.lacks, False)):
-            for name in filter(None, (one.strip() for one in names.split(b","))):
+            for name in _listed(names):
                 passed &= _with_column(record, name) == there
         if self.column:
             passed &= _with_column(record, self.column)
@@ -123,6 +136,11 @@ class Filter:
         if isinstance(found, list) and not any(isinstance(one, dict | list) for one in found):
             return any(_same(_text_of(one), self.value) for one in found)
         return _same(_text_of(found), self.value)
+
+
+def _listed(names: bytes) -> set[bytes]:
+    """Columns that are typed with commas between them."""
+    return {one.strip() for one in names.split(b",")} - {b""}
 
 
 def _text_of(value: object) -> str:
@@ -223,10 +241,19 @@ class Found(NamedTuple):
 
 
 class Search:
-    """Searches in one library. Usable by several threads. `source_of` opens the file at a path, as it is now."""
+    """Searches in one library. Usable by several threads.
 
-    def __init__(self, library: Library, source_of: Callable[[bytes], Source]) -> None:
-        self.library, self._source_of = library, source_of
+    `source_of` opens the file at a path, as it is now. `new` returns the samples that only an overlay has: here
+    they have the numbers after the last of the set.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        source_of: Callable[[bytes], Source],
+        new: Callable[[], Sequence[Sample]] = lambda: (),
+    ) -> None:
+        self.library, self._source_of, self.new = library, source_of, new
         self._masks: OrderedDict[tuple[Filter, int, tuple[int, int]], NDArray[np.uint32]] = OrderedDict()
 
     def find(self, wanted: Filter, after: int | None, count: int) -> Found:
@@ -263,7 +290,18 @@ class Search:
             at = end
             if at < total and (pace.is_over or len(samples) == count):
                 return Found(samples, at, at - after, broken)
-        return Found(samples, None, max(total - after, 0), broken)
+        return self._find_new(wanted, Found(samples, None, max(total - after, 0), broken), after, count, pace)
+
+    def _find_new(self, wanted: Filter, found: Found, after: int, count: int, pace: _Pace) -> Found:
+        """What was found in the set, and behind it the new samples that pass."""
+        new, total = self.new(), self.library.total
+        begin = max(after, total)
+        for at, sample in enumerate(new[begin - total :], begin):
+            if len(found.samples) == count or (pace.reads and pace.is_over):
+                return found._replace(after=at, looked=at - after)
+            if wanted.takes(sample) and self._passes(wanted, sample, pace):
+                found.samples.append(sample)
+        return found._replace(looked=max(total + len(new) - after, 0))
 
     def _exact(self, wanted: Filter, count: int, pace: _Pace) -> list[Sample]:
         """The samples with exactly this key, which the index finds at once, however many others there are."""
@@ -295,10 +333,14 @@ class Search:
         pace = _Pace()
         samples: list[Sample] = []
         broken: list[str] = []
-        total = self.library.total
-        for at, number in draws(total, seed, after):
+        total, new = self.library.total, self.new()
+        for at, number in draws(total + len(new), seed, after):
             if len(samples) == count or (at > after and pace.is_over) or at - after >= DRAWS_MAX:
                 return Found(samples, at, at - after, broken)
+            if number >= total:
+                sample = new[number - total]
+                samples += [sample] if wanted.takes(sample) and self._passes(wanted, sample, pace) else []
+                continue
             shard = self.library.shard_of(number)
             try:
                 places = self._places(wanted, shard) if wanted else None
@@ -311,7 +353,7 @@ class Search:
                 continue
             if self._passes(wanted, sample, pace):
                 samples.append(sample)
-        return Found(samples, None, max(total - after, 0), broken)
+        return Found(samples, None, max(total + len(new) - after, 0), broken)
 
     def _places(self, wanted: Filter, shard: int) -> NDArray[np.uint32]:
         """The places in the order of a shard of the samples that pass its record. Raises ShardErrors."""

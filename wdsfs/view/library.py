@@ -254,6 +254,17 @@ class Library:
                 return None
             return self._number_of(first.inode)
 
+    def has(self, path: bytes) -> bool:
+        """True if the shards have something at a path, or may have it in a shard that cannot be read."""
+        with self.asking():
+            try:
+                indexed(self.tree.resolve, path)
+            except NoSuchEntry:
+                return False
+            except WdsfsError:
+                return True
+            return True
+
     def _number_of(self, inode: int) -> int | None:
         _, shard, where = inodes.unpack(inode)
         record = self.lower.record(shard)

@@ -42,6 +42,7 @@ from wdsfs.view.filters import Filter, Found, Search
 from wdsfs.view.guard import MEMBER_POLICY
 from wdsfs.view.json_text import set_field
 from wdsfs.view.library import File, Library, Sample
+from wdsfs.view.new_samples import NOWHERE
 from wdsfs.view.problems import Check, known
 from wdsfs.view.renewal import Renewal
 
@@ -140,7 +141,7 @@ class Pages:
     ) -> None:
         self.library, self.edits, self._renewal = library, edits, renewal
         self._turn, self._answering_now = threading.Lock(), 0  # answers that go by the numbers of samples
-        self.search = Search(library, self.source)
+        self.search = Search(library, self.source, (lambda: ()) if edits is None else edits.new_samples)
         self.check = Check(library)
         self.previewer = Previewer()
         self._quick, self._slow = anyio.CapacityLimiter(QUICK), anyio.CapacityLimiter(SLOW)
@@ -299,7 +300,8 @@ class Pages:
             query=wanted.query(),
             cards=[self._card(sample) for sample in found.samples],
             found=found,
-            total=self.library.total,
+            total=self.library.total + len(self.search.new()),
+            new_count=len(self.search.new()),
             shards=shards if len(shards) <= SHARDS_MAX else [],
             shard_count=len(shards),
             next_seed=((values["seed"] or 0) + 1) % SEED_MAX,
@@ -313,7 +315,7 @@ class Pages:
         picture = next((by_suffix[one] for one in PICTURES if one in by_suffix), None)
         caption = next((by_suffix[one] for one in CAPTIONS if one in by_suffix), None)
         media = next((one for one in by_suffix if one in MEDIA), None)
-        version = f"{self._run}-{self.library.lower.tag(sample.shard)}"
+        version = f"{self._run}-{self.library.lower.tag(sample.shard) if sample.shard != NOWHERE else 0}"
         return {
             "sample": sample,
             "key": sample.path.partition(b"/")[2] or sample.path,
