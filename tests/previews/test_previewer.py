@@ -332,6 +332,64 @@ def test_parquet(previewer: Previewer) -> None:
     assert (broken.kind, "cannot be decoded" in broken.problem) == ("hex", True)
 
 
+def test_a_parquet_file_with_values_that_python_has_not(previewer: Previewer) -> None:
+    """Nanoseconds, time zones, far dates, texts that are not UTF-8: each cell is shown as far as it can be."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    no_text = pyarrow.Array.from_buffers(
+        pyarrow.string(), 1, [None, *map(pyarrow.py_buffer, (struct.pack("<ii", 0, 2), b"\xff\xfe"))]
+    )
+    columns = {
+        "ns": pyarrow.array([1], pyarrow.timestamp("ns")),
+        "zone": pyarrow.array([0], pyarrow.timestamp("us", tz="Europe/Berlin")),
+        "far": pyarrow.array([2**31 - 1], pyarrow.date32()),
+        "time": pyarrow.array([5], pyarrow.time64("ns")),
+        "for": pyarrow.array([2**62], pyarrow.duration("ns")),
+        "no": no_text,
+        "list": [list(range(25))],
+        "map": pyarrow.array([[("a", 1)]], pyarrow.map_(pyarrow.string(), pyarrow.int8())),
+        "struct": [{"a": [b"x"], "b": None}],
+        "word": pyarrow.array(["x"]).dictionary_encode(),
+    }
+    target = io.BytesIO()
+    parquet.write_table(pyarrow.table(columns), target)
+    found = previewer.preview("parquet", Bytes(target.getvalue()))
+    assert found.problem == ""
+    cells = dict(zip(columns, found.rows[1], strict=True))
+    assert cells["ns"] == "1970-01-01 00:00:00.000000001"
+    assert cells["zone"] == "1970-01-01 00:00:00.000000Z"
+    assert "2147483647" in cells["far"]
+    assert cells["time"] == "00:00:00.000000005"
+    assert "4611686018427387904" in cells["for"]
+    assert cells["no"] == "(string)"
+    assert cells["list"].endswith("18, 19, … 5 more]")
+    assert cells["map"] == "[{'key': 'a', 'value': 1}]"
+    assert cells["struct"] == "{'a': ['1 bytes'], 'b': ''}"
+    assert cells["word"] == "x"
+
+
+def test_json_lines_end_at_line_ends_only(previewer: Previewer) -> None:
+    """Not at the other characters that end lines for Python, which texts may hold."""
+    found = previewer.preview("jsonl", Bytes('{"a": "x\u2028y\x85z"}\r\n{"b": 1}\n'.encode()))
+    assert (found.kind, found.summary, found.problem) == ("json", "2 lines", "")
+
+
+def test_the_rows_of_a_csv_file_in_utf_16(previewer: Previewer) -> None:
+    found = previewer.preview("csv", Bytes("a,b\n1,ü\n".encode("utf-16")))
+    assert (found.summary, found.rows[1]) == ("1 row of 2 columns", ("1", "ü"))
+
+
+def test_the_pictures_of_many_arrays_are_small(previewer: Previewer) -> None:
+    """A page has all of them."""
+    arrays = {f"a{at}": np.random.default_rng(at).integers(0, 255, (600, 600), np.uint8) for at in range(12)}
+    target = io.BytesIO()
+    np.savez(target, **arrays)
+    found = previewer.preview("npz", Bytes(target.getvalue()))
+    assert len(found.pictures) == 12
+    assert found.weight < 1 << 20
+
+
 def test_without_pyarrow_the_page_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, previewer: Previewer
 ) -> None:

@@ -19,6 +19,7 @@ from wdsfs.previews.preview import ARRAY, Detail, Picture, Preview
 
 VALUES_BYTES = 48 << 20  # of one array that are looked at
 ARRAYS_MAX = 12  # of an npz that are shown
+EDGE_OF_MANY = 256  # pixels of their pictures: a page has all of them
 _EDGE_MIN = 8  # pixels: a smaller array is hardly a picture
 _HEADER_MAX = 10_000  # characters
 SHOWN = 64  # first values that are shown
@@ -55,11 +56,12 @@ def decode_arrays(file: BinaryIO, detail: Detail) -> Preview:
     pictures = []
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
+        edge = detail.edge if len(entries) == 1 else min(detail.edge, EDGE_OF_MANY)
         for entry in entries[:ARRAYS_MAX]:
             name = readable(entry.filename.removesuffix(".npy"))[:200]
             try:
                 with archive.open(entry) as member:
-                    found = _array(member, detail, left)
+                    found = _array(member, detail._replace(edge=edge), left)
             except (
                 ValueError,
                 OSError,

@@ -47,7 +47,7 @@ def decode_json(file: BinaryIO, size: int, detail: Detail) -> Preview:
 def decode_lines(file: BinaryIO, size: int, detail: Detail) -> Preview:
     """JSON lines: a document in each line, as far as they fit."""
     data = file.read(min(size, PARSED_MAX, detail.characters * _WRITTEN))
-    lines = decoded(data, len(data) >= size)[0].splitlines()
+    lines = decoded(data, len(data) >= size)[0].removesuffix("\n").split("\n")  # not U+2028: a text may have it
     if len(data) < size and len(lines) > 1:
         lines.pop()  # perhaps cut
     values = []

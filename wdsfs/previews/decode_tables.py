@@ -5,17 +5,19 @@ from __future__ import annotations
 import csv
 import importlib
 import io
+import itertools
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from wdsfs.errors import counted
-from wdsfs.previews.plain import decoded, readable
+from wdsfs.previews.plain import UTF_16, decoded, readable
 from wdsfs.previews.preview import TABLE, Detail, Preview
 
 FIRST_BYTES = 1 << 20  # of a csv file that columns, types and first rows are taken from
 _COUNTED = 8  # rows are counted in csv files of up to this part (an eighth) of the bytes that may be read
 COLUMNS_MAX = 100  # that are shown
 CELL_MAX = 200  # characters
+ITEMS_MAX = 20  # of a list in a cell
 _CHUNK = 1 << 20
 
 
@@ -28,7 +30,10 @@ def decode_csv(file: BinaryIO, size: int | None, detail: Detail, tabs: bool) -> 
     rows = _rows(text, delimiter)
     header = next(rows, [])
     shown = [row for row, _ in zip(rows, range(detail.rows), strict=False)]
-    total = _count(file, data, size, delimiter, detail.read // _COUNTED)
+    if data[:2] in UTF_16:
+        total = sum(1 for row in _rows(text, delimiter)) - 1 if is_whole else None
+    else:
+        total = _count(file, data, size, delimiter, detail.read // _COUNTED)
     names = [readable(name)[:CELL_MAX] for name in header[:COLUMNS_MAX]]
     columns = tuple((name, _type_of([row[at] for row in shown if at < len(row)])) for at, name in enumerate(names))
     cells = tuple(tuple(_cell(cell) for cell in row[:COLUMNS_MAX]) for row in shown)
@@ -145,18 +150,50 @@ def decode_parquet(file: BinaryIO, detail: Detail) -> Preview:
 
 
 def _values(column: Any) -> list[str]:
-    return [_cell(_short(value.as_py())) for value in column]
+    return [_cell(_shown(value)) for value in column]
 
 
-def _short(value: Any) -> Any:
-    """A value without most of what is in it: bytes by their number, lists by their first items."""
-    if isinstance(value, bytes):
-        return f"{len(value):,} bytes"
-    if isinstance(value, list):
-        return [_short(one) for one in value[:20]]
-    if isinstance(value, dict):
-        return {name: _short(one) for name, one in list(value.items())[:20]}
-    return "" if value is None else value
+def _shown(value: Any) -> Any:
+    """A value of Arrow for a cell: bytes by their number, lists by their first items, times as they are kept.
+
+    Python has no times in nanoseconds or far away, and those of a zone need files that a worker cannot open.
+    """
+    types = importlib.import_module("pyarrow").types
+    kind = value.type
+    if not value.is_valid:
+        return ""
+    if types.is_dictionary(kind):
+        return _shown(value.value)
+    if types.is_struct(kind):
+        return {name: _shown(one) for name, one in itertools.islice(value.items(), ITEMS_MAX)}
+    if types.is_nested(kind) and hasattr(value, "values"):
+        items = value.values  # sliced before it is taken apart: a list may be long
+        shown = [_shown(one) for one in items.slice(0, ITEMS_MAX)]
+        return f"{str(shown)[:-1]}, … {len(items) - ITEMS_MAX:,} more]" if len(items) > ITEMS_MAX else shown
+    if types.is_timestamp(kind):
+        return _time_text(value)
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        return f"{value.as_buffer().size:,} bytes"
+    try:
+        return value.as_py()
+    except (ValueError, OverflowError):  # out of Python's range, or a text that is not UTF-8
+        return _by_arrow(value)
+
+
+def _time_text(value: Any) -> str:
+    """A time as `2024-05-01 12:00:00.000000001`; one that has a zone in UTC, with `Z`."""
+    pyarrow = importlib.import_module("pyarrow")
+    plain = pyarrow.scalar(value.value, pyarrow.timestamp(value.type.unit))
+    return f"{_by_arrow(plain)}{'Z' if value.type.tz else ''}"
+
+
+def _by_arrow(value: Any) -> str:
+    """A value as Arrow writes it; where it cannot, the number that it keeps, and its type."""
+    pyarrow = importlib.import_module("pyarrow")
+    try:
+        return str(value.cast(pyarrow.string()).as_py())
+    except (ValueError, pyarrow.ArrowException):
+        return f"{getattr(value, 'value', '')} ({value.type})".strip()
 
 
 def warm_up_parquet() -> None:
@@ -165,6 +202,8 @@ def warm_up_parquet() -> None:
     pyarrow.set_cpu_count(1)
     pyarrow.set_io_thread_count(1)
     target = io.BytesIO()
-    parquet.write_table(pyarrow.table({"a": [1, 2], "b": ["x", None], "c": [[1], [2]], "d": [b"", b"1"]}), target)
+    times = pyarrow.array([1, 2], pyarrow.timestamp("ns", "UTC"))
+    columns = {"a": [1, 2], "b": ["x", None], "c": [[1], [2]], "d": [b"", b"1"], "e": times, "f": [{"x": 1}, None]}
+    parquet.write_table(pyarrow.table(columns), target)
     target.seek(0)
     decode_parquet(target, Detail(1, 1, 2))

@@ -9,6 +9,7 @@ from wdsfs.previews.preview import DOCUMENT, HEX, TEXT, Detail, Preview
 PDF_NOTE = "PDF can hold active content, so it is not opened here; extract the member to read it."
 HEX_BYTES = 512  # of a member that a hex dump shows
 LABEL_CHARACTERS = 200  # of what counts as a label
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # the marks at the beginning of such a text
 _CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
 # Marks that turn the direction of what follows: a text could look like another one.
 _CONTROLS |= dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD)
@@ -34,7 +35,7 @@ def bytes_needed(detail: Detail) -> int:
 
 def decoded(data: bytes, is_whole: bool) -> tuple[str, str]:
     """Bytes as text, and what is odd about them. UTF-16 is known by its mark; other bytes get U+FFFD."""
-    encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    encoding = "utf-16" if data[:2] in UTF_16 else "utf-8-sig"
     try:
         return data.decode(encoding), ""
     except UnicodeDecodeError as error:
