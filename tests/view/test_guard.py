@@ -78,6 +78,38 @@ def test_the_cookie_is_out_of_reach(looking: Viewer) -> None:
     assert "samesite=strict" in attributes
 
 
+def _as_other_user(viewer: Viewer, *asked: tuple[str, str]) -> list[int]:
+    """The statuses of requests (path and cookie) by a process of another user."""
+    if os.geteuid():
+        pytest.skip("only root can be another user")
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.setuid(4321)
+            for path, cookie in asked:
+                connection = http.client.HTTPConnection(viewer.netloc, timeout=PATIENCE)
+                connection.request("GET", path, headers={"Cookie": cookie} if cookie else {})
+                os.write(writer, b"%d " % connection.getresponse().status)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as found:
+        statuses = [int(one) for one in found.read().split()]
+    os.waitpid(child, 0)
+    return statuses
+
+
+def test_a_cookie_is_of_no_use_to_another_user(program: Program) -> None:
+    """A server of theirs at another port of this machine can get it from the browser."""
+    program.write("a.tar", tars.tar(tars.member(b"x.txt", b"x")))
+    with viewing(program, "a.tar") as viewer:
+        token = "/?" + urlsplit(viewer.address).query
+        assert token.partition("=")[2] not in viewer.cookie
+        asked = [("/", viewer.cookie), (f"{token}x", ""), (token, ""), ("/", viewer.cookie)]
+        assert _as_other_user(viewer, *asked) == [403, 403, 200, 200]
+
+
 @pytest.mark.parametrize("origin", ["", "http://evil.example", "null"])
 def test_a_form_of_another_site_changes_nothing(looking: Viewer, origin: str) -> None:
     assert looking.ask("/check", {}, Origin=origin).status == 403

@@ -1,9 +1,11 @@
 """Who may ask: only the browser that was given the address, and only from the pages themselves.
 
 The address that the command prints has a random token. It is exchanged for a cookie that other sites cannot send
-(SameSite=Strict) and no script can read. Every request is also checked for the name that it was sent to (Host, or
-another site could reach the server by a name of its own that resolves to 127.0.0.1) and the site that it comes
-from (Origin, Sec-Fetch-Site). Every answer carries a policy under which no script runs but that of the pages.
+(SameSite=Strict) and no script can read. A browser sends it to all ports of a host, also to a server of another user
+that a page has led it to. So the cookie is good only for users who have opened the address with the token, as far as
+the kernel knows whose a connection is (`peers.py`). Every request is also checked for the name that it was sent to
+(Host, or another site could reach the server by a name of its own that resolves to 127.0.0.1) and the site that it
+comes from (Origin, Sec-Fetch-Site). Every answer carries a policy under which no script runs but that of the pages.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from urllib.parse import parse_qs
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from wdsfs.view.peers import user_of
 
 PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; media-src 'self'; "
@@ -43,7 +47,8 @@ class Guard:
 
     def __init__(self, app: ASGIApp, port: int) -> None:
         self._app, self._port = app, port
-        self.token = secrets.token_urlsafe(32)
+        self.token, self._session = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        self._users: set[int | None] = set()  # that have had the token
         self._cookie = f"wdsfs-{port}"  # cookies are shared by all ports of a host
         self._hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
 
@@ -82,11 +87,12 @@ class Guard:
         if is_entry and _equal(given, self.token):
             # Not a redirect: after a link on another site the browser would not send the cookie.
             entry = HTMLResponse(_ENTRY)
-            entry.set_cookie(self._cookie, self.token, httponly=True, samesite="strict", path="/")
+            self._users.add(_user(scope))
+            entry.set_cookie(self._cookie, self._session, httponly=True, samesite="strict", path="/")
             return entry
         if not self._is_own(headers, scope["method"]):
             return PlainTextResponse("Requests of other sites are refused.", 403)
-        if not _equal(self._sent(headers), self.token):
+        if not _equal(self._sent(headers), self._session) or _user(scope) not in self._users:
             text = "Open the address that `wdsfs view` has printed: it has a token that this one lacks."
             return PlainTextResponse(text, 403)
         return None
@@ -107,6 +113,12 @@ class Guard:
         except CookieError:
             return ""
         return "" if found is None else found.value
+
+
+def _user(scope: Scope) -> int | None:
+    """Whose process asks; None if that cannot be known."""
+    client, server = scope.get("client"), scope.get("server")
+    return user_of(tuple(client), tuple(server)) if client and server else None
 
 
 def _equal(one: str, other: str) -> bool:
