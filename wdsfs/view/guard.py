@@ -1,11 +1,12 @@
 """Who may ask: only the browser that was given the address, and only from the pages themselves.
 
-The address that the command prints has a random token. It is exchanged for a cookie that other sites cannot send
-(SameSite=Strict) and no script can read. A browser sends it to all ports of a host, also to a server of another user
-that a page has led it to. So the cookie is good only for users who have opened the address with the token, as far as
-the kernel knows whose a connection is (`peers.py`). Every request is also checked for the name that it was sent to
-(Host, or another site could reach the server by a name of its own that resolves to 127.0.0.1) and the site that it
-comes from (Origin, Sec-Fetch-Site). Every answer carries a policy under which no script runs but that of the pages.
+The address that the command prints has a random token. It is exchanged for a cookie that other sites cannot
+send (SameSite=Strict) and no script can read. A browser sends it to all ports of a host, also to a server of
+another user that a page has led it to. So the cookie is good only for users who have opened the address with
+the token, as far as the kernel knows whose a connection is (`peers.py`). Every request is also checked for the
+name that it was sent to (Host, or another site could reach the server by a name of its own that resolves to
+127.0.0.1) and the site that it comes from (Origin, Sec-Fetch-Site). Every answer carries a policy under which
+no script runs but that of the pages.
 """
 
 from __future__ import annotations
