@@ -21,6 +21,7 @@ _NOT_BENEATH = (
     "it cannot take the place of the mount that is there (Linux 6.5 or later); unmount that, and mount anew"
 )
 _DETACH = 2  # flag of umount2
+_NEW_MOUNTS = 0x20000  # flag of setns: a mount namespace
 _IN_DELETE_SELF = 0x400
 # Attributes of a mount.
 READ_ONLY, NO_SUID, NO_DEVICES, NO_PROGRAMS = 1, 2, 4, 8
@@ -89,6 +90,13 @@ def set_read_only(mountpoint: str, read_only: bool) -> None:
 def detach(mountpoint: str) -> None:
     """End the mount at this path; what is open of it stays open."""
     if _libc.umount2(os.fsencode(mountpoint), _DETACH):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def enter_namespace(fd: int) -> None:
+    """Move this process, which must have one thread, into the mount namespace of this descriptor."""
+    if _libc.setns(fd, _NEW_MOUNTS):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
 

@@ -130,9 +130,31 @@ def way(path: str | os.PathLike[str]) -> None:
     _walk(os.path.dirname(os.path.abspath(path)), False, False, True)
 
 
-def _walk(path: str, create: bool, tighten: bool, further: bool) -> None:
+def content(path: str | os.PathLike[str], also: int | None = None) -> None:
+    """Check that only trusted users can write to a file, replace it, or lead a link to another one.
+
+    `also` is a user who is trusted here, too. Raises Untrusted, OSErrors.
+    """
+    trust, place = trusted(), os.path.abspath(path)
+    if also is not None:
+        trust = trust._replace(owners=trust.owners | {also}, groups=trust.groups | _private_group(also))
+    for _ in range(LINKS_MAX):
+        _walk(os.path.dirname(place), False, False, True, trust)
+        found = os.lstat(place)
+        _require_owner(place, found, True, trust)
+        if not stat.S_ISLNK(found.st_mode):
+            break
+        place = os.path.normpath(os.path.join(os.path.realpath(os.path.dirname(place)), os.readlink(place)))
+    others = found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and found.st_gid not in trust.groups)
+    if others and not trust.everyone:
+        mode, quoted = stat.S_IMODE(found.st_mode), shlex.quote(place)
+        raise Untrusted(f"others can write to {place} (mode {mode:04o}): chmod go-w {quoted}")
+
+
+def _walk(path: str, create: bool, tighten: bool, further: bool, trust: Trust | None = None) -> None:
     """Walk to a directory and check every step. `further`: the directory is not the end of the way."""
-    trust, place, links, device = trusted(), "/", 0, -1
+    trust = trusted() if trust is None else trust
+    place, links, device = "/", 0, -1
     fd = os.open("/", _STEP | os.O_DIRECTORY)
     ahead = _parts(path, typed=True)
     try:

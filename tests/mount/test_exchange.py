@@ -103,8 +103,8 @@ def test_readers_find_the_old_or_the_new_content(mounts: Program) -> None:
         assert file.read_bytes() == b"n" * SIZE
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         assert opened.read() == b"o" * (SIZE - 10)
-        assert leases(first) == 4  # of two shards for each mount
-    wait_until(lambda: leases(first) == 2, "the old mount to be let go")
+        assert leases(first) == 6  # of the image and two shards for each mount
+    wait_until(lambda: leases(first) == 3, "the old mount to be let go")
     assert guard(mounts).pid == first.pid
     assert "replaced" not in mounts.run("status", mounts.mountpoint).stdout.decode()
     mounts.run("umount", mounts.mountpoint)

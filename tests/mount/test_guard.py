@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,12 @@ from tests import tars
 from tests.conftest import PATIENCE, Program, wait_until
 from tests.image.test_image import end_mount, need_erofs, told
 from wdsfs import host, mount_calls, mount_table
+from wdsfs.errors import MountError
+from wdsfs.image.opened import OpenDevice
 from wdsfs.mount import held_shards, image_mount
 from wdsfs.mount.guard import guard_of
 from wdsfs.mount.image_mount import ImageMount
+from wdsfs.mount.unmount import unmount
 
 OLD, NEW, SIZE = b"o", b"n", 3 << 20
 WRITE = """
@@ -109,6 +112,117 @@ def test_a_shard_that_is_replaced_is_shown_as_such(program: Program) -> None:
         assert guard_of(str(program.mountpoint)) is None
 
 
+def write(path: Path, content: bytes = NEW) -> None:
+    """Write into a file in place, in this process: its guard is another one."""
+    with path.open("r+b") as file:
+        file.write(content)
+
+
+def test_an_image_that_is_written_ends_the_mount(program: Program) -> None:
+    """As by `cp` over it: the kernel has a part of the old one in memory, and would read the rest of the new."""
+    with mounted(program) as (_, file):
+        write(program.home / "set.erofs")
+        assert not file.exists()
+        wait_until(lambda: guard_of(str(program.mountpoint)) is None, "the guard to end")
+
+
+@contextmanager
+def in_another_namespace(path: Path) -> Iterator[Callable[[], bool]]:
+    """A process in a mount namespace of its own, as in a container; it can be asked if the path exists there."""
+    script = 'while echo; read line; do test -e "$0" && echo there || echo gone; done'
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        given, said = process.stdin, process.stdout
+
+        def exists() -> bool:
+            said.readline()
+            given.write(b"\n")
+            given.flush()
+            return said.readline() == b"there\n"
+
+        assert exists()
+        yield exists
+        given.close()
+
+
+def test_a_writer_ends_all_mounts(program: Program) -> None:
+    """Also a bind mount, and one in a container, both of which stay when the mount itself is ended."""
+    other = program.directory("other")
+    with mounted(program) as (shard, file), in_another_namespace(file) as exists_there:
+        subprocess.run(["mount", "--bind", program.mountpoint, other], check=True)
+        try:
+            write(shard)
+            assert mount_table.mounted_at(other) is None
+            assert not file.exists()
+            assert not exists_there()
+        finally:
+            end_mount(other)
+
+
+def test_an_unmount_names_what_keeps_the_shards(program: Program) -> None:
+    other = program.directory("other")
+    with mounted(program) as (shard, _):
+        guard = guard_of(str(program.mountpoint))
+        assert guard is not None
+        subprocess.run(["mount", "--bind", program.mountpoint, other], check=True)
+        try:
+            with pytest.raises(MountError, match=f"{guard.pid} still guards the shards.*grep -l .*set.erofs"):
+                unmount(str(program.mountpoint), wait_seconds=0)
+            assert (other / "s" / "b" / "x").read_bytes() == b"b"
+            write(shard)
+            assert mount_table.mounted_at(other) is None
+            wait_until(lambda: not guard.alive, "the guard to end")
+        finally:
+            end_mount(other)
+
+
+def test_a_signal_waits_for_readers(program: Program) -> None:
+    """The mount ends, and what is open of it is guarded until a second signal."""
+    with mounted(program) as (shard, file), file.open("rb", buffering=0) as reader:
+        guard = guard_of(str(program.mountpoint))
+        assert guard is not None
+        os.kill(guard.pid, 15)
+        wait_until(lambda: mount_table.mounted_at(program.mountpoint) is None, "the mount to end")
+        with subprocess.Popen([sys.executable, "-c", WRITE, shard]) as writer:
+            assert reader.read() == OLD * SIZE
+            assert writer.poll() is None
+            os.kill(guard.pid, 15)
+            assert writer.wait(PATIENCE) == 0
+        wait_until(lambda: not guard.alive, "the guard to end")
+
+
+def test_an_image_of_others_is_refused(program: Program) -> None:
+    """Root would show what they want, and the kernel would believe what they have written."""
+    need_erofs()
+    shard = program.write("s.tar", tars.tar(tars.member(b"a.x", b"a")))
+    place = program.directory("place")
+    image, link = place / "set.erofs", program.home / "link.erofs"
+    program.run("image", shard, "-o", image)
+    link.symlink_to(image)
+    mount = ("mount", image, program.mountpoint)
+    os.chown(image, 65534, 65534)
+    says = program.refused(*mount, code=5)
+    assert says.startswith(
+        f"wdsfs: error: {image}: can show any file, so it has to be in safe hands: {image} belongs"
+    )
+    os.chown(image, 0, 0)
+    image.chmod(0o666)
+    assert f"others can write to {image} (mode 0666): chmod go-w {image}" in program.refused(*mount, code=5)
+    image.chmod(0o644)
+    place.chmod(0o777)
+    assert f"others can write to {place}" in program.refused("mount", link, program.mountpoint, code=5)
+    try:
+        program.run("mount", "--trust", "everyone", link, program.mountpoint)
+        program.run("umount", program.mountpoint)
+        place.chmod(0o755)
+        os.chown(place, 65534, 65534)
+        program.run(*mount, env={"SUDO_UID": "65534"})  # who types sudo could do it in any case
+    finally:
+        end_mount(program.mountpoint)
+
+
 def test_a_signal_ends_the_mount(program: Program) -> None:
     with mounted(program) as (_, file):
         guard = guard_of(str(program.mountpoint))
@@ -171,8 +285,9 @@ def test_without_inotify_the_superblock_is_looked_for(tmp_path: Path, monkeypatc
     monkeypatch.setattr(mount_calls, "end_of_use", refuse)
     monkeypatch.setattr(held_shards, "SUPERBLOCKS", tmp_path)
     (tmp_path / "erofs-1").mkdir()
-    held = held_shards.HeldShards([])
-    held.watch_mount("/", os.stat("/").st_dev, {"erofs-1"})
+    held = held_shards.HeldShards(OpenDevice(b"", -1))
+    held.superblocks = {"erofs-1"}
+    held.watch_mount("/")
     assert held.is_used()
     (tmp_path / "erofs-1").rmdir()
     assert not held.is_used()

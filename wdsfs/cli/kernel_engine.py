@@ -105,7 +105,8 @@ def image_mount(
         target = kept.path_of(mountpoint)
         wanted = wanted._replace(key=kept.key_of(shown, wanted))
         if kept.is_there(target, wanted.key):
-            os.utime(target)  # `wdsfs cache` removes first what was not mounted for long
+            if mount_table.mounted_at(mountpoint) is None:  # else its guard may look at the times
+                os.utime(target)  # `wdsfs cache` removes first what was not mounted for long
         else:
             write_image(shown, os.fsencode(target), wanted, opening.quiet)
     rest = [one for one in ",".join(options).split(",") if one.partition("=")[0] not in _OWNER]

@@ -170,7 +170,18 @@ image_options = handing_over(
 
 # Options that a mount of an image has, too. All others are about what the image holds already, or about a daemon.
 _FOR_IMAGES = frozenset(
-    ("shards", "mountpoint", "base", "trust_shards", "options", "read_only", "quiet", "foreground", "engine")
+    (
+        "shards",
+        "mountpoint",
+        "base",
+        "trust_shards",
+        "trust",
+        "options",
+        "read_only",
+        "quiet",
+        "foreground",
+        "engine",
+    )
 )
 
 

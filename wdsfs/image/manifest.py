@@ -93,10 +93,13 @@ def read(path: str | bytes) -> Manifest:
         raise MountError(f"{name}: {error.strerror}") from None
     if not text or zlib.crc32(text) != checksum:
         raise MountError(f"{name}: the image is not whole; make it anew with: wdsfs image")
-    found: dict[str, Any] = json.loads(text)
-    if found.pop("format") != FORMAT:
-        raise MountError(f"{name}: an image of another version of wdsfs; make it anew with: wdsfs image")
-    return Manifest(**{**found, "devices": [Device(**one) for one in found["devices"]]})
+    try:
+        found: dict[str, Any] = json.loads(text)
+        if found.pop("format") != FORMAT:
+            raise MountError(f"{name}: an image of another version of wdsfs; make it anew with: wdsfs image")
+        return Manifest(**{**found, "devices": [Device(**one) for one in found["devices"]]})
+    except (ValueError, KeyError, TypeError, AttributeError):  # somebody else's work
+        raise MountError(f"{name}: the image was not made by wdsfs") from None
 
 
 def stored_path(path: bytes, base: bytes) -> str:

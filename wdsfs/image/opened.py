@@ -1,4 +1,4 @@
-"""The shards of an image as open files, checked: they are what the image was made over."""
+"""An image and its shards as open files, checked: the shards are what the image was made over."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import stat
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from wdsfs import trust
 from wdsfs.errors import MissingShard, MountError, StaleShard, UnreadableShard, several
 from wdsfs.image.manifest import Device, Manifest
 
 
 class OpenDevice(NamedTuple):
-    """A shard of an image: its path on this machine, and its descriptor."""
+    """A shard of an image, or the image: its path on this machine, and its descriptor."""
 
     path: bytes
     fd: int
@@ -34,6 +35,32 @@ def open_devices(manifest: Manifest, base: bytes, trusting: bool) -> list[OpenDe
         close_devices(found)
         raise
     return found
+
+
+def open_image(path: str) -> OpenDevice:
+    """Open an image that other users can neither write nor replace; the caller closes it. Raises MountError.
+
+    Semantics decision: the kernel believes what an image says, and an image says which files of this machine are
+    shown. A user who has typed `sudo` is trusted with that, for it could be done in any case.
+    """
+    user = os.environ.get("SUDO_UID", "")
+    try:
+        trust.content(path, int(user) if user.isdecimal() else None)
+        return OpenDevice(os.fsencode(path), os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+    except trust.Untrusted as error:
+        raise MountError(f"{path}: can show any file, so it has to be in safe hands: {error.strerror}") from None
+    except OSError as error:
+        raise MountError(f"{path}: {error.strerror}") from None
+
+
+def check_image(image: OpenDevice) -> None:
+    """Raise StaleShard if another file is at the path of an image by now: the kernel may have opened that one."""
+    try:
+        is_same = os.path.samestat(os.fstat(image.fd), os.stat(image.path))
+    except OSError:
+        is_same = False
+    if not is_same:
+        raise StaleShard(f"{os.fsdecode(image.path)}: was replaced meanwhile; type the command again")
 
 
 def check_devices(devices: Sequence[OpenDevice], manifest: Manifest, trusting: bool) -> None:

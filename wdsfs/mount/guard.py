@@ -1,9 +1,9 @@
 """The guard of a mounted image: nobody reads a mix of old and new bytes of a shard that is written in place.
 
-The kernel does not look at the times of shards. So the guard holds a read lease (fcntl(2), F_SETLEASE) on each: an
-open for writing or a truncation by anybody waits until the guard has let go of it, or for the time in
-/proc/sys/fs/lease-break-time. The guard ends the mount first, waits until the last program has closed its files of
-it, and then lets go. Where a file system has no leases, the times of the shard are looked at every second.
+The kernel does not look at the times of shards. So the guard holds a read lease (fcntl(2), F_SETLEASE) on each,
+and on the image: an open for writing or a truncation by anybody waits until the guard has let go of it, or for the
+time in /proc/sys/fs/lease-break-time. The guard ends the mount first, waits until the last program has closed its
+files of it, and then lets go. Where a file system has no leases, the times of the file are looked at every second.
 
 A shard that is replaced by another file, or removed, is none of its business: the kernel keeps the old file.
 `wdsfs refresh` makes a new image then, and the guard has it mounted in the place of the old one, whose shards it
@@ -32,11 +32,11 @@ from pathlib import Path
 from typing import Any
 
 from wdsfs import host, mount_table
-from wdsfs.errors import WdsfsError, several
+from wdsfs.errors import StaleShard, WdsfsError, several
 from wdsfs.image import manifest
 from wdsfs.image.identity import identity_of
-from wdsfs.image.opened import OpenDevice, check_devices, close_devices, open_devices
-from wdsfs.mount import kernel_mount
+from wdsfs.image.opened import check_devices, check_image, open_image
+from wdsfs.mount import all_mounts, kernel_mount
 from wdsfs.mount.held_shards import HeldShards, raise_file_limit, superblocks
 from wdsfs.mount.kernel_overlay import OverlayOver, clean_work, mount_overlay, refuse_writable
 from wdsfs.overlay.mounted_overlay import MountedOverlay
@@ -147,28 +147,26 @@ def forget(guard: Registration) -> None:
 
 
 class Guard:
-    """Guards the mount of `image` at `mountpoint` over these shards, which it keeps open.
+    """Guards the mount at `mountpoint` of an image over shards, all of which it keeps open.
 
     `wanted` is the overlay that is to be above the image, if there is to be one.
     """
 
     def __init__(
         self,
-        image: str,
+        held: HeldShards,
         mountpoint: str,
-        devices: Sequence[OpenDevice],
         log_file: Path | None,
         made: MadeBy | None = None,
         wanted: OverlayOver | None = None,
     ) -> None:
-        self.image, self.mountpoint, self.log_file, self.made = image, mountpoint, log_file, made
-        self._held, self._before = HeldShards(devices), list[HeldShards]()
+        self.mountpoint, self.log_file, self.made = mountpoint, log_file, made
+        self._held, self._before = held, list[HeldShards]()
         self._wanted = wanted
         self._overlay: MountedOverlay | None = None
         self._listener: socket.socket
         self._attributes = 0
-        self._device = 0
-        self._told_to_end = False
+        self._told_to_end = 0  # so many times
         self._receiver, self._sender = socket.socketpair()
 
     def take(self, is_there: bool = False) -> None:
@@ -184,33 +182,45 @@ class Guard:
         signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGIO, lambda *_: None)
         for number in _ENDS:
-            signal.signal(number, self._end)
+            signal.signal(number, self._note_end)
         self._held.take_leases()
 
-    def _end(self, *_: object) -> None:
-        self._told_to_end = True
+    def _note_end(self, *_: object) -> None:
+        self._told_to_end += 1
 
     def mount(self, attributes: int, instead: bool = False) -> None:
         """Have the kernel mount the image, with `instead` in the place of what is there. Raises MountError."""
         if self._wanted is not None:
             self._wanted.set_who_enters()
-        self._settle(attributes, self._mount(self.image, self._held, attributes, instead))
+        self._mount(self._held, attributes, instead)
+        self._settle(attributes)
 
-    def _mount(self, image: str, held: HeldShards, attributes: int, instead: bool) -> set[str]:
-        """Returns the name of the new superblock, and of those that others than wdsfs make at that moment."""
-        fds = [one.fd for one in held.devices]
+    def _mount(self, held: HeldShards, attributes: int, instead: bool) -> None:
+        """Have the kernel mount these, and note the name of the superblock (and of those that others make at that
+        moment). Raises MountError, StaleShard."""
         with _one_at_a_time():
             before = superblocks()
-            if self._overlay is not None:
-                mount_overlay(image, self.mountpoint, fds, self._overlay.place, attributes, instead)
-            else:
-                mount = kernel_mount.exchange_image if instead else kernel_mount.mount_image
-                mount(image, self.mountpoint, fds, attributes)
-            return superblocks() - before
+            self._ask_kernel(held, attributes, instead)
+            held.superblocks = superblocks() - before
+        try:
+            check_image(held.image)
+        except StaleShard:
+            kernel_mount.detach(self.mountpoint)
+            raise
+
+    def _ask_kernel(self, held: HeldShards, attributes: int, instead: bool) -> None:
+        image, fds = os.fsdecode(held.image.path), [one.fd for one in held.devices]
+        if self._overlay is not None:
+            mount_overlay(image, self.mountpoint, fds, self._overlay.place, attributes, instead)
+        else:
+            mount = kernel_mount.exchange_image if instead else kernel_mount.mount_image
+            mount(image, self.mountpoint, fds, attributes)
 
     def adopt(self, attributes: int, known: Registration | None) -> None:
         """Guard the mount of this image that is there already, whose guard is gone: `known`, if it left a sign."""
-        self._settle(attributes, superblocks() & set(known.superblocks) if known is not None else self._unknown())
+        found = superblocks() & set(known.superblocks) if known is not None else self._unknown()
+        self._held.superblocks = found
+        self._settle(attributes)
         log.warning(
             "%s: guarded again; for some time what was written into a shard was not noticed", self.mountpoint
         )
@@ -224,11 +234,9 @@ class Guard:
         # The kernel does not say which is whose: without inotify those of others are waited for, too.
         return there - {name for one in _guards() if one.mountpoint != self.mountpoint for name in one.superblocks}
 
-    def _settle(self, attributes: int, own: set[str]) -> None:
+    def _settle(self, attributes: int) -> None:
         self._attributes = attributes
-        found = mount_table.mounted_at(self.mountpoint)
-        self._device = 0 if found is None else found.device
-        self._held.watch_mount(self.mountpoint, self._device, own)
+        self._held.watch_mount(self.mountpoint)
         watched = self._held.without_lease()
         if watched:
             log.warning(
@@ -241,20 +249,20 @@ class Guard:
         """Have the kernel mount this image in the place of the mount. Raises WdsfsError: nothing has changed."""
         if self._overlay is not None:
             refuse_writable(self.mountpoint)
-        about = manifest.read(image)
-        raise_file_limit(2 * len(about.devices))
-        devices = open_devices(about, os.fsencode(base), trusting)
-        held = HeldShards(devices)
+        held = HeldShards(open_image(image))
         try:
+            about = manifest.read(image)
+            raise_file_limit(2 * len(about.devices))
+            held.open_shards(about, base, trusting)
             held.take_leases()
-            check_devices(devices, about, trusting)
-            own = self._mount(image, held, self._attributes, instead=True)
+            check_devices(held.devices, about, trusting)
+            self._mount(held, self._attributes, instead=True)
         except BaseException:
-            close_devices(devices)
+            held.close()
             raise
         self._before.append(self._held)
-        self.image, self._held = image, held
-        self._settle(self._attributes, own)
+        self._held = held
+        self._settle(self._attributes)
 
     @contextlib.contextmanager
     def registered(self) -> Iterator[None]:
@@ -281,14 +289,14 @@ class Guard:
             pid=os.getpid(),
             start_ticks=control.start_ticks(os.getpid()) or 0,
             mountpoint=self.mountpoint,
-            image=self.image,
+            image=os.fsdecode(self._held.image.path),
             paths=[os.fsdecode(one.path) for one in self._held.devices],
             inodes=[os.fstat(one.fd).st_ino for one in self._held.devices],
-            leased=len(self._held.leased),
+            leased=sum(one is not self._held.image for one in self._held.leased),
             log=None if self.log_file is None else str(self.log_file),
-            identity=identity_of(self.image),
+            identity=identity_of(self._held.image.path),
             superblocks=sorted(self._held.superblocks),
-            device=self._device,
+            device=0 if self._held.mounted is None else self._held.mounted.device,
             made=self.made,
             **({} if self._wanted is None else self._wanted.about()),
         )
@@ -323,7 +331,7 @@ class Guard:
                     self._give_way(changing)
                     break
                 if self._told_to_end:
-                    self._detach()
+                    self._end()
                     break
                 self._let_go()
                 self._answer()
@@ -359,6 +367,7 @@ class Guard:
             changing = one.changing()
             if changing and one.deadline is None:
                 one.deadline = _deadline()
+                one.end()
             is_used = one.is_used()
             is_late = one.deadline is not None and time.monotonic() > one.deadline
             if is_used and is_late:
@@ -395,20 +404,31 @@ class Guard:
         return {"done": True}
 
     def _is_mounted(self) -> bool:
-        found = mount_table.mounted_at(self.mountpoint)
-        return found is not None and found.device == self._device
+        return self._held.mounted is not None and all_mounts.at(self.mountpoint) == self._held.mounted
 
     def _is_used(self) -> bool:
         return any(one.is_used() for one in (self._held, *self._before))
 
+    def _end(self) -> None:
+        """End the mount, as a signal demands, but let nobody write below files of it that are open."""
+        self._held.end()
+        if self._is_used():
+            log.info(
+                "%s: has ended, and waits for programs with files of it; a second signal ends that",
+                self.mountpoint,
+            )
+            if not self._wait_for_users():
+                log.warning(
+                    "%s: has ended, and programs still have files of it open; from now on nobody is kept from "
+                    "writing into the shards",
+                    self.mountpoint,
+                )
+
     def _give_way(self, changing: Sequence[str]) -> None:
         """End the mount, and wait for its users as long as the writer can be kept waiting."""
         log.warning("%s: is opened for writing; %s is ended for that", several(changing), self.mountpoint)
-        self._detach()
-        deadline = _deadline()
-        while self._is_used() and time.monotonic() < deadline:
-            time.sleep(_STEP_SECONDS)
-        if self._is_used():
+        self._held.end()
+        if not self._wait_for_users():
             self._report_mix(changing)
 
     def _report_mix(self, changing: Sequence[str]) -> None:
@@ -418,9 +438,14 @@ class Guard:
             several(changing),
         )
 
-    def _detach(self) -> None:
-        if self._is_mounted():
-            kernel_mount.detach(self.mountpoint)
+    def _wait_for_users(self) -> bool:
+        """Wait until nobody uses the mount; False if somebody does for longer than a writer can wait."""
+        deadline = _deadline()
+        while self._is_used():
+            if time.monotonic() > deadline or self._told_to_end > 1:
+                return False
+            time.sleep(_STEP_SECONDS)
+        return True
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
-"""The shards below one mount of an image, held open, and watched for changes: by leases, or by their times.
+"""An image and the shards below one mount of it, held open, and watched for changes: by leases, or by their times.
 
-With a read lease (fcntl(2), F_SETLEASE) a program that opens a shard for writing, or truncates it, waits until the
-lease is given up. Where a file system has no leases, the times of the shard are compared.
+With a read lease (fcntl(2), F_SETLEASE) a program that opens one for writing, or truncates it, waits until the
+lease is given up. Where a file system has no leases, the times of the file are compared.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import fcntl
 import os
 import resource
 import select
-from collections.abc import Sequence
 from pathlib import Path
 
 from wdsfs import mount_calls
 from wdsfs.errors import MountError
-from wdsfs.image.opened import OpenDevice, close_devices
+from wdsfs.image.manifest import Manifest
+from wdsfs.image.opened import OpenDevice, close_devices, open_devices
+from wdsfs.mount import all_mounts
+from wdsfs.mount.all_mounts import FileSystem
 
 SUPERBLOCKS = Path("/sys/fs/erofs")  # a directory for each superblock, as long as somebody uses it
 _OWN_FILES = 64  # descriptors besides those of shards
@@ -44,27 +46,33 @@ def raise_file_limit(shards: int) -> None:
 
 
 class HeldShards:
-    """These shards, which belong to it now.
+    """An image, which belongs to it now, and its shards. `mounted` is what the list of mounts has of them.
 
     `superblocks` are the names of those that the mount may have: for a process without inotify, and for the next
     guard. `deadline`: until when a writer waits for files of an ended mount that are still open.
     """
 
-    def __init__(self, devices: Sequence[OpenDevice]) -> None:
-        self.devices = devices
+    def __init__(self, image: OpenDevice) -> None:
+        self.image = image
+        self.devices: list[OpenDevice] = []
         self.superblocks: set[str] = set()
+        self.mounted: FileSystem | None = None
         self.deadline: float | None = None
         self.leased: list[OpenDevice] = []
         self._watched: list[tuple[OpenDevice, int]] = []  # with the ctime (ns) that they had
         self.ending: int | None = None  # the descriptor that is readable when the mount has ended
         self._has_ended = False
 
+    def open_shards(self, about: Manifest, base: str, trusting: bool) -> None:
+        """Open the shards of the image, as `open_devices` does. Raises what that raises."""
+        self.devices = open_devices(about, os.fsencode(base), trusting)
+
     def take_leases(self) -> None:
-        """Have every later writer wait for this process. Raises MountError for a shard that is being written.
+        """Have every later writer wait for this process. Raises MountError for a file that is being written.
 
         Compare the shards afterwards: one may have been written before its lease was taken.
         """
-        for one in self.devices:
+        for one in (*self.devices, self.image):
             try:
                 fcntl.fcntl(one.fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
                 self.leased.append(one)
@@ -74,21 +82,21 @@ class HeldShards:
                 self._watched.append((one, os.fstat(one.fd).st_ctime_ns))
 
     def without_lease(self) -> list[str]:
-        """The shards whose times have to be compared."""
+        """The files whose times have to be compared."""
         return [os.fsdecode(one.path) for one, _ in self._watched]
 
     def changing(self) -> list[str]:
-        """The shards that somebody is about to write, or has written."""
+        """The files that somebody is about to write, or has written."""
         found = [one for one in self.leased if fcntl.fcntl(one.fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK]
         found += [one for one, ctime_ns in self._watched if os.fstat(one.fd).st_ctime_ns != ctime_ns]
         return [os.fsdecode(one.path) for one in found]
 
-    def watch_mount(self, mountpoint: str, device: int, own: set[str]) -> None:
-        """Notice the end of the mount of these shards; it has this `st_dev`, and `own` as `superblocks`."""
-        self.superblocks = own
+    def watch_mount(self, mountpoint: str) -> None:
+        """Notice the end of the mount of these shards, which is at this path now."""
+        self.mounted = all_mounts.at(mountpoint)
         try:
             self.ending = mount_calls.end_of_use(mountpoint)
-            if os.stat(mountpoint).st_dev != device:
+            if self.mounted is None or os.stat(mountpoint).st_dev != self.mounted.device:
                 self._stop_watching()
         except OSError:
             self._stop_watching()  # without inotify; or the mount is gone already
@@ -109,8 +117,13 @@ class HeldShards:
             os.close(self.ending)
             self.ending = None
 
+    def end(self) -> None:
+        """Detach the mount, also where else it is mounted; what is open of it stays open."""
+        if self.mounted is not None:
+            all_mounts.detach_everywhere(self.mounted)
+
     def close(self) -> None:
-        """Give up the leases and close the shards."""
+        """Give up the leases and close all files. It is not used any more."""
         self._stop_watching()
-        close_devices(self.devices)
+        close_devices([*self.devices, self.image])
         self.devices, self.leased, self._watched = [], [], []

@@ -19,11 +19,11 @@ from wdsfs.image import manifest
 from wdsfs.image.identity import identity_of, is_mounted_at
 from wdsfs.image.manifest import Manifest
 from wdsfs.image.mounted import image_of
-from wdsfs.image.opened import OpenDevice, check_devices, open_devices
-from wdsfs.mount import daemon, kernel_mount
+from wdsfs.image.opened import OpenDevice, check_devices, open_image
+from wdsfs.mount import all_mounts, daemon
 from wdsfs.mount.daemon_log import open_log
 from wdsfs.mount.guard import Guard, MadeBy, Registration, guard_of
-from wdsfs.mount.held_shards import raise_file_limit
+from wdsfs.mount.held_shards import HeldShards, raise_file_limit
 from wdsfs.mount.kernel_overlay import OverlayOver, frozen
 from wdsfs.mount.mountpoint import check_mountpoint
 from wdsfs.mount.options import parse_options
@@ -117,8 +117,22 @@ def serve(
 
     `leave` and `ready` are as in `daemon.fork`. Raises UsageError, MountError, and what `open_devices` raises.
     """
-    attributes, nonempty = _attributes(wanted)
     host.runtime_dir()  # an error of it is to be known before the mount
+    held = HeldShards(open_image(wanted.image))
+    guard = Guard(held, wanted.mountpoint, log_file, wanted.made, wanted.overlay)
+    try:
+        _begin(wanted, guard, held)
+        leave(log_file)
+        with guard.registered():
+            ready()
+            guard.run()
+    finally:
+        guard.close()
+
+
+def _begin(wanted: ImageMount, guard: Guard, held: HeldShards) -> None:
+    """Have the kernel mount the image that `guard` holds, or adopt the mount that is there. Raises as `serve`."""
+    attributes, nonempty = _attributes(wanted)
     found = manifest.read(wanted.image)
     if host.kernel_version() < host.kernel_version(found.since):
         log.warning(
@@ -130,33 +144,25 @@ def serve(
     there = unguarded(wanted.mountpoint, None if wanted.overlay is None else wanted.overlay.directory)
     is_shown = there is not None and there.shows(wanted.image, wanted.mountpoint)
     try:
-        devices = open_devices(found, os.fsencode(wanted.base), wanted.trusting)
+        held.open_shards(found, wanted.base, wanted.trusting)
     except StaleShard:
         if there is not None and is_shown:
             _end_if_written(wanted, found, there)
         raise
-    guard = Guard(wanted.image, wanted.mountpoint, devices, log_file, wanted.made, wanted.overlay)
-    try:
-        if there is None:
-            needed = [*_own_paths(wanted), *(one.path for one in devices)]
-            check_mountpoint(wanted.mountpoint, nonempty, needed)
-        if not wanted.trusting:
-            _refuse_network(devices)
-        guard.take(there is not None)
-        check_devices(devices, found, wanted.trusting)  # from now on nobody can write unnoticed
-        if there is not None and is_shown:
-            guard.adopt(attributes, there.known)
-        elif there is not None and there.overlay is not None:
-            with frozen(wanted.mountpoint, there.overlay):
-                guard.mount(attributes, instead=True)
-        else:
-            guard.mount(attributes, instead=there is not None)
-        leave(log_file)
-        with guard.registered():
-            ready()
-            guard.run()
-    finally:
-        guard.close()
+    if there is None:
+        needed = [*_own_paths(wanted), *(one.path for one in held.devices)]
+        check_mountpoint(wanted.mountpoint, nonempty, needed)
+    if not wanted.trusting:
+        _refuse_network([*held.devices, held.image])
+    guard.take(there is not None)
+    check_devices(held.devices, found, wanted.trusting)  # from now on nobody can write unnoticed
+    if there is not None and is_shown:
+        guard.adopt(attributes, there.known)
+    elif there is not None and there.overlay is not None:
+        with frozen(wanted.mountpoint, there.overlay):
+            guard.mount(attributes, instead=True)
+    else:
+        guard.mount(attributes, instead=there is not None)
 
 
 def _end_if_written(wanted: ImageMount, found: Manifest, there: Unguarded) -> None:
@@ -175,8 +181,9 @@ def _end_if_written(wanted: ImageMount, found: Manifest, there: Unguarded) -> No
         is_same = now.st_size == one.size and (wanted.trusting or now.st_mtime_ns == one.mtime_ns)
         if not is_same and path not in replaced:
             changed.append(path)
-    if changed:
-        kernel_mount.detach(wanted.mountpoint)
+    shown = all_mounts.at(wanted.mountpoint)
+    if changed and shown is not None:
+        all_mounts.detach_everywhere(shown)
         log.error(
             "%s: is ended, because shards were written while it had no guard: %s",
             wanted.mountpoint,
@@ -195,7 +202,7 @@ def _own_paths(wanted: ImageMount) -> list[bytes]:
 
 
 def _refuse_network(devices: Sequence[OpenDevice]) -> None:
-    """Raise MountError for shards that another machine can change unnoticed."""
+    """Raise MountError for files that another machine can change unnoticed."""
     found = mount_table.on_network(one.path for one in devices)
     if found is not None:
         path, fstype = found

@@ -35,7 +35,7 @@ def unmount(mountpoint: str, lazy: bool = False, wait_seconds: float = 30.0) -> 
         dead = not daemon.alive if daemon is not None else _is_dead(path)
         _detach_mount(path, lazy or dead)
     if guard is not None and not lazy:
-        _wait_for_guard(guard, wait_seconds)
+        _wait_for_guard(path, guard, wait_seconds)
     if guard is not None and not guard.alive:
         forget(guard)
     if daemon is not None:
@@ -91,10 +91,16 @@ def _detach_mount(path: str, lazy: bool) -> None:
         raise MountError(text)
 
 
-def _wait_for_guard(guard: Registration, seconds: float) -> None:
-    """Wait for the guard of an image, which ends as soon as nothing of the mount is used."""
+def _wait_for_guard(path: str, guard: Registration, seconds: float) -> None:
+    """Wait for the guard of an image, which ends as soon as nothing of the mount is used. Raises MountError."""
     deadline = time.monotonic() + seconds
-    while guard.alive and time.monotonic() < deadline:
+    while guard.alive:
+        if time.monotonic() > deadline:
+            raise MountError(
+                f"{path}: is unmounted, but process {guard.pid} still guards the shards, {seconds:.0f} s later: "
+                "another mount of it is there (a bind mount, one of a container), or the process is stopped. See: "
+                f"grep -l {shlex.quote(guard.image)} /proc/*/mountinfo"
+            )
         time.sleep(0.01)
 
 
