@@ -13,12 +13,14 @@ import wave
 import zipfile
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.previews.conftest import Bytes
+from tests.previews.conftest import Bytes, film
 from wdsfs.errors import StaleShard
+from wdsfs.previews.kinds import PLAYERS
 from wdsfs.previews.preview import CARD, WHOLE, Detail, Picture, Preview
 from wdsfs.previews.previewer import Previewer
 
@@ -424,7 +426,49 @@ def box(name: bytes, *parts: bytes) -> bytes:
     return struct.pack(">I4s", 8 + len(body), name) + body
 
 
-def test_video(previewer: Previewer) -> None:
+@pytest.mark.parametrize(
+    ("extension", "form", "codec", "said"),
+    [
+        ("mp4", "mp4", "mpeg4", "MP4, 0.3 s, 320 x 240 pixels, mpeg4"),
+        ("webm", "webm", "libvpx", "WEBM, 0.3 s, 320 x 240 pixels, vp8"),
+        ("mkv", "matroska", "libx264", "MKV, 0.3 s, 320 x 240 pixels, h264"),
+        ("avi", "avi", "mpeg4", "AVI, 0.3 s, 320 x 240 pixels, mpeg4"),
+    ],
+)
+def test_the_first_picture_of_a_video(
+    previewer: Previewer, extension: str, form: str, codec: str, said: str
+) -> None:
+    data = film(form, codec)
+    found = previewer.preview(extension, Bytes(data))
+    assert (found.kind, found.summary, found.media_type) == ("video", said, PLAYERS.get(extension, ""))
+    [picture] = found.pictures
+    assert (picture.width, picture.height) == (320, 240)
+    assert is_red(image_of(picture).convert("RGB").getpixel((160, 120)))
+    small = previewer.thumbnail(extension, Bytes(data), 64)
+    assert small is not None
+    assert (small.width, small.height) == (64, 48)
+    cut = previewer.preview(extension, Bytes(data[:200]))
+    assert (cut.kind, cut.pictures) == ("video", ())
+    assert "no picture" in cut.problem
+
+
+def test_a_video_without_pictures(previewer: Previewer) -> None:
+    target = io.BytesIO()
+    with av.open(target, "w", format="mp4") as container:
+        stream: Any = container.add_stream("aac", rate=16000)
+        sound = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        sound.sample_rate = 16000
+        container.mux([*stream.encode(sound), *stream.encode()])
+    found = previewer.preview("mp4", Bytes(target.getvalue()))
+    assert (found.kind, found.pictures, found.media_type) == ("video", (), "video/mp4")
+    assert "no video in it" in found.problem
+
+
+def test_video_without_the_library(monkeypatch: pytest.MonkeyPatch, previewer: Previewer) -> None:
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "av" else real(name))
     head = box(b"mvhd", struct.pack(">4xIIII", 0, 0, 1000, 65_500), bytes(80))
     sound = box(b"trak", box(b"tkhd", bytes(84)))
     track = box(b"trak", box(b"tkhd", bytes(76), struct.pack(">HxxHxx", 1920, 1080)))

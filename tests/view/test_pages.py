@@ -15,6 +15,7 @@ from selenium.webdriver.common.keys import Keys
 
 from tests import tars
 from tests.conftest import Program, wait_until
+from tests.previews.conftest import film
 from tests.view.viewing import Browser, Viewer, picture, viewing
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
@@ -263,3 +264,27 @@ def test_the_pages_work_without_scripts(looking: Viewer) -> None:
     """Every page links to what a script would fill in."""
     assert 'href="/preview/train-000000/class0/image0000/json"' in looking.ask(SAMPLE).text
     assert "&#34;label&#34;: 0" in looking.ask("/preview/train-000000/class0/image0000/json").text
+
+
+def test_a_video_has_a_picture_in_the_grid_and_loads_nothing_else(browser: Browser, program: Program) -> None:
+    members = [tars.member(b"a.mp4", film("mp4", "mpeg4")), tars.member(b"b.mp4", b"no film")]
+    program.write("v.tar", tars.tar(*members))
+    with viewing(program, "v.tar") as viewer:
+        browser.open(viewer)
+        browser.wait_for_what_is_seen()
+        [picture] = [
+            part.partition('"')[0] for part in viewer.ask("/").text.split('src="')[1:] if "/a/mp4" in part
+        ]
+        assert viewer.ask(picture).headers["content-type"].startswith("image/")
+        wait_until(lambda: browser.texts(".grid .tile") == ["no picture"], "the word for the broken one")
+        browser.go(viewer, "/sample/v/a")
+        browser.wait_for_previews(1)
+        player = browser.one("video")
+        assert [player.get_attribute("preload"), (player.get_attribute("poster") or "")[:10]] == [
+            "none",
+            "data:image",
+        ]
+        browser.go(viewer, "/sample/v/b")
+        browser.wait_for_previews(1)
+        assert browser.one("video").get_attribute("preload") == "metadata"
+        assert "no picture" in browser.texts(".problem")[0]

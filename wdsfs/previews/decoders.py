@@ -13,9 +13,10 @@ from wdsfs.previews import (
     decode_packed,
     decode_pictures,
     decode_tables,
+    decode_video,
     plain,
 )
-from wdsfs.previews.kinds import HEAD, PLAYERS, content_of, inner_name
+from wdsfs.previews.kinds import DRAWN_VIDEO, HEAD, PLAYERS, PYAV, content_of, inner_name
 from wdsfs.previews.preview import Detail, Preview
 
 PARQUET = "pyarrow"  # the library that only workers for parquet files load: it is slow to load, and large
@@ -55,6 +56,9 @@ _DECODERS: dict[str, _Decoder] = {
     ),
     "video": lambda member, detail: decode_media.decode_video(
         member.file, member.size, member.extension, PLAYERS.get(member.extension, "")
+    ),
+    DRAWN_VIDEO: lambda member, detail: decode_video.decode_video(
+        member.file, member.size, member.extension, PLAYERS.get(member.extension, ""), detail
     ),
     "pickle": lambda member, detail: decode_packed.decode_pickle(member.file, member.size, detail),
     "text": lambda member, detail: plain.text_preview(
@@ -113,3 +117,5 @@ def warm_up(libraries: Sequence[str]) -> None:
         "a".encode(encoding).decode(encoding)
     if PARQUET in libraries:
         decode_tables.warm_up_parquet()
+    if PYAV in libraries:
+        decode_video.warm_up()

@@ -41,6 +41,9 @@ PLAYERS = {
 }
 UNPLAYED = {"aiff": "audio", "aif": "audio", "wma": "audio", "sph": "audio", "avi": "video", "mpg": "video"}
 
+# The library that only workers for videos load, and what these call the decoder that uses it.
+PYAV, DRAWN_VIDEO = "av", "drawn video"
+
 # What the worker calls a decoder, by extension.
 _DECODERS = {
     **dict.fromkeys(PICTURES, "picture"),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 
 from wdsfs.errors import UsageError
 from wdsfs.previews import plain
-from wdsfs.previews.kinds import HEAD, PLAYERS, Content, content_of
+from wdsfs.previews.kinds import DRAWN_VIDEO, HEAD, PLAYERS, PYAV, Content, content_of
 from wdsfs.previews.pool import Limits, Pool, Undecoded, Work
 from wdsfs.previews.preview import AUDIO, CARD, VIDEO, WHOLE, Detail, Picture, Preview, Source
 
@@ -31,6 +31,11 @@ def missing_libraries() -> list[str]:
     return [name for name in NEEDED if importlib.util.find_spec(name) is None]
 
 
+def draws_videos() -> bool:
+    """True if there are pictures of videos: the extra `video` is installed."""
+    return importlib.util.find_spec(PYAV) is not None
+
+
 class Previewer:
     """Makes previews, several at a time. Safe for threads. Workers are started when they are first needed.
 
@@ -46,6 +51,7 @@ class Previewer:
         limits = limits or Limits()
         self._pool = Pool(workers, (), limits)
         self._for_parquet = Pool(1, ("pyarrow",), limits)
+        self._for_videos = Pool(1, (PYAV,), limits)
         self._cache = _Cache(cache_bytes)
 
     def preview(self, name: str, source: Source, detail: Detail = WHOLE) -> Preview:
@@ -71,15 +77,17 @@ class Previewer:
         return self._decoded(name, source, content, head, detail)
 
     def _decoded(self, name: str, source: Source, content: Content, head: bytes, detail: Detail) -> Preview:
-        pool = self._pool
-        if content.decoder == "parquet":
+        pool, decoder = self._pool, content.decoder
+        if decoder == "video" and draws_videos():
+            pool, decoder = self._for_videos, DRAWN_VIDEO
+        if decoder == "parquet":
             if importlib.util.find_spec("pyarrow") is None:
                 return plain.hex_preview(head, source.size, _PARQUET_NOTE)
             pool = self._for_parquet
         else:
             head = _read(source, head, _HEAD)
         known = content_of(name, b"").extension == content.extension
-        work = Work(content.decoder, name if known else content.extension, source.size, head, source.read, detail)
+        work = Work(decoder, name if known else content.extension, source.size, head, source.read, detail)
         try:
             return pool.decode(work)
         except Undecoded as error:
@@ -88,12 +96,13 @@ class Previewer:
     @property
     def workers(self) -> list[int]:
         """The process numbers of the workers that there are now."""
-        return [*self._pool.pids, *self._for_parquet.pids]
+        return [*self._pool.pids, *self._for_parquet.pids, *self._for_videos.pids]
 
     def close(self) -> None:
         """End the workers; previews that are being made are given up."""
         self._pool.close()
         self._for_parquet.close()
+        self._for_videos.close()
 
 
 def _read(source: Source, head: bytes, length: int) -> bytes:

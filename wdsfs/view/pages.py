@@ -36,7 +36,7 @@ from wdsfs.errors import EntryExists, NoSuchEntry, ShardError, UsageError, Wdsfs
 from wdsfs.index.record import Record
 from wdsfs.plots.plots import Plot, plots_of
 from wdsfs.previews.preview import Picture, Preview, Source
-from wdsfs.previews.previewer import Previewer
+from wdsfs.previews.previewer import Previewer, draws_videos
 from wdsfs.view.edits import EDIT_MAX, Edits, digest
 from wdsfs.view.filters import Filter, Found, Search
 from wdsfs.view.guard import MEMBER_POLICY
@@ -59,6 +59,7 @@ SEED_MAX = 1 << 31
 
 # Extensions of files for a thumbnail, the best first; and of those short enough for a caption.
 PICTURES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "avif", "npy", "npz")
+VIDEOS = ("mp4", "m4v", "mov", "webm", "mkv", "ogv", "avi", "mpg")
 CAPTIONS = ("cls", "txt", "text", "caption", "label", "json")
 
 # What a player may be given. Nothing here can run: these are types of sound and of moving pictures.
@@ -312,7 +313,8 @@ class Pages:
         by_suffix: dict[str, int] = {}
         for at, column in enumerate(sample.columns):
             by_suffix.setdefault(suffix(column), at)
-        picture = next((by_suffix[one] for one in PICTURES if one in by_suffix), None)
+        pictures = (*PICTURES, *VIDEOS) if draws_videos() else PICTURES
+        picture = next((by_suffix[one] for one in pictures if one in by_suffix), None)
         caption = next((by_suffix[one] for one in CAPTIONS if one in by_suffix), None)
         media = next((one for one in by_suffix if one in MEDIA), None)
         version = f"{self._run}-{self.library.lower.tag(sample.shard) if sample.shard != NOWHERE else 0}"
