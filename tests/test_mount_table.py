@@ -1,6 +1,7 @@
 """The mounts of this machine: tables as text, and the real one."""
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,23 @@ def test_network_types(fstype: str) -> None:
 @pytest.mark.parametrize("fstype", ["ext4", "xfs", "tmpfs", "overlay", "fuseblk", "fuse.mergerfs", "fuse", ""])
 def test_local_types(fstype: str) -> None:
     assert not mount_table.is_network(fstype)
+
+
+# -- holders -----------------------------------------------------------------------------------------------
+
+
+def test_a_process_with_a_mount_table_of_its_own_holds_what_it_sees() -> None:
+    as_root = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    command = ["unshare", "--mount", "--propagation", "private", *as_root, "sh", "-c", "echo there; read line"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        if process.stdout.readline() != b"there\n":
+            pytest.skip("this machine does not let a test have a mount table of its own")
+        holding = mount_table.holders(os.stat("/").st_dev)
+        elsewhere = mount_table.holders(os.makedev(0, 0))
+        process.stdin.close()
+    assert process.pid in holding
+    assert os.getpid() not in holding
+    assert elsewhere == []
+    assert process.pid not in mount_table.holders(os.stat("/").st_dev)

@@ -5,6 +5,7 @@ Standard library only, nothing kept between calls.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable
@@ -108,6 +109,23 @@ def mounted_at(path: str | bytes | os.PathLike[str]) -> MountPoint | None:
     place = os.path.join(os.path.realpath(parent), base)
     here = [mount for mount in mounts() if mount.path == place]
     return here[-1] if here else None
+
+
+def holders(device: int) -> list[int]:
+    """Processes that still see a file system (`st_dev`) in a mount table of their own: one of each such table.
+
+    A container, or whoever unshares the mount table, keeps what was mounted then until it ends. Of the processes
+    of other users only root is told.
+    """
+    found: dict[int, int] = {os.stat("/proc/self/ns/mnt").st_ino: 0}
+    for one in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it has just ended, or is another user's
+            table = os.stat(f"/proc/{one}/ns/mnt").st_ino
+            if table not in found:
+                with open(f"/proc/{one}/mountinfo", "rb") as file:
+                    sees = any(mount.device == device for mount in parse_mountinfo(file.read()))
+                found[table] = int(one) if sees else 0
+    return [pid for pid in found.values() if pid]
 
 
 def filesystem_type(path: str | bytes | os.PathLike[str]) -> str:

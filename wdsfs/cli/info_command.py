@@ -6,6 +6,7 @@ What is counted is in `dataset/statistics.py` and `dataset/distributions.py`, wh
 from __future__ import annotations
 
 import json
+import logging
 from typing import TYPE_CHECKING
 
 import click
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from wdsfs.dataset.distributions import Distribution
     from wdsfs.spec.expand import Selection
     from wdsfs.views.composition import Composition
+
+log = logging.getLogger("wdsfs")
 
 
 @click.command()
@@ -82,6 +85,8 @@ def info(
             count_classes(plotted, below, class_from)
     if plotted is not None and plot_file is not None:
         _write_plots(plotted, plot_file)
+        if not opening.quiet:
+            log.info("the plots are in %s", plot_file)
     if as_json:
         click.echo(json.dumps(report))
         return

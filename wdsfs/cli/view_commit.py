@@ -36,7 +36,7 @@ _NOT_FOR_VIEWS = {
     "leave_out": "it is for files of an overlay",
     "with_leavings": "it is for files of an overlay",
     "ignore_times": "it is for files of an overlay",
-    "executor": "a view is written by this process",
+    "executor": "a view is written by this process; --shard-id gives each machine a part of the shards",
 }
 
 

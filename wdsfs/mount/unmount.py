@@ -11,7 +11,7 @@ import shlex
 import time
 
 from wdsfs import host, mount_table
-from wdsfs.errors import MountError
+from wdsfs.errors import MountError, several
 from wdsfs.image.mounted import image_of
 from wdsfs.mount.guard import Registration, forget, guard_of
 from wdsfs.mount.mountpoint import DEAD_MOUNT_ERRNOS
@@ -40,7 +40,7 @@ def unmount(mountpoint: str, lazy: bool = False, wait_seconds: float = 30.0) -> 
         forget(guard)
     if daemon is not None:
         if not lazy:
-            _wait_for_end(daemon, wait_seconds)
+            _wait_for_end(daemon, wait_seconds, 0 if mounted is None else mounted.device)
         if not daemon.alive:
             control.forget(daemon)
 
@@ -104,8 +104,11 @@ def _wait_for_guard(path: str, guard: Registration, seconds: float) -> None:
         time.sleep(0.01)
 
 
-def _wait_for_end(daemon: control.Daemon, seconds: float) -> None:
-    """Wait until the daemon is gone: as long as it waits for a disk, and else up to `seconds`."""
+def _wait_for_end(daemon: control.Daemon, seconds: float, device: int) -> None:
+    """Wait until the daemon is gone: as long as it waits for a disk, and else up to `seconds`.
+
+    `device` is that of the mount, 0 if it was gone already.
+    """
     since = time.monotonic()
     deadline, announced = since + seconds, False
     while daemon.alive:
@@ -119,12 +122,21 @@ def _wait_for_end(daemon: control.Daemon, seconds: float) -> None:
                     *(daemon.pid, _what_is_written(daemon)),
                 )
         if now > deadline:
-            where = f"; see {daemon.log}" if daemon.log else ""
-            raise MountError(
-                f"process {daemon.pid} is still there, {now - since:.0f} s after the unmount, and does not wait "
-                f"for a disk{where}"
-            )
+            still = f"process {daemon.pid} is still there, {now - since:.0f} s after the unmount"
+            raise MountError(f"{still}, and {_why_still(daemon, device)}")
         time.sleep(0.01)
+
+
+def _why_still(daemon: control.Daemon, device: int) -> str:
+    """Return why a daemon may outlive its mount, and what to do."""
+    holders = mount_table.holders(device) if device else []
+    if holders:
+        who = several([str(one) for one in holders])
+        return (
+            f"ends when the mount is gone everywhere: process {who} has a mount table of its own (a container?) "
+            "from a time when it was there, and keeps it until it ends, or unmounts it"
+        )
+    return "does not wait for a disk" + (f"; see {daemon.log}" if daemon.log else "")
 
 
 def _what_is_written(daemon: control.Daemon) -> str:

@@ -37,6 +37,8 @@ def select(draft: Draft) -> None:
         way_out = MISSING_WAY_OUT
         if not len(entries):  # not one has it: it may be called otherwise
             way_out = f"{_columns_hint(draft, column.alternatives)}; {MISSING_WAY_OUT}"
+            if any(b"," in one for one in column.alternatives):
+                way_out = f"between columns to choose from is a semicolon: --columns 'jpg;png'; {way_out}"
         kept &= draft.judged(draft.wanted.missing, missing, text, way_out)
         if len(missing) and draft.wanted.missing == EMPTY:
             empty = draft.place(NOTHING, draft.source.path, ()) if empty < 0 else empty
