@@ -7,14 +7,13 @@ threads of their own, so that a slow shard never holds up a page.
 from __future__ import annotations
 
 import base64
-import errno
 import functools
 import logging
 import os
 import secrets
 import shlex
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote_to_bytes
@@ -25,10 +24,9 @@ import jinja2
 import markupsafe
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import Send
 
 from wdsfs import names as naming
 from wdsfs.dataset.distributions import Distribution
@@ -37,6 +35,7 @@ from wdsfs.index.record import Record
 from wdsfs.plots.plots import Plot, plots_of
 from wdsfs.previews.preview import Picture, Preview, Source
 from wdsfs.previews.previewer import Previewer, draws_videos
+from wdsfs.view.downloads import MEDIA, Downloads, inside, path_of, suffix, text_of
 from wdsfs.view.edits import EDIT_MAX, Edits, digest
 from wdsfs.view.filters import Filter, Found, Search
 from wdsfs.view.guard import MEMBER_POLICY
@@ -49,7 +48,6 @@ from wdsfs.view.renewal import Renewal
 PAGE = 60  # samples of a grid
 SIDE = 192  # pixels of a thumbnail, at the most
 SNIPPET = 200  # bytes of a text that is shown in the grid
-CHUNK = 256 << 10  # bytes of a download that are read at a time; a slow reader makes the server keep a few
 FIELDS_MAX = 20  # fields of a form or an address
 FORM_MAX = 4 * EDIT_MAX  # bytes of a form: each byte of a text may take three
 SHARDS_MAX = 500  # shards that are offered for the filter
@@ -62,24 +60,6 @@ PICTURES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "p
 VIDEOS = ("mp4", "m4v", "mov", "webm", "mkv", "ogv", "avi", "mpg")
 CAPTIONS = ("cls", "txt", "text", "caption", "label", "json")
 
-# What a player may be given. Nothing here can run: these are types of sound and of moving pictures.
-MEDIA = {
-    "aac": "audio/aac",
-    "flac": "audio/flac",
-    "m4a": "audio/mp4",
-    "mp3": "audio/mpeg",
-    "oga": "audio/ogg",
-    "ogg": "audio/ogg",
-    "opus": "audio/ogg",
-    "wav": "audio/wav",
-    "weba": "audio/webm",
-    "m4v": "video/mp4",
-    "mov": "video/mp4",
-    "mp4": "video/mp4",
-    "ogv": "video/ogg",
-    "webm": "video/webm",
-}
-
 BYTES = ("/preview/", "/thumb/", "/snippet/")  # what is asked for by path, and may wait for a slow shard
 
 log = logging.getLogger("wdsfs")
@@ -87,11 +67,6 @@ log = logging.getLogger("wdsfs")
 _HERE = Path(__file__).parent
 
 Answer = Callable[["Pages", Request], Response]
-
-
-def text_of(name: bytes | str) -> str:
-    """A name or path as a page shows it: what cannot be shown is escaped."""
-    return naming.shown(name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else name)
 
 
 def size_text(size: int) -> str:
@@ -106,24 +81,8 @@ def size_text(size: int) -> str:
     return f"{amount:.3g} {unit}" if amount < 999.5 else f"{amount:,.0f} {unit}"
 
 
-def suffix(name: bytes) -> str:
-    """The part of a name that decides the type of a file: "png" of `seg.PNG`."""
-    return os.fsdecode(name).rpartition(".")[2].lower()
-
-
 def _data_address(picture: Picture) -> str:
     return f"data:{picture.media_type};base64,{base64.b64encode(picture.data).decode()}"
-
-
-class _Download(StreamingResponse):
-    """The bytes of a file. One that cannot be read to its end is cut off, so that nobody takes it for whole."""
-
-    async def stream_response(self, send: Send) -> None:
-        try:
-            await super().stream_response(send)
-        except (WdsfsError, OSError) as error:
-            # The server closes the connection of an answer that does not come to its end.
-            log.warning("a file was not sent to its end: %s", text_of(str(error)))
 
 
 class Pages:
@@ -150,6 +109,7 @@ class Pages:
         self._plotting = threading.Lock()  # once for all who ask meanwhile
         # Browsers keep thumbnails, and the next server may have another set at the same port.
         self._run = secrets.token_hex(4)
+        self._downloads = Downloads(self.source, self._slow, self._refused)
         loader = jinja2.FileSystemLoader(_HERE / "templates")
         self._templates = jinja2.Environment(
             loader=loader, autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
@@ -194,8 +154,8 @@ class Pages:
         routes += [Route(path, self._answering(answer, self._slow)) for path, answer in slow.items()]
         routes += [Route(path, self._receiving(answer), methods=["POST"]) for path, answer in forms.items()]
         routes += [
-            Route("/file/{path:path}", functools.partial(self._send, as_media=False)),
-            Route("/media/{path:path}", functools.partial(self._send, as_media=True)),
+            Route("/file/{path:path}", functools.partial(self._downloads.answer, as_media=False)),
+            Route("/media/{path:path}", functools.partial(self._downloads.answer, as_media=True)),
             Mount("/static", StaticFiles(directory=_HERE / "static")),
         ]
         return routes
@@ -241,10 +201,14 @@ class Pages:
         try:
             return work()
         except (WdsfsError, OSError) as error:
-            status = 404 if isinstance(error, NoSuchEntry) else 409 if isinstance(error, EntryExists) else 400
-            if not isinstance(error, NoSuchEntry | EntryExists | UsageError):
-                status = 502  # the fault is in the shard, or the disk
-            return self._page("error.html", status, message=text_of(str(error)))
+            return self._refused(error)
+
+    def _refused(self, error: Exception) -> Response:
+        """The page that says what is wrong."""
+        status = 404 if isinstance(error, NoSuchEntry) else 409 if isinstance(error, EntryExists) else 400
+        if not isinstance(error, NoSuchEntry | EntryExists | UsageError):
+            status = 502  # the fault is in the shard, or the disk
+        return self._page("error.html", status, message=text_of(str(error)))
 
     def _page(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
         undoable = self.edits.undoable if self.edits is not None else ""
@@ -299,7 +263,7 @@ class Pages:
             "grid.html",
             wanted=wanted.fields(),
             query=wanted.query(),
-            cards=[self._card(sample) for sample in found.samples],
+            cards=[_card(sample, self._mark(sample.path), self._version(sample)) for sample in found.samples],
             found=found,
             total=self.library.total + len(self.search.new()),
             new_count=len(self.search.new()),
@@ -309,25 +273,9 @@ class Pages:
             **values,
         )
 
-    def _card(self, sample: Sample) -> dict[str, Any]:
-        by_suffix: dict[str, int] = {}
-        for at, column in enumerate(sample.columns):
-            by_suffix.setdefault(suffix(column), at)
-        pictures = (*PICTURES, *VIDEOS) if draws_videos() else PICTURES
-        picture = next((by_suffix[one] for one in pictures if one in by_suffix), None)
-        caption = next((by_suffix[one] for one in CAPTIONS if one in by_suffix), None)
-        media = next((one for one in by_suffix if one in MEDIA), None)
-        version = f"{self._run}-{self.library.lower.tag(sample.shard) if sample.shard != NOWHERE else 0}"
-        return {
-            "sample": sample,
-            "key": sample.path.partition(b"/")[2] or sample.path,
-            "shard": sample.path.partition(b"/")[0],
-            "picture": None if picture is None else sample.path + b"/" + sample.names[picture],
-            "caption": None if caption is None else sample.path + b"/" + sample.names[caption],
-            "kind": (MEDIA[media].partition("/")[0] if media else ""),
-            "mark": self._mark(sample.path),
-            "version": version,
-        }
+    def _version(self, sample: Sample) -> str:
+        """A text for the addresses of thumbnails: another one after a change of the shard."""
+        return f"{self._run}-{self.library.lower.tag(sample.shard) if sample.shard != NOWHERE else 0}"
 
     def go(self, request: Request) -> Response:
         """To the sample with a number."""
@@ -338,7 +286,7 @@ class Pages:
 
     def sample(self, request: Request) -> Response:
         """All columns of a sample."""
-        path = _path(request)
+        path = path_of(request)
         mark = self._mark(path)
         files = self._files(path)
         if not files:
@@ -359,7 +307,7 @@ class Pages:
 
     def preview(self, request: Request) -> Response:
         """The preview of one file, for the page of its sample."""
-        path = _path(request)
+        path = path_of(request)
         source = self.source(path)
         name = path.rpartition(b"/")[2]
         found: Preview = self.previewer.preview(os.fsdecode(name), source)
@@ -395,7 +343,7 @@ class Pages:
 
     def thumbnail(self, request: Request) -> Response:
         """A small picture of a file, drawn anew."""
-        path = _path(request)
+        path = path_of(request)
         name = os.fsdecode(path.rpartition(b"/")[2])
         picture = self.previewer.thumbnail(name, self.source(path), SIDE)
         if picture is None:
@@ -407,57 +355,11 @@ class Pages:
 
     def snippet(self, request: Request) -> Response:
         """The beginning of a text, for the grid."""
-        source = self.source(_path(request))
+        source = self.source(path_of(request))
         data = source.read(0, min(source.size, SNIPPET))
         text = " ".join(data.decode("utf-8", "replace").split())
         text = naming.shown(text) + ("…" if source.size > SNIPPET else "")
         return PlainTextResponse(text.encode("utf-8", "backslashreplace"))
-
-    async def _send(self, request: Request, as_media: bool) -> Response:
-        """The bytes of a file as they are: to be saved, or for a player; never as something that a page runs."""
-        media_type = "application/octet-stream"
-        try:
-            path = _path(request)
-            if as_media:
-                media_type = _media_type(path)
-            source = await anyio.to_thread.run_sync(self.source, path, limiter=self._slow)
-        except (WdsfsError, OSError) as error:
-            return self._guarded(functools.partial(_fail, error))
-        try:
-            wanted = _range(request.headers.get("range", ""), source.size)
-        except UsageError as error:
-            return PlainTextResponse(str(error), 416, {"Content-Range": f"bytes */{source.size}"})
-        begin, end = wanted or (0, source.size)
-        headers = {
-            "Content-Security-Policy": MEMBER_POLICY,
-            "Content-Length": str(end - begin),
-            "Accept-Ranges": "bytes",
-            "Content-Disposition": "inline" if as_media else f"attachment; filename*=UTF-8''{_saved_as(path)}",
-        }
-        if wanted:
-            headers["Content-Range"] = f"bytes {begin}-{end - 1}/{source.size}"
-        status = 206 if wanted else 200
-        if request.method == "HEAD":  # the server would leave the body out, but only after it has been read
-            return Response(None, status, headers, media_type)
-        try:
-            first = await self._part(source, begin, end)
-        except (WdsfsError, OSError) as error:
-            return self._guarded(functools.partial(_fail, error))
-        return _Download(self._parts(source, first, begin, end), status, headers, media_type)
-
-    async def _parts(self, source: Source, data: bytes, begin: int, end: int) -> AsyncIterator[bytes]:
-        while data:
-            yield data
-            begin += len(data)
-            data = await self._part(source, begin, end)
-
-    async def _part(self, source: Source, begin: int, end: int) -> bytes:
-        """The next bytes of a file, none at its end. Raises ShardErrors, and OSErrors if it ends too early."""
-        read = functools.partial(source.read, begin, min(CHUNK, end - begin))
-        data: bytes = await anyio.to_thread.run_sync(read, limiter=self._slow) if begin < end else b""
-        if begin < end and not data:
-            raise OSError(errno.EIO, "the file has become shorter")
-        return data
 
     # --- plots and problems
 
@@ -587,29 +489,30 @@ def _fields(encoded: bytes) -> dict[str, str]:
     return dict(reversed(pairs))
 
 
+def _card(sample: Sample, mark: str, version: str) -> dict[str, Any]:
+    """A sample as the grid shows it."""
+    by_suffix: dict[str, int] = {}
+    for at, column in enumerate(sample.columns):
+        by_suffix.setdefault(suffix(column), at)
+    pictures = (*PICTURES, *VIDEOS) if draws_videos() else PICTURES
+    picture = next((by_suffix[one] for one in pictures if one in by_suffix), None)
+    caption = next((by_suffix[one] for one in CAPTIONS if one in by_suffix), None)
+    media = next((one for one in by_suffix if one in MEDIA), None)
+    return {
+        "sample": sample,
+        "key": sample.path.partition(b"/")[2] or sample.path,
+        "shard": sample.path.partition(b"/")[0],
+        "picture": None if picture is None else sample.path + b"/" + sample.names[picture],
+        "caption": None if caption is None else sample.path + b"/" + sample.names[caption],
+        "kind": (MEDIA[media].partition("/")[0] if media else ""),
+        "mark": mark,
+        "version": version,
+    }
+
+
 def _count(counts: Distribution, record: Record) -> None:
     counts.add(record)
     counts.add_classes(record)
-
-
-def _fail(error: Exception) -> Response:
-    raise error
-
-
-def _media_type(path: bytes) -> str:
-    """The media type of a file for a player. Raises NoSuchEntry if a player must not get it."""
-    found = MEDIA.get(suffix(path.rpartition(b"/")[2]))
-    if found is None:
-        raise NoSuchEntry("no player is given a file of this type")
-    return found
-
-
-def _saved_as(path: bytes) -> str:
-    """The name under which a browser saves a file, quoted: the last part of the key, and the column."""
-    _, _, rest = path.partition(b"/")
-    folder, _, name = rest.rpartition(b"/")
-    stem = folder.rpartition(b"/")[2]
-    return quote(name if name.startswith(stem + b".") else stem + b"." + name, safe="")
 
 
 def _form(source: Source) -> dict[str, Any] | None:
@@ -627,21 +530,8 @@ def _form(source: Source) -> dict[str, Any] | None:
     return {"text": text.replace("\r\n", "\n"), "seen": digest(data), "is_json": text.lstrip()[:1] in ("{", "[")}
 
 
-def _path(request: Request) -> bytes:
-    """The path after the first part of an address, in bytes."""
-    raw: bytes = request.scope["raw_path"]
-    return _inside(unquote_to_bytes(raw.split(b"/", 2)[2]))
-
-
 def _form_path(form: Mapping[str, str]) -> bytes:
-    return _inside(unquote_to_bytes(form.get("path", "")))
-
-
-def _inside(path: bytes) -> bytes:
-    """The path, if it stays inside of the tree. Raises NoSuchEntry."""
-    if not path or any(part in (b"", b".", b"..") or b"\0" in part for part in path.split(b"/")):
-        raise NoSuchEntry("this address names no sample")
-    return path
+    return inside(unquote_to_bytes(form.get("path", "")))
 
 
 def _number(text: str) -> int:
@@ -649,27 +539,3 @@ def _number(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 16):
         raise UsageError("a number is expected here")
     return int(text)
-
-
-def _range(header: str, size: int) -> tuple[int, int] | None:
-    """The first byte that is asked for, and the one after the last; None for all. Raises UsageError.
-
-    Several ranges, and those in units other than bytes, may be answered with all.
-    """
-    unit, _, text = header.partition("=")
-    if unit != "bytes" or "," in text:
-        return None
-    first, dash, last = text.strip().partition("-")
-    digits = first + last
-    if not (dash and digits.isascii() and digits.isdecimal()):
-        raise UsageError("a range of bytes is expected")
-    begin = _place(first) if first else max(size - _place(last), 0)
-    end = min(_place(last) + 1, size) if first and last else size
-    if begin >= end:
-        raise UsageError("this range lies outside of the file")
-    return begin, end
-
-
-def _place(digits: str) -> int:
-    """A place in a file, however many digits it has: no file is as long as the largest."""
-    return int(digits) if len(digits) < 20 else 1 << 64

@@ -1,0 +1,175 @@
+"""The bytes of files as they are: saved by a browser, or played; never something that a page runs."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
+from urllib.parse import quote, unquote_to_bytes
+
+import anyio
+import anyio.to_thread
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.types import Send
+
+from wdsfs import names as naming
+from wdsfs.errors import NoSuchEntry, UsageError, WdsfsError
+from wdsfs.previews.preview import Source
+from wdsfs.view.guard import MEMBER_POLICY
+
+CHUNK = 256 << 10  # bytes of a download that are read at a time; a slow reader makes the server keep a few
+
+# What a player may be given. Nothing here can run: these are types of sound and of moving pictures.
+MEDIA = {
+    "aac": "audio/aac",
+    "flac": "audio/flac",
+    "m4a": "audio/mp4",
+    "mp3": "audio/mpeg",
+    "oga": "audio/ogg",
+    "ogg": "audio/ogg",
+    "opus": "audio/ogg",
+    "wav": "audio/wav",
+    "weba": "audio/webm",
+    "m4v": "video/mp4",
+    "mov": "video/mp4",
+    "mp4": "video/mp4",
+    "ogv": "video/ogg",
+    "webm": "video/webm",
+}
+
+log = logging.getLogger("wdsfs")
+
+
+class Downloads:
+    """Sends files. `source_of` opens one, in a thread of `limiter`; `refused` makes the page for an error."""
+
+    def __init__(
+        self,
+        source_of: Callable[[bytes], Source],
+        limiter: anyio.CapacityLimiter,
+        refused: Callable[[Exception], Response],
+    ) -> None:
+        self._source_of, self._limiter, self._refused = source_of, limiter, refused
+
+    async def answer(self, request: Request, as_media: bool) -> Response:
+        """The bytes of a file as they are: to be saved, or for a player; never as something that a page runs."""
+        media_type = "application/octet-stream"
+        try:
+            path = path_of(request)
+            if as_media:
+                media_type = _media_type(path)
+            source = await anyio.to_thread.run_sync(self._source_of, path, limiter=self._limiter)
+        except (WdsfsError, OSError) as error:
+            return self._refused(error)
+        try:
+            wanted = _range(request.headers.get("range", ""), source.size)
+        except UsageError as error:
+            return PlainTextResponse(str(error), 416, {"Content-Range": f"bytes */{source.size}"})
+        begin, end = wanted or (0, source.size)
+        headers = {
+            "Content-Security-Policy": MEMBER_POLICY,
+            "Content-Length": str(end - begin),
+            "Accept-Ranges": "bytes",
+            "Content-Disposition": "inline" if as_media else f"attachment; filename*=UTF-8''{_saved_as(path)}",
+        }
+        if wanted:
+            headers["Content-Range"] = f"bytes {begin}-{end - 1}/{source.size}"
+        status = 206 if wanted else 200
+        if request.method == "HEAD":  # the server would leave the body out, but only after it has been read
+            return Response(None, status, headers, media_type)
+        try:
+            first = await self._part(source, begin, end)
+        except (WdsfsError, OSError) as error:
+            return self._refused(error)
+        return _Download(self._parts(source, first, begin, end), status, headers, media_type)
+
+    async def _parts(self, source: Source, data: bytes, begin: int, end: int) -> AsyncIterator[bytes]:
+        while data:
+            yield data
+            begin += len(data)
+            data = await self._part(source, begin, end)
+
+    async def _part(self, source: Source, begin: int, end: int) -> bytes:
+        """The next bytes of a file, none at its end. Raises ShardErrors, and OSErrors if it ends too early."""
+        read = functools.partial(source.read, begin, min(CHUNK, end - begin))
+        data: bytes = await anyio.to_thread.run_sync(read, limiter=self._limiter) if begin < end else b""
+        if begin < end and not data:
+            raise OSError(errno.EIO, "the file has become shorter")
+        return data
+
+
+class _Download(StreamingResponse):
+    """The bytes of a file. One that cannot be read to its end is cut off, so that nobody takes it for whole."""
+
+    async def stream_response(self, send: Send) -> None:
+        try:
+            await super().stream_response(send)
+        except (WdsfsError, OSError) as error:
+            # The server closes the connection of an answer that does not come to its end.
+            log.warning("a file was not sent to its end: %s", text_of(str(error)))
+
+
+def text_of(name: bytes | str) -> str:
+    """A name or path as a page shows it: what cannot be shown is escaped."""
+    return naming.shown(name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else name)
+
+
+def suffix(name: bytes) -> str:
+    """The part of a name that decides the type of a file: "png" of `seg.PNG`."""
+    return os.fsdecode(name).rpartition(".")[2].lower()
+
+
+def path_of(request: Request) -> bytes:
+    """The path after the first part of an address, in bytes."""
+    raw: bytes = request.scope["raw_path"]
+    return inside(unquote_to_bytes(raw.split(b"/", 2)[2]))
+
+
+def inside(path: bytes) -> bytes:
+    """The path, if it stays inside of the tree. Raises NoSuchEntry."""
+    if not path or any(part in (b"", b".", b"..") or b"\0" in part for part in path.split(b"/")):
+        raise NoSuchEntry("this address names no sample")
+    return path
+
+
+def _media_type(path: bytes) -> str:
+    """The media type of a file for a player. Raises NoSuchEntry if a player must not get it."""
+    found = MEDIA.get(suffix(path.rpartition(b"/")[2]))
+    if found is None:
+        raise NoSuchEntry("no player is given a file of this type")
+    return found
+
+
+def _saved_as(path: bytes) -> str:
+    """The name under which a browser saves a file, quoted: the last part of the key, and the column."""
+    _, _, rest = path.partition(b"/")
+    folder, _, name = rest.rpartition(b"/")
+    stem = folder.rpartition(b"/")[2]
+    return quote(name if name.startswith(stem + b".") else stem + b"." + name, safe="")
+
+
+def _range(header: str, size: int) -> tuple[int, int] | None:
+    """The first byte that is asked for, and the one after the last; None for all. Raises UsageError.
+
+    Several ranges, and those in units other than bytes, may be answered with all.
+    """
+    unit, _, text = header.partition("=")
+    if unit != "bytes" or "," in text:
+        return None
+    first, dash, last = text.strip().partition("-")
+    digits = first + last
+    if not (dash and digits.isascii() and digits.isdecimal()):
+        raise UsageError("a range of bytes is expected")
+    begin = _place(first) if first else max(size - _place(last), 0)
+    end = min(_place(last) + 1, size) if first and last else size
+    if begin >= end:
+        raise UsageError("this range lies outside of the file")
+    return begin, end
+
+
+def _place(digits: str) -> int:
+    """A place in a file, however many digits it has: no file is as long as the largest."""
+    return int(digits) if len(digits) < 20 else 1 << 64
