@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -847,6 +848,30 @@ def test_a_read_from_a_disk_lets_others_serve(operations: ReadOperations, monkey
     assert called == [True]
     assert not operations.slot.waiting
     assert operations.board.bytes_read == 10
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_a_remote_read_from_the_disk_is_not_handed_over(
+    tree: FakeTree, operations: ReadOperations, monkeypatch: pytest.MonkeyPatch, is_cached: bool
+) -> None:
+    """The worker waits for the disk, as with a local shard; the fetcher has other things to do."""
+    handed: list[tuple[int, int]] = []
+    tar = SimpleNamespace(
+        counted_as="store",
+        is_cached=lambda begin, end: is_cached,
+        hand_over=lambda unique, begin, end, sample: handed.append((begin, end)),
+    )
+    wanted = Content(SimpleNamespace(remote=tar), 512, 100, None)  # type: ignore[arg-type]
+    board = Board(["store"])
+    remote = ReadOperations(Owner(12, 34), board)
+    remote.attach(tree, board.slot(1))  # type: ignore[arg-type]
+    remote.fetcher = SimpleNamespace()  # type: ignore[assignment]
+    monkeypatch.setattr(tree, "content", lambda inode: wanted)
+    monkeypatch.setattr(content, "read_cached", lambda *_: None)
+    monkeypatch.setattr(content, "read", lambda wanted, offset, length: b"x" * length)
+    assert answer(remote, wire.read(7, 20, 10)) == (b"x" * 10 if is_cached else None)
+    assert handed == ([] if is_cached else [(532, 542)])
+    assert board.hits["store"] == ((1, 10) if is_cached else (0, 0))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -164,6 +164,55 @@ def test_a_byte_that_is_flipped_while_it_is_open(tmp_path: Path) -> None:
         assert not one.fill(buffer, BLOCK)
         assert one.put(BLOCK, content[BLOCK : 2 * BLOCK])
         assert require_right(one, content) == 4
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EOPNOTSUPP])
+@pytest.mark.usefixtures("settled")
+def test_a_read_that_must_not_wait_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_checked: bool, number: int
+) -> None:
+    """What is only slow is not taken for damaged. A file system that knows no such reads is asked for one once."""
+    content = content_of(4 * BLOCK)
+    flags: list[int] = []
+
+    def preadv(fd: int, buffers: Sequence[bytearray], offset: int, flag: int = 0) -> int:
+        flags.append(flag)
+        if flag:
+            raise OSError(number, os.strerror(number))
+        return os.preadv(fd, buffers, offset)
+
+    with opened(tmp_path, len(content)) as one:
+        one.put(0, content)
+        if is_checked:
+            assert one.read(len(content), 0) == content
+        monkeypatch.setattr(cached_object, "preadv", preadv)
+        buffer = bytearray(BLOCK)
+        assert not one.fill(buffer, 0, os.RWF_NOWAIT)
+        assert flags == [os.RWF_NOWAIT]
+        assert one.missing(0, one.size) == []
+        assert one.fill(buffer, 0, os.RWF_NOWAIT) == (number == errno.EOPNOTSUPP)
+        assert one.fill(buffer, 0)
+        assert buffer == content[:BLOCK]
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_part_in_the_page_cache_is_not_compared_as_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = content_of(4 * BLOCK)
+
+    def preadv(fd: int, buffers: Sequence[bytearray], offset: int, flag: int = 0) -> int:
+        return os.preadv(fd, [memoryview(buffers[0])[: BLOCK if flag else None]], offset)
+
+    with opened(tmp_path, len(content)) as one:
+        one.put(0, content)
+        monkeypatch.setattr(cached_object, "preadv", preadv)
+        buffer = bytearray(2 * BLOCK)
+        assert not one.fill(buffer, 0, os.RWF_NOWAIT)
+        assert one.missing(0, one.size) == []
+        assert one.fill(buffer, 0)
+        assert buffer == content[: 2 * BLOCK]
 
 
 @pytest.mark.parametrize("what", ["data", "table"])

@@ -348,15 +348,18 @@ class Operations(ABC, Generic[TreeKind]):
     def _read(self, request: Request, content: Content) -> bytes | memoryview | None:
         offset, size = protocol.read_of(request.body)
         data: bytes | memoryview | None = content_module.read_cached(content, offset, size)
+        is_hit = data is not None
         if data is None:
-            wanted = None if self.fetcher is None else content_module.remote_range(content, offset, size)
-            if wanted is not None:
+            may_be_far = self.fetcher is not None or self.counts_hits
+            wanted = content_module.remote_range(content, offset, size) if may_be_far else None
+            is_hit = wanted is not None and wanted.tar.is_cached(wanted.begin, wanted.end)
+            if wanted is not None and not is_hit and self.fetcher is not None:
                 wanted.tar.hand_over(request.unique, wanted.begin, wanted.end, wanted.sample)
                 self.slot.read(wanted.end - wanted.begin)
                 return None
             with self.slowly():
                 data = content_module.read(content, offset, size)
-        elif self.counts_hits and (remote := content.file.remote) is not None:
+        if is_hit and self.counts_hits and (remote := content.file.remote) is not None:
             self.slot.hit(remote.counted_as, len(data))
         self.slot.read(len(data))
         return data

@@ -35,6 +35,8 @@ _STEP = 256  # blocks that are verified at a time
 _UNCHECKED, _CHECKED = b"\0", b"\1"
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 _TAKEN = (errno.EAGAIN, errno.EACCES)
+# Of a read that must not wait: the bytes are not in the page cache; the file system does not know such reads.
+_NOT_NOW = (errno.EAGAIN, errno.EOPNOTSUPP)
 
 
 class CachedObject:
@@ -52,6 +54,7 @@ class CachedObject:
             if table.is_whole(self._as_of):
                 self._checked[: table.blocks] = _CHECKED * table.blocks
         self._due = monotonic() + USE_SECONDS  # when the next use has to be noted
+        self._flags = os.RWF_NOWAIT  # those of preadv(2) that the file system knows
 
     def close(self) -> None:
         os.close(self.fd)
@@ -87,14 +90,18 @@ class CachedObject:
                     if monotonic() > self._due:
                         self.use()
                     return data
-            except OSError:
-                self._lost(offset, end)
+            except OSError as error:
+                self._lost(offset, end, error)
                 return None
         found = self._read_checked(size, offset)
         return None if found is None else bytes(found)
 
-    def fill(self, buffer: bytearray | memoryview, offset: int) -> bool:
-        """Fill a buffer from a range; False if not all of it is here, or it goes beyond the end of the object."""
+    def fill(self, buffer: bytearray | memoryview, offset: int, flags: int = 0) -> bool:
+        """Fill a buffer from a range; False if not all of it is here, or it goes beyond the end of the object.
+
+        `flags` are those of preadv(2): with RWF_NOWAIT also False if the disk had to be waited for.
+        """
+        flags &= self._flags
         size = len(buffer)
         end = offset + size
         if not offset < end <= self.size:
@@ -102,36 +109,39 @@ class CachedObject:
         as_of = self._as_of
         if self._find(_UNCHECKED, offset >> _SHIFT, (end - 1 >> _SHIFT) + 1) < 0:
             try:
-                is_filled = preadv(self.fd, (buffer,), offset) == size
+                is_filled = preadv(self.fd, (buffer,), offset, flags) == size
                 if fstat(self.fd).st_ctime_ns == as_of:
                     if monotonic() > self._due:
                         self.use()
                     return is_filled
-            except OSError:
-                self._lost(offset, end)
+            except OSError as error:
+                self._lost(offset, end, error)
                 return False
-        found = self._read_checked(size, offset)
+        found = self._read_checked(size, offset, flags)
         if found is None:
             return False
         buffer[:] = found
         return True
 
-    def _read_checked(self, size: int, offset: int) -> memoryview | None:
+    def _read_checked(self, size: int, offset: int, flags: int = 0) -> memoryview | None:
         """Bytes that have just been compared with their checksums."""
         first, last = offset // BLOCK, -(-(offset + size) // BLOCK)
         self.use()
         try:
-            data = self._check(first, last)
-        except OSError:
-            self._lost(offset, offset + size)
+            data = self._check(first, last, flags)
+        except OSError as error:
+            self._lost(offset, offset + size, error)
             return None
         return None if data is None else data[offset - first * BLOCK :][:size]
 
-    def _lost(self, begin: int, end: int) -> None:
-        """The disk does not give these bytes back: have them fetched again."""
-        self._drop(range(begin // BLOCK, -(-end // BLOCK)))
+    def _lost(self, begin: int, end: int, error: OSError) -> None:
+        """The disk does not give these bytes back: have them fetched again, unless it only takes its time."""
+        if error.errno == errno.EOPNOTSUPP:
+            self._flags = 0
+        if error.errno not in _NOT_NOW:
+            self._drop(range(begin // BLOCK, -(-end // BLOCK)))
 
-    def _check(self, first: int, last: int) -> memoryview | None:
+    def _check(self, first: int, last: int, flags: int) -> memoryview | None:
         """The content of blocks; None if not all are here. Drops those that are damaged. Raises OSError."""
         changed = os.fstat(self.fd).st_ctime_ns
         with self._lock:
@@ -141,7 +151,7 @@ class CachedObject:
                 self._as_of = changed
         if any(self._table.absent(first, last)):
             return None
-        data = self._blocks(first, last)
+        data = self._blocks(first, last, flags)
         wrong = self._table.wrong(first, data)
         if wrong:
             self._drop(wrong)
@@ -152,9 +162,12 @@ class CachedObject:
                     self._checked[first:last] = _CHECKED * (last - first)
         return data
 
-    def _blocks(self, first: int, last: int) -> memoryview:
+    def _blocks(self, first: int, last: int, flags: int = 0) -> memoryview:
         begin, end = first * BLOCK, min(last * BLOCK, self.size)
-        return memoryview(os.pread(self.fd, end - begin, begin).ljust(end - begin, b"\0"))
+        data = bytearray(end - begin)  # zeros where the file ends too early
+        if preadv(self.fd, (data,), begin, flags) < len(data) and flags:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return memoryview(data)
 
     def _drop(self, blocks: Sequence[int]) -> None:
         with contextlib.suppress(OSError):

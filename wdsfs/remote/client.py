@@ -39,7 +39,9 @@ class ReadCachedLike(Protocol):
 
     def read(self, size: int, offset: int) -> bytes | None: ...
 
-    def fill(self, buffer: bytearray | memoryview, offset: int) -> bool: ...
+    def fill(self, buffer: bytearray | memoryview, offset: int, flags: int = 0) -> bool: ...
+
+    def missing(self, begin: int, end: int) -> list[Span]: ...
 
     @property
     def complete(self) -> bool: ...
@@ -358,12 +360,16 @@ class RemoteTar:
         return found
 
     def read_cached(self, buffer: memoryview, offset: int) -> bool:
-        """Fill a buffer from the cache; False if not all of it is there. Waits for no network."""
-        if self._cached is None or not self._cached.fill(buffer, offset):
+        """Fill a buffer from the cache; False if that has not all of it, or a disk would have to be waited for."""
+        if self._cached is None or not self._cached.fill(buffer, offset, os.RWF_NOWAIT):
             return False
         if not self._complete:
             self._note(offset, offset + len(buffer))
         return True
+
+    def is_cached(self, begin: int, end: int) -> bool:
+        """True if a range is in the cache, from where `pread` brings it without the network."""
+        return self._cached is not None and not self._cached.missing(begin, end)
 
     def _note(self, begin: int, end: int) -> None:
         """Let the fetcher see passes over what is in the cache already."""
