@@ -22,10 +22,13 @@ from statistics import median
 from typing import NamedTuple
 
 from bench.data import Set
-from bench.systems import Broken, Wdsfs, run, unmount
+from bench.systems import Broken, Wdsfs, descendants, processor_seconds, run, unmount
 from tests import slow_proxy
 
 Mount = contextlib.AbstractContextManager[int]  # the number of its process
+# A mount is at rest when its processes take less than this part of a processor for so many seconds. That is longer
+# than a new object in the cache waits to be compared.
+IDLE, LOOK_SECONDS = 0.02, 0.7
 _NGINX = """
 daemon off; pid {home}/pid; error_log {home}/error;
 events {{ worker_connections 1024; }}
@@ -99,10 +102,24 @@ def mounted(command: Sequence[str | Path], mountpoint: Path, env: dict[str, str]
             _wait(lambda: os.path.ismount(mountpoint) or daemon.poll() is not None)
             if daemon.poll() is not None:
                 raise Broken(f"{command[0]} ended with {daemon.returncode}")
+            rest(daemon.pid)  # its processes may still be starting, which a read of 0.2 s would measure, too
             yield daemon.pid
         finally:
             unmount(mountpoint)
             daemon.terminate()
+
+
+def rest(pid: int) -> None:
+    """Wait until a mount does nothing any more."""
+    before = -1.0
+
+    def is_idle() -> bool:
+        nonlocal before
+        time.sleep(LOOK_SECONDS)
+        then, before = before, processor_seconds(descendants(pid))
+        return 0 <= before - then < IDLE * LOOK_SECONDS
+
+    _wait(is_idle)
 
 
 # --- the client, a process of its own ------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from bench.network import (
     mounted,
     network,
     read,
+    rest,
     samples_of,
     without_proxies,
 )
@@ -114,8 +115,9 @@ def _wdsfs(bench: Bench, shards: Remote, data: Set, server: Network, turn: int) 
     ]
     files = ("--layout", "files")
     _cases(bench, "wdsfs", pieces, server, lambda: shards.mount(*files), turn)
-    with shards.mount(*files):
+    with shards.mount(*files) as pid:
         read(pieces)  # now it is in the cache
+        rest(pid)
     anywhere = random.Random(turn).sample(pieces, len(pieces))
     for order, some in (("in order", pieces), ("random", anywhere)):
         for case, what in ((f"{order}, cached", []), (f"{order}, local shard", data.paths)):
