@@ -243,3 +243,13 @@ def test_secrets_are_in_no_list_of_processes(web: WebServer, remote: Callable[..
         told = Path(f"/proc/{ours.fetcher}/{name}").read_bytes()
         assert b"geheim" not in told
         assert b"verborgen" not in told
+
+
+def test_the_threads_of_the_fetcher_share_a_heap(web: WebServer, remote: Callable[..., Remote]) -> None:
+    """For a heap of its own the C library reserves 64 MiB of addresses."""
+    ours = remote()
+    url, pin = served(web, ours)
+    assert ours.open(url, pin).pread(len(DATA), 0) == DATA
+    reserved = [line for line in Path(f"/proc/{ours.fetcher}/maps").read_text().splitlines() if " ---p " in line]
+    ranges = [[int(at, 16) for at in line.split()[0].split("-")] for line in reserved]
+    assert [end - begin for begin, end in ranges if end - begin > 16 << 20] == []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import logging
 import os
@@ -46,6 +47,7 @@ log = logging.getLogger(__name__)
 INTERRUPTED_MAX = 1024  # requests remembered that were interrupted before they were handed over
 DEATHS_MAX = 5  # of fetchers during attempts at the same request
 FETCHES = 16  # requests at a time for a whole object
+_M_ARENA_MAX = -8  # of malloc.h
 BEAT = 0.5  # seconds between signs of life to who waits for an upload
 
 
@@ -523,8 +525,18 @@ def start(descriptor: int) -> Configuration | None:
         return None
     configuration = configuration_in(descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends after its clients
+    _share_heap()
     _log_to(configuration.log)
     return configuration
+
+
+def _share_heap() -> None:
+    """Have all threads use one heap: what one frees of a heap of its own is of no use to the others.
+
+    Not by the environment (MALLOC_ARENA_MAX), which the commands of `pipe:` would inherit.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # a C library that has no such thing
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 async def serve(
