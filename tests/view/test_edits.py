@@ -271,6 +271,21 @@ def test_undo_takes_back_no_change_of_someone_else(program: Program) -> None:
         assert (mounted.path / A / "txt").read_bytes() == b"new"
 
 
+def test_undo_takes_back_what_its_button_says(program: Program) -> None:
+    """Not the change that was made meanwhile in another tab, nor the one before at a double click."""
+    with viewing(program, *OVERLAY) as viewer:
+        for text in ("5", "6"):
+            assert viewer.edit(f"{A}/cls", text).status == 303
+        number = viewer.ask("/").text.partition('name="number" value="')[2].partition('"')[0]
+        assert viewer.edit("t-000001/b/cls", "7").status == 303
+        answer = viewer.ask("/undo", {"number": number})
+        assert (answer.status, "nothing was undone" in answer.text) == (409, True)
+        assert viewer.ask("/undo", {}).status == 303
+        assert [viewer.ask("/undo", {"number": number}).status for _ in range(2)] == [303, 409]
+        assert viewer.ask(f"/file/{A}/cls").body == b"5"
+        assert viewer.ask("/file/t-000001/b/cls").body == b"1"
+
+
 def test_undo_of_what_was_committed_is_refused(program: Program) -> None:
     with program.mounted("--overlay", "edits", SET) as mounted, viewing(program, mounted.path) as viewer:
         assert viewer.edit(f"{A}/cls", "5").status == 303

@@ -11,6 +11,7 @@ import builtins
 import contextlib
 import errno
 import hashlib
+import itertools
 import os
 import secrets
 import stat
@@ -276,6 +277,7 @@ class Undo(NamedTuple):
     restores: bool
     files: tuple[tuple[bytes, bytes], ...]
     after: str
+    number: int = 0  # of the change, in this view
 
 
 GONE, UNKNOWN = "gone", "unknown"
@@ -294,6 +296,7 @@ class Edits:
         self.library, self.place, self.files, self.command = library, place, files, list(command)
         self._lock = threading.Lock()
         self._undo: deque[Undo] = deque(maxlen=UNDO_MAX)
+        self._numbers = itertools.count(1)
         self._upper: UpperNode | None = None
         self._loaded = 0.0
         self._new = NewSamples(library, self._top, files.list)
@@ -405,12 +408,14 @@ class Edits:
             with self._changing():
                 self.files.restore([path])
 
-    def undo(self) -> str:
+    def undo(self, number: int | None = None) -> str:
         """Take back the last change; returns what it was. Raises NoSuchEntry when there is none."""
         with self._lock:
             if not self._undo:
                 raise NoSuchEntry("there is nothing to undo")
             last = self._undo[-1]
+            if number not in (None, last.number):
+                raise EntryExists(f"the last change is the {last.text} by now: nothing was undone")
             if last.after not in (UNKNOWN, self._state(last.path)) or not self._can_undo(last):
                 self._undo.pop()
                 raise EntryExists(
@@ -443,13 +448,12 @@ class Edits:
         return bool(change.files) or not change.restores or self.is_changed(change.path)
 
     @property
-    def undoable(self) -> str:
-        """What `undo` would take back; empty for nothing."""
-        with contextlib.suppress(
-            IndexError
-        ):  # without the lock: every page asks, and a change may wait for a commit
-            return self._undo[-1].text
-        return ""
+    def undoable(self) -> Undo | None:
+        """What `undo` would take back; None for nothing."""
+        # Without the lock: every page asks this, and a change may wait for the end of a commit.
+        with contextlib.suppress(IndexError):
+            return self._undo[-1]
+        return None
 
     def is_changed(self, path: bytes) -> bool:
         """True if the overlay has anything at a path, or hides it."""
@@ -468,6 +472,6 @@ class Edits:
             self._new.forget()
 
     def _keep(self, undo: Undo) -> None:
-        self._undo.append(undo)
+        self._undo.append(undo._replace(number=next(self._numbers)))
         while sum(len(data) for one in self._undo for _, data in one.files) > UNDO_BYTES:
             self._undo.popleft()

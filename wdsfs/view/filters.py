@@ -31,6 +31,7 @@ from wdsfs.view.library import Library, Sample
 
 SECONDS = 1.0  # how long a search goes on before it answers with what it has found
 READS_MAX = 200  # files that one answer reads for values
+READS_MIN, READS_SECONDS = 20, 10.0  # and at least so many, unless that takes so long
 VALUE_MAX = 256 << 10  # bytes of a file that is read for a value; what is larger does not match
 MASKS_MAX = 8  # shards whose mask is kept
 DRAWS_MAX = 20_000  # numbers that one answer of a random sample draws
@@ -390,11 +391,12 @@ class _Pace:
 
     def __init__(self) -> None:
         self.reads = 0
-        self._until = time.monotonic() + SECONDS
+        self._began = time.monotonic()
 
     @property
     def is_over(self) -> bool:
-        return self.reads >= READS_MAX or time.monotonic() > self._until
+        seconds = READS_SECONDS if 0 < self.reads < READS_MIN else SECONDS
+        return self.reads >= READS_MAX or time.monotonic() - self._began > seconds
 
 
 def _holds(places: NDArray[np.uint32], place: int) -> bool:

@@ -211,7 +211,7 @@ class Pages:
         return self._page("error.html", status, message=text_of(str(error)))
 
     def _page(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
-        undoable = self.edits.undoable if self.edits is not None else ""
+        undoable = self.edits.undoable if self.edits is not None else None
         news = "" if self._renewal is None else self._renewal.text
         text = self._templates.get_template(template).render(undoable=undoable, news=news, **values)
         return HTMLResponse(text.encode("utf-8", "backslashreplace"), status)
@@ -470,7 +470,7 @@ class Pages:
 
     def undo(self, form: Mapping[str, str]) -> Response:
         """Take back the last change."""
-        self._edits().undo()
+        self._edits().undo(_number(form["number"]) if "number" in form else None)
         return RedirectResponse("/changes", 303)
 
 
