@@ -64,7 +64,7 @@ def test_the_extracting_command_extracts(program: Program, options: tuple[str, .
         page = html.unescape(viewer.ask(f"/preview/a/x/b%20c/{name}").text)
     command = page.partition("<code>")[2].partition("</code>")[0]
     words = shlex.split(command)
-    assert (words[0], words[-2:]) == ("wdsfs", [">", name])
+    assert (words[0], words[-2:]) == ("wdsfs", [">", f"b c.{name}"])  # as *Save the file* calls it
     assert program.run(*words[1:-2]).stdout == content
 
 

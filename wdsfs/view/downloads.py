@@ -69,11 +69,13 @@ class Downloads:
         except UsageError as error:
             return PlainTextResponse(str(error), 416, {"Content-Range": f"bytes */{source.size}"})
         begin, end = wanted or (0, source.size)
+        name = quote(saved_as(path), safe="")
+        saved = "inline" if as_media else f"attachment; filename*=UTF-8''{name}"
         headers = {
             "Content-Security-Policy": MEMBER_POLICY,
             "Content-Length": str(end - begin),
             "Accept-Ranges": "bytes",
-            "Content-Disposition": "inline" if as_media else f"attachment; filename*=UTF-8''{_saved_as(path)}",
+            "Content-Disposition": saved,
         }
         if wanted:
             headers["Content-Range"] = f"bytes {begin}-{end - 1}/{source.size}"
@@ -143,12 +145,12 @@ def _media_type(path: bytes) -> str:
     return found
 
 
-def _saved_as(path: bytes) -> str:
-    """The name under which a browser saves a file, quoted: the last part of the key, and the column."""
+def saved_as(path: bytes) -> bytes:
+    """The name under which a file is saved: the last part of the key, and the column."""
     _, _, rest = path.partition(b"/")
     folder, _, name = rest.rpartition(b"/")
     stem = folder.rpartition(b"/")[2]
-    return quote(name if name.startswith(stem + b".") else stem + b"." + name, safe="")
+    return name if name.startswith(stem + b".") else stem + b"." + name
 
 
 def _range(header: str, size: int) -> tuple[int, int] | None:

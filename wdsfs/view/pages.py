@@ -35,7 +35,7 @@ from wdsfs.index.record import Record
 from wdsfs.plots.plots import Plot, plots_of
 from wdsfs.previews.preview import Picture, Preview, Source
 from wdsfs.previews.previewer import Previewer, draws_videos
-from wdsfs.view.downloads import MEDIA, Downloads, inside, path_of, suffix, text_of
+from wdsfs.view.downloads import MEDIA, Downloads, inside, path_of, saved_as, suffix, text_of
 from wdsfs.view.edits import EDIT_MAX, Edits, digest
 from wdsfs.view.filters import Filter, Found, Search
 from wdsfs.view.guard import MEMBER_POLICY
@@ -338,7 +338,7 @@ class Pages:
                 command[2:2] = ["--names", self.library.tree.view.names]
         else:  # a view, whose names no shard has
             command += ["--layout", "files", os.fsdecode(found.shard), os.fsdecode(stem + b"/" + found.member)]
-        target = shlex.quote(os.fsdecode(path.rpartition(b"/")[2]))
+        target = shlex.quote(os.fsdecode(saved_as(path)))
         return {"found": found, "command": f"{shlex.join(command)} > {target}" if found.offset is not None else ""}
 
     def thumbnail(self, request: Request) -> Response:
