@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +25,8 @@ import pytest
 from tests.conftest import PATIENCE, Mounted, Program, descendants, fails, wait_until
 from tests.fuse.test_supervisor import kill, workers_of
 from tests.writables import shard
+from wdsfs.mount.unmount import unmount
+from wdsfs.overlay.overlay_directory import OverlayDirectory, held
 from wdsfs.overlay.system_calls import EXCHANGE, NOREPLACE, SystemCalls
 
 SAMPLES = 400
@@ -364,6 +367,35 @@ def test_a_writable_mount_outlives_its_supervisor(program: Program) -> None:
     with program.mounted(*OPTIONS) as mounted:
         for number, one in enumerate(writers):
             one.check(mounted.path / f"s{number}")
+
+
+def test_the_unmount_of_a_killed_daemon_waits_for_its_workers(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next mount can have the overlay at once. They are stopped until somebody waits."""
+    make_set(program)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(program.home / "run"))
+    plainly, waits = time.sleep, 0
+    with program.mounted(*OPTIONS, ends_itself=True) as mounted:
+        workers = workers_of(mounted)
+
+        def sleep(seconds: float) -> None:
+            nonlocal waits
+            waits += 1
+            for pid in workers:
+                kill(pid, signal.SIGCONT)
+            plainly(seconds)
+
+        kill(mounted.pid)
+        mounted.wait_for_exit()
+        for pid in workers:
+            kill(pid, signal.SIGSTOP)
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "sleep", sleep)
+            unmount(str(mounted.path))
+            assert waits
+        with held(OverlayDirectory(program.home / "o")):
+            pass
 
 
 # `wdsfs`, killed when the first of the shards has been replaced.

@@ -9,12 +9,14 @@ import logging
 import os
 import shlex
 import time
+from pathlib import Path
 
 from wdsfs import host, mount_table
-from wdsfs.errors import MountError, several
+from wdsfs.errors import MountError, OverlayBusy, OverlayUnusable, several
 from wdsfs.image.mounted import image_of
 from wdsfs.mount.guard import Registration, forget, guard_of
 from wdsfs.mount.mountpoint import DEAD_MOUNT_ERRNOS
+from wdsfs.overlay.overlay_directory import OverlayDirectory, held
 from wdsfs.status import control
 
 log = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ def unmount(mountpoint: str, lazy: bool = False, wait_seconds: float = 30.0) -> 
     if daemon is not None:
         if not lazy:
             _wait_for_end(daemon, wait_seconds, 0 if mounted is None else mounted.device)
+            _wait_for_overlay(daemon, wait_seconds)
         if not daemon.alive:
             control.forget(daemon)
 
@@ -137,6 +140,21 @@ def _why_still(daemon: control.Daemon, device: int) -> str:
             "from a time when it was there, and keeps it until it ends, or unmounts it"
         )
     return "does not wait for a disk" + (f"; see {daemon.log}" if daemon.log else "")
+
+
+def _wait_for_overlay(daemon: control.Daemon, seconds: float) -> None:
+    """Wait for workers that have outlived a daemon that was killed: the next mount can have the overlay then."""
+    if daemon.overlay is None or control.find(daemon.mountpoint) != daemon:
+        return  # one that ends in good order waits for its workers, and is not registered any more
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            with held(OverlayDirectory(Path(daemon.overlay))):
+                return
+        except OverlayBusy:
+            time.sleep(0.01)
+        except (OverlayUnusable, OSError):  # it is removed, or of somebody else by now
+            return
 
 
 def _what_is_written(daemon: control.Daemon) -> str:
