@@ -74,6 +74,7 @@ _WORTH_A_LOOK = re.compile(
 )
 
 _CLONE_NEWNS, _MS_REC, _MS_SLAVE = 0x20000, 0x4000, 0x80000
+_CACHESTAT = 451  # the number of the system call, on all architectures
 
 _WARM: list[WarmStart] = []  # none: every program is started by an interpreter of its own
 
@@ -96,6 +97,25 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
     while not condition():
         assert time.monotonic() < end, f"waited too long for: {what}"
         time.sleep(0.01)
+
+
+def drop_pages(fd: int) -> None:
+    """Drop a file from the page cache, and return when none of its pages is left.
+
+    The kernel keeps pages that it is just about to move or to reclaim, so it is asked again.
+    """
+
+    def is_dropped() -> bool:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        return not _cached_pages(fd)
+
+    wait_until(is_dropped, "the pages to be dropped")
+
+
+def _cached_pages(fd: int) -> int:
+    """How many pages of a file are in the page cache; 0 before Linux 6.5, which does not say it."""
+    whole, found = (ctypes.c_uint64 * 2)(), (ctypes.c_uint64 * 5)()
+    return int(found[0]) if ctypes.CDLL(None).syscall(_CACHESTAT, fd, whole, found, 0) == 0 else 0
 
 
 def need_fuse() -> None:
@@ -481,11 +501,21 @@ class Mounted:
         wait_until(lambda: re.search(pattern, self.log()), f"{pattern!r} in the log")
 
     def status(self) -> dict[str, Any]:
-        """Return the report of `wdsfs status --json`; from the daemon itself while it answers, which is faster."""
-        report = self._answer()
-        if report is None:
-            (report,) = self.program.json("status", self.path)
-        assert isinstance(report, dict)
+        """Return the report of `wdsfs status --json`; from the daemon itself while it answers, which is faster.
+
+        A daemon that is at work may be silent for longer than a command waits; then it is asked again.
+        """
+        report: dict[str, Any] = {}
+
+        def is_told() -> bool:
+            found = self._answer()
+            if found is None:
+                (found,) = self.program.json("status", self.path)
+            report.clear()
+            report.update(found)
+            return found["state"] != control.SILENT
+
+        wait_until(is_told, "the daemon to answer")
         return report
 
     def fetcher(self) -> int:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests import sets, tars
-from tests.conftest import descriptors
+from tests.conftest import descriptors, drop_pages
 from wdsfs import mount_table
 from wdsfs.dataset import content as content_module
 from wdsfs.dataset import freshness, indexing, open_files, open_records, shard_set
@@ -154,7 +154,7 @@ def test_what_is_in_the_page_cache_is_read_at_once_and_what_is_not_is_left(tmp_p
         )
         fd = os.open(path, os.O_RDWR)
         os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        drop_pages(fd)
         os.close(fd)
         assert content_module.read_cached(one, 100_000, 50_000) in (
             (None,) if can_tell else (None, data[100_000:150_000])

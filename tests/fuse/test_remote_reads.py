@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PATIENCE, ROOT, Mounted, Program, wait_until
+from tests.conftest import PATIENCE, ROOT, Mounted, Program, drop_pages, wait_until
 from tests.fuse.test_supervisor import FILES, Patched, content, files_of, kill, read_raw, workers_of
 from tests.fuse.test_supervisor import shard as shard  # a fixture
 from wdsfs.status import control
@@ -67,7 +67,7 @@ def far(
 
 def drop(path: Path) -> None:
     with path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        drop_pages(file.fileno())
 
 
 def test_a_remote_shard_is_read_like_a_file(patched: Patched, shard: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.conftest import PATIENCE, Mounted, Program, wait_until
+from tests.conftest import PATIENCE, Mounted, Program, drop_pages, wait_until
 from wdsfs.dataset.generations import Generations
 from wdsfs.fuse.supervisor import LATE_MAX, Supervisor, _Worker
 from wdsfs.inodes import TAG_MAX
@@ -182,7 +182,7 @@ def test_what_the_kernel_has_dropped_is_read_again(warm: tuple[Mounted, list[Pat
         for _ in range(3):
             with paths[3].open("rb", buffering=0) as file:
                 assert file.read() == content(3)
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                drop_pages(file.fileno())
 
 
 # --- death

@@ -1051,7 +1051,9 @@ def test_umount_returns_when_the_daemon_is_gone(program: Program) -> None:
     with program.mounted("a.tar", ends_itself=True) as mounted:
         processes = mounted.processes()
         done = program.run("umount", mounted.path)
-        assert (done.stdout, done.stderr) == (b"", b"")
+        # On a busy machine it says after a while what it waits for.
+        assert re.fullmatch(rb"(wdsfs: waiting for process \d+: .*\n)?", done.stderr)
+        assert done.stdout == b""
         assert not any(is_running(pid) for pid in processes)
         # The daemon has waited for all others: none has become a child of the tests.
         assert [pid for pid in processes if os.path.exists(f"/proc/{pid}")] == [mounted.pid]

@@ -16,7 +16,7 @@ from typing import TypeVar
 import pytest
 
 from tests import tars
-from tests.conftest import Mounted, Program, fails, wait_until
+from tests.conftest import Mounted, Program, drop_pages, fails, wait_until
 from wdsfs.dataset.generations import Generations
 from wdsfs.storage.identity import Fingerprint
 
@@ -110,7 +110,7 @@ def test_what_was_open_is_stale(program: Program, mounted: Mounted, change: Call
     try:
         assert os.pread(fd, 10, 0) == b"\1" * 10
         change(program.home / "a.tar", shard(2))
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        drop_pages(fd)
         for place in (0, SIZE - 10, SIZE // 2):
             with fails(*GONE):
                 os.pread(fd, 10, place)

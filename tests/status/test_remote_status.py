@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.conftest import Mounted, Program, fails, wait_until
+from tests.conftest import Mounted, Program, drop_pages, fails, wait_until
 from tests.web_server import Fault, WebServer
 
 SECRET = "deadbeef"
@@ -55,7 +55,7 @@ def mounted(program: Program, web: WebServer, url: str = "", *more: str) -> Iter
 def read(mount: Mounted, sample: str) -> bytes:
     """The content of a member, not from the caches of the kernel."""
     with (mount.path / sample / "jpg").open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        drop_pages(file.fileno())
         return file.read()
 
 
