@@ -35,6 +35,7 @@ from hypothesis import HealthCheck, settings
 from tests import warm_start
 from tests.warm_start import WarmProcess, WarmStart
 from wdsfs import mount_table
+from wdsfs.image.mounted import image_of
 from wdsfs.status import control
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ _WORTH_A_LOOK = re.compile(
     r" (WARNING|ERROR|CRITICAL) |^wdsfs: (warning|error|critical): |^Traceback|Exception ignored"
 )
 
-_CLONE_NEWNS, _MS_REC, _MS_SLAVE = 0x20000, 0x4000, 0x80000
+_CLONE_NEWNS, _MS_REC, _MS_SLAVE, _MNT_DETACH = 0x20000, 0x4000, 0x80000, 2
 _CACHESTAT = 451  # the number of the system call, on all architectures
 
 _WARM: list[WarmStart] = []  # none: every program is started by an interpreter of its own
@@ -87,8 +88,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     libc = ctypes.CDLL(None)
     if hasattr(config, "workerinput") and libc.unshare(_CLONE_NEWNS) == 0:
-        # What is mounted here is seen by nobody else. What others unmount outside goes here, too.
+        # What is mounted here is seen by nobody else. What others unmount outside goes here, too, but not where
+        # their mounts are private: a copy would keep a mount of other tests, and its daemon, as long as we run.
         assert libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None) == 0
+        for one in reversed(mount_table.mounts()):
+            if one.fstype == "fuse.wdsfs" or image_of(one) is not None:
+                libc.umount2(one.path, _MNT_DETACH)  # it may be gone already
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
