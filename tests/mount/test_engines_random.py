@@ -245,8 +245,13 @@ def test_random_reads(sets: list[list[Member]], layout: Layout, seed: int) -> No
 class SteadyMount(KernelMount):
     """A mount in which what is made gets one time, and what only one engine can rename is copied.
 
-    Only FUSE renames samples, and sees that the files of one were moved to another.
+    Only FUSE renames samples, and sees that the files of one were moved to another (which are samples in the files
+    layout). So a file is renamed in the directory of its sample only.
     """
+
+    def __init__(self, top: Path, renames: bool) -> None:
+        super().__init__(top)
+        self.renames = renames
 
     def put(self, path: bytes, data: bytes) -> None:
         super().put(path, data)
@@ -255,7 +260,7 @@ class SteadyMount(KernelMount):
     def rename(self, path: bytes, new: bytes) -> None:
         if not os.path.lexists(self.at(path)):
             raise FileNotFoundError(errno.ENOENT, "no such file")
-        if os.path.isdir(self.at(path)) or os.path.dirname(path) != os.path.dirname(new):
+        if not self.renames or os.path.isdir(self.at(path)) or os.path.dirname(path) != os.path.dirname(new):
             raise OSError(errno.EXDEV, "only copied")
         if sum(one.is_file() for one in os.scandir(os.path.dirname(self.at(path)))) < 2:
             raise OSError(errno.EXDEV, "only copied")
@@ -278,11 +283,12 @@ def outcome(program: Program, engine: str, name: str, seed: int, steps: int) -> 
     words = (*OPTIONS[view], *["--merge"] * merge, *sorted(program.home.glob("*.tar")))
     try:
         program.run("mount", "-q", "--engine", engine, "--overlay", overlay, *words, program.mountpoint)
-        world = World(SteadyMount(program.mountpoint), view, merge, random.Random(seed))
+        world = World(SteadyMount(program.mountpoint, view is not FILES), view, merge, random.Random(seed))
         world.before, _ = world.look()
         world.files, world.directories = world.look()
         for _ in range(steps):
             world.step()
+        settle(program, world)
         shown, directories = world.look()
         assert {path: one.content for path, one in shown.items()} == {
             path: one.content for path, one in world.files.items()
@@ -310,14 +316,23 @@ def outcome(program: Program, engine: str, name: str, seed: int, steps: int) -> 
     return Outcome(world.steps, {path: one.content for path, one in shown.items()}, report, written)
 
 
+def settle(program: Program, world: World) -> None:
+    """Remove what no commit takes, not even with --leave-out: where samples and files contradict each other."""
+    bad = model_of(world, world.files).bad
+    if reported(program.json("diff", program.mountpoint, code=1 if bad else 0)).conflicts:
+        for path in bad:
+            world.mount.unlink(path)
+            del world.files[path]
+
+
+@pytest.mark.parametrize("seed", range(THOROUGH))
 @pytest.mark.parametrize("name", sorted(VIEWS) if THOROUGH > 1 else ["merged", "files"])
-def test_random_edits(name: str) -> None:
+def test_random_edits(name: str, seed: int) -> None:
     """The same steps have the same results, errors, changes and shards; all as the model says."""
     need_erofs()
-    for seed in range(THOROUGH):
-        with a_program() as program:
-            for number, members in enumerate(SHARDS):
-                program.write(f"s{number}.tar", shard(members))
-            one, other = (outcome(program, engine, name, seed, 20) for engine in ("fuse", "kernel"))
-            assert one.steps
-            assert other == one
+    with a_program() as program:
+        for number, members in enumerate(SHARDS):
+            program.write(f"s{number}.tar", shard(members))
+        one, other = (outcome(program, engine, name, seed, 20) for engine in ("fuse", "kernel"))
+        assert one.steps
+        assert other == one
