@@ -4,6 +4,7 @@ python -m bench                                              everything, some mi
 python -m bench --tiny                                       everything with little data, to see that it works
 python -m bench --only first-read --systems wdsfs,squashfuse_ll
 python -m bench --only memory,mount-time --large
+python -m bench --only kernel                                what the kernel serves, against FUSE and the disk
 python -m bench --from bench/results/2026-01-31.json --publish
 """
 
@@ -27,7 +28,7 @@ from typing import NoReturn
 from rich.console import Console
 
 from bench import data, machine, report, systems
-from bench.workloads import WORKLOADS, Bench
+from bench.workloads import GROUPS, WORKLOADS, Bench
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -176,7 +177,8 @@ def _arguments() -> argparse.Namespace:
         prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     every = list(systems.systems(print, ""))
-    parser.add_argument("--only", type=_names(list(WORKLOADS)), metavar="WORKLOAD,...", help=", ".join(WORKLOADS))
+    known = [*WORKLOADS, *GROUPS]
+    parser.add_argument("--only", type=_names(known), metavar="WORKLOAD,...", help=", ".join(known))
     parser.add_argument("--systems", type=_names(every), metavar="NAME,...", help=", ".join(every))
     parser.add_argument("--repetitions", type=int, default=3, metavar="N", help="of each measurement (3)")
     parser.add_argument("--minutes", type=float, default=20, metavar="N", help="begin nothing after these (20)")
@@ -200,7 +202,8 @@ def _arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.publish and not arguments.saved and (arguments.only or arguments.systems or arguments.tiny):
         parser.error("a partial run is not published; join it with others: --from FILE ... --publish")
-    base = data.TINY if arguments.tiny else data.Sizes()
+    base = data.TINY if arguments.tiny else data.KERNEL if arguments.only == ["kernel"] else data.Sizes()
+    _spell_out(arguments)
     given = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(base)}
     changes = {name: value for name, value in given.items() if value is not None}
     if arguments.load_minutes is None:
@@ -209,6 +212,15 @@ def _arguments() -> argparse.Namespace:
         changes["memory_samples"] = data.LARGE_MEMORY_SAMPLES
     arguments.sizes = dataclasses.replace(base, **changes)
     return arguments
+
+
+def _spell_out(arguments: argparse.Namespace) -> None:
+    """Put workloads and systems in the place of the names of groups."""
+    for name in arguments.only or ():
+        if name in GROUPS:
+            workloads, systems = GROUPS[name]
+            arguments.only = [*arguments.only, *workloads]
+            arguments.systems = arguments.systems or systems
 
 
 def _names(known: list[str]) -> Callable[[str], list[str]]:

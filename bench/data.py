@@ -64,6 +64,18 @@ TINY = Sizes(
     stream_mb=10,
     commit_mib=32,
 )
+# Of `--only kernel`, which is for a glance at many systems: all but the shards that are mounted is small.
+KERNEL = Sizes(
+    small_samples=300,
+    tree_files=6000,
+    medium_mib=48,
+    large_mib=48,
+    images=128,
+    index_members=96_000,
+    create_files=1000,
+    rewrite_files=300,
+    stream_mb=50,
+)
 LARGE_MEMORY_SAMPLES = 10_000_000
 MEMORY_SHARD = 10_000  # samples in a shard of the set that memory is measured on
 MERGED_SHARDS = (10, 100, 1000, 10_000)  # with equal keys, for as many names in all

@@ -362,28 +362,27 @@ class Wdsfs(System):
         return ["-q", "--layout", layout, "--index-dir", self.home(data) / "index"]
 
 
-def _why_no_erofs() -> str:
-    """Why no EROFS image can be mounted here, else nothing."""
+def _why_not_in_the_kernel(kind: str) -> str:
+    """Why this file system cannot be mounted here, else nothing."""
     if os.geteuid() != 0:
         return "only root can mount it"
     if load := program("modprobe"):
-        subprocess.run([load, "-q", "erofs"], check=False, capture_output=True)
-    if not re.search(r"\berofs$", Path("/proc/filesystems").read_text(), re.MULTILINE):
-        return "the kernel has no EROFS"
+        subprocess.run([load, "-q", kind], check=False, capture_output=True)
+    if not re.search(rf"\b{kind}$", Path("/proc/filesystems").read_text(), re.MULTILINE):
+        return f"the kernel has no {kind}"
     return ""
 
 
 class WdsfsImage(Wdsfs):
-    """An image that wdsfs has made, which the kernel serves."""
+    """An image that wdsfs has made, which the kernel serves; for writing with the kernel's overlayfs above it."""
 
     title = "an image of wdsfs (in the kernel, as root)"
-    writes = False
 
     def __init__(self, say: Say) -> None:
         super().__init__(say, "wdsfs-image")
 
     def absent(self) -> str:
-        return _why_no_erofs() or super().absent()
+        return _why_not_in_the_kernel("erofs") or super().absent()
 
     def make(self, data: Set, home: Path) -> None:
         super().make(data, home)
@@ -402,6 +401,13 @@ class WdsfsImage(Wdsfs):
 
     def behind(self, data: Set) -> list[Path]:
         return [*data.paths, self._image(data, "files"), self._image(data, "samples")]
+
+    def environment(self, data: Set) -> dict[str, str]:
+        # The image below an overlay is one that the mount makes, beside the index.
+        return super().environment(data) | {"WDSFS_INDEX_DIR": str(self.home(data) / "index")}
+
+    def writable(self, data: Set, overlay: Path) -> contextlib.AbstractContextManager[View]:
+        return super()._mount(data, "files", "--engine", "kernel", "--overlay", overlay)
 
     @contextlib.contextmanager
     def _mount(self, data: Set, layout: str, *options: str | Path) -> Iterator[View]:
@@ -449,6 +455,39 @@ class FuseOverlayfs(System):
             command = [program("fuse-overlayfs") or "", "-f", "-o", places, str(self.mountpoint(data))]
             with self._daemon(data, command) as pid:
                 yield View(self.mountpoint(data), "files", lower.top, pid)
+
+
+class KernelOverlayfs(System):
+    """The kernel's overlayfs over the extracted files: how quick it is above files that it can copy up at once."""
+
+    name = "overlayfs"
+    title = "overlayfs over the extracted files (in the kernel, as root)"
+    writes = True
+
+    def __init__(self, say: Say, extracted: Extracted) -> None:
+        super().__init__(say)
+        self.extracted = extracted
+
+    def absent(self) -> str:
+        return _why_not_in_the_kernel("overlay")
+
+    def can(self, data: Set, layout: str = "files") -> bool:
+        return False  # the extracted files themselves are read elsewhere
+
+    def make(self, data: Set, home: Path) -> None:
+        self.extracted.prepare(data)
+
+    @contextlib.contextmanager
+    def writable(self, data: Set, overlay: Path) -> Iterator[View]:
+        upper, work = overlay / "upper", overlay / "work"
+        for directory in (upper, work, self.mountpoint(data)):
+            directory.mkdir(exist_ok=True)
+        places = f"lowerdir={self.extracted.home(data) / 'files'},upperdir={upper},workdir={work}"
+        with contextlib.ExitStack() as stack:
+            _mountpoints.append(self.mountpoint(data))
+            run("mount", "-t", "overlay", "-o", places, "overlay", self.mountpoint(data))
+            stack.callback(unmount, self.mountpoint(data))
+            yield View(self.mountpoint(data), "files", lambda shard: f"/{shard.stem}")
 
 
 class Extracted(System):
@@ -554,6 +593,39 @@ class Squashfuse(System):
             yield View(self.mountpoint(data), layout, lambda shard: f"/{shard.stem}", pid)
 
 
+class Squashfs(System):
+    """The image without compression, mounted by the kernel."""
+
+    name = "squashfs"
+    title = "SquashFS, no compression (in the kernel, as root)"
+
+    def __init__(self, say: Say, image: Squashfuse) -> None:
+        super().__init__(say)
+        self.image = image
+
+    def absent(self) -> str:
+        missing = "" if program("mksquashfs") else "no program mksquashfs"
+        return _why_not_in_the_kernel("squashfs") or missing
+
+    def make(self, data: Set, home: Path) -> None:
+        self.image.prepare(data)
+
+    def behind(self, data: Set) -> list[Path]:
+        return self.image.behind(data)
+
+    @contextlib.contextmanager
+    def mounted(self, data: Set, layout: str = "files") -> Iterator[View]:
+        mountpoint = self.mountpoint(data)
+        mountpoint.mkdir(exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            loop = _attach(self.image.behind(data)[0])
+            stack.callback(_detach, loop)
+            _mountpoints.append(mountpoint)
+            run("mount", "-t", "squashfs", "-o", "ro", loop, mountpoint)
+            stack.callback(unmount, mountpoint)
+            yield View(mountpoint, layout, lambda shard: f"/{shard.stem}")
+
+
 class Energon(System):
     name = "energon"
     title = "energon mount"
@@ -594,7 +666,7 @@ class Erofs(System):
     title = "EROFS over the tars (in the kernel, as root)"
 
     def absent(self) -> str:
-        if why := _why_no_erofs():
+        if why := _why_not_in_the_kernel("erofs"):
             return why
         make = program("mkfs.erofs")
         if not make:
@@ -632,6 +704,7 @@ class Erofs(System):
 def systems(say: Say, mount_options: str) -> dict[str, System]:
     """Everything that can be compared, by name; wdsfs first."""
     extracted = Extracted(say)
+    squashed = Squashfuse(say, extracted, compressed=False)
     own = shlex.split(mount_options)
     wdsfs = Wdsfs(say, options=own)
     every: list[System] = [
@@ -639,11 +712,13 @@ def systems(say: Say, mount_options: str) -> dict[str, System]:
         Wdsfs(say, "wdsfs-nospin", [*own, "--spin", "0"]),
         WdsfsImage(say),
         Squashfuse(say, extracted, compressed=True),
-        Squashfuse(say, extracted, compressed=False),
+        squashed,
+        Squashfs(say, squashed),
         Ratarmount(say),
         Energon(say),
         Erofs(say),
         FuseOverlayfs(say, wdsfs),
+        KernelOverlayfs(say, extracted),
         extracted,
     ]
     return {system.name: system for system in every}

@@ -497,7 +497,7 @@ def mount_time(bench: Bench) -> None:
         many = bench.sets.get("many")
         cases[f"{len(many.shards):,} shards, {many.count:,} members"] = many
     for case, one in cases.items():
-        among = ["wdsfs", "ratarmount"] if one is data else ["wdsfs"]
+        among = ["wdsfs", "wdsfs-image", *(["ratarmount"] if one is data else [])]
         for _, system in bench.turns(bench.taking(one, among=among)):
             with bench.attempt(system):
                 since = time.monotonic()
@@ -723,7 +723,7 @@ def _check_committed(data: Set, copies: Path, changes: dict[str, bytes]) -> None
 
 # --- training ------------------------------------------------------------------------------------------------
 
-LOADERS = ("wdsfs", "extracted", "ratarmount")
+LOADERS = ("wdsfs", "wdsfs-image", "extracted", "ratarmount")
 
 
 def loader(bench: Bench) -> None:
@@ -842,7 +842,7 @@ WORKLOADS: dict[str, tuple[str, Callable[[Bench], None]]] = {
     "random": ("random 4 KiB", random_reads),
     "order": ("whole set in order", whole_set),
     "index": ("indexing", index),
-    "kernel": ("image", images),
+    "image": ("image", images),
     "mount-time": ("mount time", mount_time),
     "growth": ("a new shard", growth),
     "memory": ("memory", memory),
@@ -855,4 +855,12 @@ WORKLOADS: dict[str, tuple[str, Callable[[Bench], None]]] = {
     "remote": ("remote shards", remote),
     "portable": ("portable index", portable),
     "executor": ("clusters", executor),
+}
+
+# Workloads that are asked for together: their names, and which systems take part unless others are named.
+GROUPS: dict[str, tuple[list[str], list[str]]] = {
+    "kernel": (
+        ["walk", "first-read", "stream", "random", "order", "image", "mount-time", "write", "loader"],
+        ["wdsfs", "wdsfs-image", "squashfs", "erofs", "overlayfs", "extracted"],
+    ),
 }
