@@ -165,8 +165,8 @@ def _times_fastest(workload: str, case: str, others: Sequence[str]) -> Callable[
     return measure
 
 
-def _plain(workload: str, case: str) -> Callable[[Results], float | None]:
-    return lambda results: results.median(workload, case, OWN)
+def _plain(workload: str, case: str, own: str = OWN) -> Callable[[Results], float | None]:
+    return lambda results: results.median(workload, case, own)
 
 
 def _at_least(workload: str, case: str, rate: float) -> Callable[[Results], float | None]:
@@ -240,6 +240,37 @@ def _remote() -> list[Figure]:
             _plain(where, "mixed load, memory, last quarter / second"),
         ),
         Figure(f"{where}, training loop", pipe, 1 / 0.9, _times(where, "training loop, first epoch", pipe)),
+    ]
+
+
+IMAGE = "wdsfs-image"
+
+
+def _by_kernel() -> list[Figure]:
+    """What the kernel serves, against FUSE and the best that there is on a local disk."""
+    against = [
+        *(("walk", "find", other, bound) for other, bound in ((OWN, 0.25), ("extracted", 5.0))),
+        *(
+            ("first read", variant, other, bound)
+            for variant in VARIANTS
+            for other, bound in ((OWN, 0.5), ("extracted", 2.0))
+        ),
+        *(("large files", case, "erofs", 1.1) for case in ("warm", "warm, again")),
+        ("random 4 KiB", "4 clients", "erofs", 1.1),
+        ("whole set in order", "files of 100 kB, cold disk", "extracted", 0.5),
+        ("training loader", "first epoch", "extracted", 1.03),
+        *(("writing", case, "overlayfs", 1.2) for case in ("new files", "files of the shards")),
+    ]
+    return [
+        *(
+            Figure(f"image, {where}, {case}", other, bound, _times(where, case, other, own=IMAGE))
+            for where, case, other, bound in against
+        ),
+        *(
+            Figure(f"{where}, {layout}", unit, bound, _plain(where, layout, IMAGE))
+            for layout in ("samples", "files")
+            for where, unit, bound in (("image", "us a member", 1.5), ("image size", "bytes a member", 120.0))
+        ),
     ]
 
 
@@ -317,6 +348,7 @@ FIGURES = [
     *_remote(),
     Figure("packing a tree of small files", "tar", 1.5, _times("pack", "files of 0.5 to 4 kB", "tar")),
     *_portable(),
+    *_by_kernel(),
     Figure("workers killed", "errors", 0.0, _plain("survival", "errors")),
     Figure("workers killed", "wrong contents", 0.0, _plain("survival", "wrong contents")),
     Figure("workers killed", "longest wait in s", 0.25, _plain("survival", "longest wait")),
