@@ -402,7 +402,9 @@ def test_a_mount_whose_guard_was_killed_is_guarded_again(program: Program) -> No
             writer.write(b"late")
             assert reader.read() == b"2txt" * 300
         guard = the_guard(program)
-        assert (guard.pid != first.pid, guard.leased, guard.superblocks) == (True, 2, first.superblocks)
+        assert (guard.pid != first.pid, guard.leased) == (True, 2)
+        # Those that others than wdsfs have made at the same moment may be gone by now.
+        assert set(guard.superblocks) <= set(first.superblocks)
         assert mount_table.mounted_at(top) == before
         assert oct(top.stat().st_mode & 0o777) == "0o750"
         message = program.refused("diff", "--overlay", "edits", *sources, code=BUSY)
