@@ -5,7 +5,11 @@ written under the suffix `part`, synced, and only then renamed, so a file with a
 a kill or a power cut. The writer holds a lock on the part; other processes that need the file wait for the lock.
 
 A new file evicts others if there is no room, the least recently opened first. A process that has a file open holds
-a shared lock on it; such files are evicted last, and their bytes stay until they are closed.
+a shared lock on it; such files are evicted last, and their bytes stay until they are closed. Those that a mount of
+the kernel's reads (`held_files.py`) are not evicted.
+
+The atime of a file is when it was last opened. Its mtime is always the same one, so that it shows if somebody has
+written into a file that was whole.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wdsfs import trust
-from wdsfs.storage import cache_place
+from wdsfs.storage import cache_place, held_files
 from wdsfs.storage.identity import Fingerprint
 
 # What a file holds. A copy is the intact part of its shard: all of it (with or without other data after it), or
@@ -34,6 +38,7 @@ _PART = "part"
 DEFAULT_LIMIT = 32 << 30  # bytes
 STEP = 32 << 20  # bytes that are written between two checks of the free space
 RECENT_SECONDS = 3600.0
+MADE_NS = 1_000_000_000  # the mtime of a file that is as it was made
 
 Write = Callable[[bytes], None]
 Fill = Callable[[Write], tuple[str, int]]  # writes a file; returns what it holds, and how many bytes are valid
@@ -92,7 +97,7 @@ class UnpackCache:
             except FileNotFoundError:
                 continue
             with contextlib.suppress(OSError):  # another user's, or the directory is read-only
-                os.utime(fd)
+                os.utime(fd, ns=(time.time_ns(), os.fstat(fd).st_mtime_ns))
             with contextlib.suppress(BlockingIOError):  # it is being evicted; its bytes stay until it is closed
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return Kept(fd, state)
@@ -116,10 +121,10 @@ class UnpackCache:
             self._make_room(key, 0, least, spare_recent)
             state, size = fill(self._writer(found, key, spare_recent))
             os.ftruncate(found, size)
+            os.utime(found, ns=(time.time_ns(), MADE_NS))
             os.fdatasync(found)
-            os.lseek(found, 0, os.SEEK_SET)
             os.rename(part, self._path(key, state))
-            fcntl.flock(found, fcntl.LOCK_SH)
+            reader = _reader_of(found)
         except BaseException as error:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(part)
@@ -127,12 +132,32 @@ class UnpackCache:
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise NoRoom(f"the disk of {self.directory} is full") from None
             raise
-        return Kept(found, state)
+        os.close(found)
+        return Kept(reader, state)
 
     def drop(self, key: str, state: str) -> None:
         """Remove a damaged file."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(key, state))
+
+    def hold(self, fd: int) -> str | None:
+        """Hold a file that `find` or `make` has opened; returns its path.
+
+        None if it is gone again, or is not as it was made; then it is removed. Raises OSError.
+        """
+        fcntl.flock(fd, fcntl.LOCK_SH)  # if it is being evicted, that ends first
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if not cache_place.is_at(fd, path):
+            return None
+        if not is_as_made(os.fstat(fd)):
+            os.unlink(path)
+            return None
+        held_files.mark(fd)
+        return path
+
+    def held(self) -> list[CachedFile]:
+        """Return the files that mounts of the kernel's read."""
+        return [one for one in self._entries() if held_files.is_held_at(one.path)]
 
     def _path(self, key: str, state: str) -> str:
         return f"{self.directory}/{key}.{state}"
@@ -182,7 +207,7 @@ class UnpackCache:
                 with contextlib.suppress(FileNotFoundError):
                     found = entry.stat(follow_symlinks=False)
                     if entry.name.rpartition(".")[2] in (*COPIES, INDEX, _PART):
-                        yield CachedFile(found.st_mtime, found.st_size, entry.path)
+                        yield CachedFile(found.st_atime, found.st_size, entry.path)
 
     def _make_room(self, key: str, done: int, more: int, spare_recent: bool) -> int:
         """Make room for `more` bytes in the part of `key`, which has `done`; return how many more would fit.
@@ -215,7 +240,7 @@ class UnpackCache:
     def trim(self, size: int | None = None) -> int:
         """Evict the least recently opened files until at most `size` bytes are left; returns the bytes freed.
 
-        Without a size down to the limit. Files that are open stay. Raises OSError.
+        Without a size down to the limit. Files that are open or held stay. Raises OSError.
         """
         size = self.limit if size is None else size
         files = self.files()
@@ -232,6 +257,19 @@ class UnpackCache:
                 _remove(one.path, False)
 
 
+def _reader_of(fd: int) -> int:
+    """A descriptor to read a finished file, with a shared lock; no mount reads what somebody has open to write."""
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    reader = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    fcntl.flock(reader, fcntl.LOCK_SH)
+    return reader
+
+
+def is_as_made(found: os.stat_result) -> bool:
+    """True if nobody has written into a file of the cache since it was whole."""
+    return found.st_mtime_ns == MADE_NS
+
+
 def _lock_of(fd: int, path: str) -> bool:
     """Lock a part for writing. If another process is writing it, wait for that and return False."""
     try:
@@ -243,18 +281,18 @@ def _lock_of(fd: int, path: str) -> bool:
 
 
 def _remove(path: str, also_open: bool) -> bool:
-    """Remove a file; return True if that frees its room. A file that is being written stays."""
+    """Remove a file; return True if that frees its room. A file that is being written, or is held, stays."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except (FileNotFoundError, PermissionError):
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not cache_place.is_at(fd, path):  # renamed since it was opened
+        if not cache_place.is_at(fd, path) or held_files.is_held(fd):  # renamed since it was opened
             return False
         os.unlink(path)  # under the lock: a process that waits for it sees that it has no name
     except BlockingIOError:
-        if not also_open or path.endswith("." + _PART):
+        if not also_open or path.endswith("." + _PART) or held_files.is_held(fd):
             return False
         os.unlink(path)
     except FileNotFoundError:  # removed by another process

@@ -46,6 +46,7 @@ from wdsfs.tar.problems import Problem
 AUTO, ALWAYS, NEVER = "auto", "always", "never"
 POLICIES = (AUTO, ALWAYS, NEVER)  # whether shards are unpacked into the cache
 
+_COPIES_TRIED = 5  # of one shard, if others remove them at the same time
 RATIO_MAX = 200  # how many times its size a file may unpack to, where no cache limits it
 _INPUT, _OUTPUT = 1 << 18, 1 << 20  # bytes that are read, and written, at a time: bounds the memory for a bomb
 
@@ -85,16 +86,16 @@ def opened(shard: OpenShard, path: bytes) -> Iterator[Opened]:
         source.close(found.source)
 
 
-def unpacked(kind: str, shard: OpenShard, path: bytes) -> Opened:
+def unpacked(kind: str, shard: OpenShard, path: bytes, how: str | None = None) -> Opened:
     """The bytes of the tar in a compressed shard, which is open and has to stay so.
 
-    Takes as long as unpacking, unless that was done before. Raises StaleShard when the file changes
-    meanwhile, UnreadableShard when it cannot be unpacked here.
+    `how` is one of POLICIES; by default that of `policy`. Takes as long as unpacking, unless that was done before.
+    Raises StaleShard when the file changes meanwhile, UnreadableShard when it cannot be unpacked here.
     """
     name = os.fsdecode(path)
     try:
         before = _key_of(shard, path)
-        found = _open(_CompressedShard(kind, shard, source.size_of(shard), before))
+        found = _open(_CompressedShard(kind, shard, source.size_of(shard), before), how or policy())
         after = _key_of(shard, path)
     except (_Refused, IndexUnusable, UsageError) as error:
         raise UnreadableShard(f"{name} is {kind}-compressed: {error}") from None
@@ -104,6 +105,39 @@ def unpacked(kind: str, shard: OpenShard, path: bytes) -> Opened:
         source.close(found.source)
         raise StaleShard(f"{name} has changed while it was unpacked")
     return found
+
+
+class HeldCopy(NamedTuple):
+    """The copy of a shard, open, and its path."""
+
+    fd: int
+    path: str
+
+
+def held_copy(kind: str, path: bytes) -> HeldCopy:
+    """The unpacked copy of a shard, which stays in the cache as long as a mount of the kernel's reads it.
+
+    Takes as long as unpacking, unless there is one that is as it was made. Raises ShardErrors.
+    """
+    if policy() == NEVER:
+        raise UnreadableShard(f"{os.fsdecode(path)} is {kind}-compressed, and is not to be unpacked")
+    shard = open_shard(path)
+    try:
+        for _ in range(_COPIES_TRIED):
+            fd = unpacked(kind, shard, path, ALWAYS).source
+            assert isinstance(fd, int)
+            try:
+                place = unpack_cache.cache().hold(fd)
+            except OSError as error:
+                raise UnreadableShard(
+                    f"{os.fsdecode(path)}: its copy cannot be kept in the cache: {error.strerror}"
+                ) from None
+            if place is not None:
+                return HeldCopy(fd, place)
+            os.close(fd)
+    finally:
+        source.close(shard)
+    raise UnreadableShard(f"{os.fsdecode(path)}: its copy in the cache is removed again and again")
 
 
 def _key_of(shard: OpenShard, path: bytes) -> str:
@@ -137,8 +171,8 @@ class _CompressedShard(NamedTuple):
         return self.shard if isinstance(self.shard, int) else self.shard.whole()
 
 
-def _open(one: _CompressedShard) -> Opened:
-    cache, how = unpack_cache.cache(), policy()
+def _open(one: _CompressedShard, how: str) -> Opened:
+    cache = unpack_cache.cache()
     wanted = {AUTO: (*COPIES, INDEX), ALWAYS: COPIES, NEVER: (INDEX,)}[how]
     kept = cache.find(one.key, wanted)
     if kept is not None and kept.state == INDEX:

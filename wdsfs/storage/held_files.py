@@ -1,0 +1,74 @@
+"""Files of a cache that a mount of the kernel's reads: they are held, and nothing evicts them.
+
+Who is going to mount a file marks it, while it has it open. A mark alone holds nothing: a file is held as long as
+it is marked and somebody has it open, and that the kernel says. It has the devices of a mount open itself, so a
+file is held as long as anybody uses the mount: whoever is killed, in whatever namespace, and not after a reboot.
+The mark stays, and goes with the file.
+
+The kernel says it by a write lease (fcntl(2), F_SETLEASE), which nobody gets for a file that others have open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import signal
+import stat
+from typing import NamedTuple
+
+_MARK = stat.S_ISVTX  # which means nothing else on a file
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class HeldFile(NamedTuple):
+    """A file that is held: its path, its size (bytes), and the number of its inode.
+
+    As long as it is held, no other file gets this number.
+    """
+
+    path: str
+    size: int
+    inode: int
+
+
+def mark(fd: int) -> None:
+    """Hold an open file, from now on until nobody has it open. Raises OSError, also if there are no leases."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except OSError as error:
+        if error.errno != errno.EAGAIN:  # somebody writes: that is for who mounts it
+            reason = f"no lease can be had there ({error.strerror}); WDSFS_CACHE_DIR names another place"
+            raise OSError(error.errno, reason) from None
+    else:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    mode = os.fstat(fd).st_mode
+    if not mode & _MARK:
+        os.fchmod(fd, stat.S_IMODE(mode) | _MARK)
+
+
+def is_held(fd: int) -> bool:
+    """True if a file is held by others than this descriptor, which has been opened to read. Raises OSError."""
+    if not os.fstat(fd).st_mode & _MARK:
+        return False
+    # Who opens the file at this moment waits for the lease, and the kernel tells so by a signal, which is not to
+    # be one that ends this process.
+    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except OSError as error:
+        return error.errno == errno.EAGAIN  # else it has no leases, and is in no mount (`mount/held_shards.py`)
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return False
+
+
+def is_held_at(path: str) -> bool:
+    """As `is_held`, for the file at a path; False if there is none that can be opened."""
+    with contextlib.suppress(OSError):
+        fd = os.open(path, _FLAGS)
+        try:
+            return is_held(fd)
+        finally:
+            os.close(fd)
+    return False
