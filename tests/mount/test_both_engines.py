@@ -6,8 +6,10 @@ listings, sizes of directories, which error damage gives.
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import stat
 from collections.abc import Iterator
@@ -160,3 +162,28 @@ def test_views(options: list[str], program: Program) -> None:
     found = compare(program, *options, "s{0..1}.tar")
     assert len(found) > 30
     assert not any(one.content == UNREADABLE for one in found.values())
+
+
+PACKERS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+
+
+JOINED = ["--join", "depth.tar.gz"]
+
+
+@pytest.mark.parametrize("options", [[], ["--merge", "--layout", "files"], JOINED], ids=" ".join)
+def test_compressed_shards(options: list[str], program: Program) -> None:
+    """Whole ones, those that are cut off, damaged or have something after them, and links; beside a plain one."""
+    for number, (suffix, pack) in enumerate(PACKERS.items()):
+        content = tars.tar(*(one for n in range(6) for one in sample(6 * number + n)))
+        program.write(f"set/s{number}.tar.{suffix}", pack(content))
+    depth = (member(b"%02d.depth" % n, b"depth %d" % n * 200) for n in range(18))
+    program.write("depth.tar.gz", gzip.compress(tars.tar(*depth)))
+    if options != JOINED:
+        whole = gzip.compress(plain_tar(3, 60))
+        program.write("set/cut.tar.gz", whole[: len(whole) // 2])
+        program.write("set/more.tar.gz", whole + b"something else")
+        program.write("set/plain.tar", plain_tar(1, 20))
+        program.write("set/links.tar.gz", gzip.compress(LINKS))
+        program.write("set/odd.tar.gz", gzip.compress(plain_tar(2, 7)[:-1700]))
+    found = compare(program, *options, program.home / "set")
+    assert len(found) > 50

@@ -51,12 +51,13 @@ def test_the_kernel_in_one_step(program: Program) -> None:
 
 def test_auto_takes_fuse_where_the_kernel_cannot_serve(program: Program) -> None:
     packed = program.write("s0.tar.gz", gzip.compress(sets.content(0)))
-    with program.mounted("--engine", "auto", packed) as mounted:
+    with program.mounted("--engine", "auto", "--unpack", "never", packed) as mounted:
         found = mount_table.mounted_at(mounted.path)
         assert found is not None
         assert found.fstype == "fuse.wdsfs"
-    message = told(program.home, "mount", "--engine", "kernel", packed, program.mountpoint, code=5)
-    reason = f"{packed} is compressed" if os.geteuid() == 0 else "only root"
+    words = ("mount", "--engine", "kernel", "--unpack", "never", packed, program.mountpoint)
+    message = told(program.home, *words, code=5)
+    reason = f"{packed} is gzip-compressed, and is not" if os.geteuid() == 0 else "only root"
     assert f"--engine kernel: {reason}" in message
     assert "--engine auto takes FUSE then" in message
     words = ("mount", "--engine", "kernel", "--lazy", packed, program.mountpoint)

@@ -35,7 +35,9 @@ _TO_LIMIT = "limit"  # the value of --trim without one
     "images without SIZE those whose shards are gone or have changed.",
 )
 @click.option(
-    "--clear", is_flag=True, help="Remove everything, or the shards that the URLs select. Mounted images stay."
+    "--clear",
+    is_flag=True,
+    help="Remove everything, or the shards that the URLs select. What the kernel's mounts read stays.",
 )
 @click.option("--verify", is_flag=True, help="Read all cached bytes of remote shards; drop damaged ones.")
 @click.option(
@@ -181,6 +183,7 @@ def _report(remote: ObjectCache, entries: Sequence[CachedEntry], unpacked: Unpac
             "limit": unpacked.limit,
             "files": len(files),
             "bytes": sum(one.size for one in files),
+            "held_bytes": sum(one.size for one in unpacked.held()),
             "last_used": max((one.opened for one in files), default=None),
         }
         report["images"] = _images()
@@ -252,7 +255,8 @@ def _rows_of_directories(entries: Iterable[CachedEntry]) -> list[list[str]]:
 
 def _say_place(what: str, place: dict[str, Any], taken: int) -> None:
     limit = "half of what is free" if place["limit"] is None else bytes_text(place["limit"])
-    say(f"{what}: {bytes_text(taken)} in {place['directory']} (limit: {limit})")
+    held = f"; the kernel's mounts hold {bytes_text(place['held_bytes'])}" if place.get("held_bytes") else ""
+    say(f"{what}: {bytes_text(taken)} in {place['directory']} (limit: {limit}{held})")
 
 
 def _when(seconds: float) -> str:

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING
 from wdsfs import host, mount_table
 from wdsfs.cli.opening import opened_set
 from wdsfs.cli.options import Opening
-from wdsfs.cli.progress import write_image
+from wdsfs.cli.progress import ended_in_order, shards_bar, write_image
 from wdsfs.cli.tree_options import TreeOptions
-from wdsfs.errors import MountError
+from wdsfs.errors import MountError, UnreadableShard
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from wdsfs.dataset.local_copies import LocalCopies
+    from wdsfs.dataset.shard_set import ShardSet
     from wdsfs.mount.image_mount import ImageMount
     from wdsfs.spec.expand import Shard
 
@@ -31,12 +33,14 @@ _FILE_SYSTEMS = "/proc/filesystems"
 _OWNER = ("uid", "gid", "umask")  # options of `-o` that are part of an image
 
 
+class CannotServe(Exception):
+    """Why the kernel cannot serve a set, as that turns out when its image is made."""
+
+
 def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
     """Why the kernel cannot serve these shards; None if nothing is known to prevent it. Raises ShardErrors."""
     from wdsfs.image.erofs import OLDEST_KERNEL
     from wdsfs.remote.any_shard import is_remote
-    from wdsfs.storage import source
-    from wdsfs.tar.compressed import kind_of
 
     if os.geteuid() != 0:
         return "only root can have the kernel mount a set"
@@ -45,14 +49,21 @@ def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
     for one in shards:
         if is_remote(one.path):
             return f"{os.fsdecode(one.path)} is on no disk of this machine"
-        fd = source.open_shard(one.path)
-        try:
-            if kind_of(fd) is not None:
-                return f"{os.fsdecode(one.path)} is compressed"
-        finally:
-            source.close(fd)
     found = None if trusting else mount_table.on_network(one.path for one in shards)
+    if found is not None:  # of compressed ones copies are read, which are here
+        found = mount_table.on_network(one.path for one in shards if not _is_compressed(one.path))
     return None if found is None else f"{os.fsdecode(found[0])} lies on {found[1]}, which other machines can write"
+
+
+def _is_compressed(path: bytes) -> bool:
+    from wdsfs.storage import source
+    from wdsfs.tar.compressed import kind_of
+
+    fd = source.open_shard(path)
+    try:
+        return kind_of(fd) is not None
+    finally:
+        source.close(fd)
 
 
 def _has_erofs() -> bool:
@@ -78,8 +89,8 @@ def image_mount(
 ) -> ImageMount:
     """Make the image of a set for this mount point, unless it is there, and return what is to be mounted.
 
-    `options` are those of `-o`, `overlay` is the directory of an overlay above it. Raises ImageError, ShardErrors,
-    UsageError.
+    `options` are those of `-o`, `overlay` is the directory of an overlay above it. Raises CannotServe, ImageError,
+    ShardErrors, UsageError.
     """
     from wdsfs.dataset.merged_tree import is_merged
     from wdsfs.dataset.numbered_tree import check_name, make_numbered
@@ -103,6 +114,8 @@ def image_mount(
         check_name(below.shards, view, tree.merge)
         shown = make_numbered(below, view, tree.merge)
         target = kept.path_of(mountpoint)
+        copies = _copies_of(below, opening.quiet)
+        wanted = wanted._replace(copies=copies.files)
         wanted = wanted._replace(key=kept.key_of(shown, wanted))
         if kept.is_there(target, wanted.key):
             if mount_table.mounted_at(mountpoint) is None:  # else its guard may look at the times
@@ -110,7 +123,7 @@ def image_mount(
         else:
             write_image(shown, os.fsencode(target), wanted, opening.quiet)
     rest = [one for one in ",".join(options).split(",") if one.partition("=")[0] not in _OWNER]
-    found = ImageMount(str(target), mountpoint, "/", [one for one in rest if one], trusting)
+    found = ImageMount(str(target), mountpoint, "/", [one for one in rest if one], trusting, copies=copies)
     if overlay is not None:
         merged, index = is_merged(view, tree.merge), opening.index_dir
         found.overlay = OverlayOver(
@@ -119,6 +132,20 @@ def image_mount(
             trusting=trusting,
         )
     return found
+
+
+def _copies_of(below: ShardSet, quiet: bool) -> LocalCopies:
+    """The copies that the kernel is to read in the place of shards. Raises CannotServe, ShardErrors."""
+    from wdsfs.dataset import local_copies
+    from wdsfs.mount.held_shards import raise_file_limit
+
+    needed = local_copies.wanted(below)
+    raise_file_limit(2 * len(needed))
+    with ended_in_order(), shards_bar("unpacking", len(needed), quiet or not needed) as on_shard:
+        try:
+            return local_copies.held(needed, on_shard)
+        except UnreadableShard as error:
+            raise CannotServe(str(error)) from None
 
 
 def check_place(mountpoint: str, options: Sequence[str], overlay: Path | None) -> None:

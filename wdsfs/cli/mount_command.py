@@ -61,8 +61,11 @@ class Serving(NamedTuple):
 
 FOLLOW, FOLLOW_SECONDS = "--follow", 60.0
 FUSE, KERNEL, AUTO = "fuse", "kernel", "auto"
-# Variables that say where the index, and images beside it, are.
-ENVIRONMENT = ("WDSFS_INDEX_DIR", "WDSFS_CACHE_DIR", "XDG_CACHE_HOME", "HOME")
+# Variables that say where the index, and the caches beside it, are, and what these may hold.
+ENVIRONMENT = (
+    *("WDSFS_INDEX_DIR", "WDSFS_CACHE_DIR", "WDSFS_CACHE_SIZE", "WDSFS_UNPACK"),
+    *("XDG_CACHE_HOME", "HOME"),
+)
 _ARGUMENTS, _PREPARED = "wdsfs.mount.arguments", "wdsfs.mount.prepared"  # in the context of the command
 
 
@@ -156,8 +159,8 @@ image_options = handing_over(
             type=click.Choice([FUSE, KERNEL, AUTO]),
             default=FUSE,
             show_default=True,
-            help="Who serves: a daemon by FUSE, or the kernel (root; read-only; local, plain tars); auto: the "
-            "kernel where it can.",
+            help="Who serves: a daemon by FUSE, or the kernel (root; shards of this machine); auto: the kernel "
+            "where it can.",
         ),
         "trust_shards": click.option(
             "--trust-shards",
@@ -312,33 +315,53 @@ def _by_kernel(
 ) -> bool:
     """Have the kernel serve this mount; False if it is to be FUSE. Raises MountError, ImageError, ShardErrors."""
     from wdsfs.cli import kernel_engine
-    from wdsfs.mount.options import refuse_view
-    from wdsfs.spec.expand import expand
-    from wdsfs.status import control
 
     given = {"--new": serving.new, "--lazy": serving.lazy, FOLLOW: serving.follow is not None}
     reason = next((f"{name} is for FUSE" for name, is_given in given.items() if is_given), None)
     if reason is None and serving.overlay is not None and of_image.engine == AUTO:
         reason = "with --overlay FUSE does more (--engine kernel takes the kernel)"
-    found = []
+    wanted = None
     if reason is None:
-        found = expand(shards, *selection._replace(allow_missing=opening.tolerance.allow_missing))
-        reason = kernel_engine.obstacle(found, of_image.trust_shards)
+        try:
+            wanted = _image_mount(shards, selection, mountpoint, tree, serving, of_image, opening)
+        except kernel_engine.CannotServe as error:
+            reason = str(error)
     if reason is not None and of_image.engine == KERNEL:
         raise kernel_engine.refused(reason)
     if of_image.engine == AUTO:
         log.info("%s", "engine: kernel" if reason is None else f"engine: FUSE, because {reason}")
-    if reason is not None:
+    if wanted is None:
         return False
+    _mount_or_hand_out(wanted, serving.foreground)
+    return True
+
+
+def _image_mount(
+    shards: Sequence[str],
+    selection: Selection,
+    mountpoint: str,
+    tree: TreeOptions,
+    serving: Serving,
+    of_image: OfImage,
+    opening: Opening,
+) -> ImageMount:
+    """Make the image for a mount by the kernel; return what is to be mounted. Raises CannotServe, WdsfsError."""
+    from wdsfs.cli import kernel_engine
+    from wdsfs.mount.options import refuse_view
+    from wdsfs.spec.expand import expand
+    from wdsfs.status import control
+
+    found = expand(shards, *selection._replace(allow_missing=opening.tolerance.allow_missing))
+    reason = kernel_engine.obstacle(found, of_image.trust_shards)
+    if reason is not None:
+        raise kernel_engine.CannotServe(reason)
     options, overlay = [*serving.options, *["ro"] * serving.read_only], path_of(serving.overlay)
     if _PREPARED not in click.get_current_context().meta:
         kernel_engine.check_place(mountpoint, options, overlay)
     if overlay is not None:
         refuse_view(found, tree.view(opening.tolerance.allow_missing), tree.composition)
     place = control.canonical(mountpoint)
-    wanted = kernel_engine.image_mount(found, place, tree, opening, options, of_image.trust_shards, overlay)
-    _mount_or_hand_out(wanted, serving.foreground)
-    return True
+    return kernel_engine.image_mount(found, place, tree, opening, options, of_image.trust_shards, overlay)
 
 
 def prepared_again(made: MadeBy) -> ImageMount:

@@ -125,7 +125,7 @@ def _exchanged(guard: Registration) -> dict[str, Any]:
         if answer.get("error"):
             raise MountError(f"{answer['error']}; the mount shows what it has shown")
     about = manifest.read(wanted.image)
-    now = [os.path.normpath(os.path.join(wanted.base, one.path)) for one in about.devices]
+    now = [one.shard(wanted.base) for one in about.devices]
     replaced = guard.replaced()
 
     def named(paths: Iterable[str]) -> list[dict[str, str]]:

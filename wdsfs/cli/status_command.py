@@ -132,6 +132,7 @@ def _image_report(found: Any) -> dict[str, Any]:
     except MountError as error:  # replaced by another file since
         return {**report, "shards": 0, "layout": "", "notices": [*notices, str(error)]}
     names = ("layout", "names", "merge", "index_tree", "composition")
+    copies = {one.path: one.copy for one in about.devices if one.copy is not None}
     guard = guard_of(report["mountpoint"])
     if guard is None or not guard.alive:
         notices.append(
@@ -147,6 +148,8 @@ def _image_report(found: Any) -> dict[str, Any]:
         "shards": len({one.path for one in about.devices}),
         "bytes": sum(one.size for one in about.devices),
         "files": known or about.paths(found.image),
+        "copies": len(copies),
+        "copies_bytes": sum(one.size for one in copies.values()),
     }
 
 
@@ -190,6 +193,8 @@ def _image_rows(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
         rows.append(("view", report["composition"]))
     if report["shards"]:
         rows.append(("content", f"{counted(report['shards'], 'shard')}, {bytes_text(report['bytes'])}"))
+    if report.get("copies"):
+        rows.append(("copies", _copies(report)))
     if in_full and report["shards"]:
         rows.append(("shards", several(report["files"], SPECS_MAX)))
     if report.get("pid") and in_full:
@@ -198,6 +203,12 @@ def _image_rows(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
         text = several(report["replaced"], SPECS_MAX)
         rows.append(("replaced", f"{text}; the old content is shown until: wdsfs refresh {report['mountpoint']}"))
     return rows + [("notice", text) for text in report["notices"]]
+
+
+def _copies(report: dict[str, Any]) -> str:
+    """What the kernel reads in the place of shards that are no plain tars of this machine."""
+    taken = bytes_text(report["copies_bytes"])
+    return f"it reads {counted(report['copies'], 'shard')} as unpacked in the cache, {taken}, which are kept there"
 
 
 def _rows(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:

@@ -10,7 +10,8 @@ import hashlib
 import logging
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from wdsfs.dataset.indexing import indexed
@@ -19,7 +20,7 @@ from wdsfs.dataset.shard_tree import ShardTree
 from wdsfs.dataset.tree import AT_PARENT, LowerTree
 from wdsfs.errors import ImageError, StaleShard
 from wdsfs.image import erofs
-from wdsfs.image.content_places import ContentPlaces
+from wdsfs.image.content_places import ContentPlaces, DeviceFile
 from wdsfs.image.image_file import ImageFile, Owner
 from wdsfs.image.manifest import Device, Manifest, stored_path
 from wdsfs.image.shard_table import table_of
@@ -28,6 +29,7 @@ from wdsfs.image.tree_walk import TreeWalk
 from wdsfs.inodes import FOLDER, POSITION, ROOT, position, unpack
 from wdsfs.remote.any_shard import is_remote
 from wdsfs.storage.durable import Disk, named, new_file
+from wdsfs.storage.held_files import HeldFile
 from wdsfs.storage.identity import Fingerprint
 
 log = logging.getLogger(__name__)
@@ -39,7 +41,7 @@ class ImageOptions(NamedTuple):
     """How an image is made: owner and umask of everything in it, the directory that paths of shards are relative
     to, and the oldest kernel that it is for. `composition` is the text of the options of a view. Nobody but the
     owner can enter a `private` one. `key` is for the manifest. `writable`: for an overlay above it, with modes
-    that let the owner write."""
+    that let the owner write. `copies`, by path, are what the kernel is to read in the place of shards."""
 
     owner: Owner
     base: bytes
@@ -49,6 +51,7 @@ class ImageOptions(NamedTuple):
     private: bool = False
     key: str = ""
     writable: bool = False
+    copies: Mapping[bytes, HeldFile] = MappingProxyType({})
 
 
 class Built(NamedTuple):
@@ -60,10 +63,16 @@ class Built(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """A shard that becomes a device, and its fingerprint."""
+    """A shard that becomes a device, its fingerprint, and the copy that the kernel reads in its place."""
 
     path: bytes
     fingerprint: Fingerprint
+    copy: HeldFile | None = None
+
+    @property
+    def size(self) -> int:
+        """The bytes of the device."""
+        return self.fingerprint.size if self.copy is None else self.copy.size
 
 
 def build(
@@ -75,9 +84,9 @@ def build(
     """
     if options.writable:
         tree.make_writable()
-    sources = _sources(tree.lower)
+    sources = _sources(tree.lower, options.copies)
     refuse_overwriting([one.path for one in sources], target)
-    numbers = {one.path: number for number, one in enumerate(sources, 1)}
+    devices = {one.path: DeviceFile(number, one.size) for number, one in enumerate(sources, 1)}
     missing = None
     if any(True for below in (*tree.lower.sources, tree.lower) for _ in below.damaged()):
         if erofs.missing_device(len(sources)) is None:
@@ -95,8 +104,8 @@ def build(
         walk = TreeWalk(
             tree,
             image,
-            ContentPlaces(numbers, missing),
-            lambda inode, parent: _whole(tree, numbers, inode, parent),
+            ContentPlaces(devices, missing),
+            lambda inode, parent: _whole(tree, devices, inode, parent),
             on_shard,
         )
         root = image.reserve()
@@ -109,25 +118,28 @@ def build(
 
 
 def _device(source: _Source, base: bytes) -> Device:
-    return Device(stored_path(source.path, base), source.fingerprint.size, source.fingerprint.mtime_ns)
+    size, mtime_ns, _ = source.fingerprint
+    return Device(stored_path(source.path, base), size, mtime_ns, source.copy)
 
 
-def _sources(lower: ShardSet) -> list[_Source]:
+def _sources(lower: ShardSet, copies: Mapping[bytes, HeldFile]) -> list[_Source]:
     """All shards that files of the set may lie in. Raises ImageError for one that cannot be a device."""
     found: dict[bytes, _Source] = {}
     for below in lower.sources:
         for number, shard in enumerate(below.shards):
-            if is_remote(shard.path):
+            copy = copies.get(shard.path)
+            if is_remote(shard.path) and copy is None:
                 raise ImageError(
                     f"{below.path_text(number)}: an image takes shards of this machine; fetch it to a file first, "
                     "or mount the set by FUSE"
                 )
-            if below.is_compressed(number):
+            if below.is_compressed(number) and copy is None:
                 raise ImageError(
-                    f"{below.path_text(number)}: is compressed, and the kernel reads plain tars only; unpack it, "
-                    "or mount the set by FUSE"
+                    f"{below.path_text(number)}: is compressed; the copy that the kernel could read is in a cache "
+                    "of this machine, to which an image for others cannot refer. Unpack it first, or mount the "
+                    "set in one step: wdsfs mount --engine kernel"
                 )
-            found.setdefault(shard.path, _Source(shard.path, below.fingerprint(number)))
+            found.setdefault(shard.path, _Source(shard.path, below.fingerprint(number), copy))
     return list(found.values())
 
 
@@ -144,15 +156,14 @@ def refuse_overwriting(shards: Sequence[bytes], target: bytes) -> None:
             raise ImageError(f"{os.fsdecode(target)}: is a shard of the set; name another file for the image")
 
 
-def _whole(tree: LowerTree, devices: dict[bytes, int], inode: int, parent: int) -> Table | None:
+def _whole(tree: LowerTree, devices: Mapping[bytes, DeviceFile], inode: int, parent: int) -> Table | None:
     """The table of a whole shard, where a directory is the top of one in which nothing is odd."""
     below = tree if isinstance(tree, ShardTree) else getattr(tree, "tree", None)
     if not isinstance(below, ShardTree) or below.merged or inode & POSITION != _SHARD_TOP:
         return None
     number = unpack(inode)[1]
-    room = below.lower.plain.fingerprint(number).size
     device = devices[below.lower.shards[number].path]
-    return indexed(table_of, below, number, device, room, parent)
+    return indexed(table_of, below, number, device.number, device.size, parent)
 
 
 def _common_time(tree: LowerTree) -> int:
@@ -187,7 +198,7 @@ def _finish(
     """Write what is in front of the metadata and behind it; returns the size of the file (bytes)."""
     tail = manifest.encoded()
     identity = hashlib.blake2b(tail + repr(options.owner).encode(), digest_size=16).digest()
-    table = erofs.device_table([(_tag(one.path), one.fingerprint.size) for one in sources])
+    table = erofs.device_table([(_tag(one.path), one.size) for one in sources])
     head = erofs.super_block(
         root=root,
         inodes=image.inodes,

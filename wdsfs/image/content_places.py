@@ -39,10 +39,17 @@ NOWHERE = Place(0, NO_BLOCK)  # of an empty file
 Piece = tuple[int, int, int]  # where it is in the file, its size, where it is in the shard (bytes)
 
 
-class ContentPlaces:
-    """The places of content, with `devices` by path, and the number of a device that is `missing`."""
+class DeviceFile(NamedTuple):
+    """A device: its number, and the size of the file that it is (bytes)."""
 
-    def __init__(self, devices: Mapping[bytes, int], missing: int | None) -> None:
+    number: int
+    size: int
+
+
+class ContentPlaces:
+    """The places of content, with `devices` by path of shard, and the number of a device that is `missing`."""
+
+    def __init__(self, devices: Mapping[bytes, DeviceFile], missing: int | None) -> None:
         self._devices, self._missing = devices, missing
 
     def of(self, content: Content) -> Place | Special:
@@ -61,13 +68,12 @@ class ContentPlaces:
                     raise
                 return self._unreadable(content, self._missing)
         device = self._devices.get(content.file.path)
-        if device is None or not isinstance(content.file.source, int) or content.file.source != content.file.shard:
-            raise ImageError(f"{os.fsdecode(content.file.path)}: an image can be made of plain local tars only")
-        room = content.file.fingerprint.size
+        if device is None:
+            raise ImageError(f"{os.fsdecode(content.file.path)}: is no shard of the image")
         first = pieces[0][2] // BLOCK
-        if pieces[0][:2] == (0, content.size) and first + blocks_of(content.size) <= room // BLOCK:
-            return Place(device, first)
-        return self._chunks(content, pieces, device, room)
+        if pieces[0][:2] == (0, content.size) and first + blocks_of(content.size) <= device.size // BLOCK:
+            return Place(device.number, first)
+        return self._chunks(content, pieces, device)
 
     def _unreadable(self, content: Content, missing: int) -> Chunks:
         """A file that is made of what is damaged: reading it fails, as on a mount."""
@@ -75,7 +81,7 @@ class ContentPlaces:
         count = -(-content.size // (BLOCK << bits))
         return Chunks(bits, np.full(count, missing, np.int64), np.zeros(count, np.int64), b"")
 
-    def _chunks(self, content: Content, pieces: Sequence[Piece], device: int, room: int) -> Chunks:
+    def _chunks(self, content: Content, pieces: Sequence[Piece], device: DeviceFile) -> Chunks:
         bits = _chunk_bits(content, pieces)
         chunk = BLOCK << bits
         count = -(-content.size // chunk)
@@ -90,12 +96,12 @@ class ContentPlaces:
             nth = np.arange(start // chunk, -(-(start + size) // chunk))
             begins = place + (nth * chunk - start)
             ends = np.minimum(begins + chunk, place + size)
-            there = -(-ends // BLOCK) <= room // BLOCK
-            if not there.all() and int(ends[-1]) <= room:  # the last block of the shard is not whole
+            there = -(-ends // BLOCK) <= device.size // BLOCK
+            if not there.all() and int(ends[-1]) <= device.size:  # the last block of the shard is not whole
                 stored, there[-1] = _read(content, int(nth[-1]) * chunk), True
             if not there.all() and self._missing is None:
                 raise ImageError(f"{os.fsdecode(content.file.path)}: ends before its last member does")
-            devices[nth] = np.where(there, device, self._missing or 0)
+            devices[nth] = np.where(there, device.number, self._missing or 0)
             blocks[nth] = np.where(there, begins // BLOCK, 0)
         return Chunks(bits, devices, blocks, stored)
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from wdsfs import trust
 from wdsfs.dataset.tree import LowerTree
 from wdsfs.errors import MountError
-from wdsfs.image import manifest
+from wdsfs.image import copies, manifest
 from wdsfs.image.build import ImageOptions
 from wdsfs.storage import cache_place
 
@@ -63,6 +63,8 @@ def _images(directory: Path) -> Iterator[KeptImage]:
 
 
 def _is_current(device: manifest.Device) -> bool:
+    if device.copy is not None:
+        return copies.is_there(device.copy) and copies.is_of(device.shard("/"), device.copy.path)
     try:
         found = os.stat(os.path.join("/", device.path))
     except OSError:

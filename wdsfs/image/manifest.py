@@ -16,6 +16,7 @@ from typing import Any
 
 from wdsfs.errors import MountError
 from wdsfs.image import erofs
+from wdsfs.storage.held_files import HeldFile
 
 FORMAT = 1
 _FOOTER = struct.Struct("<QI4x8s")
@@ -25,11 +26,20 @@ _SIZE_MAX = 1 << 28  # bytes of JSON; a million shards take a hundred megabytes
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A shard of an image: its path, size (bytes) and mtime (ns) when the image was made."""
+    """A shard of an image: its path, size (bytes) and mtime (ns) when the image was made.
+
+    `copy` is what the kernel reads in its place, of a shard that is no plain tar of this machine.
+    """
 
     path: str
     size: int
     mtime_ns: int
+    copy: HeldFile | None = None
+
+    def shard(self, base: str) -> str:
+        """The absolute path of the shard, in an image whose relative ones are below `base`; or its URL."""
+        is_url = "://" in self.path  # which no path has here: they are without empty parts
+        return self.path if is_url else os.path.normpath(os.path.join(base, self.path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +64,15 @@ class Manifest:
         Those of an image that was made for a mount are relative to the root directory.
         """
         base = "/" if self.key else os.fsdecode(os.path.dirname(image))
-        return [os.path.normpath(os.path.join(base, one.path)) for one in self.devices]
+        return [one.shard(base) for one in self.devices]
 
     def encoded(self) -> bytes:
         """The bytes behind the last block of an image."""
-        text = json.dumps({"format": FORMAT, **asdict(self)}, separators=(",", ":")).encode()
+        fields = {"format": FORMAT, **asdict(self)}
+        for one in fields["devices"]:
+            if one["copy"] is None:
+                del one["copy"]
+        text = json.dumps(fields, separators=(",", ":")).encode()
         return text + _FOOTER.pack(len(text), zlib.crc32(text), _MAGIC)
 
 
@@ -97,9 +111,13 @@ def read(path: str | bytes) -> Manifest:
         found: dict[str, Any] = json.loads(text)
         if found.pop("format") != FORMAT:
             raise MountError(f"{name}: an image of another version of wdsfs; make it anew with: wdsfs image")
-        return Manifest(**{**found, "devices": [Device(**one) for one in found["devices"]]})
+        return Manifest(**{**found, "devices": [_device(**one) for one in found["devices"]]})
     except (ValueError, KeyError, TypeError, AttributeError):  # somebody else's work
         raise MountError(f"{name}: the image was not made by wdsfs") from None
+
+
+def _device(copy: list[Any] | None = None, **rest: Any) -> Device:
+    return Device(**rest, copy=None if copy is None else HeldFile(*copy))
 
 
 def stored_path(path: bytes, base: bytes) -> str:

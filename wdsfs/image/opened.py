@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import stat
 from collections.abc import Sequence
@@ -9,27 +11,35 @@ from typing import NamedTuple
 
 from wdsfs import trust
 from wdsfs.errors import MissingShard, MountError, StaleShard, UnreadableShard, several
+from wdsfs.image import copies
 from wdsfs.image.manifest import Device, Manifest
 
 
 class OpenDevice(NamedTuple):
-    """A shard of an image, or the image: its path on this machine, and its descriptor."""
+    """A shard of an image, or the image: its path on this machine, a descriptor of what the kernel reads, and the
+    path of that if it is a copy."""
 
     path: bytes
     fd: int
+    copy: str = ""
+
+    @property
+    def file(self) -> bytes:
+        """The path of what the kernel reads."""
+        return os.fsencode(self.copy) or self.path
 
 
 def open_devices(manifest: Manifest, base: bytes, trusting: bool) -> list[OpenDevice]:
     """Open the shards of an image, relative paths below `base`; the caller closes them.
 
     A shard has to have the size and the time that it had. `trusting`: the size alone, for copies that have got
-    other times. Raises MissingShard, UnreadableShard, StaleShard, MountError.
+    other times. What the kernel reads in the place of a shard has to be as it was made, of the shard that is there
+    now. Raises MissingShard, UnreadableShard, StaleShard, MountError.
     """
     found: list[OpenDevice] = []
     try:
         for device in manifest.devices:
-            path = os.path.join(base, os.fsencode(device.path))
-            found.append(OpenDevice(path, _open(path)))
+            found.append(_opened(device, os.fsdecode(base)))
         check_devices(found, manifest, trusting)
     except BaseException:
         close_devices(found)
@@ -66,7 +76,7 @@ def check_image(image: OpenDevice) -> None:
 def check_devices(devices: Sequence[OpenDevice], manifest: Manifest, trusting: bool) -> None:
     """Raise StaleShard unless these are the shards of the image, as `open_devices` has it."""
     pairs = zip(devices, manifest.devices, strict=True)
-    changed = [os.fsdecode(one.path) for one, device in pairs if not _is_same(one.fd, device, trusting)]
+    changed = [os.fsdecode(one.path) for one, device in pairs if not _is_same(one, device, trusting)]
     if changed:
         hint = "" if trusting else "; or, if they are copies of the same shards, mount with --trust-shards"
         raise StaleShard(
@@ -81,6 +91,26 @@ def close_devices(devices: Sequence[OpenDevice]) -> None:
         os.close(one.fd)
 
 
+def _opened(device: Device, base: str) -> OpenDevice:
+    path = device.shard(base)
+    if device.copy is None:
+        return OpenDevice(os.fsencode(path), _open(os.fsencode(path)))
+    return OpenDevice(os.fsencode(path), _open_copy(path, device.copy.path), device.copy.path)
+
+
+def _open_copy(shard: str, path: str) -> int:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise StaleShard(
+            f"{shard}: its copy in the cache cannot be opened: {error.strerror}; repeat the command"
+        ) from None
+    _refuse_irregular(path, fd)
+    with contextlib.suppress(BlockingIOError):  # it is being evicted; whoever mounts it holds it
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return fd
+
+
 def _open(path: bytes) -> int:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -90,12 +120,18 @@ def _open(path: bytes) -> int:
         ) from None
     except OSError as error:
         raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise MountError(f"{os.fsdecode(path)}: is no regular file")
+    _refuse_irregular(os.fsdecode(path), fd)
     return fd
 
 
-def _is_same(fd: int, device: Device, trusting: bool) -> bool:
-    found = os.fstat(fd)
+def _refuse_irregular(path: str, fd: int) -> None:
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise MountError(f"{path}: is no regular file")
+
+
+def _is_same(one: OpenDevice, device: Device, trusting: bool) -> bool:
+    if device.copy is not None:
+        return copies.is_sound(one.fd, device.copy) and copies.is_of(os.fsdecode(one.path), one.copy)
+    found = os.fstat(one.fd)
     return found.st_size == device.size and (trusting or found.st_mtime_ns == device.mtime_ns)

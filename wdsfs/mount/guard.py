@@ -9,6 +9,10 @@ A shard that is replaced by another file, or removed, is none of its business: t
 `wdsfs refresh` makes a new image then, and the guard has it mounted in the place of the old one, whose shards it
 holds until the last file of it is closed. A guard that was killed leaves the mount: the next one adopts it.
 
+In the place of a compressed shard the kernel reads a copy in the cache, and that is what is guarded: whatever
+happens to the shard itself, the mount shows what it was. That the copy is not evicted takes no guard
+(`storage/held_files.py`).
+
 Above an image there may be an overlay of the kernel's. Then there is only that mount, which keeps the image in
 use, and the guard has the overlay's lock until the last file of it is closed.
 
@@ -28,12 +32,13 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from wdsfs import host, mount_table
 from wdsfs.errors import StaleShard, WdsfsError, several
-from wdsfs.image import manifest
+from wdsfs.image import copies, manifest
 from wdsfs.image.identity import identity_of
 from wdsfs.image.opened import check_devices, check_image, open_image
 from wdsfs.mount import all_mounts, kernel_mount
@@ -67,6 +72,7 @@ class Registration:
     """How commands find a guard: its process, and what it guards.
 
     `paths` are those of shards, `inodes` the numbers of the files that the kernel has open; `leased` have a lease.
+    `copies` are the paths of files that it reads in the place of shards, "" for one that it reads itself.
     `identity` is that of the image, `superblocks` are the kernel's names of the mount; `made` is how it was made.
     The rest is for a mount with an `overlay`: the number of its `device`, the `shards` below it (paths and names),
     how they are read and shown, the directory of their index, and what else it takes to make a new image: the
@@ -81,6 +87,7 @@ class Registration:
     inodes: list[int]
     leased: int
     log: str | None
+    copies: list[str] = field(default_factory=list)
     identity: str = ""
     superblocks: list[str] = field(default_factory=list)
     made: MadeBy | None = None
@@ -100,15 +107,18 @@ class Registration:
         return control.start_ticks(self.pid) == self.start_ticks
 
     def replaced(self) -> list[str]:
-        """The paths at which there is another file now, or none."""
-        return [path for path, inode in zip(self.paths, self.inodes, strict=True) if _inode_of(path) != inode]
+        """The paths at which there is another file now, or none; also if a copy is read of what was there."""
+        devices = zip_longest(self.paths, self.inodes, self.copies)
+        return [path for path, inode, copy in devices if not _is_the_same(path, inode, copy)]
 
 
-def _inode_of(path: str) -> int | None:
+def _is_the_same(shard: str, inode: int, copy: str | None) -> bool:
+    if copy:
+        return copies.is_of(shard, copy)
     try:
-        return os.stat(path).st_ino
+        return os.stat(shard).st_ino == inode
     except OSError:
-        return None
+        return False
 
 
 def _file(mountpoint: str) -> Path:
@@ -293,6 +303,7 @@ class Guard:
             paths=[os.fsdecode(one.path) for one in self._held.devices],
             inodes=[os.fstat(one.fd).st_ino for one in self._held.devices],
             leased=sum(one is not self._held.image for one in self._held.leased),
+            copies=[one.copy for one in self._held.devices],
             log=None if self.log_file is None else str(self.log_file),
             identity=identity_of(self._held.image.path),
             superblocks=sorted(self._held.superblocks),

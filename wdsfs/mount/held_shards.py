@@ -68,9 +68,11 @@ class HeldShards:
         self.devices = open_devices(about, os.fsencode(base), trusting)
 
     def take_leases(self) -> None:
-        """Have every later writer wait for this process. Raises MountError for a file that is being written.
+        """Have every later writer wait for this process.
 
-        Compare the shards afterwards: one may have been written before its lease was taken.
+        Compare the shards afterwards: one may have been written before its lease was taken. Raises MountError for
+        one that is being written, and for a copy without a lease: its times say when it was used, not that it was
+        written.
         """
         for one in (*self.devices, self.image):
             try:
@@ -78,7 +80,12 @@ class HeldShards:
                 self.leased.append(one)
             except OSError as error:
                 if error.errno == errno.EAGAIN:
-                    raise MountError(f"{os.fsdecode(one.path)}: a program has it open for writing") from None
+                    raise MountError(f"{os.fsdecode(one.file)}: a program has it open for writing") from None
+                if one.copy:
+                    raise MountError(
+                        f"{one.copy}: its file system has no leases ({error.strerror}), so a writer could not be "
+                        "noticed; mount by FUSE, or take another place for the cache (WDSFS_CACHE_DIR)"
+                    ) from None
                 self._watched.append((one, os.fstat(one.fd).st_ctime_ns))
 
     def without_lease(self) -> list[str]:
@@ -89,7 +96,7 @@ class HeldShards:
         """The files that somebody is about to write, or has written."""
         found = [one for one in self.leased if fcntl.fcntl(one.fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK]
         found += [one for one, ctime_ns in self._watched if os.fstat(one.fd).st_ctime_ns != ctime_ns]
-        return [os.fsdecode(one.path) for one in found]
+        return [os.fsdecode(one.file) for one in found]
 
     def watch_mount(self, mountpoint: str) -> None:
         """Notice the end of the mount of these shards, which is at this path now."""

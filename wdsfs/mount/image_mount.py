@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from wdsfs import host, mount_calls, mount_table
 from wdsfs.errors import MountError, StaleShard, UsageError, several
@@ -31,6 +31,9 @@ from wdsfs.overlay.kernel_use import is_served_at
 from wdsfs.overlay.overlay_directory import OverlayDirectory
 from wdsfs.status import control
 
+if TYPE_CHECKING:
+    from wdsfs.dataset.local_copies import LocalCopies
+
 log = logging.getLogger(__name__)
 
 # Options of `-o` that need nothing: they say what holds for every mount of an image.
@@ -49,7 +52,8 @@ class ImageMount:
     """What to mount: the image and the mount point, absolute; relative paths of shards are below `base`.
 
     `options` are those of `-o`; `trusting`: shards may have other times, and lie where others can change them.
-    `made` is the command, for `wdsfs refresh`. `overlay` is what is to be above it.
+    `made` is the command, for `wdsfs refresh`. `overlay` is what is to be above it. `copies` are open until the
+    mount has them.
     """
 
     image: str
@@ -59,6 +63,7 @@ class ImageMount:
     trusting: bool = False
     made: MadeBy | None = None
     overlay: OverlayOver | None = None
+    copies: LocalCopies | None = None
 
 
 class Unguarded(NamedTuple):
@@ -140,7 +145,7 @@ def _begin(wanted: ImageMount, guard: Guard, held: HeldShards) -> None:
             "image has all times",
             *(wanted.image, found.since),
         )
-    raise_file_limit(len(found.devices))
+    raise_file_limit(len(found.devices) + (0 if wanted.copies is None else len(wanted.copies.files)))
     there = unguarded(wanted.mountpoint, None if wanted.overlay is None else wanted.overlay.directory)
     is_shown = there is not None and there.shows(wanted.image, wanted.mountpoint)
     try:
@@ -150,7 +155,7 @@ def _begin(wanted: ImageMount, guard: Guard, held: HeldShards) -> None:
             _end_if_written(wanted, found, there)
         raise
     if there is None:
-        needed = [*_own_paths(wanted), *(one.path for one in held.devices)]
+        needed = [*_own_paths(wanted), *(one.file for one in held.devices)]
         check_mountpoint(wanted.mountpoint, nonempty, needed)
     if not wanted.trusting:
         _refuse_network([*held.devices, held.image])
@@ -163,6 +168,8 @@ def _begin(wanted: ImageMount, guard: Guard, held: HeldShards) -> None:
             guard.mount(attributes, instead=True)
     else:
         guard.mount(attributes, instead=there is not None)
+    if wanted.copies is not None:
+        wanted.copies.close()  # the mount holds them now
 
 
 def _end_if_written(wanted: ImageMount, found: Manifest, there: Unguarded) -> None:
@@ -173,6 +180,8 @@ def _end_if_written(wanted: ImageMount, found: Manifest, there: Unguarded) -> No
     replaced = set(() if there.known is None else there.known.replaced())
     changed = []
     for one in found.devices:
+        if one.copy is not None:
+            continue  # one that was written has been made anew since, and is in another image
         path = os.path.join(wanted.base, one.path)
         try:
             now = os.stat(path)
@@ -203,7 +212,7 @@ def _own_paths(wanted: ImageMount) -> list[bytes]:
 
 def _refuse_network(devices: Sequence[OpenDevice]) -> None:
     """Raise MountError for files that another machine can change unnoticed."""
-    found = mount_table.on_network(one.path for one in devices)
+    found = mount_table.on_network(one.file for one in devices)
     if found is not None:
         path, fstype = found
         raise MountError(

@@ -19,7 +19,7 @@ from wdsfs import mount_table, names
 from wdsfs.dataset import numbered_tree
 from wdsfs.dataset.tree import XATTR
 from wdsfs.errors import MissingShard, MountError, NoSuchEntry, UnreadableShard, UsageError, WdsfsError
-from wdsfs.image import manifest
+from wdsfs.image import copies, manifest
 from wdsfs.image.identity import identity_of, is_mounted_at
 from wdsfs.image.mounted import image_of
 from wdsfs.image.places_in_image import ImagePlaces
@@ -31,6 +31,7 @@ from wdsfs.overlay.upper_format import ORIGIN
 from wdsfs.remote.any_shard import is_remote
 from wdsfs.status import control
 from wdsfs.storage import source
+from wdsfs.storage.held_files import HeldFile
 from wdsfs.tar.compressed import kind_of
 from wdsfs.tar.problems import Problem
 from wdsfs.tar.scan import scan
@@ -261,8 +262,13 @@ class _InImage:
 
 @dataclass(frozen=True, slots=True)
 class _Device:
+    """A shard of an image. `tar` is the file whose members tell names: the copy that the kernel reads, else the
+    shard; None if it is not there any more. `is_replaced`: there is another shard now."""
+
     path: str
     is_replaced: bool
+    tar: str | None
+    is_copied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,15 +376,25 @@ def _devices(about: manifest.Manifest, image: bytes, mountpoint: str) -> list[_D
     guard = guard_of(mountpoint)
     if guard is not None and len(guard.paths) == len(about.devices):
         replaced = set(guard.replaced())
-        return [_Device(path, path in replaced) for path in guard.paths]
+        pairs = zip(guard.paths, about.devices, strict=True)
+        return [_device(path, path in replaced, one.copy) for path, one in pairs]
     found = []
     for one, path in zip(about.devices, about.paths(image), strict=True):
+        if one.copy is not None:
+            found.append(_device(path, not copies.is_of(path, one.copy.path), one.copy))
+            continue
         try:
             now = os.stat(path)
-            found.append(_Device(path, (now.st_size, now.st_mtime_ns) != (one.size, one.mtime_ns)))
+            found.append(_device(path, (now.st_size, now.st_mtime_ns) != (one.size, one.mtime_ns), None))
         except OSError:
-            found.append(_Device(path, True))
+            found.append(_device(path, True, None))
     return found
+
+
+def _device(path: str, is_replaced: bool, copy: HeldFile | None) -> _Device:
+    if copy is None:
+        return _Device(path, is_replaced, None if is_replaced else path)
+    return _Device(path, is_replaced, copy.path if copies.is_there(copy) else None, is_copied=True)
 
 
 @dataclass(slots=True)
@@ -404,24 +420,25 @@ def _members(found: Sequence[_InImage]) -> dict[int, Origin]:
     for one in found:
         for place in one.places:
             device = one.mounted.devices[place.device - 1]
-            if not device.is_replaced:
-                wanted.setdefault(device.path, _Wanted()).places.add(place.offset)
+            if device.tar is not None:
+                wanted.setdefault(device.tar, _Wanted()).places.add(place.offset)
         if one.device is not None and one.is_empty:
             device = one.mounted.devices[one.device - 1]
-            wanted.setdefault(device.path, _Wanted()).empty = not device.is_replaced
+            if device.tar is not None:
+                wanted.setdefault(device.tar, _Wanted()).empty = True
     shards = {path: _members_of(path, one) for path, one in wanted.items()}
     return {id(one): _named(one, shards) for one in found}
 
 
 def _named(one: _InImage, shards: dict[str, _Found]) -> Origin:
-    origin = one.origin
+    origin, tar = one.origin, None
     if one.device is not None:
         device = one.mounted.devices[one.device - 1]
-        origin = replace(origin, shard=device.path, compressed=False, replaced=device.is_replaced)
+        origin, tar = _of_device(origin, device), device.tar
     members = [
         shards[path].names.get(place.offset)
         for place in one.places
-        if (path := one.mounted.devices[place.device - 1].path) in shards
+        if (path := one.mounted.devices[place.device - 1].tar) in shards
     ]
     keys = [None if member is None else names.raw_key(member) for member in members]
     if one.own is not None:
@@ -430,10 +447,15 @@ def _named(one: _InImage, shards: dict[str, _Found]) -> Origin:
     key = None
     if one.mounted.about.layout == "samples" and origin.kind != LINK:
         key = next((key for key in keys if key is not None), None)
-    if one.is_empty and origin.shard in shards:
-        return _empty_member(one, origin, key, shards[origin.shard].empty)
+    if one.is_empty and tar in shards:
+        return _empty_member(one, origin, key, shards[tar].empty)
     kind = SAMPLE if key is not None and origin.kind == DIRECTORY else origin.kind
     return replace(origin, kind=kind, key=_text(key))
+
+
+def _of_device(origin: Origin, device: _Device) -> Origin:
+    """The origin of something that is in the shard of this device."""
+    return replace(origin, shard=device.path, compressed=device.is_copied, replaced=device.is_replaced)
 
 
 def _empty_member(one: _InImage, origin: Origin, key: bytes | None, there: dict[bytes, int]) -> Origin:
