@@ -6,7 +6,9 @@
     room        how much is taken (`cache_room.py`)
 
 An object is opened, started and removed under the lock of its table (flock), which takes microseconds; a process
-that is killed leaves no lock. One that was half started or half removed is started anew.
+that is killed leaves no lock. One that was half started or half removed is started anew. What a mount of the
+kernel's reads (`storage/held_files.py`) is not removed. Data are open to write only while they are written, so
+that such a mount learns of every writer.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ from typing import NamedTuple
 from wdsfs import trust
 from wdsfs.remote.block_table import BlockTable
 from wdsfs.remote.pin import Pin
+from wdsfs.storage import held_files
 from wdsfs.storage.cache_place import is_at
 
 DATA, TABLE, PIN = "data", "table", "pin"
 PINS_KEPT = 30 * 86400.0  # seconds
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+_READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _ST_BLOCK = 512
 
 
@@ -102,20 +106,29 @@ class CacheDirectory:
         return table
 
     def _data(self, key: str, table: BlockTable) -> int | None:
-        """The data file to a table that is locked; removes both if they do not fit."""
-        fd = self.open(self.file(key, DATA))
+        """The data file to a table that is locked, to read; removes both if they do not fit."""
+        path = self.file(key, DATA)
+        if table.count() == 0:
+            self._start(path, table.pin.size)
         try:
-            size = os.fstat(fd).st_size
-            if size == 0 and table.count() == 0:
-                os.ftruncate(fd, table.pin.size)
-            elif size != table.pin.size:
-                self._unlink(key)
-                os.close(fd)
-                return None
-        except BaseException:
+            fd = os.open(path, _READING)
+        except FileNotFoundError:  # lost, unlike its table
+            self._unlink(key)
+            return None
+        if os.fstat(fd).st_size != table.pin.size:
+            self._unlink(key)
             os.close(fd)
-            raise
+            return None
         return fd
+
+    def _start(self, path: str, size: int) -> None:
+        """Give an empty data file the size of its object."""
+        fd = self.open(path)
+        try:
+            if os.fstat(fd).st_size == 0:
+                os.ftruncate(fd, size)
+        finally:
+            os.close(fd)
 
     def load(self, key: str) -> tuple[int, BlockTable] | None:
         """The data file and the table of an object that is here, to look at. Raises OSError."""
@@ -127,7 +140,7 @@ class CacheDirectory:
         table = None
         try:
             table = BlockTable.load(fd)
-            return None if table is None else (os.open(self.file(key, DATA), _FLAGS), table)
+            return None if table is None else (os.open(self.file(key, DATA), _READING), table)
         except FileNotFoundError:
             table = None
             return None
@@ -164,7 +177,10 @@ class CacheDirectory:
                         yield key, what, entry.stat(follow_symlinks=False)
 
     def remove(self, key: str) -> bool:
-        """Remove an object; who has it open keeps its bytes. False if it is just being opened. Raises OSError."""
+        """Remove an object; who has it open keeps its bytes. False if it is just being opened, or is held.
+
+        Raises OSError.
+        """
         path = self.file(key, TABLE)
         try:
             fd = os.open(path, _FLAGS)
@@ -173,6 +189,8 @@ class CacheDirectory:
             return True
         try:
             with flocked(fd, fcntl.LOCK_NB):
+                if held_files.is_held_at(self.file(key, DATA)):
+                    return False
                 if is_at(fd, path):
                     self._unlink(key)
         except BlockingIOError:
@@ -184,6 +202,21 @@ class CacheDirectory:
     def _unlink(self, key: str) -> None:
         _unlink(self.file(key, DATA))  # first: without it a table is started anew
         _unlink(self.file(key, TABLE))
+
+
+def is_certified(data: str, fd: int) -> bool:
+    """True if an open data file has all of its object, compared with its checksums since the last change.
+
+    Raises OSError.
+    """
+    table_fd = os.open(f"{data.removesuffix(DATA)}{TABLE}", _READING)
+    try:
+        table = BlockTable.load(table_fd)
+        if table is None or table.count() < table.blocks:
+            return False
+        return table.is_whole(os.fstat(fd).st_ctime_ns)
+    finally:
+        os.close(table_fd)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,8 @@ from time import monotonic
 
 from wdsfs.remote.block_table import BLOCK, BlockTable
 from wdsfs.remote.cache_room import CacheRoom
+from wdsfs.storage import held_files
+from wdsfs.storage.cache_place import is_at
 
 USE_SECONDS = 60.0  # between two notes of use
 # A change in the same tick of the kernel's clock (up to 10 ms) leaves the ctime as it is. So what was compared
@@ -31,6 +33,8 @@ USE_SECONDS = 60.0  # between two notes of use
 SETTLED_NS = 100_000_000
 _SECOND = 1_000_000_000
 _SHIFT = BLOCK.bit_length() - 1
+_SETTLING = 0.01  # seconds between two looks if a change is long enough ago
+_WRITING = os.O_RDWR | os.O_CLOEXEC
 _STEP = 256  # blocks that are verified at a time
 _UNCHECKED, _CHECKED = b"\0", b"\1"
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
@@ -40,7 +44,7 @@ _NOT_NOW = (errno.EAGAIN, errno.EOPNOTSUPP)
 
 
 class CachedObject:
-    """The blocks of an object that are in the cache."""
+    """The blocks of an object that are in the cache; `fd` is open to read."""
 
     def __init__(self, fd: int, table: BlockTable, room: CacheRoom) -> None:
         self.fd = fd
@@ -172,6 +176,37 @@ class CachedObject:
     def _drop(self, blocks: Sequence[int]) -> None:
         with contextlib.suppress(OSError):
             self._table.drop(blocks)
+        self._warn()
+
+    def _warn(self) -> None:
+        """Have mounts of the kernel's that read the file end, as they do for a writer: it is damaged."""
+        with contextlib.suppress(OSError):  # they have some time to end
+            os.close(os.open(f"/proc/self/fd/{self.fd}", _WRITING | os.O_NONBLOCK))
+
+    # --- for mounts of the kernel's
+
+    def hold(self) -> str | None:
+        """Hold the file, which then is not evicted while a mount reads it; its path. None if it is gone again.
+
+        Raises OSError.
+        """
+        path = os.readlink(f"/proc/self/fd/{self.fd}")
+        held_files.mark(self.fd)
+        return path if is_at(self.fd, path) else None
+
+    def certify(self) -> bool:
+        """True if all is here and is right, for everybody, until the file changes. Raises OSError.
+
+        Compares all of it, unless that was noted since the last change.
+        """
+        while self.complete:
+            changed = os.fstat(self.fd).st_ctime_ns
+            if self._table.is_whole(changed):
+                return True
+            while not _is_settled(changed):
+                time.sleep(_SETTLING)
+            self.verify()
+        return False
 
     def verify(self) -> int:
         """Compare all blocks that are here with their checksums; how many were damaged, and are dropped.
@@ -185,7 +220,9 @@ class CachedObject:
         for first, last in [*absent, (blocks, blocks)]:
             for start in range(reached, first, _STEP):
                 wrong = self._table.wrong(start, self._blocks(start, min(start + _STEP, first)))
-                self._table.drop(wrong)
+                if wrong:
+                    self._table.drop(wrong)
+                    self._warn()
                 damaged += len(wrong)
             reached = last
         if not damaged and not absent and _is_settled(changed):
@@ -228,13 +265,21 @@ class CachedObject:
                 if not self._room.reserve(stop - begin, self._table.idle, is_needed):
                     return False
                 piece = view[begin - offset : stop - offset]
-                _write(self.fd, piece, begin)
+                self._write(piece, begin)
                 self._table.put(low, piece)
         except OSError as error:
             if error.errno == errno.EBADF:
                 raise
             return False
         return True
+
+    def _write(self, data: memoryview, offset: int) -> None:
+        # Open for so long only: a file that is open to write cannot be mounted (`storage/held_files.py`).
+        fd = os.open(f"/proc/self/fd/{self.fd}", _WRITING)
+        try:
+            _write(fd, data, offset)
+        finally:
+            os.close(fd)
 
     def claim(self, begin: int, end: int, wait: bool = False) -> bool:
         """Take a range for this process to fetch; False if another one has some of it.
@@ -244,7 +289,7 @@ class CachedObject:
         """
         command = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
         try:
-            fcntl.fcntl(self.fd, command, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, begin, end - begin, 0))
+            fcntl.fcntl(self._table.fd, command, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, begin, end - begin, 0))
         except OSError as error:
             if error.errno in _TAKEN:
                 return False
@@ -253,7 +298,9 @@ class CachedObject:
 
     def release(self, begin: int, end: int) -> None:
         """Give back what was claimed."""
-        fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, begin, end - begin, 0))
+        fcntl.fcntl(
+            self._table.fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, begin, end - begin, 0)
+        )
 
     def use(self) -> None:
         """Note that the object is used now, at most once a minute; `read`, `fill` and `put` do so themselves."""

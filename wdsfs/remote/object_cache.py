@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import xxhash
 
 from wdsfs.remote.block_table import BLOCK
-from wdsfs.remote.cache_directory import CacheDirectory, StoredObject, key_of
+from wdsfs.remote.cache_directory import DATA, CacheDirectory, StoredObject, key_of
 from wdsfs.remote.cache_room import CacheRoom
 from wdsfs.remote.cached_object import CachedObject
 from wdsfs.remote.pin import Pin
-from wdsfs.storage import cache_place
+from wdsfs.storage import cache_place, held_files
 
 _PIN_MAX = 1 << 16
 
@@ -65,6 +65,18 @@ class ObjectCache:
             os.close(fd)
             os.close(table.fd)
             raise
+
+    def has_all(self, shown: str, pin: Pin) -> bool:
+        """True if all of an object is here. Raises OSError."""
+        found = self._directory.load(key_of(shown, pin))
+        if found is None:
+            return False
+        with contextlib.closing(CachedObject(*found, self._room)) as one:
+            return one.complete
+
+    def is_held(self, key: str) -> bool:
+        """True if a mount of the kernel's reads an object."""
+        return held_files.is_held_at(self._directory.file(key, DATA))
 
     def room(self) -> int:
         """The bytes of the largest object that can be kept as a whole. Raises OSError."""
