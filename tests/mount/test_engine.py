@@ -70,7 +70,7 @@ def test_what_keeps_the_kernel_from_serving(program: Program, monkeypatch: pytes
     shard = sets.at(file)
     assert kernel_engine.obstacle([shard], trusting=False) is None
     remote = sets.at(b"s3://bucket/s.tar")
-    assert "is on no disk of this machine" in str(kernel_engine.obstacle([remote], trusting=False))
+    assert "is not complete in the cache" in str(kernel_engine.obstacle([remote], trusting=False))
     monkeypatch.setattr(mount_table, "filesystem_type", lambda _: "nfs4")
     reason = f"{file} lies on nfs4, which other machines can write"
     assert kernel_engine.obstacle([shard], trusting=False) == reason

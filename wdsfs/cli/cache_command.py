@@ -173,8 +173,14 @@ def _report(remote: ObjectCache, entries: Sequence[CachedEntry], unpacked: Unpac
         }
         for one in entries
     ]
+    held = sum(one.disk for one in entries if remote.is_held(one.key))
     report: dict[str, Any] = {
-        "remote": {"directory": str(remote.directory), "limit": remote.limit, "objects": objects}
+        "remote": {
+            "directory": str(remote.directory),
+            "limit": remote.limit,
+            "held_bytes": held,
+            "objects": objects,
+        }
     }
     if unpacked is not None:
         files = unpacked.files()

@@ -17,7 +17,7 @@ from wdsfs.cli.opening import opened_set
 from wdsfs.cli.options import Opening
 from wdsfs.cli.progress import ended_in_order, shards_bar, write_image
 from wdsfs.cli.tree_options import TreeOptions
-from wdsfs.errors import MountError, UnreadableShard
+from wdsfs.errors import CorruptShard, MountError, UnreadableShard
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,12 +47,28 @@ def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
     if host.kernel_version() < OLDEST_KERNEL or not _has_erofs():
         return "this kernel has no EROFS, or is older than Linux " + ".".join(map(str, OLDEST_KERNEL))
     for one in shards:
-        if is_remote(one.path):
-            return f"{os.fsdecode(one.path)} is on no disk of this machine"
-    found = None if trusting else mount_table.on_network(one.path for one in shards)
+        reason = _not_here(one.path) if is_remote(one.path) else None
+        if reason is not None:
+            return reason
+    local = [one.path for one in shards if not is_remote(one.path)]
+    found = None if trusting else mount_table.on_network(local)
     if found is not None:  # of compressed ones copies are read, which are here
-        found = mount_table.on_network(one.path for one in shards if not _is_compressed(one.path))
+        found = mount_table.on_network(path for path in local if not _is_compressed(path))
     return None if found is None else f"{os.fsdecode(found[0])} lies on {found[1]}, which other machines can write"
+
+
+def _not_here(path: bytes) -> str | None:
+    """Why the kernel cannot serve a remote shard, as far as that is known without asking its store."""
+    from wdsfs.remote import shards
+    from wdsfs.tar.compressed import is_unpacked
+
+    shown = os.fsdecode(path)
+    if shards.is_output(path):
+        return f"{shown} is the output of a command"
+    pin = shards.known_pin(path)
+    if pin is not None and (shards.is_here(path) or is_unpacked(path, pin.fingerprint(shown))):
+        return None
+    return f"{shown} is not complete in the cache; `wdsfs fetch` brings it there"
 
 
 def _is_compressed(path: bytes) -> bool:
@@ -141,10 +157,10 @@ def _copies_of(below: ShardSet, quiet: bool) -> LocalCopies:
 
     needed = local_copies.wanted(below)
     raise_file_limit(2 * len(needed))
-    with ended_in_order(), shards_bar("unpacking", len(needed), quiet or not needed) as on_shard:
+    with ended_in_order(), shards_bar("looking at copies", len(needed), quiet or not needed) as on_shard:
         try:
             return local_copies.held(needed, on_shard)
-        except UnreadableShard as error:
+        except (UnreadableShard, CorruptShard) as error:
             raise CannotServe(str(error)) from None
 
 

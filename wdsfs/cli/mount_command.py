@@ -315,6 +315,7 @@ def _by_kernel(
 ) -> bool:
     """Have the kernel serve this mount; False if it is to be FUSE. Raises MountError, ImageError, ShardErrors."""
     from wdsfs.cli import kernel_engine
+    from wdsfs.mount.image_mount import end_if_damaged
 
     given = {"--new": serving.new, "--lazy": serving.lazy, FOLLOW: serving.follow is not None}
     reason = next((f"{name} is for FUSE" for name, is_given in given.items() if is_given), None)
@@ -326,6 +327,7 @@ def _by_kernel(
             wanted = _image_mount(shards, selection, mountpoint, tree, serving, of_image, opening)
         except kernel_engine.CannotServe as error:
             reason = str(error)
+            end_if_damaged(mountpoint, path_of(serving.overlay))
     if reason is not None and of_image.engine == KERNEL:
         raise kernel_engine.refused(reason)
     if of_image.engine == AUTO:
@@ -403,6 +405,8 @@ def _mount_or_hand_out(wanted: ImageMount, foreground: bool) -> None:
     if not may_have_secrets(arguments):  # else they are kept nowhere
         variables = {name: os.environ[name] for name in ENVIRONMENT if os.environ.get(name)}
         wanted.made = MadeBy(arguments, os.getcwd(), variables)
+    if "wdsfs.remote.shards" in sys.modules:  # the guard asks no store, and is not to keep the fetcher
+        sys.modules["wdsfs.remote.shards"].close()
     sys.exit(mount_in_front(wanted) if foreground else mount_in_background(wanted))
 
 

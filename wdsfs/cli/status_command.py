@@ -208,7 +208,7 @@ def _image_rows(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:
 def _copies(report: dict[str, Any]) -> str:
     """What the kernel reads in the place of shards that are no plain tars of this machine."""
     taken = bytes_text(report["copies_bytes"])
-    return f"it reads {counted(report['copies'], 'shard')} as unpacked in the cache, {taken}, which are kept there"
+    return f"of {counted(report['copies'], 'shard')}, {taken}, which stay in the cache as long as it is mounted"
 
 
 def _rows(report: dict[str, Any], in_full: bool) -> list[tuple[str, str]]:

@@ -27,6 +27,7 @@ from wdsfs.image.shard_table import table_of
 from wdsfs.image.table import Table
 from wdsfs.image.tree_walk import TreeWalk
 from wdsfs.inodes import FOLDER, POSITION, ROOT, position, unpack
+from wdsfs.remote import any_shard
 from wdsfs.remote.any_shard import is_remote
 from wdsfs.storage.durable import Disk, named, new_file
 from wdsfs.storage.held_files import HeldFile
@@ -119,7 +120,8 @@ def build(
 
 def _device(source: _Source, base: bytes) -> Device:
     size, mtime_ns, _ = source.fingerprint
-    return Device(stored_path(source.path, base), size, mtime_ns, source.copy)
+    path = os.fsdecode(source.path) if is_remote(source.path) else stored_path(source.path, base)
+    return Device(path, size, mtime_ns, source.copy)
 
 
 def _sources(lower: ShardSet, copies: Mapping[bytes, HeldFile]) -> list[_Source]:
@@ -130,8 +132,9 @@ def _sources(lower: ShardSet, copies: Mapping[bytes, HeldFile]) -> list[_Source]
             copy = copies.get(shard.path)
             if is_remote(shard.path) and copy is None:
                 raise ImageError(
-                    f"{below.path_text(number)}: an image takes shards of this machine; fetch it to a file first, "
-                    "or mount the set by FUSE"
+                    f"{below.path_text(number)}: an image is over files, not those in a cache of this machine. "
+                    "Copy it to a file first; or fetch it, and mount the set in one step: wdsfs mount --engine "
+                    "kernel"
                 )
             if below.is_compressed(number) and copy is None:
                 raise ImageError(
@@ -152,7 +155,7 @@ def refuse_overwriting(shards: Sequence[bytes], target: bytes) -> None:
     if not stat.S_ISREG(there.st_mode):
         raise ImageError(f"{os.fsdecode(target)}: is no regular file; name another one for the image")
     for path in shards:
-        if os.path.samestat(there, os.stat(path)):
+        if not is_remote(path) and os.path.samestat(there, os.stat(path)):
             raise ImageError(f"{os.fsdecode(target)}: is a shard of the set; name another file for the image")
 
 
@@ -181,7 +184,7 @@ def _common_time(tree: LowerTree) -> int:
 def _refuse_changed(sources: Sequence[_Source]) -> None:
     """Raise StaleShard if a shard is not what it was when the image was begun."""
     for one in sources:
-        if Fingerprint.at(one.path) != one.fingerprint:
+        if any_shard.look(one.path) != one.fingerprint:
             text = "has changed while the image was made; run the command again"
             raise StaleShard(f"{os.fsdecode(one.path)} {text}")
 

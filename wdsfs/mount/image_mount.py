@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wdsfs import host, mount_calls, mount_table
 from wdsfs.errors import MountError, StaleShard, UsageError, several
-from wdsfs.image import manifest
+from wdsfs.image import copies, manifest
 from wdsfs.image.identity import identity_of, is_mounted_at
 from wdsfs.image.manifest import Manifest
 from wdsfs.image.mounted import image_of
@@ -198,6 +198,23 @@ def _end_if_written(wanted: ImageMount, found: Manifest, there: Unguarded) -> No
             wanted.mountpoint,
             several(changed),
         )
+
+
+def end_if_damaged(mountpoint: str, overlay: Path | None) -> None:
+    """End the mount at this path if it has no guard, and a copy that it reads has been damaged meanwhile.
+
+    `overlay` is as in `unguarded`.
+    """
+    path = control.canonical(mountpoint)
+    there, mounted = unguarded(path, overlay), mount_table.mounted_at(path)
+    image = None if there is None or mounted is None else image_of(mounted)
+    if there is None or image is None or not there.shows(os.fsdecode(image), path):
+        return
+    damaged = [one.path for one in manifest.read(image).devices if one.copy and copies.is_damaged(one.copy)]
+    shown = all_mounts.at(path)
+    if damaged and shown is not None:
+        all_mounts.detach_everywhere(shown)
+        log.error("%s: is ended, because it had no guard, and what it read is damaged: %s", path, several(damaged))
 
 
 def _own_paths(wanted: ImageMount) -> list[bytes]:

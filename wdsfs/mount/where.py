@@ -268,7 +268,7 @@ class _Device:
     path: str
     is_replaced: bool
     tar: str | None
-    is_copied: bool = False
+    is_compressed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,7 +394,8 @@ def _devices(about: manifest.Manifest, image: bytes, mountpoint: str) -> list[_D
 def _device(path: str, is_replaced: bool, copy: HeldFile | None) -> _Device:
     if copy is None:
         return _Device(path, is_replaced, None if is_replaced else path)
-    return _Device(path, is_replaced, copy.path if copies.is_there(copy) else None, is_copied=True)
+    place = copy.path if copies.is_there(copy) else None
+    return _Device(path, is_replaced, place, copies.is_unpacked(copy.path))
 
 
 @dataclass(slots=True)
@@ -455,7 +456,10 @@ def _named(one: _InImage, shards: dict[str, _Found]) -> Origin:
 
 def _of_device(origin: Origin, device: _Device) -> Origin:
     """The origin of something that is in the shard of this device."""
-    return replace(origin, shard=device.path, compressed=device.is_copied, replaced=device.is_replaced)
+    url = device.path if is_remote(os.fsencode(device.path)) else None
+    return replace(
+        origin, shard=device.path, url=url, compressed=device.is_compressed, replaced=device.is_replaced
+    )
 
 
 def _empty_member(one: _InImage, origin: Origin, key: bytes | None, there: dict[bytes, int]) -> Origin:

@@ -27,6 +27,7 @@ from wdsfs.errors import (
     UnreadableShard,
 )
 from wdsfs.remote import object_cache, settings, spool
+from wdsfs.remote.cached_object import CachedObject
 from wdsfs.remote.client import Remote, RemoteTar
 from wdsfs.remote.launch import MEMORY
 from wdsfs.remote.object_cache import ObjectCache
@@ -119,7 +120,7 @@ def url_of(path: bytes) -> Url:
     Raises SpecError; UnreadableShard for a command that only another process knows.
     """
     found = _urls.get(path)
-    if found is None and _is_output(path):
+    if found is None and is_output(path):
         raise _unknown(path)
     return found or parse(os.fsdecode(path))
 
@@ -144,10 +145,6 @@ def standard_input() -> bytes:
     return path
 
 
-def _is_output(path: bytes) -> bool:
-    return path.startswith(PIPE.encode())
-
-
 def _made(path: bytes) -> Pin | ShardError:
     """The output of a command that has been run, or is not known: it is not run to see if it has changed."""
     if path in _pins:
@@ -164,7 +161,7 @@ def stat(paths: Sequence[bytes]) -> list[Pin | ShardError]:
 
     Of a store that cannot be reached, what was known last counts: what the cache has is served offline, too.
     """
-    asked = [path for path in paths if not _is_output(path) or (path in _urls and path not in _pins)]
+    asked = [path for path in paths if not is_output(path) or (path in _urls and path not in _pins)]
     answers = dict(zip(asked, _stat(asked), strict=True)) if asked else {}
     return [answers[path] if path in answers else _made(path) for path in paths]
 
@@ -230,6 +227,37 @@ def look_again(path: bytes) -> Fingerprint:
 def open_shard(path: bytes) -> RemoteTar:
     """Open a remote shard. Raises ShardError."""
     return remote().open(url_of(path), pin_of(path))
+
+
+def is_output(path: bytes) -> bool:
+    """True for the output of a command, or the standard input."""
+    return path.startswith(PIPE.encode())
+
+
+def known_pin(path: bytes) -> Pin | None:
+    """The pin of a remote shard as far as anything is known; its store is not asked."""
+    return _known(path)
+
+
+def is_here(path: bytes) -> bool:
+    """True if all of a remote shard, as far as it is known, is in the cache; its store is not asked."""
+    pin = _known(path)
+    with contextlib.suppress(OSError):
+        return pin is not None and _cache().has_all(os.fsdecode(path), pin)
+    return False
+
+
+def whole_in_cache(path: bytes) -> CachedObject:
+    """The object of a remote shard, all of which has to be in the cache. Raises ShardError."""
+    shown = os.fsdecode(path)
+    try:
+        found = _cache().open(shown, pin_of(path))
+    except OSError as error:
+        raise UnreadableShard(f"{shown}: its cache cannot be used: {error.strerror}") from None
+    if not found.complete:
+        found.close()
+        raise UnreadableShard(f"{shown} is not complete in the cache; `wdsfs fetch` brings it there")
+    return found
 
 
 def fetch(path: bytes, progress: Callable[[int, int], None] = lambda here, size: None) -> Pin:

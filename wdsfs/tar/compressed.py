@@ -27,6 +27,7 @@ from typing import NamedTuple, Protocol
 from wdsfs.errors import IndexUnusable, StaleShard, UnreadableShard, UsageError
 from wdsfs.remote.any_shard import OpenShard, open_shard
 from wdsfs.storage import seekable, source, unpack_cache
+from wdsfs.storage.identity import Fingerprint
 from wdsfs.storage.source import TarBytes
 from wdsfs.storage.unpack_cache import (
     COPIES,
@@ -112,6 +113,19 @@ class HeldCopy(NamedTuple):
 
     fd: int
     path: str
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def is_unpacked(path: bytes, fingerprint: Fingerprint) -> bool:
+    """True if the cache has the copy of a remote shard."""
+    cache = unpack_cache.cache()
+    kept = cache.find(unpack_cache.key_of_object(path, fingerprint), COPIES)
+    if kept is None:
+        return False
+    os.close(kept.fd)
+    return True
 
 
 def held_copy(kind: str, path: bytes) -> HeldCopy:
