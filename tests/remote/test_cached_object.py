@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import random
 import select
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 
 from tests.remote.cached import LIMIT, URL, content_of, file_of, flip, opened, pin_of
 from tests.sets import in_own_mounts, run
-from wdsfs.remote import block_table, cached_object
+from wdsfs.remote import block_table, cache_directory, cached_object
 from wdsfs.remote.block_table import BLOCK
 from wdsfs.remote.cached_object import CachedObject
 from wdsfs.remote.object_cache import ObjectCache
@@ -696,3 +697,58 @@ def test_the_directory_is_removed_under_it(tmp_path: Path) -> None:
     with contextlib.closing(cache.open(URL, pin_of(len(content)))) as one:
         assert one.put(0, content)
         assert one.read(1 << 20, 0) == content
+
+
+# --- mounts of the kernel's --------------------------------------------------------------------------------
+
+
+def test_nobody_waits_for_a_mount(tmp_path: Path) -> None:
+    """Who has to write what a mount reads has that end, as a lease shows, and goes on without the cache."""
+    content = content_of(3 * BLOCK)
+    with opened(tmp_path, len(content)) as one:
+        one.put(0, content)
+        lease = os.open(file_of(tmp_path, "data"), os.O_RDONLY)
+        fcntl.fcntl(lease, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(lease, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        assert one.read(BLOCK, 0) == content[:BLOCK]
+        assert fcntl.fcntl(lease, fcntl.F_GETLEASE) == fcntl.F_RDLCK
+        file = file_of(tmp_path, "table")
+        with file.open("r+b") as table:
+            table.seek(-8, os.SEEK_END)
+            table.write(b"????????")
+        assert one.verify() == 1
+        assert fcntl.fcntl(lease, fcntl.F_GETLEASE) != fcntl.F_RDLCK
+        assert not one.put(0, content)
+        os.close(lease)
+        assert one.put(0, content)
+        assert one.certify()
+
+
+def test_what_is_certified(tmp_path: Path) -> None:
+    """All of it, compared since the last change; what is written afterwards is not."""
+    content = content_of(3 * BLOCK)
+    with opened(tmp_path, len(content)) as one:
+        one.put(0, content[:BLOCK])
+        assert not one.certify()
+        one.put(0, content)
+        assert one.hold() == str(file_of(tmp_path, "data"))
+        assert one.certify()
+        assert cache_directory.is_certified(str(file_of(tmp_path, "data")), one.fd)
+        flip(file_of(tmp_path, "data"), BLOCK)
+        assert not cache_directory.is_certified(str(file_of(tmp_path, "data")), one.fd)
+        assert not one.certify()
+        assert one.missing(0, 3 * BLOCK) == [(BLOCK, 2 * BLOCK)]
+
+
+def test_what_is_held_is_not_removed(tmp_path: Path) -> None:
+    """As long as somebody has it open; a mark alone is nothing."""
+    cache = ObjectCache(tmp_path, LIMIT)
+    content = content_of(BLOCK)
+    with opened(tmp_path, len(content)) as one:
+        one.put(0, content)
+        assert one.hold() is not None
+        assert cache.clear() == []
+        assert cache.trim(0) == 0
+        assert file_of(tmp_path, "data").exists()
+    assert cache.trim(0) > 0
+    assert list(tmp_path.glob("*.data")) == []

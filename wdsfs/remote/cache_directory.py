@@ -123,6 +123,9 @@ class CacheDirectory:
 
     def _start(self, path: str, size: int) -> None:
         """Give an empty data file the size of its object."""
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(path, follow_symlinks=False).st_size == size:
+                return  # and not opened to write: it may be mounted, although its blocks were dropped
         fd = self.open(path)
         try:
             if os.fstat(fd).st_size == 0:

@@ -34,7 +34,7 @@ SETTLED_NS = 100_000_000
 _SECOND = 1_000_000_000
 _SHIFT = BLOCK.bit_length() - 1
 _SETTLING = 0.01  # seconds between two looks if a change is long enough ago
-_WRITING = os.O_RDWR | os.O_CLOEXEC
+_WRITING = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK
 _STEP = 256  # blocks that are verified at a time
 _UNCHECKED, _CHECKED = b"\0", b"\1"
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
@@ -181,7 +181,7 @@ class CachedObject:
     def _warn(self) -> None:
         """Have mounts of the kernel's that read the file end, as they do for a writer: it is damaged."""
         with contextlib.suppress(OSError):  # they have some time to end
-            os.close(os.open(f"/proc/self/fd/{self.fd}", _WRITING | os.O_NONBLOCK))
+            os.close(os.open(f"/proc/self/fd/{self.fd}", _WRITING))
 
     # --- for mounts of the kernel's
 
@@ -274,7 +274,8 @@ class CachedObject:
         return True
 
     def _write(self, data: memoryview, offset: int) -> None:
-        # Open for so long only: a file that is open to write cannot be mounted (`storage/held_files.py`).
+        # Open for so long only: a file that is open to write cannot be mounted (`storage/held_files.py`). Where it
+        # is mounted, its end is not waited for: what has come is not kept.
         fd = os.open(f"/proc/self/fd/{self.fd}", _WRITING)
         try:
             _write(fd, data, offset)

@@ -35,6 +35,7 @@ class HeldFile(NamedTuple):
 
 def mark(fd: int) -> None:
     """Hold an open file, from now on until nobody has it open. Raises OSError, also if there are no leases."""
+    _ignore_breaks(fd)
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except OSError as error:
@@ -52,15 +53,21 @@ def is_held(fd: int) -> bool:
     """True if a file is held by others than this descriptor, which has been opened to read. Raises OSError."""
     if not os.fstat(fd).st_mode & _MARK:
         return False
-    # Who opens the file at this moment waits for the lease, and the kernel tells so by a signal, which is not to
-    # be one that ends this process.
-    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+    _ignore_breaks(fd)
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     except OSError as error:
         return error.errno == errno.EAGAIN  # else it has no leases, and is in no mount (`mount/held_shards.py`)
     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     return False
+
+
+def _ignore_breaks(fd: int) -> None:
+    """Who opens the file while this process has a lease waits for it, and the kernel reports that by a signal.
+
+    It is not to be SIGIO, which ends a process.
+    """
+    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
 
 
 def is_held_at(path: str) -> bool:
