@@ -458,4 +458,4 @@ def test_a_user_is_told_who_may_mount(user_program: Program) -> None:
     image = user_program.home / "set.erofs"
     user_program.run("image", shard, "-o", image)
     message = user_program.refused("mount", image, user_program.mountpoint, code=5)
-    assert "only root may do that; or mount the shards by FUSE" in message
+    assert "only root may do that" in message

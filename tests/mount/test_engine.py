@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import gzip
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests import sets
-from tests.conftest import Program
+from tests.conftest import ROOT, Program
 from tests.image.test_image import end_mount, need_erofs, told
 from wdsfs import mount_table
 from wdsfs.cli import kernel_engine
+from wdsfs.mount import kernel_mount
 
 
 def names_below(top: Path) -> set[str]:
@@ -62,6 +66,52 @@ def test_auto_takes_fuse_where_the_kernel_cannot_serve(program: Program) -> None
     assert "--engine auto takes FUSE then" in message
     words = ("mount", "--engine", "kernel", "--lazy", packed, program.mountpoint)
     assert "--lazy is for FUSE" in told(program.home, *words, code=5)
+
+
+def test_auto_takes_fuse_for_what_no_image_can_hold(program: Program) -> None:
+    """That is known only when the image is made: here a shard of more than 2 TiB, most of them a hole."""
+    need_erofs()
+    shard = program.write("s0.tar", sets.content(0))
+    try:
+        os.truncate(shard, (2 << 40) + 512)
+    except OSError as error:
+        pytest.skip(f"no file of 2 TiB here: {error.strerror}")
+    with program.mounted("--engine", "auto", shard) as mounted:
+        found = mount_table.mounted_at(mounted.path)
+        assert found is not None
+        assert found.fstype == "fuse.wdsfs"
+        assert "engine: FUSE, because" in mounted.output
+        assert "EROFS takes devices of up to 2 TiB" in mounted.output
+
+
+def test_a_process_that_may_not_mount(program: Program) -> None:
+    """As root in a container: it is known before an image is made."""
+    need_erofs()
+    if shutil.which("setpriv") is None:
+        pytest.skip("there is no setpriv")
+    code = "from wdsfs.mount.kernel_mount import refusal_of_kernel as found; print(found())"
+    without = ("setpriv", "--bounding-set=-sys_admin", sys.executable, "-c", code)
+    assert b"this process may not mount: only root may do that" in program.tool(*without, cwd=ROOT)
+    assert kernel_mount.refusal_of_kernel() is None
+
+
+def test_a_current_directory_that_was_removed(program: Program) -> None:
+    """Whole paths still lead to everything, for the mount and for `wdsfs refresh`."""
+    need_erofs()
+    shard = program.write("s0.tar", sets.content(0))
+    script = 'mkdir "$0" && cd "$0" && rmdir "$0" && exec "$@"'
+
+    def run(*words: str | Path) -> None:
+        command = ("sh", "-c", script, program.home / "gone", *program.command(*words))
+        subprocess.run(command, env=program.environment, check=True)
+
+    try:
+        run("mount", "--engine", "kernel", "-q", shard, program.mountpoint)
+        assert (program.mountpoint / "s0/d0/0-0/txt").read_bytes() == b"0"
+        run("refresh", program.mountpoint)
+        run("umount", program.mountpoint)
+    finally:
+        end_mount(program.mountpoint)
 
 
 def test_what_keeps_the_kernel_from_serving(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:

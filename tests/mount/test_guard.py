@@ -21,6 +21,7 @@ from tests.image.test_image import end_mount, need_erofs, told
 from wdsfs import host, mount_calls, mount_table
 from wdsfs.errors import MountError
 from wdsfs.image.opened import OpenDevice
+from wdsfs.mount import guard as guard_module
 from wdsfs.mount import held_shards, image_mount
 from wdsfs.mount.guard import guard_of
 from wdsfs.mount.image_mount import ImageMount
@@ -176,6 +177,16 @@ def test_an_unmount_names_what_keeps_the_shards(program: Program) -> None:
             wait_until(lambda: not guard.alive, "the guard to end")
         finally:
             end_mount(other)
+
+
+@pytest.mark.parametrize(("kernel", "seconds"), [("45\n", 40), ("4\n", 3), ("0\n", 40), ("", 40)])
+def test_how_long_a_writer_waits(
+    kernel: str, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Less than the kernel keeps a lease, but never not at all. With 0 the kernel would wait for ever."""
+    monkeypatch.setattr(guard_module, "BREAK_TIME", tmp_path / "lease-break-time")
+    (tmp_path / "lease-break-time").write_text(kernel)
+    assert guard_module.writer_seconds() == seconds
 
 
 def test_a_signal_waits_for_readers(program: Program) -> None:

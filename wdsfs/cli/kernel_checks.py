@@ -16,7 +16,7 @@ from pathlib import Path
 from wdsfs import host, mount_table
 from wdsfs.cli.doctor import MachineFinding
 from wdsfs.image.erofs import OLDEST_KERNEL
-from wdsfs.mount.kernel_mount import FILES_SINCE, OVERTAKING_SINCE
+from wdsfs.mount.kernel_mount import FILES_SINCE, OVERTAKING_SINCE, refusal_of_kernel
 from wdsfs.names import SHARD_SUFFIXES, suffix_of
 
 NAME = "kernel engine"
@@ -46,6 +46,9 @@ def check_engine(
         shown += f"; `wdsfs refresh` takes Linux {_dotted(OVERTAKING_SINCE)}"
     if (os.geteuid() if user is None else user) != 0:
         return MachineFinding(NAME, "ok", f"{shown}; only for root")
+    refusal = refusal_of_kernel() if user is None else None
+    if refusal is not None:
+        return MachineFinding(NAME, "ok", f"{shown}; but {refusal}")
     return MachineFinding(NAME, "ok", shown)
 
 

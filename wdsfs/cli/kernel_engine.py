@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-import subprocess
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("wdsfs")
 
-_FILE_SYSTEMS = "/proc/filesystems"
 _OWNER = ("uid", "gid", "umask")  # options of `-o` that are part of an image
 
 
@@ -40,12 +37,16 @@ class CannotServe(Exception):
 def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
     """Why the kernel cannot serve these shards; None if nothing is known to prevent it. Raises ShardErrors."""
     from wdsfs.image.erofs import OLDEST_KERNEL
+    from wdsfs.mount.kernel_mount import refusal_of_kernel
     from wdsfs.remote.any_shard import is_remote
 
     if os.geteuid() != 0:
         return "only root can have the kernel mount a set"
-    if host.kernel_version() < OLDEST_KERNEL or not _has_erofs():
-        return "this kernel has no EROFS, or is older than Linux " + ".".join(map(str, OLDEST_KERNEL))
+    if host.kernel_version() < OLDEST_KERNEL:
+        return "this kernel is older than Linux " + ".".join(map(str, OLDEST_KERNEL))
+    refusal = refusal_of_kernel()
+    if refusal is not None:
+        return refusal
     for one in shards:
         reason = _not_here(one.path) if is_remote(one.path) else None
         if reason is not None:
@@ -80,18 +81,6 @@ def _is_compressed(path: bytes) -> bool:
         return kind_of(fd) is not None
     finally:
         source.close(fd)
-
-
-def _has_erofs() -> bool:
-    """True if the kernel has EROFS, after the attempt to load it."""
-    load = shutil.which("modprobe")
-    for attempt in (False, True):
-        if attempt and load is not None:
-            subprocess.run([load, "-q", "erofs"], check=False, capture_output=True)
-        with open(_FILE_SYSTEMS, encoding="ascii") as file:
-            if any(line.split()[-1] == "erofs" for line in file):
-                return True
-    return False
 
 
 def image_mount(

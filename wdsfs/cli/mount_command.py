@@ -10,7 +10,7 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -29,7 +29,7 @@ from wdsfs.cli.options import (
 from wdsfs.cli.own_arguments import may_have_secrets
 from wdsfs.cli.progress import make_view, refresh_index
 from wdsfs.cli.tree_options import TreeOptions, numbered_tree_options
-from wdsfs.errors import MountError, UsageError
+from wdsfs.errors import ImageError, MountError, UsageError
 from wdsfs.names import MEDIA, SHARD_SUFFIXES
 
 if TYPE_CHECKING:
@@ -328,6 +328,10 @@ def _by_kernel(
         except kernel_engine.CannotServe as error:
             reason = str(error)
             end_if_damaged(mountpoint, path_of(serving.overlay))
+        except ImageError as error:
+            if of_image.engine == KERNEL:
+                raise
+            reason = str(error)
     if reason is not None and of_image.engine == KERNEL:
         raise kernel_engine.refused(reason)
     if of_image.engine == AUTO:
@@ -373,7 +377,7 @@ def prepared_again(made: MadeBy) -> ImageMount:
     """
     found: list[ImageMount] = []
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
-    with contextlib.chdir(made.directory), contextlib.ExitStack() as stack:
+    with _in_directory(made.directory), contextlib.ExitStack() as stack:
         for name in ENVIRONMENT:
             stack.callback(_set_variable, name, before[name])
             _set_variable(name, made.environment.get(name))
@@ -383,6 +387,18 @@ def prepared_again(made: MadeBy) -> ImageMount:
     if not found:
         raise MountError("the command of this mount would take FUSE now; unmount it, and mount it again")
     return found[0]
+
+
+@contextlib.contextmanager
+def _in_directory(path: str) -> Iterator[None]:
+    """As `contextlib.chdir`, also from a directory that was removed."""
+    before = os.open(".", os.O_PATH | os.O_CLOEXEC)
+    try:
+        os.chdir(path)
+        yield
+    finally:
+        os.fchdir(before)
+        os.close(before)
 
 
 def _set_variable(name: str, value: str | None) -> None:
@@ -404,10 +420,17 @@ def _mount_or_hand_out(wanted: ImageMount, foreground: bool) -> None:
     arguments = context.meta[_ARGUMENTS]
     if not may_have_secrets(arguments):  # else they are kept nowhere
         variables = {name: os.environ[name] for name in ENVIRONMENT if os.environ.get(name)}
-        wanted.made = MadeBy(arguments, os.getcwd(), variables)
+        wanted.made = MadeBy(arguments, _current_directory(), variables)
     if "wdsfs.remote.shards" in sys.modules:  # the guard asks no store, and is not to keep the fetcher
         sys.modules["wdsfs.remote.shards"].close()
     sys.exit(mount_in_front(wanted) if foreground else mount_in_background(wanted))
+
+
+def _current_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was removed: then no argument is relative to it
+        return "/"
 
 
 def _is_image(spec: str) -> bool:

@@ -50,7 +50,8 @@ from wdsfs.status import control
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0  # how often shards without a lease are looked at, and a mount that is detached but in use
-SPARE_SECONDS = 5.0  # before the kernel would break a lease by force
+SPARE_SECONDS = 5.0  # before the kernel would break a lease by force; of a short time a quarter
+USUAL_SECONDS = 45.0  # that the kernel has a writer wait
 BREAK_TIME = Path("/proc/sys/fs/lease-break-time")
 _STEP_SECONDS = 0.02
 _REQUEST_MAX = 1 << 26  # bytes; a request for an overlay has the paths of all shards
@@ -472,12 +473,13 @@ def _one_at_a_time() -> Iterator[None]:
 
 def _deadline() -> float:
     """Until when a writer that begins to wait now can be kept waiting, as `time.monotonic` counts."""
-    return time.monotonic() + max(_break_seconds() - SPARE_SECONDS, 0)
+    return time.monotonic() + writer_seconds()
 
 
-def _break_seconds() -> float:
-    """How long the kernel lets a writer wait for a lease."""
+def writer_seconds() -> float:
+    """How long a writer is kept waiting for readers: less than the kernel has it wait for a lease."""
     try:
-        return float(BREAK_TIME.read_text())
+        seconds = float(BREAK_TIME.read_text()) or USUAL_SECONDS  # 0: for ever
     except (OSError, ValueError):
-        return 0.0
+        seconds = USUAL_SECONDS
+    return max(seconds - SPARE_SECONDS, seconds * 3 / 4)

@@ -18,6 +18,7 @@ from wdsfs import mount_calls
 from wdsfs.errors import MountError
 
 FILES_SINCE = (6, 12)  # the first kernel that takes files for devices
+_NEEDED = "only root may do that, with CAP_SYS_ADMIN and in no user namespace (rootless containers have one)"
 OVERTAKING_SINCE = (6, 5)  # the first that can put a mount beneath another one
 
 _LOOP_FREE, _LOOP_CONFIGURE, _LOOP_CLEAR = 0x4C82, 0x4C0A, 0x4C01
@@ -47,6 +48,18 @@ def exchange_image(image: str, mountpoint: str, devices: Sequence[int], attribut
     """
     mount_image(image, mountpoint, devices, attributes, beneath=True)
     detach(mountpoint)
+
+
+def refusal_of_kernel() -> str | None:
+    """Why this process cannot mount any image; None if nothing is known. The kernel loads EROFS for that."""
+    try:
+        mount_calls.attempt(b"erofs", ())  # without an image: this fails in any case
+    except OSError as error:
+        if error.errno == errno.EPERM:
+            return f"this process may not mount: {_NEEDED}"
+        if error.errno in (errno.ENODEV, errno.ENOSYS):
+            return "this kernel has no EROFS"
+    return None
 
 
 def detach(mountpoint: str) -> None:
@@ -108,7 +121,7 @@ def _explained(image: str, mountpoint: str, error: OSError) -> str:
     where = f"{mountpoint}: the kernel does not mount {image}"
     match error.errno:
         case errno.EPERM:
-            return f"{where}: only root may do that; or mount the shards by FUSE: wdsfs mount SHARDS... MOUNTPOINT"
+            return f"{where}: {_NEEDED}; or mount the shards by FUSE: wdsfs mount SHARDS... MOUNTPOINT"
         case errno.ENODEV | errno.ENOSYS:
             return f"{where}: it has no EROFS (modprobe erofs); or mount the shards by FUSE"
         case errno.EINVAL | errno.EOPNOTSUPP:
