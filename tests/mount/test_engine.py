@@ -15,7 +15,7 @@ from tests import sets
 from tests.conftest import ROOT, Program
 from tests.image.test_image import end_mount, need_erofs, told
 from wdsfs import mount_table
-from wdsfs.cli import kernel_engine
+from wdsfs.cli import kernel_engine, mount_helper
 from wdsfs.mount import kernel_mount
 
 
@@ -82,6 +82,36 @@ def test_auto_takes_fuse_for_what_no_image_can_hold(program: Program) -> None:
         assert found.fstype == "fuse.wdsfs"
         assert "engine: FUSE, because" in mounted.output
         assert "EROFS takes devices of up to 2 TiB" in mounted.output
+
+
+def test_auto_takes_fuse_while_a_shard_is_written(program: Program) -> None:
+    need_erofs()
+    shard = program.write("s0.tar", sets.content(0))
+    with shard.open("r+b"), program.mounted("--engine", "auto", shard) as mounted:
+        found = mount_table.mounted_at(mounted.path)
+        assert found is not None
+        assert found.fstype == "fuse.wdsfs"
+        assert f"engine: FUSE, because {shard}: a program has it open for writing" in mounted.output
+
+
+def test_a_line_of_fstab_that_is_mounted_already(program: Program) -> None:
+    """`mount -a` calls the helper for it each time, since the list of mounts has the image."""
+    need_erofs()
+    program.write("s0.tar", sets.content(0))
+    code = "import sys; from wdsfs.__main__ import mount_helper; sys.exit(mount_helper())"
+    line = [sys.executable, "-c", code, str(program.home / "s{0..0}.tar"), str(program.mountpoint), "-o"]
+
+    def code_of(options: str) -> int:
+        return subprocess.run([*line, options], env=program.environment, capture_output=True).returncode
+
+    try:
+        assert code_of("ro,engine=kernel") == 0
+        before = mount_table.mounts()
+        assert code_of("ro,engine=kernel") == 0
+        assert mount_table.mounts() == before
+        assert code_of("ro,engine=kernel,layout=files") == mount_helper.MOUNT_FAILURE
+    finally:
+        end_mount(program.mountpoint)
 
 
 def test_a_process_that_may_not_mount(program: Program) -> None:

@@ -58,6 +58,26 @@ def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
     return None if found is None else f"{os.fsdecode(found[0])} lies on {found[1]}, which other machines can write"
 
 
+def written(shards: Sequence[Shard]) -> str | None:
+    """Why no guard can hold these shards at the moment: a program writes one. Raises ShardErrors."""
+    from wdsfs.remote.any_shard import is_remote
+
+    found = next((one.path for one in shards if not is_remote(one.path) and _is_written(one.path)), None)
+    return None if found is None else f"{os.fsdecode(found)}: a program has it open for writing"
+
+
+def _is_written(path: bytes) -> bool:
+    from wdsfs.storage import held_files, source
+
+    fd = source.open_shard(path)
+    try:
+        return held_files.is_written(fd)
+    except OSError:
+        return False  # without leases its times are compared
+    finally:
+        source.close(fd)
+
+
 def _not_here(path: bytes) -> str | None:
     """Why the kernel cannot serve a remote shard, as far as that is known without asking its store."""
     from wdsfs.remote import shards

@@ -359,10 +359,13 @@ def _image_mount(
 
     found = expand(shards, *selection._replace(allow_missing=opening.tolerance.allow_missing))
     reason = kernel_engine.obstacle(found, of_image.trust_shards)
+    is_repeated = _PREPARED in click.get_current_context().meta
+    if reason is None and of_image.engine == AUTO and not is_repeated:
+        reason = kernel_engine.written(found)  # else the guard says it, when the image is made
     if reason is not None:
         raise kernel_engine.CannotServe(reason)
     options, overlay = [*serving.options, *["ro"] * serving.read_only], path_of(serving.overlay)
-    if _PREPARED not in click.get_current_context().meta:
+    if not is_repeated:
         kernel_engine.check_place(mountpoint, options, overlay)
     if overlay is not None:
         refuse_view(found, tree.view(opening.tolerance.allow_missing), tree.composition)

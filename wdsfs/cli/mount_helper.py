@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"mount.wdsfs: {error}", file=sys.stderr)
         return WRONG_CALL
-    if call.fake:
+    if call.fake or _is_mounted(call.arguments):
         return 0
     from wdsfs.cli import main
 
@@ -99,6 +99,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # the way click ends
         return 0 if not end.code else WRONG_CALL if end.code == UsageError.exit_code else MOUNT_FAILURE
     return 0
+
+
+def _is_mounted(arguments: Sequence[str]) -> bool:
+    """True if the kernel serves this very mount, and its guard lives.
+
+    `mount -a` leaves out what the list of mounts has; there it finds the image, not the first field of a line.
+    """
+    from wdsfs.mount.guard import guard_of
+    from wdsfs.status import control
+
+    if not any(one.startswith("--engine=") for one in arguments):
+        return False
+    guard = guard_of(control.canonical(arguments[-1]))
+    made = None if guard is None or not guard.alive else guard.made
+    return made is not None and ["mount", *made.arguments] == list(arguments)
 
 
 def translate(argv: Sequence[str]) -> Call:

@@ -35,18 +35,27 @@ class HeldFile(NamedTuple):
 
 def mark(fd: int) -> None:
     """Hold an open file, from now on until nobody has it open. Raises OSError, also if there are no leases."""
+    try:
+        is_written(fd)  # which is for who mounts it
+    except OSError as error:
+        reason = f"no lease can be had there ({error.strerror}); WDSFS_CACHE_DIR names another place"
+        raise OSError(error.errno, reason) from None
+    mode = os.fstat(fd).st_mode
+    if not mode & _MARK:
+        os.fchmod(fd, stat.S_IMODE(mode) | _MARK)
+
+
+def is_written(fd: int) -> bool:
+    """True if a program has a file open for writing, which is open to read here. Raises OSError without leases."""
     _ignore_breaks(fd)
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except OSError as error:
-        if error.errno != errno.EAGAIN:  # somebody writes: that is for who mounts it
-            reason = f"no lease can be had there ({error.strerror}); WDSFS_CACHE_DIR names another place"
-            raise OSError(error.errno, reason) from None
-    else:
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    mode = os.fstat(fd).st_mode
-    if not mode & _MARK:
-        os.fchmod(fd, stat.S_IMODE(mode) | _MARK)
+        if error.errno == errno.EAGAIN:
+            return True
+        raise
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return False
 
 
 def is_held(fd: int) -> bool:
