@@ -25,6 +25,7 @@ from tests import tars
 from tests.conftest import PATIENCE, Program, wait_until
 from tests.servers import need_server
 
+_LOADED = "document.readyState === 'complete'"
 FORM = "application/x-www-form-urlencoded"
 
 
@@ -152,11 +153,16 @@ class Browser:
     def open(self, viewer: Viewer) -> None:
         """The first page, by the address that the command has printed."""
         self.driver.delete_all_cookies()
-        self.driver.get(viewer.address)
-        wait_until(lambda: self.texts("main h1"), "the first page")
+        self._get(viewer.address)  # which leads on to the first page
+        script = f"return {_LOADED} && document.querySelector('main h1') !== null"
+        wait_until(lambda: self.run(script), "the first page")
 
     def go(self, viewer: Viewer, path: str) -> None:
-        self.driver.get(f"http://{viewer.netloc}{path}")
+        self._get(f"http://{viewer.netloc}{path}")
+
+    def _get(self, address: str) -> None:
+        with self.leaving():  # chromedriver comes back before the page is whole, once in twenty times
+            self.driver.get(address)
 
     def all(self, selector: str) -> list[WebElement]:
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
@@ -181,7 +187,7 @@ class Browser:
         """What is done in here leads to another page; wait for it."""
         self.run("document.documentElement.dataset.old = '1'")
         yield
-        script = "return document.readyState === 'complete' && !document.documentElement.dataset.old"
+        script = f"return {_LOADED} && !document.documentElement.dataset.old"
         wait_until(lambda: self.run(script), "the next page")
 
     def follow(self, selector: str, at: int = 0) -> None:
