@@ -114,8 +114,8 @@ def mounted_at(path: str | bytes | os.PathLike[str]) -> MountPoint | None:
 def holders(device: int) -> list[int]:
     """Processes that still see a file system (`st_dev`) in a mount table of their own: one of each such table.
 
-    A container, or whoever unshares the mount table, keeps what was mounted then until it ends. Of the processes
-    of other users only root is told.
+    A container, or another process that unshares the mount table, keeps what was mounted then until it ends. Of
+    the processes of other users only root is told.
     """
     found: dict[int, int] = {os.stat("/proc/self/ns/mnt").st_ino: 0}
     for one in filter(str.isdecimal, os.listdir("/proc")):

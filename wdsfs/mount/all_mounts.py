@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from wdsfs import mount_calls, mount_table
 from wdsfs.mount_table import MountPoint
-
-_MOUNTINFO = "mountinfo"
 
 
 class FileSystem(NamedTuple):
@@ -39,7 +36,7 @@ def _of(mount: MountPoint) -> FileSystem:
 def detach_everywhere(wanted: FileSystem) -> None:
     """Detach every mount of this file system, as far as they can be found. Whatever is open of it stays open."""
     _detach_here(wanted, mount_table.mounts())
-    for process in _processes_of_others(wanted):
+    for process in mount_table.holders(wanted.device):
         pid = os.fork()
         if not pid:
             _detach_there(process, wanted)
@@ -54,30 +51,13 @@ def _detach_here(wanted: FileSystem, mounts: list[MountPoint]) -> None:
                 mount_calls.detach(os.fsdecode(one.path))
 
 
-def _processes_of_others(wanted: FileSystem) -> Iterator[int]:
-    """A process of each other mount namespace in which this file system is mounted."""
-    seen = {os.stat("/proc/self/ns/mnt").st_ino}
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # it has ended, or cannot be looked at
-            namespace = os.stat(f"/proc/{name}/ns/mnt").st_ino
-            if namespace not in seen:
-                seen.add(namespace)
-                if any(_of(one) == wanted for one in _mounts_of(f"/proc/{name}")):
-                    yield int(name)
-
-
-def _mounts_of(process: str, proc: int | None = None) -> list[MountPoint]:
-    """The mounts of the namespace of a process, whose directory this is. Raises OSError."""
-    fd = os.open(f"{process}/{_MOUNTINFO}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
-    with open(fd, "rb") as file:
-        return mount_table.parse_mountinfo(file.read())
-
-
 def _detach_there(process: int, wanted: FileSystem) -> None:
     """In a forked process: enter the namespace of that process, detach, and end."""
     try:
         proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)  # there may be none in the namespace
         mount_calls.enter_namespace(os.open(f"/proc/{process}/ns/mnt", os.O_RDONLY))
-        _detach_here(wanted, _mounts_of("self", proc))  # as they are seen from its root
+        with open(os.open("self/mountinfo", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc), "rb") as file:
+            mounts = mount_table.parse_mountinfo(file.read())  # as they are seen from its root
+        _detach_here(wanted, mounts)
     finally:
         os._exit(0)
