@@ -6,7 +6,6 @@ A mount does not need it, since there is FUSE, so nothing here is a failure. As 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shlex
 import shutil
@@ -18,6 +17,7 @@ from wdsfs.cli.doctor import MachineFinding
 from wdsfs.image.erofs import OLDEST_KERNEL
 from wdsfs.mount.kernel_mount import FILES_SINCE, OVERTAKING_SINCE, refusal_of_kernel
 from wdsfs.names import SHARD_SUFFIXES, suffix_of
+from wdsfs.storage import held_files
 
 NAME = "kernel engine"
 
@@ -86,12 +86,14 @@ def check_leases(directory: str) -> MachineFinding:
     except OSError as error:
         return MachineFinding(name, "warn", error.strerror or str(error), f"ls -ld {shlex.quote(directory)}")
     try:
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        is_written = held_files.is_written(fd)
     except OSError as error:
         return _no_lease(name, fstype, shard, error)
     finally:
         os.close(fd)
+    if is_written:
+        who = f"fuser -v {shlex.quote(shard)}"
+        return MachineFinding(name, "warn", f"a program has {shard} open for writing", who)
     return MachineFinding(name, "ok", f"can be had ({fstype or 'unknown file system'}): writers wait for readers")
 
 
@@ -103,9 +105,6 @@ def _a_shard(directory: str) -> str | None:
 
 def _no_lease(name: str, fstype: str, shard: str, error: OSError) -> MachineFinding:
     by_looking = "changes are looked for every second instead"
-    if error.errno == errno.EAGAIN:
-        who = f"fuser -v {shlex.quote(shard)}"
-        return MachineFinding(name, "warn", f"a program has {shard} open for writing", who)
     if error.errno == errno.EACCES:
         return MachineFinding(
             name,
