@@ -39,6 +39,7 @@ def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
     from wdsfs.image.erofs import OLDEST_KERNEL
     from wdsfs.mount.kernel_mount import refusal_of_kernel
     from wdsfs.remote.any_shard import is_remote
+    from wdsfs.tar.compressed import kind_at
 
     if os.geteuid() != 0:
         return "only root can have the kernel mount a set"
@@ -54,7 +55,7 @@ def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
     local = [one.path for one in shards if not is_remote(one.path)]
     found = None if trusting else mount_table.on_network(local)
     if found is not None:  # of compressed ones copies are read, which are here
-        found = mount_table.on_network(path for path in local if not _is_compressed(path))
+        found = mount_table.on_network(path for path in local if kind_at(path) is None)
     return None if found is None else f"{os.fsdecode(found[0])} lies on {found[1]}, which other machines can write"
 
 
@@ -90,17 +91,6 @@ def _not_here(path: bytes) -> str | None:
     if pin is not None and (shards.is_here(path) or is_unpacked(path, pin.fingerprint(shown))):
         return None
     return f"{shown} is not complete in the cache; `wdsfs fetch` brings it there"
-
-
-def _is_compressed(path: bytes) -> bool:
-    from wdsfs.storage import source
-    from wdsfs.tar.compressed import kind_of
-
-    fd = source.open_shard(path)
-    try:
-        return kind_of(fd) is not None
-    finally:
-        source.close(fd)
 
 
 def image_mount(

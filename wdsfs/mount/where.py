@@ -32,7 +32,7 @@ from wdsfs.remote.any_shard import is_remote
 from wdsfs.status import control
 from wdsfs.storage import source
 from wdsfs.storage.held_files import HeldFile
-from wdsfs.tar.compressed import kind_of
+from wdsfs.tar.compressed import kind_at
 from wdsfs.tar.problems import Problem
 from wdsfs.tar.scan import scan
 
@@ -213,13 +213,9 @@ def _with_shard(found: Origin, shard: str | None) -> Origin:
 
 def _is_compressed(shard: str) -> bool | None:
     try:
-        fd = source.open_shard(os.fsencode(shard))
+        return kind_at(os.fsencode(shard)) is not None
     except (MissingShard, UnreadableShard):
         return None
-    try:
-        return kind_of(fd) is not None
-    finally:
-        source.close(fd)
 
 
 # --- by the kernel -----------------------------------------------------------------------------------------

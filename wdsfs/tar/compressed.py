@@ -73,6 +73,15 @@ def kind_of(shard: OpenShard) -> str | None:
     return magic.compression(source.pread(shard, headers.BLOCK, 0))
 
 
+def kind_at(path: bytes) -> str | None:
+    """As `kind_of`, of a shard of this machine that is not open. Raises MissingShard, UnreadableShard."""
+    fd = source.open_shard(path)
+    try:
+        return kind_of(fd)
+    finally:
+        source.close(fd)
+
+
 @contextlib.contextmanager
 def opened(shard: OpenShard, path: bytes) -> Iterator[Opened]:
     """The bytes of the tar in a shard that is open. Raises what `unpacked` raises."""
