@@ -13,7 +13,7 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from click.core import ParameterSource
@@ -231,6 +231,23 @@ def _of_a_new_set(settings: OverlaySettings | None) -> list[Shard]:
     return []
 
 
+def told_shards(answer: dict[str, Any]) -> list[Shard]:
+    """The shards of a mount, in their order, by the answer of its daemon."""
+    from wdsfs.reading import Reading
+    from wdsfs.spec.expand import Shard
+
+    reading, without = Reading(**answer.get("reading", {})), answer.get("without", {})
+    return [
+        Shard(
+            os.fsencode(path),
+            os.fsencode(name),
+            frozenset(map(os.fsencode, without.get(path, ()))),
+            reading=reading,
+        )
+        for name, path in answer["shards"]
+    ]
+
+
 @contextlib.contextmanager
 def mounted(mountpoint: str, opening: Opening, freeze: bool, whole: bool = False) -> Iterator[OverlaySession]:
     """The overlay of a mount; with `freeze` all writes to the mount are refused meanwhile."""
@@ -238,8 +255,6 @@ def mounted(mountpoint: str, opening: Opening, freeze: bool, whole: bool = False
 
     from wdsfs.dataset.shard_access import access_from_json
     from wdsfs.overlay.overlay_directory import OverlayDirectory, refuse_outputs, unfinished
-    from wdsfs.reading import Reading
-    from wdsfs.spec.expand import Shard
     from wdsfs.status import control
 
     guard = guard_of_overlay(mountpoint)
@@ -264,8 +279,7 @@ def mounted(mountpoint: str, opening: Opening, freeze: bool, whole: bool = False
             raise OverlayBusy(answer["error"])
         if freeze:
             stack.callback(talk.finish, THAW_SECONDS)  # who writes when the command has ended gets no EBUSY
-        reading = Reading(**answer.get("reading", {}))
-        shards = [Shard(os.fsencode(path), os.fsencode(name), reading=reading) for name, path in answer["shards"]]
+        shards = told_shards(answer)
         place = OverlayDirectory(Path(directory))
         if not unfinished(place):
             refuse_outputs(place, [shard.path for shard in shards])

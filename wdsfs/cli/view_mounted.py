@@ -1,7 +1,7 @@
 """What `view` shows of a mount: the same set, seen by the same options, as the mount's daemon tells them.
 
 The daemon is asked again while the pages are served, so that shards that come or go there do so here. What the
-kernel serves has no daemon: its shards are those of the command that mounted it.
+kernel serves has no daemon, and is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import click
 
 from wdsfs.cli.opening import opened_set
 from wdsfs.cli.options import Opening, set_for_all
-from wdsfs.cli.overlay_session import FREEZE_SECONDS, mount_above, silent
+from wdsfs.cli.overlay_session import FREEZE_SECONDS, mount_above, silent, told_shards
 from wdsfs.cli.progress import make_view
 from wdsfs.cli.tree_options import TreeOptions, tree_options, view_of
 from wdsfs.errors import MountError, OverlayBusy, ShardError, UsageError
@@ -146,19 +146,7 @@ class _Mounted:
     @property
     def shards(self) -> list[Shard]:
         """The shards of the mount, in their order."""
-        from wdsfs.reading import Reading
-        from wdsfs.spec.expand import Shard
-
-        reading, without = Reading(**self._told.get("reading", {})), self._told.get("without", {})
-        return [
-            Shard(
-                os.fsencode(path),
-                os.fsencode(name),
-                frozenset(map(os.fsencode, without.get(path, ()))),
-                reading=reading,
-            )
-            for name, path in self._told["shards"]
-        ]
+        return told_shards(self._told)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[ShardSet]:
