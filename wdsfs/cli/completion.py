@@ -99,7 +99,7 @@ def script(shell: str) -> str:
 
 
 def paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Files and directories; of `@list.txt` the file. Nothing for URLs: only a request could say what there is."""
+    """Files and directories, after an `@` as well (`@list.txt`). URLs are not completed: that takes requests."""
     if _NOT_LOCAL.match(incomplete):
         return []
     if incomplete.startswith("@"):

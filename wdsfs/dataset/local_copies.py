@@ -1,8 +1,8 @@
-"""Copies of shards that the kernel can read, of those that are no plain tars of this machine.
+"""Copies that the kernel can read in the place of shards that are no plain tars of this machine.
 
-Of a compressed shard that is its unpacked copy in the cache; of a remote one the file in the cache of remote
-objects, which has to be complete. Copies are held against eviction: by whoever has them open here, and then by the
-mount that reads them (`storage/held_files.py`).
+The copy of a compressed shard is its unpacked file in the cache. The copy of a remote shard is its file in the
+cache of remote objects, which has to be complete. The cache does not evict a copy while `LocalCopies` has it open,
+nor afterwards while a mount reads it (`storage/held_files.py`).
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def _open_copy(shard: str, path: str) -> int:
             f"{shard}: its copy in the cache cannot be opened: {error.strerror}; repeat the command"
         ) from None
     _refuse_irregular(path, fd)
-    with contextlib.suppress(BlockingIOError):  # it is being evicted; whoever mounts it holds it
+    with contextlib.suppress(BlockingIOError):  # eviction has locked it; the kernel holds it once it is mounted
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     return fd
 

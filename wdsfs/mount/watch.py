@@ -160,8 +160,8 @@ def follow(watch: Watch, device: int, life: int, tags: Generations, epochs: bool
     """Invalidate what the kernel, and all processes of the mount, have cached whenever a shard changes.
 
     Returns when `life`, the reading end of a pipe, has no writer any more: all processes that serve the mount have
-    ended, as they do at the unmount. (The device would say so, too, but the kernel wakes whoever polls it at each
-    request.) `epochs` says that the kernel can invalidate everything at once (Linux 6.16); on an older one only
+    ended, as they do at the unmount. (The device would say so, too, but each request wakes every process that
+    polls it.) `epochs` says that the kernel can invalidate everything at once (Linux 6.16); on an older one only
     the directories of the changed shards are invalidated, which one tree over all shards does not have.
     """
     watch.on_names()  # what came or went before it began to watch

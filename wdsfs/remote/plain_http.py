@@ -163,8 +163,8 @@ class _Connection(asyncio.BufferedProtocol):
     async def ask(self, request: bytes, size: int, silence: float) -> Answer:
         """The answer to a request for `size` bytes.
 
-        Raises ConnectionError, and TimeoutError when nothing comes for `silence` seconds. Whoever stops waiting
-        closes the connection.
+        Raises ConnectionError, and TimeoutError when nothing comes for `silence` seconds. A caller
+        that is cancelled closes the connection.
         """
         self._begin(size)
         self._answer = self._loop.create_future()

@@ -1,11 +1,12 @@
 """Files of a cache that a mount of the kernel's reads: they are held, and nothing evicts them.
 
-Who is going to mount a file marks it, while it has it open. A mark alone holds nothing: a file is held as long as
-it is marked and somebody has it open, and that the kernel says. It has the devices of a mount open itself, so a
-file is held as long as anybody uses the mount: whoever is killed, in whatever namespace, and not after a reboot.
-The mark stays, and goes with the file.
+A command that is going to mount a file opens and marks it. A mark alone holds nothing: a file is held as long as
+it is marked and some process or the kernel has it open. The kernel has the devices of a mount open itself. So a
+file is held as long as the mount is used, in any namespace, also when processes of wdsfs are killed, and not after
+a reboot. The mark stays, and goes with the file.
 
-The kernel says it by a write lease (fcntl(2), F_SETLEASE), which nobody gets for a file that others have open.
+Whether a file is open elsewhere is asked by a write lease (fcntl(2), F_SETLEASE), which nobody gets for a file
+that others have open.
 """
 
 from __future__ import annotations
