@@ -184,6 +184,18 @@ def locked(path: Path) -> Iterator[None]:
         os.close(fd)
 
 
+@contextlib.contextmanager
+def in_directory(path: str) -> Iterator[None]:
+    """As `contextlib.chdir`, also from a directory that was removed. Raises OSError."""
+    before = os.open(".", os.O_PATH | os.O_CLOEXEC)
+    try:
+        os.chdir(path)
+        yield
+    finally:
+        os.fchdir(before)
+        os.close(before)
+
+
 # -- the kernel ----------------------------------------------------------------------------------------------
 
 

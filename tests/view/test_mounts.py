@@ -80,7 +80,9 @@ def test_shards_that_come_and_go_do_so_on_the_page(shards: Program, options: tup
     def shows(viewer: Viewer, expected: list[str]) -> bool:
         return paths(viewer) == expected
 
-    with shards.mounted(*options, "set") as mounted, viewing(shards, mounted.path) as viewer:
+    typed = shards.directory("typed")
+    with shards.mounted(*options, "set") as mounted, viewing(shards, mounted.path, cwd=typed) as viewer:
+        typed.rmdir()
         assert paths(viewer) == ["t-0/s00", "t-0/s01", "t-1/s10", "t-1/s11"]
         assert paths(viewer, "?q=s20") == []
         shards.write("set/t-2.tar", a_shard(2))

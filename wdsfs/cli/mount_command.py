@@ -10,7 +10,7 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -30,6 +30,7 @@ from wdsfs.cli.own_arguments import may_have_secrets
 from wdsfs.cli.progress import make_view, refresh_index
 from wdsfs.cli.tree_options import TreeOptions, numbered_tree_options
 from wdsfs.errors import ImageError, MountError, UsageError
+from wdsfs.host import in_directory
 from wdsfs.names import MEDIA, SHARD_SUFFIXES
 
 if TYPE_CHECKING:
@@ -380,7 +381,7 @@ def prepared_again(made: MadeBy) -> ImageMount:
     """
     found: list[ImageMount] = []
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
-    with _in_directory(made.directory), contextlib.ExitStack() as stack:
+    with in_directory(made.directory), contextlib.ExitStack() as stack:
         for name in ENVIRONMENT:
             stack.callback(_set_variable, name, before[name])
             _set_variable(name, made.environment.get(name))
@@ -390,18 +391,6 @@ def prepared_again(made: MadeBy) -> ImageMount:
     if not found:
         raise MountError("the command of this mount would take FUSE now; unmount it, and mount it again")
     return found[0]
-
-
-@contextlib.contextmanager
-def _in_directory(path: str) -> Iterator[None]:
-    """As `contextlib.chdir`, also from a directory that was removed."""
-    before = os.open(".", os.O_PATH | os.O_CLOEXEC)
-    try:
-        os.chdir(path)
-        yield
-    finally:
-        os.fchdir(before)
-        os.close(before)
 
 
 def _set_variable(name: str, value: str | None) -> None:

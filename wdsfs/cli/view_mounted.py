@@ -21,6 +21,7 @@ from wdsfs.cli.overlay_session import FREEZE_SECONDS, mount_above, silent, told_
 from wdsfs.cli.progress import make_view
 from wdsfs.cli.tree_options import TreeOptions, tree_options, view_of
 from wdsfs.errors import MountError, OverlayBusy, ShardError, UsageError
+from wdsfs.host import in_directory
 
 if TYPE_CHECKING:
     from wdsfs.dataset.shard_set import ShardSet
@@ -168,7 +169,7 @@ class _Mounted:
 
     def _where_it_was_typed(self) -> contextlib.AbstractContextManager[None]:
         """Relative paths of joined shards and label files are of the directory of the mount's command."""
-        return contextlib.chdir(self._daemon.directory) if self._daemon.composition else contextlib.nullcontext()
+        return in_directory(self._daemon.directory) if self._daemon.composition else contextlib.nullcontext()
 
     # --- while the pages are served
 
