@@ -5,6 +5,6 @@ The kernel serves such an image without a process of ours. What a set looks like
 `mount/image_mount.py`.
 
 Start with `build.py`, which makes an image. `tree_walk.py` asks a tree, `shard_table.py` asks a whole shard at
-once; both fill tables (`table.py`), and `layout.py` turns a table into bytes, by `erofs.py`. `manifest.py` is what
-an image says of its shards.
+once; both fill tables (`table.py`), and `layout.py` turns a table into bytes, by `erofs.py`. What has not changed
+is taken from the image before (`whole_shards.py`, `parts.py`). `manifest.py` is what an image says of its shards.
 """

@@ -1,7 +1,7 @@
 """Makes an image of a tree: opens the file, walks the tree, and writes super block, device table and manifest.
 
-The same shards and options give the same bytes, on any machine: nothing in an image depends on when, where or by
-whom it was made.
+The same shards and options give the same bytes by the same version of wdsfs, on any machine: nothing in an image
+depends on when, where or by whom it was made, or on the image that it replaces, from which parts are taken.
 """
 
 from __future__ import annotations
@@ -10,23 +10,27 @@ import hashlib
 import logging
 import os
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
+import xxhash
+
 from wdsfs.dataset.indexing import indexed
 from wdsfs.dataset.shard_set import ShardSet
-from wdsfs.dataset.shard_tree import ShardTree
 from wdsfs.dataset.tree import AT_PARENT, LowerTree
 from wdsfs.errors import ImageError, StaleShard
-from wdsfs.image import erofs
+from wdsfs.image import earlier, erofs
 from wdsfs.image.content_places import ContentPlaces, DeviceFile
+from wdsfs.image.earlier import EarlierImage
 from wdsfs.image.image_file import ImageFile, Owner
-from wdsfs.image.manifest import Device, Manifest, stored_path
-from wdsfs.image.shard_table import table_of
-from wdsfs.image.table import Table
+from wdsfs.image.manifest import Device, Manifest, PartsPlace, stored_path
+from wdsfs.image.parts import Part, encoded
 from wdsfs.image.tree_walk import TreeWalk
-from wdsfs.inodes import FOLDER, POSITION, ROOT, position, unpack
+from wdsfs.image.whole_shards import WholeShards
+from wdsfs.inodes import ROOT
 from wdsfs.remote import any_shard
 from wdsfs.remote.any_shard import is_remote
 from wdsfs.storage.durable import Disk, named, new_file
@@ -34,8 +38,6 @@ from wdsfs.storage.held_files import HeldFile
 from wdsfs.storage.identity import Fingerprint
 
 log = logging.getLogger(__name__)
-
-_SHARD_TOP = position(FOLDER, 0)
 
 
 class ImageOptions(NamedTuple):
@@ -56,11 +58,13 @@ class ImageOptions(NamedTuple):
 
 
 class Built(NamedTuple):
-    """What was made: the shards that are devices, the inodes, and the size of the file (bytes)."""
+    """What was made: the shards that are devices, the inodes, the size of the file (bytes), and how many shards
+    were taken over from the image that it replaces."""
 
     devices: int
     inodes: int
     size: int
+    taken_over: int
 
 
 class _Source(NamedTuple):
@@ -99,23 +103,30 @@ def build(
         *(options.composition, ".".join(map(str, options.since)), options.key),
     )
     times = erofs.Times(_common_time(tree), options.since)
+    settings = repr((options.owner, options.merge, options.composition, times.own, times.epoch_ns))
     disk = Disk()
-    with named(target), new_file(disk, target) as fd:
-        image = ImageFile(fd, len(sources), times, options.owner, options.private)
-        walk = TreeWalk(
-            tree,
-            image,
-            ContentPlaces(devices, missing),
-            lambda inode, parent: _whole(tree, devices, inode, parent),
-            on_shard,
-        )
+    with named(target), _replaced(target) as before, new_file(disk, target) as fd:
+        image = ImageFile(fd, len(sources), times, options.owner, options.private, before)
+        whole = WholeShards(tree, image, devices, missing, settings)
         root = image.reserve()
-        walk.run(root)
+        TreeWalk(tree, image, ContentPlaces(devices, missing), whole.put, on_shard).run(root)
+        parts = image.finish()
         _refuse_changed(sources)
-        size = _finish(fd, image, root, sources, times, manifest, options)
+        size = _finish(fd, image, root, sources, times, manifest, options, parts)
         disk.sync(fd)
     disk.sync_directory(os.path.dirname(target))
-    return Built(len(sources), image.inodes, size)
+    return Built(len(sources), image.inodes, size, image.taken_over)
+
+
+@contextmanager
+def _replaced(target: bytes) -> Iterator[EarlierImage | None]:
+    """The image that is replaced, if parts can be taken from it."""
+    found = earlier.opened(target)
+    try:
+        yield found
+    finally:
+        if found is not None:
+            found.close()
 
 
 def _device(source: _Source, base: bytes) -> Device:
@@ -159,16 +170,6 @@ def refuse_overwriting(shards: Sequence[bytes], target: bytes) -> None:
             raise ImageError(f"{os.fsdecode(target)}: is a shard of the set; name another file for the image")
 
 
-def _whole(tree: LowerTree, devices: Mapping[bytes, DeviceFile], inode: int, parent: int) -> Table | None:
-    """The table of a whole shard, where a directory is the top of one in which nothing is odd."""
-    below = tree if isinstance(tree, ShardTree) else getattr(tree, "tree", None)
-    if not isinstance(below, ShardTree) or below.merged or inode & POSITION != _SHARD_TOP:
-        return None
-    number = unpack(inode)[1]
-    device = devices[below.lower.shards[number].path]
-    return indexed(table_of, below, number, device.number, device.size, parent)
-
-
 def _common_time(tree: LowerTree) -> int:
     """A time (ns) that many files have: of the first one found."""
     inode = ROOT
@@ -197,9 +198,13 @@ def _finish(
     times: erofs.Times,
     manifest: Manifest,
     options: ImageOptions,
+    parts: Sequence[Part],
 ) -> int:
     """Write what is in front of the metadata and behind it; returns the size of the file (bytes)."""
-    tail = manifest.encoded()
+    end = image.blocks * erofs.BLOCK
+    of_parts = encoded(image.metadata, parts)
+    place = PartsPlace(end, len(of_parts), xxhash.xxh3_128_hexdigest(of_parts))
+    tail = replace(manifest, parts=place).encoded()
     identity = hashlib.blake2b(tail + repr(options.owner).encode(), digest_size=16).digest()
     table = erofs.device_table([(_tag(one.path), one.size) for one in sources])
     head = erofs.super_block(
@@ -211,11 +216,10 @@ def _finish(
         identity=identity,
         devices=len(sources),
     )
-    end = image.blocks * erofs.BLOCK
     os.ftruncate(fd, end)
     os.pwrite(fd, head + table, erofs.SUPER_OFFSET)
-    os.pwrite(fd, tail, end)
-    return end + len(tail)
+    os.pwrite(fd, of_parts + tail, end)
+    return end + len(of_parts) + len(tail)
 
 
 def _tag(path: bytes) -> bytes:

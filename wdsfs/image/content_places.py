@@ -47,10 +47,15 @@ class DeviceFile(NamedTuple):
 
 
 class ContentPlaces:
-    """The places of content, with `devices` by path of shard, and the number of a device that is `missing`."""
+    """The places of content, with `devices` by path of shard, and the number of a device that is `missing`.
+
+    `was_read` is True once something had to be read in a shard, `was_missing` once something is on no device.
+    Callers set them to False when it suits them.
+    """
 
     def __init__(self, devices: Mapping[bytes, DeviceFile], missing: int | None) -> None:
         self._devices, self._missing = devices, missing
+        self.was_read = self.was_missing = False
 
     def of(self, content: Content) -> Place | Special:
         """The place of a file that lies in one piece; else where its chunks are, or its bytes.
@@ -62,7 +67,7 @@ class ContentPlaces:
         pieces = _pieces(content)
         if pieces is None:
             try:
-                return Stored(_read(content, 0))
+                return Stored(self._read(content, 0))
             except CorruptShard:
                 if content.held is None or self._missing is None:
                     raise
@@ -77,6 +82,7 @@ class ContentPlaces:
 
     def _unreadable(self, content: Content, missing: int) -> Chunks:
         """A file that is made of what is damaged: reading it fails, as on a mount."""
+        self.was_missing = True
         bits = min((blocks_of(content.size) // CHUNKS_DAMAGED).bit_length(), CHUNK_BITS_MAX)
         count = -(-content.size // (BLOCK << bits))
         return Chunks(bits, np.full(count, missing, np.int64), np.zeros(count, np.int64), b"")
@@ -98,12 +104,18 @@ class ContentPlaces:
             ends = np.minimum(begins + chunk, place + size)
             there = -(-ends // BLOCK) <= device.size // BLOCK
             if not there.all() and int(ends[-1]) <= device.size:  # the last block of the shard is not whole
-                stored, there[-1] = _read(content, int(nth[-1]) * chunk), True
-            if not there.all() and self._missing is None:
-                raise ImageError(f"{os.fsdecode(content.file.path)}: ends before its last member does")
+                stored, there[-1] = self._read(content, int(nth[-1]) * chunk), True
+            if not there.all():
+                self.was_missing = True
+                if self._missing is None:
+                    raise ImageError(f"{os.fsdecode(content.file.path)}: ends before its last member does")
             devices[nth] = np.where(there, device.number, self._missing or 0)
             blocks[nth] = np.where(there, begins // BLOCK, 0)
         return Chunks(bits, devices, blocks, stored)
+
+    def _read(self, content: Content, start: int) -> bytes:
+        self.was_read = True
+        return _read(content, start)
 
 
 def _chunk_bits(content: Content, pieces: Sequence[Piece]) -> int:

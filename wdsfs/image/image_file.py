@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from wdsfs.errors import ImageError
 from wdsfs.image import erofs
+from wdsfs.image.earlier import EarlierImage, Taking
 from wdsfs.image.layout import lay_out, lay_out_directory
+from wdsfs.image.parts import Part, Wanted, checksum_of, map_of, write_at
 from wdsfs.image.table import Ints, Table
 
 _RESERVED = erofs.BLOCK // erofs.EXTENDED_SIZE  # inodes in a block of those that are written later
@@ -23,32 +24,110 @@ class Owner(NamedTuple):
     umask: int = 0
 
 
+class _Begun:
+    """A part that is being written: what is known of it, and what was reserved before."""
+
+    def __init__(self, first: int, reserved: list[int]) -> None:
+        self.first, self.reserved = first, reserved
+        self.nids: list[Ints] = []
+
+
 class ImageFile:
     """Writes to the descriptor `fd`; `devices` is how many there are. The top of a `private` image, which is the
-    first inode that is reserved, can be entered by its owner alone."""
+    first inode that is reserved, can be entered by its owner alone. Parts are taken from an `earlier` image,
+    `taken_over` of them."""
 
-    def __init__(self, fd: int, devices: int, times: erofs.Times, owner: Owner, private: bool = False) -> None:
+    def __init__(
+        self,
+        fd: int,
+        devices: int,
+        times: erofs.Times,
+        owner: Owner,
+        private: bool = False,
+        earlier: EarlierImage | None = None,
+    ) -> None:
         self._fd, self._times, self._owner, self._private = fd, times, owner, private
         self.metadata = erofs.metadata_block(devices)
         self.blocks = self.metadata + 1  # an empty block: no inode has the number 0
-        self.inodes = 0
+        self.inodes = self.taken_over = 0
         self._reserved: list[int] = []
+        self._begun: _Begun | None = None
+        self._parts: list[Part] = []
+        self._earlier = earlier
+        self._taking = None if earlier is None else Taking(earlier, fd, self.metadata)
 
     def reserve(self) -> int:
         """The number of an inode that is written later."""
         if not self._reserved:
-            first = (self.blocks - self.metadata) * erofs.SLOTS_PER_BLOCK
+            first = self._nid_at(self.blocks)
             step = erofs.EXTENDED_SIZE // erofs.SLOT
             self._reserved = [first + step * nth for nth in reversed(range(_RESERVED))]
-            self.blocks += 1
+            self._grow(1)
         return self._reserved.pop()
+
+    def take(self, wanted: Wanted) -> int | None:
+        """Take a part over from the earlier image, if that has it; returns the inode number of its top.
+
+        Raises ImageError, OSError.
+        """
+        if self._earlier is None or self._taking is None:
+            return None
+        first = self.blocks
+        found = self._earlier.part(wanted, first)
+        numbers = None if found is None else wanted.numbers_for(found)
+        if found is None or numbers is None:
+            return None
+        self._taking.take(found, first, numbers)
+        self._grow(found.end - found.first)
+        self.inodes += found.inodes
+        self.taken_over += 1
+        return self._nid_at(first)
+
+    def begin_part(self) -> None:
+        """Begin a part: what is written until `end_part` is all of it, the inode of its top first."""
+        self._begun = _Begun(self.blocks, self._reserved)
+        self._reserved = []
+
+    def end_part(self, wanted: Wanted | None, with_missing: bool = False) -> None:
+        """End the part that was begun. Without `wanted` no later image can take it.
+
+        `with_missing`: it points to what is missing. Raises ImageError, OSError.
+        """
+        begun, self._begun = self._begun, None
+        assert begun is not None
+        self._reserved = begun.reserved
+        if wanted is None:
+            return
+        nids, blocks = np.concatenate(begun.nids), self.blocks - begun.first
+        data = map_of(nids - self._nid_at(begun.first), blocks)
+        write_at(self._fd, data, self.blocks * erofs.BLOCK)
+        self._grow(len(data) // erofs.BLOCK)
+        missing = wanted.missing or 0 if with_missing else 0
+        made = Part(wanted.key, begun.first, blocks, len(nids), missing, wanted.devices, 0)
+        self._parts.append(made._replace(checksum=checksum_of(self._fd, made) or 0))
+
+    def finish(self) -> list[Part]:
+        """Write what is not written yet; returns all parts in their order. Raises ImageError, OSError."""
+        if self._taking is not None:
+            self._taking.flush()
+            self._parts += self._taking.taken
+        return sorted(self._parts, key=lambda one: one.first)
+
+    def _nid_at(self, block: int) -> int:
+        """The number of the inode that begins at this block."""
+        return (block - self.metadata) * erofs.SLOTS_PER_BLOCK
+
+    def _grow(self, blocks: int) -> None:
+        self.blocks += blocks
+        if self.blocks > erofs.BLOCKS_MAX:
+            raise ImageError("the image would have more than 2 TiB; make several images")
 
     def append(self, table: Table) -> Ints:
         """Write a table; returns the inode numbers of its objects. Raises ImageError, OSError."""
         part = lay_out(self._masked(table), self.blocks, self.metadata, self._times, self._owner[:2])
-        self._write(part.data, self.blocks * erofs.BLOCK)
-        self.blocks += len(part.data) // erofs.BLOCK
-        self.inodes += len(part.nids)
+        write_at(self._fd, part.data, self.blocks * erofs.BLOCK)
+        self._grow(len(part.data) // erofs.BLOCK)
+        self._count(part.nids)
         return part.nids
 
     def write_directory(self, nid: int, table: Table) -> None:
@@ -57,17 +136,16 @@ class ImageFile:
         if self._private and nid == erofs.SLOTS_PER_BLOCK:
             table.mode = table.mode & ~0o077
         inode, listing = lay_out_directory(table, nid, self.blocks, self._owner[:2])
-        self._write(inode, self.metadata * erofs.BLOCK + nid * erofs.SLOT)
-        self._write(listing, self.blocks * erofs.BLOCK)
-        self.blocks += len(listing) // erofs.BLOCK
-        self.inodes += 1
+        write_at(self._fd, inode, self.metadata * erofs.BLOCK + nid * erofs.SLOT)
+        write_at(self._fd, listing, self.blocks * erofs.BLOCK)
+        self._grow(len(listing) // erofs.BLOCK)
+        self._count(np.array([nid]))
+
+    def _count(self, nids: Ints) -> None:
+        self.inodes += len(nids)
+        if self._begun is not None:
+            self._begun.nids.append(nids)
 
     def _masked(self, table: Table) -> Table:
         table.mode = table.mode & ~self._owner.umask
         return table
-
-    def _write(self, data: NDArray[np.uint8], offset: int) -> None:
-        view = data.data
-        while view:
-            done = os.pwrite(self._fd, view, offset)
-            view, offset = view[done:], offset + done

@@ -1,5 +1,6 @@
 """What an image says of its shards: a manifest behind its last block, which the kernel never looks at.
 
+In front of it lies the table of the parts (`parts.py`), of which the manifest has the place and the checksum.
 The manifest is JSON, followed by a footer of 24 bytes: the size of the JSON, its CRC-32, and a magic number. It
 has the path, size and mtime of each device, in the order of the device table. The path of a shard below the *base*
 of the image is relative to it; the base is the directory of the image unless another one is given.
@@ -12,7 +13,7 @@ import os
 import struct
 import zlib
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from wdsfs.errors import MountError
 from wdsfs.image import erofs
@@ -42,11 +43,20 @@ class Device:
         return self.path if is_url else os.path.normpath(os.path.join(base, self.path))
 
 
+class PartsPlace(NamedTuple):
+    """Where the table of the parts of an image is: the byte at which it begins, its size (bytes), its checksum."""
+
+    offset: int
+    size: int
+    checksum: str
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """The shards of an image, and how it shows them: the options as text, and the oldest kernel it is for.
 
-    `key` is what it is known by if it was made for a mount (`kept.py`).
+    `key` is what it is known by if it was made for a mount (`kept.py`). An image without `parts` was made by a
+    version that had none.
     """
 
     devices: list[Device]
@@ -57,6 +67,7 @@ class Manifest:
     composition: str
     since: str
     key: str = ""
+    parts: PartsPlace | None = None
 
     def paths(self, image: str | bytes) -> list[str]:
         """The paths of all shards, if they are where they were beside the image at the path `image`.
@@ -111,7 +122,9 @@ def read(path: str | bytes) -> Manifest:
         found: dict[str, Any] = json.loads(text)
         if found.pop("format") != FORMAT:
             raise MountError(f"{name}: an image of another version of wdsfs; make it anew with: wdsfs image")
-        return Manifest(**{**found, "devices": [_device(**one) for one in found["devices"]]})
+        parts = found.pop("parts", None)
+        devices = [_device(**one) for one in found.pop("devices")]
+        return Manifest(**found, devices=devices, parts=None if parts is None else PartsPlace(*parts))
     except (ValueError, KeyError, TypeError, AttributeError):  # somebody else's work
         raise MountError(f"{name}: the image was not made by wdsfs") from None
 

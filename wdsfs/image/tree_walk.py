@@ -21,6 +21,7 @@ from wdsfs.dataset.tree import AT_PARENT, Entry, LowerTree, Node
 from wdsfs.image import erofs
 from wdsfs.image.content_places import NOWHERE, ContentPlaces, Place
 from wdsfs.image.image_file import ImageFile
+from wdsfs.image.parts import Wanted
 from wdsfs.image.table import Special, Stored, Table, placed, resolved
 from wdsfs.inodes import ROOT
 
@@ -71,8 +72,9 @@ class _Directory:
 class TreeWalk:
     """Puts `tree` into `image`.
 
-    `whole` makes the table of a directory and all below it at once, or returns None. `on_directory` is called
-    after each directory of the top.
+    `whole` puts a directory and all below it into the image at once, and returns its inode number there; its other
+    argument is that of the directory above. Or it returns by what a part is known that is to be made here, name by
+    name, or None. `on_directory` is called after each directory of the top.
     """
 
     def __init__(
@@ -80,13 +82,14 @@ class TreeWalk:
         tree: LowerTree,
         image: ImageFile,
         places: ContentPlaces,
-        whole: Callable[[int, int], Table | None],
+        whole: Callable[[int, int], int | Wanted | None],
         on_directory: Callable[[], None],
     ) -> None:
         self._tree, self._image, self._places, self._whole = tree, image, places, whole
         self._on_directory = on_directory
         self._open: list[_Directory] = []
         self._linked: dict[int, int] = {}  # of files with several names: references
+        self._part: tuple[Wanted, int] | None = None  # which is being made, and how many directories are above it
         self._start()
 
     def _start(self) -> None:
@@ -115,6 +118,7 @@ class TreeWalk:
             self._closing.append(self._open.pop())
             self._waiting += len(at.names.children)
             self._flush_if_full()
+            self._end_part()
             if len(self._open) == 1:
                 self._on_directory()
         elif stat.S_ISDIR(entry.node.mode):
@@ -124,12 +128,14 @@ class TreeWalk:
             self._flush_if_full()
 
     def _directory(self, at: _Directory, entry: Entry) -> None:
-        table = self._whole(entry.node.inode, at.nid)
-        if table is not None:
-            at.names.add(entry.name, entry.node, placed(int(self._image.append(table)[0])))
+        whole = self._whole(entry.node.inode, at.nid)
+        if isinstance(whole, int):
+            at.names.add(entry.name, entry.node, placed(whole))
             if len(self._open) == 1:
                 self._on_directory()
             return
+        if whole is not None:
+            self._begin_part(whole)
         batch = self._list(entry.node.inode, AT_PARENT)
         if len(batch) == BATCH or any(stat.S_ISDIR(one.node.mode) for one in batch):
             nid = self._image.reserve()
@@ -142,6 +148,7 @@ class TreeWalk:
         for one in batch:
             self._names.add(one.name, one.node, self._file(one.node), own)
         self._flush_if_full()
+        self._end_part()
 
     def _list(self, inode: int, after: int) -> list[Entry]:
         return indexed(lambda: list(itertools.islice(self._tree.listing(inode, after), BATCH)))
@@ -171,6 +178,25 @@ class TreeWalk:
         if node.links > 1:
             self._linked[node.inode] = own
         return own
+
+    # --- parts
+
+    def _begin_part(self, wanted: Wanted) -> None:
+        """Have a part begin with the next directory. Everything before lies in front of it."""
+        self._flush()
+        self._image.begin_part()
+        self._part = wanted, len(self._open)
+        self._places.was_read = self._places.was_missing = False
+
+    def _end_part(self) -> None:
+        """End the part whose top has just been closed, if it was that of one."""
+        if self._part is None or self._part[1] != len(self._open):
+            return
+        (wanted, _), self._part = self._part, None
+        self._flush()
+        self._linked.clear()  # no file has names in two parts
+        # What was read may be other bytes at another time, of a shard with the same names, sizes and times.
+        self._image.end_part(None if self._places.was_read else wanted, self._places.was_missing)
 
     # --- tables that are full
 

@@ -30,6 +30,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from wdsfs.index.record_columns import AliasTable, Columns, PackedNames, equal_range, names_of, view_of
@@ -258,6 +259,15 @@ class Record:
     def packed(self) -> bytes:
         """The record as it was built, to be sent elsewhere."""
         return bytes(self._buffer)
+
+    def digest(self) -> bytes:
+        """A digest (16 bytes) of everything that is in the record but the fingerprint of the file."""
+        length = int.from_bytes(self._buffer[16:20], "little")
+        meta = json.loads(bytes(self._buffer[20 : 20 + length]))
+        del meta["fingerprint"]
+        found = xxhash.xxh3_128(json.dumps(meta, sort_keys=True).encode())
+        found.update(self._buffer[20 + length :])
+        return found.digest()
 
     def checksum(self) -> str:
         """A checksum of everything in the headers of the shard: names, places, sizes, times, links.

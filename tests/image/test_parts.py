@@ -1,0 +1,319 @@
+"""An image that is made again takes over what has not changed, and has the bytes of one made from nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import tars
+from tests.dataset.test_shard_tree import SHARDS, tar
+from tests.erofs import ErofsImage
+from tests.image.test_image import NEW, OLD, OWNER, check, plain_tar
+from tests.tars import member
+from wdsfs.dataset.numbered_tree import make_numbered
+from wdsfs.dataset.shard_set import ShardSet
+from wdsfs.dataset.tree import View
+from wdsfs.image import earlier, manifest, tree_walk
+from wdsfs.image.build import Built, ImageOptions, build
+from wdsfs.image.image_file import Owner
+from wdsfs.index.store import open_index
+from wdsfs.spec.expand import expand
+
+DEFAULT = View()
+SECOND = 1_700_000_000
+
+
+class Shards:
+    """A directory of shards with an index, over which images are made."""
+
+    def __init__(
+        self, home: Path, view: View = DEFAULT, since: tuple[int, int] = NEW, owner: Owner = OWNER
+    ) -> None:
+        self.home, self.view, self.since, self.image = home, view, since, home / "set.erofs"
+        self.options = ImageOptions(owner, os.fsencode(home), since, False, "")
+
+    def write(self, name: str, data: bytes, at: int = SECOND) -> str:
+        """A shard, whose first file has the same time in each: images for old kernels depend on it."""
+        path = self.home / f"{name}.tar"
+        path.write_bytes(member(b"aa/0.x", b"", mtime=SECOND) + data)
+        os.utime(path, (at, at))
+        return name
+
+    def make(self, names: Sequence[str], target: Path | None = None, look: bool = False) -> Built:
+        """Make the image of these shards, in this order. `look`: compare it with the tree."""
+        target = target or self.image
+        found = expand([str(self.home / f"{name}.tar") for name in names])
+        index = open_index(self.home / "index")
+        index.refresh(found)
+        tree = make_numbered(ShardSet(found, index), self.view, False)
+        try:
+            built = build(tree, os.fsencode(target), self.options)
+            if look:
+                paths = [self.home / one.path for one in manifest.read(str(target)).devices]
+                check(tree, ErofsImage(target, paths, self.since >= NEW), self.options.owner)
+        finally:
+            tree.lower.close()
+        return built
+
+    def again(self, names: Sequence[str], look: bool = False) -> int:
+        """Make the image again, which has to be that from nothing; returns how many shards were taken over."""
+        built, target = self.make(names, look=look), self.home / "nothing.erofs"
+        target.unlink(missing_ok=True)
+        assert self.make(names, target).taken_over == 0
+        assert self.image.read_bytes() == target.read_bytes()
+        return built.taken_over
+
+
+# Inodes of both forms: all are short; all are long, because of the owner; those with one of the times are short.
+WAYS = [
+    (View(), NEW, Owner(1, 5, 0o007)),
+    (View("files"), NEW, OWNER),
+    (View(names="full", index_tree=True), OLD, Owner()),
+]
+
+
+def odd_tar(seed: int) -> bytes:
+    """What is asked for name by name: links, stored content, folders with more names than are listed at a time."""
+    many = [member(b"d/%05d.x" % number, b"x" * (number % 3)) for number in range(1100 + seed)]
+    targets = (b"short", b"long/" * 30, b"longer/" * 200)
+    links = [member(b"d/e/%d" % n, kind=tars.SYMLINK, link=target) for n, target in enumerate(targets[:2])]
+    far = [tars.gnu_long(targets[2], b"K"), member(b"far", kind=tars.SYMLINK, link=b"longer/")]
+    hard = member(b"again", kind=tars.HARD_LINK, link=b"d/00001.x")
+    return tars.tar(*many, *links, *far, hard)
+
+
+def write_all(shards: Shards) -> list[str]:
+    """Shards of all kinds; each but the last can be taken over."""
+    kinds = {
+        "plain": plain_tar(1, 150),
+        "large": tars.tar(*(member(b"%d.x" % (n * 7919 % 3000), b"") for n in range(3000))),
+        "odd": odd_tar(0),
+        "sparse": tars.tar(tars.old_sparse(b"s.x", [(n * 2048, bytes([n]) * 1024) for n in range(9)], 20_000)),
+        "links": tars.ODD["hard links"].tar(),
+        "cut": tars.ODD["cut in content"].tar(),
+        "same": plain_tar(1, 150),
+        "read": tars.ODD["no padding at the end"].tar(),
+    }
+    return [shards.write(name, data) for name, data in kinds.items()]
+
+
+class Change(NamedTuple):
+    """What happens to the shards: a text, the new order of the set, and how many are to be made anew."""
+
+    what: str
+    after: Callable[[Shards, list[str]], list[str]]
+    anew: int
+
+
+def _changed(name: str, data: bytes, at: int = SECOND) -> Callable[[Shards, list[str]], list[str]]:
+    def change(shards: Shards, names: list[str]) -> list[str]:
+        shards.write(name, data, at)
+        return names
+
+    return change
+
+
+def _with_many(shards: Shards, names: list[str]) -> list[str]:
+    return [*(shards.write(f"new{n}", plain_tar(10 + n, 5)) for n in range(9)), *names]
+
+
+def _renamed(shards: Shards, names: list[str]) -> list[str]:
+    os.rename(shards.home / "plain.tar", shards.home / "other.tar")
+    return ["other", *names[1:]]
+
+
+CHANGES = [
+    Change("nothing", lambda _, names: names, 0),
+    Change("one grows", _changed("plain", plain_tar(1, 190)), 1),
+    Change("one shrinks", _changed("plain", plain_tar(1, 20)), 1),
+    Change("one has other content of the same names", _changed("same", plain_tar(2, 150)), 1),
+    Change("one has another time", _changed("large", plain_tar(3, 150), SECOND + 1), 1),
+    Change("an odd one grows", _changed("odd", odd_tar(40)), 1),
+    Change("one is no more damaged", _changed("cut", plain_tar(3, 3)), 1),
+    Change("one in front", lambda shards, names: [shards.write("new", plain_tar(5, 7)), *names], 1),
+    Change("many in front, so that the metadata begins elsewhere", _with_many, 9),
+    Change("one at the end", lambda shards, names: [*names, shards.write("new", odd_tar(3))], 1),
+    Change("the first goes", lambda _, names: names[1:], 0),
+    Change("the last goes", lambda _, names: names[:-1], 0),
+    Change("every other one goes", lambda _, names: names[::2], 0),
+    Change("another order", lambda _, names: names[::-1], 0),
+    Change("another name", _renamed, 0),
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["short", "long", "both"])
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.what)
+def test_the_bytes_of_an_image_from_nothing(
+    change: Change, way: tuple[View, tuple[int, int], Owner], tmp_path: Path
+) -> None:
+    """All that is as it was is taken over, wherever it lies now."""
+    shards = Shards(tmp_path, *way)
+    names = write_all(shards)
+    shards.make(names)
+    names = change.after(shards, names)
+    is_read = "read" in names
+    assert shards.again(names, look=True) == len(names) - change.anew - is_read
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    pool=SHARDS,
+    before=st.lists(st.integers(0, 9), max_size=6),
+    after=st.lists(st.integers(0, 9), min_size=1, max_size=6),
+    way=st.sampled_from(WAYS),
+)
+def test_any_sets(
+    pool: list[list[str]], before: list[int], after: list[int], way: tuple[View, tuple[int, int], Owner]
+) -> None:
+    """Of shards with any names, in any order, more than once: some become others of the same size and time."""
+    with TemporaryDirectory() as home:
+        shards = Shards(Path(home), *way)
+
+        def write(numbers: list[int], other: int) -> list[str]:
+            found = []
+            for at, number in enumerate(numbers):
+                names = pool[(number + other * (number % 2)) % len(pool)]
+                content = [(name, b"" if name.endswith("/") else b"x" * number) for name in names]
+                found.append(shards.write(f"s{at}", tar(content)))
+            return found
+
+        if before:
+            shards.make(write(before, 0))
+        shards.again(write(after, 1), look=True)
+
+
+@pytest.mark.parametrize("name", tars.ODD)
+def test_odd_tars(name: str, tmp_path: Path) -> None:
+    """In another place, all of it is the same."""
+    shards = Shards(tmp_path)
+    names = [shards.write("odd", tars.ODD[name].tar()), shards.write("plain", plain_tar(1, 3))]
+    shards.make(names)
+    assert shards.again([shards.write("new", plain_tar(2, 30)), *names]) >= 1
+
+
+def test_parts_of_several_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard that is asked for name by name, in more than one table."""
+    monkeypatch.setattr(tree_walk, "OBJECTS_MAX", 300)
+    shards = Shards(tmp_path)
+    names = [shards.write("plain", plain_tar(1, 50)), shards.write("odd", odd_tar(0))]
+    shards.make(names)
+    assert shards.again([shards.write("new", plain_tar(2, 9)), *names], look=True) == 2
+
+
+def test_runs_that_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More parts than are moved together."""
+    monkeypatch.setattr(earlier, "RUN_BLOCKS", 40)
+    shards = Shards(tmp_path)
+    names = [shards.write(f"s{n}", plain_tar(n, 20)) for n in range(12)]
+    shards.make(names)
+    assert shards.again([shards.write("new", plain_tar(20, 9)), *names]) == 12
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"owner": Owner(1, 5, 0o007)},
+        {"owner": Owner(1, 70_000, 0)},
+        {"since": OLD},
+        {"writable": True},
+        {"composition": "--columns jpg"},
+    ],
+    ids=str,
+)
+def test_other_options(other: dict[str, Any], tmp_path: Path) -> None:
+    """Nothing is taken from an image that shows the shards otherwise."""
+    shards = Shards(tmp_path)
+    names = [shards.write(f"s{n}", plain_tar(n, 20)) for n in range(2)]
+    shards.make(names)
+    shards.options = shards.options._replace(**other)
+    assert shards.again(names) == 0
+
+
+@pytest.mark.parametrize("view", [View("files"), View(names="full")], ids=str)
+def test_another_view(view: View, tmp_path: Path) -> None:
+    shards = Shards(tmp_path)
+    names = [shards.write(f"s{n}", plain_tar(n, 20)) for n in range(2)]
+    shards.make(names)
+    shards.view = view
+    assert shards.again(names) == 0
+
+
+def test_another_common_time(tmp_path: Path) -> None:
+    """Before Linux 6.15 the bytes of all parts depend on the time of the first file."""
+    shards = Shards(tmp_path, since=OLD)
+    names = [shards.write(f"s{n}", tars.tar(member(b"a.x", b"", mtime=5))) for n in range(3)]
+    shards.make(names)
+    (tmp_path / "s0.tar").write_bytes(tars.tar(member(b"aa/0.x", b"", mtime=6)))
+    assert shards.again(names, look=True) == 0
+
+
+def test_content_that_was_read_is_read_again(tmp_path: Path) -> None:
+    """A shard with the names, sizes and times of before, but other bytes in what the image stores."""
+    shards, data = Shards(tmp_path), tars.ODD["no padding at the end"].tar()
+    shards.write("s0", data)
+    shards.make(["s0"])
+    before = shards.image.read_bytes()
+    shards.write("other", data[:-1] + bytes([data[-1] ^ 1]))
+    os.replace(tmp_path / "other.tar", tmp_path / "s0.tar")
+    assert shards.again(["s0"], look=True) == 0
+    assert shards.image.read_bytes() != before
+
+
+def test_damage(tmp_path: Path) -> None:
+    """An image of which any byte is wrong, or the end is missing: what is damaged is not inherited."""
+    shards = Shards(tmp_path)
+    names = [shards.write("plain", plain_tar(1, 20)), shards.write("odd", odd_tar(0)[-4096:])]
+    names += [shards.write(f"s{n}", plain_tar(n, 10)) for n in range(2, 5)]
+    shards.make(names)
+    good = shards.image.read_bytes()
+    place = manifest.read(str(shards.image)).parts
+    assert place is not None
+    names = ["s3", "plain", "odd", "s2", "s4"]
+    random_places = random.Random(1).sample(range(len(good)), 40)
+    taken = set()
+    for at in [*range(place.offset, place.offset + place.size, 7), len(good) - 1, 1024, 1100, *random_places]:
+        shards.image.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
+        taken.add(shards.again(names))
+        shards.image.write_bytes(good[:at])
+        assert shards.again(names) == 0
+    assert taken == {0, 4, 5}
+
+
+@pytest.mark.parametrize("spoil", ["mode of the image", "mode of the directory", "no table of parts"])
+def test_images_that_are_not_used(spoil: str, tmp_path: Path) -> None:
+    """What other users can write, and an image of a version that had no parts."""
+    home = tmp_path / "home"
+    home.mkdir()
+    shards = Shards(home)
+    names = [shards.write(f"s{n}", plain_tar(n, 20)) for n in range(2)]
+    shards.make(names)
+    assert shards.again(names) == 2
+    if spoil == "mode of the image":
+        shards.image.chmod(0o666)
+    elif spoil == "mode of the directory":
+        home.chmod(0o777)
+    else:
+        found = manifest.read(str(shards.image))
+        place = found.parts
+        assert place is not None
+        tail = replace(found, parts=None).encoded()
+        shards.image.write_bytes(shards.image.read_bytes()[: place.offset] + tail)
+        assert manifest.read(str(shards.image)).devices == found.devices
+    assert shards.again(names) == 0
+
+
+def test_what_is_no_image(tmp_path: Path) -> None:
+    shards = Shards(tmp_path)
+    shards.write("s0", plain_tar(1, 3))
+    for content in (b"", b"text" * 1000):
+        shards.image.write_bytes(content)
+        assert shards.again(["s0"]) == 0
