@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import itertools
 import logging
 import os
 import random
@@ -19,6 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -38,6 +40,7 @@ from wdsfs.errors import CorruptShard, ImageError
 from wdsfs.image import erofs, manifest, tree_walk
 from wdsfs.image.build import ImageOptions, build
 from wdsfs.image.image_file import Owner
+from wdsfs.image.layout import places
 from wdsfs.image.opened import close_devices, open_devices
 from wdsfs.image.shard_table import table_of
 from wdsfs.index.store import open_index
@@ -183,6 +186,44 @@ def test_a_whole_shard_at_once(view: View, since: tuple[int, int], tmp_path: Pat
         check(tree, image_of(tmp_path, tree, since))
         (tmp_path / "set.erofs").unlink()
         check(tree, image_of(tmp_path, _Asked(tree), since))
+
+
+@given(things=st.lists(st.tuples(st.integers(1, 16), st.booleans()), max_size=80))
+def test_what_is_whole_crosses_no_block(things: list[tuple[int, bool]]) -> None:
+    """Things lie one behind the other; before a whole one lie only its gap and some of those that follow it."""
+    slots = np.array([count for count, _ in things], np.int64)
+    whole = np.array([is_whole for _, is_whole in things], bool)
+    found = places(slots, whole).tolist()
+    order = sorted(range(len(found)), key=found.__getitem__)
+    end = 0
+    for nth in order:
+        count, is_whole = things[nth]
+        assert found[nth] >= end
+        if found[nth] > end:  # a gap: only where nothing could fill it
+            assert (is_whole, found[nth] % 16, found[nth] - end < 16) == (True, 0, True)
+            followers = list(itertools.takewhile(lambda one: not one[1], things[nth + 1 :]))
+            ahead = itertools.accumulate((one[0] for one in followers), initial=0)
+            assert all((end + before) % 16 + count > 16 for before in ahead)
+        assert not is_whole or found[nth] % 16 + count <= 16
+        end = found[nth] + count
+    groups = np.cumsum(whole)  # with each whole thing those that follow it
+    assert groups[order].tolist() == sorted(groups.tolist())
+    assert [nth for nth in order if not whole[nth]] == np.flatnonzero(~whole).tolist()
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 7])
+def test_no_room_is_lost_between_samples(columns: int, tmp_path: Path) -> None:
+    names = [b"%d.jpg" % n for n in range(columns)]
+    data = tars.tar(*(member(b"%05d.%s" % (n, name), b"x", mtime=5) for n in range(1000) for name in names))
+    with a_tree(tmp_path, [data], View()) as tree:
+        image = image_of(tmp_path, tree, NEW)
+        used = sum(
+            -(-(one.end - (image.meta + one.nid * 32) + (8 if one.content == 4 else one.size)) // 32) * 32
+            if one.content
+            else 32 + one.size
+            for _, one in image.walk()
+        )
+    assert image.blocks * erofs.BLOCK - used < 16 * erofs.BLOCK
 
 
 class _Asked(ShardTree):

@@ -26,6 +26,7 @@ from wdsfs.image import earlier, erofs
 from wdsfs.image.content_places import ContentPlaces, DeviceFile
 from wdsfs.image.earlier import EarlierImage
 from wdsfs.image.image_file import ImageFile, Owner
+from wdsfs.image.layout import FORMAT
 from wdsfs.image.manifest import Device, Manifest, PartsPlace, stored_path
 from wdsfs.image.parts import Part, encoded
 from wdsfs.image.tree_walk import TreeWalk
@@ -205,7 +206,8 @@ def _finish(
     of_parts = encoded(image.metadata, parts)
     place = PartsPlace(end, len(of_parts), xxhash.xxh3_128_hexdigest(of_parts))
     tail = replace(manifest, parts=place).encoded()
-    identity = hashlib.blake2b(tail + repr(options.owner).encode(), digest_size=16).digest()
+    text = repr((FORMAT, options.owner))
+    identity = hashlib.blake2b(tail + text.encode(), digest_size=16).digest()
     table = erofs.device_table([(_tag(one.path), one.size) for one in sources])
     head = erofs.super_block(
         root=root,

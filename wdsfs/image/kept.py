@@ -18,9 +18,8 @@ from wdsfs.dataset.tree import LowerTree
 from wdsfs.errors import MountError
 from wdsfs.image import copies, manifest
 from wdsfs.image.build import ImageOptions
+from wdsfs.image.layout import FORMAT
 from wdsfs.storage import cache_place
-
-FORMAT = 1  # of what is in an image: another number has all of them made anew
 
 
 class KeptImage(NamedTuple):

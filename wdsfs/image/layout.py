@@ -2,12 +2,14 @@
 that is stored.
 
 A directory is blocks of names in order, each block with its entries (12 bytes each) in front of their names. One
-that fits into the block of its inode lies there, inline; so do short contents. All work is on whole columns.
+that fits into the block of its inode lies there, inline; so do short contents. These cross no block, so some files
+may lie in front of their directory. All work is on whole columns.
 """
 
 from __future__ import annotations
 
 import stat
+from bisect import bisect_left
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +20,7 @@ from wdsfs.image import erofs
 from wdsfs.image.erofs import BLOCK, DIRENT_SIZE, SLOT, SLOTS_PER_BLOCK
 from wdsfs.image.table import Chunks, Ints, Special, Table, resolved
 
+FORMAT = 2  # of where everything lies in an image: counted up with every change, for inode numbers follow from it
 _WORDS_MAX = 8  # of eight bytes: longer names are sorted one directory at a time
 _ROWS = 1 << 16  # names that are copied or compared at a time
 _PER_SLOT = SLOT // 4  # words
@@ -158,8 +161,8 @@ class _Plan:
         tail[stored] = np.where(inside, size, 0)[stored]
         self.content = np.where(stored, np.where(inside, erofs.INLINE, erofs.PLAIN), erofs.CHUNKS)
         slots = -(-(self.inode_size + tail) // SLOT)
-        self.slot = _places(slots, inside)
-        used = int(self.slot[-1] + slots[-1]) if len(slots) else 0
+        self.slot = places(slots, inside)
+        used = int((self.slot + slots).max()) if len(slots) else 0
         outside = stored & ~inside
         blocks = erofs.blocks_of_all(np.where(outside, size, last))
         ends = -(-used // SLOTS_PER_BLOCK) + np.cumsum(blocks)
@@ -172,19 +175,63 @@ class _Plan:
         return np.where(self.content == erofs.CHUNKS, self._bits, of_blocks)
 
 
-def _places(slots: Ints, whole: NDArray[np.bool_]) -> Ints:
-    """The slots at which things of so many slots lie, one behind the other. What is `whole` crosses no block."""
-    starts = np.cumsum(slots) - slots
-    at = np.flatnonzero(whole)
-    padding, pads = 0, np.zeros(len(slots), np.int64)
-    found = []
-    for start, count in zip(starts[at].tolist(), slots[at].tolist(), strict=True):
-        within = start + padding & SLOTS_PER_BLOCK - 1
-        pad = SLOTS_PER_BLOCK - within if within + count > SLOTS_PER_BLOCK else 0
-        padding += pad
-        found.append(pad)
-    pads[at] = found
-    return np.asarray(starts + np.cumsum(pads))
+def places(slots: Ints, whole: NDArray[np.bool_]) -> Ints:
+    """The slots at which things of so many slots lie, one behind the other. What is `whole` crosses no block.
+
+    One that would has as many of those behind it go first as fill the block: a directory some of its files. Where
+    these do not do, a gap is left.
+    """
+    row = _Row(slots, whole)
+    first, gaps = row.arranged()
+    moved = first > 0
+    one, last = row.at[moved], (row.at + first)[moved]
+    shifts = np.append(gaps, 0)
+    shifts[one + 1] -= slots[one]
+    shifts[last + 1] += slots[one]
+    found = row.ends - slots + np.cumsum(shifts[:-1])
+    found[one] += row.ends[last] - row.ends[one]
+    return np.asarray(found)
+
+
+class _Row:
+    """Things of so many slots each; `at` are those that are whole, `ends` is where each would end without gaps."""
+
+    def __init__(self, slots: Ints, whole: NDArray[np.bool_]) -> None:
+        self.ends, self.at = np.cumsum(slots), np.flatnonzero(whole)
+        self._count, self._stop = slots[self.at], np.append(self.at, len(slots))[1:]
+        self._found: dict[int, tuple[Ints, list[int]]] = {}
+
+    def arranged(self) -> tuple[Ints, Ints]:
+        """How many of those behind it go first, for each that is whole; the slots of the gap in front of each."""
+        first, gaps = np.zeros(len(self.at), np.int64), np.zeros(len(self.ends), np.int64)
+        done = padding = 0
+        while done < len(self.at):  # a round for each gap, as this shifts all that follow
+            phase = padding % SLOTS_PER_BLOCK
+            if phase not in self._found:
+                self._found[phase] = self._going_first(phase)
+            found, impossible = self._found[phase]
+            nth = bisect_left(impossible, done)
+            end = impossible[nth] if nth < len(impossible) else len(self.at)
+            first[done:end] = found[done:end]
+            if end < len(self.at):
+                at = self.at[end]
+                gaps[at] = -(self.ends[at] - self._count[end] + padding) % SLOTS_PER_BLOCK
+                padding += int(gaps[at])
+            done = end + 1
+        return first, gaps
+
+    def _going_first(self, phase: int) -> tuple[Ints, list[int]]:
+        """How many go first, for each that is whole, if all lie `phase` slots later; and which take a gap."""
+        at, ends, count = self.at, self.ends, self._count
+        within = (ends[at] - count + phase) % SLOTS_PER_BLOCK
+        found = np.where(within + count > SLOTS_PER_BLOCK, -1, 0)
+        left, nth = np.flatnonzero(found), 1
+        while len(left := left[at[left] + nth < self._stop[left]]):
+            ahead = ends[at[left] + nth] - ends[at[left]]
+            fits = (within[left] + ahead) % SLOTS_PER_BLOCK + count[left] <= SLOTS_PER_BLOCK
+            found[left[fits]] = nth
+            left, nth = left[~fits], nth + 1
+        return np.maximum(found, 0), np.flatnonzero(found < 0).tolist()
 
 
 # --- names in order ----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from wdsfs import __version__
 from wdsfs.dataset.indexing import indexed
 from wdsfs.dataset.shard_tree import ShardTree
 from wdsfs.dataset.tree import LowerTree
-from wdsfs.image import parts
+from wdsfs.image import layout, parts
 from wdsfs.image.content_places import DeviceFile
 from wdsfs.image.image_file import ImageFile
 from wdsfs.image.parts import Wanted
@@ -38,7 +38,7 @@ class WholeShards:
         self._tree = below if isinstance(below, ShardTree) and not below.merged else None
         self._image, self._devices, self._missing = image, devices, missing
         modes = () if self._tree is None else (self._tree.directory_mode, self._tree.file_mode)
-        self._settings = repr((__version__, parts.FORMAT, settings, tree.view, modes))
+        self._settings = repr((__version__, parts.FORMAT, layout.FORMAT, settings, tree.view, modes))
 
     def put(self, inode: int, parent: int) -> int | Wanted | None:
         """Put a directory into the image, if it is that of a shard; `parent` is the inode number of the one above.
