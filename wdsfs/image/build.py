@@ -20,6 +20,7 @@ import xxhash
 
 from wdsfs.dataset.indexing import indexed
 from wdsfs.dataset.shard_set import ShardSet
+from wdsfs.dataset.shard_tree import ShardTree
 from wdsfs.dataset.tree import AT_PARENT, LowerTree
 from wdsfs.errors import ImageError, StaleShard
 from wdsfs.image import earlier, erofs
@@ -28,6 +29,7 @@ from wdsfs.image.earlier import EarlierImage
 from wdsfs.image.image_file import ImageFile, Owner
 from wdsfs.image.layout import FORMAT
 from wdsfs.image.manifest import Device, Manifest, PartsPlace, stored_path
+from wdsfs.image.part_keys import PartKeys
 from wdsfs.image.parts import Part, encoded
 from wdsfs.image.tree_walk import TreeWalk
 from wdsfs.image.whole_shards import WholeShards
@@ -108,9 +110,11 @@ def build(
     disk = Disk()
     with named(target), _replaced(target) as before, new_file(disk, target) as fd:
         image = ImageFile(fd, len(sources), times, options.owner, options.private, before)
-        whole = WholeShards(tree, image, devices, missing, settings)
+        below, whole = tree if isinstance(tree, ShardTree) else getattr(tree, "tree", None), None
+        if isinstance(below, ShardTree) and not below.merged:
+            whole = WholeShards(below, image, devices, PartKeys(below, devices, missing, settings)).put
         root = image.reserve()
-        TreeWalk(tree, image, ContentPlaces(devices, missing), whole.put, on_shard).run(root)
+        TreeWalk(tree, image, ContentPlaces(devices, missing), whole, on_shard).run(root)
         parts = image.finish()
         _refuse_changed(sources)
         size = _finish(fd, image, root, sources, times, manifest, options, parts)

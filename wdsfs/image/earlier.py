@@ -96,36 +96,39 @@ class Taking:
         self._run: list[Part] = []
         self._numbers: dict[int, int] = {}
         self._move = self._move_of(0, 0, self._numbers)
+        self._stays = True  # the run, where it was, with the bytes that it has
         self.taken: list[Part] = []
 
     def take(self, part: Part, first: int, numbers: dict[int, int]) -> None:
         """Have a part copied to the block `first`, with these numbers of its devices, now or by `flush`."""
-        if self._run and self._continues(part, first, numbers):
+        own = self._move_of(part.first, first, numbers)
+        stays = own.changes_nothing
+        if self._run and stays == self._stays and self._continues(part, own):
             self._numbers.update(numbers)
         else:
             self.flush()
             self._numbers = dict(numbers)
-            self._move = self._move_of(part.first, first, self._numbers)
+            self._move, self._stays = own._replace(devices=self._numbers), stays
         self._run.append(part)
 
     def _move_of(self, before: int, after: int, numbers: dict[int, int]) -> Move:
         return Move(before, after, self._earlier.metadata, self._metadata, numbers)
 
-    def _continues(self, part: Part, first: int, numbers: dict[int, int]) -> bool:
-        run, move, own = self._run, self._move, self._move_of(part.first, first, numbers)
+    def _continues(self, part: Part, own: Move) -> bool:
+        """True if a part with this move can go with the run, which stays or moves as it does."""
+        move = self._move
         return (
-            part.first == run[-1].end
-            and first - part.first == move.block - move.block_before
-            and own.changes_nothing == move.changes_nothing
-            and all(move.devices.get(one, other) == other for one, other in numbers.items())
-            and (move.changes_nothing or part.end - move.block_before <= RUN_BLOCKS)
+            part.first == self._run[-1].end
+            and own.block - own.block_before == move.block - move.block_before
+            and all(self._numbers.get(one, other) == other for one, other in own.devices.items())
+            and (self._stays or part.end - move.block_before <= RUN_BLOCKS)
         )
 
     def flush(self) -> None:
         """Copy what was not copied yet. Raises ImageError, OSError."""
         if self._run:
             start, size = self._move.block_before * BLOCK, (self._run[-1].end - self._move.block_before) * BLOCK
-            if self._move.changes_nothing:
+            if self._stays:
                 self._copy(start, size)
             else:
                 self._relocate(start, size)

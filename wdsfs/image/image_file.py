@@ -83,10 +83,14 @@ class ImageFile:
         self.taken_over += 1
         return self._nid_at(first)
 
-    def begin_part(self) -> None:
-        """Begin a part: what is written until `end_part` is all of it, the inode of its top first."""
+    def begin_part(self) -> int:
+        """Begin a part: what is written until `end_part` is all of it.
+
+        Returns the number that its top has to have, that of the first inode.
+        """
         self._begun = _Begun(self.blocks, self._reserved)
         self._reserved = []
+        return self._nid_at(self.blocks)
 
     def end_part(self, wanted: Wanted | None, with_missing: bool = False) -> None:
         """End the part that was begun. Without `wanted` no later image can take it.

@@ -20,7 +20,9 @@ from wdsfs.image import erofs
 from wdsfs.image.erofs import BLOCK, DIRENT_SIZE, SLOT, SLOTS_PER_BLOCK
 from wdsfs.image.table import Chunks, Ints, Special, Table, resolved
 
-FORMAT = 2  # of where everything lies in an image: counted up with every change, for inode numbers follow from it
+# Of where everything lies in an image: counted up with every change of what is written for the same records, for
+# inode numbers follow from it, and images with parts of two kinds would.
+FORMAT = 2
 _WORDS_MAX = 8  # of eight bytes: longer names are sorted one directory at a time
 _ROWS = 1 << 16  # names that are copied or compared at a time
 _PER_SLOT = SLOT // 4  # words

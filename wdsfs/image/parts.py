@@ -23,9 +23,7 @@ from numpy.typing import NDArray
 from wdsfs.image.erofs import BLOCK, SLOTS_PER_BLOCK, blocks_of
 from wdsfs.image.table import Ints
 
-# Of what lies in a part: another number for the same key has none taken over. To be changed with each change of
-# what `shard_table.py`, `tree_walk.py` or `layout.py` write for the same record.
-FORMAT = 1
+FORMAT = 1  # of the table and the maps
 
 _HEAD = struct.Struct("<8sIIQ")  # magic, format, the block at which the metadata begins, number of parts
 _PART = struct.Struct("<16sIIIHHQ")

@@ -82,7 +82,7 @@ class TreeWalk:
         tree: LowerTree,
         image: ImageFile,
         places: ContentPlaces,
-        whole: Callable[[int, int], int | Wanted | None],
+        whole: Callable[[int, int], int | Wanted | None] | None,
         on_directory: Callable[[], None],
     ) -> None:
         self._tree, self._image, self._places, self._whole = tree, image, places, whole
@@ -128,17 +128,17 @@ class TreeWalk:
             self._flush_if_full()
 
     def _directory(self, at: _Directory, entry: Entry) -> None:
-        whole = self._whole(entry.node.inode, at.nid)
+        whole = None if self._whole is None else self._whole(entry.node.inode, at.nid)
         if isinstance(whole, int):
             at.names.add(entry.name, entry.node, placed(whole))
             if len(self._open) == 1:
                 self._on_directory()
             return
-        if whole is not None:
-            self._begin_part(whole)
+        top = None if whole is None else self._begin_part(whole)
         batch = self._list(entry.node.inode, AT_PARENT)
         if len(batch) == BATCH or any(stat.S_ISDIR(one.node.mode) for one in batch):
             nid = self._image.reserve()
+            assert top in (None, nid)
             at.names.add(entry.name, entry.node, placed(nid))
             self._open.append(_Directory(entry.node, nid, at.nid, batch))
             return
@@ -181,12 +181,12 @@ class TreeWalk:
 
     # --- parts
 
-    def _begin_part(self, wanted: Wanted) -> None:
-        """Have a part begin with the next directory. Everything before lies in front of it."""
+    def _begin_part(self, wanted: Wanted) -> int:
+        """Have a part begin with the next directory, whose number this returns. All before lies in front of it."""
         self._flush()
-        self._image.begin_part()
         self._part = wanted, len(self._open)
         self._places.was_read = self._places.was_missing = False
+        return self._image.begin_part()
 
     def _end_part(self) -> None:
         """End the part whose top has just been closed, if it was that of one."""
