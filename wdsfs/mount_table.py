@@ -28,6 +28,9 @@ _FUSE_TYPES = """
 """
 NETWORK_TYPES = frozenset(_KERNEL_TYPES.split()) | {f"fuse.{name}" for name in _FUSE_TYPES.split()}
 
+# File systems whose files are those of another one, where they can be written without this one noticing.
+_LAYERS = ("aufs", "ecryptfs", "fuse", "overlay")  # and FUSE under other names: fuse.bindfs, fuse.mergerfs ...
+
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 
 
@@ -140,6 +143,11 @@ def filesystem_type(path: str | bytes | os.PathLike[str]) -> str:
 def is_network(fstype: str) -> bool:
     """True if files of this file system type are shared with other machines."""
     return fstype in NETWORK_TYPES
+
+
+def is_layer(fstype: str) -> bool:
+    """True if files of this file system type may be shown from another file system, below it."""
+    return fstype in _LAYERS or fstype.startswith("fuse.")
 
 
 def on_network(paths: Iterable[bytes]) -> tuple[bytes, str] | None:

@@ -135,9 +135,7 @@ def content(path: str | os.PathLike[str], also: int | None = None) -> None:
 
     `also` is a user who is trusted here, too. Raises Untrusted, OSErrors.
     """
-    trust, place = trusted(), os.path.abspath(path)
-    if also is not None:
-        trust = trust._replace(owners=trust.owners | {also}, groups=trust.groups | _private_group(also))
+    trust, place = _trusting(also), os.path.abspath(path)
     for _ in range(LINKS_MAX):
         _walk(os.path.dirname(place), False, False, True, trust)
         found = os.lstat(place)
@@ -149,6 +147,65 @@ def content(path: str | os.PathLike[str], also: int | None = None) -> None:
     if others and not trust.everyone:
         mode, quoted = stat.S_IMODE(found.st_mode), shlex.quote(place)
         raise Untrusted(f"others can write to {place} (mode {mode:04o}): chmod go-w {quoted}")
+
+
+def _trusting(also: int | None) -> Trust:
+    trust = trusted()
+    if also is None:
+        return trust
+    return trust._replace(owners=trust.owners | {also}, groups=trust.groups | _private_group(also))
+
+
+def own_links(path: bytes, fd: int, also: int | None = None) -> None:
+    """Check that no link of an untrusted user has led to a file of somebody else, which is open.
+
+    Else such a user could have a program of root show a file that only root can read. `also` is as in `content`.
+    Raises Untrusted, OSErrors.
+    """
+    trust, opened = _trusting(also), os.fstat(fd)
+    is_private = not opened.st_mode & stat.S_IROTH and opened.st_uid in trust.owners
+    if opened.st_nlink > 1 and is_private and not holds(path):
+        owner = user_name(opened.st_uid)
+        raise Untrusted(
+            f"is a hard link of a file of {owner}, which not everybody may read, where others can write"
+        )
+    with contextlib.suppress(OSError):  # no /proc
+        if os.readlink(b"/proc/self/fd/%d" % fd) == path:
+            return  # the usual case: there is no link on the way
+    links, found = _links_on(os.fsdecode(path))
+    if not os.path.samestat(found, opened):  # while it was looked at
+        raise OSError(errno.ESTALE, "is another file now", path)
+    foreign = {one.st_uid for one in links if not trust.owns(one)} - {opened.st_uid}
+    if foreign:
+        who, owner = user_name(min(foreign)), user_name(opened.st_uid)
+        raise Untrusted(
+            f"a link of another user ({who}) leads to a file of {owner}: name the file, or --trust {who}"
+        )
+
+
+def _links_on(path: str) -> tuple[list[os.stat_result], os.stat_result]:
+    """The links on the way to a file, and the file; no step can be changed while it is looked at."""
+    links: list[os.stat_result] = []
+    fd, ahead = os.open("/", _STEP | os.O_DIRECTORY), _parts(path, typed=True)
+    try:
+        while ahead:
+            step = os.open(ahead.pop()[0], _STEP, dir_fd=fd)
+            found = os.fstat(step)
+            if stat.S_ISLNK(found.st_mode):
+                links.append(found)
+                target = os.readlink("", dir_fd=step)
+                ahead += _parts(target, typed=False)
+                os.close(step)
+                if not target.startswith("/"):
+                    continue
+                step = os.open("/", _STEP | os.O_DIRECTORY)
+            os.close(fd)
+            fd = step
+            if len(links) > LINKS_MAX:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        return links, os.fstat(fd)
+    finally:
+        os.close(fd)
 
 
 def _walk(path: str, create: bool, tighten: bool, further: bool, trust: Trust | None = None) -> None:

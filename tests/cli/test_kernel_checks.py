@@ -56,6 +56,8 @@ def test_leases_are_tried_with_a_shard(tmp_path: Path, monkeypatch: pytest.Monke
         found = check_leases(str(tmp_path))
         assert (found.level, "open for writing" in found.detail) == ("warn", True)
         assert str(shard) in found.remedy
+    monkeypatch.setattr(mount_table, "filesystem_type", lambda _: "overlay")
+    assert "where no writer waits" in check_leases(str(tmp_path)).detail
     monkeypatch.setattr(mount_table, "filesystem_type", lambda _: "nfs4")
     assert "--trust-shards" in check_leases(str(tmp_path)).remedy
     assert check_leases(str(tmp_path / "none")).level == "warn"

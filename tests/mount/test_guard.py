@@ -234,6 +234,54 @@ def test_an_image_of_others_is_refused(program: Program) -> None:
         end_mount(program.mountpoint)
 
 
+def test_links_of_others_lead_to_their_own_files_only(program: Program) -> None:
+    """They cannot have a file of root's shown that has the size and time of a shard."""
+    need_erofs()
+    nobody, secret = 65534, program.home / "secret"
+    place = program.directory("place")
+    shard, image, mountpoint = place / "s.tar", program.home / "set.erofs", program.mountpoint
+    shard.write_bytes(tars.tar(tars.member(b"a.x", b"a" * 5000)))
+    program.run("image", shard, "-o", image)
+    secret.write_bytes(b"secret" * 10_000)
+    os.truncate(secret, shard.stat().st_size)
+    os.utime(secret, ns=(0, shard.stat().st_mtime_ns))
+    shard.rename(place / "before.tar")
+
+    def link_to(target: Path, mine: bool) -> None:
+        shard.unlink(missing_ok=True)
+        shard.symlink_to(target)
+        os.chown(shard, *((0, 0) if mine else (nobody, nobody)), follow_symlinks=False)
+
+    os.chown(place, nobody, nobody)
+    link_to(secret, mine=False)
+    says = program.refused("mount", image, mountpoint, code=5)
+    assert says == (
+        f"wdsfs: error: {shard}: a link of another user (nobody) leads to a file of root: name the file, or "
+        "--trust nobody"
+    )
+    shard.unlink()
+    secret.chmod(0o600)
+    os.link(secret, shard)
+    assert "is a hard link of a file of root, which not" in program.refused("mount", image, mountpoint, code=5)
+    link_to(place / "before.tar", mine=False)
+    message = program.refused("mount", "--engine", "kernel", shard, mountpoint, code=5)
+    assert "(nobody) leads to a file of root" in message
+    with program.mounted("--engine", "auto", shard) as mounted:
+        assert f"engine: FUSE, because {shard}: a link of another user" in mounted.output
+    os.chown(place / "before.tar", nobody, nobody)
+    (program.home / "mine").symlink_to(place)
+    ways = [("mount", image), ("mount", "--engine", "kernel", program.home / "mine" / "s.tar")]
+    try:
+        for words in ways:
+            program.run(*words, mountpoint)
+            assert (mountpoint / "s" / "a" / "x").read_bytes() == b"a" * 5000
+            program.run("umount", mountpoint)
+        link_to(program.write("other.tar", (place / "before.tar").read_bytes()), mine=True)
+        program.run("mount", "--engine", "kernel", shard, mountpoint)
+    finally:
+        end_mount(mountpoint)
+
+
 def test_a_signal_ends_the_mount(program: Program) -> None:
     with mounted(program) as (_, file):
         guard = guard_of(str(program.mountpoint))
@@ -287,6 +335,76 @@ def test_without_leases_times_are_looked_at(program: Program, monkeypatch: pytes
     says = told(program.home, "mount", "-f", image, program.mountpoint, code=5)
     assert f"{shard}: lies on nfs4, where another machine can write it" in says
     assert "was made for Linux 6.15; with this kernel its files have the time 1970" in says
+
+
+@contextmanager
+def layer(program: Program) -> Iterator[tuple[Path, Path]]:
+    """An overlay of the kernel's: the directory below it, and where its files are shown."""
+    below, work, shown = (program.directory(name) for name in ("below", "work", "shown"))
+    (work / "upper").mkdir()
+    (work / "work").mkdir()
+    layers = f"lowerdir={below},upperdir={work}/upper,workdir={work}/work"
+    subprocess.run(["mount", "-t", "overlay", "-o", layers, "layers", shown], check=True)
+    try:
+        yield below, shown
+    finally:
+        subprocess.run(["umount", "--lazy", shown], check=True)
+
+
+def test_what_is_written_below_a_layer(program: Program) -> None:
+    """No lease tells of it; so the times are looked at."""
+    need_erofs()
+    with layer(program) as (below, shown):
+        (below / "s.tar").write_bytes(tars.tar(tars.member(b"a.x", OLD * 5000)))
+        try:
+            says = program.run("mount", "--engine", "kernel", shown / "s.tar", program.mountpoint).stderr.decode()
+            assert (
+                f"{shown}/s.tar: the file system there shows files of another one, where no writer waits" in says
+            )
+            with (below / "s.tar").open("r+b") as file:
+                file.seek(512)
+                file.write(NEW * 5000)
+            wait_until(lambda: mount_table.mounted_at(program.mountpoint) is None, "the mount to end")
+        finally:
+            end_mount(program.mountpoint)
+
+
+def test_which_changes_of_the_times_are_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another mode, another name, and a removal are none."""
+    monkeypatch.setattr(mount_table, "filesystem_type", lambda _: "fuse.bindfs")
+    image, shard = tmp_path / "i.erofs", tmp_path / "s.tar"
+    image.touch()
+    shard.touch()
+
+    def opened(path: Path) -> OpenDevice:
+        return OpenDevice(bytes(path), os.open(path, os.O_RDONLY))
+
+    def changes(change: Callable[[], object]) -> list[str]:
+        held = held_shards.HeldShards(opened(image))
+        held.devices = [opened(shard)]
+        held.take_leases()
+        assert held.on_layers() == [str(shard), str(image)]
+        try:
+            # Times of file systems go by the clock's tick: until the next one a change may not be seen in them.
+            before = shard.stat().st_ctime_ns
+            spare = tmp_path / "spare"
+            spare.touch()
+            wait_until(lambda: (spare.touch(), spare.stat().st_ctime_ns)[1] > before, "the next tick")
+            change()
+            first = held.changing()
+            assert held.changing() == first  # also when it is asked again
+            return first
+        finally:
+            held.close()
+
+    assert changes(lambda: shard.chmod(0o600)) == []
+    assert changes(lambda: os.link(shard, tmp_path / "other")) == []
+    assert changes(lambda: os.chown(shard, 0, os.getegid() if os.geteuid() else 7)) == []
+    assert changes(lambda: (tmp_path / "s2.tar").write_bytes(b"") or (tmp_path / "s2.tar").replace(shard)) == []
+    times = (shard.stat().st_atime_ns, shard.stat().st_mtime_ns)
+    assert changes(lambda: os.utime(shard, ns=times)) == [str(shard)]  # as who has written, and sets it back
+    assert changes(lambda: os.utime(shard, (1, 1))) == [str(shard)]
+    assert changes(shard.unlink) == []
 
 
 def test_without_inotify_the_superblock_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

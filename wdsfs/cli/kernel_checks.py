@@ -94,6 +94,14 @@ def check_leases(directory: str) -> MachineFinding:
     if is_written:
         who = f"fuser -v {shlex.quote(shard)}"
         return MachineFinding(name, "warn", f"a program has {shard} open for writing", who)
+    if mount_table.is_layer(fstype):
+        return MachineFinding(
+            name,
+            "warn",
+            f"can be had, but {fstype} shows files of another file system, where no writer waits: changes are "
+            "looked for every second",
+            "name the shards by that file system",
+        )
     return MachineFinding(name, "ok", f"can be had ({fstype or 'unknown file system'}): writers wait for readers")
 
 

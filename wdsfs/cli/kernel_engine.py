@@ -59,22 +59,25 @@ def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
     return None if found is None else f"{os.fsdecode(found[0])} lies on {found[1]}, which other machines can write"
 
 
-def written(shards: Sequence[Shard]) -> str | None:
-    """Why no guard can hold these shards at the moment: a program writes one. Raises ShardErrors."""
+def cannot_be_held(shards: Sequence[Shard]) -> str | None:
+    """Why no guard can hold these shards at the moment, such as a program that writes one. Raises ShardErrors."""
     from wdsfs.remote.any_shard import is_remote
 
-    found = next((one.path for one in shards if not is_remote(one.path) and _is_written(one.path)), None)
-    return None if found is None else f"{os.fsdecode(found)}: a program has it open for writing"
+    return next(filter(None, (_cannot_be_held(one.path) for one in shards if not is_remote(one.path))), None)
 
 
-def _is_written(path: bytes) -> bool:
+def _cannot_be_held(path: bytes) -> str | None:
+    from wdsfs.image.opened import foreign_link
     from wdsfs.storage import held_files, source
 
     fd = source.open_shard(path)
     try:
-        return held_files.is_written(fd)
+        refusal = foreign_link(path, fd)
+        if refusal is None and held_files.is_written(fd):
+            refusal = f"{os.fsdecode(path)}: a program has it open for writing"
+        return refusal
     except OSError:
-        return False  # without leases its times are compared
+        return None  # without leases its times are compared
     finally:
         source.close(fd)
 

@@ -362,7 +362,7 @@ def _image_mount(
     reason = kernel_engine.obstacle(found, of_image.trust_shards)
     is_repeated = _PREPARED in click.get_current_context().meta
     if reason is None and of_image.engine == AUTO and not is_repeated:
-        reason = kernel_engine.written(found)  # else the guard says it, when the image is made
+        reason = kernel_engine.cannot_be_held(found)  # else the guard says it, when the image is made
     if reason is not None:
         raise kernel_engine.CannotServe(reason)
     options, overlay = [*serving.options, *["ro"] * serving.read_only], path_of(serving.overlay)

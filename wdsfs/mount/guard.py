@@ -248,13 +248,16 @@ class Guard:
     def _settle(self, attributes: int) -> None:
         self._attributes = attributes
         self._held.watch_mount(self.mountpoint)
-        watched = self._held.without_lease()
-        if watched:
-            log.warning(
-                "%s: no lease can be had there; changes are looked for every second, and bytes that are read "
-                "meanwhile may be old and new ones",
-                several(watched),
-            )
+        for found, reason in (
+            (self._held.without_lease(), "no lease can be had there"),
+            (self._held.on_layers(), "the file system there shows files of another one, where no writer waits"),
+        ):
+            if found:
+                log.warning(
+                    "%s: %s; changes are looked for every second, and bytes that are read meanwhile may be old "
+                    "and new ones",
+                    *(several(found), reason),
+                )
 
     def exchange(self, image: str, base: str, trusting: bool) -> None:
         """Have the kernel mount this image in the place of the mount. Raises WdsfsError: nothing has changed."""
@@ -367,7 +370,7 @@ class Guard:
         """How long the loop may sleep (ms) when nothing wakes it; None: for ever."""
         if any(one.deadline is not None for one in self._before):
             return _STEP_SECONDS * 1000
-        has_to_look = self._held.without_lease() or self._before or not self._is_mounted()
+        has_to_look = self._held.is_watching or self._before or not self._is_mounted()
         return LOOK_SECONDS * 1000 if has_to_look else None
 
     def _let_go(self) -> None:

@@ -1,7 +1,8 @@
 """An image and the shards below one mount of it, held open, and watched for changes: by leases, or by their times.
 
 With a read lease (fcntl(2), F_SETLEASE) a program that opens one for writing, or truncates it, waits until the
-lease is given up. Where a file system has no leases, the times of the file are compared.
+lease is given up. Where a file system has no leases, the times of the file are compared; and where it shows files
+of another one (an overlay, FUSE), in which they can be written past any lease.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import fcntl
 import os
 import resource
 import select
+from dataclasses import dataclass
 from pathlib import Path
 
-from wdsfs import mount_calls
+from wdsfs import mount_calls, mount_table
 from wdsfs.errors import MountError
 from wdsfs.image.manifest import Manifest
 from wdsfs.image.opened import OpenDevice, close_devices, open_devices
@@ -45,6 +47,35 @@ def raise_file_limit(shards: int) -> None:
             ) from None
 
 
+@dataclass(slots=True)
+class _Watched:
+    """A file whose times are compared: `before` is what was found last."""
+
+    device: OpenDevice
+    before: os.stat_result
+    was_written: bool = False
+
+    def is_written(self) -> bool:
+        """True if somebody has written it, as far as its times tell, or if it cannot be looked at any more.
+
+        Another mode, owner or number of names (by `chmod`, or as the file was replaced or removed) explains a
+        change of the ctime. A write changes the mtime, and who sets that back changes nothing else.
+        """
+        try:
+            now = os.fstat(self.device.fd)
+        except OSError:  # a daemon of FUSE is gone, a file handle of NFS is stale
+            self.was_written = True
+        else:
+            before, self.before = self.before, now
+            self.was_written |= (before.st_size, before.st_mtime_ns) != (now.st_size, now.st_mtime_ns)
+            self.was_written |= before.st_ctime_ns != now.st_ctime_ns and _attributes(before) == _attributes(now)
+        return self.was_written
+
+
+def _attributes(found: os.stat_result) -> tuple[int, int, int, int]:
+    return found.st_mode, found.st_uid, found.st_gid, found.st_nlink
+
+
 class HeldShards:
     """An image, which belongs to it now, and its shards. `mounted` is what the list of mounts has of them.
 
@@ -59,7 +90,8 @@ class HeldShards:
         self.mounted: FileSystem | None = None
         self.deadline: float | None = None
         self.leased: list[OpenDevice] = []
-        self._watched: list[tuple[OpenDevice, int]] = []  # with the ctime (ns) that they had
+        self._without_lease: list[_Watched] = []
+        self._on_layers: list[_Watched] = []
         self.ending: int | None = None  # the descriptor that is readable when the mount has ended
         self._has_ended = False
 
@@ -74,10 +106,16 @@ class HeldShards:
         one that is being written, and for a copy without a lease: its times say when it was used, not that it was
         written.
         """
+        layers = dict[int, bool]()  # by the number of the file system
         for one in (*self.devices, self.image):
+            found = os.fstat(one.fd)
             try:
                 fcntl.fcntl(one.fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
                 self.leased.append(one)
+                if found.st_dev not in layers:
+                    layers[found.st_dev] = mount_table.is_layer(mount_table.filesystem_type(one.path))
+                if layers[found.st_dev] and not one.copy:
+                    self._on_layers.append(_Watched(one, found))
             except OSError as error:
                 if error.errno == errno.EAGAIN:
                     raise MountError(f"{os.fsdecode(one.file)}: a program has it open for writing") from None
@@ -86,16 +124,25 @@ class HeldShards:
                         f"{one.copy}: its file system has no leases ({error.strerror}), so a writer could not be "
                         "noticed; mount by FUSE, or take another place for the cache (WDSFS_CACHE_DIR)"
                     ) from None
-                self._watched.append((one, os.fstat(one.fd).st_ctime_ns))
+                self._without_lease.append(_Watched(one, found))
+
+    @property
+    def is_watching(self) -> bool:
+        """True if times have to be compared."""
+        return bool(self._without_lease or self._on_layers)
 
     def without_lease(self) -> list[str]:
-        """The files whose times have to be compared."""
-        return [os.fsdecode(one.path) for one, _ in self._watched]
+        """The files that have no lease, so that their times are compared."""
+        return [os.fsdecode(one.device.path) for one in self._without_lease]
+
+    def on_layers(self) -> list[str]:
+        """The files that have one, and can be written past it, so that their times are compared, too."""
+        return [os.fsdecode(one.device.path) for one in self._on_layers]
 
     def changing(self) -> list[str]:
         """The files that somebody is about to write, or has written."""
         found = [one for one in self.leased if fcntl.fcntl(one.fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK]
-        found += [one for one, ctime_ns in self._watched if os.fstat(one.fd).st_ctime_ns != ctime_ns]
+        found += [one.device for one in (*self._without_lease, *self._on_layers) if one.is_written()]
         return [os.fsdecode(one.file) for one in found]
 
     def watch_mount(self, mountpoint: str) -> None:
@@ -133,4 +180,4 @@ class HeldShards:
         """Give up the leases and close all files. It is not used any more."""
         self._stop_watching()
         close_devices([*self.devices, self.image])
-        self.devices, self.leased, self._watched = [], [], []
+        self.devices, self.leased, self._without_lease, self._on_layers = [], [], [], []
