@@ -194,6 +194,20 @@ def test_what_cannot_be_refreshed(mounts: Program) -> None:
     assert "has no guard, which would do it" in mounts.refused("refresh", mounts.mountpoint, code=5)
 
 
+def test_a_refresh_that_fails_leaves_the_image(mounts: Program) -> None:
+    """It is the one that is mounted: `where` reads it, and the next image takes parts from it."""
+    image = Path(mount(mounts).image)
+    before, inode = image.read_bytes(), image.stat().st_ino
+    replace(mounts, "s1.tar", b"n")
+    with (mounts.home / "set" / "s1.tar").open("r+b"):
+        assert "has it open for writing" in mounts.refused("refresh", mounts.mountpoint, code=5)
+    assert (image.read_bytes(), image.stat().st_ino) == (before, inode)
+    assert [one.name for one in image.parent.iterdir()] == [image.name]
+    mounts.run("refresh", mounts.mountpoint)
+    assert image.read_bytes() != before
+    assert [one.name for one in image.parent.iterdir()] == [image.name]
+
+
 @pytest.mark.parametrize(
     ("arguments", "secret"),
     [

@@ -103,6 +103,7 @@ def _exchanged(guard: Registration) -> dict[str, Any]:
     from wdsfs.cli.mount_command import prepared_again
     from wdsfs.image import manifest
     from wdsfs.image.identity import identity_of
+    from wdsfs.image.kept import put_back
     from wdsfs.names import without_suffix
     from wdsfs.status import control
 
@@ -114,16 +115,17 @@ def _exchanged(guard: Registration) -> dict[str, Any]:
         )
     if guard.overlay is not None:
         _refuse_half_done(guard)
-    wanted = prepared_again(guard.made)
-    if identity_of(wanted.image) == guard.identity:
-        _refuse_old_image(guard)
-    else:
-        question = {"do": "exchange", "image": wanted.image, "base": wanted.base, "trusting": wanted.trusting}
-        still = contextlib.nullcontext() if guard.overlay is None else _still(guard, wanted, question)
-        with still, control.Talk(guard) as talk:
-            answer = talk.ask(question, seconds=REFRESH_SECONDS)
-        if answer.get("error"):
-            raise MountError(f"{answer['error']}; the mount shows what it has shown")
+    with put_back(guard.image, guard.was_exchanged):
+        wanted = prepared_again(guard.made)
+        if identity_of(wanted.image) == guard.identity:
+            _refuse_old_image(guard)
+        else:
+            question = {"do": "exchange", "image": wanted.image, "base": wanted.base, "trusting": wanted.trusting}
+            still = contextlib.nullcontext() if guard.overlay is None else _still(guard, wanted, question)
+            with still, control.Talk(guard) as talk:
+                answer = talk.ask(question, seconds=REFRESH_SECONDS)
+            if answer.get("error"):
+                raise MountError(f"{answer['error']}; the mount shows what it has shown")
     about = manifest.read(wanted.image)
     now = [one.shard(wanted.base) for one in about.devices]
     replaced = guard.replaced()

@@ -94,21 +94,23 @@ def _mount(shards: Sequence[Shard], guard: Registration, opening: Opening) -> No
     from pathlib import Path
 
     from wdsfs.cli.kernel_engine import image_mount
+    from wdsfs.image.kept import put_back
     from wdsfs.status import control
     from wdsfs.views.composition import Composition
 
     tree = TreeOptions(guard.layout, guard.names, guard.merge, index_tree=False, composition=Composition())
     overlay = Path(str(guard.overlay))
     quiet = opening._replace(quiet=True, workers=None)
-    wanted = image_mount(shards, guard.mountpoint, tree, quiet, guard.options, guard.trusting, overlay)
-    question = {
-        "do": "exchange",
-        "image": wanted.image,
-        "base": wanted.base,
-        "trusting": wanted.trusting,
-        "shards": [[os.fsdecode(one.path), os.fsdecode(one.name)] for one in shards],
-    }
-    with control.Talk(guard) as talk:
-        answer = talk.ask(question, seconds=EXCHANGE_SECONDS)
-    if answer.get("error"):
-        raise MountError(str(answer["error"]))
+    with put_back(guard.image, guard.was_exchanged):
+        wanted = image_mount(shards, guard.mountpoint, tree, quiet, guard.options, guard.trusting, overlay)
+        question = {
+            "do": "exchange",
+            "image": wanted.image,
+            "base": wanted.base,
+            "trusting": wanted.trusting,
+            "shards": [[os.fsdecode(one.path), os.fsdecode(one.name)] for one in shards],
+        }
+        with control.Talk(guard) as talk:
+            answer = talk.ask(question, seconds=EXCHANGE_SECONDS)
+        if answer.get("error"):
+            raise MountError(str(answer["error"]))

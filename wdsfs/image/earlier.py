@@ -26,7 +26,7 @@ from wdsfs.storage.durable import Disk
 log = logging.getLogger(__name__)
 
 _CUT = "the image that was to be replaced was cut meanwhile; repeat the command"
-RUN_BLOCKS = (8 << 20) // BLOCK  # of parts that are taken over together, unless one alone has more
+RUN_BLOCKS = (2 << 20) // BLOCK  # of parts that are moved together, unless one alone has more: what a cache holds
 
 
 class EarlierImage:

@@ -7,9 +7,10 @@ that are mounted `status` and `where` have to read what they say.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -117,3 +118,30 @@ def is_there(path: Path, key: str) -> bool:
         return manifest.read(str(path)).key == key
     except MountError:
         return False
+
+
+@contextlib.contextmanager
+def put_back(image: str, unless: Callable[[], bool]) -> Iterator[None]:
+    """Put the image at this path back if the block fails, which makes it anew and has that mounted.
+
+    For the old one is mounted still, and `status` and `where` read it. `unless`: if the new one is mounted all the
+    same. An image that was not made for a mount is left alone.
+    """
+    before = Path(f"{image}.before")
+    try:
+        is_ours = bool(manifest.read(image).key)
+    except MountError:
+        is_ours = False
+    with contextlib.suppress(OSError):  # a file system without hard links
+        if is_ours:
+            before.unlink(missing_ok=True)  # of a command that was killed
+            before.hardlink_to(image)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            if not unless():
+                before.replace(image)
+        raise
+    finally:
+        before.unlink(missing_ok=True)

@@ -21,6 +21,7 @@ from wdsfs.image.table import Ints
 
 _WORD = 4
 _PER_SLOT, _PER_BLOCK = SLOT // _WORD, BLOCK // _WORD  # words
+_AT_ONCE = 1 << 15  # inodes that are looked at together
 
 
 class Move(NamedTuple):
@@ -56,13 +57,14 @@ def relocate(words: NDArray[np.uint32], slots: Ints, move: Move) -> None:
 
     Raises ImageError if they point to a device that has no new number.
     """
-    inodes = _Inodes(words, slots)
-    if move.nid_step:
-        _renumber(words, inodes, move)
-    if move.block != move.block_before:
-        at = inodes.at[(inodes.content == erofs.PLAIN) & (inodes.address != NO_BLOCK)] + 4
-        words[at] += np.int64(move.block - move.block_before).astype(np.uint32)
-    _relocate_chunks(words, inodes, move)
+    for first in range(0, len(slots), _AT_ONCE):
+        inodes = _Inodes(words, slots[first : first + _AT_ONCE])
+        if move.nid_step:
+            _renumber(words, inodes, move)
+        if move.block != move.block_before:
+            at = inodes.at[(inodes.content == erofs.PLAIN) & (inodes.address != NO_BLOCK)] + 4
+            words[at] += np.int64(move.block - move.block_before).astype(np.uint32)
+        _relocate_chunks(words, inodes, move)
 
 
 class _Inodes:

@@ -107,6 +107,11 @@ class Registration:
     def alive(self) -> bool:
         return control.start_ticks(self.pid) == self.start_ticks
 
+    def was_exchanged(self) -> bool:
+        """True if the guard has mounted another image since this was read."""
+        now = guard_of(self.mountpoint)
+        return now is not None and now.identity != self.identity
+
     def replaced(self) -> list[str]:
         """The paths at which there is another file now, or none; also if a copy is read of what was there."""
         devices = zip_longest(self.paths, self.inodes, self.copies)
