@@ -24,7 +24,7 @@ _DETACH = 2  # flag of umount2
 _NEW_MOUNTS = 0x20000  # flag of setns: a mount namespace
 _IN_DELETE_SELF = 0x400
 # Attributes of a mount.
-READ_ONLY, NO_SUID, NO_DEVICES, NO_PROGRAMS = 1, 2, 4, 8
+READ_ONLY, NO_SUID, NO_DEVICES, NO_PROGRAMS, NO_ACCESS_TIMES = 1, 2, 4, 8, 16
 
 _libc: Any = ctypes.CDLL(None, use_errno=True)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PATIENCE, Program, fails, open_the_way, wait_until
+from tests.conftest import BOTH_ENGINES, PATIENCE, Program, fails, open_the_way, wait_until
 from tests.writables import shard
 from wdsfs.fuse.write_ops import RESTORE
 from wdsfs.status import control
@@ -133,6 +133,7 @@ def test_what_is_refused(a_set: Program) -> None:
         assert (mounted.path / "s0/a/txt").read_bytes() == b"changed"
 
 
+@BOTH_ENGINES
 def test_where_there_is_nothing_to_restore(a_set: Program) -> None:
     assert "no mount of wdsfs is there" in a_set.refused("restore", a_set.mountpoint, "s0", code=5)
     with a_set.mounted("s0.tar") as mounted:

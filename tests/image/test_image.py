@@ -408,6 +408,7 @@ def test_image_and_mount_by_the_program(program: Program) -> None:
     image = program.home / "set" / "set.erofs"
     made = program.json("image", str(one.parent / "s{0..1}.tar"), "-o", image)
     assert (made["devices"], made["size"]) == (2, image.stat().st_size)
+    assert made["files"] == [str(one), str(one.with_name("s1.tar"))]
     (program.home / "set").rename(program.home / "moved")
     image = program.home / "moved" / "set.erofs"
     try:
@@ -457,8 +458,31 @@ def test_what_has_changed_is_not_mounted(program: Program) -> None:
     shard.unlink()
     message = told(home, "mount", "-f", image, mountpoint, code=3)
     assert f"{shard}: there is no such shard; --base DIR says where the shards of an image are" in message
-    image.write_bytes(image.read_bytes()[:-1])
-    assert "the image is not whole" in told(home, "mount", "-f", image, mountpoint, code=5)
+    whole = image.read_bytes()
+    for size in (-1, 2000, 100, 0):
+        image.write_bytes(whole[:size])
+        assert "the image is not whole" in told(home, "mount", "-f", image, mountpoint, code=5)
+
+
+def test_an_image_whose_super_block_is_damaged(program: Program) -> None:
+    need_erofs()
+    shard, image = program.write("s0.tar", sets.content(0)), program.home / "set.erofs"
+    told(program.home, "image", shard, "-o", image, code=0)
+    whole = image.read_bytes()
+    at = 1024 + 14  # the number of the top
+    image.write_bytes(whole[:at] + b"\x99" + whole[at + 1 :])
+    message = told(program.home, "mount", "-f", image, program.mountpoint, code=5)
+    assert f"does not mount {image}" in message
+    assert "it is damaged; remove it, and make it anew" in message
+
+
+def test_an_image_is_no_shard(tmp_path: Path) -> None:
+    shard, image = tmp_path / "s0.tar", tmp_path / "set.erofs"
+    shard.write_bytes(sets.content(0))
+    told(tmp_path, "image", shard, "-o", image, code=0)
+    for words in (["info", image], ["ls", image], ["check", shard, image]):
+        assert f"'{image}': is an image over shards" in told(tmp_path, *words, code=2)
+    assert "--engine fuse: an image is for" in told(tmp_path, "mount", "--engine", "fuse", image, tmp_path, code=2)
 
 
 def test_options_that_an_image_does_not_take(tmp_path: Path) -> None:

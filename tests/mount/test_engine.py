@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import sets
+from tests import sets, tars
 from tests.conftest import ROOT, Program
 from tests.image.test_image import end_mount, need_erofs, told
-from wdsfs import mount_table
+from wdsfs import host, mount_table
 from wdsfs.cli import kernel_engine, mount_helper
 from wdsfs.mount import kernel_mount
 
@@ -27,7 +27,7 @@ def test_the_kernel_in_one_step(program: Program) -> None:
     """The image is kept for the next mount, and made anew when options are others or a shard has changed."""
     need_erofs()
     shard = program.write("s0.tar", sets.content(0))
-    mount = ("mount", "--engine", "kernel", "-q")
+    mount, said = ("mount", "--engine", "kernel"), list[bytes]()
     shown = {
         "s0",
         *(f"s0/d{n % 2}{more}" for n in range(3) for more in ("", f"/0-{n}", f"/0-{n}/txt", f"/0-{n}/cls")),
@@ -35,7 +35,7 @@ def test_the_kernel_in_one_step(program: Program) -> None:
     inodes = []
     try:
         for options in ((), (), ("-o", "allow_other,uid=7,umask=007")):
-            program.run(*mount, *options, shard, program.mountpoint)
+            said.append(program.run(*mount, *options, shard, program.mountpoint).stderr)
             assert names_below(program.mountpoint) == shown
             found = (program.mountpoint / "s0/d0/0-0/txt").stat()
             top = program.mountpoint.stat()
@@ -51,6 +51,46 @@ def test_the_kernel_in_one_step(program: Program) -> None:
     finally:
         end_mount(program.mountpoint)
     assert inodes[0] == inodes[1] != inodes[2]
+    assert said == [b"", b"", b""]  # nothing odd, no hints
+
+
+def test_hints_are_given_when_an_image_is_made(program: Program) -> None:
+    """As a mount by FUSE gives them; the next mount takes the image, and a refresh is quiet."""
+    need_erofs()
+    shard = program.write("s0.tar", tars.tar(tars.member(b"a.jpg")))
+    mount, said = ("mount", "--engine", "kernel", shard, program.mountpoint), list[bytes]()
+    try:
+        for _ in range(2):
+            said.append(program.run(*mount).stderr)
+            if len(said) == 2:
+                program.write("new.tar", tars.tar(tars.member(b"b.jpg"))).replace(shard)
+                said.append(program.run("refresh", program.mountpoint).stderr)
+            program.run("umount", program.mountpoint)
+    finally:
+        end_mount(program.mountpoint)
+    hint = b"wdsfs: loaders that look for *.jpg need --names full or --layout files\n"
+    assert said == [hint + b"wdsfs: which layout for which loader: wdsfs help layouts\n", b"", b""]
+
+
+def test_options_of_the_mount(program: Program) -> None:
+    need_erofs()
+    shard, edits = program.write("s0.tar", sets.content(0)), program.home / "edits"
+    mount = ("mount", "--engine", "kernel")
+    try:
+        for words, wanted in (
+            (["-o", "allow_root,default_permissions,sync,async,dirsync"], {"ro", "nosuid", "nodev", "relatime"}),
+            (["-o", "suid,dev,noexec,noatime"], {"ro", "noexec", "noatime"}),
+            (["-o", "noatime", "--overlay", str(edits)], {"rw", "nosuid", "nodev", "noatime"}),
+        ):
+            program.run(*mount, *words, shard, program.mountpoint)
+            found = mount_table.mounted_at(program.mountpoint)
+            assert found is not None
+            assert set(found.options) == wanted
+            program.run("umount", program.mountpoint)
+    finally:
+        end_mount(program.mountpoint)
+    words = ("-o", "sync", "--overlay", edits, shard, program.mountpoint)
+    assert "-o sync: the kernel's overlay has no such option" in told(program.home, *mount, *words, code=2)
 
 
 def test_auto_takes_fuse_where_the_kernel_cannot_serve(program: Program) -> None:
@@ -155,3 +195,8 @@ def test_what_keeps_the_kernel_from_serving(program: Program, monkeypatch: pytes
     reason = f"{file} lies on nfs4, which other machines can write"
     assert kernel_engine.obstacle([shard], trusting=False) == reason
     assert kernel_engine.obstacle([shard], trusting=True) is None
+    monkeypatch.setattr(host, "kernel_version", lambda: (6, 11))
+    assert kernel_engine.obstacle([shard], trusting=True) is None
+    monkeypatch.setattr(kernel_mount, "LOOPS", str(program.home / "no-loops"))
+    reason = f"there is no {program.home}/no-loops, which it takes before Linux 6.12"
+    assert kernel_engine.obstacle([shard], trusting=True) == reason

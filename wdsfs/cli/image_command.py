@@ -107,6 +107,7 @@ def image(
       wdsfs mount train.erofs /mnt/train
     """
     from wdsfs.dataset.numbered_tree import check_name, make_numbered
+    from wdsfs.image import manifest
     from wdsfs.image.build import ImageOptions
     from wdsfs.image.image_file import Owner
 
@@ -118,12 +119,12 @@ def image(
     with opened(shards, selection, opening, tree.composition, whole=True) as below:
         check_name(below.shards, view, tree.merge)
         made = write_image(make_numbered(below, view, tree.merge), target, options, opening.quiet)
+    files = [one.shard(os.fsdecode(base)) for one in manifest.read(target).devices]
     if as_json:
-        click.echo(json.dumps({"image": output, **made._asdict()}))
+        click.echo(json.dumps({"image": output, **made._asdict(), "files": files}))
     else:
-        click.echo(
-            f"{output}: {counted(made.devices, 'shard')}, {counted(made.inodes, 'inode')}, {bytes_text(made.size)}"
-        )
+        shown = counted(len(set(files)), "shard")  # one may be a device twice
+        click.echo(f"{output}: {shown}, {counted(made.inodes, 'inode')}, {bytes_text(made.size)}")
 
 
 def _octal(text: str) -> int:

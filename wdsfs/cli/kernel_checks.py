@@ -15,7 +15,7 @@ from pathlib import Path
 from wdsfs import host, mount_table
 from wdsfs.cli.doctor import MachineFinding
 from wdsfs.image.erofs import OLDEST_KERNEL
-from wdsfs.mount.kernel_mount import FILES_SINCE, OVERTAKING_SINCE, refusal_of_kernel
+from wdsfs.mount.kernel_mount import FILES_SINCE, LOOPS, OVERTAKING_SINCE, refusal_of_kernel
 from wdsfs.names import SHARD_SUFFIXES, suffix_of
 from wdsfs.storage import held_files
 
@@ -25,7 +25,7 @@ NAME = "kernel engine"
 def check_engine(
     version: tuple[int, ...] | None = None,
     file_systems: str = "/proc/filesystems",
-    loops: str = "/dev/loop-control",
+    loops: str = LOOPS,
     user: int | None = None,
 ) -> MachineFinding:
     """If `--engine kernel` can be used: EROFS, shards as its devices, and root."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from wdsfs import host, mount_table
@@ -104,11 +104,12 @@ def image_mount(
     options: Sequence[str],
     trusting: bool,
     overlay: Path | None = None,
+    adviser: Callable[[ShardSet], Sequence[str]] = lambda _: (),
 ) -> ImageMount:
     """Make the image of a set for this mount point, unless it is there, and return what is to be mounted.
 
-    `options` are those of `-o`, `overlay` is the directory of an overlay above it. Raises CannotServe, ImageError,
-    ShardErrors, UsageError.
+    `options` are those of `-o`, `overlay` is the directory of an overlay above it. `adviser` returns hints
+    about the set, which are given when its image is made. Raises CannotServe, ImageError, ShardErrors, UsageError.
     """
     from wdsfs.dataset.merged_tree import is_merged
     from wdsfs.dataset.numbered_tree import check_name, make_numbered
@@ -140,6 +141,8 @@ def image_mount(
                 os.utime(target)  # `wdsfs cache` removes first what was not mounted for long
         else:
             write_image(shown, os.fsencode(target), wanted, opening.quiet)
+            for text in adviser(below):
+                log.info("%s", text)
     rest = [one for one in ",".join(options).split(",") if one.partition("=")[0] not in _OWNER]
     found = ImageMount(str(target), mountpoint, "/", [one for one in rest if one], trusting, copies=copies)
     if overlay is not None:

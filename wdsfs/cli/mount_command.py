@@ -10,7 +10,7 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -239,11 +239,7 @@ def mount(
     front = session.Front(
         indexer=lambda index, shards, ready: refresh_index(index, shards, opening, ready).unreadable,
         composer=lambda below: make_view(below, opening.quiet),
-        adviser=lambda below: (
-            ()
-            if opening.quiet
-            else _hints(below, wanted.view, tree.composition.class_names, serving.overlay is not None)
-        ),
+        adviser=_adviser(tree, serving, opening),
     )
     if serving.foreground:
         code = daemon.guarded(
@@ -370,8 +366,9 @@ def _image_mount(
         kernel_engine.check_place(mountpoint, options, overlay)
     if overlay is not None:
         refuse_view(found, tree.view(opening.tolerance.allow_missing), tree.composition)
-    place = control.canonical(mountpoint)
-    return kernel_engine.image_mount(found, place, tree, opening, options, of_image.trust_shards, overlay)
+    place, trusting = control.canonical(mountpoint), of_image.trust_shards
+    adviser = _adviser(tree, serving, opening._replace(quiet=opening.quiet or is_repeated))
+    return kernel_engine.image_mount(found, place, tree, opening, options, trusting, overlay, adviser)
 
 
 def prepared_again(made: MadeBy) -> ImageMount:
@@ -426,9 +423,11 @@ def _current_directory() -> str:
 
 
 def _is_image(spec: str) -> bool:
+    """True if this is an image, or was one and is damaged, as far as its name tells."""
     from wdsfs.image.manifest import is_image
+    from wdsfs.spec.expand import IMAGE_SUFFIX
 
-    return "://" not in spec and is_image(spec)
+    return "://" not in spec and (is_image(spec) or (spec.endswith(IMAGE_SUFFIX) and os.path.isfile(spec)))
 
 
 def _mount_image(image: str, mountpoint: str, serving: Serving, base: str | None, of_image: OfImage) -> None:
@@ -445,6 +444,8 @@ def _mount_image(image: str, mountpoint: str, serving: Serving, base: str | None
                 f"{param.opts[0]}: not for the mount of an image; what an image shows is said when it is made: "
                 "wdsfs image --help"
             )
+    if of_image.engine == FUSE and context.get_parameter_source("engine") is ParameterSource.COMMANDLINE:
+        raise UsageError("--engine fuse: an image is for the kernel; by FUSE mount its shards")
     if base is not None and "://" in base:
         raise UsageError(f"--base {base}: the shards of an image are files; name their directory")
     base = os.path.dirname(os.path.abspath(image)) if base is None else base
@@ -497,6 +498,14 @@ def _incomplete(given: str | None) -> UsageError:
 
 
 _LOOKED_AT = 3  # shards
+
+
+def _adviser(tree: TreeOptions, serving: Serving, opening: Opening) -> Callable[[ShardSet], Sequence[str]]:
+    """What returns hints about a set that is mounted like this."""
+    if opening.quiet:
+        return lambda _: ()
+    view = tree.view(opening.tolerance.allow_missing)
+    return lambda below: _hints(below, view, tree.composition.class_names, serving.overlay is not None)
 
 
 def _hints(below: ShardSet, view: View, class_names: str | None, writable: bool) -> Sequence[str]:

@@ -393,6 +393,8 @@ def daemon_of(mountpoint: str) -> tuple[Daemon, str]:
         above = mount_above(mountpoint)
         if above is not None:
             raise MountError(f"{mountpoint}: lies in a mount; name its MOUNTPOINT first: {above}")
+        if _shows_an_image(mountpoint):
+            raise MountError(f"{mountpoint}: that mount has no overlay, so nothing in it was changed")
         raise MountError(
             f"{mountpoint}: no mount of wdsfs is there; for one that is not mounted name --overlay DIR"
         )
@@ -402,6 +404,15 @@ def daemon_of(mountpoint: str) -> tuple[Daemon, str]:
             text += f"; what it shows becomes new shards by: wdsfs commit {daemon.composition} -o PATTERN SHARDS"
         raise MountError(text)
     return daemon, daemon.overlay
+
+
+def _shows_an_image(mountpoint: str) -> bool:
+    from wdsfs import mount_table
+    from wdsfs.image.mounted import image_of
+    from wdsfs.status import control
+
+    found = mount_table.mounted_at(control.canonical(mountpoint))
+    return found is not None and image_of(found) is not None
 
 
 def silent(mountpoint: str, error: Exception) -> MountError:

@@ -39,10 +39,13 @@ log = logging.getLogger(__name__)
 # Options of `-o` that need nothing: they say what holds for every mount of an image.
 _HOLD_ANYWAY = frozenset(
     (
-        *("ro", "allow_other", "default_permissions", "nodev", "nosuid", "exec"),
-        *("sync", "async", "dirsync", "atime", "noatime"),
+        *("ro", "allow_other", "allow_root", "default_permissions", "nodev", "nosuid", "exec"),
+        *("async", "atime"),
     )
 )
+_HOLD_UNLESS_WRITABLE = frozenset(("sync", "dirsync"))
+_ADDED = {"noexec": mount_calls.NO_PROGRAMS, "noatime": mount_calls.NO_ACCESS_TIMES}
+_TAKEN_AWAY = {"suid": mount_calls.NO_SUID, "dev": mount_calls.NO_DEVICES}
 _NAMES = ("fsname=", "subtype=")  # for the mount table, in which the image is the source
 _OWNERS = ("uid", "gid", "umask")
 
@@ -248,8 +251,10 @@ def _attributes(wanted: ImageMount) -> tuple[int, bool]:
     if wanted.overlay is None or "ro" in parsed.fuse:
         attributes |= mount_calls.READ_ONLY
     for option in sorted(parsed.fuse):
-        if option == "noexec":
-            attributes |= mount_calls.NO_PROGRAMS
-        elif option not in _HOLD_ANYWAY and not option.startswith(_NAMES):
+        attributes = (attributes | _ADDED.get(option, 0)) & ~_TAKEN_AWAY.get(option, 0)
+        is_known = option in _HOLD_ANYWAY or option in _ADDED or option in _TAKEN_AWAY
+        if option in _HOLD_UNLESS_WRITABLE and wanted.overlay is not None:
+            raise UsageError(f"-o {option}: the kernel's overlay has no such option; it is for FUSE")
+        if not is_known and option not in _HOLD_UNLESS_WRITABLE and not option.startswith(_NAMES):
             raise UsageError(f"-o {option}: not for an image, which has no daemon; see docs/engines.md")
     return attributes, parsed.nonempty

@@ -14,11 +14,12 @@ import struct
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from wdsfs import mount_calls
+from wdsfs import host, mount_calls
 from wdsfs.errors import MountError
 
 FILES_SINCE = (6, 12)  # the first kernel that takes files for devices
 _NEEDED = "only root may do that, with CAP_SYS_ADMIN and in no user namespace (rootless containers have one)"
+LOOPS = "/dev/loop-control"
 OVERTAKING_SINCE = (6, 5)  # the first that can put a mount beneath another one
 
 _LOOP_FREE, _LOOP_CONFIGURE, _LOOP_CLEAR = 0x4C82, 0x4C0A, 0x4C01
@@ -59,6 +60,8 @@ def refusal_of_kernel() -> str | None:
             return f"this process may not mount: {_NEEDED}"
         if error.errno in (errno.ENODEV, errno.ENOSYS):
             return "this kernel has no EROFS"
+    if host.kernel_version() < FILES_SINCE and not os.path.exists(LOOPS):
+        return f"there is no {LOOPS}, which it takes before Linux {'.'.join(map(str, FILES_SINCE))}"
     return None
 
 
@@ -100,7 +103,7 @@ def _mount(source: str, mountpoint: str, devices: Sequence[str], attributes: int
 
 def _loop_device(fd: int) -> tuple[int, str]:
     """A free loop device over a file, open, read-only, released with its last user. Raises OSError."""
-    control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
+    control = os.open(LOOPS, os.O_RDWR | os.O_CLOEXEC)
     try:
         while True:
             name = f"/dev/loop{fcntl.ioctl(control, _LOOP_FREE)}"
@@ -126,4 +129,7 @@ def _explained(image: str, mountpoint: str, error: OSError) -> str:
             return f"{where}: it has no EROFS (modprobe erofs); or mount the shards by FUSE"
         case errno.EINVAL | errno.EOPNOTSUPP:
             return f"{where} ({error.strerror}); it takes Linux 5.16 or later, or a whole image: see dmesg"
-    return f"{where}: {error.strerror}"
+        case errno.EBADMSG | errno.EUCLEAN:
+            return f"{where} ({error.strerror}): it is damaged; remove it, and make it anew"
+    missing = "" if error.filename is None else f"{error.filename}: "  # a loop device
+    return f"{where}: {missing}{error.strerror}"

@@ -43,6 +43,7 @@ LISTING_PAYS = 64
 LISTING_RATIO = 16
 
 LIST = "@"
+IMAGE_SUFFIX = ".erofs"
 MAX_LISTS = 1000  # read in one call: lists that each name the next one twice would never end
 MAX_NESTED = 20
 MAX_PASSES = 10  # rounds of replacing variables, as in the webdataset library
@@ -475,6 +476,8 @@ def _shard_words(
         elif mode is not None and stat.S_ISREG(mode) and word.path.endswith(shard_lists.SUFFIXES):
             yield from shard_lists.words_of(word.path, split)
             continue
+        elif mode is not None and stat.S_ISREG(mode) and word.path.endswith(IMAGE_SUFFIX):
+            raise SpecError(f"{word.shown}: is an image over shards, which is mounted alone; name the shards")
         else:
             shards = [word]
         if split is not None and mode is not None:
