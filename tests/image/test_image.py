@@ -33,23 +33,23 @@ from tests.erofs import ErofsImage, Inode, Unreadable
 from tests.tars import member
 from wdsfs import mount_table
 from wdsfs.cli import main
+from wdsfs.dataset.merged_tree import MergedTree
 from wdsfs.dataset.numbered_tree import make_numbered
-from wdsfs.dataset.shard_tree import ShardTree
 from wdsfs.dataset.tree import LowerTree, Node, View
 from wdsfs.errors import CorruptShard, ImageError
-from wdsfs.image import erofs, manifest, tree_walk
+from wdsfs.image import erofs, manifest, shard_table
 from wdsfs.image.build import ImageOptions, build
 from wdsfs.image.image_file import Owner
 from wdsfs.image.layout import places
 from wdsfs.image.opened import close_devices, open_devices
-from wdsfs.image.shard_table import table_of
+from wdsfs.index.record import Record
 from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
 from wdsfs.mount import kernel_mount
 from wdsfs.mount.guard import forget, guard_of
 from wdsfs.spec.expand import expand
 from wdsfs.views.companions import Companions
-from wdsfs.views.composition import Composition, columns_of
+from wdsfs.views.composition import Composition, columns_of, fields_of
 from wdsfs.views.view_set import ViewSet, open_set
 
 OLD, NEW = (5, 16), (6, 15)  # kernels: the first that is supported, and the first with times in compact inodes
@@ -136,7 +136,12 @@ def check(tree: LowerTree, image: ErofsImage, owner: Owner = OWNER) -> dict[byte
     return found
 
 
-WAYS = [(View(), False, OLD), (View("files"), False, NEW), (View(names="full", index_tree=True), True, NEW)]
+WAYS = [
+    (View(), False, OLD),
+    (View("files"), False, NEW),
+    (View(names="full", index_tree=True), True, NEW),
+    (View("files"), True, NEW),
+]
 
 
 @pytest.mark.parametrize("name", tars.ODD)
@@ -147,8 +152,15 @@ def test_odd_tars(name: str, tmp_path: Path) -> None:
             check(tree, image_of(tmp_path, tree, since))
 
 
-@settings(max_examples=40, deadline=None)
-@given(shards=SHARDS, way=st.sampled_from(WAYS), merge=st.booleans())
+# Names that get into each other's way, in one shard and in several.
+_PARTS = st.sampled_from(["a", "b", "a.x", "b.x.y", "a~2", "a~2.x", ".a", "%", "k" * 254])
+RIVALS = st.lists(
+    st.lists(st.lists(_PARTS, min_size=1, max_size=3).map("/".join), max_size=9), min_size=1, max_size=4
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(shards=SHARDS | RIVALS, way=st.sampled_from(WAYS), merge=st.booleans())
 def test_any_names(shards: list[list[str]], way: tuple[View, bool, tuple[int, int]], merge: bool) -> None:
     view, _, since = way
     contents = [
@@ -177,15 +189,11 @@ def plain_tar(
 
 @pytest.mark.parametrize("view", [View(), View(names="full"), View("files")], ids=str)
 @pytest.mark.parametrize("since", [OLD, NEW], ids=str)
-def test_a_whole_shard_at_once(view: View, since: tuple[int, int], tmp_path: Path) -> None:
-    """Where nothing is odd no name is asked for one by one, and the image is the same as if each were."""
-    with a_tree(tmp_path, [plain_tar(seed, 150) for seed in range(3)], view) as tree:
-        assert isinstance(tree, ShardTree)
-        for number in range(3):
-            assert table_of(tree, number, 1, 1 << 40, 16) is not None
+@pytest.mark.parametrize("merge", [False, True])
+def test_many_members(view: View, since: tuple[int, int], merge: bool, tmp_path: Path) -> None:
+    """Keys of several shards are the same ones in part."""
+    with a_tree(tmp_path, [plain_tar(seed, 150) for seed in range(3)], view, merge) as tree:
         check(tree, image_of(tmp_path, tree, since))
-        (tmp_path / "set.erofs").unlink()
-        check(tree, image_of(tmp_path, _Asked(tree), since))
 
 
 @given(things=st.lists(st.tuples(st.integers(1, 16), st.booleans()), max_size=80))
@@ -226,24 +234,43 @@ def test_no_room_is_lost_between_samples(columns: int, tmp_path: Path) -> None:
     assert image.blocks * erofs.BLOCK - used < 16 * erofs.BLOCK
 
 
-class _Asked(ShardTree):
-    """A tree that has no columns of a whole shard."""
+@pytest.mark.parametrize("view", [View(), View("files")], ids=str)
+def test_rivals_in_a_merged_tree(view: View, tmp_path: Path) -> None:
+    """Equal names, numbers that are taken, names that are cut, equal checksums, folders that are samples."""
+    long = "n" * 250
+    names = [
+        ["plumless.x", "d/e.x", f"{long}.x", "t.x", "only/in/one.x"],
+        ["plumless.x", "buckeroo.x", "d/e.x", "d/f.x", f"{long}.x", "t/a.x"],
+        ["plumless~2.x", "d.x", "d/e~2.x", "t.y", "t/a.x", "t/x.z"],
+        ["plumless.x", "d/e.x", "d/f/g.x", f"{long}~2.x", "t.x", "t/x.x"],
+    ]
+    contents = [tar([(name, b"%d" % n) for name in one]) for n, one in enumerate(names)]
+    with a_tree(tmp_path, contents, view, merge=True) as tree:
+        found = check(tree, image_of(tmp_path, tree))
+    assert {b"/plumless~3/x", b"/d/e~3/x"} <= set(found) or view.layout == "files"
 
-    merged = True
 
-    def __init__(self, tree: ShardTree) -> None:
-        super().__init__(tree.lower, tree.view)
+@pytest.mark.parametrize("view", [View(), View(names="full", index_tree=True), View("files")], ids=str)
+def test_names_are_not_asked_for_one_by_one(view: View, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where all shards want the same ones."""
+    asked = list[int]()
+    place_in = MergedTree.place_in
+
+    def noted(self: MergedTree, number: int, record: Record, where: int) -> tuple[int, bytes]:
+        asked.append(where)
+        return place_in(self, number, record, where)
+
+    monkeypatch.setattr(MergedTree, "place_in", noted)
+    contents = [tar([(f"d{n % 3}/{n}.{column}", b"x") for n in range(100) for column in "xy"])] * 3
+    with a_tree(tmp_path, contents, view, merge=True) as tree:
+        image = image_of(tmp_path, tree)
+        assert not asked
+        check(tree, image)
 
 
-def test_directories_of_100_000_entries(tmp_path: Path) -> None:
-    """Of a whole shard."""
-    check_large(tmp_path, 100_000, merge=False)
-
-
-def test_tables_that_are_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory whose children are laid out in several tables."""
-    monkeypatch.setattr(tree_walk, "OBJECTS_MAX", 500)
-    check_large(tmp_path, 3000, merge=True)
+@pytest.mark.parametrize("merge", [False, True])
+def test_directories_of_100_000_entries(merge: bool, tmp_path: Path) -> None:
+    check_large(tmp_path, 100_000, merge)
 
 
 def check_large(home: Path, count: int, merge: bool) -> None:
@@ -292,6 +319,58 @@ def test_views(tmp_path: Path) -> None:
             assert any(path.endswith(b"json") for path in found)
             if wanted.classes:
                 assert {path.split(b"/")[1] for path in found if path} == {b"0", b"1"}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shards=st.lists(
+        st.dictionaries(
+            st.sampled_from(["a", "b", "c/a", "c/b", "c/d/a"]),
+            st.sets(st.sampled_from(["jpg", "json.gz", "json", "cls"]), min_size=1),
+            max_size=4,
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    chosen=st.sets(st.sampled_from(["join", "associate", "decode", "fields", "columns", "classes"])),
+    view=st.sampled_from([View(), View("files"), View(names="full", index_tree=True)]),
+    merge=st.booleans(),
+    stored_max=st.sampled_from([20, 1 << 20]),
+)
+def test_any_views(
+    shards: list[dict[str, set[str]]], chosen: set[str], view: View, merge: bool, stored_max: int
+) -> None:
+    """All ways to make a view together, of samples that lack what others have; in one table for a shard, and in
+    several."""
+    json = b'{"caption": "%s"}'
+    content = {
+        "jpg": lambda n: b"j" * 600 * (n % 3),
+        "json": lambda n: json % (b"text" * (n % 5)),
+        "json.gz": lambda n: gzip.compress(json % (b"g" * 100 * (n % 7)), mtime=0),
+        "cls": lambda n: b"%d" % (n % 2),
+    }
+    contents = [
+        tar([(f"{key}.{one}", content[one](at)) for at, key in enumerate(keys) for one in sorted(keys[key])])
+        for keys in shards
+    ]
+    with TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
+        home = Path(place)
+        patch.setattr(shard_table, "STORED_MAX", stored_max)
+        (home / "depth.tar").write_bytes(tar([(f"{key}.depth", key.encode()) for key in ("a", "c/a", "c/d/a")]))
+        (home / "labels.csv").write_text("key,label\na,one\nb,\nc/b,three\n")
+        options: dict[str, Any] = {
+            "join": (str(home / "depth.tar"),),
+            "associate": (str(home / "labels.csv"),),
+            "decode": True,
+            "fields": fields_of(["caption.txt=json:caption"]),
+            "columns": columns_of(["img=jpg;depth", "json", "cls", "label"]),
+            "classes": True,
+        }
+        wanted = Composition(missing="empty", duplicates="empty", **{one: options[one] for one in chosen})
+        if wanted.classes:
+            view, merge = View("classes"), True
+        with a_tree(home, contents, view, merge, wanted) as tree:
+            check(tree, image_of(home, tree))
 
 
 def test_the_same_bytes_every_time(tmp_path: Path) -> None:

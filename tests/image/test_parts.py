@@ -22,7 +22,7 @@ from tests.tars import member
 from wdsfs.dataset.numbered_tree import make_numbered
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.dataset.tree import View
-from wdsfs.image import earlier, manifest, tree_walk
+from wdsfs.image import earlier, manifest, shard_table
 from wdsfs.image.build import Built, ImageOptions, build
 from wdsfs.image.image_file import Owner
 from wdsfs.index.store import open_index
@@ -202,7 +202,7 @@ def test_odd_tars(name: str, tmp_path: Path) -> None:
 
 def test_parts_of_several_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard that is asked for name by name, in more than one table."""
-    monkeypatch.setattr(tree_walk, "OBJECTS_MAX", 300)
+    monkeypatch.setattr(shard_table, "STORED_MAX", 300)
     shards = Shards(tmp_path)
     names = [shards.write("plain", plain_tar(1, 50)), shards.write("odd", odd_tar(0))]
     shards.make(names)

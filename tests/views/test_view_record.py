@@ -1076,7 +1076,7 @@ def test_a_merged_tree_shows_what_was_not_refused(tmp_path: Path) -> None:
         assert tree.totals().damaged == 1
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(below.index, "_write", _refuse_import)  # the table of names is as it was
-            tree._paths.invalidate()
+            tree.paths.invalidate()
             tree.prepare()
 
 

@@ -47,8 +47,8 @@ class MergedTree(ShardTree):
 
     def __init__(self, lower: ShardSet, view: View) -> None:
         super().__init__(lower, view)
-        self._paths = MergedPaths(lower, self.names)
-        self._entries = MergedNames(self._paths)
+        self.paths = MergedPaths(lower, self.names)
+        self._entries = MergedNames(self.paths)
         self._tag = 0
         self._looked, self._heard = 0.0, 0
         self._directories: OrderedDict[int, MergedDirectory] = OrderedDict()
@@ -61,7 +61,7 @@ class MergedTree(ShardTree):
 
         Every public method calls this first: it may invalidate the records in use.
         """
-        if self._paths.load():
+        if self.paths.load():
             self._directories.clear()
             self._entries.reset()
             self._tag = (self.lower.version() & _TAG_MAX) << _TAG_SHIFT
@@ -77,20 +77,27 @@ class MergedTree(ShardTree):
         self._heard = alarms
         self.lower.look_at_all()
         self._looked = time.monotonic()
-        return not self._paths.is_current
+        return not self.paths.is_current
 
     def _refuse_partial(self) -> None:
         """Raise UnreadableShard if names of the tree are missing and the view may not be partial. NotIndexed as
         `_load`."""
-        while self._paths.lost and not self.view.partial:
+        while self.paths.lost and not self.view.partial:
             try:
-                for number in self._paths.lost:
+                for number in self.paths.lost:
                     self.lower.record(number)
             except ShardError as error:
                 text = "until it can be read, names in the merged tree are missing"
                 raise UnreadableShard(f"{error}; {text}") from None
-            self._paths.invalidate()  # all shards can be read again
+            self.paths.invalidate()  # all shards can be read again
             self._load()
+
+    def numbers(self) -> list[int]:
+        """The shards that have names in the tree. Raises as a listing does."""
+        self._load()
+        self._refuse_partial()
+        lost = frozenset(self.paths.lost)
+        return [number for number in self.lower.numbers if number not in lost]
 
     # --- the tree
 
@@ -146,7 +153,7 @@ class MergedTree(ShardTree):
         _, record, where = self._open(inode)
         index = index_of(where)
         folder = record.folder_parent[index] if kind_of(where) == FOLDER else record.folder_of(index)
-        first = self._paths.first_folder(place_of(record, folder)) if folder else None
+        first = self.paths.first_folder(place_of(record, folder)) if folder else None
         return ROOT if first is None else self._node_of(first).inode
 
     def _parent_node(self, number: int, record: Record, where: int) -> Node:
@@ -155,9 +162,10 @@ class MergedTree(ShardTree):
     def places(self, inode: int) -> list[tuple[int, bytes]]:
         self._load()
         number, record, where = self._open(inode)
-        return [self._merged_place(number, record, one) for one in self.names.positions_of(record, where)]
+        return [self.place_in(number, record, one) for one in self.names.positions_of(record, where)]
 
-    def _merged_place(self, number: int, record: Record, where: int) -> tuple[int, bytes]:
+    def place_in(self, number: int, record: Record, where: int) -> tuple[int, bytes]:
+        """The place of one position of a shard: the inode of the directory, and the name in it."""
         shown = self.names.shown(record, where)
         if kind_of(where) == MEMBER and not self.files_layout:
             sample = position(SAMPLE, record.entry_of(index_of(where)))
@@ -167,7 +175,7 @@ class MergedTree(ShardTree):
             place = place_of(self.lower.record(folder.shard), index_of(folder.where))
         else:
             place = place_of(record, index_of(self.names.holder(record, where)))
-        first = None if place.top else self._paths.first_folder(place)
+        first = None if place.top else self.paths.first_folder(place)
         name = None
         if kind_of(where) != FOLDER:
             name = self._entries.name_of(
@@ -208,7 +216,7 @@ class MergedTree(ShardTree):
         if shard < 0:
             yield from self._list_twin(at, where if kind_of(where) == MEMBER else 0)
             where = 0
-        for number, record, folder in self._paths.folders_at(at.place, shard):
+        for number, record, folder in self.paths.folders_at(at.place, shard):
             yield from self._list_shard(at, number, record, folder, where if number == shard else 0)
 
     def _is_of_this_set(self, cursor: int) -> bool:
@@ -237,11 +245,11 @@ class MergedTree(ShardTree):
         self, at: MergedDirectory, number: int, record: Record, folder: int, after: int
     ) -> Iterator[Entry]:
         base = self._tag | (number + 1) << 32
-        leads = self._paths.leads(number)
+        leads = self.paths.leads(number)
         for where in self.names.raw_children(record, folder, after):
             child, shown = MergedChild(number, where), self.names.shown(record, where)
             if kind_of(where) == FOLDER:
-                if leads and self._paths.first_folder(place_of(record, index_of(where))) == child:
+                if leads and self.paths.first_folder(place_of(record, index_of(where))) == child:
                     yield Entry(shown, self._node_of(child), base | where)
             else:
                 name = self._entries.name_of(at, shown, child)

@@ -30,6 +30,8 @@ from wdsfs import inodes
 from wdsfs.dataset.content import Content
 from wdsfs.dataset.merged_tree import make_tree
 from wdsfs.dataset.shard_set import ShardSet
+from wdsfs.dataset.shown_columns import ShownColumns
+from wdsfs.dataset.texts import Texts
 from wdsfs.dataset.tree import (
     AT_PARENT,
     AT_SELF,
@@ -61,8 +63,8 @@ from wdsfs.spec.expand import Shard
 NAME = b"by-index"
 LOOK_SECONDS = 5.0  # how often all shards are checked without an alarm
 ORDERS_MAX = 8  # shards whose order of samples is kept
+LINK_MODE, LINK_NAME, PER_DIRECTORY = stat.S_IFLNK | 0o777, b"%06d", 1_000
 
-_LINK_MODE = stat.S_IFLNK | 0o777
 _TAG_SHIFT = 46  # in the number of an extra: below it is that of a directory or sample
 _FIRST = AT_PARENT + 1  # the cursor of the first child
 _LAST = inodes.UP  # of `by-index` in the top: after everything that a tree may have there
@@ -81,9 +83,17 @@ class _Level(NamedTuple):
 _LEVELS = {
     BY_INDEX: _Level(MILLION, 1_000_000, 1 << _TAG_SHIFT, b"%03d"),
     MILLION: _Level(THOUSAND, 1_000, 1_000, b"%03d"),
-    THOUSAND: _Level(NUMBERED, 1, 1_000, b"%06d"),
+    THOUSAND: _Level(NUMBERED, 1, PER_DIRECTORY, LINK_NAME),
 }
 _ABOVE = {MILLION: BY_INDEX, THOUSAND: MILLION, NUMBERED: THOUSAND}
+
+
+class Links(NamedTuple):
+    """The links to the samples of a shard: their numbers, their time (ns), and where each leads."""
+
+    numbers: range
+    mtime_ns: int
+    targets: Texts
 
 
 def make_numbered(lower: ShardSet, view: View, merge: bool) -> LowerTree:
@@ -263,6 +273,39 @@ class NumberedTree:
             path = name + b"/" + path
         return path
 
+    # --- all of them at once
+
+    def links_top(self) -> Node | None:
+        """The directory of links; None if the tree has that name itself. Raises ShardErrors, NotIndexed."""
+        self._load()
+        return self._top() if self._has_top() else None
+
+    def links_in(self, shard: int, shown: ShownColumns) -> Links:
+        """The links to the samples of a shard; `shown` is what the tree shows of it.
+
+        Raises what `readlink` raises.
+        """
+        self._load()
+        entries = np.asarray(samples_of(self.lower, shard), np.int64).tolist()
+        first = int(self._ends[shard - 1]) if shard else 0
+        numbers = range(first, first + len(entries))
+        paths = dict(zip(shown.samples.tolist(), self._paths_of(shard, shown), strict=True))
+        # What is not among them lies in the directory of a folder.
+        found = [
+            _TO_TOP + paths[entry] if entry in paths else self._target(number)[1]
+            for number, entry in zip(numbers, entries, strict=True)
+        ]
+        return Links(numbers, self.lower.fingerprint(shard).mtime_ns, Texts.of(found))
+
+    def _paths_of(self, shard: int, shown: ShownColumns) -> list[bytes]:
+        """The paths of the samples that have directories of their own."""
+        count = len(shown.folders) - 1
+        names = shown.names.take(np.arange(count + len(shown.samples))).to_list()
+        above = [b"" if self.merged else self.lower.shards[shard].name + b"/"]
+        for holder, name in zip(shown.folder_holder[1:].tolist(), names, strict=False):
+            above.append(above[holder] + name + b"/")
+        return [above[at] + name for at, name in zip(shown.sample_holder.tolist(), names[count:], strict=True)]
+
     # --- the directories of links
 
     def _count_of(self, samples: int) -> int:
@@ -305,7 +348,7 @@ class NumberedTree:
             return self._top()
         if what == NUMBERED:
             shard, target = self._target(number)
-            return Node(inode, _LINK_MODE, 1, len(target), self.lower.fingerprint(shard).mtime_ns)
+            return Node(inode, LINK_MODE, 1, len(target), self.lower.fingerprint(shard).mtime_ns)
         links = 2 + (0 if what == THOUSAND else len(self._below(what, number)))
         return Node(inode, DIRECTORY_MODE, links, 0, self.tree.getattr(ROOT).mtime_ns)
 

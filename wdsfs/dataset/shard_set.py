@@ -19,6 +19,7 @@ from functools import partial
 from typing import NamedTuple
 
 from wdsfs.dataset.content import Content
+from wdsfs.dataset.content_columns import ContentColumns, content_in_shard
 from wdsfs.dataset.freshness import Freshness
 from wdsfs.dataset.generations import Generations
 from wdsfs.dataset.indexing import Failures, NotIndexed, indexed
@@ -388,6 +389,10 @@ class ShardSet:
         if hot.file.remote is not None:
             found.sample = lambda: _places(one, member)
         return found
+
+    def content_columns(self, number: int) -> ContentColumns:
+        """As `content`, of all members at once; no file is looked at. Raises what `record` raises."""
+        return content_in_shard(self.record(number), self.shards[number].path)
 
     def _warm(self, number: int, tag: int) -> _Hot:
         one = self.record(number, tag)

@@ -1,7 +1,8 @@
-"""What a shard tree shows of a whole shard, in columns: for work over all names at once.
+"""What a tree shows of a whole shard, in columns: for work over all names at once.
 
-The same as `ShardTree.listing` says directory by directory, for records in which nothing is odd: no links, no
-aliases, no sample that shares its directory with a folder. Of any other record there are no columns.
+The same as `ShardTree.listing` says directory by directory; of a merged tree it is what the shard wants to show,
+and `merged_columns.py` makes of it what is shown. Names that need a second look (aliases, links, samples in the
+directory of a folder) are few, and are put into the columns one by one.
 """
 
 from __future__ import annotations
@@ -9,23 +10,26 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wdsfs.dataset.shard_tree import ShardTree
+from wdsfs.dataset.texts import Ints, Texts
 from wdsfs.dataset.tree import Node
-from wdsfs.index.record import BY_EXTENSION, IS_TWIN, STRAY, Record
-from wdsfs.inodes import FOLDER, pack, position
-
-Ints = NDArray[np.int64]
+from wdsfs.index.record import BY_EXTENSION, STRAY, TWIN, Record
+from wdsfs.inodes import FOLDER, INDEX_MAX, MEMBER, SAMPLE, pack, position
 
 
 class ShownColumns(NamedTuple):
-    """Directories are numbered: those of folders, then those of samples, in the order of the record.
+    """What is shown of a shard.
 
-    `folders` are the nodes of folder directories, the top first. `folder_holder`, `sample_holder` and
-    `file_holder` are the directories that things are in (-1: the top's). `samples` are entries of the record, with
-    the times (ns) of their directories; `members` those of the files. Names are `lengths` bytes of `text` from
-    `starts` on, those of the folders first (without the top), then those of samples, then those of files.
+    Directories are numbered: those of folders, then those of samples, in the order of the record. `folders` are
+    the nodes of folder directories, the top first. `folder_holder` and `sample_holder` are the directories that
+    they are in (-1: the top's). `samples` are entries of the record, with the times (ns) of their directories.
+
+    Of each file `members` is where it is in the record, `links` how many names it has, `sizes` its bytes,
+    `mtimes_ns` its time; `targets` are those of symbolic links, by the number of the file. A file has one name
+    here, or several: hard links in the files layout. `name_file` is the file of a name, `name_member` the member
+    that it is of, `name_holder` the directory. `names` are those of the folders (without the top), of the samples,
+    and of files.
     """
 
     folders: list[Node]
@@ -34,57 +38,69 @@ class ShownColumns(NamedTuple):
     sample_holder: Ints
     sample_mtime_ns: Ints
     members: Ints
-    file_holder: Ints
-    text: NDArray[np.uint8]
-    starts: Ints
-    lengths: Ints
+    links: Ints
+    sizes: Ints
+    mtimes_ns: Ints
+    targets: dict[int, bytes]
+    name_file: Ints
+    name_member: Ints
+    name_holder: Ints
+    names: Texts
 
 
-def columns_of(tree: ShardTree, number: int) -> ShownColumns | None:
-    """The columns of a shard of a tree; None if something in it is odd. Raises what `ShardTree.listing` raises."""
+def columns_of(tree: ShardTree, number: int) -> ShownColumns:
+    """The columns of a shard of a tree. Raises what `ShardTree.listing` raises."""
     record = tree.lower.record(number)
-    if tree.merged or not record.is_plain or record.aliases[tree.domain] is not None:
-        return None
-    if not tree.files_layout and bool((record.array("folder.flags") & IS_TWIN).any()):
-        return None
     shown = [n for n in range(record.folders) if not n or tree.names.is_shown(record, n)]
-    at = np.full(record.folders, -1, np.int64)
+    at = np.full(record.folders, -1, np.int64)  # the directory of each folder
     at[shown] = np.arange(len(shown))
     holder = at[record.array("folder.parent")[shown].astype(np.int64)]
     holder[0] = -1
     entry_folder = np.repeat(np.arange(record.folders), _steps(record.array("folder.entry").astype(np.int64)))
     bounds = record.array("entry.member").astype(np.int64)
-    every_member = np.arange(record.members)
-    names = _Texts()
-    names.add([record.folder_name[n] for n in shown[1:]])
+    flags = record.array("entry.flags")
+    names = [Texts.of([record.folder_name[n] for n in shown[1:]])]
     if tree.files_layout:
         samples = np.zeros(0, np.int64)
-        members = every_member
-        file_holder = at[np.repeat(entry_folder, _steps(bounds))]
-        names.add(record.file_names(range(record.members)))
+        directory = at[entry_folder]  # of the files of each entry
+        listed = _members_with_names(record)
+        names.append(_file_names(record, listed))
     else:
-        is_sample = (record.array("entry.flags") & STRAY) == 0
-        samples = np.flatnonzero(is_sample)
-        rank = np.cumsum(is_sample) - 1 + len(shown)
-        counts = _steps(bounds)
-        members = every_member[np.repeat(is_sample, counts)]
-        file_holder = np.repeat(rank, counts)[members]
-        names.add_packed(record, "entry.name", samples)
+        apart = flags & (0 if tree.merged else TWIN)
+        samples = np.flatnonzero((flags & STRAY | apart) == 0)
+        directory = np.full(record.entries, -1, np.int64)
+        directory[samples] = np.arange(len(samples)) + len(shown)
+        for entry in np.flatnonzero(apart).tolist():
+            folder = record.twin_folder(entry)
+            assert folder is not None
+            directory[entry] = at[folder]
+        listed = np.flatnonzero(np.repeat((flags & STRAY) == 0, _steps(bounds)))
+        names.append(_packed(record, "entry.name").take(samples))
         if tree.domain == BY_EXTENSION:
-            names.add_packed(record, "ext.name", record.array("member.ext")[members].astype(np.int64))
+            extensions = record.array("member.ext")[listed].astype(np.int64)
+            names.append(_packed(record, "ext.name").take(extensions))
         else:
-            whole = record.file_names(range(record.members))
-            names.add([whole[member] for member in members.tolist()])
+            names.append(_file_names(record, listed))
+    members, name_file = _without_hard_links(record, listed)
+    targets, sizes = _symbolic_links(record, members)
     tag = tree.lower.tag(number)
     return ShownColumns(
-        [tree.getattr(pack(tag, number, position(FOLDER, n))) for n in shown],
-        holder,
-        samples,
-        at[entry_folder[samples]],
-        record.mtimes_ns(bounds[:-1][samples]),
-        members,
-        file_holder,
-        *names.columns(),
+        folders=[tree.getattr(pack(tag, number, position(FOLDER, n))) for n in shown],
+        folder_holder=holder,
+        samples=samples,
+        sample_holder=at[entry_folder[samples]],
+        sample_mtime_ns=record.mtimes_ns(bounds[:-1][samples]),
+        members=members,
+        links=_link_counts(record)[members],
+        sizes=sizes,
+        mtimes_ns=record.mtimes_ns(members),
+        targets=targets,
+        name_file=name_file,
+        name_member=listed,
+        name_holder=np.repeat(directory, _steps(bounds))[listed],
+        names=_with_aliases(
+            record, tree.domain, Texts.joined(names), (np.array(shown[1:], np.int64), samples, listed)
+        ),
     )
 
 
@@ -92,30 +108,66 @@ def _steps(bounds: Ints) -> Ints:
     return bounds[1:] - bounds[:-1]
 
 
-class _Texts:
-    """Names as one text, with the start and length of each."""
+def _packed(record: Record, section: str) -> Texts:
+    return Texts.packed(record.array(section), record.array(f"{section}.start"))
 
-    def __init__(self) -> None:
-        self._texts: list[NDArray[np.uint8]] = []
-        self._starts: list[Ints] = []
-        self._lengths: list[Ints] = []
-        self._size = 0
 
-    def add(self, names: list[bytes]) -> None:
-        lengths = np.fromiter(map(len, names), np.int64, len(names))
-        self._append(np.frombuffer(b"".join(names), np.uint8), np.cumsum(lengths) - lengths, lengths)
+def _file_names(record: Record, members: Ints) -> Texts:
+    whole = record.file_names(range(record.members))
+    return Texts.of(whole if len(members) == len(whole) else [whole[member] for member in members.tolist()])
 
-    def add_packed(self, record: Record, section: str, numbers: Ints) -> None:
-        """Names of a packed list of the record, by their numbers there."""
-        bounds = record.array(f"{section}.start").astype(np.int64)
-        text = record.array(section)
-        self._append(text, bounds[numbers], _steps(bounds)[numbers])
 
-    def _append(self, text: NDArray[np.uint8], starts: Ints, lengths: Ints) -> None:
-        self._texts.append(text)
-        self._starts.append(starts + self._size)
-        self._lengths.append(lengths)
-        self._size += len(text)
+def _members_with_names(record: Record) -> Ints:
+    """The members that the files layout shows: all but hard links that lead nowhere."""
+    found = np.arange(record.members)
+    if record.has_links:
+        found = found[[record.link_target(member) is not None for member in range(record.members)]]
+    return found
 
-    def columns(self) -> tuple[NDArray[np.uint8], Ints, Ints]:
-        return np.concatenate(self._texts), np.concatenate(self._starts), np.concatenate(self._lengths)
+
+def _without_hard_links(record: Record, listed: Ints) -> tuple[Ints, Ints]:
+    """The members that are files, and for each listed name its file among these."""
+    if "link.member" not in record.column:
+        return listed, np.arange(len(listed))
+    targets = np.arange(record.members)
+    targets[record.array("link.member").astype(np.int64)] = record.array("link.target")
+    members, file = np.unique(targets[listed], return_inverse=True)
+    return members, file.reshape(-1)
+
+
+def _link_counts(record: Record) -> Ints:
+    found = np.ones(record.members, np.int64)
+    if "linked.member" in record.column:
+        found[record.array("linked.member").astype(np.int64)] = record.array("linked.count")
+    return found
+
+
+def _symbolic_links(record: Record, members: Ints) -> tuple[dict[int, bytes], Ints]:
+    """Where those among these members lead, and the sizes (bytes) of all."""
+    sizes = record.array("member.size")[members].astype(np.int64)
+    if "symlink.member" not in record.column:
+        return {}, sizes
+    links = np.flatnonzero(np.isin(members, record.array("symlink.member"))).tolist()
+    targets = {file: record.symlink(int(members[file])) or b"" for file in links}
+    sizes[links] = [len(one) for one in targets.values()]
+    return targets, sizes
+
+
+def _with_aliases(record: Record, domain: int, names: Texts, named: tuple[Ints, Ints, Ints]) -> Texts:
+    """Names, with those instead that differ from the plain ones; `named` are the folders, samples and members."""
+    aliases = record.aliases[domain]
+    if aliases is None:
+        return names
+    child = np.asarray(aliases.child).astype(np.int64)
+    rows = np.full(len(child), -1, np.int64)
+    before = 0
+    for kind, shown in zip((FOLDER, SAMPLE, MEMBER), named, strict=True):
+        its = np.flatnonzero(child >> 30 == kind)
+        index, found = child[its] & INDEX_MAX, np.zeros(0, np.int64)
+        if len(shown):
+            found = np.minimum(np.searchsorted(shown, index), len(shown) - 1)
+            rows[its] = np.where(shown[found] == index, found + before, -1)
+        before += len(shown)
+    chosen = np.flatnonzero(rows >= 0)
+    others = Texts.packed(np.asarray(aliases.name.text), np.asarray(aliases.name.starts))
+    return names.replaced(rows[chosen], others.take(chosen))

@@ -13,6 +13,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -20,7 +21,6 @@ import xxhash
 
 from wdsfs.dataset.indexing import indexed
 from wdsfs.dataset.shard_set import ShardSet
-from wdsfs.dataset.shard_tree import ShardTree
 from wdsfs.dataset.tree import AT_PARENT, LowerTree
 from wdsfs.errors import ImageError, StaleShard
 from wdsfs.image import earlier, erofs
@@ -31,8 +31,7 @@ from wdsfs.image.layout import FORMAT
 from wdsfs.image.manifest import Device, Manifest, PartsPlace, stored_path
 from wdsfs.image.part_keys import PartKeys
 from wdsfs.image.parts import Part, encoded
-from wdsfs.image.tree_walk import TreeWalk
-from wdsfs.image.whole_shards import WholeShards
+from wdsfs.image.put_tree import put_tree
 from wdsfs.inodes import ROOT
 from wdsfs.remote import any_shard
 from wdsfs.remote.any_shard import is_remote
@@ -110,11 +109,8 @@ def build(
     disk = Disk()
     with named(target), _replaced(target) as before, new_file(disk, target) as fd:
         image = ImageFile(fd, len(sources), times, options.owner, options.private, before)
-        below, whole = tree if isinstance(tree, ShardTree) else getattr(tree, "tree", None), None
-        if isinstance(below, ShardTree) and not below.merged:
-            whole = WholeShards(below, image, devices, PartKeys(below, devices, missing, settings)).put
-        root = image.reserve()
-        TreeWalk(tree, image, ContentPlaces(devices, missing), whole, on_shard).run(root)
+        keys = partial(PartKeys, devices=devices, missing=missing, settings=settings)
+        root = put_tree(tree, image, ContentPlaces(devices, missing), keys, on_shard)
         parts = image.finish()
         _refuse_changed(sources)
         size = _finish(fd, image, root, sources, times, manifest, options, parts)

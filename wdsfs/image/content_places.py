@@ -17,9 +17,11 @@ import numpy as np
 
 from wdsfs.dataset import content as content_module
 from wdsfs.dataset.content import Content
+from wdsfs.dataset.content_columns import APART, HELD, IN_DATA, ContentColumns
+from wdsfs.dataset.texts import Ints
 from wdsfs.errors import CorruptShard, ImageError
-from wdsfs.image.erofs import BLOCK, CHUNK_BITS_MAX, NO_BLOCK, blocks_of
-from wdsfs.image.table import Chunks, Special, Stored
+from wdsfs.image.erofs import BLOCK, CHUNK_BITS_MAX, NO_BLOCK, blocks_of, blocks_of_all
+from wdsfs.image.table import Chunks
 
 STORED_MAX = 256 << 20  # bytes of one file that is stored
 CHUNKS_MAX = 1 << 24  # of one file: 128 MiB of indexes
@@ -32,6 +34,17 @@ class Place(NamedTuple):
 
     device: int
     block: int
+
+
+class FilePlaces(NamedTuple):
+    """As `Place`, in columns. A device IN_DATA, APART or HELD is as `ContentColumns` says it."""
+
+    device: Ints
+    block: Ints
+
+    def stored_sizes(self, sizes: Ints) -> Ints:
+        """How many bytes of each file are in the image itself; `sizes` are those of the files."""
+        return np.where((self.device == IN_DATA) | (self.device == HELD), sizes, 0)
 
 
 NOWHERE = Place(0, NO_BLOCK)  # of an empty file
@@ -57,7 +70,24 @@ class ContentPlaces:
         self._devices, self._missing = devices, missing
         self.was_read = self.was_missing = False
 
-    def of(self, content: Content) -> Place | Special:
+    def of_all(self, contents: ContentColumns, members: Ints, sizes: Ints) -> FilePlaces:
+        """The places of files: of these members of a shard, with these sizes (bytes). Raises ImageError."""
+        devices = [*map(self._device, contents.paths), DeviceFile(0, 0)]
+        numbers, rooms = np.array([[one.number, one.size // BLOCK] for one in devices], np.int64).T
+        file, start = contents.file[members], contents.start[members]
+        at = np.maximum(file, -1)  # the last row is of those that are in no file
+        whole = start // BLOCK + blocks_of_all(sizes) <= rooms[at]
+        device = np.where(file < 0, file, np.where(whole, numbers[at], APART))
+        device[sizes == 0] = 0
+        return FilePlaces(device, np.where(device > 0, start // BLOCK, NO_BLOCK))
+
+    def _device(self, path: bytes) -> DeviceFile:
+        found = self._devices.get(path)
+        if found is None:
+            raise ImageError(f"{os.fsdecode(path)}: is no shard of the image")
+        return found
+
+    def of(self, content: Content) -> Place | Chunks | bytes:
         """The place of a file that lies in one piece; else where its chunks are, or its bytes.
 
         Raises ImageError, and ShardErrors when what is stored cannot be read.
@@ -67,14 +97,12 @@ class ContentPlaces:
         pieces = _pieces(content)
         if pieces is None:
             try:
-                return Stored(self._read(content, 0))
+                return self._read(content, 0)
             except CorruptShard:
                 if content.held is None or self._missing is None:
                     raise
                 return self._unreadable(content, self._missing)
-        device = self._devices.get(content.file.path)
-        if device is None:
-            raise ImageError(f"{os.fsdecode(content.file.path)}: is no shard of the image")
+        device = self._device(content.file.path)
         first = pieces[0][2] // BLOCK
         if pieces[0][:2] == (0, content.size) and first + blocks_of(content.size) <= device.size // BLOCK:
             return Place(device.number, first)

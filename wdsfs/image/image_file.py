@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from wdsfs.dataset.texts import Ints
 from wdsfs.errors import ImageError
 from wdsfs.image import erofs
 from wdsfs.image.earlier import EarlierImage, Taking
-from wdsfs.image.layout import lay_out, lay_out_directory
+from wdsfs.image.layout import lay_out, lay_out_directories
 from wdsfs.image.parts import Part, Wanted, checksum_of, map_of, write_at
-from wdsfs.image.table import Ints, Table
+from wdsfs.image.table import Table
 
 _RESERVED = erofs.BLOCK // erofs.EXTENDED_SIZE  # inodes in a block of those that are written later
 
@@ -134,16 +135,23 @@ class ImageFile:
         self._count(part.nids)
         return part.nids
 
-    def write_directory(self, nid: int, table: Table) -> None:
-        """Write the directory that is the one object of `table`, whose inode was reserved."""
+    def write_directories(self, nids: Ints, table: Table) -> None:
+        """Write the directories that are the objects of `table`, whose inodes were reserved. Raises ImageError,
+        OSError."""
         table = self._masked(table)
-        if self._private and nid == erofs.SLOTS_PER_BLOCK:
-            table.mode = table.mode & ~0o077
-        inode, listing = lay_out_directory(table, nid, self.blocks, self._owner[:2])
-        write_at(self._fd, inode, self.metadata * erofs.BLOCK + nid * erofs.SLOT)
-        write_at(self._fd, listing, self.blocks * erofs.BLOCK)
-        self._grow(len(listing) // erofs.BLOCK)
-        self._count(np.array([nid]))
+        if self._private:
+            table.mode = np.where(nids == erofs.SLOTS_PER_BLOCK, table.mode & ~0o077, table.mode)
+        inodes, listings = lay_out_directories(table, nids, self.blocks, self._owner[:2])
+        # Those that were reserved one after the other lie side by side.
+        ends = np.append(np.flatnonzero(np.diff(nids) != erofs.EXTENDED_SIZE // erofs.SLOT) + 1, len(nids))
+        first = 0
+        for end in ends.tolist():
+            place = self.metadata * erofs.BLOCK + int(nids[first]) * erofs.SLOT
+            write_at(self._fd, inodes[first:end].reshape(-1).view(np.uint8), place)
+            first = end
+        write_at(self._fd, listings, self.blocks * erofs.BLOCK)
+        self._grow(len(listings) // erofs.BLOCK)
+        self._count(nids)
 
     def _count(self, nids: Ints) -> None:
         self.inodes += len(nids)

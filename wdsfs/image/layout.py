@@ -15,17 +15,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from wdsfs.dataset.texts import Ints, Texts
 from wdsfs.errors import ImageError
 from wdsfs.image import erofs
 from wdsfs.image.erofs import BLOCK, DIRENT_SIZE, SLOT, SLOTS_PER_BLOCK
-from wdsfs.image.table import Chunks, Ints, Special, Table, resolved
+from wdsfs.image.table import Chunks, Table, resolved
 
 # Of where everything lies in an image: counted up with every change of what is written for the same records, for
 # inode numbers follow from it, and images with parts of two kinds would.
-FORMAT = 2
+FORMAT = 3
 _WORDS_MAX = 8  # of eight bytes: longer names are sorted one directory at a time
 _ROWS = 1 << 16  # names that are copied or compared at a time
 _PER_SLOT = SLOT // 4  # words
+_DOTS = np.frombuffer(b"..", np.uint8)
 
 
 class Part(NamedTuple):
@@ -41,8 +43,7 @@ class Names(NamedTuple):
     holder: Ints
     child: Ints
     kind: Ints
-    start: Ints
-    length: Ints
+    text: Texts
 
 
 def lay_out(table: Table, first_block: int, metadata: int, times: erofs.Times, owner: tuple[int, int]) -> Part:
@@ -51,7 +52,7 @@ def lay_out(table: Table, first_block: int, metadata: int, times: erofs.Times, o
     Raises ImageError.
     """
     names = sorted_names(table)
-    listings = _Listings(table, names)
+    listings = _Listings(names)
     is_directory = np.zeros(len(table.mode), bool)
     is_directory[listings.objects] = True
     size = table.size.copy()
@@ -80,36 +81,41 @@ def lay_out(table: Table, first_block: int, metadata: int, times: erofs.Times, o
     plain = np.flatnonzero(plan.one_chunk)
     _put_rows(words, tails[plain] // 4, erofs.chunk_words(table.device[plain], table.block[plain]))
     data = words.view(np.uint8)
-    for number, special in table.special.items():
-        _put_special(data, special, int(tails[number]), int(plan.place[number]), first_block)
-    places = np.where(plan.place < 0, tails, plan.place)[listings.objects]
-    listings.write(words, places, resolved(names.child, nids))
+    for number, chunks in table.chunks.items():
+        _put_chunks(data, chunks, int(tails[number]), int(plan.place[number]), first_block)
+    places = np.where(plan.place < 0, tails, plan.place)
+    stored, contents = table.stored
+    _copy(data, places[stored], contents)
+    listings.write(words, places[listings.objects], resolved(names.child, nids))
     return Part(data, nids)
 
 
-def lay_out_directory(
-    table: Table, nid: int, first_block: int, owner: tuple[int, int]
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """The inode and the blocks of a directory that is the one object of a table and has the inode number `nid`.
+def lay_out_directories(
+    table: Table, nids: Ints, first_block: int, owner: tuple[int, int]
+) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
+    """The inodes, as rows of words, and the blocks of directories that have the inode numbers `nids`: the objects
+    of a table that has no others.
 
-    The inode has the long form; the blocks are for the place `first_block`.
+    The inodes have the long form; the blocks are for the place `first_block`.
     """
     names = sorted_names(table)
-    listings = _Listings(table, names)
+    listings = _Listings(names)
+    ends = np.cumsum(erofs.blocks_of_all(listings.size))
+    begins = ends - erofs.blocks_of_all(listings.size)
     inodes = erofs.Inodes(
-        extended=np.ones(1, bool),
-        content=np.full(1, erofs.PLAIN, np.int64),
+        extended=np.ones(len(nids), bool),
+        content=np.full(len(nids), erofs.PLAIN, np.int64),
         mode=table.mode,
         links=table.links,
         size=listings.size,
-        address=np.full(1, first_block, np.int64),
-        number=np.full(1, nid, np.int64),
+        address=first_block + begins,
+        number=nids,
         mtime_ns=table.mtime_ns,
         owner=owner,
     )
-    words = np.zeros(erofs.blocks_of(int(listings.size[0])) * BLOCK // 4, np.uint32)
-    listings.write(words, np.zeros(1, np.int64), resolved(names.child, np.full(1, nid, np.int64)))
-    return inodes.long().view(np.uint8).reshape(-1), words.view(np.uint8)
+    words = np.zeros(int(ends[-1]) * BLOCK // 4, np.uint32)
+    listings.write(words, begins * BLOCK, resolved(names.child, nids))
+    return inodes.long(), words.view(np.uint8)
 
 
 def _put_rows(words: NDArray[np.uint32], places: Ints, rows: NDArray[np.uint32]) -> None:
@@ -118,15 +124,12 @@ def _put_rows(words: NDArray[np.uint32], places: Ints, rows: NDArray[np.uint32])
         words[places + column] = rows[:, column]
 
 
-def _put_special(data: NDArray[np.uint8], special: Special, tail: int, place: int, first_block: int) -> None:
-    if isinstance(special, Chunks):
-        device, block = special.device.copy(), special.block.copy()
-        if special.stored:
-            device[-1], block[-1] = 0, first_block + place // BLOCK
-            _put_bytes(data, special.stored, place)
-        _put_bytes(data, erofs.chunk_words(device, block).tobytes(), tail)
-    else:
-        _put_bytes(data, special.data, tail if place < 0 else place)
+def _put_chunks(data: NDArray[np.uint8], chunks: Chunks, tail: int, place: int, first_block: int) -> None:
+    device, block = chunks.device.copy(), chunks.block.copy()
+    if chunks.stored:
+        device[-1], block[-1] = 0, first_block + place // BLOCK
+        _put_bytes(data, chunks.stored, place)
+    _put_bytes(data, erofs.chunk_words(device, block).tobytes(), tail)
 
 
 def _put_bytes(data: NDArray[np.uint8], raw: bytes, place: int) -> None:
@@ -150,13 +153,12 @@ class _Plan:
         self._bits = erofs.chunk_bits(size)
         self.one_chunk = ~is_directory
         last = np.zeros(len(size), np.int64)  # bytes of last chunks that are stored
-        for number, special in table.special.items():
-            self.one_chunk[number] = False
-            if isinstance(special, Chunks):
-                tail[number], self._bits[number] = len(special.block) * erofs.CHUNK_SIZE, special.bits
-                last[number] = len(special.stored)
-            else:
-                stored[number] = True
+        for number, chunks in table.chunks.items():
+            tail[number], self._bits[number] = len(chunks.block) * erofs.CHUNK_SIZE, chunks.bits
+            last[number] = len(chunks.stored)
+        self.one_chunk[[*table.chunks]] = False
+        self.one_chunk[table.stored.objects] = False
+        stored[table.stored.objects] = True
         if len(size) and int(self._bits.max()) > erofs.CHUNK_BITS_MAX:
             raise ImageError("a member has more than 1 TiB, which EROFS does not take")
         inside = stored & (size <= BLOCK - self.inode_size)
@@ -242,36 +244,34 @@ class _Row:
 def sorted_names(table: Table) -> Names:
     """The entries of a table and the two dots of each directory, sorted as EROFS has them: by bytes."""
     objects = np.flatnonzero(table.mode & 0o170000 == stat.S_IFDIR)
-    count, zeros = len(objects), np.zeros(len(objects), np.int64)
+    count = len(objects)
+    dots = Texts(_DOTS, np.zeros(2 * count, np.int64), np.repeat([1, 2], count))
+    text = Texts.joined([table.names, dots])
     holder = np.concatenate([table.holder, objects, objects])
-    start = np.concatenate([table.start, zeros, zeros])
-    length = np.concatenate([table.length, zeros + 1, zeros + 2])
-    order = _sorting(table, holder, start, length)
+    order = _sorting(text, holder, len(table.mode))
     return Names(
         holder[order],
         np.concatenate([table.child, objects, table.parent])[order],
         np.concatenate([table.kind, np.full(2 * count, erofs.DIRECTORY, np.int64)])[order],
-        start[order],
-        length[order],
+        text.take(order),
     )
 
 
-def _sorting(table: Table, holder: Ints, start: Ints, length: Ints) -> Ints:
-    """The order of entries by directory, then by name."""
-    longest = np.zeros(len(table.mode), np.int64)
-    np.maximum.at(longest, holder, length)
+def _sorting(names: Texts, holder: Ints, objects: int) -> Ints:
+    """The order of entries by directory, an object of so many, then by name."""
+    longest = np.zeros(objects, np.int64)
+    np.maximum.at(longest, holder, names.lengths)
     words = -(-longest[holder] // 8)  # all names of a directory are compared by as many
     found = np.empty(len(holder), np.int64)
-    first = np.concatenate([[0], np.cumsum(np.bincount(holder, minlength=len(table.mode)))])
+    first = np.concatenate([[0], np.cumsum(np.bincount(holder, minlength=objects))])
     for count in np.unique(words).tolist():
         rows = np.flatnonzero(words == count)
         if count <= _WORDS_MAX:
-            keys = _name_words(table.text, start[rows], length[rows], count)
+            keys = _name_words(names.take(rows), count)
             ordered = rows[np.lexsort([*keys.T[::-1], holder[rows]])]
         else:
-            text, columns = table.text.tobytes(), (holder[rows], start[rows], length[rows], rows)
-            named = zip(*(column.tolist() for column in columns), strict=True)
-            ordered = np.array([row for *_, row in sorted((h, text[s : s + n], row) for h, s, n, row in named)])
+            named = zip(holder[rows].tolist(), names.take(rows).to_list(), rows.tolist(), strict=True)
+            ordered = np.array([row for *_, row in sorted(named)])
         # Directories keep their place among all: where its first entry belongs, and its number among its own.
         own = holder[ordered]
         begins = np.flatnonzero(np.diff(own, prepend=-1))
@@ -280,8 +280,9 @@ def _sorting(table: Table, holder: Ints, start: Ints, length: Ints) -> Ints:
     return found
 
 
-def _name_words(text: NDArray[np.uint8], start: Ints, length: Ints, count: int) -> NDArray[np.uint64]:
+def _name_words(names: Texts, count: int) -> NDArray[np.uint64]:
     """Names of up to `count` times eight bytes as numbers that compare as the names do. Names have no NUL."""
+    text, start, length = names
     padded = np.concatenate([text, np.zeros(8 * count + 8, np.uint8)])
     words = np.ndarray((len(padded) - 7,), ">u8", padded, strides=(1,))  # the eight bytes from each on
     found = np.empty((len(start), count), np.uint64)
@@ -298,9 +299,9 @@ class _Listings:
     `objects` are the directories, `size` their sizes (bytes).
     """
 
-    def __init__(self, table: Table, names: Names) -> None:
-        self._text, self._names = table.text, names
-        holder, need = names.holder, names.length + DIRENT_SIZE
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        holder, need = names.holder, names.text.lengths + DIRENT_SIZE
         first = np.flatnonzero(np.diff(holder, prepend=-1))
         ends = np.cumsum(need)
         begins = ends - need
@@ -328,13 +329,13 @@ class _Listings:
         block = np.repeat(np.arange(len(self._start)), self._count)
         base = (places[self._owner] + self._nth * BLOCK)[block]
         within = np.arange(len(block)) - self._start[block]
-        ends = np.cumsum(names.length)
-        before = ends - names.length
+        ends = np.cumsum(names.text.lengths)
+        before = ends - names.text.lengths
         offset = self._count[block] * DIRENT_SIZE + before - before[self._start][block]
         at = (base + within * DIRENT_SIZE) // 4
         words[at], words[at + 1] = nids & 0xFFFFFFFF, nids >> 32
         words[at + 2] = offset | names.kind << 16
-        _copy(data, base + offset, self._text, names.start, names.length)
+        _copy(data, base + offset, names.text)
 
 
 def _split(ends: Ints, first: int, stop: int) -> list[int]:
@@ -347,8 +348,9 @@ def _split(ends: Ints, first: int, stop: int) -> list[int]:
     return found
 
 
-def _copy(data: NDArray[np.uint8], places: Ints, text: NDArray[np.uint8], starts: Ints, lengths: Ints) -> None:
-    """Copy pieces of `text` to these places."""
+def _copy(data: NDArray[np.uint8], places: Ints, texts: Texts) -> None:
+    """Copy texts to these places."""
+    text, starts, lengths = texts
     for low in range(0, len(places), _ROWS):
         rows = slice(low, low + _ROWS)
         count = lengths[rows]

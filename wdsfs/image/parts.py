@@ -20,8 +20,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from wdsfs.dataset.texts import Ints
 from wdsfs.image.erofs import BLOCK, SLOTS_PER_BLOCK, blocks_of
-from wdsfs.image.table import Ints
 
 FORMAT = 1  # of the table and the maps
 

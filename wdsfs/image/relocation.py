@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from wdsfs.dataset.texts import Ints
 from wdsfs.errors import ImageError
 from wdsfs.image import erofs
 from wdsfs.image.erofs import BLOCK, CHUNK_SIZE, DIRENT_SIZE, NO_BLOCK, SLOT, SLOTS_PER_BLOCK
-from wdsfs.image.table import Ints
 
 _WORD = 4
 _PER_SLOT, _PER_BLOCK = SLOT // _WORD, BLOCK // _WORD  # words

@@ -7,17 +7,21 @@ the image already.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from wdsfs.dataset.texts import Ints, Texts
+from wdsfs.image import erofs
+
+Reference = TypeVar("Reference", int, Ints)
 
 
-def placed(nid: int) -> int:
-    """The reference to an object whose inode number in the image is known."""
+def placed(nid: Reference) -> Reference:
+    """The reference to an object whose inode number in the image is known; or those to several."""
     return ~nid
 
 
@@ -39,22 +43,50 @@ class Chunks(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Content that is in the image itself."""
+    """Content that is in the image itself: of these objects, the bytes of each."""
 
-    data: bytes
+    objects: Ints
+    contents: Texts
 
 
-Special = Chunks | Stored
+NOTHING_STORED = Stored(np.zeros(0, np.int64), Texts.of([]))
+
+
+class Outside(NamedTuple):
+    """Names in directories that are objects of no table: the inode number of the directory and of what has the
+    name, its type as EROFS counts them, and the name."""
+
+    holders: Ints
+    nids: Ints
+    kinds: Ints
+    names: Texts
+
+    def take(self, rows: NDArray[Any]) -> Outside:
+        """These rows of them."""
+        return Outside(self.holders[rows], self.nids[rows], self.kinds[rows], self.names.take(rows))
+
+    @staticmethod
+    def joined(parts: Sequence[Outside]) -> Outside:
+        """All of these, in their order."""
+        holders, nids, kinds, names = zip(*parts, strict=True)
+        return Outside(np.concatenate(holders), np.concatenate(nids), np.concatenate(kinds), Texts.joined(names))
+
+
+def directory_in(holder: int, nid: int, name: bytes) -> Outside:
+    """The name of a directory in another one."""
+    holders, nids, kinds = np.array([[holder], [nid], [erofs.DIRECTORY]], np.int64)
+    return Outside(holders, nids, kinds, Texts.of([name]))
 
 
 @dataclass(slots=True)
 class Table:
     """Columns of objects: `mode` is type and permission bits, `size` in bytes (that of a directory is found when
-    it is laid out), `device` and `block` are where a file of one chunk begins. `special` is the content of others.
+    it is laid out), `device` and `block` are where a file of one chunk begins. `chunks` and `stored` have the
+    content of others.
 
     Columns of entries: `holder` is the directory, an object of this table; `child` a reference; `kind` the type as
-    EROFS counts them; the name is `length` bytes of `text` from `start` on. `parent` is a reference for each
-    directory, in their order. `text` begins with two dots, which are the names that every directory has.
+    EROFS counts them; `names`, without the two dots that every directory has. `parent` is a reference for each
+    directory, in their order.
     """
 
     mode: Ints
@@ -67,7 +99,6 @@ class Table:
     holder: Ints
     child: Ints
     kind: Ints
-    start: Ints
-    length: Ints
-    text: NDArray[np.uint8]
-    special: dict[int, Special] = field(default_factory=dict)
+    names: Texts
+    chunks: dict[int, Chunks] = field(default_factory=dict)
+    stored: Stored = NOTHING_STORED

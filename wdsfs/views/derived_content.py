@@ -12,8 +12,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from wdsfs.dataset import content as content_module
 from wdsfs.dataset.content import Content, Held
+from wdsfs.dataset.content_columns import HELD, IN_DATA, NO_DATA, ContentColumns
 from wdsfs.dataset.open_files import ShardFile
 from wdsfs.dataset.shard_access import Access
 from wdsfs.dataset.shard_set import ShardSet
@@ -23,7 +26,7 @@ from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar import member_codecs
 from wdsfs.views import json_fields
 from wdsfs.views.companions import CompanionWatch
-from wdsfs.views.draft import DECODED, FIELD, NOTHING, OWN, SHARD
+from wdsfs.views.draft import DECODED, FIELD, NOTHING, OWN, SHARD, VALUES
 from wdsfs.views.label_files import LabelFile
 from wdsfs.views.source_sets import SourceSets, content_of
 
@@ -64,6 +67,37 @@ class DerivedContent:
             return self._in_shard(record, number, OWN, member)
         place, row = record.address(member)
         return self._at(record, number, tag, place, row, member)
+
+    def columns(self, record: Record, number: int) -> ContentColumns:
+        """As `of`, of all members at once. Raises what `of` raises."""
+        if record.view is None:
+            return self._columns_of_shard(record, number, OWN)
+        address, shift = record.array("member.head").astype(np.int64), record.view["shift"]
+        place, row = address >> shift, address & (1 << shift) - 1
+        order = np.argsort(place, kind="stable")
+        file, start = np.full(record.members, HELD, np.int64), np.zeros(record.members, np.int64)
+        paths, data = list[bytes](), NO_DATA
+        ends = np.cumsum(np.bincount(place, minlength=len(record.view["places"]))).tolist()
+        for at, (about, begin, end) in enumerate(zip(record.view["places"], [0, *ends], ends, strict=False)):
+            its = order[begin:end]
+            if not len(its):
+                continue
+            if about["kind"] == SHARD:
+                found = self._columns_of_shard(record, number, at)
+                file[its], start[its] = found.file[row[its]], found.start[row[its]]
+                file[its] += np.where(file[its] < 0, 0, len(paths))
+                paths += found.paths
+            elif about["kind"] == VALUES:
+                self._label_file(about)
+                file[its], start[its] = IN_DATA, record.array("values.start")[row[its]]
+                data = record.array("values")
+            elif about["kind"] == NOTHING:
+                file[its] = IN_DATA
+        return ContentColumns(paths, file, start, data)
+
+    def _columns_of_shard(self, record: Record, number: int, place: int) -> ContentColumns:
+        source, base = self._source(record, number, place)
+        return source.content_columns(base)
 
     def origin(self, record: Record, number: int, member: int) -> tuple[ShardSet, int, int] | None:
         """The set, shard and member that a member of the view comes from; None if it is in no shard.

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from wdsfs.dataset.content import Content
+from wdsfs.dataset.content_columns import ContentColumns
 from wdsfs.dataset.generations import Generations
 from wdsfs.dataset.indexing import NotIndexed
 from wdsfs.dataset.shard_access import Access
@@ -261,6 +262,9 @@ class ViewSet(ShardSet):
 
     def content(self, number: int, tag: int, member: int) -> Content:
         return self._content.of(self.record(number, tag), number, tag, member)
+
+    def content_columns(self, number: int) -> ContentColumns:
+        return self._content.columns(self.record(number), number)
 
     def release(self) -> None:
         self._content.release()

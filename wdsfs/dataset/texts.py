@@ -1,0 +1,74 @@
+"""Byte strings as columns: names, targets of links, values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+_ROWS = 1 << 16  # texts that are copied at a time
+
+
+class Texts(NamedTuple):
+    """Each is `lengths` bytes of `text` from `starts` on; they may lie in any order."""
+
+    text: NDArray[np.uint8]
+    starts: Ints
+    lengths: Ints
+
+    @staticmethod
+    def of(texts: Sequence[bytes]) -> Texts:
+        """These, one after the other."""
+        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+        return Texts(np.frombuffer(b"".join(texts), np.uint8), np.cumsum(lengths) - lengths, lengths)
+
+    @staticmethod
+    def packed(text: NDArray[np.uint8], bounds: NDArray[Any]) -> Texts:
+        """Those that lie side by side, between `bounds`."""
+        starts = bounds.astype(np.int64)
+        return Texts(text, starts[:-1], starts[1:] - starts[:-1])
+
+    @staticmethod
+    def joined(parts: Sequence[Texts]) -> Texts:
+        """All of these, in their order."""
+        sizes = np.cumsum([0, *(len(one.text) for one in parts)])
+        return Texts(
+            np.concatenate([one.text for one in parts]),
+            np.concatenate([one.starts + size for one, size in zip(parts, sizes.tolist(), strict=False)]),
+            np.concatenate([one.lengths for one in parts]),
+        )
+
+    def take(self, rows: NDArray[Any] | slice) -> Texts:
+        """These rows of them, without a copy of the text."""
+        return Texts(self.text, self.starts[rows], self.lengths[rows])
+
+    def replaced(self, rows: NDArray[Any], others: Texts) -> Texts:
+        """With others in these rows."""
+        if not len(rows):
+            return self
+        both = Texts.joined([self, others])
+        at = np.arange(len(self.starts))
+        at[rows] = np.arange(len(self.starts), len(both.starts))
+        return both.take(at)
+
+    def compact(self) -> Texts:
+        """With a text that has nothing else, in their order."""
+        ends = np.cumsum(self.lengths)
+        starts = ends - self.lengths
+        text = np.empty(int(self.lengths.sum()), np.uint8)
+        for low in range(0, len(starts), _ROWS):
+            rows = slice(low, low + _ROWS)
+            begin, count = starts[low], self.lengths[rows]
+            shifts = np.repeat(self.starts[rows] - starts[rows], count)
+            end = begin + len(shifts)
+            text[begin:end] = self.text[np.arange(begin, end) + shifts]
+        return Texts(text, starts, self.lengths)
+
+    def to_list(self) -> list[bytes]:
+        """As objects."""
+        text, ends = self.text.tobytes(), self.starts + self.lengths
+        return [text[start:end] for start, end in zip(self.starts.tolist(), ends.tolist(), strict=True)]

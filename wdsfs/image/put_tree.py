@@ -1,0 +1,147 @@
+"""Puts a tree into an image, shard by shard.
+
+What is shown of a shard goes into tables (`shard_table.py`); directories that have names of several shards, or of
+several tables, stay open until all are known (`open_directories.py`). In memory are the tables of one shard, and
+what is in open directories.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from wdsfs.dataset.indexing import indexed
+from wdsfs.dataset.merged_columns import SharedFolder, merged_columns_of
+from wdsfs.dataset.merged_paths import TOP
+from wdsfs.dataset.merged_tree import MergedTree
+from wdsfs.dataset.numbered_tree import NumberedTree
+from wdsfs.dataset.shard_tree import ShardTree
+from wdsfs.dataset.shown_columns import ShownColumns, columns_of
+from wdsfs.dataset.texts import Ints
+from wdsfs.dataset.tree import LowerTree
+from wdsfs.image import erofs
+from wdsfs.image.content_places import ContentPlaces
+from wdsfs.image.image_file import ImageFile
+from wdsfs.image.links_by_number import LinksByNumber
+from wdsfs.image.open_directories import OpenDirectories
+from wdsfs.image.part_keys import PartKeys
+from wdsfs.image.shard_table import ShardContent, ShardTable
+from wdsfs.image.table import Outside, directory_in
+from wdsfs.inodes import ROOT
+
+
+def put_tree(
+    tree: LowerTree,
+    image: ImageFile,
+    places: ContentPlaces,
+    keys: Callable[[ShardTree], PartKeys],
+    on_shard: Callable[[], None],
+) -> int:
+    """Put a tree into an image; returns the inode number of its top. `on_shard` is called after each shard.
+
+    `keys` makes the keys of the parts of a tree, which are taken over from the earlier image. Raises ImageError,
+    ShardErrors, OSError.
+    """
+    below = tree.tree if isinstance(tree, NumberedTree) else tree
+    assert isinstance(below, ShardTree)
+    directories = OpenDirectories(image)
+    root = directories.reserve(TOP)
+    directories.describe(root, indexed(tree.getattr, ROOT), root)
+    shards = _Shards(below, image, places, directories, None if below.merged else keys(below))
+    links = LinksByNumber(tree, image, directories, root) if isinstance(tree, NumberedTree) else None
+    for number in shards.numbers():
+        shards.put(number)
+        if links is not None:
+            links.add(number, shards.columns(number)[0])
+        on_shard()
+    if links is not None:
+        links.finish()
+    directories.write()
+    return root
+
+
+class _Shards:
+    """Puts the shards of `tree` into `image`."""
+
+    def __init__(
+        self,
+        tree: ShardTree,
+        image: ImageFile,
+        places: ContentPlaces,
+        directories: OpenDirectories,
+        keys: PartKeys | None,
+    ) -> None:
+        self._tree, self._image, self._places, self._directories = tree, image, places, directories
+        self._root, self._keys = directories.reserve(TOP), keys
+
+    def numbers(self) -> Iterable[int]:
+        """The shards that are shown."""
+        tree = self._tree
+        return indexed(lambda: tree.numbers()) if isinstance(tree, MergedTree) else tree.lower.numbers
+
+    def put(self, number: int) -> None:
+        """Put what is shown of a shard into the image."""
+        if self._keys is None:
+            self._put_names(number)
+            return
+        wanted = indexed(self._keys.of_shard, number, self._root)
+        top = None if wanted is None else self._image.take(wanted)
+        if top is None:
+            self._image.begin_part()
+            self._places.was_read = self._places.was_missing = False
+            top = self._put_names(number)
+            # What was read may be other bytes at another time, of a shard with the same names, sizes and times.
+            self._image.end_part(None if self._places.was_read else wanted, self._places.was_missing)
+        self._directories.add(directory_in(self._root, top, self._tree.lower.shards[number].name))
+
+    def _put_names(self, number: int) -> int:
+        """Put what is shown of a shard into the image; returns the inode number of its top."""
+        tree = self._tree
+        shown, shared = self.columns(number)
+        content = ShardContent(
+            indexed(tree.lower.content_columns, number),
+            lambda member: indexed(tree.lower.content, number, tree.lower.tag(number), member),
+        )
+        table = ShardTable(shown, content, self._places, (tree.directory_mode, tree.file_mode))
+        own = OpenDirectories(self._image)  # folders of this shard alone that lie outside of its tables
+        outside, names = self._folders(shown, shared, None if table.is_one else own)
+        tables = (self._image.append(one) for one in table.tables(self._root, outside))
+        nids = np.concatenate([*tables, np.zeros(0, np.int64)])
+        names = Outside.joined([names, table.outside(nids)])
+        is_own = np.isin(names.holders, own.nids)
+        own.add(names.take(is_own))
+        own.write()
+        self._directories.add(names.take(~is_own))
+        return int(nids[0] if outside[0] < 0 else outside[0])
+
+    def columns(self, number: int) -> tuple[ShownColumns, Sequence[SharedFolder | None]]:
+        """What is shown of a shard, and which of its folders are shared with other shards."""
+        tree = self._tree
+        if isinstance(tree, MergedTree):
+            return indexed(merged_columns_of, tree, number)
+        shown = indexed(columns_of, tree, number)
+        return shown, [None] * len(shown.folders)
+
+    def _folders(
+        self, shown: ShownColumns, shared: Sequence[SharedFolder | None], own: OpenDirectories | None
+    ) -> tuple[Ints, Outside]:
+        """The inode numbers of the folders that lie outside of the tables, -1 for the others; and the names of
+        those that no shard before had. With `own` all lie outside: those that are not shared are opened there."""
+        outside, new = np.full(len(shown.folders), -1, np.int64), []
+        for folder, one in enumerate(shared):
+            directories = own if one is None else self._directories
+            if directories is None:
+                continue
+            nid = outside[folder] = directories.reserve(folder if one is None else one.place)
+            if (one is None or one.appears) and not directories.is_described(nid):
+                holder = int(shown.folder_holder[folder])
+                directories.describe(
+                    nid, shown.folders[folder], self._root if holder < 0 else int(outside[holder])
+                )
+                new.append(folder)
+        below = np.array([folder for folder in new if folder], np.int64)
+        kinds = np.full(len(below), erofs.DIRECTORY, np.int64)
+        return outside, Outside(
+            outside[shown.folder_holder[below]], outside[below], kinds, shown.names.take(below - 1)
+        )
