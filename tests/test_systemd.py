@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import sets
+from tests.conftest import Program, wait_until
+from tests.image.test_image import end_mount, need_erofs
+
 UNITS = Path(__file__).parent.parent / "systemd"
 USER, SYSTEM = UNITS / "wdsfs@.service", UNITS / "wdsfs-system@.service"
 PROGRAM = re.compile(r"(?:%h/\.local|/usr/local)/bin/wdsfs")
@@ -75,6 +79,31 @@ def test_a_mistake_would_be_noticed(tmp_path: Path) -> None:
     broken.parent.mkdir()
     broken.write_text(SYSTEM.read_text().replace("RestrictRealtime=", "RestrictRealTime="))
     assert "RestrictRealTime" in verify(tmp_path, broken)
+
+
+def test_the_guard_may_end_the_mount_in_containers(program: Program) -> None:
+    """With the capabilities of the unit: else a writer would wait for it in vain, and then readers get a mix."""
+    need_erofs()
+    if shutil.which("setpriv") is None or shutil.which("unshare") is None:
+        pytest.skip("there is no setpriv, or no unshare")
+    shard = program.write("s0.tar", sets.content(0))
+    kept = read(SYSTEM)["Service"]["CapabilityBoundingSet"].lower().replace("cap_", "+").replace(" ", ",")
+    mount = program.command("mount", "--engine", "kernel", shard, program.mountpoint)
+    bounded = ["setpriv", "--inh-caps=-all", f"--bounding-set=-all,{kept}", *mount]
+    try:
+        subprocess.run(bounded, env=program.environment, check=True, capture_output=True)
+        with subprocess.Popen(["unshare", "--mount", "sleep", "infinity"]) as container:
+            try:
+                table = Path(f"/proc/{container.pid}/ns/mnt")
+                wait_until(lambda: table.readlink() != Path("/proc/self/ns/mnt").readlink(), "its namespace")
+                seen = Path(f"/proc/{container.pid}/mountinfo")
+                assert str(program.mountpoint) in seen.read_text()
+                shard.open("r+b").close()
+                assert str(program.mountpoint) not in seen.read_text()
+            finally:
+                container.kill()
+    finally:
+        end_mount(program.mountpoint)
 
 
 def test_every_unit_is_checked_here() -> None:

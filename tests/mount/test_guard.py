@@ -23,9 +23,10 @@ from wdsfs.errors import MountError
 from wdsfs.image.opened import OpenDevice
 from wdsfs.mount import guard as guard_module
 from wdsfs.mount import held_shards, image_mount
-from wdsfs.mount.guard import guard_of
+from wdsfs.mount.guard import MadeBy, guard_of
 from wdsfs.mount.image_mount import ImageMount
 from wdsfs.mount.unmount import unmount
+from wdsfs.status import control
 
 OLD, NEW, SIZE = b"o", b"n", 3 << 20
 WRITE = """
@@ -405,6 +406,41 @@ def test_which_changes_of_the_times_are_writes(tmp_path: Path, monkeypatch: pyte
     assert changes(lambda: os.utime(shard, ns=times)) == [str(shard)]  # as who has written, and sets it back
     assert changes(lambda: os.utime(shard, (1, 1))) == [str(shard)]
     assert changes(shard.unlink) == []
+
+
+@pytest.mark.parametrize("room", [0, 1], ids=["for no file", "for one file"])
+def test_a_runtime_directory_that_is_full(room: int, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is mounted that commands could not find; and a guard that is at work goes on."""
+    need_erofs()
+    shard, image = program.write("s.tar", tars.tar(tars.member(b"a.x", b"a"))), program.home / "set.erofs"
+    told(program.home, "image", shard, "-o", image, code=0)
+    plainly, left = control.write_registration, [room]
+
+    def write(file: Path, content: Any) -> None:
+        if not left[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        left[0] -= 1
+        plainly(file, content)
+
+    monkeypatch.setattr(control, "write_registration", write)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(program.home / "run"))
+    wanted = ImageMount(str(image), str(program.mountpoint), str(program.home))
+    wanted.made = MadeBy([str(image), str(program.mountpoint)], str(program.home), {})
+    serving = multiprocessing.get_context("fork").Process(target=image_mount.mount_in_front, args=(wanted,))
+    serving.start()
+    try:
+        if room:
+            wait_until(lambda: guard_of(str(program.mountpoint)) is not None, "the mount")
+            program.write("new.tar", tars.tar(tars.member(b"b.x", b"b"))).replace(shard)
+            told(program.home, "image", shard, "-o", image, code=0)
+            program.run("refresh", program.mountpoint)
+            assert os.listdir(program.mountpoint / "s") == ["b"]
+            shard.open("r+b").close()
+        serving.join(PATIENCE)
+        assert mount_table.mounted_at(program.mountpoint) is None
+    finally:
+        serving.join(PATIENCE)
+        end_mount(program.mountpoint)
 
 
 def test_without_inotify_the_superblock_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

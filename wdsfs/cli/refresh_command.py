@@ -122,8 +122,12 @@ def _exchanged(guard: Registration) -> dict[str, Any]:
         else:
             question = {"do": "exchange", "image": wanted.image, "base": wanted.base, "trusting": wanted.trusting}
             still = contextlib.nullcontext() if guard.overlay is None else _still(guard, wanted, question)
-            with still, control.Talk(guard) as talk:
-                answer = talk.ask(question, seconds=REFRESH_SECONDS)
+            try:
+                with still, control.Talk(guard) as talk:
+                    answer = talk.ask(question, seconds=REFRESH_SECONDS)
+            except (OSError, ValueError):
+                silent = f"{guard.mountpoint}: its guard does not answer; see: wdsfs status {quoted}"
+                raise MountError(silent) from None
             if answer.get("error"):
                 raise MountError(f"{answer['error']}; the mount shows what it has shown")
     about = manifest.read(wanted.image)

@@ -99,6 +99,7 @@ def build(
         if erofs.missing_device(len(sources)) is None:
             sources.append(sources[-1])  # one number more, so that there is one without a device
         missing = erofs.missing_device(len(sources))
+    table = erofs.device_table([(_tag(one.path), one.size) for one in sources])  # or a refusal, at once
     manifest = Manifest(
         [_device(one, options.base) for one in sources],
         *(tree.view.layout, tree.view.names, options.merge, tree.view.index_tree),
@@ -113,7 +114,7 @@ def build(
         root = put_tree(tree, image, ContentPlaces(devices, missing), keys, on_shard)
         parts = image.finish()
         _refuse_changed(sources)
-        size = _finish(fd, image, root, sources, times, manifest, options, parts)
+        size = _finish(fd, image, root, table, times, manifest, options, parts)
         disk.sync(fd)
     disk.sync_directory(os.path.dirname(target))
     return Built(len(sources), image.inodes, size, image.taken_over)
@@ -195,7 +196,7 @@ def _finish(
     fd: int,
     image: ImageFile,
     root: int,
-    sources: Sequence[_Source],
+    table: bytes,
     times: erofs.Times,
     manifest: Manifest,
     options: ImageOptions,
@@ -208,7 +209,6 @@ def _finish(
     tail = replace(manifest, parts=place).encoded()
     text = repr((FORMAT, options.owner))
     identity = hashlib.blake2b(tail + text.encode(), digest_size=16).digest()
-    table = erofs.device_table([(_tag(one.path), one.size) for one in sources])
     head = erofs.super_block(
         root=root,
         inodes=image.inodes,
@@ -216,7 +216,7 @@ def _finish(
         metadata=image.metadata,
         epoch_ns=times.epoch_ns,
         identity=identity,
-        devices=len(sources),
+        devices=len(manifest.devices),
     )
     os.ftruncate(fd, end)
     os.pwrite(fd, head + table, erofs.SUPER_OFFSET)

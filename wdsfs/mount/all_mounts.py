@@ -37,10 +37,11 @@ def detach_everywhere(wanted: FileSystem) -> None:
     """Detach every mount of this file system, as far as they can be found. Whatever is open of it stays open."""
     _detach_here(wanted, mount_table.mounts())
     for process in mount_table.holders(wanted.device):
-        pid = os.fork()
-        if not pid:
-            _detach_there(process, wanted)
-        os.waitpid(pid, 0)
+        with contextlib.suppress(OSError):  # no memory for a process: who writes waits for the others
+            pid = os.fork()
+            if not pid:
+                _detach_there(process, wanted)
+            os.waitpid(pid, 0)
 
 
 def _detach_here(wanted: FileSystem, mounts: list[MountPoint]) -> None:

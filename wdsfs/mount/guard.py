@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsfs import host, mount_table
-from wdsfs.errors import StaleShard, WdsfsError, several
+from wdsfs.errors import MountError, StaleShard, WdsfsError, several
 from wdsfs.image import copies, manifest
 from wdsfs.image.identity import identity_of
 from wdsfs.image.opened import check_devices, check_image, open_image
@@ -182,6 +182,7 @@ class Guard:
         self._overlay: MountedOverlay | None = None
         self._listener: socket.socket
         self._attributes = 0
+        self._has_mounted = False
         self._told_to_end = 0  # so many times
         self._receiver, self._sender = socket.socketpair()
 
@@ -209,6 +210,7 @@ class Guard:
         if self._wanted is not None:
             self._wanted.set_who_enters()
         self._mount(self._held, attributes, instead)
+        self._has_mounted = True
         self._settle(attributes)
 
     def _mount(self, held: HeldShards, attributes: int, instead: bool) -> None:
@@ -285,9 +287,18 @@ class Guard:
 
     @contextlib.contextmanager
     def registered(self) -> Iterator[None]:
-        """Let commands find this guard while the context is open."""
-        with self._listening() as self._listener:
-            self._register()
+        """Let commands find this guard while the context is open.
+
+        Raises MountError where that cannot be; then the mount has ended, unless it is another guard's.
+        """
+        with contextlib.ExitStack() as stack:
+            try:
+                self._listener = stack.enter_context(self._listening())
+                self._register()
+            except OSError as error:
+                if self._has_mounted:
+                    self._held.end()
+                raise MountError(f"{host.runtime_dir()}: {error.strerror}; it takes a file there") from None
             try:
                 yield
             finally:
@@ -420,7 +431,16 @@ class Guard:
             return {"error": str(error)}
         except (ValueError, KeyError, TypeError):
             return {"error": "the request cannot be read"}
-        self._register()
+        except Exception as error:  # whatever it is: without a guard nobody would notice writers
+            log.exception("a request has failed; please report this")
+            return {"error": f"the guard has failed: {error!r}; see its log"}
+        try:
+            self._register()
+        except OSError as error:
+            log.error(
+                "%s: shows the new shards, but `wdsfs status` the old ones: %s: %s",
+                *(self.mountpoint, host.runtime_dir(), error.strerror),
+            )
         return {"done": True}
 
     def _is_mounted(self) -> bool:

@@ -147,8 +147,12 @@ def write_registration(file: Path, content: Mapping[str, Any]) -> None:
     # Not by `storage/durable.py`: it ends with the process, so it need not be on disk, and two processes may
     # register at one place at the same time.
     temporary = file.with_suffix(f".{content['pid']}")
-    temporary.write_text(json.dumps(content))
-    temporary.rename(file)
+    try:
+        temporary.write_text(json.dumps(content))
+        temporary.rename(file)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def daemons() -> list[Daemon]:
