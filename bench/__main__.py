@@ -41,7 +41,7 @@ def main() -> int:
     arguments = _arguments()
     console = Console(stderr=True, highlight=False, markup=False)
     out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-    results = report.Results()
+    results = report.Results(arguments.group)
     if arguments.saved:
         for file in arguments.saved:
             results.take(json.loads(file.read_text()))
@@ -202,7 +202,8 @@ def _arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.publish and not arguments.saved and (arguments.only or arguments.systems or arguments.tiny):
         parser.error("a partial run is not published; join it with others: --from FILE ... --publish")
-    base = data.TINY if arguments.tiny else data.KERNEL if arguments.only == ["kernel"] else data.Sizes()
+    arguments.group = arguments.only[0] if arguments.only and len(arguments.only) == 1 else ""
+    base = data.TINY if arguments.tiny else data.KERNEL if arguments.group == "kernel" else data.Sizes()
     _spell_out(arguments)
     given = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(base)}
     changes = {name: value for name, value in given.items() if value is not None}

@@ -64,13 +64,11 @@ TINY = Sizes(
     stream_mb=10,
     commit_mib=32,
 )
-# Of `--only kernel`, which is for a glance at many systems: all but the shards that are mounted is small.
+# Of `--only kernel`, which is for a glance at many systems: what the figures need is large, all else is small.
 KERNEL = Sizes(
-    small_samples=300,
     tree_files=6000,
-    medium_mib=48,
+    medium_mib=96,
     large_mib=48,
-    images=128,
     index_members=96_000,
     create_files=1000,
     rewrite_files=300,

@@ -21,6 +21,8 @@ from pathlib import Path
 
 from bench.clients import File
 from bench.data import Member, Set, Shard
+from wdsfs import mount_calls
+from wdsfs.mount.kernel_mount import FILES_SINCE
 
 START_SECONDS = 120.0  # a daemon may take to mount
 END_SECONDS = 10.0  # and to end
@@ -207,6 +209,11 @@ class View:
         return descendants(self.pid) if self.pid else []
 
 
+def _stem(shard: Shard) -> str:
+    """The directory of a shard in most mounts."""
+    return f"/{shard.stem}"
+
+
 class System:
     """One way to get at the files. `home` of a set is where it keeps what it made of it."""
 
@@ -343,7 +350,7 @@ class Wdsfs(System):
         options = (*self._options(data, layout), *self.options, *options)
         command = self.command("mount", "-f", *options, data.directory, self.mountpoint(data))
         with self._daemon(data, command, self.environment(data)) as pid:
-            yield View(self.mountpoint(data), layout, lambda shard: f"/{shard.stem}", pid)
+            yield View(self.mountpoint(data), layout, _stem, pid)
 
     def following(self, data: Set) -> contextlib.AbstractContextManager[View]:
         """A mount that shows new shards."""
@@ -390,7 +397,8 @@ class WdsfsImage(Wdsfs):
             self.image(data, layout)
 
     def image(self, data: Set, layout: str) -> tuple[float, int]:
-        """Make an image; returns the seconds that it took, and its size (bytes)."""
+        """Make an image, from nothing; returns the seconds that it took, and its size (bytes)."""
+        self._image(data, layout).unlink(missing_ok=True)  # parts of it would be taken over
         options = [*self._options(data, layout), "--linux", "6.15"]
         since = time.perf_counter()
         run(*self.command("image", *options, data.directory, "-o", self._image(data, layout)))
@@ -413,7 +421,7 @@ class WdsfsImage(Wdsfs):
     def _mount(self, data: Set, layout: str, *options: str | Path) -> Iterator[View]:
         where = ["--base", self.home(data), self._image(data, layout), self.mountpoint(data)]
         with self._daemon(data, self.command("mount", "-f", *where), self.environment(data)) as pid:
-            yield View(self.mountpoint(data), layout, lambda shard: f"/{shard.stem}", pid)
+            yield View(self.mountpoint(data), layout, _stem, pid)
 
 
 def is_complaint(line: str) -> bool:
@@ -487,7 +495,7 @@ class KernelOverlayfs(System):
             _mountpoints.append(self.mountpoint(data))
             run("mount", "-t", "overlay", "-o", places, "overlay", self.mountpoint(data))
             stack.callback(unmount, self.mountpoint(data))
-            yield View(self.mountpoint(data), "files", lambda shard: f"/{shard.stem}")
+            yield View(self.mountpoint(data), "files", _stem)
 
 
 class Extracted(System):
@@ -495,12 +503,24 @@ class Extracted(System):
     title = "extracted files on the local disk"
     writes = True
 
+    def can(self, data: Set, layout: str = "files") -> bool:
+        return True
+
     def make(self, data: Set, home: Path) -> None:
+        files = View(home / "files", "files", _stem)
         for shard in data.shards:
-            directory = home / "files" / shard.stem
+            directory = files.root / shard.stem
             directory.mkdir(parents=True)
             run("tar", "-xf", shard.path, "--no-same-owner", "-C", directory)
+        self._link(data, files, View(home / "samples", "samples", _stem))
         os.sync()  # what is not written yet cannot leave the page cache
+
+    def _link(self, data: Set, files: View, samples: View) -> None:
+        """The same files once more, each sample a directory, by hard links."""
+        for shard, member in data.members():
+            path = Path(samples.path(shard, member))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.hardlink_to(files.path(shard, member))
 
     def behind(self, data: Set) -> list[Path]:
         root = self.home(data) / "files"
@@ -508,14 +528,14 @@ class Extracted(System):
 
     @contextlib.contextmanager
     def mounted(self, data: Set, layout: str = "files") -> Iterator[View]:
-        yield View(self.home(data) / "files", layout, lambda shard: f"/{shard.stem}")
+        yield View(self.home(data) / layout, layout, _stem)
 
     @contextlib.contextmanager
     def writable(self, data: Set, overlay: Path) -> Iterator[View]:
         files = overlay / "files"
         if not files.exists():
             run("cp", "-a", self.home(data) / "files", files)
-        yield View(files, "files", lambda shard: f"/{shard.stem}")
+        yield View(files, "files", _stem)
 
 
 class Ratarmount(System):
@@ -590,7 +610,7 @@ class Squashfuse(System):
         places = [self.home(data) / "image", self.mountpoint(data)]
         command = [program("squashfuse_ll") or "", "-f", *map(str, places)]
         with self._daemon(data, command) as pid:
-            yield View(self.mountpoint(data), layout, lambda shard: f"/{shard.stem}", pid)
+            yield View(self.mountpoint(data), layout, _stem, pid)
 
 
 class Squashfs(System):
@@ -623,7 +643,7 @@ class Squashfs(System):
             _mountpoints.append(mountpoint)
             run("mount", "-t", "squashfs", "-o", "ro", loop, mountpoint)
             stack.callback(unmount, mountpoint)
-            yield View(mountpoint, layout, lambda shard: f"/{shard.stem}")
+            yield View(mountpoint, layout, _stem)
 
 
 class Energon(System):
@@ -698,13 +718,53 @@ class Erofs(System):
                 _mountpoints.append(mountpoint)
                 run("mount", "-t", "erofs", "-o", f"ro,device={tar}", image, mountpoint)
                 stack.callback(unmount, mountpoint)
-            yield View(self.mountpoint(data), layout, lambda shard: f"/{shard.stem}")
+            yield View(self.mountpoint(data), layout, _stem)
+
+
+class ErofsFiles(System):
+    """The same images, with image and tar given to the kernel as files: without loop devices in between."""
+
+    name = "erofs-files"
+    title = "EROFS over the tars, no loop devices (in the kernel, as root)"
+
+    def __init__(self, say: Say, erofs: Erofs) -> None:
+        super().__init__(say)
+        self.erofs = erofs
+
+    def absent(self) -> str:
+        if why := self.erofs.absent():
+            return why
+        release = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
+        return "" if release >= FILES_SINCE else "the kernel takes loop devices only (before 6.12)"
+
+    def version(self) -> str:
+        return self.erofs.version()
+
+    def make(self, data: Set, home: Path) -> None:
+        self.erofs.prepare(data)
+
+    def behind(self, data: Set) -> list[Path]:
+        return self.erofs.behind(data)
+
+    @contextlib.contextmanager
+    def mounted(self, data: Set, layout: str = "files") -> Iterator[View]:
+        with contextlib.ExitStack() as stack:
+            for shard in data.shards:
+                mountpoint = self.mountpoint(data) / shard.stem
+                mountpoint.mkdir(parents=True, exist_ok=True)
+                image = self.erofs.home(data) / f"{shard.stem}.erofs"
+                files = [(b"source", bytes(image)), (b"device", bytes(shard.path))]
+                _mountpoints.append(mountpoint)
+                mount_calls.mount(b"erofs", files, [b"ro"], str(mountpoint), mount_calls.READ_ONLY)
+                stack.callback(unmount, mountpoint)
+            yield View(self.mountpoint(data), layout, _stem)
 
 
 def systems(say: Say, mount_options: str) -> dict[str, System]:
     """Everything that can be compared, by name; wdsfs first."""
     extracted = Extracted(say)
     squashed = Squashfuse(say, extracted, compressed=False)
+    erofs = Erofs(say)
     own = shlex.split(mount_options)
     wdsfs = Wdsfs(say, options=own)
     every: list[System] = [
@@ -716,7 +776,8 @@ def systems(say: Say, mount_options: str) -> dict[str, System]:
         Squashfs(say, squashed),
         Ratarmount(say),
         Energon(say),
-        Erofs(say),
+        erofs,
+        ErofsFiles(say, erofs),
         FuseOverlayfs(say, wdsfs),
         KernelOverlayfs(say, extracted),
         extracted,
