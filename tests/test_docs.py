@@ -27,7 +27,9 @@ from wdsfs.tar import header_encoder
 from wdsfs.tar.headers import BLOCK
 
 ROOT = Path(__file__).parent.parent
+_TOP = click.Context(main)
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
+COMMANDS = {name: main.get_command(_TOP, name) for name in main.list_commands(_TOP)}
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -62,20 +64,22 @@ def test_format_md_names_every_section_and_the_format(tmp_path: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_command_and_option_in_a_document_exists(document: Path) -> None:
     options = {"--help", "--version"}
-    for command in main.commands.values():
+    for command in COMMANDS.values():
+        assert command is not None
         for parameter in command.params:
             options.update(parameter.opts if isinstance(parameter, click.Option) else [])
     for line in document.read_text().splitlines():
         for command in re.findall(r"(?:^|[`$ ])wdsfs ([a-z]+)", line):
             if line.startswith(("    wdsfs", "$ wdsfs")) or f"`wdsfs {command}" in line:
-                assert command in main.commands, line
+                assert command in COMMANDS, line
         if re.match(r"\s*(?:\$ )?wdsfs ", line):
             assert set(re.findall(r"(?<!\S)--[a-z][a-z-]*", line)) <= options, line
 
 
-@pytest.mark.parametrize("name", sorted(main.commands))
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_explains_itself_and_is_in_the_readme(name: str) -> None:
-    command = main.commands[name]
+    command = COMMANDS[name]
+    assert command is not None
     assert re.search(r"Examples?:", command.help or ""), "no example in its help"
     assert f"wdsfs {name}" in (ROOT / "README.md").read_text()
 

@@ -121,3 +121,7 @@ def test_the_kernels_version(release: str, version: tuple[int, ...]) -> None:
 def test_this_kernels_version() -> None:
     release = subprocess.run(["uname", "-r"], capture_output=True, text=True, check=True).stdout
     assert release.startswith(".".join(map(str, host.kernel_version())))
+
+
+def test_default_jobs_are_the_cores_that_may_be_used() -> None:
+    assert host.default_jobs() == len(os.sched_getaffinity(0))

@@ -1,7 +1,9 @@
 """The mounts of this machine: tables as text, and the real one."""
 
+import contextlib
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,10 +23,10 @@ TABLE = rb"""22 27 0:21 / /proc rw,relatime - proc proc rw
 
 
 @pytest.fixture
-def table(monkeypatch: pytest.MonkeyPatch) -> list[mount_table.MountPoint]:
-    parsed = mount_table.parse_mountinfo(TABLE)
-    monkeypatch.setattr(mount_table, "mounts", lambda: parsed)
-    return parsed
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[mount_table.MountPoint]:
+    (tmp_path / "mountinfo").write_bytes(TABLE)
+    monkeypatch.setattr(mount_table, "MOUNTINFO", tmp_path / "mountinfo")
+    return mount_table.parse_mountinfo(TABLE)
 
 
 # -- mounts ------------------------------------------------------------------------------------------------
@@ -95,6 +97,42 @@ def test_files_that_another_machine_can_write(tmp_path: Path, table: list[mount_
     assert mount_table.on_network([b"/d/s0.tar", b"/home/ann/s.tar"]) is None
     assert mount_table.on_network([b"/d/s0.tar", b"/home/s.tar", b"/homework/s.tar"]) == (b"/home/s.tar", "nfs4")
     assert mount_table.on_network([b"/d/s0.tar", os.fsencode(link)]) == (os.fsencode(link), "fuse.sshfs")
+
+
+@contextlib.contextmanager
+def _mount(*arguments: str | Path) -> Iterator[Path]:
+    """Have mount(8) mount with these arguments, of which the last is the mount point."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount")
+    subprocess.run(["mount", *arguments], check=True)
+    try:
+        yield Path(arguments[-1])
+    finally:
+        subprocess.run(["umount", arguments[-1]], check=True)
+
+
+def test_a_file_that_is_mounted_over_a_local_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mount_table, "NETWORK_TYPES", {"ramfs"})
+    local, over, place = tmp_path / "local.tar", tmp_path / "over.tar", tmp_path / "place"
+    local.touch(), over.touch(), place.mkdir()
+    with _mount("-t", "ramfs", "ramfs", place):
+        (place / "s.tar").touch()
+        assert mount_table.on_network(map(os.fsencode, (local, over))) is None
+        with _mount("--bind", place / "s.tar", over):
+            assert mount_table.on_network(map(os.fsencode, (local, over))) == (os.fsencode(over), "ramfs")
+            found = mount_table.mounted_at(over)
+            assert found is not None
+            assert mount_table.mounts_of(over.stat().st_dev)[1:] == [found]
+
+
+def test_a_mount_point_of_any_name(tmp_path: Path) -> None:
+    place = tmp_path / "a b\tc\nd\\e\rf"
+    place.mkdir()
+    with _mount("-t", "ramfs", "ramfs", place):
+        found = mount_table.mounted_at(place)
+        assert found is not None
+        assert found.path == os.fsencode(place)
+        assert mount_table.mounts_of(place.stat().st_dev) == [found]
 
 
 def test_without_proc_the_type_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,8 @@ from wdsfs.index.record_of_file import build_file
 from wdsfs.index.store import open_index
 from wdsfs.interop.lint import lint
 from wdsfs.reading import PLAIN, Reading
-from wdsfs.spec.expand import Selection, Shard, expand
+from wdsfs.spec.expand import Shard, expand
+from wdsfs.spec.selection import Selection
 from wdsfs.storage.identity import GONE
 from wdsfs.tar import scan
 from wdsfs.tar.problems import Problem

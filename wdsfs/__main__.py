@@ -4,6 +4,8 @@ Nothing is imported before an interrupt simply ends the program: in an import it
 line takes over where it can say something about it (`main._Group`).
 """
 
+import atexit
+import gc
 import signal
 
 
@@ -12,9 +14,15 @@ def _end_at_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def _end_quickly() -> None:
+    """At the end the interpreter looks for cycles in all that was imported: not among what is frozen."""
+    atexit.register(gc.freeze)
+
+
 def main() -> None:
     """The program wdsfs."""
     _end_at_interrupts()
+    _end_quickly()
     from wdsfs.cli import main
 
     main.main(prog_name="wdsfs")
@@ -23,6 +31,7 @@ def main() -> None:
 def mount_helper() -> int:
     """The program mount.wdsfs."""
     _end_at_interrupts()
+    _end_quickly()
     from wdsfs.cli import mount_helper
 
     return mount_helper.main()

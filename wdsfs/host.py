@@ -196,7 +196,12 @@ def in_directory(path: str) -> Iterator[None]:
         os.close(before)
 
 
-# -- the kernel ----------------------------------------------------------------------------------------------
+# -- processors and the kernel ------------------------------------------------------------------------------
+
+
+def default_jobs() -> int:
+    """The default number of processes: the cores that this one may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def kernel_version(release: str | None = None) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 MOUNTINFO = "/proc/self/mountinfo"
 
@@ -34,8 +34,7 @@ _LAYERS = ("aufs", "ecryptfs", "fuse", "overlay")  # and FUSE under other names:
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 
 
-@dataclass(frozen=True, slots=True)
-class MountPoint:
+class MountPoint(NamedTuple):
     """One line of mountinfo.
 
     `path` and `source` are unescaped bytes, `device` is as `st_dev` of a file in it, `options` are those of
@@ -58,7 +57,7 @@ class MountPoint:
 
 def parse_mountinfo(text: bytes) -> list[MountPoint]:
     """Return the mounts in the order of the text, which is the order in which they were made."""
-    return [_parse_line(line) for line in text.split(b"\n") if line]
+    return [_parse_line(line) for line in _lines_of(text)]
 
 
 def _parse_line(line: bytes) -> MountPoint:
@@ -85,8 +84,23 @@ def _unescape(field: bytes) -> bytes:
 
 def mounts() -> list[MountPoint]:
     """Return all mounts that this process sees, oldest first. Raises OSError without /proc."""
+    return [_parse_line(line) for line in _lines()]
+
+
+def mounts_of(device: int) -> list[MountPoint]:
+    """Return the mounts of the file system with this device number, oldest first. Raises as `mounts`."""
+    number = f"{os.major(device)}:{os.minor(device)}".encode()
+    return [_parse_line(line) for line in _lines() if line.split(b" ", 3)[2] == number]
+
+
+def _lines() -> list[bytes]:
+    """The list of mounts as it is: commands ask it often, and a line is parsed more slowly than passed over."""
     with open(MOUNTINFO, "rb") as file:
-        return parse_mountinfo(file.read())
+        return _lines_of(file.read())
+
+
+def _lines_of(text: bytes) -> list[bytes]:
+    return [line for line in text.split(b"\n") if line]  # and not at a carriage return, which may be in a name
 
 
 def mount_of(path: str | bytes | os.PathLike[str]) -> MountPoint | None:
@@ -110,8 +124,8 @@ def mounted_at(path: str | bytes | os.PathLike[str]) -> MountPoint | None:
     """
     parent, base = os.path.split(os.path.abspath(os.fsencode(path)))
     place = os.path.join(os.path.realpath(parent), base)
-    here = [mount for mount in mounts() if mount.path == place]
-    return here[-1] if here else None
+    here = [line for line in _lines() if _unescape(line.split(b" ", 5)[4]) == place]
+    return _parse_line(here[-1]) if here else None
 
 
 def holders(device: int) -> list[int]:
@@ -152,11 +166,21 @@ def is_layer(fstype: str) -> bool:
 
 def on_network(paths: Iterable[bytes]) -> tuple[bytes, str] | None:
     """Return the first of these files that another machine can change unnoticed, and its file system's type."""
-    types: dict[bytes, str] = {}
+    types: dict[tuple[bytes, int], str] = {}
     for path in paths:
-        directory = os.path.dirname(os.path.realpath(path))
-        if directory not in types:
-            types[directory] = filesystem_type(directory)
-        if is_network(types[directory]):
-            return path, types[directory]
+        real = os.path.realpath(path) if os.path.islink(path) else path
+        # Files of one directory lie in one file system, unless another one is mounted on the file itself.
+        place = os.path.dirname(real), _device(real)
+        if place not in types:
+            types[place] = filesystem_type(real)
+        if is_network(types[place]):
+            return path, types[place]
     return None
+
+
+def _device(path: bytes) -> int:
+    """The device number of the file system that a path lies in; 0 for a missing path."""
+    try:
+        return os.stat(path).st_dev
+    except OSError:
+        return 0

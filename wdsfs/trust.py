@@ -325,10 +325,10 @@ def _has_acl(fd: int) -> bool:
 def _fuse_mounter(device: int) -> int | None:
     """Return the uid that mounted this FUSE file system: its daemon can claim any owner for a file."""
     try:
-        found = mount_table.mounts()
+        found = mount_table.mounts_of(device)
     except OSError:  # no /proc
         return None
-    return next((one.user for one in found if one.device == device and one.fstype.startswith("fuse")), None)
+    return next((one.user for one in found if one.fstype.startswith("fuse")), None)
 
 
 @functools.lru_cache(1)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 
 from tests import sets
@@ -264,7 +265,10 @@ def test_the_manual_has_what_help_says(program: Program) -> None:
     )
     assert done.stderr == b""
     shown = " ".join(done.stdout.decode().split())
-    for name, command in main.commands.items():
+    top = click.Context(main)
+    for name in main.list_commands(top):
+        command = main.get_command(top, name)
+        assert command is not None
         assert f"wdsfs {name} " in shown
         for param in command.params:
             for option in param.opts if param.param_type_name == "option" else ():

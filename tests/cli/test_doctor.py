@@ -284,9 +284,10 @@ def test_a_mount_point_that_does_not_answer(
     assert_remedy(doctor.check_mountpoint("/a b"), "fail", detail, remedy)
 
 
-def test_a_place_that_is_mounted_already(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_that_is_mounted_already(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = f"1 1 0:1 / {str(place).replace(' ', chr(92) + '040')} ro - fuse.wdsfs x ro\n"
-    monkeypatch.setattr(mount_table, "mounts", lambda: mount_table.parse_mountinfo(line.encode()))
+    (tmp_path / "mountinfo").write_text(line)
+    monkeypatch.setattr(mount_table, "MOUNTINFO", tmp_path / "mountinfo")
     monkeypatch.setattr(control, "find", lambda path: None)
     assert_remedy(doctor.check_mountpoint(str(place)), "ok", "by another user or in another session", "")
     daemon = control.Daemon(1, 1, str(place), ["a.tar"], "samples", "ext", False, 1.0, None)

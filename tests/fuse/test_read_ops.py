@@ -35,8 +35,9 @@ from wdsfs.errors import (
 )
 from wdsfs.fuse import read_ops
 from wdsfs.fuse.protocol import Request
-from wdsfs.fuse.read_ops import Owner, ReadOperations
+from wdsfs.fuse.read_ops import ReadOperations
 from wdsfs.inodes import ROOT
+from wdsfs.owner import Owner
 from wdsfs.status import counters as boards
 from wdsfs.status.counters import DEADLY, DEADLY_NS, Board
 

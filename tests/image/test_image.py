@@ -39,7 +39,6 @@ from wdsfs.dataset.tree import LowerTree, Node, View
 from wdsfs.errors import CorruptShard, ImageError
 from wdsfs.image import erofs, manifest, shard_table
 from wdsfs.image.build import ImageOptions, build
-from wdsfs.image.image_file import Owner
 from wdsfs.image.layout import places
 from wdsfs.image.opened import close_devices, open_devices
 from wdsfs.index.record import Record
@@ -47,6 +46,7 @@ from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
 from wdsfs.mount import kernel_mount
 from wdsfs.mount.guard import forget, guard_of
+from wdsfs.owner import Owner
 from wdsfs.spec.expand import expand
 from wdsfs.views.companions import Companions
 from wdsfs.views.composition import Composition, columns_of, fields_of

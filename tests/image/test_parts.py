@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -24,8 +23,8 @@ from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.dataset.tree import View
 from wdsfs.image import earlier, manifest, shard_table
 from wdsfs.image.build import Built, ImageOptions, build
-from wdsfs.image.image_file import Owner
 from wdsfs.index.store import open_index
+from wdsfs.owner import Owner
 from wdsfs.spec.expand import expand
 
 DEFAULT = View()
@@ -305,7 +304,7 @@ def test_images_that_are_not_used(spoil: str, tmp_path: Path) -> None:
         found = manifest.read(str(shards.image))
         place = found.parts
         assert place is not None
-        tail = replace(found, parts=None).encoded()
+        tail = found._replace(parts=None).encoded()
         shards.image.write_bytes(shards.image.read_bytes()[: place.offset] + tail)
         assert manifest.read(str(shards.image)).devices == found.devices
     assert shards.again(names) == 0

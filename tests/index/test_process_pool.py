@@ -101,10 +101,6 @@ def test_no_more_processes_than_shards(tmp_path: Path, monkeypatch: pytest.Monke
     results.close()
 
 
-def test_default_jobs_are_the_cores_that_may_be_used() -> None:
-    assert process_pool.default_jobs() == len(os.sched_getaffinity(0))
-
-
 # --- looking ahead ----------------------------------------------------------------------------------------
 
 

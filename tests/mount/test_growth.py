@@ -20,7 +20,7 @@ from tests.servers import BUCKET, Server
 from tests.web_server import WebServer
 from wdsfs.errors import UsageError
 from wdsfs.mount.options import MountOptions
-from wdsfs.spec.expand import Selection, Slice
+from wdsfs.spec.selection import Selection, Slice
 
 ROUNDS = int(os.environ.get("WDSFS_EDITS", "4"))
 SAMPLES = 3

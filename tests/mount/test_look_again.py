@@ -23,13 +23,14 @@ from wdsfs.index import store
 from wdsfs.index.portable_writer import checked_target, write_index
 from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
-from wdsfs.interop.soundness import Tolerance
+from wdsfs.interop.tolerance import Tolerance
 from wdsfs.mount import look_again, session
 from wdsfs.mount.look_again import Earlier, LeftOut, change_of
 from wdsfs.mount.mounted_set import MountedSet
 from wdsfs.mount.options import MountOptions
-from wdsfs.spec.expand import Selection, Shard, expand
+from wdsfs.spec.expand import Shard, expand
 from wdsfs.spec.growth import Change
+from wdsfs.spec.selection import Selection
 from wdsfs.views.companions import Companions
 from wdsfs.views.composition import Composition, columns_of
 from wdsfs.views.view_set import ViewSet, open_set

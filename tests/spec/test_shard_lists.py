@@ -21,8 +21,9 @@ from tests.spec.test_expand import found, here, names_of, refused, touch  # noqa
 from wdsfs.errors import MissingShard, SpecError, UnreadableShard, WdsfsError
 from wdsfs.spec import expand as expand_module
 from wdsfs.spec import located
-from wdsfs.spec.expand import Shard, Slice, expand, refuse_left_out, split_path
+from wdsfs.spec.expand import Shard, expand, refuse_left_out, split_path
 from wdsfs.spec.located import Field
+from wdsfs.spec.selection import Slice
 
 pytestmark = pytest.mark.usefixtures("here")
 

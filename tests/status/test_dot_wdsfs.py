@@ -30,7 +30,7 @@ from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.dataset.tree import View
 from wdsfs.fuse.hidden_ops import HiddenDirectoryOperations
 from wdsfs.fuse.protocol import Request
-from wdsfs.fuse.read_ops import Operations, Owner, ReadOperations
+from wdsfs.fuse.read_ops import Operations, ReadOperations
 from wdsfs.fuse.write_ops import WritableOperations
 from wdsfs.index.store import open_index
 from wdsfs.inodes import (
@@ -45,6 +45,7 @@ from wdsfs.interop import dali
 from wdsfs.overlay.overlay_directory import OverlayDirectory
 from wdsfs.overlay.upper_dir import UpperDirectory
 from wdsfs.overlay.writable_tree import WritableTree
+from wdsfs.owner import Owner
 from wdsfs.status import dot_wdsfs, status_report
 from wdsfs.status.control import Daemon
 from wdsfs.status.counters import KINDS, Board

@@ -45,7 +45,8 @@ from wdsfs.errors import (
 )
 from wdsfs.index.record import STRAY
 from wdsfs.index.store import open_index
-from wdsfs.spec.expand import Shard, Slice, expand
+from wdsfs.spec.expand import Shard, expand
+from wdsfs.spec.selection import Slice
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar import member_codecs
 from wdsfs.views import derived_content, label_files, record_maker

@@ -4,6 +4,6 @@
 share `options.py`, `tree_options.py`, `opening.py` (the set of a command), `progress.py` and `output.py`. `diff`,
 `commit` and `restore` share `overlay_session.py` and `overlay_report.py`; `export` and `commit --export` share
 `exporting.py`; `view_commit.py` is `commit` with the options of a view. `doctor.py` checks the machine,
-`mount_helper.py` is `mount -t wdsfs`, `completion.py` is what shells offer, `man_page.py` the manual. Each command
-imports what it works with when it is called, so that `wdsfs --help` answers at once. Start with `main.py`.
+`mount_helper.py` is `mount -t wdsfs`, `completion.py` is what shells offer, `man_page.py` the manual. A command is
+imported when it is given, and imports what it works with when it is called. Start with `main.py`.
 """

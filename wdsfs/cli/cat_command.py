@@ -15,7 +15,7 @@ from wdsfs.cli.tree_options import TreeOptions, tree_options
 from wdsfs.errors import UsageError
 
 if TYPE_CHECKING:
-    from wdsfs.spec.expand import Selection
+    from wdsfs.spec.selection import Selection
 
 
 @click.command()

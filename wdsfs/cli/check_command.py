@@ -27,7 +27,8 @@ from wdsfs.errors import counted
 from wdsfs.names import shown
 
 if TYPE_CHECKING:
-    from wdsfs.spec.expand import Selection, Shard
+    from wdsfs.spec.expand import Shard
+    from wdsfs.spec.selection import Selection
 
 
 @click.command()

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from wdsfs.commit.replace_in_place import Replacement
     from wdsfs.commit.run import Runner
     from wdsfs.commit.steps import Plan, Step
-    from wdsfs.interop.soundness import Tolerance
+    from wdsfs.interop.tolerance import Tolerance
     from wdsfs.spec.expand import Shard
     from wdsfs.views.composition import Composition
 
@@ -284,7 +284,7 @@ def _replace(runner: Runner, replacement: Replacement, begun: bool) -> list[Step
 
 def _export(plan: Plan, before: Sequence[Shard], packing: Packing, opening: Opening) -> bool:
     """Write the indexes that are asked for; True if any could not be written. `before` is the set as it was."""
-    from wdsfs.interop.soundness import Tolerance
+    from wdsfs.interop.tolerance import Tolerance
     from wdsfs.remote.any_shard import is_remote
     from wdsfs.spec.expand import expand, extended
 

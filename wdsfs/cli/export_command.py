@@ -23,7 +23,7 @@ from wdsfs.cli.options import (
 from wdsfs.errors import ExportError, counted
 
 if TYPE_CHECKING:
-    from wdsfs.spec.expand import Selection
+    from wdsfs.spec.selection import Selection
 
 
 @click.command()

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
     from wdsfs.cluster.workers import Workers
     from wdsfs.remote.pin import Pin
-    from wdsfs.spec.expand import Selection, Shard
+    from wdsfs.spec.expand import Shard
+    from wdsfs.spec.selection import Selection
 
 JOBS = 8  # shards at a time: small ones are a request each
 

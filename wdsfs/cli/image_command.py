@@ -26,7 +26,7 @@ from wdsfs.cli.tree_options import TreeOptions, numbered_tree_options
 from wdsfs.errors import UsageError, counted
 
 if TYPE_CHECKING:
-    from wdsfs.spec.expand import Selection
+    from wdsfs.spec.selection import Selection
 
 _ID_MAX = (1 << 32) - 2
 
@@ -109,7 +109,7 @@ def image(
     from wdsfs.dataset.numbered_tree import check_name, make_numbered
     from wdsfs.image import manifest
     from wdsfs.image.build import ImageOptions
-    from wdsfs.image.image_file import Owner
+    from wdsfs.owner import Owner
 
     target = os.path.abspath(os.fsencode(output))
     base = os.path.dirname(target) if making.base is None else os.path.abspath(os.fsencode(making.base))

@@ -20,13 +20,14 @@ from wdsfs.errors import UsageError
 
 if TYPE_CHECKING:
     from wdsfs.index.store import Index
-    from wdsfs.spec.expand import Selection, Shard
+    from wdsfs.spec.expand import Shard
+    from wdsfs.spec.selection import Selection
     from wdsfs.storage.identity import Fingerprint
 
 log = logging.getLogger("wdsfs")
 
 
-@click.command("index")
+@click.command()
 @click.argument("shards", nargs=-1, shell_complete=completion.paths)
 @set_options
 @index_options_with(executor=True)
@@ -48,7 +49,7 @@ log = logging.getLogger("wdsfs")
 )
 @click.option("--prune", is_flag=True, help="Also drop what is kept of shards and label files that are gone.")
 @json_option
-def index_command(
+def index(
     shards: tuple[str, ...],
     selection: Selection,
     opening: Opening,
@@ -151,7 +152,8 @@ def _write(
 def _warn(index: Index, shards: Sequence[Shard], done: Refreshed) -> None:
     """Log what is wrong with the shards, and counts of samples that differ from those in a list of shards."""
     from wdsfs.dataset.shard_set import ShardSet
-    from wdsfs.interop.soundness import Tolerance, judge
+    from wdsfs.interop.soundness import judge
+    from wdsfs.interop.tolerance import Tolerance
 
     below = ShardSet(shards, index)
     for text in [*judge(below, done.unreadable, Tolerance(), whole=False), *index.miscounted(shards)]:

@@ -26,7 +26,7 @@ from wdsfs.names import shown
 
 if TYPE_CHECKING:
     from wdsfs.dataset.distributions import Distribution
-    from wdsfs.spec.expand import Selection
+    from wdsfs.spec.selection import Selection
     from wdsfs.views.composition import Composition
 
 log = logging.getLogger("wdsfs")

@@ -116,14 +116,13 @@ def image_mount(
     from wdsfs.image import kept
     from wdsfs.image.build import ImageOptions
     from wdsfs.image.erofs import OWN_TIMES_KERNEL
-    from wdsfs.image.image_file import Owner
+    from wdsfs.mount.fuse_options import parse_options
     from wdsfs.mount.image_mount import ImageMount
     from wdsfs.mount.kernel_overlay import OverlayOver
-    from wdsfs.mount.options import parse_options
 
     parsed, view = parse_options(options, overlay is not None), tree.view(opening.tolerance.allow_missing)
     since = min(host.kernel_version()[:2], OWN_TIMES_KERNEL)
-    owner = Owner(parsed.owner.uid, parsed.owner.gid, parsed.owner.umask)
+    owner = parsed.owner
     private = "allow_other" not in parsed.fuse
     wanted = ImageOptions(
         *(owner, b"/", (since[0], since[1]), tree.merge, tree.composition.text, private),
@@ -174,9 +173,9 @@ def check_place(mountpoint: str, options: Sequence[str], overlay: Path | None) -
 
     A mount of an image whose guard is gone is no obstacle: it is guarded again, or gives way to the new image.
     """
+    from wdsfs.mount.fuse_options import parse_options
     from wdsfs.mount.image_mount import unguarded
     from wdsfs.mount.mountpoint import check_mountpoint
-    from wdsfs.mount.options import parse_options
     from wdsfs.status import control
 
     place = control.canonical(mountpoint)

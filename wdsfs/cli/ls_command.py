@@ -25,7 +25,7 @@ from wdsfs.names import SHARD_SUFFIXES, shown
 
 if TYPE_CHECKING:
     from wdsfs.dataset.tree import Entry, LowerTree, Node
-    from wdsfs.spec.expand import Selection
+    from wdsfs.spec.selection import Selection
 
 log = logging.getLogger("wdsfs")
 

@@ -1,12 +1,13 @@
 """The command line: the group of all commands, messages, exit codes, and what an interrupt does.
 
-Each command is a module beside this one. They import only what starting takes; what a command works with is
-imported when it is called, so that `wdsfs --help` is there at once.
+Each command is a module beside this one, which is imported when the command is given. It imports only what its
+options take; what it works with is imported when it is called, so that `wdsfs mount --help` is there at once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import logging
 import os
@@ -19,31 +20,9 @@ from typing import Any
 import click
 
 from wdsfs import __version__
-from wdsfs.cli.cache_command import cache
-from wdsfs.cli.cat_command import cat
-from wdsfs.cli.check_command import check
-from wdsfs.cli.commit_command import commit
 from wdsfs.cli.completion import commands
-from wdsfs.cli.completion_command import completion
-from wdsfs.cli.diff_command import diff
-from wdsfs.cli.doctor_command import doctor
-from wdsfs.cli.export_command import export
-from wdsfs.cli.fetch_command import fetch
-from wdsfs.cli.image_command import image
-from wdsfs.cli.index_command import index_command
-from wdsfs.cli.info_command import info
-from wdsfs.cli.ls_command import ls
-from wdsfs.cli.man_command import man
-from wdsfs.cli.mount_command import mount
 from wdsfs.cli.own_arguments import hide_secrets
-from wdsfs.cli.pack_command import pack
 from wdsfs.cli.progress import INTERRUPTED
-from wdsfs.cli.refresh_command import refresh
-from wdsfs.cli.restore_command import restore
-from wdsfs.cli.status_command import status
-from wdsfs.cli.umount_command import umount
-from wdsfs.cli.view_command import view
-from wdsfs.cli.where_command import where
 from wdsfs.errors import UsageError, WdsfsError
 from wdsfs.names import meant, shown_lines
 
@@ -93,11 +72,22 @@ class _Group(click.Group):
     """A group that turns exceptions into a message and an exit code, and lists its commands by purpose."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        width = max(map(len, self.commands))
+        width = max(map(len, self.list_commands(ctx)))
         for title, lines in GROUPS.items():
             with formatter.section(title):
                 # Padded, so that all groups have one second column.
-                formatter.write_dl([(f"{one.name:{width}}", line) for one, line in lines.items()])
+                formatter.write_dl([(f"{name:{width}}", line) for name, line in lines.items()])
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(name for lines in GROUPS.values() for name in lines)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of this name. If there is none all are imported: click proposes one that is like it."""
+        known = self.list_commands(ctx)
+        for name in {cmd_name} & {*known} or known:
+            if name not in self.commands:
+                self.add_command(getattr(importlib.import_module(f"wdsfs.cli.{name}_command"), name))
+        return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -157,7 +147,7 @@ def _prepare_streams() -> None:
         sys.stdout.reconfigure(errors="surrogateescape")
 
 
-@click.command("help")
+@main.command("help")
 @click.argument("command", metavar="[COMMAND|TOPIC]", required=False, shell_complete=commands)
 @click.pass_context
 def help_command(ctx: click.Context, command: str | None) -> None:
@@ -196,46 +186,42 @@ def _page(name: str) -> str:
 
 
 # All commands as `wdsfs --help` shows them: by what one is about to do, with a line of at most 64 characters each.
-GROUPS: dict[str, dict[click.Command, str]] = {
+GROUPS: dict[str, dict[str, str]] = {
     "Look at shards": {
-        info: "Count samples and members, and the sizes of each column.",
-        ls: "List a directory of the tree without mounting it.",
-        cat: "Write a file of the tree to standard output.",
-        check: "Look for what readers of the format trip over.",
-        view: "Look at samples, plots and problems in the browser.",
+        "info": "Count samples and members, and the sizes of each column.",
+        "ls": "List a directory of the tree without mounting it.",
+        "cat": "Write a file of the tree to standard output.",
+        "check": "Look for what readers of the format trip over.",
+        "view": "Look at samples, plots and problems in the browser.",
     },
     "Mount them": {
-        mount: "Show SHARDS as directories and files at MOUNTPOINT.",
-        umount: "End a mount, dead ones included.",
-        status: "Show all your mounts, or one of them in full.",
-        where: "Say from which shard, member and byte a path comes.",
-        refresh: "Show new shards in a mount, and hide those that are gone.",
+        "mount": "Show SHARDS as directories and files at MOUNTPOINT.",
+        "umount": "End a mount, dead ones included.",
+        "status": "Show all your mounts, or one of them in full.",
+        "where": "Say from which shard, member and byte a path comes.",
+        "refresh": "Show new shards in a mount, and hide those that are gone.",
     },
     "Change them (mount --overlay)": {
-        diff: "Show what was changed.",
-        restore: "Undo what was changed at a path, and below it.",
-        commit: "Pack the changes into new shards.",
+        "diff": "Show what was changed.",
+        "restore": "Undo what was changed at a path, and below it.",
+        "commit": "Pack the changes into new shards.",
     },
     "Make something of them": {
-        pack: "Make shards of directories of files.",
-        image: "Make an image of names that the kernel mounts by itself.",
-        export: "Write the indexes that DALI, Energon and wids read.",
+        "pack": "Make shards of directories of files.",
+        "image": "Make an image of names that the kernel mounts by itself.",
+        "export": "Write the indexes that DALI, Energon and wids read.",
     },
     "Have things ready": {
-        index_command: "Build or refresh the index of SHARDS without mounting.",
-        fetch: "Bring whole remote shards into the cache.",
-        cache: "Show, trim or clear the caches of shards.",
+        "index": "Build or refresh the index of SHARDS without mounting.",
+        "fetch": "Bring whole remote shards into the cache.",
+        "cache": "Show, trim or clear the caches of shards.",
     },
     "Help": {
-        doctor: "Check if this machine can mount, and say what to type if not.",
-        help_command: "Explain a command; `help layouts`: which tree for which loader.",
-        man: "Show the manual page: what --help says, of all commands.",
-        completion: "Print what makes a shell complete commands and paths.",
+        "doctor": "Check if this machine can mount, and say what to type if not.",
+        "help": "Explain a command; `help layouts`: which tree for which loader.",
+        "man": "Show the manual page: what --help says, of all commands.",
+        "completion": "Print what makes a shell complete commands and paths.",
     },
 }
 # Pages that `wdsfs help` shows, for users who have the program and no checkout.
 TOPICS = {"layouts": "layouts.md"}
-
-for _lines in GROUPS.values():
-    for _command in _lines:
-        main.add_command(_command)

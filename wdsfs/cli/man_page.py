@@ -34,7 +34,7 @@ def manual(main: click.Group, version: str) -> str:
     epilog = inspect.cleandoc(main.epilog or "").replace(_MEANT_AS_IT_IS + "\n", "")
     if epilog:
         lines += [".SH EXIT STATUS", *_paragraphs(epilog.removeprefix("Exit codes: "))]
-    variables = sorted(set(_variables(main)))
+    variables = sorted(set(_variables(main, top)))
     if variables:
         lines += [".SH ENVIRONMENT", "Defaults of the options of these names:", _text(", ".join(variables)) + "."]
     return "\n".join([*lines, ""])
@@ -69,9 +69,10 @@ def _paragraphs(text: str) -> Iterator[str]:
             yield _text(" ".join(line.strip() for line in lines))
 
 
-def _variables(main: click.Group) -> Iterator[str]:
-    for command in main.commands.values():
-        for param in command.params:
+def _variables(main: click.Group, top: click.Context) -> Iterator[str]:
+    for name in main.list_commands(top):
+        command = main.get_command(top, name)
+        for param in [] if command is None else command.params:
             if isinstance(param.envvar, str):
                 yield param.envvar
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from wdsfs.mount.guard import MadeBy
     from wdsfs.mount.image_mount import ImageMount
     from wdsfs.mount.options import MountOptions
-    from wdsfs.spec.expand import Selection
+    from wdsfs.spec.selection import Selection
 
 
 log = logging.getLogger("wdsfs")
@@ -224,8 +224,6 @@ def mount(
       wdsfs mount train.erofs /mnt/train
       wdsfs mount --overlay edits --new /mnt/new
     """
-    from wdsfs.mount import daemon, session
-
     _refuse_own_options(serving.options)
     mountpoint = _mountpoint(shards, mountpoint, selection, serving)
     if len(shards) == 1 and _is_image(shards[0]):
@@ -235,19 +233,16 @@ def mount(
         return
     if of_image.trust_shards and of_image.engine == FUSE:
         raise UsageError("--trust-shards is for images, which `wdsfs image` makes, and for --engine kernel")
+    from wdsfs.mount import session
+
     wanted = _mount_options(mountpoint, shards, selection, tree, serving, opening)
     front = session.Front(
         indexer=lambda index, shards, ready: refresh_index(index, shards, opening, ready).unreadable,
         composer=lambda below: make_view(below, opening.quiet),
         adviser=_adviser(tree, serving, opening),
     )
-    if serving.foreground:
-        code = daemon.guarded(
-            lambda: session.run(wanted, front, lambda: None, lambda: daemon.notify_systemd("READY=1"))
-        )
-    else:
-        code = daemon.in_background(wanted, front)
-    sys.exit(code)
+    run = session.run_in_front if serving.foreground else session.run_in_background
+    sys.exit(run(wanted, front))
 
 
 def _mountpoint(shards: Sequence[str], mountpoint: str | None, selection: Selection, serving: Serving) -> str:
@@ -276,7 +271,7 @@ def _mount_options(
     opening: Opening,
 ) -> MountOptions:
     """Return the options as the mount takes them. Raises UsageError for those that do not go together."""
-    from wdsfs.index.process_pool import default_jobs
+    from wdsfs.host import default_jobs
     from wdsfs.mount.options import MountOptions
 
     allow_missing = opening.tolerance.allow_missing
@@ -469,7 +464,7 @@ def _check_new(shards: Sequence[str], selection: Selection, serving: Serving) ->
 
 def _refuse_own_options(options: Sequence[str]) -> None:
     """Raises UsageError for `-o layout=files`, which only mount(8) takes, and for `-o layot=files`."""
-    from wdsfs.mount.options import known_options
+    from wdsfs.mount.fuse_options import known_options
     from wdsfs.names import closest
 
     own = {name[2:] for param in mount.params for name in param.opts if name.startswith("--")}

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from wdsfs.dataset.shard_access import Access
     from wdsfs.dataset.shard_set import ShardSet
     from wdsfs.dataset.tree import LowerTree, Node
-    from wdsfs.spec.expand import Selection, Shard
+    from wdsfs.spec.expand import Shard
+    from wdsfs.spec.selection import Selection
     from wdsfs.views.composition import Composition
 
 log = logging.getLogger("wdsfs")

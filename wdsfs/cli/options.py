@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from wdsfs.cluster.workers import Workers
-    from wdsfs.interop.soundness import Tolerance
-    from wdsfs.spec.expand import Selection
+    from wdsfs.interop.tolerance import Tolerance
+    from wdsfs.spec.selection import Selection
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Decorator = Callable[[Command], Command]
@@ -110,7 +110,7 @@ def _selection(
     base: str | None = None,
 ) -> Selection:
     from wdsfs.reading import Reading
-    from wdsfs.spec.expand import Selection, Slice
+    from wdsfs.spec.selection import Selection, Slice
 
     reading = Reading(ignore_zeros, group_by_key)
     if shard_id is None and num_shards is None:
@@ -313,7 +313,7 @@ def remote_options(command: Command) -> Command:
 
 
 def _tolerance(allow_missing: bool, strict: bool) -> Tolerance:
-    from wdsfs.interop.soundness import Tolerance
+    from wdsfs.interop.tolerance import Tolerance
 
     return Tolerance(allow_missing, strict).check()
 
@@ -357,7 +357,7 @@ def _opening(
     tolerance: Tolerance | None = None,
     executor: str | None = None,
 ) -> Opening:
-    from wdsfs.interop.soundness import Tolerance
+    from wdsfs.interop.tolerance import Tolerance
 
     workers = workers_of(executor, jobs)
     return Opening(path_of(index_dir), jobs_of(jobs), quiet, tolerance or Tolerance(), workers)
@@ -372,7 +372,7 @@ def path_of(text: str | None) -> Path | None:
 
 def jobs_of(jobs: int | None) -> int:
     """The number of processes that was typed, or the default."""
-    from wdsfs.index.process_pool import default_jobs
+    from wdsfs.host import default_jobs
 
     return jobs or default_jobs()
 

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from wdsfs.mount.guard import Registration
     from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings
     from wdsfs.overlay.upper_format import UpperNode
-    from wdsfs.spec.expand import Selection, Shard
+    from wdsfs.spec.expand import Shard
+    from wdsfs.spec.selection import Selection
     from wdsfs.status.control import Daemon, Talk
 
 log = logging.getLogger("wdsfs")

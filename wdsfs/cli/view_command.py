@@ -30,7 +30,8 @@ from wdsfs.errors import OverlayBusy, UsageError, several
 
 if TYPE_CHECKING:
     from wdsfs.overlay.mounted_overlay import MountedOverlay
-    from wdsfs.spec.expand import Selection, Shard
+    from wdsfs.spec.expand import Shard
+    from wdsfs.spec.selection import Selection
     from wdsfs.view.library import Library
     from wdsfs.views.composition import Composition
 

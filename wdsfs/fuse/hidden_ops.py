@@ -12,8 +12,9 @@ from collections.abc import Callable
 from wdsfs.dataset.tree import Tree
 from wdsfs.fuse import protocol
 from wdsfs.fuse.protocol import Request
-from wdsfs.fuse.read_ops import Handler, Operations, Owner, Reply, not_implemented
+from wdsfs.fuse.read_ops import Handler, Operations, Reply, not_implemented
 from wdsfs.inodes import ROOT
+from wdsfs.owner import Owner
 from wdsfs.status.counters import Board, Slot
 from wdsfs.status.dot_wdsfs import NAME, HiddenDirectory
 

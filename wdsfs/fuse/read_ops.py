@@ -16,7 +16,6 @@ import errno
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from wdsfs.dataset import content as content_module
@@ -29,6 +28,7 @@ from wdsfs.fuse.protocol import Attributes, Request
 from wdsfs.inodes import FOLDER, NOT_HIDDEN, ROOT, kind_of
 from wdsfs.log_lines import LoggedMessages
 from wdsfs.names import NAME_MAX
+from wdsfs.owner import Owner
 from wdsfs.status.counters import KINDS, Board, Slot
 from wdsfs.status.dot_wdsfs import NAME as HIDDEN_NAME
 
@@ -65,15 +65,6 @@ _WITHOUT_REPLY = frozenset((protocol.FORGET, protocol.BATCH_FORGET, protocol.INT
 Reply = bytes | memoryview | int | None  # a body, an errno, or no reply
 Handler = Callable[[Request], Reply]
 TreeKind = TypeVar("TreeKind", bound=Tree)
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """Owner and group of all files and directories, and the umask for their modes 0444 and 0555."""
-
-    uid: int
-    gid: int
-    umask: int = 0
 
 
 class HiddenHandlers(Protocol):

@@ -19,9 +19,10 @@ from wdsfs.errors import NoSuchEntry, ReadOnly
 from wdsfs.fuse import protocol
 from wdsfs.fuse.protocol import NOW, Attributes, Request
 from wdsfs.fuse.read_ops import FLAGS as READ_FLAGS
-from wdsfs.fuse.read_ops import TIMEOUT_SECONDS, Handler, Operations, Owner, Reply, attributes_timeout
+from wdsfs.fuse.read_ops import TIMEOUT_SECONDS, Handler, Operations, Reply, attributes_timeout
 from wdsfs.inodes import NOT_HIDDEN, ROOT
 from wdsfs.overlay.writable_tree import AttributeChange, WritableTree
+from wdsfs.owner import Owner
 from wdsfs.status.counters import KINDS, Board
 from wdsfs.status.dot_wdsfs import NAME as HIDDEN_NAME
 

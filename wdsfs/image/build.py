@@ -12,7 +12,6 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
@@ -26,13 +25,15 @@ from wdsfs.errors import ImageError, StaleShard
 from wdsfs.image import earlier, erofs
 from wdsfs.image.content_places import ContentPlaces, DeviceFile
 from wdsfs.image.earlier import EarlierImage
-from wdsfs.image.image_file import ImageFile, Owner
+from wdsfs.image.erofs_columns import Times
+from wdsfs.image.image_file import ImageFile
 from wdsfs.image.layout import FORMAT
 from wdsfs.image.manifest import Device, Manifest, PartsPlace, stored_path
 from wdsfs.image.part_keys import PartKeys
 from wdsfs.image.parts import Part, encoded
 from wdsfs.image.put_tree import put_tree
 from wdsfs.inodes import ROOT
+from wdsfs.owner import Owner
 from wdsfs.remote import any_shard
 from wdsfs.remote.any_shard import is_remote
 from wdsfs.storage.durable import Disk, named, new_file
@@ -105,7 +106,7 @@ def build(
         *(tree.view.layout, tree.view.names, options.merge, tree.view.index_tree),
         *(options.composition, ".".join(map(str, options.since)), options.key),
     )
-    times = erofs.Times(_common_time(tree), options.since)
+    times = Times(_common_time(tree), options.since)
     settings = repr((options.owner, options.merge, options.composition, times.own, times.epoch_ns))
     disk = Disk()
     with named(target), _replaced(target) as before, new_file(disk, target) as fd:
@@ -197,7 +198,7 @@ def _finish(
     image: ImageFile,
     root: int,
     table: bytes,
-    times: erofs.Times,
+    times: Times,
     manifest: Manifest,
     options: ImageOptions,
     parts: Sequence[Part],
@@ -206,7 +207,7 @@ def _finish(
     end = image.blocks * erofs.BLOCK
     of_parts = encoded(image.metadata, parts)
     place = PartsPlace(end, len(of_parts), xxhash.xxh3_128_hexdigest(of_parts))
-    tail = replace(manifest, parts=place).encoded()
+    tail = manifest._replace(parts=place).encoded()
     text = repr((FORMAT, options.owner))
     identity = hashlib.blake2b(tail + text.encode(), digest_size=16).digest()
     head = erofs.super_block(

@@ -20,7 +20,8 @@ from wdsfs.dataset.content import Content
 from wdsfs.dataset.content_columns import APART, HELD, IN_DATA, ContentColumns
 from wdsfs.dataset.texts import Ints
 from wdsfs.errors import CorruptShard, ImageError
-from wdsfs.image.erofs import BLOCK, CHUNK_BITS_MAX, NO_BLOCK, blocks_of, blocks_of_all
+from wdsfs.image.erofs import BLOCK, CHUNK_BITS_MAX, NO_BLOCK, blocks_of
+from wdsfs.image.erofs_columns import blocks_of_all
 from wdsfs.image.table import Chunks
 
 STORED_MAX = 256 << 20  # bytes of one file that is stored

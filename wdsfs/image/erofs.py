@@ -1,5 +1,8 @@
 """The EROFS format, as far as images over shards need it: super block, device table, inodes, chunk indexes.
 
+Inodes and indexes are read here one by one, and written by columns (`erofs_columns.py`). A mount imports this, so
+it is without NumPy.
+
 Images use blocks of 512 bytes, as tars do, so that a member begins at a block of its shard. Everything is
 little-endian. The kernel's documentation describes the format (filesystems/erofs.rst, erofs_fs.h).
 
@@ -13,9 +16,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from wdsfs.errors import ImageError, counted
 
@@ -37,7 +37,7 @@ PLAIN, INLINE, CHUNKS = 0, 2, 4  # where the content of an inode is
 REGULAR, DIRECTORY, SYMLINK = 1, 2, 7  # types of directory entries
 
 _CHUNKED_FILE, _DEVICE_TABLE = 4, 8  # features that a kernel has to know
-_WITH_INDEXES = 0x20  # in the format of chunks: a chunk has the number of its device
+WITH_INDEXES = 0x20  # in the format of chunks: a chunk has the number of its device
 _SUPER = struct.Struct("<IIIBBHQQIIII16s16sIHHHBBIQ24x")
 _DEVICE = struct.Struct("<64sII56x")
 _CHUNK = struct.Struct("<HHI")
@@ -85,102 +85,12 @@ def blocks_of(size: int) -> int:
     return -(-size // BLOCK)
 
 
-def blocks_of_all(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """As `blocks_of`, of a column."""
-    return -(-sizes // BLOCK)
-
-
 def missing_device(devices: int) -> int | None:
     """A number that no device has, so that reading from it fails; None if the kernel would mistake it for one.
 
     The kernel looks at as many bits of the number as the largest needs.
     """
     return devices + 1 if devices + 1 < 1 << devices.bit_length() else None
-
-
-def chunk_bits(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For files of one chunk: how many times a block has to be doubled to cover the file."""
-    blocks = np.maximum(blocks_of_all(sizes), 1)
-    return np.frexp((blocks - 1).astype(np.float64))[1].astype(np.int64)
-
-
-def chunk_words(device: NDArray[np.int64], block: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """The indexes of chunks: an array of two words for each."""
-    found = np.empty((len(block), 2), np.uint32)
-    found[:, 0] = device << 16
-    found[:, 1] = block
-    return found
-
-
-class Inodes:
-    """Columns of inodes that are encoded together.
-
-    `content` is PLAIN, INLINE or CHUNKS, `address` the first block or the bits of the chunks, `extended` says
-    which have the long form. Sizes are in bytes, times in ns.
-    """
-
-    def __init__(
-        self,
-        *,
-        extended: NDArray[np.bool_],
-        content: NDArray[np.int64],
-        mode: NDArray[np.int64],
-        links: NDArray[np.int64],
-        size: NDArray[np.int64],
-        address: NDArray[np.int64],
-        number: NDArray[np.int64],
-        mtime_ns: NDArray[np.int64],
-        owner: tuple[int, int],
-    ) -> None:
-        self.extended, self.owner = extended, owner
-        self.format = extended.astype(np.int64) | content << 1
-        self.mode, self.links, self.size, self.number = mode, links, size, number
-        self.address = np.where(content == CHUNKS, address | _WITH_INDEXES, address)
-        self.seconds, self.nanoseconds = np.divmod(mtime_ns, 10**9)
-
-    def compact(self, epoch: int) -> NDArray[np.uint32]:
-        """The short ones, eight words each; their times count from `epoch` (seconds)."""
-        at = ~self.extended
-        words = np.zeros((int(at.sum()), COMPACT_SIZE // 4), np.uint32)
-        words[:, 0] = self.format[at]
-        words[:, 1] = self.mode[at] | self.links[at] << 16
-        words[:, 2] = self.size[at]
-        words[:, 3] = self.seconds[at] - epoch
-        words[:, 4] = self.address[at]
-        words[:, 5] = self.number[at] & 0xFFFFFFFF
-        words[:, 6] = self.owner[0] | self.owner[1] << 16 if len(words) else 0
-        return words
-
-    def long(self) -> NDArray[np.uint32]:
-        """The long ones, sixteen words each."""
-        at = self.extended
-        words = np.zeros((int(at.sum()), EXTENDED_SIZE // 4), np.uint32)
-        words[:, 0] = self.format[at]
-        words[:, 1] = self.mode[at]
-        words[:, 2], words[:, 3] = self.size[at] & 0xFFFFFFFF, self.size[at] >> 32
-        words[:, 4] = self.address[at]
-        words[:, 5] = self.number[at] & 0xFFFFFFFF
-        words[:, 6], words[:, 7] = self.owner
-        words[:, 8], words[:, 9] = self.seconds[at] & 0xFFFFFFFF, self.seconds[at] >> 32 & 0xFFFFFFFF
-        words[:, 10], words[:, 11] = self.nanoseconds[at], self.links[at]
-        return words
-
-
-class Times:
-    """Which times a compact inode can have.
-
-    Before Linux 6.15 only one, that of the super block; since then any whole second from that on.
-    """
-
-    def __init__(self, common_ns: int, since: tuple[int, int]) -> None:
-        self.own = since >= OWN_TIMES_KERNEL
-        self.epoch_ns = 0 if self.own else common_ns
-
-    def fit(self, mtime_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """True where a compact inode tells the time exactly."""
-        if not self.own:
-            return np.asarray(mtime_ns == self.epoch_ns)
-        return np.asarray((mtime_ns >= 0) & (mtime_ns % 10**9 == 0) & (mtime_ns < 10**9 << 32))
 
 
 def is_ours(head: bytes) -> bool:
@@ -241,7 +151,7 @@ def parsed_inode(data: bytes) -> ParsedInode | None:
 
 def chunk_count(inode: ParsedInode) -> int:
     """How many chunks a file has."""
-    return -(-inode.size // (BLOCK << (inode.address & (_WITH_INDEXES - 1))))
+    return -(-inode.size // (BLOCK << (inode.address & (WITH_INDEXES - 1))))
 
 
 def parsed_chunks(data: bytes) -> Iterator[tuple[int, int]]:

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from wdsfs.dataset.texts import Ints
 from wdsfs.errors import ImageError
 from wdsfs.image import erofs
 from wdsfs.image.earlier import EarlierImage, Taking
+from wdsfs.image.erofs_columns import Times
 from wdsfs.image.layout import lay_out, lay_out_directories
 from wdsfs.image.parts import Part, Wanted, checksum_of, map_of, write_at
 from wdsfs.image.table import Table
+from wdsfs.owner import Owner
 
 _RESERVED = erofs.BLOCK // erofs.EXTENDED_SIZE  # inodes in a block of those that are written later
-
-
-class Owner(NamedTuple):
-    """Owner and group of everything in an image, and the umask for all modes."""
-
-    uid: int = 0
-    gid: int = 0
-    umask: int = 0
 
 
 class _Begun:
@@ -42,7 +34,7 @@ class ImageFile:
         self,
         fd: int,
         devices: int,
-        times: erofs.Times,
+        times: Times,
         owner: Owner,
         private: bool = False,
         earlier: EarlierImage | None = None,

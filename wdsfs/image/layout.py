@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from wdsfs.dataset.texts import Ints, Texts
 from wdsfs.errors import ImageError
-from wdsfs.image import erofs
+from wdsfs.image import erofs, erofs_columns
 from wdsfs.image.erofs import BLOCK, DIRENT_SIZE, SLOT, SLOTS_PER_BLOCK
+from wdsfs.image.erofs_columns import Times
 from wdsfs.image.table import Chunks, Table, resolved
 
 # Of where everything lies in an image: counted up with every change of what is written for the same records, for
@@ -46,7 +47,7 @@ class Names(NamedTuple):
     text: Texts
 
 
-def lay_out(table: Table, first_block: int, metadata: int, times: erofs.Times, owner: tuple[int, int]) -> Part:
+def lay_out(table: Table, first_block: int, metadata: int, times: Times, owner: tuple[int, int]) -> Part:
     """Lay a table out at the block `first_block` of the image, whose metadata begins at the block `metadata`.
 
     Raises ImageError.
@@ -63,7 +64,7 @@ def lay_out(table: Table, first_block: int, metadata: int, times: erofs.Times, o
     address = plan.addresses(first_block)
     if first_block + plan.blocks > erofs.BLOCKS_MAX:
         raise ImageError("the image would have more than 2 TiB; make several images")
-    inodes = erofs.Inodes(
+    inodes = erofs_columns.Inodes(
         extended=extended,
         content=plan.content,
         mode=table.mode,
@@ -79,7 +80,7 @@ def lay_out(table: Table, first_block: int, metadata: int, times: erofs.Times, o
     _put_rows(words, plan.slot[extended] * _PER_SLOT, inodes.long())
     tails = plan.slot * SLOT + plan.inode_size  # bytes from the start of the part
     plain = np.flatnonzero(plan.one_chunk)
-    _put_rows(words, tails[plain] // 4, erofs.chunk_words(table.device[plain], table.block[plain]))
+    _put_rows(words, tails[plain] // 4, erofs_columns.chunk_words(table.device[plain], table.block[plain]))
     data = words.view(np.uint8)
     for number, chunks in table.chunks.items():
         _put_chunks(data, chunks, int(tails[number]), int(plan.place[number]), first_block)
@@ -100,9 +101,9 @@ def lay_out_directories(
     """
     names = sorted_names(table)
     listings = _Listings(names)
-    ends = np.cumsum(erofs.blocks_of_all(listings.size))
-    begins = ends - erofs.blocks_of_all(listings.size)
-    inodes = erofs.Inodes(
+    ends = np.cumsum(erofs_columns.blocks_of_all(listings.size))
+    begins = ends - erofs_columns.blocks_of_all(listings.size)
+    inodes = erofs_columns.Inodes(
         extended=np.ones(len(nids), bool),
         content=np.full(len(nids), erofs.PLAIN, np.int64),
         mode=table.mode,
@@ -129,7 +130,7 @@ def _put_chunks(data: NDArray[np.uint8], chunks: Chunks, tail: int, place: int, 
     if chunks.stored:
         device[-1], block[-1] = 0, first_block + place // BLOCK
         _put_bytes(data, chunks.stored, place)
-    _put_bytes(data, erofs.chunk_words(device, block).tobytes(), tail)
+    _put_bytes(data, erofs_columns.chunk_words(device, block).tobytes(), tail)
 
 
 def _put_bytes(data: NDArray[np.uint8], raw: bytes, place: int) -> None:
@@ -150,7 +151,7 @@ class _Plan:
         self.inode_size = np.where(extended, erofs.EXTENDED_SIZE, erofs.COMPACT_SIZE)
         stored = is_directory.copy()
         tail = np.full(len(size), erofs.CHUNK_SIZE, np.int64)
-        self._bits = erofs.chunk_bits(size)
+        self._bits = erofs_columns.chunk_bits(size)
         self.one_chunk = ~is_directory
         last = np.zeros(len(size), np.int64)  # bytes of last chunks that are stored
         for number, chunks in table.chunks.items():
@@ -168,7 +169,7 @@ class _Plan:
         self.slot = places(slots, inside)
         used = int((self.slot + slots).max()) if len(slots) else 0
         outside = stored & ~inside
-        blocks = erofs.blocks_of_all(np.where(outside, size, last))
+        blocks = erofs_columns.blocks_of_all(np.where(outside, size, last))
         ends = -(-used // SLOTS_PER_BLOCK) + np.cumsum(blocks)
         self.place = np.where(blocks > 0, (ends - blocks) * BLOCK, -1)
         self.blocks = int(ends[-1]) if len(ends) else 0

@@ -12,7 +12,6 @@ import json
 import os
 import struct
 import zlib
-from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from wdsfs.errors import MountError
@@ -25,8 +24,7 @@ _MAGIC = b"wdsfs-i\n"
 _SIZE_MAX = 1 << 28  # bytes of JSON; a million shards take a hundred megabytes
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(NamedTuple):
     """A shard of an image: its path, size (bytes) and mtime (ns) when the image was made.
 
     `copy` is what the kernel reads in its place, of a shard that is no plain tar of this machine.
@@ -51,8 +49,7 @@ class PartsPlace(NamedTuple):
     checksum: str
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(NamedTuple):
     """The shards of an image, and how it shows them: the options as text, and the oldest kernel it is for.
 
     `key` is what it is known by if it was made for a mount (`kept.py`). An image without `parts` was made by a
@@ -79,10 +76,11 @@ class Manifest:
 
     def encoded(self) -> bytes:
         """The bytes behind the last block of an image."""
-        fields = {"format": FORMAT, **asdict(self)}
-        for one in fields["devices"]:
+        devices = [one._asdict() for one in self.devices]
+        for one in devices:
             if one["copy"] is None:
                 del one["copy"]
+        fields = {"format": FORMAT, **self._asdict(), "devices": devices}
         text = json.dumps(fields, separators=(",", ":")).encode()
         return text + _FOOTER.pack(len(text), zlib.crc32(text), _MAGIC)
 

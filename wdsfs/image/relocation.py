@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from wdsfs.dataset.texts import Ints
 from wdsfs.errors import ImageError
-from wdsfs.image import erofs
+from wdsfs.image import erofs, erofs_columns
 from wdsfs.image.erofs import BLOCK, CHUNK_SIZE, DIRENT_SIZE, NO_BLOCK, SLOT, SLOTS_PER_BLOCK
 
 _WORD = 4
@@ -87,7 +87,7 @@ def _renumber(words: NDArray[np.uint32], inodes: _Inodes, move: Move) -> None:
     words[inodes.at + 5] += np.int64(move.nid_step).astype(np.uint32)
     inline = inodes.is_directory & (inodes.content == erofs.INLINE)
     plain = inodes.is_directory & (inodes.content == erofs.PLAIN)
-    blocks = erofs.blocks_of_all(inodes.size[plain])
+    blocks = erofs_columns.blocks_of_all(inodes.size[plain])
     first = (inodes.address[plain].astype(np.int64) - move.block_before) * _PER_BLOCK
     lists = np.concatenate([inodes.end[inline], np.repeat(first, blocks) + _counted(blocks) * _PER_BLOCK])
     # The first entry of a list says where its name begins, which is behind the last entry.

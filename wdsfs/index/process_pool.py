@@ -62,11 +62,6 @@ def together(shards: Sequence[Shard], workers: Workers | None = None) -> int:
     return min(max(sum(is_remote(one.path) for one in shards), 1), TOGETHER)
 
 
-def default_jobs() -> int:
-    """The default number of processes: the cores that this one may use."""
-    return len(os.sched_getaffinity(0))
-
-
 def _path_of(shard: Shard) -> bytes:
     return shard.path
 

@@ -10,12 +10,12 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 from wdsfs.dataset.indexing import indexed
 from wdsfs.dataset.shard_set import ShardSet
-from wdsfs.errors import CorruptShard, ShardError, UnreadableShard, UsageError, several
+from wdsfs.errors import CorruptShard, ShardError, UnreadableShard, several
 from wdsfs.interop import lint
+from wdsfs.interop.tolerance import Tolerance
 from wdsfs.tar.problems import OF_VIEWS, problems_text
 
 log = logging.getLogger(__name__)
@@ -23,19 +23,6 @@ log = logging.getLogger(__name__)
 LISTED_BY_CHECK = "see: wdsfs check"
 LISTED_BY_STRICT = "--strict lists all"  # of problems that only a view has, which `wdsfs check` does not see
 NAMED = 3  # shards that warnings name one by one; the others are counted
-
-
-class Tolerance(NamedTuple):
-    """`--allow-missing`: shards that cannot be read may be missing; `strict`: nothing may be wrong at all."""
-
-    allow_missing: bool = False
-    strict: bool = False
-
-    def check(self) -> Tolerance:
-        """Raises UsageError where both are asked for."""
-        if self.allow_missing and self.strict:
-            raise UsageError("--allow-missing and --strict contradict each other")
-        return self
 
 
 def judge(below: ShardSet, unreadable: Mapping[bytes, str], tolerance: Tolerance, whole: bool) -> list[str]:

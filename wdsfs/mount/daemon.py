@@ -1,7 +1,7 @@
 """A mount as a process: forked into the background, with an exit code, known to systemd.
 
-`in_background` forks before anything is done, so that the process that the user started can wait until the tree is
-usable. What the daemon does is `session.run`.
+`fork` does so before anything is done, so that the process that the user started can wait until the tree is
+usable. What the daemon does is that of `session.py`, or of `image_mount.py`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from pathlib import Path
 
 from wdsfs.errors import WdsfsError
 from wdsfs.mount.daemon_log import log_to_file
-from wdsfs.mount.options import MountOptions
-from wdsfs.mount.session import Front, run
 from wdsfs.status import control
 
 log = logging.getLogger(__name__)
@@ -25,11 +23,6 @@ log = logging.getLogger(__name__)
 LEFT, READY, GONE = b"-", b"+", b"."  # from the daemon to the process that waits for it
 Leave = Callable[[Path | None], None]
 LOOK_SECONDS = 0.2  # how often that process looks whether the daemon is still there
-
-
-def in_background(mount: MountOptions, front: Front) -> int:
-    """Fork a daemon that runs this mount; returns 0 when its tree is usable, else the daemon's exit code."""
-    return fork(mount.mountpoint, lambda leave, ready: run(mount, front, lambda: leave(mount.log), ready))
 
 
 def fork(mountpoint: str, action: Callable[[Leave, Callable[[], None]], None]) -> int:

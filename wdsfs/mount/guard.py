@@ -31,10 +31,10 @@ import signal
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdsfs import host, mount_table
 from wdsfs.errors import MountError, StaleShard, WdsfsError, several
@@ -43,9 +43,11 @@ from wdsfs.image.identity import identity_of
 from wdsfs.image.opened import check_devices, check_image, open_image
 from wdsfs.mount import all_mounts, kernel_mount
 from wdsfs.mount.held_shards import HeldShards, raise_file_limit, superblocks
-from wdsfs.mount.kernel_overlay import OverlayOver, clean_work, mount_overlay, refuse_writable
-from wdsfs.overlay.mounted_overlay import MountedOverlay
 from wdsfs.status import control
+
+if TYPE_CHECKING:
+    from wdsfs.mount.kernel_overlay import OverlayOver
+    from wdsfs.overlay.mounted_overlay import MountedOverlay
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +60,7 @@ _REQUEST_MAX = 1 << 26  # bytes; a request for an overlay has the paths of all s
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-@dataclass(frozen=True, slots=True)
-class MadeBy:
+class MadeBy(NamedTuple):
     """The command of a mount, which `wdsfs refresh` repeats: its arguments, the directory in which it was given,
     and the variables of the environment that say where the index is."""
 
@@ -228,8 +229,8 @@ class Guard:
 
     def _ask_kernel(self, held: HeldShards, attributes: int, instead: bool) -> None:
         image, fds = os.fsdecode(held.image.path), [one.fd for one in held.devices]
-        if self._overlay is not None:
-            mount_overlay(image, self.mountpoint, fds, self._overlay.place, attributes, instead)
+        if self._wanted is not None:
+            self._wanted.mount(image, self.mountpoint, fds, attributes, instead)
         else:
             mount = kernel_mount.exchange_image if instead else kernel_mount.mount_image
             mount(image, self.mountpoint, fds, attributes)
@@ -268,8 +269,8 @@ class Guard:
 
     def exchange(self, image: str, base: str, trusting: bool) -> None:
         """Have the kernel mount this image in the place of the mount. Raises WdsfsError: nothing has changed."""
-        if self._overlay is not None:
-            refuse_writable(self.mountpoint)
+        if self._wanted is not None:
+            self._wanted.refuse_writable(self.mountpoint)
         held = HeldShards(open_image(image))
         try:
             about = manifest.read(image)
@@ -331,7 +332,9 @@ class Guard:
             made=self.made,
             **({} if self._wanted is None else self._wanted.about()),
         )
-        control.write_registration(_file(self.mountpoint), asdict(own))
+        about = {one.name: getattr(own, one.name) for one in fields(own)}  # `asdict` would copy each path
+        about["made"] = None if self.made is None else self.made._asdict()
+        control.write_registration(_file(self.mountpoint), about)
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[socket.socket]:
@@ -368,8 +371,8 @@ class Guard:
                 self._answer()
                 if not self._is_mounted() and not self._is_used():
                     break
-        if self._overlay is not None and not self._is_used():
-            clean_work(self._overlay.place)
+        if self._wanted is not None and not self._is_used():
+            self._wanted.clean_work()
 
     def _sleep(self, table: int) -> None:
         """Return when something may have happened; `table` is the open mount table."""

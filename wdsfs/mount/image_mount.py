@@ -22,17 +22,16 @@ from wdsfs.image.mounted import image_of
 from wdsfs.image.opened import OpenDevice, check_devices, open_image
 from wdsfs.mount import all_mounts, daemon
 from wdsfs.mount.daemon_log import open_log
+from wdsfs.mount.fuse_options import parse_options
 from wdsfs.mount.guard import Guard, MadeBy, Registration, guard_of
 from wdsfs.mount.held_shards import HeldShards, raise_file_limit
-from wdsfs.mount.kernel_overlay import OverlayOver, frozen
 from wdsfs.mount.mountpoint import check_mountpoint
-from wdsfs.mount.options import parse_options
-from wdsfs.overlay.kernel_use import is_served_at
-from wdsfs.overlay.overlay_directory import OverlayDirectory
 from wdsfs.status import control
 
 if TYPE_CHECKING:
     from wdsfs.dataset.local_copies import LocalCopies
+    from wdsfs.mount.kernel_overlay import OverlayOver
+    from wdsfs.overlay.overlay_directory import OverlayDirectory
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +96,9 @@ def unguarded(mountpoint: str, overlay: Path | None) -> Unguarded | None:
         return None
     if overlay is None:
         return Unguarded(known) if mounted.fstype == "erofs" else None
+    from wdsfs.overlay.kernel_use import is_served_at
+    from wdsfs.overlay.overlay_directory import OverlayDirectory
+
     place = OverlayDirectory(overlay)
     is_ours = known is not None and known.overlay is not None and known.device == mounted.device
     return Unguarded(known, place) if is_ours and is_served_at(place.upper, mountpoint) else None
@@ -167,6 +169,8 @@ def _begin(wanted: ImageMount, guard: Guard, held: HeldShards) -> None:
     if there is not None and is_shown:
         guard.adopt(attributes, there.known)
     elif there is not None and there.overlay is not None:
+        from wdsfs.mount.kernel_overlay import frozen
+
         with frozen(wanted.mountpoint, there.overlay):
             guard.mount(attributes, instead=True)
     else:

@@ -83,6 +83,49 @@ class OverlayOver:
         elif not self.private and mode == 0o700:
             upper.chmod(0o755)
 
+    def mount(
+        self, image: str, mountpoint: str, devices: Sequence[int], attributes: int, instead: bool = False
+    ) -> None:
+        """Mount the overlay above an image; the arguments are as in `kernel_mount.mount_image`.
+
+        `instead`: in the place of the mount that is there; before Linux 6.5 there is none for a moment. REQUIRES:
+        this process has the overlay, and nobody can write to that mount. Raises MountError.
+        """
+        place = OverlayDirectory(self.directory)
+        shutil.rmtree(place.kernel_work, ignore_errors=True)  # of a mount that a crash has ended
+        with _staged(image, mountpoint, devices) as lower:
+            try:
+                place.kernel_work.mkdir(0o700, exist_ok=True)
+                settings = (
+                    (b"source", os.fsencode(image)),
+                    (b"lowerdir", escaped(lower).replace(b":", b"\\:")),
+                    (b"upperdir", escaped(place.upper)),
+                    (b"workdir", escaped(place.kernel_work)),
+                    *_SETTINGS,
+                )
+                _mount(settings, mountpoint, attributes, instead)
+            except OSError as error:
+                raise MountError(_explained(mountpoint, place, error)) from None
+
+    def refuse_writable(self, mountpoint: str) -> None:
+        """Raise MountError unless nobody can write to the mount: two mounts must not write into one upper."""
+        found = mount_table.mounted_at(mountpoint)
+        if found is None or "ro" not in found.super_options:
+            raise MountError(f"{mountpoint}: has an overlay that can be written; unmount it, and mount it again")
+
+    def clean_work(self) -> None:
+        """Remove what the kernel has left in its work directory. REQUIRES: the mount has ended.
+
+        The directory itself stays, as a sign of who has written into the upper. The kernel tells of the end a
+        moment before it lets go of the upper, which is waited for, so that the next mount can have it.
+        """
+        place, end = OverlayDirectory(self.directory), time.monotonic() + _RELEASE_SECONDS
+        while is_used(place.upper):
+            if time.monotonic() > end:
+                return  # who asks next finds the work directory, and asks the kernel, too
+            time.sleep(0.01)
+        shutil.rmtree(place.kernel_work / "work", ignore_errors=True)
+
     def about(self) -> dict[str, Any]:
         """What commands have to know of it, as the registration of its guard has it."""
         shards = self.shards
@@ -115,35 +158,6 @@ def _refuse_whiteouts(place: OverlayDirectory) -> None:
             )
 
 
-def mount_overlay(
-    image: str,
-    mountpoint: str,
-    devices: Sequence[int],
-    place: OverlayDirectory,
-    attributes: int,
-    instead: bool = False,
-) -> None:
-    """Mount the overlay at `place` above an image; the rest is as in `kernel_mount.mount_image`.
-
-    `instead`: in the place of the mount that is there; before Linux 6.5 there is none for a moment. REQUIRES: this
-    process has the overlay, and nobody can write to that mount. Raises MountError.
-    """
-    shutil.rmtree(place.kernel_work, ignore_errors=True)  # of a mount that a crash has ended
-    with _staged(image, mountpoint, devices) as lower:
-        try:
-            place.kernel_work.mkdir(0o700, exist_ok=True)
-            settings = (
-                (b"source", os.fsencode(image)),
-                (b"lowerdir", escaped(lower).replace(b":", b"\\:")),
-                (b"upperdir", escaped(place.upper)),
-                (b"workdir", escaped(place.kernel_work)),
-                *_SETTINGS,
-            )
-            _mount(settings, mountpoint, attributes, instead)
-        except OSError as error:
-            raise MountError(_explained(mountpoint, place, error)) from None
-
-
 def _mount(settings: Sequence[tuple[bytes, bytes]], mountpoint: str, attributes: int, instead: bool) -> None:
     flags = [b"userxattr"]
     if instead:
@@ -157,13 +171,6 @@ def _mount(settings: Sequence[tuple[bytes, bytes]], mountpoint: str, attributes:
             return
         mount_calls.detach(mountpoint)
     mount_calls.mount(b"overlay", settings, flags, mountpoint, attributes)
-
-
-def refuse_writable(mountpoint: str) -> None:
-    """Raise MountError unless nobody can write to the mount: two mounts must not write into one upper."""
-    found = mount_table.mounted_at(mountpoint)
-    if found is None or "ro" not in found.super_options:
-        raise MountError(f"{mountpoint}: has an overlay that can be written; unmount it, and mount it again")
 
 
 @contextmanager
@@ -197,20 +204,6 @@ def _explained(mountpoint: str, place: OverlayDirectory, error: OSError) -> str:
                 f"not read-only, for DIR (dmesg may say more); {by_fuse}"
             )
     return f"{where}: {error.strerror}; {by_fuse}"
-
-
-def clean_work(place: OverlayDirectory) -> None:
-    """Remove what the kernel has left in its work directory. REQUIRES: the mount has ended.
-
-    The directory itself stays, as a sign of who has written into the upper. The kernel tells of the end a moment
-    before it lets go of the upper, which is waited for, so that the next mount can have it.
-    """
-    end = time.monotonic() + _RELEASE_SECONDS
-    while is_used(place.upper):
-        if time.monotonic() > end:
-            return  # who asks next finds the work directory, and asks the kernel, too
-        time.sleep(0.01)
-    shutil.rmtree(place.kernel_work / "work", ignore_errors=True)
 
 
 @contextmanager

@@ -22,8 +22,8 @@ from wdsfs.dataset.numbered_tree import make_numbered
 from wdsfs.dataset.shard_access import GuardedAccess
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import MissingShard, MountError, ShardError, WdsfsError
+from wdsfs.host import default_jobs
 from wdsfs.index.portable import attached
-from wdsfs.index.process_pool import default_jobs
 from wdsfs.index.record import Record
 from wdsfs.index.store import Index
 from wdsfs.inodes import SHARD_MAX

@@ -1,7 +1,6 @@
 """A mount from start to end: the set is made ready, mounted and served, and all of it ends in good order.
 
-`run` does everything in the process that calls it; `daemon.py` does so in the background. Knows nothing of what a
-data set looks like.
+`run` does everything in the process that calls it. Knows nothing of what a data set looks like.
 
 Order of a start: the shards are indexed (with progress, still in front of the user), the file system is
 mounted, the kernel's INIT is answered, the daemon is registered, and only then the start is announced. Order of an
@@ -40,13 +39,15 @@ from wdsfs.fuse.write_ops import WritableOperations
 from wdsfs.index.portable import attached
 from wdsfs.index.store import Index, open_index
 from wdsfs.interop.soundness import judge
+from wdsfs.mount import daemon
 from wdsfs.mount.child import in_child
 from wdsfs.mount.control_socket import ControlSocket
 from wdsfs.mount.daemon_log import open_log
+from wdsfs.mount.fuse_options import FuseOptions, parse_options
 from wdsfs.mount.growth import Growth
 from wdsfs.mount.mounted_set import MountedSet
 from wdsfs.mount.mountpoint import check_mountpoint
-from wdsfs.mount.options import FuseOptions, MountOptions, parse_options, refuse_view
+from wdsfs.mount.options import MountOptions, refuse_view
 from wdsfs.overlay.mounted_overlay import MountedOverlay
 from wdsfs.overlay.overlay_directory import is_half_done
 from wdsfs.overlay.system_calls import sync_filesystem
@@ -95,6 +96,16 @@ def raise_file_limit() -> int:
 
 
 # --- running -----------------------------------------------------------------------------------------------
+
+
+def run_in_background(mount: MountOptions, front: Front) -> int:
+    """Fork a daemon that runs this mount; returns 0 when its tree is usable, else the daemon's exit code."""
+    return daemon.fork(mount.mountpoint, lambda leave, ready: run(mount, front, lambda: leave(mount.log), ready))
+
+
+def run_in_front(mount: MountOptions, front: Front) -> int:
+    """Run this mount; returns an exit code when it has ended."""
+    return daemon.guarded(lambda: run(mount, front, lambda: None, lambda: daemon.notify_systemd("READY=1")))
 
 
 def run(mount: MountOptions, front: Front, leave: Callable[[], None], ready: Callable[[], None]) -> None:

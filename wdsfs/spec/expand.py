@@ -24,13 +24,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import NamedTuple
 
 from wdsfs import names
 from wdsfs.errors import MissingShard, SpecError, UnreadableShard
 from wdsfs.reading import PLAIN, Reading
 from wdsfs.remote import urls
 from wdsfs.spec import braces, dependencies, index_file, located, objects, shard_lists
+from wdsfs.spec.selection import Slice
 from wdsfs.spec.shard_lists import Word
 
 MAX_SHARDS = braces.MAX_WORDS  # per call
@@ -53,36 +53,6 @@ _GLOB = re.compile(r"[*?\[]")
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _PLAIN = re.compile(r"[^~@{}*?\[:][^{}*?\[:]*")  # has nothing to expand
 _SUFFIXES = tuple(os.fsdecode(suffix) for suffix in names.SHARD_SUFFIXES)
-
-
-class Slice(NamedTuple):
-    """One of `num_shards` equal parts of a set, counted from 0; the words are DALI's.
-
-    REQUIRES: 0 <= shard_id < num_shards.
-    """
-
-    shard_id: int
-    num_shards: int
-
-
-class Selection(NamedTuple):
-    """The part of the set that is wanted, and how it is read: `expand(specs, *selection)`."""
-
-    split: str | None = None
-    slice: Slice | None = None
-    reading: Reading = PLAIN
-    allow_missing: bool = False
-    base: str | None = None  # where the shards of a portable index are, if not beside it
-
-    @property
-    def arguments(self) -> list[str]:
-        """The command line options that make the same selection among the shards that exist."""
-        found = [] if self.split is None else ["--split", self.split]
-        if self.slice is not None:
-            found += ["--shard-id", str(self.slice.shard_id), "--num-shards", str(self.slice.num_shards)]
-        if self.base is not None:
-            found += ["--base", self.base]
-        return found + self.reading.arguments
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,6 @@ import hashlib
 import json
 import os
 import socket
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -199,6 +198,8 @@ def state_without_answer(daemon: Daemon) -> str:
         return SILENT
     if mount_table.mounted_at(daemon.mountpoint) is None:
         return DEAD
+    import subprocess  # late: every command loads this module, and only this takes processes
+
     try:
         # Not in this process: if the workers hang, the question hangs, too. It asks for the file system and not
         # for the directory, whose attributes the kernel may have cached: it returns these for a dead mount, too.

@@ -1,0 +1,13 @@
+"""Who owns the files that are shown, by FUSE or in an image."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Owner(NamedTuple):
+    """Owner and group of all files and directories, and the umask for their modes 0444 and 0555."""
+
+    uid: int = 0
+    gid: int = 0
+    umask: int = 0
