@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -19,13 +21,15 @@ from tests.erofs import ErofsImage
 from tests.image.test_image import NEW, OLD, OWNER, check, plain_tar
 from tests.tars import member
 from wdsfs.dataset.numbered_tree import make_numbered
-from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.dataset.tree import View
 from wdsfs.image import earlier, manifest, shard_table
 from wdsfs.image.build import Built, ImageOptions, build
 from wdsfs.index.store import open_index
 from wdsfs.owner import Owner
 from wdsfs.spec.expand import expand
+from wdsfs.views.companions import Companions
+from wdsfs.views.composition import Composition, columns_of
+from wdsfs.views.view_set import ViewSet, open_set
 
 DEFAULT = View()
 SECOND = 1_700_000_000
@@ -39,6 +43,7 @@ class Shards:
     ) -> None:
         self.home, self.view, self.since, self.image = home, view, since, home / "set.erofs"
         self.options = ImageOptions(owner, os.fsencode(home), since, False, "")
+        self.composition = Composition()
 
     def write(self, name: str, data: bytes, at: int = SECOND) -> str:
         """A shard, whose first file has the same time in each: images for old kernels depend on it."""
@@ -51,9 +56,12 @@ class Shards:
         """Make the image of these shards, in this order. `look`: compare it with the tree."""
         target = target or self.image
         found = expand([str(self.home / f"{name}.tar") for name in names])
-        index = open_index(self.home / "index")
-        index.refresh(found)
-        tree = make_numbered(ShardSet(found, index), self.view, False)
+        index, companions = open_index(self.home / "index"), Companions(self.composition)
+        index.refresh([*found, *companions.shards])
+        below = open_set(found, index, self.composition, companions)
+        if isinstance(below, ViewSet):
+            assert below.make() is None
+        tree = make_numbered(below, self.view, False)
         try:
             built = build(tree, os.fsencode(target), self.options)
             if look:
@@ -244,6 +252,50 @@ def test_another_view(view: View, tmp_path: Path) -> None:
     shards.make(names)
     shards.view = view
     assert shards.again(names) == 0
+
+
+def columns(extensions: Sequence[bytes], keys: Sequence[int], content: bytes = b"x") -> bytes:
+    """Samples with these extensions."""
+    return tars.tar(*(member(b"%d.%s" % (key, one), content * key) for key in keys for one in extensions))
+
+
+def test_views(tmp_path: Path) -> None:
+    """Shards with columns of others and values of labels are taken over, as long as these are as they were."""
+    shards, keys, labels = Shards(tmp_path, View("files")), range(0, 60, 10), tmp_path / "labels.csv"
+
+    def write(name: str, extensions: Sequence[bytes], numbers: range) -> str:
+        content = [member(b"%d.%s" % (key, one), b"x" * key) for key in numbers for one in extensions]
+        (tmp_path / f"{name}.tar").write_bytes(tars.tar(*content))
+        os.utime(tmp_path / f"{name}.tar", (SECOND, SECOND))
+        return name
+
+    names = [write(f"s{n}", [b"jpg", b"json"], range(key, key + 10)) for n, key in enumerate(keys)]
+    for number, key in enumerate(keys[::2]):
+        write(f"j{number}", [b"depth"], range(key, key + 20))
+
+    def label(of_33: int) -> None:
+        labels.write_text("\n".join(["key,cls", *(f"{key},{of_33 if key == 33 else 5}" for key in range(60))]))
+        os.utime(labels, (SECOND, SECOND))
+
+    label(5)
+    wanted = Composition(join=(f"{tmp_path}/j{{0..2}}.tar",), associate=(str(labels),))
+    shards.composition = wanted
+    shards.make(names)
+    assert shards.again(names[::-1], look=True) == 6
+    # The members of one joined shard lie elsewhere: the two shards with columns of it are made anew.
+    write("j1", [b"depth", b"other"], range(20, 40))
+    shards.composition = replace(wanted, columns=columns_of(["jpg", "json", "depth", "cls"]))
+    shards.make(names)
+    write("j1", [b"other", b"depth"], range(20, 40))
+    assert shards.again(names, look=True) == 4
+    label(6)
+    assert shards.again(names, look=True) == 5
+    shards.composition = replace(wanted, columns=columns_of(["jpg", "depth"]))
+    assert shards.again(names, look=True) == 0
+    shards.composition = Composition(decode=True)
+    (tmp_path / "s0.tar").write_bytes(tars.tar(member(b"a.json.gz", gzip.compress(b"{}", mtime=0))))
+    shards.make(names)
+    assert shards.again(names, look=True) == 5  # what is decoded is read each time
 
 
 def test_another_common_time(tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ key, since it is stored in the image.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import xxhash
 
 from wdsfs import __version__
+from wdsfs.dataset.content_columns import APART
 from wdsfs.dataset.shard_tree import ShardTree
 from wdsfs.image import layout, parts
 from wdsfs.image.content_places import DeviceFile
@@ -36,14 +37,27 @@ class PartKeys:
         """For a shard whose directory is in the directory with the inode number `parent`, all of it by itself.
 
         In a merged tree the numbers of all directories in which it has names would belong to the key, and which
-        names of it are shown. None for a shard of a view: its content lies in others, too. Raises what
-        `ShardSet.record` raises.
+        names of it are shown. None for a shard whose part is not to be taken over. Raises what `ShardSet.content`
+        raises.
         """
         record = self._lower.record(number)
-        if record.view is not None:
+        paths, contents = self._contents(number)
+        devices = [self._devices[one] for one in paths if one in self._devices]
+        if contents is None or len(devices) < len(paths):
             return None
-        device = self._devices[self._lower.shards[number].path]
-        own = (record.digest(), record.fingerprint.mtime_ns, device.size, parent)
-        text = f"{self._settings}{own!r}"
-        digest = xxhash.xxh3_128_digest(text.encode(errors="surrogateescape"))
-        return Wanted(digest, (device.number,), self._missing)
+        own = (record.digest(), record.fingerprint.mtime_ns, [one.size for one in devices], contents, parent)
+        digest = xxhash.xxh3_128_digest(f"{self._settings}{own!r}".encode(errors="surrogateescape"))
+        return Wanted(digest, tuple(one.number for one in devices), self._missing)
+
+    def _contents(self, number: int) -> tuple[Sequence[bytes], tuple[object, ...] | None]:
+        """The shards that the content of one lies in, and what their places depend on besides the record.
+
+        In a view the record says only which members of which shards they are; None for what is in pieces there.
+        """
+        if self._lower.record(number).view is None:
+            return [self._lower.shards[number].path], ()
+        columns = self._lower.content_columns(number)
+        if bool((columns.file == APART).any()):
+            return columns.paths, None
+        which = [columns.paths.index(one) for one in columns.paths]  # one shard may be there several times
+        return columns.paths, (which, *(xxhash.xxh3_128_digest(one.data) for one in columns[1:3]))

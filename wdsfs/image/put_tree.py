@@ -88,9 +88,10 @@ class _Shards:
         wanted = indexed(self._keys.of_shard, number, self._root)
         top = None if wanted is None else self._image.take(wanted)
         if top is None:
-            self._image.begin_part()
+            first = self._image.begin_part()
             self._places.was_read = self._places.was_missing = False
             top = self._put_names(number)
+            assert top == first
             # What was read may be other bytes at another time, of a shard with the same names, sizes and times.
             self._image.end_part(None if self._places.was_read else wanted, self._places.was_missing)
         self._directories.add(directory_in(self._root, top, self._tree.lower.shards[number].name))

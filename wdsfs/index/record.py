@@ -261,10 +261,11 @@ class Record:
         return bytes(self._buffer)
 
     def digest(self) -> bytes:
-        """A digest (16 bytes) of everything that is in the record but the fingerprint of the file."""
+        """A digest (16 bytes) of everything that is in the record but which files it was made of."""
         length = int.from_bytes(self._buffer[16:20], "little")
         meta = json.loads(bytes(self._buffer[20 : 20 + length]))
         del meta["fingerprint"]
+        meta.pop("view", None)
         found = xxhash.xxh3_128(json.dumps(meta, sort_keys=True).encode())
         found.update(self._buffer[20 + length :])
         return found.digest()
