@@ -17,6 +17,8 @@ from wdsfs.dataset.tree import Node
 from wdsfs.index.record import BY_EXTENSION, STRAY, TWIN, Record
 from wdsfs.inodes import FOLDER, INDEX_MAX, MEMBER, SAMPLE, pack, position
 
+_DOT = np.frombuffer(b".", np.uint8)
+
 
 class ShownColumns(NamedTuple):
     """What is shown of a shard.
@@ -113,8 +115,18 @@ def _packed(record: Record, section: str) -> Texts:
 
 
 def _file_names(record: Record, members: Ints) -> Texts:
-    whole = record.file_names(range(record.members))
-    return Texts.of(whole if len(members) == len(whole) else [whole[member] for member in members.tolist()])
+    """The plain names of members, with their extensions."""
+    entry = np.repeat(np.arange(record.entries), _steps(record.array("entry.member").astype(np.int64)))[members]
+    samples = (record.array("entry.flags")[entry] & STRAY) == 0  # others have no extension
+    extension = np.where(samples, record.array("member.ext")[members], 0)
+    suffixes = _packed(record, "ext.name").take(extension) if samples.any() else Texts.of([b""] * len(members))
+    return Texts.chained(
+        [
+            _packed(record, "entry.name").take(entry),
+            Texts(_DOT, np.zeros(len(members), np.int64), samples.astype(np.int64)),
+            suffixes._replace(lengths=np.where(samples, suffixes.lengths, 0)),
+        ]
+    )
 
 
 def _members_with_names(record: Record) -> Ints:

@@ -55,18 +55,27 @@ class Texts(NamedTuple):
         at[rows] = np.arange(len(self.starts), len(both.starts))
         return both.take(at)
 
+    @staticmethod
+    def chained(parts: Sequence[Texts]) -> Texts:
+        """The first of all parts as one text, then the second of all, and so on."""
+        lengths = np.sum([one.lengths for one in parts], axis=0, dtype=np.int64)
+        starts = np.cumsum(lengths) - lengths
+        text, place = np.empty(int(lengths.sum()), np.uint8), starts
+        for one in parts:
+            one.copy_to(text, place)
+            place = place + one.lengths
+        return Texts(text, starts, lengths)
+
+    def copy_to(self, data: NDArray[np.uint8], places: Ints) -> None:
+        """Copy each to its place in `data`."""
+        for low in range(0, len(places), _ROWS):
+            count, start, place = (one[low : low + _ROWS] for one in (self.lengths, self.starts, places))
+            offsets = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
+            data[np.repeat(place, count) + offsets] = self.text[np.repeat(start, count) + offsets]
+
     def compact(self) -> Texts:
         """With a text that has nothing else, in their order."""
-        ends = np.cumsum(self.lengths)
-        starts = ends - self.lengths
-        text = np.empty(int(self.lengths.sum()), np.uint8)
-        for low in range(0, len(starts), _ROWS):
-            rows = slice(low, low + _ROWS)
-            begin, count = starts[low], self.lengths[rows]
-            shifts = np.repeat(self.starts[rows] - starts[rows], count)
-            end = begin + len(shifts)
-            text[begin:end] = self.text[np.arange(begin, end) + shifts]
-        return Texts(text, starts, self.lengths)
+        return Texts.chained([self])
 
     def to_list(self) -> list[bytes]:
         """As objects."""

@@ -26,7 +26,6 @@ from wdsfs.image.table import Chunks, Table, resolved
 # inode numbers follow from it, and images with parts of two kinds would.
 FORMAT = 3
 _WORDS_MAX = 8  # of eight bytes: longer names are sorted one directory at a time
-_ROWS = 1 << 16  # names that are copied or compared at a time
 _PER_SLOT = SLOT // 4  # words
 _DOTS = np.frombuffer(b"..", np.uint8)
 
@@ -86,7 +85,7 @@ def lay_out(table: Table, first_block: int, metadata: int, times: Times, owner: 
         _put_chunks(data, chunks, int(tails[number]), int(plan.place[number]), first_block)
     places = np.where(plan.place < 0, tails, plan.place)
     stored, contents = table.stored
-    _copy(data, places[stored], contents)
+    contents.copy_to(data, places[stored])
     listings.write(words, places[listings.objects], resolved(names.child, nids))
     return Part(data, nids)
 
@@ -336,7 +335,7 @@ class _Listings:
         at = (base + within * DIRENT_SIZE) // 4
         words[at], words[at + 1] = nids & 0xFFFFFFFF, nids >> 32
         words[at + 2] = offset | names.kind << 16
-        _copy(data, base + offset, names.text)
+        names.text.copy_to(data, base + offset)
 
 
 def _split(ends: Ints, first: int, stop: int) -> list[int]:
@@ -347,13 +346,3 @@ def _split(ends: Ints, first: int, stop: int) -> list[int]:
         limit = (int(ends[first - 1]) if first else 0) + BLOCK
         first = int(np.searchsorted(ends, limit, "right"))
     return found
-
-
-def _copy(data: NDArray[np.uint8], places: Ints, texts: Texts) -> None:
-    """Copy texts to these places."""
-    text, starts, lengths = texts
-    for low in range(0, len(places), _ROWS):
-        rows = slice(low, low + _ROWS)
-        count = lengths[rows]
-        offsets = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
-        data[np.repeat(places[rows], count) + offsets] = text[np.repeat(starts[rows], count) + offsets]
