@@ -45,22 +45,31 @@ def merged_columns_of(tree: MergedTree, number: int) -> MergedColumns:
     shown, record = columns_of(tree, number), tree.lower.record(number)
     folders = [index_of(node.inode) for node in shown.folders]
     shared, doubtful = _shared(tree, record, folders, shown)
-    first = len(shown.folders) - 1 + (0 if not tree.files_layout else len(shown.samples))
+    first = len(shown.folders) - 1
     holder = shown.name_holder if tree.files_layout else shown.sample_holder
-    wanted = shown.names.take(np.arange(first, first + len(holder))).to_list()
+    wanted = shown.names.take(slice(first, first + len(holder)))
     prefixes = np.asarray(record.folder_prefix)[folders]
-    sums = np.fromiter(map(zlib.crc32, wanted, prefixes[holder].tolist()), np.uint32, len(wanted))
-    ranks, asked = _ranks(tree.paths.tables, number, sums, np.array([len(one) for one in wanted], np.int64))
+    sums = np.fromiter(map(zlib.crc32, wanted.to_list(), prefixes[holder].tolist()), np.uint32, len(holder))
+    order = np.argsort(sums)  # neighbours in the tables are found much faster
+    ranks, asked = np.empty(len(sums), np.int64), np.empty(len(sums), bool)
+    ranks[order], asked[order] = _ranks(tree.paths.tables, number, sums[order], wanted.lengths[order])
     asked |= doubtful[holder]
     ranked = np.flatnonzero(~asked & (ranks > 0))
-    pairs = zip(ranked.tolist(), ranks[ranked].tolist(), strict=True)
-    others = [names.numbered(wanted[row], rank + 1) for row, rank in pairs]
-    shown = shown._replace(names=shown.names.replaced(first + ranked, Texts.of(others)))
+    shown = shown._replace(
+        names=shown.names.replaced(first + ranked, _numbered(wanted.take(ranked), ranks[ranked] + 1))
+    )
     rows = np.flatnonzero(asked)
     if tree.files_layout:
         found = _file_names(tree, number, shown.name_member[rows])
         return MergedColumns(shown._replace(names=shown.names.replaced(first + rows, found)), shared)
     return _asked_samples(tree, number, MergedColumns(shown, shared), rows)
+
+
+def _numbered(wanted: Texts, numbers: Ints) -> Texts:
+    """Names with these numbers. REQUIRES: none of them has to be cut."""
+    different, which = np.unique(numbers, return_inverse=True)
+    ends = Texts.of([names.numbered(b"", number) for number in different.tolist()])
+    return Texts.chained([wanted, ends.take(which.reshape(-1))])
 
 
 def _ranks(tables: Tables, shard: int, sums: NDArray[np.uint32], lengths: Ints) -> tuple[Ints, NDArray[np.bool_]]:

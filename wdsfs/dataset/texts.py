@@ -58,7 +58,7 @@ class Texts(NamedTuple):
     @staticmethod
     def chained(parts: Sequence[Texts]) -> Texts:
         """The first of all parts as one text, then the second of all, and so on."""
-        lengths = np.sum([one.lengths for one in parts], axis=0, dtype=np.int64)
+        lengths = np.asarray(np.sum([one.lengths for one in parts], axis=0), np.int64)
         starts = np.cumsum(lengths) - lengths
         text, place = np.empty(int(lengths.sum()), np.uint8), starts
         for one in parts:

@@ -344,5 +344,5 @@ def _split(ends: Ints, first: int, stop: int) -> list[int]:
     while first < stop:
         found.append(first)
         limit = (int(ends[first - 1]) if first else 0) + BLOCK
-        first = int(np.searchsorted(ends, limit, "right"))
+        first = int(ends.searchsorted(limit, "right"))
     return found

@@ -11,7 +11,7 @@ import numpy as np
 from wdsfs.dataset.texts import Ints
 from wdsfs.dataset.tree import Node
 from wdsfs.image.image_file import ImageFile
-from wdsfs.image.table import Outside, Table, placed
+from wdsfs.image.table import NO_NAMES, Outside, Table, placed
 
 _NAMES = 1 << 16  # of directories that are laid out together, unless one has more
 
@@ -23,7 +23,7 @@ class OpenDirectories:
         self._image = image
         self._nids: dict[object, int] = {}
         self._described: dict[int, tuple[Node, int]] = {}  # by inode number; with that of its directory
-        self._parts: list[Outside] = []
+        self._parts: list[Outside] = [NO_NAMES]
 
     @property
     def nids(self) -> list[int]:
@@ -47,13 +47,14 @@ class OpenDirectories:
 
     def add(self, names: Outside) -> None:
         """Add names to directories."""
-        self._parts.append(names._replace(names=names.names.compact()))
+        if len(names.nids):
+            self._parts.append(names._replace(names=names.names.compact()))
 
     def write(self) -> None:
         """Write all that were described, and forget their names. Raises ImageError, OSError."""
         nids = np.array(sorted(self._described), np.int64)
         names = Outside.joined(self._parts)
-        self._parts.clear()
+        self._parts = [NO_NAMES]
         order = np.argsort(names.holders, kind="stable")
         ends = np.searchsorted(names.holders[order], nids, "right")
         first = row = 0

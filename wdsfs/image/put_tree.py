@@ -105,15 +105,18 @@ class _Shards:
             lambda member: indexed(tree.lower.content, number, tree.lower.tag(number), member),
         )
         table = ShardTable(shown, content, self._places, (tree.directory_mode, tree.file_mode))
-        own = OpenDirectories(self._image)  # folders of this shard alone that lie outside of its tables
-        outside, names = self._folders(shown, shared, None if table.is_one else own)
+        # Folders of this shard alone that lie outside of its tables.
+        own = None if table.is_one else OpenDirectories(self._image)
+        outside, names = self._folders(shown, shared, own)
         tables = (self._image.append(one) for one in table.tables(self._root, outside))
         nids = np.concatenate([*tables, np.zeros(0, np.int64)])
         names = Outside.joined([names, table.outside(nids)])
-        is_own = np.isin(names.holders, own.nids)
-        own.add(names.take(is_own))
-        own.write()
-        self._directories.add(names.take(~is_own))
+        if own is not None:
+            is_own = np.isin(names.holders, own.nids)
+            own.add(names.take(is_own))
+            own.write()
+            names = names.take(~is_own)
+        self._directories.add(names)
         return int(nids[0] if outside[0] < 0 else outside[0])
 
     def columns(self, number: int) -> tuple[ShownColumns, Sequence[SharedFolder | None]]:

@@ -19,7 +19,7 @@ from wdsfs.dataset.shown_columns import ShownColumns
 from wdsfs.dataset.texts import Ints, Texts
 from wdsfs.image import erofs
 from wdsfs.image.content_places import ContentPlaces
-from wdsfs.image.table import Chunks, Outside, Stored, Table, placed
+from wdsfs.image.table import NOTHING_STORED, Chunks, Outside, Stored, Table, placed
 
 STORED_MAX = 16 << 20  # bytes of stored content in a table
 
@@ -126,7 +126,9 @@ class ShardTable:
         holder = np.concatenate([shown.folder_holder, shown.sample_holder])[directories]
         above = np.where(holder < 0, parent, self._outside[holder])
         directory_mode, file_mode = self._modes
-        modes = np.where(np.isin(files, [*shown.targets]), _SYMLINK_MODE, file_mode)
+        modes: Ints | int = file_mode
+        if shown.targets:
+            modes = np.where(np.isin(files, [*shown.targets]), _SYMLINK_MODE, file_mode)
         device, block = self._of_files.device[files], self._of_files.block[files]
         chunks, stored = self._special(files, device, block, at_files)
         return Table(
@@ -150,6 +152,8 @@ class ShardTable:
     def _special(self, files: Ints, device: Ints, block: Ints, at: Ints) -> tuple[dict[int, Chunks], Stored]:
         """The content of files that are not in one piece of a device, by object: `at` are those of the files.
         Places that were asked for are put into `device` and `block`."""
+        if not (device < 0).any():
+            return {}, NOTHING_STORED
         shown, columns = self._shown, self._content.columns
         chunks, stored, contents = dict[int, Chunks](), list[int](), list[bytes]()
         for row in np.flatnonzero((device == APART) | (device == HELD)).tolist():

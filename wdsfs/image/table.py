@@ -72,6 +72,9 @@ class Outside(NamedTuple):
         return Outside(np.concatenate(holders), np.concatenate(nids), np.concatenate(kinds), Texts.joined(names))
 
 
+NO_NAMES = Outside(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), Texts.of([]))
+
+
 def directory_in(holder: int, nid: int, name: bytes) -> Outside:
     """The name of a directory in another one."""
     holders, nids, kinds = np.array([[holder], [nid], [erofs.DIRECTORY]], np.int64)
