@@ -11,7 +11,7 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from tests import tars
-from tests.conftest import Program
+from tests.conftest import BOTH_ENGINES, Program
 from tests.overlay.test_overlay_mount import a_disk
 from tests.view.viewing import Browser, Viewer, viewing
 from wdsfs.view.edits import digest
@@ -139,6 +139,7 @@ def _names(page: str) -> list[str]:
 IN_SHARDS = ["t-000000/a", "t-000000/b", "t-000001/a", "t-000001/b"]
 
 
+@BOTH_ENGINES
 @pytest.mark.parametrize("names", ["ext", "full"])
 def test_new_samples_are_in_the_grid_and_found(program: Program, names: str) -> None:
     stem = "n." if names == "full" else ""
@@ -242,6 +243,7 @@ def test_a_writable_mount_is_changed_through_itself(program: Program, names: str
         assert [one["path"] for one in program.json("diff", mounted.path)["samples"]] == ["t-000000/b"]
 
 
+@BOTH_ENGINES
 def test_a_mount_without_an_overlay_is_looked_at(program: Program) -> None:
     with program.mounted(SET) as mounted:
         with viewing(program, mounted.path) as viewer:
@@ -250,6 +252,7 @@ def test_a_mount_without_an_overlay_is_looked_at(program: Program) -> None:
         assert str(mounted.path) in program.refused("view", mounted.path / "t-000000", code=5)
 
 
+@BOTH_ENGINES
 def test_options_of_a_set_are_refused_for_a_mount(program: Program) -> None:
     with program.mounted(SET) as mounted:
         assert "a mount knows" in program.refused("view", "--overlay", "edits", mounted.path, code=2)
@@ -294,6 +297,7 @@ def test_undo_of_what_was_committed_is_refused(program: Program) -> None:
         assert (mounted.path / A / "cls").read_bytes() == b"5"
 
 
+@BOTH_ENGINES
 def test_a_symbolic_link_leads_no_change_out_of_a_mount(program: Program) -> None:
     outside = program.home / "outside"
     outside.mkdir()
@@ -307,6 +311,7 @@ def test_a_symbolic_link_leads_no_change_out_of_a_mount(program: Program) -> Non
     assert (outside / "cls").read_bytes() == b"mine"
 
 
+@BOTH_ENGINES
 def test_a_swap_file_of_an_editor_is_left_alone(program: Program) -> None:
     with program.mounted("--overlay", "edits", SET) as mounted:
         swap = mounted.path / A / ".cls.swp"

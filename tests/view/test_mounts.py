@@ -7,8 +7,7 @@ import os
 import pytest
 
 from tests import tars
-from tests.conftest import Program, wait_until
-from tests.image.test_image import end_mount, need_erofs
+from tests.conftest import BOTH_ENGINES, Program, wait_until
 from tests.view.viewing import Viewer, viewing
 
 NAMES = b"cat\ndog\n"
@@ -36,6 +35,7 @@ def paths(viewer: Viewer, query: str = "") -> list[str]:
     return [part.partition('"')[0] for part in viewer.ask(f"/{query}").text.split('href="/sample/')[1:]]
 
 
+@BOTH_ENGINES
 def test_columns_and_fields_of_the_mount(shards: Program) -> None:
     shards.write("labels.csv", b"key,mood\ns00,good\ns01,bad\ns10,good\ns11,bad\n")
     options = ("--columns", "about=caption.txt", "--columns", "mood", "--field", "caption.txt=json:caption")
@@ -50,6 +50,7 @@ def test_columns_and_fields_of_the_mount(shards: Program) -> None:
             assert viewer.ask("/file/t-0/s00/about").body == (mounted.path / "t-0/s00/about").read_bytes()
 
 
+@BOTH_ENGINES
 def test_classes_of_the_mount_are_classes_here(shards: Program) -> None:
     shards.write("names.txt", NAMES)
     with (
@@ -65,6 +66,7 @@ def test_classes_of_the_mount_are_classes_here(shards: Program) -> None:
         assert content == (mounted.path / "cat/t-1--s11.txt").read_bytes() == b"text of s11"
 
 
+@BOTH_ENGINES
 def test_what_a_split_leaves_out_is_left_out(program: Program) -> None:
     program.write("set/t-0.tar", a_shard(0))
     program.write("set/.nv-meta/.info.json", b'{"shard_counts": {"t-0.tar": 2}}')
@@ -75,6 +77,7 @@ def test_what_a_split_leaves_out_is_left_out(program: Program) -> None:
             assert paths(viewer) == ["t-0/s01"]
 
 
+@BOTH_ENGINES
 @pytest.mark.parametrize("options", [(), ("--field", "caption.txt=json:caption")])
 def test_shards_that_come_and_go_do_so_on_the_page(shards: Program, options: tuple[str, ...]) -> None:
     def shows(viewer: Viewer, expected: list[str]) -> bool:
@@ -100,6 +103,7 @@ def test_shards_that_come_and_go_do_so_on_the_page(shards: Program, options: tup
         assert "Check all 2 shards" in viewer.ask("/problems").text
 
 
+@BOTH_ENGINES
 def test_a_mount_that_ends_leaves_the_pages(shards: Program) -> None:
     with shards.mounted("set", ends_itself=True) as mounted, viewing(shards, mounted.path) as viewer:
         shards.run("umount", mounted.path)
@@ -107,21 +111,11 @@ def test_a_mount_that_ends_leaves_the_pages(shards: Program) -> None:
         assert len(paths(viewer)) == 4
 
 
+@BOTH_ENGINES
 def test_a_merged_mount_says_how_the_pages_differ(shards: Program) -> None:
     with shards.mounted("--merge", "set") as mounted, viewing(shards, mounted.path) as viewer:
         assert "one tree over all shards" in viewer.ask("/").text
         assert len(paths(viewer)) == 4
-
-
-def test_a_mount_of_the_kernel_says_what_to_name(shards: Program) -> None:
-    need_erofs()
-    shards.run("mount", "-q", "--engine", "kernel", "set", shards.mountpoint)
-    try:
-        message = shards.refused("view", shards.mountpoint, code=5)
-    finally:
-        end_mount(shards.mountpoint)
-    assert "served by the kernel" in message
-    assert f"wdsfs status {shards.mountpoint}" in message
 
 
 def test_an_empty_directory_is_no_mount(program: Program) -> None:

@@ -115,7 +115,10 @@ def image(
     base = os.path.dirname(target) if making.base is None else os.path.abspath(os.fsencode(making.base))
     view = tree.view(opening.tolerance.allow_missing)
     owner = Owner(making.uid, making.gid, _octal(making.umask))
-    options = ImageOptions(owner, base, _version(making.linux), tree.merge, tree.composition.text)
+    options = ImageOptions(
+        *(owner, base, _version(making.linux), tree.merge, tree.composition.text),
+        directory=os.getcwdb() if tree.composition.names_files else None,
+    )
     with opened(shards, selection, opening, tree.composition, whole=True) as below:
         check_name(below.shards, view, tree.merge)
         made = write_image(make_numbered(below, view, tree.merge), target, options, opening.quiet)

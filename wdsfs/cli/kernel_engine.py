@@ -127,6 +127,7 @@ def image_mount(
     wanted = ImageOptions(
         *(owner, b"/", (since[0], since[1]), tree.merge, tree.composition.text, private),
         writable=overlay is not None,
+        directory=os.getcwdb() if tree.composition.names_files else None,
     )
     with opened_set(shards, opening, tree.composition, whole=True) as below:
         check_name(below.shards, view, tree.merge)
@@ -149,7 +150,6 @@ def image_mount(
         found.overlay = OverlayOver(
             *(overlay.absolute(), shards, view, merged, owner[:2], private, list(options)),
             index=None if index is None else str(index.absolute()),
-            trusting=trusting,
         )
     return found
 

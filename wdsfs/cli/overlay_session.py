@@ -377,12 +377,14 @@ def tree_below(
 def mount_above(path: str) -> str | None:
     """The mount point of the wdsfs mount that a path lies in, below its top; None if it lies in none."""
     from wdsfs import mount_table
+    from wdsfs.image.mounted import image_of
     from wdsfs.status import control
 
     found = mount_table.mount_of(path)
-    if found is None or found.fstype != "fuse.wdsfs" or os.fsdecode(found.path) == control.canonical(path):
+    if found is None or os.fsdecode(found.path) == control.canonical(path):
         return None
-    return os.fsdecode(found.path)
+    is_ours = found.fstype == "fuse.wdsfs" or image_of(found) is not None
+    return os.fsdecode(found.path) if is_ours else None
 
 
 def daemon_of(mountpoint: str) -> tuple[Daemon, str]:

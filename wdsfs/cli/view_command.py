@@ -24,8 +24,9 @@ from wdsfs.cli.options import (
     set_options,
     soundness_options,
 )
+from wdsfs.cli.served_mount import mount_of
 from wdsfs.cli.tree_options import composition_options
-from wdsfs.cli.view_mounted import Viewed, daemon_of_mount, of_a_mount, samples_of
+from wdsfs.cli.view_mounted import Viewed, of_a_mount, samples_of
 from wdsfs.errors import OverlayBusy, UsageError, several
 
 if TYPE_CHECKING:
@@ -110,10 +111,10 @@ def view(
     from wdsfs.view.pages import Pages
     from wdsfs.view.server import listen, serve
 
-    daemon = daemon_of_mount(sources)
-    if daemon is not None:
+    mount = mount_of(sources)
+    if mount is not None:
         _refuse_options(selection, composition, showing)
-        session = of_a_mount(sources[0], daemon, opening)
+        session = of_a_mount(mount, opening)
     elif showing.overlay is not None:
         if not composition.is_plain:
             raise UsageError("--overlay is for shards as they are, without --columns, --join and the like")

@@ -67,6 +67,7 @@ class ShardSet:
         self.access = access or Access()
         self.index = index
         self.plain: ShardSet = self  # the lower of the shards as they are
+        self.label_files: Sequence[bytes] = ()  # the paths of other files that decide what is shown
         self._keys = [shard.key for shard in shards]  # under which the index has their records
         self.generation = 0  # counts changes of the set under the mount
         self._tags = Generations(len(shards)) if tags is None else tags

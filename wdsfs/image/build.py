@@ -21,14 +21,14 @@ import xxhash
 from wdsfs.dataset.indexing import indexed
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.dataset.tree import AT_PARENT, LowerTree
-from wdsfs.errors import ImageError, StaleShard
+from wdsfs.errors import ImageError, MissingShard, StaleShard
 from wdsfs.image import earlier, erofs
 from wdsfs.image.content_places import ContentPlaces, DeviceFile
 from wdsfs.image.earlier import EarlierImage
 from wdsfs.image.erofs_columns import Times
 from wdsfs.image.image_file import ImageFile
 from wdsfs.image.layout import FORMAT
-from wdsfs.image.manifest import Device, Manifest, PartsPlace, stored_path
+from wdsfs.image.manifest import Device, ImageSet, Manifest, PartsPlace, stored_path
 from wdsfs.image.part_keys import PartKeys
 from wdsfs.image.parts import Part, encoded
 from wdsfs.image.put_tree import put_tree
@@ -38,7 +38,7 @@ from wdsfs.remote import any_shard
 from wdsfs.remote.any_shard import is_remote
 from wdsfs.storage.durable import Disk, named, new_file
 from wdsfs.storage.held_files import HeldFile
-from wdsfs.storage.identity import Fingerprint
+from wdsfs.storage.identity import GONE, Fingerprint
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,8 @@ class ImageOptions(NamedTuple):
     """How an image is made: owner and umask of everything in it, the directory that paths of shards are relative
     to, and the oldest kernel that it is for. `composition` is the text of the options of a view. Nobody but the
     owner can enter a `private` one. `key` is for the manifest. `writable`: for an overlay above it, with modes
-    that let the owner write. `copies`, by path, are what the kernel is to read in the place of shards."""
+    that let the owner write. `copies`, by path, are what the kernel is to read in the place of shards. Relative
+    paths in `composition` are of `directory`."""
 
     owner: Owner
     base: bytes
@@ -58,6 +59,7 @@ class ImageOptions(NamedTuple):
     key: str = ""
     writable: bool = False
     copies: Mapping[bytes, HeldFile] = MappingProxyType({})
+    directory: bytes | None = None
 
 
 class Built(NamedTuple):
@@ -101,10 +103,12 @@ def build(
             sources.append(sources[-1])  # one number more, so that there is one without a device
         missing = erofs.missing_device(len(sources))
     table = erofs.device_table([(_tag(one.path), one.size) for one in sources])  # or a refusal, at once
+    shown = _set(tree.lower, options)
     manifest = Manifest(
         [_device(one, options.base) for one in sources],
         *(tree.view.layout, tree.view.names, options.merge, tree.view.index_tree),
         *(options.composition, ".".join(map(str, options.since)), options.key),
+        set=shown,
     )
     times = Times(_common_time(tree), options.since)
     settings = repr((options.owner, options.merge, options.composition, times.own, times.epoch_ns))
@@ -115,6 +119,8 @@ def build(
         root = put_tree(tree, image, ContentPlaces(devices, missing), keys, on_shard)
         parts = image.finish()
         _refuse_changed(sources)
+        if _set(tree.lower, options) != shown:
+            raise StaleShard("label files have changed while the image was made; run the command again")
         size = _finish(fd, image, root, table, times, manifest, options, parts)
         disk.sync(fd)
     disk.sync_directory(os.path.dirname(target))
@@ -136,6 +142,27 @@ def _device(source: _Source, base: bytes) -> Device:
     size, mtime_ns, _ = source.fingerprint
     path = os.fsdecode(source.path) if is_remote(source.path) else stored_path(source.path, base)
     return Device(path, size, mtime_ns, source.copy)
+
+
+def _set(lower: ShardSet, options: ImageOptions) -> ImageSet:
+    """What the image says of the set. Raises UnreadableShard for a label file."""
+    shards, base = lower.shards, options.base
+    return ImageSet(
+        shards=[os.fsdecode(one.name) for one in shards],
+        reading=shards[0].reading._asdict(),
+        without={os.fsdecode(one.name): sorted(map(os.fsdecode, one.without)) for one in shards if one.without},
+        labels=[_device(_Source(path, _look_beside(path)), base) for path in lower.label_files],
+        directory="" if options.directory is None else os.fsdecode(os.path.relpath(options.directory, base)),
+    )
+
+
+def _look_beside(path: bytes) -> Fingerprint:
+    """The fingerprint of a label file; GONE if it is not there, or empty, as SQLite may leave one."""
+    try:
+        found = any_shard.look(path)
+    except MissingShard:
+        return GONE
+    return found if found.size else GONE
 
 
 def _sources(lower: ShardSet, copies: Mapping[bytes, HeldFile]) -> list[_Source]:

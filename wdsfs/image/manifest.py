@@ -49,11 +49,27 @@ class PartsPlace(NamedTuple):
     checksum: str
 
 
+class ImageSet(NamedTuple):
+    """The set that an image was made of, for those who open it by the index.
+
+    `shards` are the names of the shards at the top of the tree; they are the first devices, in this order.
+    `without` are the keys of the samples that are left out, by these names. `reading` is how all are read, as
+    options. `labels` are the files that the options name besides shards; one that was not there has no size.
+    Relative paths in the options are below `directory`, which is relative to the base.
+    """
+
+    shards: list[str]
+    reading: dict[str, bool]
+    without: dict[str, list[str]]
+    labels: list[Device]
+    directory: str
+
+
 class Manifest(NamedTuple):
     """The shards of an image, and how it shows them: the options as text, and the oldest kernel it is for.
 
-    `key` is what it is known by if it was made for a mount (`kept.py`). An image without `parts` was made by a
-    version that had none.
+    `key` is what it is known by if it was made for a mount (`kept.py`). An image without `parts` or `set` was made
+    by a version that had none.
     """
 
     devices: list[Device]
@@ -65,22 +81,25 @@ class Manifest(NamedTuple):
     since: str
     key: str = ""
     parts: PartsPlace | None = None
+    set: ImageSet | None = None
+
+    def base(self, image: str | bytes) -> str:
+        """The directory that paths are relative to, if shards are where they were beside the image at this path.
+
+        In an image that was made for a mount it is the root directory.
+        """
+        return "/" if self.key else os.fsdecode(os.path.dirname(image))
 
     def paths(self, image: str | bytes) -> list[str]:
-        """The paths of all shards, if they are where they were beside the image at the path `image`.
-
-        Those of an image that was made for a mount are relative to the root directory.
-        """
-        base = "/" if self.key else os.fsdecode(os.path.dirname(image))
+        """The paths of all shards, if they are where they were beside the image at the path `image`."""
+        base = self.base(image)
         return [one.shard(base) for one in self.devices]
 
     def encoded(self) -> bytes:
         """The bytes behind the last block of an image."""
-        devices = [one._asdict() for one in self.devices]
-        for one in devices:
-            if one["copy"] is None:
-                del one["copy"]
-        fields = {"format": FORMAT, **self._asdict(), "devices": devices}
+        devices = [_fields(one) for one in self.devices]
+        shown = None if self.set is None else {**self.set._asdict(), "labels": list(map(_fields, self.set.labels))}
+        fields = {"format": FORMAT, **self._asdict(), "devices": devices, "set": shown}
         text = json.dumps(fields, separators=(",", ":")).encode()
         return text + _FOOTER.pack(len(text), zlib.crc32(text), _MAGIC)
 
@@ -120,15 +139,27 @@ def read(path: str | bytes) -> Manifest:
         found: dict[str, Any] = json.loads(text)
         if found.pop("format") != FORMAT:
             raise MountError(f"{name}: an image of another version of wdsfs; make it anew with: wdsfs image")
-        parts = found.pop("parts", None)
-        devices = [_device(**one) for one in found.pop("devices")]
-        return Manifest(**found, devices=devices, parts=None if parts is None else PartsPlace(*parts))
+        parts, of_set, devices = found.pop("parts", None), found.pop("set", None), found.pop("devices")
+        return Manifest(
+            **found,
+            devices=[_device(**one) for one in devices],
+            parts=None if parts is None else PartsPlace(*parts),
+            set=None if of_set is None else _set(**of_set),
+        )
     except (ValueError, KeyError, TypeError, AttributeError):  # somebody else's work
         raise MountError(f"{name}: the image was not made by wdsfs") from None
 
 
+def _fields(device: Device) -> dict[str, Any]:
+    return {name: value for name, value in device._asdict().items() if value is not None}
+
+
 def _device(copy: list[Any] | None = None, **rest: Any) -> Device:
     return Device(**rest, copy=None if copy is None else HeldFile(*copy))
+
+
+def _set(labels: list[Any], **rest: Any) -> ImageSet:
+    return ImageSet(**rest, labels=[_device(**one) for one in labels])
 
 
 def stored_path(path: bytes, base: bytes) -> str:

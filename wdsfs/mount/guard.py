@@ -76,9 +76,9 @@ class Registration:
     `paths` are those of shards, `inodes` the numbers of the files that the kernel has open; `leased` have a lease.
     `copies` are the paths of files that it reads in the place of shards, "" for one that it reads itself.
     `identity` is that of the image, `superblocks` are the kernel's names of the mount; `made` is how it was made.
+    Relative paths in the image are below `base`; `trusting`: the times of shards may be others than in the image.
     The rest is for a mount with an `overlay`: the number of its `device`, the `shards` below it (paths and names),
-    how they are read and shown, the directory of their index, and what else it takes to make a new image: the
-    `options` of `-o`, and if shards are trusted.
+    how they are read and shown, the directory of their index, and the `options` of `-o`, which a new image takes.
     """
 
     pid: int
@@ -93,6 +93,8 @@ class Registration:
     identity: str = ""
     superblocks: list[str] = field(default_factory=list)
     made: MadeBy | None = None
+    base: str = ""
+    trusting: bool = False
     overlay: str | None = None
     device: int = 0
     shards: list[list[str]] = field(default_factory=list)
@@ -102,7 +104,6 @@ class Registration:
     merge: bool = False
     index: str | None = None
     options: list[str] = field(default_factory=list)
-    trusting: bool = False
 
     @property
     def alive(self) -> bool:
@@ -330,6 +331,8 @@ class Guard:
             superblocks=sorted(self._held.superblocks),
             device=0 if self._held.mounted is None else self._held.mounted.device,
             made=self.made,
+            base=self._held.base,
+            trusting=self._held.trusting,
             **({} if self._wanted is None else self._wanted.about()),
         )
         about = {one.name: getattr(own, one.name) for one in fields(own)}  # `asdict` would copy each path

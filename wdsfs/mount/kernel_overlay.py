@@ -50,7 +50,7 @@ class OverlayOver:
     """An overlay that is wanted: its directory, and the set below it as it is shown.
 
     `owner` (uid, gid) owns the files of the shards. Nobody but the owner can enter a `private` mount.
-    `options` of `-o`, `index` (a directory) and `trusting` are for commands that make a new image.
+    `options` of `-o` and `index` (a directory) are for commands that make a new image.
     """
 
     directory: Path
@@ -61,7 +61,6 @@ class OverlayOver:
     private: bool
     options: list[str]
     index: str | None
-    trusting: bool
 
     def taken(self, served_at: str | None) -> MountedOverlay:
         """Take the overlay for this process. Raises OverlayUnusable, OverlayBusy.
@@ -138,7 +137,6 @@ class OverlayOver:
             "merge": self.merge,
             "index": self.index,
             "options": self.options,
-            "trusting": self.trusting,
         }
 
     def show(self, shards: Sequence[tuple[str, str]]) -> None:

@@ -20,10 +20,10 @@ from wdsfs.dataset import numbered_tree
 from wdsfs.dataset.tree import XATTR
 from wdsfs.errors import MissingShard, MountError, NoSuchEntry, UnreadableShard, UsageError, WdsfsError
 from wdsfs.image import copies, manifest
-from wdsfs.image.identity import identity_of, is_mounted_at
 from wdsfs.image.mounted import image_of
 from wdsfs.image.places_in_image import ImagePlaces
 from wdsfs.mount.guard import guard_of
+from wdsfs.mount.shown_image import is_of_mount
 from wdsfs.mount_table import MountPoint
 from wdsfs.overlay.kernel_use import upper_of
 from wdsfs.overlay.overlay_directory import OverlayDirectory
@@ -345,7 +345,7 @@ def _image_mount(mount: MountPoint) -> _ImageMount:
     image, mountpoint = image_of(mount) or b"", os.fsdecode(mount.path)
     places = ImagePlaces(image)
     try:
-        if not _is_of_mount(image, mount):
+        if not is_of_mount(image, mount):
             raise MountError(
                 f"{mountpoint}: its image, {os.fsdecode(image)}, has been replaced by another one; see: "
                 f"wdsfs refresh {mountpoint}"
@@ -356,15 +356,6 @@ def _image_mount(mount: MountPoint) -> _ImageMount:
     except BaseException:
         places.close()
         raise
-
-
-def _is_of_mount(image: bytes, mount: MountPoint) -> bool:
-    """False if another image has taken the place of the one that is mounted, as far as can be known."""
-    identity, mountpoint = identity_of(image), os.fsdecode(mount.path)
-    if mount.fstype == "erofs":
-        return is_mounted_at(identity, mountpoint) is not False
-    guard = guard_of(mountpoint)  # statfs shows the upper
-    return guard is None or guard.identity == identity
 
 
 def _devices(about: manifest.Manifest, image: bytes, mountpoint: str) -> list[_Device]:

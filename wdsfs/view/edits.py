@@ -28,10 +28,10 @@ from wdsfs.dataset.indexing import indexed
 from wdsfs.dataset.tree import AT_PARENT
 from wdsfs.errors import EntryError, EntryExists, NoSuchEntry, UsageError, WdsfsError
 from wdsfs.overlay import upper_format
-from wdsfs.overlay.overlay_directory import OverlayDirectory
+from wdsfs.overlay.overlay_directory import OverlayDirectory, load_upper
 from wdsfs.overlay.restore import Restoration
 from wdsfs.overlay.upper_format import OPEN_DIRECTORY, THE_WHITEOUT, UpperNode
-from wdsfs.overlay.writable_tree import WritableTree
+from wdsfs.overlay.writable_tree import AttributeChange, WritableTree
 from wdsfs.previews.preview import Source
 from wdsfs.view.library import FILES_MAX, File, Library, Sample
 from wdsfs.view.new_samples import NewSamples
@@ -48,7 +48,7 @@ class OverlayFiles(Protocol):
 
     def source(self, path: bytes) -> Source: ...
 
-    def write(self, path: bytes, data: bytes) -> None: ...
+    def write(self, path: bytes, data: bytes, mtime_ns: int | None = None) -> None: ...
 
     def remove(self, path: bytes) -> None: ...
 
@@ -95,11 +95,11 @@ class OwnFiles:
                 return self.library.source(path)
             return OwnSource(self, node.inode, node.size, (node.inode, node.size, node.mtime_ns))
 
-    def write(self, path: bytes, data: bytes) -> None:
+    def write(self, path: bytes, data: bytes, mtime_ns: int | None = None) -> None:
         with self.library.asking():
-            indexed(self._write, path, data)
+            indexed(self._write, path, data, mtime_ns)
 
-    def _write(self, path: bytes, data: bytes) -> None:
+    def _write(self, path: bytes, data: bytes, mtime_ns: int | None) -> None:
         parent, _, name = path.rpartition(b"/")
         directory, temporary = self.tree.resolve(parent).inode, _temporary()
         inode = self.tree.create(directory, temporary, 0o644).inode
@@ -107,6 +107,8 @@ class OwnFiles:
             written = 0
             while written < len(data):
                 written += self.tree.write(inode, written, data[written:])
+            if mtime_ns is not None:
+                self.tree.setattr(inode, AttributeChange(mtime_ns=mtime_ns))
             self.tree.fsync(inode)
             self.tree.rename(directory, temporary, directory, name)
         except BaseException:
@@ -164,7 +166,7 @@ class MountedSource:
 
 
 class MountedFiles:
-    """The files of a writable mount, by its paths. `undo` has its daemon restore paths below the top.
+    """The files of a writable mount, by its paths. `undo` has the mount restore paths below its top.
 
     No symbolic link is followed on the way to a file: it could lead out of the mount.
     """
@@ -203,7 +205,7 @@ class MountedFiles:
         key = status.st_ino, status.st_size, status.st_mtime_ns
         return MountedSource(self, path, status.st_size, (path, *key))
 
-    def write(self, path: bytes, data: bytes) -> None:
+    def write(self, path: bytes, data: bytes, mtime_ns: int | None = None) -> None:
         with self.directory_of(path) as (directory, name):
             temporary = _temporary()
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -213,6 +215,8 @@ class MountedFiles:
                     written = 0
                     while written < len(data):
                         written += os.write(fd, data[written:])
+                    if mtime_ns is not None:
+                        os.utime(fd, ns=(mtime_ns, mtime_ns))
                     os.fsync(fd)
                 finally:
                     os.close(fd)
@@ -265,6 +269,14 @@ def digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
+class Kept(NamedTuple):
+    """A file as it was before a change: its path, its content, its time (ns; None: not known)."""
+
+    path: bytes
+    data: bytes
+    mtime_ns: int | None
+
+
 class Undo(NamedTuple):
     """How to take back one change of a path: restore it, then write these files.
 
@@ -275,7 +287,7 @@ class Undo(NamedTuple):
     text: str
     path: bytes
     restores: bool
-    files: tuple[tuple[bytes, bytes], ...]
+    files: tuple[Kept, ...]
     after: str
     number: int = 0  # of the change, in this view
 
@@ -284,7 +296,11 @@ GONE, UNKNOWN = "gone", "unknown"
 
 
 class Edits:
-    """The changes of one overlay. `command` are the arguments that name it to `wdsfs diff` and `commit`."""
+    """The changes of one overlay. `command` are the arguments that name it to `wdsfs diff` and `commit`.
+
+    `lasting` says why nothing can be restored now, if that is so. Then a change is taken back by writing the files
+    anew, and the removal of a sample of the shards is not.
+    """
 
     def __init__(
         self,
@@ -292,8 +308,10 @@ class Edits:
         place: OverlayDirectory,
         files: OverlayFiles,
         command: Sequence[str],
+        lasting: str = "",
     ) -> None:
         self.library, self.place, self.files, self.command = library, place, files, list(command)
+        self.lasting = lasting
         self._lock = threading.Lock()
         self._undo: deque[Undo] = deque(maxlen=UNDO_MAX)
         self._numbers = itertools.count(1)
@@ -311,7 +329,7 @@ class Edits:
             fd = self._open_upper()
             if fd >= 0:
                 try:
-                    found = upper_format.load(fd)
+                    found = load_upper(self.place, fd)
                 finally:
                     os.close(fd)
             self._upper, self._loaded = found, began
@@ -341,7 +359,7 @@ class Edits:
         """What `wdsfs diff` shows."""
         upper = self._open_upper()
         try:
-            shown = upper_format.empty() if upper < 0 else upper_format.load(upper)
+            shown = upper_format.empty() if upper < 0 else load_upper(self.place, upper)
 
             def open_file(node: UpperNode) -> int:
                 return upper_format.open_below(upper, node)
@@ -372,7 +390,7 @@ class Edits:
                 raise UsageError(f"a page edits files of up to {EDIT_MAX:,} bytes")
             if data == now:
                 return
-            before = ((path, now),) if self.is_changed(path) else ()
+            before = (self._kept(path, now),) if self.lasting or self.is_changed(path) else ()
             with self._changing():
                 self.files.write(path, data)
                 self._keep(Undo(f"edit of {os.fsdecode(path)}", path, not before, before, digest(data)))
@@ -381,17 +399,18 @@ class Edits:
         """Delete a sample. Raises EntryErrors, ShardErrors, OSErrors."""
         with self._lock:
             before, size = [], 0
-            files = [path + b"/" + one.name for one in self.files.list(path)]
+            files = [(path + b"/" + one.name, one.mtime_ns) for one in self.files.list(path)]
             if not files:
                 raise NoSuchEntry(f"{os.fsdecode(path)}: there is no such sample")
-            for name in files:
+            for name, mtime_ns in files:
                 if self.is_changed(name):
                     source = self.files.source(name)
                     size += source.size
                     if size > UNDO_BYTES:
                         raise UsageError(f"{os.fsdecode(name)}: is too large to be kept for undo")
-                    before.append((name, source.read(0, source.size)))
-            undo = Undo(f"removal of {os.fsdecode(path)}", path, True, tuple(before), GONE)
+                    before.append(Kept(name, source.read(0, source.size), mtime_ns))
+            is_new = len(before) == len(files) and not self.library.has(path)
+            undo = Undo(f"removal of {os.fsdecode(path)}", path, not is_new, tuple(before), GONE)
             with self._changing():
                 try:
                     self.files.remove(path)
@@ -426,12 +445,17 @@ class Edits:
                 if last.restores and self.is_changed(last.path):
                     self.files.restore([last.path])
                     self._undo[-1] = last = last._replace(restores=False, after=UNKNOWN)
-                if last.files and last.files[0][0] != last.path:  # a new sample, which went with its directory
+                if last.files and last.files[0].path != last.path:  # a new sample, which went with its directory
                     self.files.make_directory(last.path)
-                for path, data in last.files:
-                    self.files.write(path, data)
+                for one in last.files:
+                    self.files.write(*one)
             self._undo.pop()
             return last.text
+
+    def _kept(self, path: bytes, data: bytes) -> Kept:
+        directory, _, name = path.rpartition(b"/")
+        times = (one.mtime_ns for one in self.files.list(directory) if one.name == name)
+        return Kept(path, data, next(times, None))
 
     def _state(self, path: bytes) -> str:
         """What is at a path, as `Undo.after` says it."""
@@ -472,6 +496,9 @@ class Edits:
             self._new.forget()
 
     def _keep(self, undo: Undo) -> None:
+        if self.lasting and undo.restores:
+            self._undo.clear()  # what was changed before it is not the last change any more
+            return
         self._undo.append(undo._replace(number=next(self._numbers)))
-        while sum(len(data) for one in self._undo for _, data in one.files) > UNDO_BYTES:
+        while sum(len(kept.data) for one in self._undo for kept in one.files) > UNDO_BYTES:
             self._undo.popleft()

@@ -299,6 +299,7 @@ class Pages:
             key=path.partition(b"/")[2] or path,
             files=[(file, path + b"/" + file.name, self._mark(path + b"/" + file.name)) for file in files],
             mark=mark,
+            can_restore=self.edits is not None and not self.edits.lasting,
             number=number,
             before=number - 1 if number else None,
             after=number + 1 if number is not None and number + 1 < total else None,
@@ -426,6 +427,7 @@ class Pages:
             diff=shlex.join(["wdsfs", "diff", *edits.command]),
             commit=shlex.join(["wdsfs", "commit", "-o", "new/%06d.tar", *edits.command]),
             in_place=shlex.join(["wdsfs", "commit", "--in-place", *edits.command]),
+            lasting=edits.lasting,
         )
 
     def edit(self, form: Mapping[str, str]) -> Response:

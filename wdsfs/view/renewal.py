@@ -15,13 +15,16 @@ LOOK_SECONDS, REST_SHARE = 1.0, 10
 
 
 class Renewal:
-    """The set of a library over time. `look` returns the tree to show from now on, None for the one that is shown.
+    """The set of a library over time. `look` returns the tree to show from now on, None for the one that is shown;
+    `news` what else is to be said of that, if anything.
 
     One thread at a time, while no other asks for samples by number.
     """
 
-    def __init__(self, library: Library, look: Callable[[ShardSet], LowerTree | None]) -> None:
-        self._library, self._look = library, look
+    def __init__(
+        self, library: Library, look: Callable[[ShardSet], LowerTree | None], news: Callable[[], str]
+    ) -> None:
+        self._library, self._look, self._news = library, look, news
         self._begun = set(library.shard_names)
         self._next = 0.0
         self._error = ""
@@ -53,4 +56,5 @@ class Renewal:
         now = set(self._library.shard_names)
         changes = (len(now - self._begun), "came"), (len(self._begun - now), "went")
         texts = [f"{counted(number, 'shard')} {word}" for number, word in changes if number]
-        return f"{' and '.join(texts)} since this view began." if texts else ""
+        changed = f"{' and '.join(texts)} since this view began." if texts else ""
+        return " ".join(filter(None, (changed, self._news())))

@@ -51,18 +51,19 @@ class Companions:
     @property
     def files(self) -> list[bytes]:
         """The paths of all files that are read, and of those that may appear beside them."""
-        return [one.path for one in self.shards] + self._others
+        return [one.path for one in self.shards] + self.others
 
     @property
     def digest(self) -> bytes:
         """16 bytes that differ for other companions, or the same ones read in another way."""
-        parts = [one.key for one in self.shards] + self._others
+        parts = [one.key for one in self.shards] + self.others
         parts += [repr(file.table).encode() for file in self.labels]
         parts += [repr(sorted(one.without)).encode() for one in self.shards]
         return hashlib.blake2b(b"\0".join(parts), digest_size=16).digest()
 
     @property
-    def _others(self) -> list[bytes]:
+    def others(self) -> list[bytes]:
+        """The paths of those that are no shards."""
         found = [path for file in self.labels for path in file.parts]
         return found + ([os.fsencode(self.class_names)] if self.class_names is not None else [])
 

@@ -78,6 +78,11 @@ class Composition:
         return not (changes or self.decode or self.classes)
 
     @property
+    def names_files(self) -> bool:
+        """True if files are named, whose paths may be relative."""
+        return bool(self.join or self.associate or self.class_names)
+
+    @property
     def text(self) -> str:
         """The options as typed on a command line."""
         words: list[str] = []

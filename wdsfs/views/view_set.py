@@ -99,6 +99,7 @@ class ViewSet(ShardSet):
             self._sources, self._joins, companions, self._watch, self._content, index, self.access
         )
         self._companions_digest = companions.digest
+        self.label_files = companions.others
         self._keys = self._view_keys()
         self.unmade: dict[bytes, str] = {}  # shards, by path, for which `make` has not made a record, and why
 
