@@ -169,7 +169,8 @@ def test_the_report_of_a_mount_whose_fetcher_is_killed(program: Program, web: We
 
 def test_no_secret_is_reported(program: Program, web: WebServer) -> None:
     url = web.url.replace("://", f"://ann:{SECRET}@") + "/s/{x,y}.tar?X-Amz-Signature=" + SECRET
-    with mounted(program, web, url) as mount:
+    web.put("/s/labels.csv", b"key,mood\na,good\nb,bad\nc,good\n")
+    with mounted(program, web, url, "--associate", url.replace("{x,y}.tar", "labels.csv")) as mount:
         read(mount, "x/a")
         assert all(SECRET in request.target for request in web.requests)
         hidden = [(mount.path / ".wdsfs" / name).read_text() for name in ("status.json", "metrics")]
@@ -184,6 +185,16 @@ def test_no_secret_is_reported(program: Program, web: WebServer) -> None:
         for one in (*hidden, *shown, registered(program), mount.log()):
             assert SECRET not in one
             assert "ann:" not in one
+
+
+def test_no_secret_is_in_an_image(program: Program, web: WebServer) -> None:
+    program.write("x.tar", shard())
+    web.put("/labels.csv", b"key,mood\na,good\nb,bad\nc,good\n")
+    url = web.url.replace("://", f"://ann:{SECRET}@") + "/labels.csv?X-Amz-Signature=" + SECRET
+    program.run("image", "-q", "--associate", url, "x.tar", "-o", "x.erofs")
+    made = (program.home / "x.erofs").read_bytes()
+    assert b"/labels.csv" in made
+    assert SECRET.encode() not in made
 
 
 def test_commands_are_counted_as_one_store(program: Program) -> None:

@@ -289,7 +289,7 @@ def _daemon(served: MountedSet) -> control.Daemon:
         overlay=None if served.overlay is None else str(served.overlay.place.path),
         index=str(served.index.directory.absolute()),
         selection=mount.selection.arguments,
-        composition=mount.composition.text,
+        composition=mount.composition.told,
         index_tree=mount.view.index_tree,
         follow=mount.follow,
         directory=_working_directory(),

@@ -9,10 +9,11 @@ import hashlib
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from wdsfs.errors import UsageError
+from wdsfs.spec import objects
 from wdsfs.tar import member_codecs
 from wdsfs.views import json_fields
 
@@ -102,6 +103,12 @@ class Composition:
         words += ["--missing", self.missing] if self.missing != ERROR else []
         words += ["--duplicates", self.duplicates] if self.duplicates != ERROR else []
         return shlex.join(words)
+
+    @property
+    def told(self) -> str:
+        """As `text`, without what may be a secret in URLs: to be kept, and shown to others."""
+        join, associate = (tuple(map(objects.without_secrets, some)) for some in (self.join, self.associate))
+        return replace(self, join=join, associate=associate).text
 
     def codec_of(self, extension: bytes) -> tuple[int, bytes] | None:
         """As `member_codecs.codec_of`, in any letter case with `ignore_case`."""
