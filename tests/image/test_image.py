@@ -38,7 +38,8 @@ from wdsfs.dataset.numbered_tree import make_numbered
 from wdsfs.dataset.tree import LowerTree, Node, View
 from wdsfs.errors import CorruptShard, ImageError
 from wdsfs.image import erofs, manifest, shard_table
-from wdsfs.image.build import ImageOptions, build
+from wdsfs.image.build import build
+from wdsfs.image.image_options import ImageOptions
 from wdsfs.image.layout import places
 from wdsfs.image.opened import close_devices, open_devices
 from wdsfs.index.record import Record

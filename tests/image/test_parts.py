@@ -23,7 +23,8 @@ from tests.tars import member
 from wdsfs.dataset.numbered_tree import make_numbered
 from wdsfs.dataset.tree import View
 from wdsfs.image import earlier, manifest, shard_table
-from wdsfs.image.build import Built, ImageOptions, build
+from wdsfs.image.build import Built, build
+from wdsfs.image.image_options import ImageOptions
 from wdsfs.index.store import open_index
 from wdsfs.owner import Owner
 from wdsfs.spec.expand import expand

@@ -54,6 +54,38 @@ def test_the_kernel_in_one_step(program: Program) -> None:
     assert said == [b"", b"", b""]  # nothing odd, no hints
 
 
+def test_a_kept_image_is_mounted_without_the_index(program: Program) -> None:
+    """Its set is known by the shards alone; not if one has changed, or something is to be said of the set."""
+    need_erofs()
+    shard, index = program.write("s0.tar", sets.content(0)), program.home / "index" / "data.mdb"
+
+    def mount(*options: str) -> tuple[bool, bytes]:
+        """Mount the set, without an index; if one was made, and what was said."""
+        index.unlink(missing_ok=True)
+        try:
+            said = program.run("mount", "--engine", "kernel", *options, shard, program.mountpoint).stderr
+            assert (program.mountpoint / "s0/d0/0-0/txt").read_bytes() == b"0"
+            program.run("umount", program.mountpoint)
+        finally:
+            end_mount(program.mountpoint)
+        return index.exists(), said
+
+    assert [mount() for _ in range(3)] == [(True, b""), (False, b""), (False, b"")]
+    assert mount("--strict") == (True, b"")
+    assert [mount("--decode-members") for _ in range(2)] == [(True, b"")] * 2  # a view
+    assert [mount("--layout", "samples") for _ in range(2)] == [(True, b""), (False, b"")]
+    before = shard.stat()
+    shard.chmod(0o600)  # no other bytes, but the fingerprint of a file that may have been written
+    os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert [mount() for _ in range(2)] == [(True, b""), (False, b"")]
+    with shard.open("ab") as file:
+        file.truncate(len(sets.content(0)) - 1024 - 100)
+    first, again = mount(), mount()
+    assert first == again
+    assert first[0]
+    assert b"see: wdsfs check" in first[1]
+
+
 def test_hints_are_given_when_an_image_is_made(program: Program) -> None:
     """As a mount by FUSE gives them; the next mount takes the image, and a refresh is quiet."""
     need_erofs()

@@ -108,7 +108,7 @@ def image(
     """
     from wdsfs.dataset.numbered_tree import check_name, make_numbered
     from wdsfs.image import manifest
-    from wdsfs.image.build import ImageOptions
+    from wdsfs.image.image_options import ImageOptions
     from wdsfs.owner import Owner
 
     target = os.path.abspath(os.fsencode(output))

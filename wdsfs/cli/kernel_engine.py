@@ -15,13 +15,14 @@ from wdsfs.cli.opening import opened_set
 from wdsfs.cli.options import Opening
 from wdsfs.cli.progress import ended_in_order, shards_bar, write_image
 from wdsfs.cli.tree_options import TreeOptions
-from wdsfs.errors import CorruptShard, MountError, UnreadableShard
+from wdsfs.errors import CorruptShard, MountError, ShardError, UnreadableShard
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from wdsfs.dataset.local_copies import LocalCopies
     from wdsfs.dataset.shard_set import ShardSet
+    from wdsfs.image.image_options import ImageOptions
     from wdsfs.mount.image_mount import ImageMount
     from wdsfs.spec.expand import Shard
 
@@ -39,7 +40,6 @@ def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
     from wdsfs.image.erofs import OLDEST_KERNEL
     from wdsfs.mount.kernel_mount import refusal_of_kernel
     from wdsfs.remote.any_shard import is_remote
-    from wdsfs.tar.compressed import kind_at
 
     if os.geteuid() != 0:
         return "only root can have the kernel mount a set"
@@ -55,6 +55,8 @@ def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
     local = [one.path for one in shards if not is_remote(one.path)]
     found = None if trusting else mount_table.on_network(local)
     if found is not None:  # of compressed ones copies are read, which are here
+        from wdsfs.tar.compressed import kind_at
+
         found = mount_table.on_network(path for path in local if kind_at(path) is None)
     return None if found is None else f"{os.fsdecode(found[0])} lies on {found[1]}, which other machines can write"
 
@@ -111,16 +113,13 @@ def image_mount(
     `options` are those of `-o`, `overlay` is the directory of an overlay above it. `adviser` returns hints
     about the set, which are given when its image is made. Raises CannotServe, ImageError, ShardErrors, UsageError.
     """
-    from wdsfs.dataset.merged_tree import is_merged
-    from wdsfs.dataset.numbered_tree import check_name, make_numbered
     from wdsfs.image import kept
-    from wdsfs.image.build import ImageOptions
     from wdsfs.image.erofs import OWN_TIMES_KERNEL
+    from wdsfs.image.image_options import ImageOptions
     from wdsfs.mount.fuse_options import parse_options
     from wdsfs.mount.image_mount import ImageMount
-    from wdsfs.mount.kernel_overlay import OverlayOver
 
-    parsed, view = parse_options(options, overlay is not None), tree.view(opening.tolerance.allow_missing)
+    parsed = parse_options(options, overlay is not None)
     since = min(host.kernel_version()[:2], OWN_TIMES_KERNEL)
     owner = parsed.owner
     private = "allow_other" not in parsed.fuse
@@ -129,29 +128,86 @@ def image_mount(
         writable=overlay is not None,
         directory=os.getcwdb() if tree.composition.names_files else None,
     )
-    with opened_set(shards, opening, tree.composition, whole=True) as below:
-        check_name(below.shards, view, tree.merge)
-        shown = make_numbered(below, view, tree.merge)
-        target = kept.path_of(mountpoint)
-        copies = _copies_of(below, opening.quiet)
-        wanted = wanted._replace(copies=copies.files)
-        wanted = wanted._replace(key=kept.key_of(shown, wanted))
-        if kept.is_there(target, wanted.key):
-            if mount_table.mounted_at(mountpoint) is None:  # else its guard may look at the times
-                os.utime(target)  # `wdsfs cache` removes first what was not mounted for long
-        else:
-            write_image(shown, os.fsencode(target), wanted, opening.quiet)
-            for text in adviser(below):
-                log.info("%s", text)
+    target, copies = kept.path_of(mountpoint), None
+    if _is_known(shards, target, tree, opening, wanted):
+        _note_use(target, mountpoint)
+    else:
+        copies = _made(shards, target, mountpoint, tree, opening, wanted, adviser)
     rest = [one for one in ",".join(options).split(",") if one.partition("=")[0] not in _OWNER]
     found = ImageMount(str(target), mountpoint, "/", [one for one in rest if one], trusting, copies=copies)
     if overlay is not None:
-        merged, index = is_merged(view, tree.merge), opening.index_dir
+        from wdsfs.dataset.merged_tree import is_merged
+        from wdsfs.mount.kernel_overlay import OverlayOver
+
+        view, index = tree.view(opening.tolerance.allow_missing), opening.index_dir
+        merged = is_merged(view, tree.merge)
         found.overlay = OverlayOver(
             *(overlay.absolute(), shards, view, merged, owner[:2], private, list(options)),
             index=None if index is None else str(index.absolute()),
         )
     return found
+
+
+def _is_known(
+    shards: Sequence[Shard], target: Path, tree: TreeOptions, opening: Opening, wanted: ImageOptions
+) -> bool:
+    """True if the image at this path is known to be that of the set, without a look into the index.
+
+    That can be if shards are shown as they are and nothing is to be said of them: then the key follows from their
+    fingerprints. To open the index takes longer than all the rest of a mount.
+    """
+    from wdsfs.image import kept
+    from wdsfs.remote.any_shard import is_remote
+    from wdsfs.storage.identity import Fingerprint
+
+    is_plain = tree.composition.is_plain and not any(one.without or one.index_file for one in shards)
+    if not is_plain or opening.tolerance.strict or any(is_remote(one.path) for one in shards):
+        return False
+    try:
+        looked = [(one.key, one.name, Fingerprint.at(one.path)) for one in shards]
+    except ShardError:
+        return False  # what that means is decided where the set is opened
+    partial = opening.tolerance.allow_missing
+    key = kept.key_of_plain(looked, tree.layout, tree.names, tree.index_tree, partial, wanted)
+    return kept.is_there(target, key)
+
+
+def _made(
+    shards: Sequence[Shard],
+    target: Path,
+    mountpoint: str,
+    tree: TreeOptions,
+    opening: Opening,
+    wanted: ImageOptions,
+    adviser: Callable[[ShardSet], Sequence[str]],
+) -> LocalCopies:
+    """Make the image of a set at this path, unless it is there; returns the copies that it reads.
+
+    Raises what `image_mount` raises.
+    """
+    from wdsfs.dataset.numbered_tree import check_name, make_numbered
+    from wdsfs.image import kept
+
+    view = tree.view(opening.tolerance.allow_missing)
+    with opened_set(shards, opening, tree.composition, whole=True) as below:
+        check_name(below.shards, view, tree.merge)
+        shown = make_numbered(below, view, tree.merge)
+        copies = _copies_of(below, opening.quiet)
+        wanted = wanted._replace(copies=copies.files)
+        wanted = wanted._replace(key=kept.key_of(shown, wanted))
+        if kept.is_there(target, wanted.key):
+            _note_use(target, mountpoint)
+        else:
+            write_image(shown, os.fsencode(target), wanted, opening.quiet)
+            for text in adviser(below):
+                log.info("%s", text)
+    return copies
+
+
+def _note_use(image: Path, mountpoint: str) -> None:
+    """`wdsfs cache` removes first what was not mounted for long."""
+    if mount_table.mounted_at(mountpoint) is None:  # else its guard may look at the times
+        os.utime(image)
 
 
 def _copies_of(below: ShardSet, quiet: bool) -> LocalCopies:

@@ -35,7 +35,6 @@ from wdsfs.names import MEDIA, SHARD_SUFFIXES
 
 if TYPE_CHECKING:
     from wdsfs.dataset.shard_set import ShardSet
-    from wdsfs.dataset.tree import View
     from wdsfs.mount.guard import MadeBy
     from wdsfs.mount.image_mount import ImageMount
     from wdsfs.mount.options import MountOptions
@@ -345,7 +344,6 @@ def _image_mount(
 ) -> ImageMount:
     """Make the image for a mount by the kernel; return what is to be mounted. Raises CannotServe, WdsfsError."""
     from wdsfs.cli import kernel_engine
-    from wdsfs.mount.options import refuse_view
     from wdsfs.spec.expand import expand
     from wdsfs.status import control
 
@@ -360,6 +358,8 @@ def _image_mount(
     if not is_repeated:
         kernel_engine.check_place(mountpoint, options, overlay)
     if overlay is not None:
+        from wdsfs.mount.options import refuse_view
+
         refuse_view(found, tree.view(opening.tolerance.allow_missing), tree.composition)
     place, trusting = control.canonical(mountpoint), of_image.trust_shards
     adviser = _adviser(tree, serving, opening._replace(quiet=opening.quiet or is_repeated))
@@ -499,17 +499,17 @@ def _adviser(tree: TreeOptions, serving: Serving, opening: Opening) -> Callable[
     """What returns hints about a set that is mounted like this."""
     if opening.quiet:
         return lambda _: ()
-    view = tree.view(opening.tolerance.allow_missing)
-    return lambda below: _hints(below, view, tree.composition.class_names, serving.overlay is not None)
+    return lambda below: _hints(below, tree, serving.overlay is not None)
 
 
-def _hints(below: ShardSet, view: View, class_names: str | None, writable: bool) -> Sequence[str]:
+def _hints(below: ShardSet, tree: TreeOptions, writable: bool) -> Sequence[str]:
     """Return hints at what loaders of directories would make of this mount without an error."""
-    hint = _class_hint(below, class_names) if view.layout == "classes" else _suffix_hint(below, view, writable)
+    of_classes = tree.layout == "classes"
+    hint = _class_hint(below, tree.composition.class_names) if of_classes else _suffix_hint(below, tree, writable)
     return () if hint is None else (hint, "which layout for which loader: wdsfs help layouts")
 
 
-def _suffix_hint(below: ShardSet, view: View, writable: bool) -> str | None:
+def _suffix_hint(below: ShardSet, tree: TreeOptions, writable: bool) -> str | None:
     """Return a hint for a set of images or sound whose files are called `jpg`, so that loaders do not find them.
 
     None if there is no such file in the first shards, or they are not indexed.
@@ -517,7 +517,7 @@ def _suffix_hint(below: ShardSet, view: View, writable: bool) -> str | None:
     from wdsfs.dataset.indexing import NotIndexed
     from wdsfs.errors import ShardError
 
-    if view.layout != "samples" or view.names == "full":
+    if tree.layout != "samples" or tree.names == "full":
         return None
     for number in range(min(len(below), _LOOKED_AT)):
         with contextlib.suppress(ShardError, NotIndexed):

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from wdsfs.cli.options import Opening
     from wdsfs.dataset.shard_set import ShardSet
     from wdsfs.dataset.tree import LowerTree
-    from wdsfs.image.build import Built, ImageOptions
+    from wdsfs.image.build import Built
+    from wdsfs.image.image_options import ImageOptions
     from wdsfs.index.store import Index
     from wdsfs.spec.expand import Shard
 

@@ -13,7 +13,6 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from types import MappingProxyType
 from typing import NamedTuple
 
 import xxhash
@@ -27,13 +26,12 @@ from wdsfs.image.content_places import ContentPlaces, DeviceFile
 from wdsfs.image.earlier import EarlierImage
 from wdsfs.image.erofs_columns import Times
 from wdsfs.image.image_file import ImageFile
-from wdsfs.image.layout import FORMAT
+from wdsfs.image.image_options import ImageOptions
 from wdsfs.image.manifest import Device, ImageSet, Manifest, PartsPlace, stored_path
 from wdsfs.image.part_keys import PartKeys
 from wdsfs.image.parts import Part, encoded
 from wdsfs.image.put_tree import put_tree
 from wdsfs.inodes import ROOT
-from wdsfs.owner import Owner
 from wdsfs.remote import any_shard
 from wdsfs.remote.any_shard import is_remote
 from wdsfs.storage.durable import Disk, named, new_file
@@ -41,25 +39,6 @@ from wdsfs.storage.held_files import HeldFile
 from wdsfs.storage.identity import GONE, Fingerprint
 
 log = logging.getLogger(__name__)
-
-
-class ImageOptions(NamedTuple):
-    """How an image is made: owner and umask of everything in it, the directory that paths of shards are relative
-    to, and the oldest kernel that it is for. `composition` is the text of the options of a view. Nobody but the
-    owner can enter a `private` one. `key` is for the manifest. `writable`: for an overlay above it, with modes
-    that let the owner write. `copies`, by path, are what the kernel is to read in the place of shards. Relative
-    paths in `composition` are of `directory`."""
-
-    owner: Owner
-    base: bytes
-    since: tuple[int, int]
-    merge: bool
-    composition: str
-    private: bool = False
-    key: str = ""
-    writable: bool = False
-    copies: Mapping[bytes, HeldFile] = MappingProxyType({})
-    directory: bytes | None = None
 
 
 class Built(NamedTuple):
@@ -235,7 +214,7 @@ def _finish(
     of_parts = encoded(image.metadata, parts)
     place = PartsPlace(end, len(of_parts), xxhash.xxh3_128_hexdigest(of_parts))
     tail = manifest._replace(parts=place).encoded()
-    text = repr((FORMAT, options.owner))
+    text = repr((erofs.LAYOUT, options.owner))
     identity = hashlib.blake2b(tail + text.encode(), digest_size=16).digest()
     head = erofs.super_block(
         root=root,

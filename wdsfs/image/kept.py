@@ -10,17 +10,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from wdsfs import trust
-from wdsfs.dataset.tree import LowerTree
 from wdsfs.errors import MountError
-from wdsfs.image import copies, manifest
-from wdsfs.image.build import ImageOptions
-from wdsfs.image.layout import FORMAT
+from wdsfs.image import copies, erofs, manifest
+from wdsfs.image.image_options import ImageOptions
 from wdsfs.storage import cache_place
+from wdsfs.storage.identity import Fingerprint
+
+if TYPE_CHECKING:
+    from wdsfs.dataset.tree import LowerTree
+
+_DAMAGED = "!"  # at the end of the key of an image of damaged shards, of which each mount warns
 
 
 class KeptImage(NamedTuple):
@@ -103,10 +107,37 @@ def path_of(mountpoint: str) -> Path:
 
 def key_of(tree: LowerTree, options: ImageOptions) -> str:
     """A text that differs for every other image: other shards or options, or shards that have changed."""
-    lower = tree.lower
+    lower, view = tree.lower, tree.view
     shards = [(one.key, one.name, lower.fingerprint(number)) for number, one in enumerate(lower.shards)]
-    sources = [(one.path, below.fingerprint(at)) for below in lower.sources for at, one in enumerate(below.shards)]
-    text = repr((FORMAT, options, tree.view, tree.merged, shards, sources))
+    sources = () if lower.plain is lower else lower.sources
+    read = [(one.path, below.fingerprint(at)) for below in sources for at, one in enumerate(below.shards)]
+    key = _key(shards, (view.layout, view.names, view.index_tree, view.partial), options, read)
+    return key + _DAMAGED if next(lower.known_damage(), None) is not None else key
+
+
+def key_of_plain(
+    shards: Iterable[tuple[bytes, bytes, Fingerprint]],
+    layout: str,
+    names: str,
+    index_tree: bool,
+    partial: bool,
+    options: ImageOptions,
+) -> str:
+    """The key of the image of whole shards that are shown as they are, and of which none is damaged.
+
+    It takes no index. `shards` are their keys, names and fingerprints; the rest is what a view says.
+    """
+    return _key(shards, (layout, names, index_tree, partial), options, ())
+
+
+def _key(
+    shards: Iterable[tuple[bytes, bytes, Fingerprint]],
+    view: tuple[str, str, bool, bool],
+    options: ImageOptions,
+    read: Sequence[tuple[bytes, Fingerprint]],
+) -> str:
+    own = options._replace(copies=dict(options.copies))
+    text = repr((erofs.LAYOUT, own, view, [*shards], [*read]))
     return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
 
 

@@ -22,9 +22,6 @@ from wdsfs.image.erofs import BLOCK, DIRENT_SIZE, SLOT, SLOTS_PER_BLOCK
 from wdsfs.image.erofs_columns import Times
 from wdsfs.image.table import Chunks, Table, resolved
 
-# Of where everything lies in an image: counted up with every change of what is written for the same records, for
-# inode numbers follow from it, and images with parts of two kinds would.
-FORMAT = 3
 _WORDS_MAX = 8  # of eight bytes: longer names are sorted one directory at a time
 _PER_SLOT = SLOT // 4  # words
 _DOTS = np.frombuffer(b"..", np.uint8)

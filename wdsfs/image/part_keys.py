@@ -14,7 +14,7 @@ import xxhash
 from wdsfs import __version__
 from wdsfs.dataset.content_columns import APART
 from wdsfs.dataset.shard_tree import ShardTree
-from wdsfs.image import layout, parts
+from wdsfs.image import erofs, parts
 from wdsfs.image.content_places import DeviceFile
 from wdsfs.image.parts import Wanted
 
@@ -30,7 +30,7 @@ class PartKeys:
     ) -> None:
         self._lower, self._devices, self._missing = tree.lower, devices, missing
         self._settings = repr(
-            (__version__, layout.FORMAT, parts.FORMAT, settings, tree.view, tree.directory_mode, tree.file_mode)
+            (__version__, erofs.LAYOUT, parts.FORMAT, settings, tree.view, tree.directory_mode, tree.file_mode)
         )
 
     def of_shard(self, number: int, parent: int) -> Wanted | None:
