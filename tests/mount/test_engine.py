@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -227,6 +229,10 @@ def test_what_keeps_the_kernel_from_serving(program: Program, monkeypatch: pytes
     reason = f"{file} lies on nfs4, which other machines can write"
     assert kernel_engine.obstacle([shard], trusting=False) == reason
     assert kernel_engine.obstacle([shard], trusting=True) is None
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (50, 50))
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: (_ for _ in ()).throw(OSError(errno.EPERM, "no")))
+    assert "65 files have to be open, and 50 are" in str(kernel_engine.obstacle([shard], trusting=True))
+    monkeypatch.undo()
     monkeypatch.setattr(host, "kernel_version", lambda: (6, 11))
     assert kernel_engine.obstacle([shard], trusting=True) is None
     monkeypatch.setattr(kernel_mount, "LOOPS", str(program.home / "no-loops"))

@@ -45,7 +45,7 @@ def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
         return "only root can have the kernel mount a set"
     if host.kernel_version() < OLDEST_KERNEL:
         return "this kernel is older than Linux " + ".".join(map(str, OLDEST_KERNEL))
-    refusal = refusal_of_kernel()
+    refusal = refusal_of_kernel() or _too_many_files(len(shards))
     if refusal is not None:
         return refusal
     for one in shards:
@@ -59,6 +59,16 @@ def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
 
         found = mount_table.on_network(path for path in local if kind_at(path) is None)
     return None if found is None else f"{os.fsdecode(found[0])} lies on {found[1]}, which other machines can write"
+
+
+def _too_many_files(shards: int) -> str | None:
+    from wdsfs.mount.held_shards import raise_file_limit
+
+    try:
+        raise_file_limit(shards)
+    except MountError as error:
+        return str(error)
+    return None
 
 
 def cannot_be_held(shards: Sequence[Shard]) -> str | None:

@@ -43,7 +43,7 @@ def raise_file_limit(shards: int) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, max(wanted, hard)))
         except (OSError, ValueError):
             raise MountError(
-                f"{wanted:,} files have to be open for a moment, and {hard:,} are allowed; see: ulimit -n"
+                f"{wanted:,} files have to be open, and {hard:,} are allowed; see: ulimit -n"
             ) from None
 
 
