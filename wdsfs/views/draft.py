@@ -135,7 +135,8 @@ class Draft:
         self.strays = (flags & STRAY) != 0
         starts = np.asarray(record.entry_member).astype(np.int64)
         counts = starts[1:] - starts[:-1]
-        self.extensions = [record.extension_name[number] for number in range(len(record.extension_name))]
+        # A shard of strays alone has none, and theirs is empty.
+        self.extensions = [record.extension_name[number] for number in range(len(record.extension_name))] or [b""]
         self.numbers = {extension: number for number, extension in enumerate(self.extensions)}
         members = np.arange(record.members, dtype=np.int64)
         self.rows = Rows(
