@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,10 +22,16 @@ from tests.erofs import ErofsImage
 from tests.image.test_image import NEW, OLD, OWNER, check, plain_tar
 from tests.tars import member
 from wdsfs.dataset.numbered_tree import make_numbered
+from wdsfs.dataset.texts import Texts
 from wdsfs.dataset.tree import View
-from wdsfs.image import earlier, manifest, shard_table
+from wdsfs.errors import ImageError
+from wdsfs.image import earlier, erofs, layout, manifest, shard_table
 from wdsfs.image.build import Built, build
+from wdsfs.image.erofs_columns import Times
 from wdsfs.image.image_options import ImageOptions
+from wdsfs.image.parts import Part, Wanted
+from wdsfs.image.relocation import Move, relocate
+from wdsfs.image.table import Chunks, Stored, Table, placed
 from wdsfs.index.store import open_index
 from wdsfs.owner import Owner
 from wdsfs.spec.expand import expand
@@ -89,6 +96,9 @@ WAYS = [
 ]
 
 
+LARGE = tars.tar(*(member(b"%d.x" % (n * 7919 % 3000), b"") for n in range(3000)))
+
+
 def odd_tar(seed: int) -> bytes:
     """What is asked for name by name: links, stored content, folders with more names than are listed at a time."""
     many = [member(b"d/%05d.x" % number, b"x" * (number % 3)) for number in range(1100 + seed)]
@@ -103,7 +113,7 @@ def write_all(shards: Shards) -> list[str]:
     """Shards of all kinds; each but the last can be taken over."""
     kinds = {
         "plain": plain_tar(1, 150),
-        "large": tars.tar(*(member(b"%d.x" % (n * 7919 % 3000), b"") for n in range(3000))),
+        "large": LARGE,
         "odd": odd_tar(0),
         "sparse": tars.tar(tars.old_sparse(b"s.x", [(n * 2048, bytes([n]) * 1024) for n in range(9)], 20_000)),
         "links": tars.ODD["hard links"].tar(),
@@ -144,7 +154,7 @@ CHANGES = [
     Change("one grows", _changed("plain", plain_tar(1, 190)), 1),
     Change("one shrinks", _changed("plain", plain_tar(1, 20)), 1),
     Change("one has other content of the same names", _changed("same", plain_tar(2, 150)), 1),
-    Change("one has another time", _changed("large", plain_tar(3, 150), SECOND + 1), 1),
+    Change("one has another time", _changed("large", LARGE, SECOND + 1), 1),
     Change("an odd one grows", _changed("odd", odd_tar(40)), 1),
     Change("one is no more damaged", _changed("cut", plain_tar(3, 3)), 1),
     Change("one in front", lambda shards, names: [shards.write("new", plain_tar(5, 7)), *names], 1),
@@ -318,6 +328,59 @@ def test_content_that_was_read_is_read_again(tmp_path: Path) -> None:
     os.replace(tmp_path / "other.tar", tmp_path / "s0.tar")
     assert shards.again(["s0"], look=True) == 0
     assert shards.image.read_bytes() != before
+
+
+def test_a_shard_that_loses_its_last_bytes(tmp_path: Path) -> None:
+    """Its record and its time stay as they were, but a block that was whole is not any more."""
+    shards, data = Shards(tmp_path), tars.ODD["no padding at the end"].tar()
+    shards.write("s0", data + bytes(-len(data) % 512))
+    shards.make(["s0"])
+    assert shards.again(["s0"]) == 1
+    shards.write("s0", data)
+    assert shards.again(["s0"], look=True) == 0
+
+
+def test_numbers_of_devices() -> None:
+    """A part is not taken over if one shard stood for what are two shards now, or nothing for what is missing."""
+    part = Part(b"", 0, 1, 1, 4, (1, 2, 1), 0)
+    assert Wanted(b"", (5, 6, 5), 9).numbers_for(part) == {1: 5, 2: 6, 4: 9}
+    assert Wanted(b"", (5, 5, 5), 9).numbers_for(part) == {1: 5, 2: 5, 4: 9}
+    assert Wanted(b"", (5, 6, 7), 9).numbers_for(part) is None
+    assert Wanted(b"", (5, 6, 5), None).numbers_for(part) is None
+
+
+def test_all_that_can_be_moved() -> None:
+    """Also what is in no part that is taken over, as it was read: a last chunk that is stored."""
+
+    def laid_out(block: int, metadata: int, device: int, missing: int) -> layout.Part:
+        """A directory with files: of one chunk, empty, of chunks, of which the last is stored, stored, inline."""
+        files, nothing = 5, np.zeros(6, np.int64)
+        contents = Texts.of([b"p" * 3000, b"i" * 40])
+        table = Table(
+            mode=np.array([0o40555, *[0o100444] * files]),
+            links=nothing + 1,
+            size=np.array([0, 700, 0, 1600, 3000, 40]),
+            mtime_ns=nothing,
+            device=np.array([0, device, 0, 0, 0, 0]),
+            block=np.array([0, 77, erofs.NO_BLOCK, 0, 0, 0]),
+            parent=np.array([placed(16)]),
+            holder=nothing[:files],
+            child=np.arange(1, 6),
+            kind=nothing[:files] + erofs.REGULAR,
+            names=Texts.of([b"%d" % n for n in range(files)]),
+            chunks={3: Chunks(0, np.array([0, missing, device, 0]), np.array([erofs.NO_BLOCK, 0, 5, 0]), b"end")},
+            stored=Stored(np.array([4, 5]), contents),
+        )
+        return layout.lay_out(table, block, metadata, Times(0, NEW), (0, 0))
+
+    before, after = laid_out(1 << 30, 5, 1, 3), laid_out(123, 9, 4, 7)
+    move = Move(1 << 30, 123, 5, 9, {1: 4, 3: 7})
+    data = before.data.copy()
+    assert (data != after.data).any()
+    relocate(data.view(np.uint32), before.nids - move.nid_before, move)
+    assert (data == after.data).all()
+    with pytest.raises(ImageError, match="points to a shard that it does not name"):
+        relocate(before.data.view(np.uint32), before.nids - move.nid_before, move._replace(devices={1: 4}))
 
 
 def test_damage(tmp_path: Path) -> None:

@@ -59,5 +59,4 @@ class PartKeys:
         columns = self._lower.content_columns(number)
         if bool((columns.file == APART).any()):
             return columns.paths, None
-        which = [columns.paths.index(one) for one in columns.paths]  # one shard may be there several times
-        return columns.paths, (which, *(xxhash.xxh3_128_digest(one.data) for one in columns[1:3]))
+        return columns.paths, tuple(xxhash.xxh3_128_digest(one.data) for one in (columns.file, columns.start))

@@ -41,13 +41,13 @@ class Wanted(NamedTuple):
 
     def numbers_for(self, part: Part) -> dict[int, int] | None:
         """By the number of a device in a part that has this key: the number that it is to have. None if there is
-        none for what is missing."""
-        found = dict(zip(part.devices, self.devices, strict=True))
+        not one for each: what is missing has none, or one shard stood for what are two shards now."""
+        found: dict[int, int] = {}
+        pairs = [*zip(part.devices, self.devices, strict=True)]
         if part.missing:
-            if self.missing is None:
-                return None
-            found[part.missing] = self.missing
-        return found
+            pairs.append((part.missing, self.missing or 0))
+        is_one = all(after and found.setdefault(before, after) == after for before, after in pairs)
+        return found if is_one else None
 
 
 class Part(NamedTuple):
