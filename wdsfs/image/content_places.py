@@ -17,7 +17,7 @@ import numpy as np
 
 from wdsfs.dataset import content as content_module
 from wdsfs.dataset.content import Content
-from wdsfs.dataset.content_columns import APART, HELD, IN_DATA, ContentColumns
+from wdsfs.dataset.content_columns import APART, ContentColumns
 from wdsfs.dataset.texts import Ints
 from wdsfs.errors import CorruptShard, ImageError
 from wdsfs.image.erofs import BLOCK, CHUNK_BITS_MAX, NO_BLOCK, blocks_of
@@ -35,17 +35,6 @@ class Place(NamedTuple):
 
     device: int
     block: int
-
-
-class FilePlaces(NamedTuple):
-    """As `Place`, in columns. A device IN_DATA, APART or HELD is as `ContentColumns` says it."""
-
-    device: Ints
-    block: Ints
-
-    def stored_sizes(self, sizes: Ints) -> Ints:
-        """How many bytes of each file are in the image itself; `sizes` are those of the files."""
-        return np.where((self.device == IN_DATA) | (self.device == HELD), sizes, 0)
 
 
 NOWHERE = Place(0, NO_BLOCK)  # of an empty file
@@ -71,8 +60,11 @@ class ContentPlaces:
         self._devices, self._missing = devices, missing
         self.was_read = self.was_missing = False
 
-    def of_all(self, contents: ContentColumns, members: Ints, sizes: Ints) -> FilePlaces:
-        """The places of files: of these members of a shard, with these sizes (bytes). Raises ImageError."""
+    def of_all(self, contents: ContentColumns, members: Ints, sizes: Ints) -> tuple[Ints, Ints]:
+        """The places of files, in columns: of these members of a shard, with these sizes (bytes).
+
+        A device IN_DATA, APART or HELD is as `ContentColumns` says it. Raises ImageError.
+        """
         devices = [*map(self._device, contents.paths), DeviceFile(0, 0)]
         numbers, rooms = np.array([[one.number, one.size // BLOCK] for one in devices], np.int64).T
         file, start = contents.file[members], contents.start[members]
@@ -80,7 +72,7 @@ class ContentPlaces:
         whole = start // BLOCK + blocks_of_all(sizes) <= rooms[at]
         device = np.where(file < 0, file, np.where(whole, numbers[at], APART))
         device[sizes == 0] = 0
-        return FilePlaces(device, np.where(device > 0, start // BLOCK, NO_BLOCK))
+        return device, np.where(device > 0, start // BLOCK, NO_BLOCK)
 
     def _device(self, path: bytes) -> DeviceFile:
         found = self._devices.get(path)

@@ -26,7 +26,7 @@ from wdsfs.image.image_file import ImageFile
 from wdsfs.image.links_by_number import LinksByNumber
 from wdsfs.image.open_directories import OpenDirectories
 from wdsfs.image.part_keys import PartKeys
-from wdsfs.image.shard_table import ShardContent, ShardTable
+from wdsfs.image.shard_table import ShardFiles, ShardTables, is_one_table
 from wdsfs.image.table import Outside, directory_in
 from wdsfs.inodes import ROOT
 
@@ -100,17 +100,18 @@ class _Shards:
         """Put what is shown of a shard into the image; returns the inode number of its top."""
         tree = self._tree
         shown, shared = self.columns(number)
-        content = ShardContent(
+        files = ShardFiles(
+            shown,
             indexed(tree.lower.content_columns, number),
             lambda member: indexed(tree.lower.content, number, tree.lower.tag(number), member),
+            self._places,
         )
-        table = ShardTable(shown, content, self._places, (tree.directory_mode, tree.file_mode))
         # Folders of this shard alone that lie outside of its tables.
-        own = None if table.is_one else OpenDirectories(self._image)
+        own = None if is_one_table(files) else OpenDirectories(self._image)
         outside, names = self._folders(shown, shared, own)
-        tables = (self._image.append(one) for one in table.tables(self._root, outside))
-        nids = np.concatenate([*tables, np.zeros(0, np.int64)])
-        names = Outside.joined([names, table.outside(nids)])
+        tables = ShardTables(shown, files, (tree.directory_mode, tree.file_mode), self._root, outside)
+        nids = np.concatenate([*map(self._image.append, tables), np.zeros(0, np.int64)])
+        names = Outside.joined([names, tables.names_outside(nids)])
         if own is not None:
             is_own = np.isin(names.holders, own.nids)
             own.add(names.take(is_own))
