@@ -242,8 +242,8 @@ def test_rivals_in_a_merged_tree(view: View, tmp_path: Path) -> None:
     """Equal names, numbers that are taken, names that are cut, equal checksums, folders that are samples."""
     long = "n" * 250
     names = [
-        ["plumless.x", "d/e.x", f"{long}.x", "t.x", "only/in/one.x"],
-        ["plumless.x", "buckeroo.x", "d/e.x", "d/f.x", f"{long}.x", "t/a.x"],
+        ["plumless.x", "d/e.x", f"{long}.x", "t.x", "t.x~2", "only/in/one.x", "%.x"],
+        ["plumless.x", "buckeroo.x", "d/e.x", "d/f.x", f"{long}.x", "t/a.x", "%/a.x"],
         ["plumless~2.x", "d.x", "d/e~2.x", "t.y", "t/a.x", "t/x.z"],
         ["plumless.x", "d/e.x", "d/f/g.x", f"{long}~2.x", "t.x", "t/x.x"],
     ]

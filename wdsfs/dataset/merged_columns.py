@@ -52,8 +52,8 @@ def merged_columns_of(tree: MergedTree, number: int) -> MergedColumns:
     sums = np.fromiter(map(zlib.crc32, wanted.to_list(), prefixes[holder].tolist()), np.uint32, len(holder))
     order = np.argsort(sums)  # neighbours in the tables are found much faster
     ranks, asked = np.empty(len(sums), np.int64), np.empty(len(sums), bool)
-    ranks[order], asked[order] = _ranks(tree.paths.tables, number, sums[order], wanted.lengths[order])
-    asked |= doubtful[holder]
+    ranks[order], asked[order] = _ranks(tree.paths.tables, number, sums[order])
+    asked |= (ranks > 0) & (doubtful[holder] | (wanted.lengths > _STEM_MAX))
     ranked = np.flatnonzero(~asked & (ranks > 0))
     shown = shown._replace(
         names=shown.names.replaced(first + ranked, _numbered(wanted.take(ranked), ranks[ranked] + 1))
@@ -72,7 +72,7 @@ def _numbered(wanted: Texts, numbers: Ints) -> Texts:
     return Texts.chained([wanted, ends.take(which.reshape(-1))])
 
 
-def _ranks(tables: Tables, shard: int, sums: NDArray[np.uint32], lengths: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+def _ranks(tables: Tables, shard: int, sums: NDArray[np.uint32]) -> tuple[Ints, NDArray[np.bool_]]:
     """How many shards before this one want each name, and where the tree has to be asked."""
     first, last = _rows(tables.others, sums)
     breaks = np.asarray(tables.others.breaks)
@@ -85,8 +85,7 @@ def _ranks(tables: Tables, shard: int, sums: NDArray[np.uint32], lengths: Ints) 
         less = open_ & (shards[middle] < shard)
         low, high = np.where(less, middle + 1, low), np.where(open_ & ~less, middle, high)
     ranks = low - first
-    asked |= (ranks > 0) & (_has(tables.numbered, sums) | (lengths > _STEM_MAX))
-    return ranks, asked
+    return ranks, asked | ((ranks > 0) & _has(tables.numbered, sums))
 
 
 def _rows(table: Table, sums: NDArray[np.uint32]) -> tuple[Ints, Ints]:
@@ -103,7 +102,7 @@ def _has(table: Table, sums: NDArray[np.uint32]) -> NDArray[np.bool_]:
 def _shared(
     tree: MergedTree, record: Record, folders: list[int], shown: ShownColumns
 ) -> tuple[list[SharedFolder | None], NDArray[np.bool_]]:
-    """Which folders may have names of other shards, and in which names may be those of a sample's files."""
+    """Which folders may have names of other shards, and in which a sample's files may have taken numbers."""
     places = [place_of(record, folder) for folder in folders]
     sums = np.array([zlib.crc32(place.path) for place in places], np.uint32)
     first, last = _rows(tree.paths.tables.folders, sums)
