@@ -18,7 +18,8 @@ from tests.conftest import ROOT, Program
 from tests.image.test_image import end_mount, need_erofs, told
 from wdsfs import host, mount_table
 from wdsfs.cli import kernel_engine, mount_helper
-from wdsfs.mount import kernel_mount
+from wdsfs.mount import kernel_mount, session
+from wdsfs.mount.options import MountOptions
 
 
 def names_below(top: Path) -> set[str]:
@@ -166,6 +167,29 @@ def test_auto_takes_fuse_while_a_shard_is_written(program: Program) -> None:
         assert found is not None
         assert found.fstype == "fuse.wdsfs"
         assert f"engine: FUSE, because {shard}: a program has it open for writing" in mounted.output
+
+
+def test_auto_takes_fuse_after_the_kernel_has_refused(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a reason that nothing has told before."""
+    need_erofs()
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EINVAL, "for some reason")
+
+    def by_fuse(wanted: MountOptions, _: object) -> int:
+        taken.append(wanted.mountpoint)
+        return 0
+
+    taken: list[str] = []
+    shard = program.write("s0.tar", sets.content(0))
+    monkeypatch.setattr(kernel_mount, "_mount", refuse)
+    monkeypatch.setattr(session, "run_in_background", by_fuse)
+    monkeypatch.setenv("XDG_STATE_HOME", str(program.home / "state"))
+    said = told(program.home, "mount", "--engine", "auto", shard, program.mountpoint, code=0)
+    assert said.splitlines()[-1] == "wdsfs: engine: FUSE, because the kernel has not mounted it"
+    assert taken == [str(program.mountpoint)]
+    told(program.home, "mount", "--engine", "kernel", shard, program.mountpoint, code=5)
+    assert len(taken) == 1
 
 
 def test_a_line_of_fstab_that_is_mounted_already(program: Program) -> None:

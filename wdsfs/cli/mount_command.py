@@ -29,7 +29,7 @@ from wdsfs.cli.options import (
 from wdsfs.cli.own_arguments import may_have_secrets
 from wdsfs.cli.progress import make_view, refresh_index
 from wdsfs.cli.tree_options import TreeOptions, numbered_tree_options
-from wdsfs.errors import ImageError, MountError, UsageError
+from wdsfs.errors import ImageError, MountError, StaleShard, UsageError
 from wdsfs.host import in_directory
 from wdsfs.names import MEDIA, SHARD_SUFFIXES
 
@@ -305,6 +305,7 @@ def _by_kernel(
     opening: Opening,
 ) -> bool:
     """Have the kernel serve this mount; False if it is to be FUSE. Raises MountError, ImageError, ShardErrors."""
+    from wdsfs import mount_table
     from wdsfs.cli import kernel_engine
     from wdsfs.mount.image_mount import end_if_damaged
 
@@ -329,7 +330,13 @@ def _by_kernel(
         log.info("%s", "engine: kernel" if reason is None else f"engine: FUSE, because {reason}")
     if wanted is None:
         return False
-    _mount_or_hand_out(wanted, serving.foreground)
+    code = _mount_or_hand_out(wanted, serving.foreground)
+    is_refused = code in (MountError.exit_code, StaleShard.exit_code)
+    if of_image.engine == AUTO and is_refused and mount_table.mounted_at(mountpoint) is None:
+        log.info("engine: FUSE, because the kernel has not mounted it")
+        return False
+    if code:
+        sys.exit(code)
     return True
 
 
@@ -392,22 +399,22 @@ def _set_variable(name: str, value: str | None) -> None:
         os.environ[name] = value
 
 
-def _mount_or_hand_out(wanted: ImageMount, foreground: bool) -> None:
-    """Mount an image, and exit; or give what is to be mounted to `prepared_again`."""
+def _mount_or_hand_out(wanted: ImageMount, foreground: bool) -> int:
+    """Mount an image, or give what is to be mounted to `prepared_again`; returns an exit code."""
     from wdsfs.mount.guard import MadeBy
     from wdsfs.mount.image_mount import mount_in_background, mount_in_front
 
     context = click.get_current_context()
     if _PREPARED in context.meta:
         context.meta[_PREPARED](wanted)
-        return
+        return 0
     arguments = context.meta[_ARGUMENTS]
     if not may_have_secrets(arguments):  # else they are kept nowhere
         variables = {name: os.environ[name] for name in ENVIRONMENT if os.environ.get(name)}
         wanted.made = MadeBy(arguments, _current_directory(), variables)
     if "wdsfs.remote.shards" in sys.modules:  # the guard asks no store, and is not to keep the fetcher
         sys.modules["wdsfs.remote.shards"].close()
-    sys.exit(mount_in_front(wanted) if foreground else mount_in_background(wanted))
+    return mount_in_front(wanted) if foreground else mount_in_background(wanted)
 
 
 def _current_directory() -> str:
@@ -446,7 +453,9 @@ def _mount_image(image: str, mountpoint: str, serving: Serving, base: str | None
     base = os.path.dirname(os.path.abspath(image)) if base is None else base
     options = [*serving.options, *["ro"] * serving.read_only]
     wanted = ImageMount(os.path.abspath(image), mountpoint, os.path.abspath(base), options, of_image.trust_shards)
-    _mount_or_hand_out(wanted, serving.foreground)
+    code = _mount_or_hand_out(wanted, serving.foreground)
+    if code:
+        sys.exit(code)
 
 
 def _check_new(shards: Sequence[str], selection: Selection, serving: Serving) -> None:
