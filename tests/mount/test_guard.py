@@ -85,6 +85,28 @@ def test_the_mount_of_an_image_loads_little(program: Program) -> None:
         assert len(loaded) < 240
 
 
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [("pass", "ended by a signal before its tree was usable: Killed"), ("leave(None)", "see /")],
+    ids=["at the terminal", "in the background"],
+)
+def test_a_guard_that_is_killed_before_it_is_ready(before: str, said: str, program: Program) -> None:
+    """The command ends, and says what has happened."""
+    code = f"""
+import os, sys
+from wdsfs.mount import daemon
+def action(leave, ready):
+    {before}
+    os.kill(os.getpid(), 9)
+sys.exit(daemon.fork("/mnt", action))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=program.environment, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 1
+    assert said in done.stderr
+
+
 @pytest.mark.parametrize("code", [WRITE, CUT], ids=["write", "truncate"])
 def test_a_writer_waits_for_readers(code: str, program: Program) -> None:
     """The mount ends at once; what is open of it can be read on, as it was; then the writer goes on."""

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -72,6 +73,11 @@ def disk_errors() -> Iterator[None]:
     except OSError as error:
         where = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
         raise CommitError(f"{where}{error.strerror}; mend that, then repeat the command") from None
+
+
+def _has_a_terminal(quiet: bool) -> bool:
+    """False where no bar is drawn in any case: then what draws it is not even imported."""
+    return not quiet and sys.stderr is not None and sys.stderr.isatty()
 
 
 @contextlib.contextmanager
@@ -160,6 +166,9 @@ def make_view(below: ShardSet, quiet: bool) -> dict[bytes, str]:
 @contextlib.contextmanager
 def bytes_bar(label: str, total: int, quiet: bool) -> Iterator[Callable[[int], None]]:
     """A bar over bytes; the block gets a function to be called, in any thread, with each number of bytes done."""
+    if not _has_a_terminal(quiet):
+        yield lambda _: None
+        return
     from rich.progress import DownloadColumn, TransferSpeedColumn
 
     columns = DownloadColumn(binary_units=True), TransferSpeedColumn()
@@ -170,6 +179,9 @@ def bytes_bar(label: str, total: int, quiet: bool) -> Iterator[Callable[[int], N
 @contextlib.contextmanager
 def shards_bar(label: str, total: int, quiet: bool) -> Iterator[Callable[[], None]]:
     """A bar over shards; the block gets a function to be called after each of them."""
+    if not _has_a_terminal(quiet):
+        yield lambda: None
+        return
     from rich.progress import MofNCompleteColumn, TextColumn
 
     with progress_bar(label, total, quiet, MofNCompleteColumn(), TextColumn("shards")) as (bar, task):

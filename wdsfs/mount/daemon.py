@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import select
+import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +83,8 @@ def _wait_for(pid: int, receiver: int, log_file: Path) -> int:
     code = os.waitstatus_to_exitcode(status)
     if LEFT in heard:  # its message is not on this terminal
         log.error("the daemon has ended before its tree was usable; see %s", log_file)
+    elif code < 0:  # and it could not say anything itself
+        log.error("the daemon was ended by a signal before its tree was usable: %s", signal.strsignal(-code))
     return code if code > 0 else 1
 
 
