@@ -130,11 +130,12 @@ def view_order(
     that is left.
     """
     places: dict[bytes, list[tuple[int, int]]] = {}
+    keys, own_keys = plain.paths(), record.paths()
     for place, entry in enumerate(sample_order(plain)):
-        places.setdefault(plain.entry_path(int(entry)), []).append((place, int(entry)))
+        places.setdefault(keys[entry], []).append((place, int(entry)))
 
     def place_of(entry: int) -> int:
-        among = places[record.entry_path(entry)]
+        among = places[own_keys[entry]]
         if len(among) == 1:
             return among[0][0]
         rows = {own(member) for member in record.entry_members(entry)}
