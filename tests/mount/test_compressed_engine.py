@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests import tars
-from tests.conftest import PATIENCE, Program, wait_until
+from tests.conftest import PATIENCE, Program, descriptors, wait_until
 from tests.image.test_image import end_mount, need_erofs, told
 from wdsfs import mount_table
 from wdsfs.errors import MountError
@@ -278,6 +278,7 @@ def test_a_cache_without_leases(mounts: Program, monkeypatch: pytest.MonkeyPatch
     message = told(mounts.home, *KERNEL, mounts.home / "set", mounts.mountpoint, code=5)
     assert "its copy cannot be kept in the cache: no lease can be had there" in message
     assert "--engine auto takes FUSE then" in message
+    assert not any(str(mounts.home) in path for _, path in descriptors())
     fd = os.open(shard(mounts), os.O_RDONLY)
     held = held_shards.HeldShards(OpenDevice(os.fsencode(shard(mounts)), fd, str(shard(mounts))))
     with contextlib.closing(held), pytest.raises(MountError, match="has no leases"):

@@ -152,6 +152,7 @@ def held_copy(kind: str, path: bytes) -> HeldCopy:
             try:
                 place = unpack_cache.cache().hold(fd)
             except OSError as error:
+                os.close(fd)
                 raise UnreadableShard(
                     f"{os.fsdecode(path)}: its copy cannot be kept in the cache: {error.strerror}"
                 ) from None
