@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests import tars
+from tests import sets, tars
 from tests.conftest import Program
 from tests.image.test_image import end_mount, need_erofs
 from tests.tars import member
@@ -127,6 +127,19 @@ def test_by_mount_8_alone(program: Program) -> None:
         end_mount(program.mountpoint)
         for loop in loops:
             subprocess.run(["losetup", "--detach", loop], check=True)
+
+
+def test_an_image_that_others_may_not_read(program: Program, user_program: Program) -> None:
+    """That of a mount in one step lies in root's cache."""
+    need_erofs()
+    shard, place = program.write("s0.tar", sets.content(0)), user_program.directory("place")
+    try:
+        program.run("mount", "--engine", "kernel", "-o", "allow_other", shard, place)
+        says = user_program.refused("where", place / "s0/d0/0-0/txt", code=6)
+        assert f"{place}/s0/d0/0-0/txt: is served by the kernel from " in says
+        assert ".erofs, which you may not read; ask its owner" in says
+    finally:
+        end_mount(place)
 
 
 def test_an_image_that_is_another_one_now(program: Program) -> None:

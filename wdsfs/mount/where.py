@@ -119,6 +119,9 @@ def _look(path: str, images: dict[str, _ImageMount]) -> Origin | _InImage:
         if place not in images:
             images[place] = _image_mount(mount)
         return images[place].look(real, about)
+    if mount is not None and mount.fstype == "erofs" and not os.access(mount.source, os.R_OK):
+        source = os.fsdecode(mount.source)
+        raise NoSuchEntry(f"{path}: is served by the kernel from {source}, which you may not read; ask its owner")
     raise NoSuchEntry(f"{path}: is in no mount of wdsfs; see: wdsfs status")
 
 
