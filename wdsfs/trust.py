@@ -162,16 +162,14 @@ def own_links(path: bytes, fd: int, also: int | None = None) -> None:
     Else such a user could have a program of root show a file that only root can read. `also` is as in `content`.
     Raises Untrusted, OSErrors.
     """
-    trust, opened = _trusting(also), os.fstat(fd)
-    is_private = not opened.st_mode & stat.S_IROTH and opened.st_uid in trust.owners
-    if opened.st_nlink > 1 and is_private and not holds(path):
+    opened = os.fstat(fd)
+    has_names = opened.st_nlink > 1 and not opened.st_mode & stat.S_IROTH
+    if not has_names and _has_path(fd, path):
+        return  # the usual case: there is no link
+    trust = _trusting(also)
+    if has_names and opened.st_uid in trust.owners and not holds(path):
         owner = user_name(opened.st_uid)
-        raise Untrusted(
-            f"is a hard link of a file of {owner}, which not everybody may read, where others can write"
-        )
-    with contextlib.suppress(OSError):  # no /proc
-        if os.readlink(b"/proc/self/fd/%d" % fd) == path:
-            return  # the usual case: there is no link on the way
+        raise Untrusted(f"is a hard link of a file of {owner}, that not all may read, where others can write")
     links, found = _links_on(os.fsdecode(path))
     if not os.path.samestat(found, opened):  # while it was looked at
         raise OSError(errno.ESTALE, "is another file now", path)
@@ -181,6 +179,14 @@ def own_links(path: bytes, fd: int, also: int | None = None) -> None:
         raise Untrusted(
             f"a link of another user ({who}) leads to a file of {owner}: name the file, or --trust {who}"
         )
+
+
+def _has_path(fd: int, path: bytes) -> bool:
+    """True if this is the path of an open file without any link."""
+    try:
+        return os.readlink(b"/proc/self/fd/%d" % fd) == path
+    except OSError:  # no /proc
+        return False
 
 
 def _links_on(path: str) -> tuple[list[os.stat_result], os.stat_result]:
