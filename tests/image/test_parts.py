@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import os
 import random
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import tars
@@ -21,6 +22,7 @@ from tests.dataset.test_shard_tree import SHARDS, tar
 from tests.erofs import ErofsImage
 from tests.image.test_image import NEW, OLD, OWNER, check, plain_tar
 from tests.tars import member
+from tests.thorough import examples
 from wdsfs.dataset.numbered_tree import make_numbered
 from wdsfs.dataset.texts import Texts
 from wdsfs.dataset.tree import View
@@ -182,7 +184,7 @@ def test_the_bytes_of_an_image_from_nothing(
     assert shards.again(names, look=True) == len(names) - change.anew - is_read
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     pool=SHARDS,
     before=st.lists(st.integers(0, 9), max_size=6),
@@ -207,6 +209,19 @@ def test_any_sets(
         if before:
             shards.make(write(before, 0))
         shards.again(write(after, 1), look=True)
+
+
+def test_the_number_of_the_layout(tmp_path: Path) -> None:
+    """Who changes what is written for the same shards counts `erofs.LAYOUT` up, and puts the new digest here.
+
+    Else a new version would take over parts that an older one has made, and put its own beside them.
+    """
+    shards = Shards(tmp_path, *WAYS[2])
+    shards.make(write_all(shards))
+    place = manifest.read(str(shards.image)).parts
+    assert place is not None
+    blocks = shards.image.read_bytes()[erofs.metadata_block(8) * erofs.BLOCK : place.offset]
+    assert (erofs.LAYOUT, hashlib.sha256(blocks).hexdigest()[:16]) == (3, "3bcd2ceb708b86ec")
 
 
 @pytest.mark.parametrize("name", tars.ODD)
