@@ -41,9 +41,11 @@ from wdsfs.dataset.tree import LowerTree, Node, View
 from wdsfs.errors import CorruptShard, ImageError
 from wdsfs.image import erofs, manifest, shard_table
 from wdsfs.image.build import build
+from wdsfs.image.image_file import ImageFile
 from wdsfs.image.image_options import ImageOptions
 from wdsfs.image.layout import places
 from wdsfs.image.opened import close_devices, open_devices
+from wdsfs.image.table import Table
 from wdsfs.index.record import Record
 from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
@@ -374,6 +376,25 @@ def test_any_views(
             view, merge = View("classes"), True
         with a_tree(home, contents, view, merge, wanted) as tree:
             check(tree, image_of(home, tree))
+
+
+@pytest.mark.parametrize("view", [View(), View("files")], ids=str)
+@pytest.mark.parametrize("merge", [False, True])
+def test_little_is_in_memory(view: View, merge: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much of a shard is stored in the image."""
+    monkeypatch.setattr(shard_table, "STORED_MAX", 5000)
+    append, stored = ImageFile.append, list[int]()
+
+    def noted(self: ImageFile, table: Table) -> Any:
+        stored.append(int(table.stored.contents.lengths.sum()))
+        return append(self, table)
+
+    monkeypatch.setattr(ImageFile, "append", noted)
+    data = random.Random(1).randbytes(1000)
+    packed = tar([(f"d{n % 2}/{n:02}.bin.gz", gzip.compress(data, mtime=0)) for n in range(40)])
+    with a_tree(tmp_path, [packed, tar([("d0/x.y", b"z")])], view, merge, Composition(decode=True)) as tree:
+        check(tree, image_of(tmp_path, tree))
+    assert (sum(stored), max(stored)) == (40_000, 5000)
 
 
 def test_the_same_bytes_every_time(tmp_path: Path) -> None:

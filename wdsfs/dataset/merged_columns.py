@@ -18,11 +18,9 @@ from wdsfs.dataset.merged_paths import TOP, MergedPlace, place_of
 from wdsfs.dataset.merged_tree import MergedTree
 from wdsfs.dataset.shown_columns import ShownColumns, columns_of
 from wdsfs.dataset.texts import Ints, Texts
-from wdsfs.index.merged_names import Table, Tables
+from wdsfs.index.merged_names import STEM_MAX, Table, Tables
 from wdsfs.index.record import Record
 from wdsfs.inodes import MEMBER, SAMPLE, index_of, pack, position, unpack
-
-_STEM_MAX = names.NAME_MAX - len(b"~999999999")  # bytes of a name that is never cut for its number
 
 
 class SharedFolder(NamedTuple):
@@ -53,7 +51,7 @@ def merged_columns_of(tree: MergedTree, number: int) -> MergedColumns:
     order = np.argsort(sums)  # neighbours in the tables are found much faster
     ranks, asked = np.empty(len(sums), np.int64), np.empty(len(sums), bool)
     ranks[order], asked[order] = _ranks(tree.paths.tables, number, sums[order])
-    asked |= (ranks > 0) & (doubtful[holder] | (wanted.lengths > _STEM_MAX))
+    asked |= (ranks > 0) & (doubtful[holder] | (wanted.lengths > STEM_MAX))
     ranked = np.flatnonzero(~asked & (ranks > 0))
     shown = shown._replace(
         names=shown.names.replaced(first + ranked, _numbered(wanted.take(ranked), ranks[ranked] + 1))

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
+_SHORT = 256  # bytes up to which texts are copied many at a time; longer ones take longer byte by byte
 _ROWS = 1 << 16  # texts that are copied at a time
 
 
@@ -35,6 +36,9 @@ class Texts(NamedTuple):
     @staticmethod
     def joined(parts: Sequence[Texts]) -> Texts:
         """All of these, in their order."""
+        parts = [one for one in parts if len(one.starts)] or parts[:1]
+        if len(parts) == 1:
+            return parts[0]
         sizes = np.cumsum([0, *(len(one.text) for one in parts)])
         return Texts(
             np.concatenate([one.text for one in parts]),
@@ -68,8 +72,13 @@ class Texts(NamedTuple):
 
     def copy_to(self, data: NDArray[np.uint8], places: Ints) -> None:
         """Copy each to its place in `data`."""
+        long = np.flatnonzero(self.lengths > _SHORT)
+        for row in long.tolist():
+            begin, at, size = int(self.starts[row]), int(places[row]), int(self.lengths[row])
+            data[at : at + size] = self.text[begin : begin + size]
+        lengths = np.where(self.lengths > _SHORT, 0, self.lengths) if len(long) else self.lengths
         for low in range(0, len(places), _ROWS):
-            count, start, place = (one[low : low + _ROWS] for one in (self.lengths, self.starts, places))
+            count, start, place = (one[low : low + _ROWS] for one in (lengths, self.starts, places))
             offsets = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
             data[np.repeat(place, count) + offsets] = self.text[np.repeat(start, count) + offsets]
 

@@ -26,6 +26,7 @@ from wdsfs.index.record import Record
 from wdsfs.storage.identity import GONE, Fingerprint
 
 _SUFFIXES = range(len(b"~2"), len(b"~999999999") + 1)  # bytes that `names.numbered` may add
+STEM_MAX = names.NAME_MAX - _SUFFIXES[-1]  # bytes of a name that is never cut for its number
 
 
 class Wants(NamedTuple):
@@ -82,7 +83,7 @@ class Tables(NamedTuple):
 
 def stems(name: bytes) -> set[bytes]:
     """The name to which a number is added for this name: itself, unless it has to be cut."""
-    if len(name) <= names.NAME_MAX - _SUFFIXES[-1]:
+    if len(name) <= STEM_MAX:
         return {name}
     return {names.shorten(name, names.NAME_MAX - size) for size in _SUFFIXES}
 
@@ -180,7 +181,7 @@ def _cut(paths: list[bytes]) -> list[bytes]:
     """Return the shortened paths of those whose name has to be cut to get a number."""
     found = []
     for path in paths:
-        if len(path) > names.NAME_MAX - _SUFFIXES[-1]:
+        if len(path) > STEM_MAX:
             folder, name = names.split_folder(path)
             found += [folder + stem for stem in sorted(stems(name)) if stem != name]
     return found
