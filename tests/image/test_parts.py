@@ -447,3 +447,15 @@ def test_what_is_no_image(tmp_path: Path) -> None:
     for content in (b"", b"text" * 1000):
         shards.image.write_bytes(content)
         assert shards.again(["s0"]) == 0
+
+
+def test_a_disk_that_takes_some_bytes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one does that is nearly full: nothing is left out, also of what lies behind the blocks."""
+    shards, pwrite = Shards(tmp_path), os.pwrite
+    shards.write("s0", plain_tar(1, 3))
+    shards.make(["s0"])
+    whole = shards.image.read_bytes()
+    shards.image.unlink()
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: pwrite(fd, bytes(data)[:100], offset))
+    shards.make(["s0"])
+    assert shards.image.read_bytes() == whole

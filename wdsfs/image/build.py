@@ -34,7 +34,7 @@ from wdsfs.image.put_tree import put_tree
 from wdsfs.inodes import ROOT
 from wdsfs.remote import any_shard
 from wdsfs.remote.any_shard import is_remote
-from wdsfs.storage.durable import Disk, named, new_file
+from wdsfs.storage.durable import Disk, named, new_file, write_at
 from wdsfs.storage.held_files import HeldFile
 from wdsfs.storage.identity import GONE, Fingerprint
 
@@ -226,8 +226,8 @@ def _finish(
         devices=len(manifest.devices),
     )
     os.ftruncate(fd, end)
-    os.pwrite(fd, head + table, erofs.SUPER_OFFSET)
-    os.pwrite(fd, of_parts + tail, end)
+    write_at(fd, head + table, erofs.SUPER_OFFSET)
+    write_at(fd, of_parts + tail, end)
     return end + len(of_parts) + len(tail)
 
 

@@ -19,9 +19,9 @@ from wdsfs import trust
 from wdsfs.errors import CorruptShard, ImageError, MountError
 from wdsfs.image import manifest
 from wdsfs.image.erofs import BLOCK, SLOT
-from wdsfs.image.parts import Part, Wanted, checksum_of, decoded, map_blocks, slots_of, write_at
+from wdsfs.image.parts import Part, Wanted, checksum_of, decoded, map_blocks, slots_of
 from wdsfs.image.relocation import Move, relocate
-from wdsfs.storage.durable import Disk
+from wdsfs.storage.durable import Disk, write_at
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class Taking:
             behind = begin + one.blocks * BLOCK
             slots.append(slots_of(data[behind : behind + map_blocks(one.blocks) * BLOCK]) + begin // SLOT)
         relocate(data.view(np.uint32), np.concatenate(slots), move)
-        write_at(self._target, data, move.block * BLOCK)
+        write_at(self._target, data.data, move.block * BLOCK)
         for one in self._run:
             begin, end = ((block - move.block_before) * BLOCK for block in (one.first, one.end))
             self.taken.append(

@@ -10,9 +10,10 @@ from wdsfs.image import erofs
 from wdsfs.image.earlier import EarlierImage, Taking
 from wdsfs.image.erofs_columns import Times
 from wdsfs.image.layout import lay_out, lay_out_directories
-from wdsfs.image.parts import Part, Wanted, checksum_of, map_of, write_at
+from wdsfs.image.parts import Part, Wanted, checksum_of, map_of
 from wdsfs.image.table import Table
 from wdsfs.owner import Owner
+from wdsfs.storage.durable import write_at
 
 _RESERVED = erofs.BLOCK // erofs.EXTENDED_SIZE  # inodes in a block of those that are written later
 
@@ -97,7 +98,7 @@ class ImageFile:
             return
         nids, blocks = np.concatenate(begun.nids), self.blocks - begun.first
         data = map_of(nids - self._nid_at(begun.first), blocks)
-        write_at(self._fd, data, self.blocks * erofs.BLOCK)
+        write_at(self._fd, data.data, self.blocks * erofs.BLOCK)
         self._grow(len(data) // erofs.BLOCK)
         missing = wanted.missing or 0 if with_missing else 0
         made = Part(wanted.key, begun.first, blocks, len(nids), missing, wanted.devices, 0)
@@ -122,7 +123,7 @@ class ImageFile:
     def append(self, table: Table) -> Ints:
         """Write a table; returns the inode numbers of its objects. Raises ImageError, OSError."""
         part = lay_out(self._masked(table), self.blocks, self.metadata, self._times, self._owner[:2])
-        write_at(self._fd, part.data, self.blocks * erofs.BLOCK)
+        write_at(self._fd, part.data.data, self.blocks * erofs.BLOCK)
         self._grow(len(part.data) // erofs.BLOCK)
         self._count(part.nids)
         return part.nids
@@ -139,9 +140,9 @@ class ImageFile:
         first = 0
         for end in ends.tolist():
             place = self.metadata * erofs.BLOCK + int(nids[first]) * erofs.SLOT
-            write_at(self._fd, inodes[first:end].reshape(-1).view(np.uint8), place)
+            write_at(self._fd, inodes[first:end].reshape(-1).view(np.uint8).data, place)
             first = end
-        write_at(self._fd, listings, self.blocks * erofs.BLOCK)
+        write_at(self._fd, listings.data, self.blocks * erofs.BLOCK)
         self._grow(len(listings) // erofs.BLOCK)
         self._count(nids)
 

@@ -119,11 +119,3 @@ def decoded(data: bytes) -> tuple[int, list[Part]]:
         parts.append(Part(key, first, blocks, inodes, missing, numbers, checksum))
         at += _PART.size + 2 * devices
     return metadata, parts
-
-
-def write_at(fd: int, data: NDArray[np.uint8], offset: int) -> None:
-    """Write all of `data` at this place of a file. Raises OSError."""
-    view = data.data
-    while view:
-        done = os.pwrite(fd, view, offset)
-        view, offset = view[done:], offset + done

@@ -31,6 +31,7 @@ from pathlib import Path
 import xxhash
 
 from wdsfs.remote.pin import Pin
+from wdsfs.storage.durable import write_at
 
 BLOCK = 4096
 ROUND_SECONDS = 120.0  # without use end a round of use, for example a pass over the object
@@ -84,9 +85,9 @@ class BlockTable:
         head = _HEAD.pack(len(text), seed) + text
         table = cls(fd, shown, pin, seed, len(text))
         os.ftruncate(fd, table._sums_at + table.blocks * _SUM)
-        _write(fd, head + xxhash.xxh3_64_digest(head), _HEAD_AT)
-        _write(fd, struct.pack("<d", NEVER), _IDLE_AT)
-        _write(fd, _MAGIC, 0)
+        write_at(fd, head + xxhash.xxh3_64_digest(head), _HEAD_AT)
+        write_at(fd, struct.pack("<d", NEVER), _IDLE_AT)
+        write_at(fd, _MAGIC, 0)
         return table
 
     # --- blocks
@@ -104,8 +105,8 @@ class BlockTable:
     def put(self, first: int, data: memoryview) -> None:
         """Note blocks that are in the data file from now on; `data` is their content. Raises OSError."""
         sums = self._sums(first, data)
-        _write(self.fd, struct.pack(f"<{len(sums)}Q", *sums), self._sums_at + first * _SUM)
-        _write(self.fd, _HERE * len(sums), self._here_at + first)
+        write_at(self.fd, struct.pack(f"<{len(sums)}Q", *sums), self._sums_at + first * _SUM)
+        write_at(self.fd, _HERE * len(sums), self._here_at + first)
 
     def wrong(self, first: int, data: memoryview) -> list[int]:
         """The blocks whose content is not what it was when they were put. Raises OSError."""
@@ -120,7 +121,7 @@ class BlockTable:
     def drop(self, blocks: Sequence[int]) -> None:
         """Note that these blocks are not here. Raises OSError."""
         for block in blocks:
-            _write(self.fd, b"\0", self._here_at + block)
+            write_at(self.fd, b"\0", self._here_at + block)
 
     def _presence(self, first: int, last: int) -> bytes:
         count = max(last - first, 0)
@@ -137,7 +138,7 @@ class BlockTable:
 
     def note_whole(self, changed: int) -> None:
         """Note that all blocks have been compared, with a data file of this ctime. Raises OSError."""
-        _write(self.fd, _WHOLE.pack(changed, self._check_of(changed)), _WHOLE_AT)
+        write_at(self.fd, _WHOLE.pack(changed, self._check_of(changed)), _WHOLE_AT)
 
     def is_whole(self, changed: int) -> bool:
         """True if that was noted since this machine was started. Raises OSError."""
@@ -163,16 +164,10 @@ class BlockTable:
         with contextlib.suppress(OSError):
             gap = time.time() - self.used()
             if gap > ROUND_SECONDS:
-                _write(self.fd, struct.pack("<d", min(gap, NEVER)), _IDLE_AT)
+                write_at(self.fd, struct.pack("<d", min(gap, NEVER)), _IDLE_AT)
             os.utime(self.fd)
 
 
 @functools.lru_cache(1)
 def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def _write(fd: int, data: bytes, offset: int) -> None:
-    while data:
-        done = os.pwrite(fd, data, offset)
-        data, offset = data[done:], offset + done

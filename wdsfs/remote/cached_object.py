@@ -26,6 +26,7 @@ from wdsfs.remote.block_table import BLOCK, BlockTable
 from wdsfs.remote.cache_room import CacheRoom
 from wdsfs.storage import held_files
 from wdsfs.storage.cache_place import is_at
+from wdsfs.storage.durable import write_at
 
 USE_SECONDS = 60.0  # between two notes of use
 # A change in the same tick of the kernel's clock (up to 10 ms) leaves the ctime as it is. So what was compared
@@ -278,7 +279,7 @@ class CachedObject:
         # is mounted, its end is not waited for: what has come is not kept.
         fd = os.open(f"/proc/self/fd/{self.fd}", _WRITING)
         try:
-            _write(fd, data, offset)
+            write_at(fd, data, offset)
         finally:
             os.close(fd)
 

@@ -137,6 +137,14 @@ def new_file(disk: Disk, target: bytes, mode: int = 0o666, temporary: bytes | No
         os.close(fd)
 
 
+def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
+    """Write all of the data to this place (bytes) in a file, however little is taken at once. Raises OSError."""
+    left = memoryview(data)
+    while left:
+        done = os.pwrite(fd, left, offset)
+        left, offset = left[done:], offset + done
+
+
 def make_directories(disk: Disk, path: bytes) -> None:
     """Make a directory, and those above it that are missing; all are on disk then. Raises OSErrors."""
     if not os.path.isdir(path):
