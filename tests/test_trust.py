@@ -597,3 +597,12 @@ def test_a_backup_of_hard_links(tmp_path: Path) -> None:
         hold(OverlayDirectory(tmp_path / "o"))
     (tmp_path / "o/lock").unlink()
     os.close(hold(OverlayDirectory(tmp_path / "o")))
+
+
+def test_a_link_to_a_shard_that_becomes_a_loop(tmp_path: Path) -> None:
+    """Who can put it there while the shard is looked at keeps nobody busy for ever."""
+    shard, link = tmp_path / "t.tar", tmp_path / "link.tar"
+    shard.write_bytes(SMALL)
+    link.symlink_to("link.tar")
+    with open(shard, "rb") as file, pytest.raises(OSError, match="Too many levels"):
+        trust.own_links(os.fsencode(link), file.fileno())

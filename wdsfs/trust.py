@@ -199,6 +199,9 @@ def _links_on(path: str) -> tuple[list[os.stat_result], os.stat_result]:
             found = os.fstat(step)
             if stat.S_ISLNK(found.st_mode):
                 links.append(found)
+                if len(links) > LINKS_MAX:
+                    os.close(step)
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
                 target = os.readlink("", dir_fd=step)
                 ahead += _parts(target, typed=False)
                 os.close(step)
@@ -207,8 +210,6 @@ def _links_on(path: str) -> tuple[list[os.stat_result], os.stat_result]:
                 step = os.open("/", _STEP | os.O_DIRECTORY)
             os.close(fd)
             fd = step
-            if len(links) > LINKS_MAX:
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
         return links, os.fstat(fd)
     finally:
         os.close(fd)
