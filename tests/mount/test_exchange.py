@@ -179,6 +179,7 @@ def test_what_cannot_be_refreshed(mounts: Program) -> None:
     image, source = mounts.home / "set.erofs", mounts.home / "set"
     mounts.run("image", source, "-o", image)
     mounts.run("mount", image, mounts.mountpoint)
+    of_the_user = mounts.write("set.erofs.before", b"mine")
     replace(mounts, "s0.tar", b"n")
     message = mounts.refused("refresh", mounts.mountpoint, code=5)
     assert "is older than" in message
@@ -190,6 +191,7 @@ def test_what_cannot_be_refreshed(mounts: Program) -> None:
     assert (mounts.mountpoint / "s0" / "a" / "x").read_bytes() == b"o" * SIZE
     mounts.run("refresh", mounts.mountpoint)
     assert (mounts.mountpoint / "s0" / "a" / "x").read_bytes() == b"n" * SIZE
+    assert of_the_user.read_bytes() == b"mine"
     kill(guard(mounts))
     assert "has no guard, which would do it" in mounts.refused("refresh", mounts.mountpoint, code=5)
 

@@ -158,15 +158,17 @@ def put_back(image: str, unless: Callable[[], bool]) -> Iterator[None]:
     For the old one is mounted still, and `status` and `where` read it. `unless`: if the new one is mounted all the
     same. An image that was not made for a mount is left alone.
     """
-    before = Path(f"{image}.before")
     try:
         is_ours = bool(manifest.read(image).key)
     except MountError:
         is_ours = False
+    if not is_ours:
+        yield
+        return
+    before = Path(f"{image}.before")
     with contextlib.suppress(OSError):  # a file system without hard links
-        if is_ours:
-            before.unlink(missing_ok=True)  # of a command that was killed
-            before.hardlink_to(image)
+        before.unlink(missing_ok=True)  # of a command that was killed
+        before.hardlink_to(image)
     try:
         yield
     except BaseException:
