@@ -422,6 +422,11 @@ ODD: dict[str, Case] = {
         lambda: tar(old_sparse(b"s.txt", _SEGMENTS, _SIZE), A),
         {b"s.txt": _sparse_content(), b"a.txt": b"aaa"},
     ),
+    "sparse GNU of nothing but a hole": Case(
+        "holes are zeros",
+        lambda: tar(old_sparse(b"s.txt", [(5000, b"")], 5000), A),
+        {b"s.txt": bytes(5000), b"a.txt": b"aaa"},
+    ),
     "sparse GNU of 50 segments": Case(
         "the map goes on in blocks behind the header",
         lambda: tar(old_sparse(b"s.txt", _NUMBERED, 100), A),

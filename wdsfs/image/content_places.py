@@ -96,9 +96,10 @@ class ContentPlaces:
                     raise
                 return self._unreadable(content, self._missing)
         device = self._device(content.file.path)
-        first = pieces[0][2] // BLOCK
-        if pieces[0][:2] == (0, content.size) and first + blocks_of(content.size) <= device.size // BLOCK:
-            return Place(device.number, first)
+        if pieces and pieces[0][:2] == (0, content.size):  # else there are holes, or nothing else
+            first = pieces[0][2] // BLOCK
+            if first + blocks_of(content.size) <= device.size // BLOCK:
+                return Place(device.number, first)
         return self._chunks(content, pieces, device)
 
     def _unreadable(self, content: Content, missing: int) -> Chunks:
@@ -145,7 +146,7 @@ def _chunk_bits(content: Content, pieces: Sequence[Piece]) -> int:
     if edges:
         unit = math.gcd(*edges)
         return (unit & -unit).bit_length() - BLOCK.bit_length()
-    # One piece, whose end is not there or has no whole block: in small chunks, but not in too many.
+    # A hole, or one piece, whose end is not there or has no whole block: in small chunks, but not in too many.
     return min((blocks_of(content.size) // CHUNKS_DAMAGED).bit_length(), CHUNK_BITS_MAX)
 
 
