@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from wdsfs import trust
+from wdsfs import __version__, trust
 from wdsfs.errors import MountError
 from wdsfs.image import copies, erofs, manifest
 from wdsfs.image.image_options import ImageOptions
@@ -106,7 +106,7 @@ def path_of(mountpoint: str) -> Path:
 
 
 def key_of(tree: LowerTree, options: ImageOptions) -> str:
-    """A text that differs for every other image: other shards or options, or shards that have changed."""
+    """A text that differs for every other image: other shards or options, changed shards, another version."""
     lower, view = tree.lower, tree.view
     shards = [(one.key, one.name, lower.fingerprint(number)) for number, one in enumerate(lower.shards)]
     sources = () if lower.plain is lower else lower.sources
@@ -137,7 +137,8 @@ def _key(
     read: Sequence[tuple[bytes, Fingerprint]],
 ) -> str:
     own = options._replace(copies=dict(options.copies))
-    text = repr((erofs.LAYOUT, own, view, [*shards], [*read]))
+    # The version, for what is shown of the same shards may be other names in a later one.
+    text = repr((__version__, erofs.LAYOUT, own, view, [*shards], [*read]))
     return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
 
 
