@@ -526,8 +526,10 @@ def test_no_loop_device_is_left_of_a_process_that_was_killed(
     with open(tmp_path / "s0.tar", "rb") as one, open(tmp_path / "s1.tar", "rb") as other:
         pid = os.fork()
         if not pid:
-            kernel_mount.mount_by_loops(str(image), str(mountpoint), [one.fileno(), other.fileno()], 0)
-            os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                kernel_mount.mount_by_loops(str(image), str(mountpoint), [one.fileno(), other.fileno()], 0)
+            finally:  # also of an error: this process must not go on with the tests
+                os.kill(os.getpid(), signal.SIGKILL)
         assert os.waitpid(pid, 0)[1] == signal.SIGKILL
     assert (mount_table.mounted_at(mountpoint) is not None) == (steps > 3)
     end_mount(mountpoint)
