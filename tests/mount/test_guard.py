@@ -463,6 +463,19 @@ def test_which_changes_of_the_times_are_writes(tmp_path: Path, monkeypatch: pyte
     assert changes(shard.unlink) == []
 
 
+def test_signals_are_handled_as_before_when_a_guard_has_given_up(tmp_path: Path) -> None:
+    """With `--engine auto --foreground` the same process goes on by FUSE, and has to end at an interrupt."""
+    image = tmp_path / "i.erofs"
+    image.touch()
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGIO)
+    before = [signal.getsignal(number) for number in numbers]
+    held = held_shards.HeldShards(OpenDevice(bytes(image), os.open(image, os.O_RDONLY)))
+    waiting = guard_module.Guard(held, str(tmp_path), None)
+    waiting.take()
+    waiting.close()
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
 @pytest.mark.parametrize("room", [0, 1], ids=["for no file", "for one file"])
 def test_a_runtime_directory_that_is_full(room: int, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is mounted that commands could not find; and a guard that is at work goes on."""

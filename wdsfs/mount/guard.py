@@ -187,6 +187,7 @@ class Guard:
         self._has_mounted = False
         self._told_to_end = 0  # so many times
         self._receiver, self._sender = socket.socketpair()
+        self._handlers: dict[int, Any] = {}  # of signals, as they were before
 
     def take(self, is_there: bool = False) -> None:
         """Take the overlay, and have every later writer of a shard wait for this process.
@@ -199,9 +200,9 @@ class Guard:
         self._receiver.setblocking(False)
         self._sender.setblocking(False)
         signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGIO, lambda *_: None)
+        self._handlers[signal.SIGIO] = signal.signal(signal.SIGIO, lambda *_: None)
         for number in _ENDS:
-            signal.signal(number, self._note_end)
+            self._handlers[number] = signal.signal(number, self._note_end)
         self._held.take_leases()
 
     def _note_end(self, *_: object) -> None:
@@ -309,12 +310,14 @@ class Guard:
                     forget(found)
 
     def close(self) -> None:
-        """Let go of all shards. This process guards nothing any more."""
+        """Let go of all shards. This process guards nothing any more, and may mount by FUSE now."""
         signal.set_wakeup_fd(-1)
         self._receiver.close()
         self._sender.close()
         for one in (self._held, *self._before):
             one.close()
+        for number, handler in self._handlers.items():  # now that no lease sends any
+            signal.signal(number, handler)
 
     def _register(self) -> None:
         own = Registration(
