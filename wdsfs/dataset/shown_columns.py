@@ -14,7 +14,7 @@ import numpy as np
 from wdsfs.dataset.shard_tree import ShardTree
 from wdsfs.dataset.texts import Ints, Texts
 from wdsfs.dataset.tree import Node
-from wdsfs.index.record import BY_EXTENSION, STRAY, TWIN, Record
+from wdsfs.index.record import BY_EXTENSION, LINK, STRAY, TWIN, Record
 from wdsfs.inodes import FOLDER, INDEX_MAX, MEMBER, SAMPLE, pack, position
 
 _DOT = np.frombuffer(b".", np.uint8)
@@ -131,10 +131,12 @@ def _file_names(record: Record, members: Ints) -> Texts:
 
 def _members_with_names(record: Record) -> Ints:
     """The members that the files layout shows: all but hard links that lead nowhere."""
-    found = np.arange(record.members)
-    if record.has_links:
-        found = found[[record.link_target(member) is not None for member in range(record.members)]]
-    return found
+    leads_nowhere = np.repeat(
+        (record.array("entry.flags") & LINK) != 0, _steps(record.array("entry.member").astype(np.int64))
+    )
+    if "link.member" in record.column:
+        leads_nowhere[record.array("link.member")] = False
+    return np.flatnonzero(~leads_nowhere)
 
 
 def _without_hard_links(record: Record, listed: Ints) -> tuple[Ints, Ints]:
