@@ -105,7 +105,7 @@ class ContentPlaces:
     def _unreadable(self, content: Content, missing: int) -> Chunks:
         """A file that is made of what is damaged: reading it fails, as on a mount."""
         self.was_missing = True
-        bits = min((blocks_of(content.size) // CHUNKS_DAMAGED).bit_length(), CHUNK_BITS_MAX)
+        bits = _bits_of_small_chunks(content.size)
         count = -(-content.size // (BLOCK << bits))
         return Chunks(bits, np.full(count, missing, np.int64), np.zeros(count, np.int64), b"")
 
@@ -146,8 +146,12 @@ def _chunk_bits(content: Content, pieces: Sequence[Piece]) -> int:
     if edges:
         unit = math.gcd(*edges)
         return (unit & -unit).bit_length() - BLOCK.bit_length()
-    # A hole, or one piece, whose end is not there or has no whole block: in small chunks, but not in too many.
-    return min((blocks_of(content.size) // CHUNKS_DAMAGED).bit_length(), CHUNK_BITS_MAX)
+    return _bits_of_small_chunks(content.size)  # a hole, or one piece, whose end is missing or no whole block
+
+
+def _bits_of_small_chunks(size: int) -> int:
+    """How many times a block is doubled to get chunks of a file that are small, but not too many."""
+    return min((blocks_of(size) // CHUNKS_DAMAGED).bit_length(), CHUNK_BITS_MAX)
 
 
 def _pieces(content: Content) -> list[Piece] | None:

@@ -72,11 +72,7 @@ def shown_at(mountpoint: str) -> ShownImage | None:
     if mount is None or image is None:
         return None
     about = manifest.read(image)
-    if not is_of_mount(image, mount):
-        raise MountError(
-            f"{mountpoint}: its image, {os.fsdecode(image)}, has been replaced by another one; see: "
-            f"wdsfs refresh {shlex.quote(mountpoint)}"
-        )
+    check_is_of_mount(image, mount)
     if about.set is None:
         raise MountError(
             f"{os.fsdecode(image)}: the image was made by an earlier version of wdsfs; make it anew, then: "
@@ -90,8 +86,17 @@ def shown_at(mountpoint: str) -> ShownImage | None:
     return ShownImage(mountpoint, identity, about, about.set, base, paths, guard)
 
 
-def is_of_mount(image: bytes, mount: MountPoint) -> bool:
-    """False if another image has taken the place of the one that is mounted, as far as can be known."""
+def check_is_of_mount(image: bytes, mount: MountPoint) -> None:
+    """Raise MountError if another image has taken the place of the one that is mounted, as far as can be known."""
+    if not _is_of_mount(image, mount):
+        mountpoint = os.fsdecode(mount.path)
+        raise MountError(
+            f"{mountpoint}: its image, {os.fsdecode(image)}, has been replaced by another one; see: "
+            f"wdsfs refresh {shlex.quote(mountpoint)}"
+        )
+
+
+def _is_of_mount(image: bytes, mount: MountPoint) -> bool:
     identity, mountpoint = identity_of(image), os.fsdecode(mount.path)
     # An overlay, and an older kernel, do not show which image it is.
     shown = is_mounted_at(identity, mountpoint) if mount.fstype == "erofs" else None

@@ -18,12 +18,12 @@ from typing import NamedTuple
 from wdsfs import mount_table, names
 from wdsfs.dataset import numbered_tree
 from wdsfs.dataset.tree import XATTR
-from wdsfs.errors import MissingShard, MountError, NoSuchEntry, UnreadableShard, UsageError, WdsfsError
+from wdsfs.errors import MissingShard, NoSuchEntry, UnreadableShard, UsageError, WdsfsError
 from wdsfs.image import copies, manifest
 from wdsfs.image.mounted import image_of
 from wdsfs.image.places_in_image import ImagePlaces
 from wdsfs.mount.guard import guard_of
-from wdsfs.mount.shown_image import is_of_mount
+from wdsfs.mount.shown_image import check_is_of_mount
 from wdsfs.mount_table import MountPoint
 from wdsfs.overlay.kernel_use import upper_of
 from wdsfs.overlay.overlay_directory import OverlayDirectory
@@ -348,11 +348,7 @@ def _image_mount(mount: MountPoint) -> _ImageMount:
     image, mountpoint = image_of(mount) or b"", os.fsdecode(mount.path)
     places = ImagePlaces(image)
     try:
-        if not is_of_mount(image, mount):
-            raise MountError(
-                f"{mountpoint}: its image, {os.fsdecode(image)}, has been replaced by another one; see: "
-                f"wdsfs refresh {mountpoint}"
-            )
+        check_is_of_mount(image, mount)
         about = manifest.read(image)
         devices = _devices(about, image, mountpoint)
         return _ImageMount(mountpoint, os.fsdecode(image), about, places, devices, upper_of(mount))
