@@ -606,3 +606,19 @@ def test_a_link_to_a_shard_that_becomes_a_loop(tmp_path: Path) -> None:
     link.symlink_to("link.tar")
     with open(shard, "rb") as file, pytest.raises(OSError, match="Too many levels"):
         trust.own_links(os.fsencode(link), file.fileno())
+
+
+@needs_root
+def test_hard_links_of_who_has_typed_sudo(tmp_path: Path) -> None:
+    """In a directory of their own they are theirs; that of another user may have them from anywhere."""
+    shard = tmp_path / "t.tar"
+    shard.write_bytes(SMALL)
+    shard.chmod(0o600)
+    (tmp_path / "again.tar").hardlink_to(shard)
+    for path in (tmp_path, shard):
+        os.chown(path, NOBODY, NOBODY)
+    with open(shard, "rb") as file:
+        trust.own_links(os.fsencode(shard), file.fileno(), also=NOBODY)
+        os.chown(tmp_path, NOBODY - 1, NOBODY - 1)
+        with pytest.raises(Untrusted, match="is a hard link of a file of"):
+            trust.own_links(os.fsencode(shard), file.fileno(), also=NOBODY)

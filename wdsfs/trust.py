@@ -112,11 +112,15 @@ def directory(path: str | os.PathLike[str], create: bool = False, tighten: bool 
     _walk(os.path.abspath(path), create, tighten, False)
 
 
-def holds(path: bytes) -> bool:
-    """True if only trusted users can have changed the file at a path, and the links on the way to it."""
+def holds(path: bytes, also: int | None = None) -> bool:
+    """True if only trusted users can have changed the file at a path, and the links on the way to it.
+
+    `also` is as in `content`.
+    """
+    trust = _trusting(also)
     try:
         for _ in range(LINKS_MAX):
-            directory(os.fsdecode(os.path.dirname(path)))
+            _walk(os.path.abspath(os.fsdecode(os.path.dirname(path))), False, False, False, trust)
             if not os.path.islink(path):
                 return True
             path = os.path.join(os.path.dirname(path), os.readlink(path))
@@ -167,7 +171,7 @@ def own_links(path: bytes, fd: int, also: int | None = None) -> None:
     if not has_names and _has_path(fd, path):
         return  # the usual case: there is no link
     trust = _trusting(also)
-    if has_names and opened.st_uid in trust.owners and not holds(path):
+    if has_names and opened.st_uid in trust.owners and not holds(path, also):
         owner = user_name(opened.st_uid)
         raise Untrusted(f"is a hard link of a file of {owner}, that not all may read, where others can write")
     links, found = _links_on(os.fsdecode(path))
