@@ -337,7 +337,7 @@ def test_two_commits_do_not_write_one_shard(bench: Bench) -> None:
     temporary = temporary_of(os.fsencode(bench.target))
     fd = Disk().open_temporary(temporary)
     os.write(fd, b"mine")
-    with pytest.raises(CommitError, match="another commit or pack is writing"):
+    with pytest.raises(CommitError, match="another process of wdsfs is writing"):
         bench.write({})
     assert os.pread(fd, 9, 0) == b"mine"
     os.close(fd)

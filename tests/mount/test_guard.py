@@ -524,3 +524,27 @@ def test_without_inotify_the_superblock_is_looked_for(tmp_path: Path, monkeypatc
     assert held.is_used()
     (tmp_path / "erofs-1").rmdir()
     assert not held.is_used()
+
+
+def test_an_image_that_was_removed(program: Program) -> None:
+    """The kernel has it open, so the mount goes on; commands know it by its guard."""
+    need_erofs()
+    shard = program.write("s.tar", tars.tar(tars.member(b"a.x", b"one")))
+    try:
+        program.run("mount", "--engine", "kernel", shard, program.mountpoint)
+        guard = guard_of(str(program.mountpoint))
+        assert guard is not None
+        Path(guard.image).unlink()
+        assert (program.mountpoint / "s" / "a" / "x").read_bytes() == b"one"
+        for place in ([], [program.mountpoint]):
+            shown = told(program.home, "status", *place, code=0)
+            assert f"{program.mountpoint}: served by the kernel" in shown
+            assert f"{guard.image}: No such file or directory" in shown
+        said = program.refused("where", program.mountpoint / "s", code=6)
+        assert f"is served by the kernel from {guard.image}, an image that has been removed" in said
+        program.write("s.tar.new", tars.tar(tars.member(b"a.x", b"two"))).rename(shard)
+        told(program.home, "refresh", program.mountpoint, code=0)
+        assert (program.mountpoint / "s" / "a" / "x").read_bytes() == b"two"
+        assert "1 shard" in told(program.home, "status", program.mountpoint, code=0)
+    finally:
+        end_mount(program.mountpoint)

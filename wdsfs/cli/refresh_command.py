@@ -88,9 +88,10 @@ def _by_kernel(mountpoint: str) -> dict[str, Any] | None:
     from wdsfs.mount.guard import guard_of
 
     mounted = mount_table.mounted_at(mountpoint)
-    if mounted is None or image_of(mounted) is None:
-        return None
     guard = guard_of(mountpoint)
+    is_guarded = mounted is not None and guard is not None and guard.guards(mounted)
+    if mounted is None or (image_of(mounted) is None and not is_guarded):
+        return None
     if guard is None or not guard.alive:
         raise MountError(
             f"{mountpoint}: has no guard, which would do it; repeat the command that mounted it, no unmount"

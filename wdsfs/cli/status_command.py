@@ -52,9 +52,10 @@ def status(mountpoint: str | None, as_json: bool) -> None:
       wdsfs status --json
     """
     from wdsfs.image.mounted import mounted_images
+    from wdsfs.mount.guard import without_image
     from wdsfs.status import control
 
-    daemons, foreign, images = control.daemons(), control.foreign(), mounted_images()
+    daemons, foreign, images = control.daemons(), control.foreign(), [*mounted_images(), *without_image()]
     if mountpoint is not None:  # nothing is asked of the others, which may take their time to answer
         wanted = control.canonical(mountpoint)
         daemons = [one for one in daemons if one.mountpoint == wanted]
@@ -129,7 +130,7 @@ def _image_report(found: Any) -> dict[str, Any]:
         notices.append("read-only for a commit; if that was killed, a commit that ends in order makes it writable")
     try:
         about = manifest.read(found.image)
-    except MountError as error:  # replaced by another file since
+    except MountError as error:  # replaced by another file since, or removed
         return {**report, "shards": 0, "layout": "", "notices": [*notices, str(error)]}
     names = ("layout", "names", "merge", "index_tree", "composition")
     copies = {one.path: one.copy for one in about.devices if one.copy is not None}

@@ -40,6 +40,7 @@ from wdsfs import host, mount_table
 from wdsfs.errors import MountError, StaleShard, WdsfsError, several
 from wdsfs.image import copies, manifest
 from wdsfs.image.identity import identity_of
+from wdsfs.image.mounted import MountedImage, image_of
 from wdsfs.image.opened import check_devices, check_image, open_image
 from wdsfs.mount import all_mounts, kernel_mount
 from wdsfs.mount.held_shards import HeldShards, raise_file_limit, superblocks
@@ -47,6 +48,7 @@ from wdsfs.status import control
 
 if TYPE_CHECKING:
     from wdsfs.mount.kernel_overlay import OverlayOver
+    from wdsfs.mount_table import MountPoint
     from wdsfs.overlay.mounted_overlay import MountedOverlay
 
 log = logging.getLogger(__name__)
@@ -109,6 +111,11 @@ class Registration:
     def alive(self) -> bool:
         return control.start_ticks(self.pid) == self.start_ticks
 
+    def guards(self, mount: MountPoint) -> bool:
+        """True if this is the mount that it guards, also if the image has been removed since."""
+        is_there = os.fsdecode(mount.path) == self.mountpoint and mount.source == os.fsencode(self.image)
+        return is_there and mount.fstype in ("erofs", "overlay") and self.alive
+
     def was_exchanged(self) -> bool:
         """True if the guard has mounted another image since this was read."""
         now = guard_of(self.mountpoint)
@@ -155,6 +162,13 @@ def _guards() -> Iterator[Registration]:
 def living_guards() -> list[Registration]:
     """The guards that are at work. Raises MountError."""
     return [one for one in _guards() if one.alive]
+
+
+def without_image() -> list[MountedImage]:
+    """The mounts whose image has been removed since, of which only their guards know. Raises MountError."""
+    lost = [one for one in mount_table.mounts() if one.fstype in ("erofs", "overlay") and image_of(one) is None]
+    guards = living_guards() if lost else []
+    return [MountedImage(one, one.source) for one in lost if any(guard.guards(one) for guard in guards)]
 
 
 def forget(guard: Registration) -> None:

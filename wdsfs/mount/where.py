@@ -121,7 +121,10 @@ def _look(path: str, images: dict[str, _ImageMount]) -> Origin | _InImage:
         return images[place].look(real, about)
     if mount is not None and mount.fstype == "erofs" and not os.access(mount.source, os.R_OK):
         source = os.fsdecode(mount.source)
-        raise NoSuchEntry(f"{path}: is served by the kernel from {source}, which you may not read; ask its owner")
+        why = "which you may not read; ask its owner"
+        if os.geteuid() == 0:
+            why = "an image that has been removed; make it again, or see: wdsfs status"
+        raise NoSuchEntry(f"{path}: is served by the kernel from {source}, {why}")
     raise NoSuchEntry(f"{path}: is in no mount of wdsfs; see: wdsfs status")
 
 

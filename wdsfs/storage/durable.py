@@ -182,7 +182,7 @@ def remove_leftover(path: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
     except BlockingIOError:
-        raise CommitError(f"another commit or pack is writing {os.fsdecode(path)}") from None
+        raise CommitError(f"another process of wdsfs is writing {os.fsdecode(path)}") from None
     except PermissionError as error:
         raise CommitError(
             f"{os.fsdecode(path)} is in the way, and cannot be removed ({error.strerror}): it is another user's"
