@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests import tars
+from tests import sets, tars
 from tests.conftest import PATIENCE, Program, wait_until
 from tests.image.test_image import end_mount, need_erofs, told
 from wdsfs import host, mount_calls, mount_table
@@ -546,5 +546,24 @@ def test_an_image_that_was_removed(program: Program) -> None:
         told(program.home, "refresh", program.mountpoint, code=0)
         assert (program.mountpoint / "s" / "a" / "x").read_bytes() == b"two"
         assert "1 shard" in told(program.home, "status", program.mountpoint, code=0)
+    finally:
+        end_mount(program.mountpoint)
+
+
+def test_two_mounts_at_once(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one is made after this one has looked at the mount point: one of them is refused."""
+    need_erofs()
+    image = program.home / "set.erofs"
+    told(program.home, "image", program.write("s.tar", sets.content(0)), "-o", image, code=0)
+
+    def overtaken(*_: object) -> None:
+        program.run("mount", image, program.mountpoint)
+
+    monkeypatch.setattr(image_mount, "check_mountpoint", overtaken)
+    try:
+        wanted = ImageMount(str(image), str(program.mountpoint), str(program.home))
+        assert image_mount.mount_in_background(wanted) == MountError.exit_code
+        there = [one for one in mount_table.mounts() if os.fsdecode(one.path) == str(program.mountpoint)]
+        assert len(there) == 1
     finally:
         end_mount(program.mountpoint)

@@ -44,6 +44,7 @@ from wdsfs.image.mounted import MountedImage, image_of
 from wdsfs.image.opened import check_devices, check_image, open_image
 from wdsfs.mount import all_mounts, kernel_mount
 from wdsfs.mount.held_shards import HeldShards, raise_file_limit, superblocks
+from wdsfs.mount.mountpoint import check_mountpoint
 from wdsfs.status import control
 
 if TYPE_CHECKING:
@@ -234,6 +235,8 @@ class Guard:
         """Have the kernel mount these, and note the name of the superblock (and of those that others make at that
         moment). Raises MountError, StaleShard."""
         with _one_at_a_time():
+            if not instead:  # another one may have been made there since it was looked
+                check_mountpoint(self.mountpoint, nonempty=True, busy=[])
             before = superblocks()
             self._ask_kernel(held, attributes, instead)
             held.superblocks = superblocks() - before
