@@ -23,7 +23,7 @@ from wdsfs.errors import OverlayBusy
 from wdsfs.mount import kernel_overlay
 from wdsfs.mount.guard import Registration, guard_of
 from wdsfs.overlay import kernel_use
-from wdsfs.overlay.overlay_directory import OverlayDirectory, held
+from wdsfs.overlay.overlay_directory import OverlayDirectory, held, state_of
 from wdsfs.status import control
 
 BUSY = 8  # exit code: the overlay is in use, or cannot be used
@@ -597,3 +597,17 @@ def test_the_kernel_is_asked_who_uses_an_upper(tmp_path: Path) -> None:
             assert found.path == os.fsencode(tmp_path / "m")
         finally:
             subprocess.run(["umount", tmp_path / "m"], check=True)
+
+
+def test_the_way_out_when_guard_and_commit_were_killed(program: Program) -> None:
+    """Neither command names the other one, which is refused, too."""
+    sources = make_set(program)
+    with mounted(program, *sources) as top:
+        kill(the_guard(program))
+        state = state_of(OverlayDirectory(program.home / "edits"))
+        state.mkdir(exist_ok=True)
+        (state / "commit.json").write_text("{}")
+        said = program.refused("commit", "--in-place", top, code=5)
+        assert "; unmount it and name --overlay" in said
+        said = program.refused("mount", *KERNEL, "--overlay", "edits", *sources, top, code=BUSY)
+        assert f"finish it first: wdsfs umount {top}, then wdsfs commit --in-place --overlay" in said

@@ -332,9 +332,10 @@ def _by_kernel(
 
     place = OverlayDirectory(Path(str(guard.overlay)))
     if freeze and not guard.alive:
+        again = "" if unfinished(place) else "type its mount command again, or "  # that would be refused
         raise MountError(
-            f"{mountpoint}: its guard (process {guard.pid}) has died, so nobody has the overlay for it; type its "
-            f"mount command again, or unmount it and name --overlay {shlex.quote(str(place.path))} and the SHARDS"
+            f"{mountpoint}: its guard (process {guard.pid}) has died, so nobody has the overlay for it; "
+            f"{again}unmount it and name --overlay {shlex.quote(str(place.path))} and the SHARDS"
         )
     if opening.index_dir is None and guard.index:
         opening = opening._replace(index_dir=Path(guard.index))
