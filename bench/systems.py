@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bench.clients import File
 from bench.data import Member, Set, Shard
-from wdsfs import mount_calls
+from wdsfs import host, mount_calls
 from wdsfs.mount.kernel_mount import FILES_SINCE
 
 START_SECONDS = 120.0  # a daemon may take to mount
@@ -734,8 +734,7 @@ class ErofsFiles(System):
     def absent(self) -> str:
         if why := self.erofs.absent():
             return why
-        release = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
-        return "" if release >= FILES_SINCE else "the kernel takes loop devices only (before 6.12)"
+        return "" if host.kernel_version() >= FILES_SINCE else "this kernel takes loop devices only"
 
     def version(self) -> str:
         return self.erofs.version()
