@@ -457,7 +457,9 @@ class Mounted:
             done = self.program.run("mount", *arguments, self.path, code=None, **options)
             self.output = (done.stdout + done.stderr).decode(errors="replace")
             assert done.returncode == 0, self.output
-        self._known = {pid: control.start_ticks(pid) for pid in descendants(os.getpid()) - before}
+        # Not what servers of the tests have forked meanwhile, which are to go on.
+        found = descendants(os.getpid(), *before) - before
+        self._known = {pid: control.start_ticks(pid) for pid in found}
         told = json.loads(self.program.registration(self.path).read_text())
         self.pid, self._overlay = told["pid"], told.get("overlay")
         assert self.pid in self._known
@@ -598,7 +600,11 @@ class Mounted:
         self.wait_for_exit()
         assert mount_table.mounted_at(self.path) is None
         left = self._known.keys() & descendants(os.getpid())
-        wait_until(lambda: not any(map(self._lives, left)), "the end of all processes")
+        try:
+            wait_until(lambda: not any(map(self._lives, left)), "the end of all processes")
+        except AssertionError:
+            subprocess.run(["ps", "-o", "pid,ppid,stat,wchan,args", "-p", ",".join(map(str, left))], check=False)
+            raise
         registration = self.program.registration(self.path)
         assert list(registration.parent.glob(f"{registration.stem}*")) == []
         assert stat.S_ISDIR(self.path.lstat().st_mode)
