@@ -238,15 +238,7 @@ def told_shards(answer: dict[str, Any]) -> list[Shard]:
     from wdsfs.spec.expand import Shard
 
     reading, without = Reading(**answer.get("reading", {})), answer.get("without", {})
-    return [
-        Shard(
-            os.fsencode(path),
-            os.fsencode(name),
-            frozenset(map(os.fsencode, without.get(path, ()))),
-            reading=reading,
-        )
-        for name, path in answer["shards"]
-    ]
+    return [Shard.told(path, name, reading, without.get(path, ())) for name, path in answer["shards"]]
 
 
 @contextlib.contextmanager
@@ -346,7 +338,7 @@ def _by_kernel(
             remount = stack.enter_context(prepared(guard, opening))
             stack.enter_context(frozen(mountpoint, place))
         reading = Reading(**guard.reading)
-        shards = [Shard(os.fsencode(path), os.fsencode(name), reading=reading) for path, name in guard.shards]
+        shards = [Shard.told(path, name, reading) for path, name in guard.shards]
         if not unfinished(place):
             refuse_outputs(place, [shard.path for shard in shards])
         view = ViewOptions(guard.layout, guard.names, guard.merge)

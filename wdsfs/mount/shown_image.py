@@ -46,15 +46,8 @@ class ShownImage:
     def shards(self) -> list[Shard]:
         """The shards of the set, in its order."""
         without, reading = self.set.without, Reading(**self.set.reading)
-        return [
-            Shard(
-                os.fsencode(path),
-                os.fsencode(name),
-                frozenset(map(os.fsencode, without.get(name, ()))),
-                reading=reading,
-            )
-            for path, name in zip(self.paths, self.set.shards, strict=False)  # further ones are joined
-        ]
+        named = zip(self.paths, self.set.shards, strict=False)  # further ones are joined
+        return [Shard.told(path, name, reading, without.get(name, ())) for path, name in named]
 
     @property
     def directory(self) -> str:

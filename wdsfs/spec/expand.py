@@ -80,6 +80,11 @@ class Shard:
     index_file: str = field(default="", compare=False)
     gone: int | None = None
 
+    @classmethod
+    def told(cls, path: str, name: str, reading: Reading, without: Iterable[str] = ()) -> Shard:
+        """A shard by the texts that a mount tells of it: path, name, and the keys that are left out."""
+        return cls(os.fsencode(path), os.fsencode(name), frozenset(map(os.fsencode, without)), reading=reading)
+
     @property
     def key(self) -> bytes:
         """The key of the shard's record in the index."""
