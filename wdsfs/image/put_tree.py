@@ -51,9 +51,9 @@ def put_tree(
     shards = _Shards(below, image, places, directories, None if below.merged else keys(below))
     links = LinksByNumber(tree, image, directories, root) if isinstance(tree, NumberedTree) else None
     for number in shards.numbers():
-        shards.put(number)
+        shown = shards.put(number)
         if links is not None:
-            links.add(number, shards.columns(number)[0])
+            links.add(number, shards.columns(number)[0] if shown is None else shown)
         on_shard()
     if links is not None:
         links.finish()
@@ -80,24 +80,25 @@ class _Shards:
         tree = self._tree
         return indexed(lambda: tree.numbers()) if isinstance(tree, MergedTree) else tree.lower.numbers
 
-    def put(self, number: int) -> None:
-        """Put what is shown of a shard into the image."""
+    def put(self, number: int) -> ShownColumns | None:
+        """Put what is shown of a shard into the image; returns its columns, None for one that is taken over."""
         if self._keys is None:
-            self._put_names(number)
-            return
+            return self._put_names(number)[0]
+        shown: ShownColumns | None = None
         wanted = indexed(self._keys.of_shard, number, self._root)
         top = None if wanted is None else self._image.take(wanted)
         if top is None:
             first = self._image.begin_part()
             self._places.was_read = self._places.was_missing = False
-            top = self._put_names(number)
+            shown, top = self._put_names(number)
             assert top == first
             # What was read may be other bytes at another time, of a shard with the same names, sizes and times.
             self._image.end_part(None if self._places.was_read else wanted, self._places.was_missing)
         self._directories.add(directory_in(self._root, top, self._tree.lower.shards[number].name))
+        return shown
 
-    def _put_names(self, number: int) -> int:
-        """Put what is shown of a shard into the image; returns the inode number of its top."""
+    def _put_names(self, number: int) -> tuple[ShownColumns, int]:
+        """Put what is shown of a shard into the image; returns its columns, and the inode number of its top."""
         tree = self._tree
         shown, shared = self.columns(number)
         files = ShardFiles(
@@ -118,7 +119,7 @@ class _Shards:
             own.write()
             names = names.take(~is_own)
         self._directories.add(names)
-        return int(nids[0] if outside[0] < 0 else outside[0])
+        return shown, int(nids[0] if outside[0] < 0 else outside[0])
 
     def columns(self, number: int) -> tuple[ShownColumns, Sequence[SharedFolder | None]]:
         """What is shown of a shard, and which of its folders are shared with other shards."""
