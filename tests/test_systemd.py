@@ -12,6 +12,7 @@ import pytest
 from tests import sets
 from tests.conftest import Program, wait_until
 from tests.image.test_image import end_mount, need_erofs
+from tests.servers import need_server
 
 UNITS = Path(__file__).parent.parent / "systemd"
 USER, SYSTEM = UNITS / "wdsfs@.service", UNITS / "wdsfs-system@.service"
@@ -84,8 +85,8 @@ def test_a_mistake_would_be_noticed(tmp_path: Path) -> None:
 def test_the_guard_may_end_the_mount_in_containers(program: Program) -> None:
     """With the capabilities of the unit: else a writer would wait for it in vain, and then readers get a mix."""
     need_erofs()
-    if shutil.which("setpriv") is None or shutil.which("unshare") is None:
-        pytest.skip("there is no setpriv, or no unshare")
+    for program_of_the_system in ("setpriv", "unshare"):
+        need_server(shutil.which(program_of_the_system), program_of_the_system)
     shard = program.write("s0.tar", sets.content(0))
     kept = read(SYSTEM)["Service"]["CapabilityBoundingSet"].lower().replace("cap_", "+").replace(" ", ",")
     mount = program.command("mount", "--engine", "kernel", shard, program.mountpoint)

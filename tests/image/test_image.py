@@ -32,6 +32,7 @@ from tests import sets, tars
 from tests.conftest import Program, wait_until
 from tests.dataset.test_shard_tree import SHARDS, content_of, tar, walk
 from tests.erofs import ErofsImage, Inode, Unreadable
+from tests.servers import need_server
 from tests.tars import member
 from wdsfs import mount_table
 from wdsfs.cli import main
@@ -453,9 +454,8 @@ def test_another_program_extracts_the_same(
     view: View, merge: bool, since: tuple[int, int], tmp_path: Path
 ) -> None:
     """fsck.erofs of erofs-utils, which knows the format from elsewhere, finds nothing wrong."""
-    fsck, image, copy = shutil.which("fsck.erofs"), tmp_path / "set.erofs", tmp_path / "copy"
-    if fsck is None:
-        pytest.skip("there is no fsck.erofs")
+    fsck = need_server(shutil.which("fsck.erofs"), "erofs-utils")
+    image, copy = tmp_path / "set.erofs", tmp_path / "copy"
     odd = (tars.ODD[name].tar() for name in _MOUNTED if "cut" not in name)
     link = tars.tar(member(b"d/l", kind=tars.SYMLINK, link=b"../a"))
     with a_tree(tmp_path, [*odd, plain_tar(2, 40), link], view, merge) as tree:
