@@ -1,4 +1,5 @@
-"""What a mount tells of its set, and how it takes changes back: by FUSE a daemon says it, by the kernel an image.
+"""The set of a mount, and how its changes are undone. The daemon of a FUSE mount is asked for it;
+of a mount by the kernel the image is read.
 
 Both are asked again while pages are served, so that what comes or goes in the mount does so there.
 """
@@ -38,7 +39,7 @@ class Told:
 
 
 class ServedMount(Protocol):
-    """A mount, whoever serves it.
+    """A mount, by FUSE or by the kernel.
 
     `tree` are the options with which it shows its set; relative paths in them are of `directory`. `index` is the
     directory of its index, None for the usual one, `overlay` that of its changes. `lasting` says why changes

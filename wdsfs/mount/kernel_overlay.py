@@ -115,8 +115,8 @@ class OverlayOver:
     def clean_work(self) -> None:
         """Remove what the kernel has left in its work directory. REQUIRES: the mount has ended.
 
-        The directory itself stays, as a sign of who has written into the upper. The kernel tells of the end a
-        moment before it lets go of the upper, which is waited for, so that the next mount can have it.
+        The directory itself stays: it shows that the kernel has written into the upper. The kernel reports the end
+        of a mount a moment before it releases the upper. This waits for that, so that the next mount can use it.
         """
         place, end = OverlayDirectory(self.directory), time.monotonic() + _RELEASE_SECONDS
         while is_used(place.upper):
@@ -142,7 +142,7 @@ class OverlayOver:
     def show(self, shards: Sequence[tuple[str, str]]) -> None:
         """Note the shards (paths and names) of a new image."""
         reading = self.shards[0].reading
-        self.shards = [Shard(os.fsencode(path), os.fsencode(name), reading=reading) for path, name in shards]
+        self.shards = [Shard.told(path, name, reading) for path, name in shards]
 
 
 def _refuse_whiteouts(place: OverlayDirectory) -> None:
