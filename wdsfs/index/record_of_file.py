@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from wdsfs.errors import StaleShard, UnreadableShard
 from wdsfs.index import record_builder, remote_scan
-from wdsfs.index.hints import reading_ahead
 from wdsfs.reading import PLAIN, Reading
 from wdsfs.remote import any_shard
 from wdsfs.remote.any_shard import OpenShard, open_shard
@@ -41,8 +40,7 @@ def build_file(
         assert isinstance(fd, int)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise UnreadableShard(f"{os.fsdecode(path)}: is no regular file")
-        with reading_ahead(fd, path):
-            return _build_when_quiet(fd, path, reading)
+        return _build_when_quiet(fd, path, reading)
     except OSError as error:
         raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
     finally:

@@ -10,6 +10,7 @@ names the member; the caller knows the shard.
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
@@ -17,7 +18,6 @@ import numpy as np
 
 from wdsfs import names
 from wdsfs.errors import ExportError
-from wdsfs.index.hints import DaliRows, dali_rows
 from wdsfs.index.record import Record
 from wdsfs.names import readable
 from wdsfs.reading import PLAIN, Reading
@@ -30,11 +30,33 @@ ENTRIES = 4096  # samples whose numbers are Python objects at a time
 _BLANK = re.compile(rb"[ \t\n\v\f\r]")  # where C++'s `>>` ends a word
 
 
+class DaliRows(NamedTuple):
+    """Columns of equal length: offsets and sizes of contents (bytes), and the numbers of their extensions."""
+
+    offsets: array[int]
+    sizes: array[int]
+    extensions: array[int]
+
+    @classmethod
+    def empty(cls) -> DaliRows:
+        return cls(array("q"), array("q"), array("q"))
+
+    def add(self, offset: int, size: int, extension: int) -> None:
+        self.offsets.append(offset)
+        self.sizes.append(size)
+        self.extensions.append(extension)
+
+
 class DaliSample(NamedTuple):
     """A sample of a record: its plain key, and its members in the order of the tar."""
 
     key: bytes
     members: range
+
+
+def dali_path(shard: bytes) -> bytes:
+    """The path of the DALI index of a shard: where `wds2idx` puts it, if the name has no further dot."""
+    return shard.removesuffix(b".tar") + b".idx"
 
 
 def samples(record: Record) -> Iterator[DaliSample]:
@@ -146,7 +168,7 @@ def dali_misfit(fd: int, index: BinaryIO, reading: Reading = PLAIN) -> str | Non
                 extension = numbers.setdefault(split.extension, len(numbers)) if split is not None else -1
                 there.add(data, size, extension)
     try:
-        rows, ends = dali_rows(index, numbers)
+        rows, ends = _rows(index, numbers)
     except ValueError as error:
         return str(error)
     offsets = np.asarray(there.offsets)
@@ -163,6 +185,27 @@ def dali_misfit(fd: int, index: BinaryIO, reading: Reading = PLAIN) -> str | Non
         return f"line {line} names {rows.sizes[row]} bytes at offset {rows.offsets[row]}: no such member is there"
     missing = int(((own >= 0) & ~np.isin(offsets, rows.offsets)).sum())
     return f"it lacks {missing} of {wanted} members" if missing else None
+
+
+def _rows(lines: Iterator[bytes], numbers: dict[bytes, int]) -> tuple[DaliRows, array[int]]:
+    """Return the rows of an index, and for each line the number of rows up to its end. Raises ValueError."""
+    version, *count = next(lines, b"").split()[:2] or (b"",)
+    if version not in (b"v1.1", b"v1.2") or not count or not count[0].isdigit():
+        raise ValueError("line 1 is not `v1.2` or `v1.1` and a number of samples")
+    width, rows, ends = 4 if version == b"v1.2" else 3, DaliRows.empty(), array("q")
+    for number, line in enumerate(lines, 2):
+        words = line.split()
+        # More than 18 digits are no offset in any file, and do not fit a column.
+        numeric = all(word.isdigit() and len(word) < 19 for at in (1, 2) for word in words[at::width])
+        if not words or len(words) % width or not numeric:
+            raise ValueError(f"line {number} is not `extension offset size{' name' * (width - 3)}`, repeated")
+        for at in range(0, len(words), width):
+            rows.add(int(words[at + 1]), int(words[at + 2]), numbers.get(words[at], -2))
+        ends.append(len(rows.offsets))
+    if len(ends) != int(count[0]):
+        raise ValueError(f"line 1 counts {int(count[0])} samples, and {len(ends)} lines follow")
+    return rows, ends
+
 
 
 # --- wids --------------------------------------------------------------------------------------------------

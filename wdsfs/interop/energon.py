@@ -61,6 +61,11 @@ class EnergonSample(NamedTuple):
     parts: list[EnergonPart]
 
 
+def energon_path(shard: bytes) -> bytes:
+    """The path at which Energon looks for the offsets of a shard called *.tar."""
+    return shard + b".idx"
+
+
 def samples(fd: TarBytes) -> Iterator[EnergonSample]:
     """The samples of the shard open at `fd`, in order, from its headers.
 

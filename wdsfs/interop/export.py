@@ -28,7 +28,7 @@ from wdsfs.cluster.workers import Workers
 from wdsfs.dataset.indexing import indexed
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import ExportError, ShardError, StaleShard, UnreadableShard, several
-from wdsfs.index import hints, process_pool, remote_scan
+from wdsfs.index import process_pool, remote_scan
 from wdsfs.index.portable_writer import PortableWriter
 from wdsfs.index.record import Record
 from wdsfs.interop import dali, energon, wids
@@ -158,7 +158,7 @@ class Export:
 
     def _dali(self, directory: bytes | None) -> None:
         for one, found in self._dali_indexes():
-            path = hints.dali_path(one.path) if directory is None else os.path.join(directory, one.name + b".idx")
+            path = dali.dali_path(one.path) if directory is None else os.path.join(directory, one.name + b".idx")
             if isinstance(found, ExportError | ShardError):
                 self.report.failures.append(f"{found}{self._remove_older(path)}")
             elif found:
@@ -315,7 +315,7 @@ class Export:
             try:
                 for (name, number), found in zip(names.items(), self._energon_samples(), strict=True):
                     borders = self._energon_shard(database, number, counts, found)
-                    own = hints.energon_path(os.path.join(root, os.fsencode(name)))
+                    own = energon.energon_path(os.path.join(root, os.fsencode(name)))
                     if borders:
                         counts[name] = len(borders) - 1
                         self._compare_samples(number, counts[name])
@@ -407,8 +407,8 @@ def left_behind(shards: Iterable[bytes], kinds: Collection[str]) -> list[bytes]:
     for path in shards:
         folder = os.path.join(energon_root(os.path.dirname(path)), energon.FOLDER)
         places = {
-            DALI: [hints.dali_path(path)],
-            ENERGON: [hints.energon_path(path), os.path.join(folder, b"index.sqlite")],
+            DALI: [dali.dali_path(path)],
+            ENERGON: [energon.energon_path(path), os.path.join(folder, b"index.sqlite")],
             WIDS: [os.path.join(os.path.dirname(path), WIDS_NAME)],
             WDSIDX: [os.path.join(os.path.dirname(path), WDSIDX_NAME)],
         }

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from wdsfs import names
 from wdsfs.errors import StaleShard, UnreadableShard
-from wdsfs.index import hints, remote_scan
-from wdsfs.index.hints import reading_ahead
+from wdsfs.index import remote_scan
 from wdsfs.index.record import KINDS, STRAY, Record
 from wdsfs.interop import dali, energon
 from wdsfs.reading import PLAIN, Reading
@@ -92,7 +91,7 @@ def lint(path: bytes, reading: Reading = PLAIN, together: int = 1) -> Lint:
             raise UnreadableShard(f"{os.fsdecode(path)}: is no regular file")
         remote_scan.begin(shard)
         reader = _ShardLinter(found, reading)
-        with compressed.opened(shard, path) as (tar, problem, kind), reading_ahead(shard, path):
+        with compressed.opened(shard, path) as (tar, problem, kind):
             if kind is not None and path.endswith(b".tar"):
                 text = f"called .tar, but {kind}-compressed: webdataset reads it, DALI, Energon and wids do not"
                 found.add("compressed", -1, "", text)
@@ -175,7 +174,7 @@ def _find_patterns(record: Record, samples: NDArray[np.int64], starts: NDArray[n
 def _side_indexes(path: bytes, fd: int, reading: Reading) -> Iterator[tuple[bytes, str]]:
     """Yield the indexes of other tools beside a shard that do not fit it, and why."""
     dali_misfit = functools.partial(dali.dali_misfit, reading=reading)
-    sides = ((hints.dali_path(path), dali_misfit), (hints.energon_path(path), energon.misfit))
+    sides = ((dali.dali_path(path), dali_misfit), (energon.energon_path(path), energon.misfit))
     for side, misfit in sides:
         try:
             file = open_beside(side)  # closed below; what reading the shard says is not the index's
