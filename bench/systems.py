@@ -397,8 +397,7 @@ class WdsfsImage(Wdsfs):
             self.image(data, layout)
 
     def image(self, data: Set, layout: str) -> tuple[float, int]:
-        """Make an image, from nothing; returns the seconds that it took, and its size (bytes)."""
-        self._image(data, layout).unlink(missing_ok=True)  # parts of it would be taken over
+        """Make an image; returns the seconds that it took, and its size (bytes)."""
         options = [*self._options(data, layout), "--linux", "6.15"]
         since = time.perf_counter()
         run(*self.command("image", *options, data.directory, "-o", self._image(data, layout)))

@@ -6,6 +6,6 @@ The kernel serves such an image without a process of ours. What a set looks like
 
 Start with `build.py`, which makes an image. `put_tree.py` goes from shard to shard, `shard_table.py` makes tables
 (`table.py`) of each, and `layout.py` turns a table into bytes, by `erofs.py`. Directories of several shards are
-kept for the end (`open_directories.py`). What has not changed is taken from the image before (`parts.py`).
+kept for the end (`open_directories.py`).
 `manifest.py` is what an image says of its shards.
 """

@@ -1,7 +1,7 @@
 """Makes an image of a tree: opens the file, walks the tree, and writes super block, device table and manifest.
 
 The same shards and options give the same bytes by the same version of wdsfs, on any machine: nothing in an image
-depends on when, where or by whom it was made, or on the image that it replaces, from which parts are taken.
+depends on when, where or by whom it was made.
 """
 
 from __future__ import annotations
@@ -10,26 +10,19 @@ import hashlib
 import logging
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
-
-import xxhash
 
 from wdsfs.dataset.indexing import indexed
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.dataset.tree import AT_PARENT, LowerTree
 from wdsfs.errors import ImageError, MissingShard, StaleShard
-from wdsfs.image import earlier, erofs
+from wdsfs.image import erofs
 from wdsfs.image.content_places import ContentPlaces, DeviceFile
-from wdsfs.image.earlier import EarlierImage
 from wdsfs.image.erofs_columns import Times
 from wdsfs.image.image_file import ImageFile
 from wdsfs.image.image_options import ImageOptions
-from wdsfs.image.manifest import Device, ImageSet, Manifest, PartsPlace, stored_path
-from wdsfs.image.part_keys import PartKeys
-from wdsfs.image.parts import Part, encoded
+from wdsfs.image.manifest import Device, ImageSet, Manifest, stored_path
 from wdsfs.image.put_tree import put_tree
 from wdsfs.inodes import ROOT
 from wdsfs.remote import any_shard
@@ -42,13 +35,11 @@ log = logging.getLogger(__name__)
 
 
 class Built(NamedTuple):
-    """What was made: the shards that are devices, the inodes, the size of the file (bytes), and how many shards
-    were taken over from the image that it replaces."""
+    """What was made: the shards that are devices, the inodes, and the size of the file (bytes)."""
 
     devices: int
     inodes: int
     size: int
-    taken_over: int
 
 
 class _Source(NamedTuple):
@@ -86,35 +77,20 @@ def build(
     manifest = Manifest(
         [_device(one, options.base) for one in sources],
         *(tree.view.layout, tree.view.names, options.merge, tree.view.index_tree),
-        *(options.composition, ".".join(map(str, options.since)), options.key),
-        set=shown,
+        *(options.composition, ".".join(map(str, options.since)), shown, options.key),
     )
     times = Times(_common_time(tree), options.since)
-    settings = repr((options.owner, options.merge, options.composition, times.own, times.epoch_ns))
     disk = Disk()
-    with named(target), _replaced(target) as before, new_file(disk, target) as fd:
-        image = ImageFile(fd, len(sources), times, options.owner, options.private, before)
-        keys = partial(PartKeys, devices=devices, missing=missing, settings=settings)
-        root = put_tree(tree, image, ContentPlaces(devices, missing), keys, on_shard)
-        parts = image.finish()
+    with named(target), new_file(disk, target) as fd:
+        image = ImageFile(fd, len(sources), times, options.owner, options.private)
+        root = put_tree(tree, image, ContentPlaces(devices, missing), on_shard)
         _refuse_changed(sources)
         if _set(tree.lower, options) != shown:
             raise StaleShard("label files have changed while the image was made; run the command again")
-        size = _finish(fd, image, root, table, times, manifest, options, parts)
+        size = _finish(fd, image, root, table, times, manifest, options)
         disk.sync(fd)
     disk.sync_directory(os.path.dirname(target))
-    return Built(len(sources), image.inodes, size, image.taken_over)
-
-
-@contextmanager
-def _replaced(target: bytes) -> Iterator[EarlierImage | None]:
-    """The image that is replaced, if parts can be taken from it."""
-    found = earlier.opened(target)
-    try:
-        yield found
-    finally:
-        if found is not None:
-            found.close()
+    return Built(len(sources), image.inodes, size)
 
 
 def _device(source: _Source, base: bytes) -> Device:
@@ -207,13 +183,10 @@ def _finish(
     times: Times,
     manifest: Manifest,
     options: ImageOptions,
-    parts: Sequence[Part],
 ) -> int:
     """Write what is in front of the metadata and behind it; returns the size of the file (bytes)."""
     end = image.blocks * erofs.BLOCK
-    of_parts = encoded(image.metadata, parts)
-    place = PartsPlace(end, len(of_parts), xxhash.xxh3_128_hexdigest(of_parts))
-    tail = manifest._replace(parts=place).encoded()
+    tail = manifest.encoded()
     text = repr((erofs.LAYOUT, options.owner))
     identity = hashlib.blake2b(tail + text.encode(), digest_size=16).digest()
     head = erofs.super_block(
@@ -227,8 +200,8 @@ def _finish(
     )
     os.ftruncate(fd, end)
     write_at(fd, head + table, erofs.SUPER_OFFSET)
-    write_at(fd, of_parts + tail, end)
-    return end + len(of_parts) + len(tail)
+    write_at(fd, tail, end)
+    return end + len(tail)
 
 
 def _tag(path: bytes) -> bytes:

@@ -50,15 +50,10 @@ class DeviceFile(NamedTuple):
 
 
 class ContentPlaces:
-    """The places of content, with `devices` by path of shard, and the number of a device that is `missing`.
-
-    `was_read` is True once something had to be read in a shard, `was_missing` once something is on no device.
-    Callers set them to False when it suits them.
-    """
+    """The places of content, with `devices` by path of shard, and the number of a device that is `missing`."""
 
     def __init__(self, devices: Mapping[bytes, DeviceFile], missing: int | None) -> None:
         self._devices, self._missing = devices, missing
-        self.was_read = self.was_missing = False
 
     def of_all(self, contents: ContentColumns, members: Ints, sizes: Ints) -> tuple[Ints, Ints]:
         """The places of files, in columns: of these members of a shard, with these sizes (bytes).
@@ -90,7 +85,7 @@ class ContentPlaces:
         pieces = _pieces(content)
         if pieces is None:
             try:
-                return self._read(content, 0)
+                return _read(content, 0)
             except CorruptShard:
                 if content.held is None or self._missing is None:
                     raise
@@ -104,7 +99,6 @@ class ContentPlaces:
 
     def _unreadable(self, content: Content, missing: int) -> Chunks:
         """A file that is made of what is damaged: reading it fails, as on a mount."""
-        self.was_missing = True
         bits = _bits_of_small_chunks(content.size)
         count = -(-content.size // (BLOCK << bits))
         return Chunks(bits, np.full(count, missing, np.int64), np.zeros(count, np.int64), b"")
@@ -126,18 +120,12 @@ class ContentPlaces:
             ends = np.minimum(begins + chunk, place + size)
             there = -(-ends // BLOCK) <= device.size // BLOCK
             if not there.all() and int(ends[-1]) <= device.size:  # the last block of the shard is not whole
-                stored, there[-1] = self._read(content, int(nth[-1]) * chunk), True
-            if not there.all():
-                self.was_missing = True
-                if self._missing is None:
-                    raise ImageError(f"{os.fsdecode(content.file.path)}: ends before its last member does")
+                stored, there[-1] = _read(content, int(nth[-1]) * chunk), True
+            if self._missing is None and not there.all():
+                raise ImageError(f"{os.fsdecode(content.file.path)}: ends before its last member does")
             devices[nth] = np.where(there, device.number, self._missing or 0)
             blocks[nth] = np.where(there, begins // BLOCK, 0)
         return Chunks(bits, devices, blocks, stored)
-
-    def _read(self, content: Content, start: int) -> bytes:
-        self.was_read = True
-        return _read(content, start)
 
 
 def _chunk_bits(content: Content, pieces: Sequence[Piece]) -> int:

@@ -32,9 +32,8 @@ NO_BLOCK = (1 << 32) - 1  # as the address of a chunk: a hole
 CHUNK_BITS_MAX = 31
 CHUNKS_LOOKED_AT = 1 << 20  # of a file that begins with holes, when its first piece is looked for
 
-# Counted up with every change of what is written for the same records: inode numbers are known by it, and parts by
-# an earlier version must not lie beside those of a later one.
-LAYOUT = 3
+# Counted up with every change of what is written for the same records: inode numbers are known by it.
+LAYOUT = 4
 COMPACT_SIZE, EXTENDED_SIZE, CHUNK_SIZE, DIRENT_SIZE = 32, 64, 8, 12
 PLAIN, INLINE, CHUNKS = 0, 2, 4  # where the content of an inode is
 REGULAR, DIRECTORY, SYMLINK = 1, 2, 7  # types of directory entries

@@ -1,6 +1,5 @@
 """What an image says of its shards: a manifest behind its last block, which the kernel never looks at.
 
-In front of it lies the table of the parts (`parts.py`), of which the manifest has the place and the checksum.
 The manifest is JSON, followed by a footer of 24 bytes: the size of the JSON, its CRC-32, and a magic number. It
 has the path, size and mtime of each device, in the order of the device table. The path of a shard below the *base*
 of the image is relative to it; the base is the directory of the image unless another one is given.
@@ -18,7 +17,7 @@ from wdsfs.errors import MountError
 from wdsfs.image import erofs
 from wdsfs.storage.held_files import HeldFile
 
-FORMAT = 1
+FORMAT = 2
 _FOOTER = struct.Struct("<QI4x8s")
 _MAGIC = b"wdsfs-i\n"
 _SIZE_MAX = 1 << 28  # bytes of JSON; a million shards take a hundred megabytes
@@ -41,14 +40,6 @@ class Device(NamedTuple):
         return self.path if is_url else os.path.normpath(os.path.join(base, self.path))
 
 
-class PartsPlace(NamedTuple):
-    """Where the table of the parts of an image is: the byte at which it begins, its size (bytes), its checksum."""
-
-    offset: int
-    size: int
-    checksum: str
-
-
 class ImageSet(NamedTuple):
     """The set that an image was made of, for those who open it by the index.
 
@@ -68,8 +59,7 @@ class ImageSet(NamedTuple):
 class Manifest(NamedTuple):
     """The shards of an image, and how it shows them: the options as text, and the oldest kernel it is for.
 
-    `key` is what it is known by if it was made for a mount (`kept.py`). An image without `parts` or `set` was made
-    by a version that had none.
+    `key` is what it is known by if it was made for a mount (`kept.py`).
     """
 
     devices: list[Device]
@@ -79,9 +69,8 @@ class Manifest(NamedTuple):
     index_tree: bool
     composition: str
     since: str
+    set: ImageSet
     key: str = ""
-    parts: PartsPlace | None = None
-    set: ImageSet | None = None
 
     def base(self, image: str | bytes) -> str:
         """The directory that paths are relative to, if shards are where they were beside the image at this path.
@@ -98,7 +87,7 @@ class Manifest(NamedTuple):
     def encoded(self) -> bytes:
         """The bytes behind the last block of an image."""
         devices = [_fields(one) for one in self.devices]
-        shown = None if self.set is None else {**self.set._asdict(), "labels": list(map(_fields, self.set.labels))}
+        shown = {**self.set._asdict(), "labels": list(map(_fields, self.set.labels))}
         fields = {"format": FORMAT, **self._asdict(), "devices": devices, "set": shown}
         text = json.dumps(fields, separators=(",", ":")).encode()
         return text + _FOOTER.pack(len(text), zlib.crc32(text), _MAGIC)
@@ -139,12 +128,11 @@ def read(path: str | bytes) -> Manifest:
         found: dict[str, Any] = json.loads(text)
         if found.pop("format") != FORMAT:
             raise MountError(f"{name}: an image of another version of wdsfs; make it anew with: wdsfs image")
-        parts, of_set, devices = found.pop("parts", None), found.pop("set", None), found.pop("devices")
+        of_set, devices = found.pop("set"), found.pop("devices")
         return Manifest(
             **found,
             devices=[_device(**one) for one in devices],
-            parts=None if parts is None else PartsPlace(*parts),
-            set=None if of_set is None else _set(**of_set),
+            set=_set(**of_set),
         )
     except (ValueError, KeyError, TypeError, AttributeError):  # somebody else's work
         raise MountError(f"{name}: the image was not made by wdsfs") from None

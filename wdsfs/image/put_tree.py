@@ -25,35 +25,27 @@ from wdsfs.image.content_places import ContentPlaces
 from wdsfs.image.image_file import ImageFile
 from wdsfs.image.links_by_number import LinksByNumber
 from wdsfs.image.open_directories import OpenDirectories
-from wdsfs.image.part_keys import PartKeys
 from wdsfs.image.shard_table import ShardFiles, ShardTables, is_one_table
 from wdsfs.image.table import Outside, directory_in
 from wdsfs.inodes import ROOT
 
 
-def put_tree(
-    tree: LowerTree,
-    image: ImageFile,
-    places: ContentPlaces,
-    keys: Callable[[ShardTree], PartKeys],
-    on_shard: Callable[[], None],
-) -> int:
+def put_tree(tree: LowerTree, image: ImageFile, places: ContentPlaces, on_shard: Callable[[], None]) -> int:
     """Put a tree into an image; returns the inode number of its top. `on_shard` is called after each shard.
 
-    `keys` makes the keys of the parts of a tree, which are taken over from the earlier image. Raises ImageError,
-    ShardErrors, OSError.
+    Raises ImageError, ShardErrors, OSError.
     """
     below = tree.tree if isinstance(tree, NumberedTree) else tree
     assert isinstance(below, ShardTree)
     directories = OpenDirectories(image)
     root = directories.reserve(TOP)
     directories.describe(root, indexed(tree.getattr, ROOT), root)
-    shards = _Shards(below, image, places, directories, None if below.merged else keys(below))
+    shards = _Shards(below, image, places, directories)
     links = LinksByNumber(tree, image, directories, root) if isinstance(tree, NumberedTree) else None
     for number in shards.numbers():
         shown = shards.put(number)
         if links is not None:
-            links.add(number, shards.columns(number)[0] if shown is None else shown)
+            links.add(number, shown)
         on_shard()
     if links is not None:
         links.finish()
@@ -65,36 +57,21 @@ class _Shards:
     """Puts the shards of `tree` into `image`."""
 
     def __init__(
-        self,
-        tree: ShardTree,
-        image: ImageFile,
-        places: ContentPlaces,
-        directories: OpenDirectories,
-        keys: PartKeys | None,
+        self, tree: ShardTree, image: ImageFile, places: ContentPlaces, directories: OpenDirectories
     ) -> None:
         self._tree, self._image, self._places, self._directories = tree, image, places, directories
-        self._root, self._keys = directories.reserve(TOP), keys
+        self._root = directories.reserve(TOP)
 
     def numbers(self) -> Iterable[int]:
         """The shards that are shown."""
         tree = self._tree
         return indexed(lambda: tree.numbers()) if isinstance(tree, MergedTree) else tree.lower.numbers
 
-    def put(self, number: int) -> ShownColumns | None:
-        """Put what is shown of a shard into the image; returns its columns, None for one that is taken over."""
-        if self._keys is None:
-            return self._put_names(number)[0]
-        shown: ShownColumns | None = None
-        wanted = indexed(self._keys.of_shard, number, self._root)
-        top = None if wanted is None else self._image.take(wanted)
-        if top is None:
-            first = self._image.begin_part()
-            self._places.was_read = self._places.was_missing = False
-            shown, top = self._put_names(number)
-            assert top == first
-            # What was read may be other bytes at another time, of a shard with the same names, sizes and times.
-            self._image.end_part(None if self._places.was_read else wanted, self._places.was_missing)
-        self._directories.add(directory_in(self._root, top, self._tree.lower.shards[number].name))
+    def put(self, number: int) -> ShownColumns:
+        """Put what is shown of a shard into the image; returns its columns."""
+        shown, top = self._put_names(number)
+        if not self._tree.merged:
+            self._directories.add(directory_in(self._root, top, self._tree.lower.shards[number].name))
         return shown
 
     def _put_names(self, number: int) -> tuple[ShownColumns, int]:

@@ -7,6 +7,6 @@ makes that record from the shard's bytes: `member_draft.py` collects the members
 with a directory that is missing, full or damaged, `lmdb_env.py` opens LMDB in it, `lmdb_check.py` detects
 damage. `process_pool.py` builds records in several processes; `set_tables.py` has tables over all shards of a
 set, and `merged_names.py` those by which `--merge` numbers equal names. `portable.py` uses the records of
-`*.wdsidx` files, which `portable_writer.py` writes and `record_check.py` does not trust. Which shards form a set is for
-`dataset`. Start with `record.py`.
+`*.wdsidx` files, which `portable_writer.py` writes and `record_check.py` does not trust. Which shards form a set
+is for `dataset`. Start with `record.py`.
 """

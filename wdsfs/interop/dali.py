@@ -207,5 +207,4 @@ def _rows(lines: Iterator[bytes], numbers: dict[bytes, int]) -> tuple[DaliRows, 
     return rows, ends
 
 
-
 # --- wids --------------------------------------------------------------------------------------------------

@@ -66,11 +66,6 @@ def shown_at(mountpoint: str) -> ShownImage | None:
         return None
     about = manifest.read(image)
     check_is_of_mount(image, mount)
-    if about.set is None:
-        raise MountError(
-            f"{os.fsdecode(image)}: the image was made by an earlier version of wdsfs; make it anew, then: "
-            f"wdsfs refresh {shlex.quote(mountpoint)}"
-        )
     identity, guard = identity_of(image), guard_of(mountpoint)
     if guard is not None and guard.identity != identity:
         guard = None
