@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 BORN = 1_700_000_000  # when objects were last changed that a test gives no time
 PIECE = 1 << 16
+DRIPS, DRIP_SECONDS = 60, 0.05
 
 
 @dataclass
@@ -32,6 +33,7 @@ class Fault:
     cut: int | None = None  # so many bytes of the body, then the connection is reset
     silent: bool = False  # no answer at all, until the client goes
     stalls: int | None = None  # so many bytes of the body, then nothing, until the client goes
+    drips: str = ""  # "head" or "body": this part comes byte by byte, DRIPS bytes of it in DRIP_SECONDS each
     meanwhile: Callable[[], None] | None = None  # called between the head of the answer and its body
 
 
@@ -178,7 +180,8 @@ class WebServer:
         fault = fault or Fault()
         lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
         lines += [f"{name}: {value}" for name, value in {"Content-Length": str(len(body)), **headers}.items()]
-        writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
+        head = "\r\n".join([*lines, "", ""]).encode("latin-1")
+        writer.write(await _dripped(writer, head) if fault.drips == "head" else head)
         if request.method == "HEAD":
             await writer.drain()
             return True
@@ -188,6 +191,8 @@ class WebServer:
             fault.meanwhile()
         limits = [limit for limit in (fault.cut, fault.stalls) if limit is not None]
         part = memoryview(body)[: min(limits, default=len(body))]
+        if fault.drips == "body":
+            part = await _dripped(writer, part)
         for at in range(0, len(part), PIECE):
             self.sent += len(part[at : at + PIECE])  # first: a client may have it before this thread goes on
             writer.write(part[at : at + PIECE])
@@ -195,6 +200,15 @@ class WebServer:
         if fault.stalls is not None:
             await self._end.wait()
         return fault.cut is None
+
+
+async def _dripped(writer: asyncio.StreamWriter, data: bytes | memoryview) -> memoryview:
+    """Send some bytes so slowly that no client should wait for the others; returns those."""
+    for at in range(min(DRIPS, len(data))):
+        writer.write(data[at : at + 1])
+        await writer.drain()
+        await asyncio.sleep(DRIP_SECONDS)
+    return memoryview(data)[DRIPS:]
 
 
 def right_answer(request: Request, served: Served) -> tuple[int, dict[str, str], bytes]:

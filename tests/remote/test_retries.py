@@ -154,6 +154,46 @@ def test_no_more_are_under_way_than_allowed_and_all_get_their_turn() -> None:
     assert limit.under_way == 0
 
 
+def test_a_wait_that_ends_after_the_patience_of_a_request_does_not_hold_it_back() -> None:
+    clock = JumpingClock(0.0)
+    limit = Limit(8, clock)
+    with pytest.raises(Transient):
+        persist(failing(Transient("429", throttled=True, wait=3600.0)), clock, Patience(), limit)
+    persist(failing(), clock, Patience(), limit)
+    limit.throttled(50.0)
+    persist(failing(), clock, Patience(total=10), limit)
+    assert clock.waits == []
+    persist(failing(Transient("x")), clock, Patience(), limit)
+    assert clock.waits == [50.0, 0.0]
+
+
+def test_a_request_that_gets_no_place_is_given_up_with_those_before_it() -> None:
+    """But for as long as one of them succeeds now and then."""
+    clock, traffic = JumpingClock(), Traffic()
+    limit = Limit(1, clock)
+
+    async def run() -> None:
+        await limit.enter()
+        waiting = [asyncio.create_task(limit.enter(0.1)) for _ in range(3)]
+        given_up = again(failing(), limit, Patience(total=0.1), clock, traffic)
+        limit.succeeded()  # before they wait
+        with pytest.raises(Transient, match="none of the requests before"):
+            await given_up
+        await asyncio.wait(waiting)
+        assert all(task.exception() for task in waiting)
+        waiting = [asyncio.create_task(limit.enter(0.1)) for _ in range(3)]
+        for _ in range(5):
+            await asyncio.sleep(0.05)
+            clock.time += 1
+            limit.succeeded()
+        assert not any(task.done() for task in waiting)
+        limit.leave()
+        await waiting[0]
+
+    asyncio.run(run())
+    assert traffic.failures == 1
+
+
 def test_a_request_that_is_cancelled_while_it_waits_keeps_no_place() -> None:
     limit = Limit(1, JumpingClock())
 

@@ -247,6 +247,45 @@ def test_a_wait_longer_than_the_reader_has_is_an_error_at_once(
     assert len(web.gets()) == 2
 
 
+def test_a_long_wait_that_a_server_asks_for_stops_neither_other_objects_nor_itself_for_as_long(
+    apart: Apart, web: WebServer, served: Served, url: str
+) -> None:
+    web.put("/healthy.tar", CONTENT)
+    pin, healthy = apart.head(url), apart.head(f"{web.url}/healthy.tar")
+    served.always = Fault(status=429, headers={"Retry-After": "3600"})
+    with pytest.raises(Unreachable, match=r"429, told to wait until 20\d\d-"):
+        apart.get(url, pin, 0, 10)
+    assert apart.counted(url)["told_until"] > time.time() + 3000
+    assert apart.get(f"{web.url}/healthy.tar", healthy, 0, 10) == CONTENT[:10]
+    assert apart.waits() == []
+    asked = len(web.requests)
+    with pytest.raises(Unreachable, match="told to wait until"):
+        apart.get(url, pin, 0, 10)
+    assert len(web.requests) == asked  # nor is it pestered
+    apart.later(10)
+    served.always = None
+    assert apart.get(url, pin, 0, 10) == CONTENT[:10]
+    assert apart.waits() == []
+
+
+@pytest.mark.parametrize("part", ["head", "body"])
+@pytest.mark.parametrize("end", [5000, len(CONTENT)])
+def test_a_server_that_sends_byte_by_byte_is_given_up(
+    apart: Apart, web: WebServer, served: Served, url: str, part: str, end: int
+) -> None:
+    served.content = CONTENT * 2
+    pin = apart.head(url)
+    apart.configure((web.url, {"timeout": "0.3", "total_time": "0.3", "lowest_rate": "1000000"}))
+    served.always = Fault(drips=part)
+    with pytest.raises(Unreachable, match="does not answer"):
+        apart.get(url, pin, 0, end)
+    if part == "head":
+        with pytest.raises(Unreachable, match="does not answer"):
+            apart.head(url)
+        with pytest.raises(Unreachable, match="does not answer"):
+            apart.get_all(url, pin)
+
+
 def test_fewer_requests_are_under_way_after_a_complaint(
     apart: Apart, web: WebServer, served: Served, url: str
 ) -> None:

@@ -299,6 +299,8 @@ def _traffic(one: dict[str, Any]) -> str:
         f"{one['in_flight']:,} in flight, {one['queued']:,} queued",
         f"{one['retries']:,} retries, {one['throttled']:,} throttled, {counted(one['failures'], 'failure')}",
     ]
+    if (one["told_until"] or 0.0) > time.time():
+        words.append(f"told to wait until {_when(one['told_until'])}")
     return "; ".join(words)
 
 

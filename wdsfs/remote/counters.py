@@ -17,6 +17,7 @@ class Traffic:
     throttled: int = 0  # answers that asked for fewer requests (429, 503)
     failures: int = 0  # requests that were given up
     offline_since: float | None = None  # since when all are (seconds since the epoch); None: it answers
+    told_until: float | None = None  # until when it wants no requests for some object (seconds since the epoch)
     reads: int = 0  # of clients, and of the kernel
     hits: int = 0  # of these, those for which nothing had to be waited for
     used: int = 0  # bytes that were read

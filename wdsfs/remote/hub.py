@@ -9,22 +9,26 @@ download to is asked for once and used until it is refused.
 from __future__ import annotations
 
 import asyncio
-import functools
 import importlib
+import itertools
 import os
 import re
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 from wdsfs.errors import DeniedObject, MissingObject, ObjectChanged, ShardError, Unreachable
 from wdsfs.remote.answers import THROTTLING, of_status, seconds_of
 from wdsfs.remote.pin import Pin
-from wdsfs.remote.retries import Clock, Transient
+from wdsfs.remote.retries import Clock, Transient, blocking
+from wdsfs.remote.settings import pace
 from wdsfs.remote.urls import Url
 
+Result = TypeVar("Result")
+
 FRESH = 10.0  # seconds that a listing answers for
+PAGE = 1000  # entries of a listing that are asked for at a time
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -71,7 +75,7 @@ class Hub:
             named = {"repo_type": "dataset", "revision": commit, "endpoint": endpoint}
             target = hub.hf_hub_url(repository, url.key, **named)
             about = await self._ask(
-                url, hub.get_hf_file_metadata, target, token=_token(options), endpoint=endpoint
+                url, options, lambda: hub.get_hf_file_metadata(target, token=_token(options), endpoint=endpoint)
             )
             if about.etag and f'"{about.etag}"' != pin.etag:
                 raise ObjectChanged(f"{url}: it has been replaced")
@@ -110,22 +114,23 @@ class Hub:
         interface = _library(url).HfApi(endpoint=self._endpoint(options), token=_token(options))
         commit = revision
         if not _COMMIT.fullmatch(revision):
-            about = await self._ask(url, interface.repo_info, repository, revision=revision, repo_type="dataset")
-            commit = about.sha
-
-        def files() -> dict[str, Pin]:
-            found = interface.list_repo_tree(
-                repository, directory or None, recursive=deep, revision=commit, repo_type="dataset"
+            about = await self._ask(
+                url, options, lambda: interface.repo_info(repository, revision=revision, repo_type="dataset")
             )
-            return {one.path: _pin(one) for one in found if hasattr(one, "blob_id")}
+            commit = about.sha
+        found = interface.list_repo_tree(
+            repository, directory or None, recursive=deep, revision=commit, repo_type="dataset"
+        )
+        pins: dict[str, Pin] = {}
+        while some := await self._ask(url, options, lambda: list(itertools.islice(found, PAGE))):
+            pins.update((one.path, _pin(one)) for one in some if hasattr(one, "blob_id"))
+        return RepositoryFiles(commit, pins, read)
 
-        return RepositoryFiles(commit, await self._ask(url, files), read)
-
-    async def _ask(self, url: Url, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """The result of a function of huggingface_hub. Raises ShardError, Transient."""
+    async def _ask(self, url: Url, options: dict[str, str], question: Callable[[], Result]) -> Result:
+        """The result of a call of huggingface_hub. Raises ShardError, Transient."""
         errors = importlib.import_module("huggingface_hub.errors")
         try:
-            return await asyncio.to_thread(functools.partial(function, *arguments, **named))
+            return await blocking(question, pace(options).total)
         except (errors.HfHubHTTPError, errors.HTTPError, OSError, ValueError) as error:
             failed = self._failure(url, error)
         raise failed

@@ -20,9 +20,10 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from wdsfs.errors import NoRanges, ObjectChanged
-from wdsfs.remote import answers, store_clients
+from wdsfs.remote import answers, settings, store_clients
 from wdsfs.remote.pin import Pin
 from wdsfs.remote.retries import Transient
+from wdsfs.remote.settings import Pace
 from wdsfs.remote.store_clients import USER_AGENT, Options
 from wdsfs.remote.urls import Url
 
@@ -62,20 +63,20 @@ class PlainServers:
         values = [place.netloc, *(f"{name}: {value}" for name, value in headers.items())]
         if not all(map(_HEADER.fullmatch, values)) or _has_proxy(place.hostname or ""):
             return None
-        silence = store_clients.silence(options)
-        key = url.store, silence, *headers.items()
+        pace = settings.pace(options)
+        key = url.store, pace, *headers.items()
         if key not in self._servers:
-            self._servers[key] = PlainServer(url.store, headers, silence)
+            self._servers[key] = PlainServer(url.store, headers, pace)
         return self._servers[key]
 
 
 class PlainServer:
     """A web server and the connections to it, which `get` takes turns at."""
 
-    def __init__(self, store: str, headers: Mapping[str, str], silence: float) -> None:
+    def __init__(self, store: str, headers: Mapping[str, str], pace: Pace) -> None:
         place = urlsplit(store)
         self._host, self._port = place.hostname or "", place.port or 80
-        self._silence = silence
+        self._pace = pace
         self._idle: list[_Connection] = []
         self._other_way_until = 0.0
         lines = {"Host": place.netloc, "Accept": "*/*", "User-Agent": USER_AGENT, **headers}
@@ -104,7 +105,7 @@ class PlainServer:
             if connection is None:
                 return None
             try:
-                answer = await connection.ask(request, size, self._silence)
+                answer = await connection.ask(request, size, self._pace)
             except TimeoutError:
                 raise Transient("its server does not answer", silent=True) from None
             except ConnectionError:
@@ -150,6 +151,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._begin(0)
         self.is_open = True
+        self._latest = 0.0  # when the answer has to be complete (seconds of the loop's clock)
         self.used = 0.0  # when the last answer was complete (seconds of the loop's clock)
 
     def _begin(self, size: int) -> None:
@@ -160,16 +162,17 @@ class _Connection(asyncio.BufferedProtocol):
         self._is_kept = False  # after this answer
         self.received = 0  # bytes since the request
 
-    async def ask(self, request: bytes, size: int, silence: float) -> Answer:
+    async def ask(self, request: bytes, size: int, pace: Pace) -> Answer:
         """The answer to a request for `size` bytes.
 
-        Raises ConnectionError, and TimeoutError when nothing comes for `silence` seconds. A caller
+        Raises ConnectionError, and TimeoutError when nothing comes for a while, or it comes too slowly. A caller
         that is cancelled closes the connection.
         """
         self._begin(size)
         self._answer = self._loop.create_future()
         self._transport.write(request)
-        self._timer = self._loop.call_later(silence, self._look, silence, 0)
+        self._latest = self._loop.time() + pace.seconds(size)
+        self._timer = self._loop.call_later(pace.silence, self._look, pace.silence, 0)
         try:
             return await self._answer
         except BaseException:
@@ -184,11 +187,12 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport.abort()
 
     def _look(self, silence: float, before: int) -> None:
-        """End a request for which nothing has come since the last look."""
-        if self.received == before:
+        """End a request for which nothing has come since the last look, or that takes too long."""
+        left = self._latest - self._loop.time()
+        if self.received == before or left <= 0:
             self._fail(TimeoutError())
         else:
-            self._timer = self._loop.call_later(silence, self._look, silence, self.received)
+            self._timer = self._loop.call_later(min(silence, left), self._look, silence, self.received)
 
     def _fail(self, error: Exception) -> None:
         if self._answer is not None and not self._answer.done():

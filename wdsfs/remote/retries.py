@@ -10,11 +10,16 @@ import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from wdsfs.remote.counters import Traffic
+from wdsfs.remote.settings import TOTAL_TIME
 
 Result = TypeVar("Result")
+
+THREADS = 16  # for calls that block; of their own, since some may never return
 
 
 class Transient(Exception):
@@ -55,7 +60,9 @@ class Clock:
 class Patience(NamedTuple):
     """How long a request is tried for."""
 
-    total: float = 60.0  # seconds from the first attempt, after which no other is begun
+    total: float = (
+        TOTAL_TIME  # seconds from the request on, waits for its turn included, after which no attempt is begun
+    )
     first: float = 0.1  # the longest wait before the second attempt; doubles with each
     longest: float = 15.0
     refused: int | None = None  # attempts, if connections are refused
@@ -76,39 +83,64 @@ class Limit:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._halved = float("-inf")
         self._pause_until = float("-inf")
+        self._succeeded = float("-inf")  # when a request has last done so
 
-    async def enter(self) -> None:
-        """Wait for a place, in the order of coming, and for the end of a wait that the store asked for."""
-        await self._place()
+    async def enter(self, patience: float = TOTAL_TIME) -> float:
+        """Wait for a place, in the order of coming, and for the end of a wait that the store has asked for.
+
+        Not for longer than `patience` (seconds). A wait that would end later is not waited for at all: what the
+        store says of one object need not hold for another, and not for as long as it has said. Returns when the
+        store has last given an answer, or the waiting has begun. Raises Transient when for so long no place has
+        become free, and no request before has succeeded.
+        """
+        come = self._clock.now()
+        await self._place(patience)
+        begun = max(come, self._succeeded)
         try:
-            while (pause := self._pause_until - self._clock.now()) > 0:
-                await self._clock.sleep(pause)
+            while self._clock.now() < self._pause_until <= begun + patience:
+                await self._clock.sleep(self._pause_until - self._clock.now())
         except asyncio.CancelledError:
             self.leave()
             raise
+        return begun
 
-    async def _place(self) -> None:
+    async def _place(self, patience: float) -> None:
         if self.under_way < int(self.allowed) and not self._waiting:
             self.under_way += 1
             return
         place = asyncio.get_running_loop().create_future()
         self._waiting.append(place)
+        self._look_later(place, patience)
         try:
             await place  # `leave` counts it
         except asyncio.CancelledError:
-            if place.done() and not place.cancelled():
+            if place.done() and not place.cancelled() and place.exception() is None:
                 self.leave()
             raise
+
+    def _look_later(self, place: asyncio.Future[None], patience: float) -> None:
+        """Give up a place that is waited for, unless requests before it have succeeded meanwhile."""
+        before = self._succeeded
+
+        def look() -> None:
+            if not place.done() and self._succeeded == before:
+                place.set_exception(Transient("its store answers none of the requests before", silent=True))
+            elif not place.done():
+                self._look_later(place, patience)
+
+        timer = asyncio.get_running_loop().call_later(patience, look)
+        place.add_done_callback(lambda _: timer.cancel())
 
     def leave(self) -> None:
         self.under_way -= 1
         while self._waiting and self.under_way < int(self.allowed):
             place = self._waiting.popleft()
-            if not place.cancelled():
+            if not place.done():  # as when its request has been given up
                 self.under_way += 1
                 place.set_result(None)
 
     def succeeded(self) -> None:
+        self._succeeded = self._clock.now()
         self.allowed = min(float(self._most), self.allowed + 1 / self.allowed)
 
     def throttled(self, wait: float | None) -> None:
@@ -127,9 +159,14 @@ async def again(
     """The result of the first attempt that succeeds. Raises the last Transient when time is up."""
     attempts, begun = 0, None
     while True:
-        await limit.enter()
-        now = clock.now()
-        begun = now if begun is None else begun
+        try:
+            entered = await limit.enter(
+                patience.total if begun is None else max(begun + patience.total - clock.now(), 0.0)
+            )
+        except Transient:
+            _give_up(traffic, patience.total)
+            raise
+        begun, now = entered if begun is None else begun, clock.now()
         attempts += 1
         traffic.requests += 1
         try:
@@ -142,17 +179,35 @@ async def again(
             return result
         finally:
             limit.leave()
+        wait = max(patience.wait(attempts, clock.chance()), failed.wait or 0)
         if failed.throttled:
             traffic.throttled += 1
-            limit.throttled(failed.wait)
-        wait = max(patience.wait(attempts, clock.chance()), failed.wait or 0)
+            limit.throttled(failed.wait if wait <= patience.total else None)
         took = clock.now() - now if failed.silent else 0.0
         late = clock.now() + wait + took - begun > patience.total
         most = patience.refused if failed.refused else failed.attempts
         if late or (most is not None and attempts >= most):
-            traffic.failures += 1
-            if traffic.offline_since is None:
-                traffic.offline_since = time.time() - (clock.now() - begun)
+            _give_up(traffic, clock.now() - begun)
             raise failed
         traffic.retries += 1
         await clock.sleep(wait)
+
+
+async def blocking(work: Callable[[], Result], seconds: float) -> Result:
+    """The result of a call that waits for a server. Raises Transient when it takes longer; its thread goes on."""
+    try:
+        return await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(_threads(), work), seconds)
+    except TimeoutError:
+        raise Transient("its server does not answer in time", silent=True) from None
+
+
+@lru_cache(maxsize=1)
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(THREADS)
+
+
+def _give_up(traffic: Traffic, tried: float) -> None:
+    """Count a request that was given up after so many seconds."""
+    traffic.failures += 1
+    if traffic.offline_since is None:
+        traffic.offline_since = time.time() - tried

@@ -30,6 +30,13 @@ from wdsfs.remote.urls import BUCKETS, SCHEMES, WEB, Url
 
 _S3 = frozenset({"s3", "ais"})
 
+# Seconds and bytes a second, where the options do not say otherwise.
+TOTAL_TIME = 60.0
+SILENCE = 20.0
+LOWEST_RATE = 8 << 10  # of an answer
+LOWEST_RATE_OF_UPLOADS = 1 << 20  # of a request: how far it has come is not known before its end
+HEAD = 64 << 10  # bytes of the head of an answer
+
 
 class Option(NamedTuple):
     """An option of the stores of these schemes."""
@@ -60,6 +67,7 @@ OPTIONS = {
     "requests": Option(SCHEMES, "number"),  # at once, at most
     "timeout": Option(SCHEMES, "number"),  # seconds without a byte
     "total_time": Option(SCHEMES, "number"),  # seconds, over all attempts
+    "lowest_rate": Option(SCHEMES, "number"),  # bytes a second of an answer, or of an upload
 }
 
 _PREFIX = re.compile(f"(?:{'|'.join(sorted(SCHEMES))})://[^?@]*")
@@ -82,6 +90,24 @@ class Settings(NamedTuple):
 
     def __repr__(self) -> str:
         return f"Settings({[prefix for prefix, _ in self.sections]})"
+
+
+class Pace(NamedTuple):
+    """How fast a server has to answer: `pace` makes it of options."""
+
+    silence: float  # seconds without a byte until a request counts as not answered
+    rate: float  # bytes a second below which it does, too
+    total: float  # seconds that a reader waits for a store
+
+    def seconds(self, size: int) -> float:
+        """The seconds that an answer may take, from the request to the last of so many bytes of its body."""
+        return min(self.silence + (HEAD + size) / self.rate, self.total)
+
+
+def pace(options: Mapping[str, str], rate: float = LOWEST_RATE) -> Pace:
+    """The pace that the options say; `rate` unless they say another."""
+    total = float(options.get("total_time", TOTAL_TIME))
+    return Pace(min(float(options.get("timeout", SILENCE)), total), float(options.get("lowest_rate", rate)), total)
 
 
 def load(arguments: Iterable[str] = (), file: Path | None = None) -> Settings:

@@ -23,11 +23,12 @@ from wdsfs import __version__
 from wdsfs.errors import Unreachable
 from wdsfs.remote import aws_profiles
 from wdsfs.remote.answers import THROTTLING, seconds_of
+from wdsfs.remote.settings import pace
 from wdsfs.remote.urls import BUCKETS, Url, is_signed
 
 Options = dict[str, str]
 
-SILENCE = 20.0  # seconds without a byte, until a request counts as not answered
+HOW_LONG_SECONDS = 10.0  # for the answer to a question for Retry-After
 _CONNECT = "5s"
 _WHOLE = "7days"  # a request may take as long as bytes keep coming
 # What HTTPStore puts into a URL as it is; of a path with other characters the store is made for that one URL.
@@ -94,7 +95,7 @@ def web_store(location: str, options: Options, headers: dict[str, str]) -> HTTPS
 def _client_options(options: Options, headers: dict[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "connect_timeout": _CONNECT,
-        "read_timeout": f"{int(silence(options) * 1000)}ms",
+        "read_timeout": f"{int(pace(options).silence * 1000)}ms",
         "timeout": _WHOLE,
         "user_agent": USER_AGENT,
     }
@@ -103,12 +104,6 @@ def _client_options(options: Options, headers: dict[str, str]) -> dict[str, Any]
     if "certificates" in options:
         found["root_certificate"] = Path(options["certificates"]).read_bytes()
     return found
-
-
-def silence(options: Options) -> float:
-    """The seconds without a byte until a request counts as not answered: no more than all attempts may take."""
-    seconds = float(options.get("timeout", SILENCE))
-    return min(seconds, float(options.get("total_time", seconds)))
 
 
 # --- how each kind of store is entered -----------------------------------------------------------------------
@@ -295,7 +290,7 @@ def ask_how_long(url: Url, options: Options, now: Callable[[], float]) -> float 
         context.load_verify_locations(options["certificates"])
     opener = urllib.request.build_opener(_Stay, urllib.request.HTTPSHandler(context=context))
     try:
-        with opener.open(urllib.request.Request(target, headers=headers), timeout=10):
+        with opener.open(urllib.request.Request(target, headers=headers), timeout=HOW_LONG_SECONDS):
             return None
     except urllib.error.HTTPError as error:
         with error:

@@ -22,6 +22,8 @@ redirects without a place (S3)         Unreachable: the region is wrong
 a signed URL has expired               DeniedObject (EACCES), with the time at which it has
 401, 403                               DeniedObject, after another look for credentials, at most once a minute
 429, 503                               asked again after Retry-After or a while; half as many requests at once
+... with a longer Retry-After          Unreachable at once, for that object, which is asked for again after 5 s
+an answer slower than `lowest_rate`    counts as none, by `settings.Pace`
 408, 425, 500, 502, 504, broken,       asked again after a while (full jitter)
 no connection, no answer (`timeout`)
 ... for longer than `total_time`       Unreachable
@@ -34,13 +36,14 @@ Short ranges of web servers without TLS are asked for by `plain_http.py`, all el
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import mmap
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import obstore
@@ -48,14 +51,14 @@ from obstore import exceptions
 from obstore.store import ObjectStore
 
 from wdsfs.errors import DeniedObject, MissingObject, NoRanges, ObjectChanged, ShardError, Unreachable
-from wdsfs.remote import answers, store_clients, urls
+from wdsfs.remote import answers, settings, store_clients, urls
 from wdsfs.remote.counters import Counters, Traffic
 from wdsfs.remote.hub import Hub
 from wdsfs.remote.parts import Buffer, Take
 from wdsfs.remote.pin import Pin
 from wdsfs.remote.plain_http import PlainServer, PlainServers
-from wdsfs.remote.retries import Clock, Limit, Patience, Transient, again
-from wdsfs.remote.settings import Settings
+from wdsfs.remote.retries import Clock, Limit, Patience, Transient, again, blocking
+from wdsfs.remote.settings import Pace, Settings
 from wdsfs.remote.urls import WEB, Url
 
 if TYPE_CHECKING:  # obstore has these for checkers only
@@ -74,7 +77,7 @@ REFUSED = 2  # attempts to learn what is there, if connections are refused
 DOWN_SECONDS = 5.0  # how long a store is believed to be down
 _RENEW = 60.0  # seconds until a client that is refused is made anew
 _FRUITLESS = 3  # times in a row that it may not
-_SLOWEST = 1 << 20  # bytes a second of a connection; an upload that is slower is broken off
+LISTED = 512 << 10  # bytes of a page of a listing, at most
 _OBSTORE_ERRORS = (exceptions.BaseError, OSError, ValueError)
 
 
@@ -84,6 +87,7 @@ class _Route(NamedTuple):
     options: dict[str, str]
     place: tuple[object, ...]  # that has a client of its own
     path: str  # in that place
+    pace: Pace
     patience: Patience
     limit: Limit
     traffic: Traffic
@@ -93,8 +97,8 @@ class _Route(NamedTuple):
 class Stores:
     """All stores, as one process talks to them."""
 
-    def __init__(self, settings: Settings, counters: Counters, clock: Clock | None = None) -> None:
-        self._settings = settings
+    def __init__(self, chosen: Settings, counters: Counters, clock: Clock | None = None) -> None:
+        self._settings = chosen
         self._counters = counters
         self._clock = clock or Clock()
         self._clients: OrderedDict[tuple[object, ...], tuple[ObjectStore, float]] = OrderedDict()
@@ -104,6 +108,7 @@ class Stores:
         self._down: dict[
             str, tuple[float, str]
         ] = {}  # by store: until when it is not asked what is there, and why
+        self._told: OrderedDict[Url, tuple[float, str]] = OrderedDict()  # likewise, by object: told to wait
         self._route = lru_cache(ROUTES)(self._new_route)
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._hub = Hub(self._clock, time.time)
@@ -141,7 +146,7 @@ class Stores:
         directory = prefix.key.rpartition("/")[0]  # obstore takes whole names only
         found = []
         listing = obstore.list(client, directory or None, chunk_size=1000)
-        while (some := await self._asked(prefix, _next(listing))) is not None:
+        while (some := await self._asked(prefix, _next(listing), LISTED)) is not None:
             found += [one for one in some if one["path"].startswith(prefix.key)]
         return sorted((prefix._replace(key=one["path"]), _pin(one)) for one in found)
 
@@ -179,7 +184,7 @@ class Stores:
             else:
                 found = await self._opened(url, transfer.pin, {"range": (before, transfer.end)})
                 pieces = found.stream(min_chunk_size=PIECE)
-                while (piece := await self._asked(url, _next(pieces))) is not None:
+                while (piece := await self._asked(url, _next(pieces), PIECE)) is not None:
                     transfer.add(piece)
             transfer.check()
         finally:
@@ -193,7 +198,7 @@ class Stores:
             if data is not None:
                 return data
         found = await self._opened(url, pin, {"range": (begin, end)})
-        return await self._asked(url, found.bytes_async())
+        return await self._asked(url, found.bytes_async(), end - begin)
 
     async def get_all(self, url: Url, pin: Pin) -> AsyncIterator[memoryview]:
         """The pinned object from its first byte to its last, for servers that ignore Range. Raises ShardError.
@@ -208,7 +213,7 @@ class Stores:
             found = await self._again(url, lambda: self._opened(url, pin, {}))
             pieces = found.stream(min_chunk_size=PIECE)
             try:
-                while (piece := await self._asked(url, _next(pieces))) is not None:
+                while (piece := await self._asked(url, _next(pieces), PIECE)) is not None:
                     new = memoryview(piece)[max(done - at, 0) :]
                     at += len(piece)
                     done += len(new)
@@ -266,11 +271,12 @@ class Stores:
         Raises ShardError: ObjectExists, ObjectChanged if there is another one. Both may also mean that an attempt
         was carried out whose answer was lost.
         """
-        seconds = len(content) / _SLOWEST
+        seconds = self._sending(url, len(content))
         return await self._again(url, lambda: self._put(url, content, replaces), seconds)
 
     async def _put(self, url: Url, content: mmap.mmap, replaces: Pin | None) -> str:
-        client, path = await self._patient_client(url, len(content))
+        seconds = self._sending(url, len(content))
+        client, path = await self._patient_client(url, seconds)
         mode: PutMode = "create"
         if replaces is not None:
             found = await self._asked(url, obstore.head_async(client, path))
@@ -281,7 +287,7 @@ class Stores:
             if found["version"]:  # by which Google's store knows it
                 mode["version"] = found["version"]
         sent = obstore.put_async(client, path, content, mode=mode, use_multipart=False)
-        return answers.etag_of(await self._asked(url, sent))
+        return answers.etag_of(await self._asked(url, sent, seconds=seconds))
 
     async def copy(self, url: Url, size: int, target: Url) -> None:
         """Have the store copy an object of this size to a place in the same bucket where there is none.
@@ -289,20 +295,26 @@ class Stores:
         Raises ShardError: ObjectExists; NoRanges if the store does not do that.
         """
 
+        seconds = self._sending(target, size)
+
         async def attempt() -> None:
-            client, _ = await self._patient_client(target, size)
-            await self._asked(target, obstore.copy_async(client, url.key, target.key, overwrite=False))
+            client, _ = await self._patient_client(target, seconds)
+            copied = obstore.copy_async(client, url.key, target.key, overwrite=False)
+            await self._asked(target, copied, seconds=seconds)
 
-        await self._again(target, attempt, size / _SLOWEST)
+        await self._again(target, attempt, seconds)
 
-    async def _patient_client(self, url: Url, size: int) -> tuple[ObjectStore, str]:
-        """As `_client`, for a request whose answer comes when so many bytes are sent or copied."""
+    def _sending(self, url: Url, size: int) -> float:
+        """The seconds that a request may take whose answer comes when so many bytes are sent or copied."""
+        pace = settings.pace(self._options(url), settings.LOWEST_RATE_OF_UPLOADS)
         # Few timeouts, as each needs a client of its own.
-        patience = float(self._options(url).get("timeout", store_clients.SILENCE))
-        patience += 2.0 ** math.ceil(math.log2(1 + size / _SLOWEST))
-        options = {**self._options(url), "timeout": str(patience), "total_time": str(patience)}
+        return pace.silence + 2.0 ** math.ceil(math.log2(1 + size / pace.rate))
+
+    async def _patient_client(self, url: Url, seconds: float) -> tuple[ObjectStore, str]:
+        """As `_client`, for a request that may take so long."""
+        options = {**self._options(url), "timeout": str(seconds), "total_time": str(seconds)}
         route = self._route(url)
-        client = await self._kept(url, (patience, *route.place), lambda: store_clients.make(url, options))
+        client = await self._kept(url, (seconds, *route.place), lambda: store_clients.make(url, options))
         return client, route.path
 
     # --- for `doctor`
@@ -351,11 +363,12 @@ class Stores:
         options = self._settings.options(url)
         location, path = store_clients.place(url)
         place = location, url.user, *sorted(options.items())
-        patience = Patience(float(options.get("total_time", Patience().total)))
+        pace = settings.pace(options)
         if url.store not in self._limits:
             self._limits[url.store] = Limit(int(float(options.get("requests", REQUESTS))), self._clock)
         limit, traffic = self._limits[url.store], self._counters.of(url.store)
-        return _Route(options, place, path, patience, limit, traffic, self._plain_servers.of(url, options))
+        plain = self._plain_servers.of(url, options)
+        return _Route(options, place, path, pace, Patience(pace.total), limit, traffic, plain)
 
     def _options(self, url: Url) -> dict[str, str]:
         return self._route(url).options
@@ -425,11 +438,17 @@ class Stores:
         route = self._route(url)
         patience = route.patience._replace(total=route.patience.total + seconds, refused=refused)
         failed: ShardError
+        until, reason = self._told.get(url, (0.0, ""))
+        if self._clock.now() < until:
+            raise Unreachable(f"{url}: {reason}")
         try:
             result = await again(attempt, route.limit, patience, self._clock, route.traffic)
             self._down.pop(url.store, None)
+            self._told.pop(url, None)
             return result
         except Transient as error:
+            if error.wait is not None and error.wait > patience.total:
+                raise self._to_wait(url, error, error.wait) from None
             at_once = error.refused and refused is not None
             reason = f"{error}" if at_once else f"{error}; this was tried for up to {patience.total:g} s"
             if error.refused or error.silent:
@@ -441,10 +460,31 @@ class Stores:
             return await self._again(url, attempt, seconds, refused)
         raise failed
 
-    async def _asked(self, url: Url, asked: Awaitable[Result]) -> Result:
-        """The answer of obstore; its errors, which have secrets, end here. Raises ShardError, Transient."""
+    def _to_wait(self, url: Url, error: Transient, seconds: float) -> Unreachable:
+        """The error for an object that is to be left alone for longer than a reader waits.
+
+        Other objects are tried, and it is asked for again in a while: both may be answered all the same.
+        """
+        until = time.time() + seconds
+        reason = f"{error}, told to wait until {datetime.fromtimestamp(until):%Y-%m-%d %H:%M:%S}"
+        self._told[url] = self._clock.now() + DOWN_SECONDS, reason
+        if len(self._told) > ROUTES:
+            self._told.popitem(last=False)
+        self._route(url).traffic.told_until = until
+        return Unreachable(f"{url}: {reason}")
+
+    async def _asked(
+        self, url: Url, asked: Awaitable[Result], size: int = 0, seconds: float | None = None
+    ) -> Result:
+        """The answer of obstore; its errors, which have secrets, end here. Raises ShardError, Transient.
+
+        It is waited for as long as the pace of the store allows for so many bytes, or these `seconds`.
+        """
         try:
-            return await asked
+            async with asyncio.timeout(self._route(url).pace.seconds(size) if seconds is None else seconds):
+                return await asked
+        except TimeoutError:
+            raise Transient("its server does not answer, or too slowly", silent=True) from None
         except _OBSTORE_ERRORS as error:
             failed = answers.failure(error, url)
         await self._ask_how_long(url, failed)
@@ -468,7 +508,10 @@ class Stores:
         if self._asking[url.store].locked():
             return None
         async with self._asking[url.store]:
-            return await asyncio.to_thread(store_clients.ask_how_long, url, self._options(url), time.time)
+            question = partial(store_clients.ask_how_long, url, self._options(url), time.time)
+            with contextlib.suppress(Transient):
+                return await blocking(question, store_clients.HOW_LONG_SECONDS)
+        return None
 
 
 class _Transfer:

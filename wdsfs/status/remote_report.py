@@ -30,7 +30,7 @@ def gather(board: Board) -> dict[str, Any]:
     stores = []
     for store, hits in board.hits.items():
         found = {_RENAMED.get(name, name): value for name, value in state["stores"].get(store, {}).items()}
-        one = {"store": store, **_NOTHING, "offline_since": None, **found}
+        one = {"store": store, **_NOTHING, "offline_since": None, "told_until": None, **found}
         one["reads"] += hits.reads
         one["hits"] += hits.reads
         one["used_bytes"] += hits.bytes
