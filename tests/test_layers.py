@@ -81,6 +81,7 @@ GROUND = {
     "owner",
     "reading",
     "trust",
+    "waits",
 }
 STARTS = {"__main__": "cli"}  # `python -m wdsfs` lies beside the ground and belongs to the commands
 

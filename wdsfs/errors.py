@@ -20,6 +20,7 @@
     |   '-- StaleShard         ESTALE     3   it changed underneath
     |       |-- ObjectChanged  ESTALE     3   its store has another object in its place
     |       '-- StaleMount     ESTALE     3   a worker of a cluster sees another file under its path
+    |-- Interrupted            EINTR    1   the client of a request of the kernel is ending
     |-- IndexUnusable          EIO        4   the index directory cannot be used
     |-- MountError             EIO        5   the mount could not be made, found or ended
     |-- OverlayUnusable        EIO        8   the overlay's directory cannot be used
@@ -126,6 +127,10 @@ class StaleMount(StaleShard):
 
 class ObjectExists(ShardError):
     pass
+
+
+class Interrupted(WdsfsError):
+    errno = errno.EINTR
 
 
 class IndexUnusable(WdsfsError):

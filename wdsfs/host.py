@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from wdsfs import mount_table, trust
+from wdsfs import mount_table, trust, waits
 from wdsfs.errors import IndexUnusable, MountError, WdsfsError
 
 
@@ -175,10 +175,10 @@ def private_directory(path: Path, error: type[WdsfsError], create: bool = True) 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock between processes; `path` is a file made for this, which stays. Raises OSError."""
+    """Hold a lock between processes; `path` is a file made for this, which stays. Raises OSError, Interrupted."""
     fd = trust.open_lock(path)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        waits.lock(fd, fcntl.LOCK_EX)
         yield
     finally:
         os.close(fd)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gzip
 import json
 import os
 import random
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -172,6 +174,112 @@ def test_a_reader_of_a_server_that_does_not_answer_can_be_killed(program: Progra
             reader.kill()
             assert reader.wait(PATIENCE) == -signal.SIGKILL
         web.hold.set()
+
+
+SLOW = ("--store-option", "total_time=600", "--store-option", "timeout=600")
+
+
+@contextlib.contextmanager
+def waiting(web: WebServer, command: list[str | Path], path: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A command whose request to the server, for this object, is under way and not answered."""
+    before = len(web.gets(path))
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+        try:
+            wait_until(lambda: len(web.gets(path)) > before, "the request")
+            yield process
+        finally:
+            process.kill()
+
+
+def dies(process: subprocess.Popen[bytes]) -> bool:
+    process.kill()
+    return process.wait(PATIENCE) == -signal.SIGKILL
+
+
+def test_who_waits_for_a_shard_to_be_indexed_can_be_killed(program: Program, web: WebServer) -> None:
+    """With more of them than workers, too. What comes later is answered all the same."""
+    with program.mounted("--lazy", "--workers", "1", *SLOW, web.url + "/x-{0..1}.tar") as mounted:
+        web.hold.clear()
+        try:
+            with contextlib.ExitStack() as stack:
+                listing: list[str | Path] = ["ls", mounted.path / "x-0"]
+                first = stack.enter_context(waiting(web, listing, "/x-0.tar"))
+                more = [stack.enter_context(subprocess.Popen(listing)) for _ in range(20)]
+                with pytest.raises(subprocess.TimeoutExpired):
+                    more[-1].wait(0.5)
+                assert dies(first)
+                assert all(map(dies, more))
+        finally:
+            web.hold.set()
+        assert len(os.listdir(mounted.path / "x-0")) == SAMPLES
+
+
+def test_an_interrupted_wait_says_nothing_of_the_shard(program: Program, web: WebServer) -> None:
+    """A signal that ends a program that has a handler for it: it gets EINTR."""
+    text = "import os, sys\ntry:\n    os.listdir(sys.argv[1])\nexcept KeyboardInterrupt:\n    sys.exit(7)"
+    with program.mounted("--lazy", *SLOW, web.url + "/x-{0..1}.tar") as mounted:
+        web.hold.clear()
+        try:
+            with waiting(web, [sys.executable, "-c", text, mounted.path / "x-0"], "/x-0.tar") as process:
+                process.send_signal(signal.SIGINT)
+                assert process.wait(PATIENCE) == 7
+        finally:
+            web.hold.set()
+        assert len(os.listdir(mounted.path / "x-0")) == SAMPLES
+
+
+def test_a_signal_that_does_not_end_a_program_does_not_end_its_wait(program: Program, web: WebServer) -> None:
+    text = (
+        "import os, signal, sys\nsignal.signal(signal.SIGCHLD, lambda *_: None)\n"
+        "print('ready', flush=True)\nassert len(os.listdir(sys.argv[1])) == 30"
+    )
+    with program.mounted("--lazy", *SLOW, web.url + "/x-{0..1}.tar") as mounted:
+        web.hold.clear()
+        try:
+            with waiting(web, [sys.executable, "-c", text, mounted.path / "x-0"], "/x-0.tar") as process:
+                process.send_signal(signal.SIGCHLD)
+                with pytest.raises(subprocess.TimeoutExpired):
+                    process.wait(1)
+                web.hold.set()
+                assert process.wait(PATIENCE) == 0
+        finally:
+            web.hold.set()
+
+
+def test_who_waits_for_a_compressed_shard_can_be_killed(program: Program, web: WebServer) -> None:
+    """The first unpacks it, the second waits for the first."""
+    web.put("/y-0.tar.gz", gzip.compress(shard(0)))
+    with program.mounted("--lazy", *SLOW, web.url + "/y-0.tar.gz") as mounted:
+        web.hold.clear()
+        try:
+            listing: list[str | Path] = ["ls", mounted.path / "y-0"]
+            with waiting(web, listing, "/y-0.tar.gz") as first, subprocess.Popen(listing) as second:
+                with pytest.raises(subprocess.TimeoutExpired):
+                    second.wait(0.5)
+                assert dies(second)
+                assert dies(first)
+        finally:
+            web.hold.set()
+        assert len(os.listdir(mounted.path / "y-0")) == SAMPLES
+
+
+def test_who_waits_for_a_copy_up_can_be_killed_and_readers_beside_it(
+    program: Program, web: WebServer, tmp_path: Path
+) -> None:
+    """There is one worker only, so nobody receives an INTERRUPT."""
+    with cold_mount(program, web, "--overlay", str(tmp_path / "overlay"), *SLOW) as mounted:
+        (mounted.path / "x-1" / "020" / "cls").read_bytes()  # the kernel asks once if closing is its own business
+        web.hold.clear()
+        try:
+            reading: list[str | Path] = ["cat", mounted.path / "x-1" / "000" / "jpg"]
+            text = "import sys\nopen(sys.argv[1], 'r+b').write(b'x')"
+            writing = [sys.executable, "-c", text, mounted.path / "x-0" / "000" / "jpg"]
+            with waiting(web, reading, "/x-1.tar") as reader, waiting(web, writing, "/x-0.tar") as writer:
+                assert dies(reader)
+                assert dies(writer)
+        finally:
+            web.hold.set()
+        assert (mounted.path / "x-0" / "000" / "jpg").read_bytes() == image(0, 0)
 
 
 def test_a_server_that_does_not_answer_holds_up_only_who_reads_from_it(program: Program, web: WebServer) -> None:

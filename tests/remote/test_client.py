@@ -41,7 +41,6 @@ def url(kind: str, name: str = "o.tar") -> Url:
 def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Remote]]:
     """Makes Remotes whose fetcher has stores in its memory."""
     monkeypatch.setattr(launch, "_START", fake_fetcher.START)
-    monkeypatch.setattr(client, "LOOK_SECONDS", 0.2)
     made: list[Remote] = []
 
     def make(settings: Any = None, **options: Any) -> Remote:

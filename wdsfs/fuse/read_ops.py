@@ -18,11 +18,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from wdsfs import waits
 from wdsfs.dataset import content as content_module
 from wdsfs.dataset.content import Content
 from wdsfs.dataset.indexing import Attempts, NotIndexed
 from wdsfs.dataset.tree import Entry, LowerTree, Node, Tree
-from wdsfs.errors import EntryError, NoSuchEntry, ShardError, StaleShard, WdsfsError
+from wdsfs.errors import EntryError, Interrupted, NoSuchEntry, ShardError, StaleShard, WdsfsError
 from wdsfs.fuse import protocol
 from wdsfs.fuse.protocol import Attributes, Request
 from wdsfs.inodes import FOLDER, NOT_HIDDEN, ROOT, kind_of
@@ -133,6 +134,7 @@ class Operations(ABC, Generic[TreeKind]):
         self.tree = tree
         self.tree.lower.slowly = self.slowly
         self.slot, self._crowded = slot, crowded
+        waits.begins = self._wait_begins
         if self.hidden is not None:
             self.hidden.show(tree, slot, crowded)
 
@@ -150,6 +152,7 @@ class Operations(ABC, Generic[TreeKind]):
         suspect = hash((opcode, node, body.tobytes()))
         slot = self.slot
         slot.begin(kind, suspect)
+        waits.client = request.pid
         watching = self.board.watching
         try:
             if self.refusing or (watching and self.board.is_deadly(suspect)):
@@ -165,6 +168,9 @@ class Operations(ABC, Generic[TreeKind]):
         except Exception as error:  # whatever it is, the mount goes on: see the head of this module
             return self.errno_of(KINDS[kind], error)
         finally:
+            waits.client = 0
+            if slot.waiting:
+                slot.wait(False)
             slot.end()
             if watching:
                 self.board.absolve(suspect)
@@ -176,7 +182,7 @@ class Operations(ABC, Generic[TreeKind]):
 
     def errno_of(self, name: str, error: Exception) -> int:
         """The errno for an exception; logs errors that a person should know about."""
-        if isinstance(error, EntryError):  # an error of the caller: nothing is wrong here
+        if isinstance(error, EntryError | Interrupted):  # an error of the caller: nothing is wrong here
             log.debug("%s: %s", name, error)
             return error.errno
         self.slot.failed()
@@ -210,6 +216,12 @@ class Operations(ABC, Generic[TreeKind]):
             yield
         finally:
             self.slot.wait(False)
+
+    def _wait_begins(self) -> None:
+        """As `slowly`, up to the end of the request: it waits for a server or another process."""
+        if not self.slot.waiting:
+            self.slot.wait(True)
+            self._crowded()
 
     # --- names and attributes
 

@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from wdsfs.errors import Unreachable, UnreadableShard
+from wdsfs import waits
+from wdsfs.errors import Interrupted, Unreachable, UnreadableShard
 from wdsfs.remote import messages
 from wdsfs.remote.alarm import Alarm
 from wdsfs.remote.launch import MEMORY, Launcher, peer_user
@@ -29,7 +30,6 @@ from wdsfs.storage.identity import Fingerprint
 READ_MAX = 8 << 20  # bytes that are asked for at a time
 NOTE = 1 << 20  # a read from the cache is noted when it is in another stretch of so many bytes than the last one
 PAUSES = (0.0, 0.05, 0.2, 0.5, 1.0)  # seconds before a request is repeated whose fetcher has died
-LOOK_SECONDS = 1.0  # how often someone who waits looks if there is a fetcher
 
 _TIMEVAL = struct.Struct("ll")
 
@@ -237,7 +237,7 @@ class Remote:
         request: Callable[[FetcherConnection, int], bytes],
         progress: Callable[[Frame], None] = lambda frame: None,
     ) -> Frame:
-        """The answer to a request, repeated when the fetcher dies. Raises the error that it answers."""
+        """The answer to a request, repeated when the fetcher dies. Raises that which it answers, Interrupted."""
         for pause in PAUSES:
             _pause(pause)
             try:
@@ -245,6 +245,9 @@ class Remote:
             except OSError:
                 self._disconnect()
                 continue
+            except Interrupted:
+                self._disconnect()  # which stops the fetcher
+                raise
             if frame.kind == messages.FAILURE:
                 raise messages.error_of(messages.value_of(frame.body))
             return frame
@@ -261,7 +264,7 @@ class FetcherConnection:
         self._number = 0
         self._socket = launcher.connect()
         # For all receives, by the kernel: a timeout of Python's would cost each send and receive a system call.
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(LOOK_SECONDS))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(waits.LOOK_SECONDS))
         if peer_user(self._socket) != os.geteuid():
             self._socket.close()
             raise ConnectionRefusedError("another user listens in the place of the fetcher")
@@ -308,6 +311,7 @@ class FetcherConnection:
             try:
                 count = self_socket.recv_into(view)
             except BlockingIOError:
+                waits.look()
                 if self._launcher.ensure():  # one that died before it had accepted this connection
                     raise ConnectionResetError("the fetcher has died") from None
                 continue
@@ -422,7 +426,8 @@ class RemoteTar:
         """
 
         def message(connection: FetcherConnection) -> bytes:
-            return messages.hand_over(unique, connection.number_of(self.url, self.pin), begin, end, spans)
+            number = connection.number_of(self.url, self.pin)
+            return messages.hand_over(unique, number, begin, end, spans, waits.client)
 
         self._remote.tell(message)
 

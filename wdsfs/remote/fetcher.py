@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import ctypes
 import errno
+import itertools
 import logging
 import os
 import signal
@@ -22,6 +23,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from wdsfs import waits
 from wdsfs.errors import CacheFull, MissingObject, ObjectChanged, UnreadableShard, WdsfsError
 from wdsfs.log_lines import LoggedMessages, TerminalFormatter
 from wdsfs.remote import messages
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 INTERRUPTED_MAX = 1024  # requests remembered that were interrupted before they were handed over
+LOOKED_AT_MAX = 64  # clients that wait, at a time
 DEATHS_MAX = 5  # of fetchers during attempts at the same request
 FETCHES = 16  # requests at a time for a whole object
 _M_ARENA_MAX = -8  # of malloc.h
@@ -79,8 +82,11 @@ class Fetcher:
         self._window = WINDOW_MAX if cache is not None else memory // 4
         self._objects: dict[tuple[Url, Pin], tuple[RemoteObject, list[object]]] = {}
         self._fatal = FatalRequests(alarm.left)
-        self._handed: dict[int, tuple[int, asyncio.Task[None]]] = {}  # by first number: the last number, the work
+        # By first number: the last number, the work, the thread that waits for it.
+        self._handed: dict[int, tuple[int, asyncio.Task[None], int]] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._looked_at: set[int] = set()  # the requests of the last look at clients
+        self._look: asyncio.TimerHandle | None = None  # the next look; None while nothing is handed over
         self._interrupted: OrderedDict[int, None] = OrderedDict()
         self._changes: dict[RemoteObject, asyncio.Task[None]] = {}
         self._logged = LoggedMessages()
@@ -215,21 +221,23 @@ class Fetcher:
 
     # --- requests of the kernel
 
-    def hand_over(self, unique: int, item: RemoteObject, begin: int, end: int, spans: Sequence[Span]) -> None:
-        """Answer a READ of the kernel."""
+    def hand_over(
+        self, unique: int, item: RemoteObject, begin: int, end: int, spans: Sequence[Span], client: int = 0
+    ) -> None:
+        """Answer a READ of the kernel, for this thread."""
         first = first_unique(unique)
         before = self._handed.get(first)
         # Handed out again: the kernel has forgotten the old number, also where that one arrives later, from a
         # worker that had received it before.
         if before is not None and before[0] != unique == first:
             return
-        self._begin(first, unique, item, begin, end, spans)
+        self._begin(first, unique, item, begin, end, spans, client)
         if before is not None:
             # Only once the new work has joined the parts of the old one: these are dropped when they have no user.
             asyncio.get_running_loop().call_soon(before[1].cancel)
 
     def _begin(
-        self, first: int, unique: int, item: RemoteObject, begin: int, end: int, spans: Sequence[Span]
+        self, first: int, unique: int, item: RemoteObject, begin: int, end: int, spans: Sequence[Span], client: int
     ) -> None:
         if self._interrupted.pop(first, 0) is None:
             self._reply_error(unique, errno.EINTR)
@@ -240,7 +248,8 @@ class Fetcher:
             self._reply_error(unique, errno.EIO)
             return
         task = asyncio.create_task(self._answer(unique, item, begin, end, spans))
-        self._handed[first] = unique, task
+        self._handed[first] = unique, task, client
+        self._look_later()
         self.open(item.url, item.pin, task)
         task.add_done_callback(lambda done: self._end(first, item, done))
 
@@ -262,6 +271,20 @@ class Fetcher:
         self._interrupted[first] = None
         if len(self._interrupted) > INTERRUPTED_MAX:
             self._interrupted.popitem(last=False)
+
+    def _look_later(self) -> None:
+        if self._look is None and self._handed:
+            self._look = asyncio.get_running_loop().call_later(waits.LOOK_SECONDS, self._look_at_clients)
+
+    def _look_at_clients(self) -> None:
+        """Let go of clients that are ending, of those that wait since the last look: their INTERRUPT may not come,
+        since all workers wait themselves."""
+        oldest = list(itertools.islice(self._handed, LOOKED_AT_MAX))
+        for first in oldest:
+            if first in self._looked_at and waits.is_ending(self._handed[first][2]):
+                self.interrupt(first)
+        self._looked_at, self._look = set(oldest), None
+        self._look_later()
 
     async def _answer(self, unique: int, item: RemoteObject, begin: int, end: int, spans: Sequence[Span]) -> None:
         try:

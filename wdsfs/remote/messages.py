@@ -37,7 +37,7 @@ DATA, CACHED, RESULT, FAILURE, PROGRESS = 32, 33, 34, 35, 36
 
 _HEAD = struct.Struct("<IBxxxI")
 _RANGE = struct.Struct("<IQQQ")  # object, begin, end; and a number that depends on the kind
-_HAND_OVER = struct.Struct("<QIQQ")
+_HAND_OVER = struct.Struct("<QIQQI")
 _SPAN = struct.Struct("<QQ")
 _NUMBER = struct.Struct("<Q")
 
@@ -78,13 +78,17 @@ class Read(NamedTuple):
 
 
 class HandOver(NamedTuple):
-    """A READ of the kernel that the fetcher answers; `spans` are what else belongs to the sample."""
+    """A READ of the kernel that the fetcher answers; `spans` are what else belongs to the sample.
+
+    `client` is the thread that reads; 0 if it is not known.
+    """
 
     unique: int
     object: int
     begin: int
     end: int
     spans: list[Span]
+    client: int
 
 
 def frame(kind: int, number: int = 0, body: bytes = b"") -> bytes:
@@ -132,14 +136,15 @@ def read_of(body: bytes) -> Read:
     return Read(*_RANGE.unpack(body))
 
 
-def hand_over(unique: int, object_: int, begin: int, end: int, spans: Sequence[Span]) -> bytes:
-    packed = _HAND_OVER.pack(unique, object_, begin, end) + b"".join([_SPAN.pack(*span) for span in spans])
+def hand_over(unique: int, object_: int, begin: int, end: int, spans: Sequence[Span], client: int = 0) -> bytes:
+    packed = _HAND_OVER.pack(unique, object_, begin, end, client) + b"".join([_SPAN.pack(*span) for span in spans])
     return frame(HAND_OVER, 0, packed)
 
 
 def hand_over_of(body: bytes) -> HandOver:
-    unique, object_, begin, end = _HAND_OVER.unpack_from(body)
-    return HandOver(unique, object_, begin, end, list(_SPAN.iter_unpack(memoryview(body)[_HAND_OVER.size :])))
+    unique, object_, begin, end, client = _HAND_OVER.unpack_from(body)
+    spans = list(_SPAN.iter_unpack(memoryview(body)[_HAND_OVER.size :]))
+    return HandOver(unique, object_, begin, end, spans, client)
 
 
 def number(kind: int, value: int, request: int = 0) -> bytes:

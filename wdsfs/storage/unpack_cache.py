@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from wdsfs import trust
+from wdsfs import trust, waits
 from wdsfs.storage import cache_place, held_files
 from wdsfs.storage.identity import Fingerprint
 
@@ -275,7 +275,7 @@ def _lock_of(fd: int, path: str) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        fcntl.flock(fd, fcntl.LOCK_SH)  # granted when the other process has finished, or died
+        waits.lock(fd, fcntl.LOCK_SH)  # granted when the other process has finished, or died
         return False
     return cache_place.is_at(fd, path)
 

@@ -1,0 +1,60 @@
+"""Waits of a request of the kernel for servers and for other processes: they end when its client is ending.
+
+A program that waits for an answer of a mount dies only when it has that answer. The kernel's INTERRUPT comes once,
+also for signals after which a program goes on, and to any process of a mount that receives, or to none while all
+of them wait. So who waits looks for itself, several times a second, if the client has been told to end. For a
+client that cannot be seen (in a process namespace above ours) the wait goes on to its own end.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import signal
+import time
+from collections.abc import Callable
+
+from wdsfs.errors import Interrupted
+
+LOOK_SECONDS = 0.2  # how often a wait looks
+LOCK_SECONDS = 0.02  # how often a lock is tried that another process has
+
+client = 0  # the thread whose request this process is at; 0 without one
+begins: Callable[[], None] | None = None  # called at each look during a request
+
+_SIGNALS = re.compile(rb"^(SigPnd|ShdPnd|SigBlk):\t([0-9a-f]+)$", re.MULTILINE)
+# A signal that ends a program by default appears as SIGKILL; these end others too, or dump their memory.
+_ENDS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGABRT)
+_ENDING = sum(1 << number - 1 for number in _ENDS)
+
+
+def is_ending(thread: int) -> bool:
+    """True if a thread has been told to end, and has not yet heard of it."""
+    try:
+        with open(f"/proc/{thread}/status", "rb") as file:
+            masks = {name: int(mask, 16) for name, mask in _SIGNALS.findall(file.read())}
+    except OSError:
+        return False
+    pending = masks.get(b"SigPnd", 0) | masks.get(b"ShdPnd", 0)
+    return bool(pending & ~masks.get(b"SigBlk", 0) & _ENDING)
+
+
+def look() -> None:
+    """Raise Interrupted if the client of the request that this process is at is ending."""
+    if client:
+        if begins is not None:
+            begins()
+        if is_ending(client):
+            raise Interrupted("the client is ending")
+
+
+def lock(fd: int, how: int) -> None:
+    """As flock(2), which waits for another process. Raises OSError, Interrupted."""
+    while client:
+        try:
+            fcntl.flock(fd, how | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            look()
+            time.sleep(LOCK_SECONDS)
+    fcntl.flock(fd, how)
