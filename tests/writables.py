@@ -29,6 +29,7 @@ from wdsfs.overlay.overlay_directory import OverlayDirectory
 from wdsfs.overlay.request_journal import SIZE, RequestJournal
 from wdsfs.overlay.system_calls import SystemCalls
 from wdsfs.overlay.upper_dir import UpperDirectory
+from wdsfs.overlay.upper_format import DIRECTORY, OPEN_DIRECTORY, WHITEOUT, load
 from wdsfs.overlay.writable_tree import AttributeChange, WritableTree
 from wdsfs.spec.expand import expand
 
@@ -333,6 +334,26 @@ def copy_out(mount: Mount, top: bytes) -> None:
             inodes[inode] = whole
             Path(os.fsdecode(whole)).write_bytes(about[2])
             os.chmod(whole, about[0])
+
+
+def check_whiteouts(tree: LowerTree, upper: Path) -> None:
+    """Each whiteout hides a name of the lower: the kernel would list any other one."""
+    directory = os.open(upper, OPEN_DIRECTORY)
+    try:
+        waiting = [(load(directory), ROOT)]
+    finally:
+        os.close(directory)
+    while waiting:
+        node, below = waiting.pop()
+        names = {entry.name: entry.node for entry in tree.listing(below)} if below else {}
+        for name, child in node.children.items():
+            there = names.get(name)
+            if child.kind == WHITEOUT:
+                assert there is not None, f"{node.path()!r} has a whiteout {name!r}, which hides nothing"
+                assert node.merged or node.parent is None
+            elif child.kind == DIRECTORY:
+                is_merged = there is not None and stat.S_ISDIR(there.mode) and not child.opaque
+                waiting.append((child, there.inode if there is not None and is_merged else 0))
 
 
 @contextlib.contextmanager

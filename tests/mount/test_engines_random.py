@@ -336,3 +336,37 @@ def test_random_edits(name: str, seed: int) -> None:
         one, other = (outcome(program, engine, name, seed, 20) for engine in ("fuse", "kernel"))
         assert one.steps
         assert other == one
+
+
+@pytest.mark.parametrize("seed", range(THOROUGH))
+@pytest.mark.parametrize("name", sorted(VIEWS) if THOROUGH > 1 else ["samples", "full"])
+def test_random_edits_change_hands(name: str, seed: int) -> None:
+    """An overlay is edited by FUSE, with all its renames, and by the kernel, in turn: each shows what the other
+    has shown, name for name."""
+    need_erofs()
+    view, merge = VIEWS[name]
+    random_steps = random.Random(f"{name} {seed}")
+    with a_program() as program:
+        for number, members in enumerate(SHARDS):
+            program.write(f"s{number}.tar", shard(members))
+        words = (*OPTIONS[view], *["--merge"] * merge, *sorted(program.home.glob("*.tar")))
+        world = World(KernelMount(program.mountpoint), view, merge, random_steps)
+        try:
+            for engine in ("fuse", "kernel", "fuse", "kernel"):
+                program.run("mount", "-q", "--engine", engine, "--overlay", "o", *words, program.mountpoint)
+                files, directories = world.look()
+                if world.steps:
+                    assert {path: one.content for path, one in files.items()} == {
+                        path: one.content for path, one in world.files.items()
+                    }
+                    assert directories == world.directories
+                world.files, world.directories = files, directories
+                for _ in range(40):
+                    world.step()
+                world.files, world.directories = world.look()
+                program.run("umount", program.mountpoint)
+        except BaseException as error:
+            error.add_note(f"seed {seed}, {name}:\n  " + "\n  ".join(world.steps))
+            raise
+        finally:
+            end_mount(program.mountpoint)

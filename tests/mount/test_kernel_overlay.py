@@ -191,6 +191,36 @@ def test_either_engine_goes_on_where_the_other_was(program: Program) -> None:
         assert "renamed  s1/d/1 -> s1/d/renamed" in program.run("diff", top, code=1).stdout.decode()
 
 
+def test_whiteouts_that_hide_nothing_are_not_listed(program: Program) -> None:
+    """Neither those that earlier versions left in renamed samples, nor where a shard has lost the sample."""
+    sources = make_set(program)
+    with program.mounted("--overlay", "edits", *sources) as by_fuse:
+        for number in range(3):
+            (by_fuse.path / f"s0/d/{number}/cls").unlink()
+        (by_fuse.path / "s0/d/0").rename(by_fuse.path / "s0/d/renamed")
+        shutil.rmtree(by_fuse.path / "s1/d/2")
+    upper = program.home / "edits/upper/s0/d"
+    assert sorted(os.listdir(upper / "renamed")) == ["json", "txt"]
+    os.mknod(upper / "renamed/cls", 0o020000)
+    (upper / "renamed/other").touch()
+    os.setxattr(upper / "renamed/other", "user.overlay.whiteout", b"y")
+    os.removexattr(upper / "2", "user.overlay.origin")
+    program.write("s0.tar", shard([("d/0.txt", b"0"), ("f/x.txt", b"x")]))
+    with mounted(program, *sources) as top:
+        found = walk_directory(os.fsencode(top))
+        assert {name for name in found if name.startswith(b"s0/")} == {
+            *(b"s0/d", b"s0/d/1", b"s0/d/2", b"s0/d/renamed", b"s0/d/renamed/json", b"s0/d/renamed/txt"),
+            *(b"s0/f", b"s0/f/x", b"s0/f/x/txt"),
+        }
+        shutil.copytree(top, program.home / "copy")
+        shutil.rmtree(top / "s0/d/renamed")
+        shutil.rmtree(top / "s0/d/2")
+    with program.mounted("--overlay", "edits", *sources) as by_fuse:
+        by_fuse.expect_log("changed since the overlay")
+        gone = {b"s0/d/2", b"s0/d/renamed", b"s0/d/renamed/json", b"s0/d/renamed/txt"}
+        assert set(walk_directory(os.fsencode(by_fuse.path))) == set(found) - gone
+
+
 def test_who_may_write_and_enter(program: Program) -> None:
     sources = make_set(program)
     with mounted(program, *sources) as top:

@@ -29,7 +29,17 @@ import pytest
 from tests import tars
 from tests.conftest import Program
 from tests.uppers import find
-from tests.writables import EXT, FILES, FULL, Members, Mount, fast_directory, shard, walk_directory
+from tests.writables import (
+    EXT,
+    FILES,
+    FULL,
+    Members,
+    Mount,
+    check_whiteouts,
+    fast_directory,
+    shard,
+    walk_directory,
+)
 from wdsfs.commit import changes
 from wdsfs.commit.changes import Changes, Rules
 from wdsfs.commit.plan import CommitOptions, Planner
@@ -99,7 +109,7 @@ WHOLE = [b"n.jpg", b"n.cls", b"z.txt", b"a.jpg", b"a.txt", b"b.txt", b".x.jpg", 
 LEAVING = re.compile(rb".+~|\.DS_Store|\._.+")  # as far as these names go
 SAMPLE = re.compile(rb"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)  # the webdataset library's rule
 STEPS = ["write", "write", "new", "mkdir", "again", "touch", "chmod", "remove", "remove", "link", "copy", "sample"]
-STEPS += ["symlink", "move", "move file", "move file", "move up"]
+STEPS += ["symlink", "move", "move file", "move file", "move up", "remove and move"]
 EXPECTED_ERRORS = {
     *(errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.EINVAL, errno.EISDIR, errno.ENOTDIR, errno.EPERM),
     errno.EROFS,
@@ -258,6 +268,10 @@ class World:
             case "move up":  # between shards
                 path, top = self.a_file(), self.rng.choice(TOPS[:3])
                 self.move(path, top + b"/" + path.rpartition(b"/")[2])
+            case "remove and move":  # the directory that has lost a file
+                path = self.a_file()
+                self.remove(path)
+                self.move(path.rpartition(b"/")[0] or path, self.place())
             case "link":
                 path, new = self.a_file(), self.place()
                 if new not in self.directories and self.do("link", path, new):
@@ -604,6 +618,7 @@ def run(seed: int, counts: Counter[str]) -> None:
                     path: file.content for path, file in world.files.items()
                 }
                 assert directories == world.directories
+                check_whiteouts(tree, home / "o/upper")
                 finish(home, shards, world, tree, counts)
             except BaseException as error:
                 error.add_note(f"seed {seed}, {name}:\n  " + "\n  ".join(world.steps))

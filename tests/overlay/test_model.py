@@ -18,7 +18,18 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.writables import EXT, FILES, FULL, Members, Mount, a_set, copy_out, fast_directory, walk_directory
+from tests.writables import (
+    EXT,
+    FILES,
+    FULL,
+    Members,
+    Mount,
+    a_set,
+    check_whiteouts,
+    copy_out,
+    fast_directory,
+    walk_directory,
+)
 from wdsfs.dataset.tree import LowerTree, View
 from wdsfs.overlay.system_calls import EXCHANGE, NOREPLACE, WITH_WHITEOUT, SystemCalls
 
@@ -337,6 +348,7 @@ class Model(RuleBasedStateMachine):
         assert all(before[path] == after[path] for path in before if path not in symlinks)
         assert sorted(os.listdir(self.home / "overlay/work")) == ["orphans", "whiteout"]
         assert os.listdir(self.home / "overlay/work/orphans") == []
+        check_whiteouts(self.tree, self.home / "overlay/upper")
 
 
 _SETTINGS = settings(

@@ -16,7 +16,7 @@ import pytest
 
 from tests.overlay.test_model import SETS, Refusing, WithoutDevices
 from tests.thorough import THOROUGH
-from tests.writables import FILES, MTIME, Mount, a_set, fast_directory
+from tests.writables import FILES, MTIME, Mount, a_set, check_whiteouts, fast_directory
 from wdsfs.dataset.tree import LowerTree
 from wdsfs.errors import EntryError, NoSuchEntry, Unsupported
 from wdsfs.inodes import ROOT, UP
@@ -352,6 +352,7 @@ def operations(mount: Mount) -> dict[str, Callable[[Mount], None]]:
 ONLY_SAMPLES: dict[str, Callable[[Mount], None]] = {
     "rename sample": lambda m: m.rename(b"s1/b", b"own/new"),
     "rename changed sample": lambda m: m.rename(b"s1/d/c", b"own/new"),
+    "rename emptied sample": lambda m: m.rename(b"s0/d/b", b"own/new"),
     "rename sample over empty": lambda m: m.rename(b"s1/b", b"own/empty"),
     "rename over emptied sample": lambda m: m.rename(b"own/full", b"s0/d/b"),
     "exchange samples": lambda m: m.rename(b"s1/b", b"s1/d/c", EXCHANGE),
@@ -430,6 +431,7 @@ def look_and_repeat(
     assert mount.walk() == after
     mount.remount()
     assert mount.walk() == after
+    check_whiteouts(mount.below, mount.home / "upper")
 
 
 @pytest.mark.parametrize("base", [Refusing, WithoutDevices])

@@ -169,9 +169,9 @@ class NameChanges:
         """The system calls of a rename. What `_save` left under the new name is replaced."""
         directory, target = self.parts.descriptors.directory(parent), self.parts.descriptors.directory(to)
         there = to.children.get(new)
+        if hide:
+            self.parts.whiteouts.mark(parent)
         if there is THE_WHITEOUT and node.kind == DIRECTORY:  # a directory does not replace a device
-            if hide:
-                self.parts.whiteouts.mark(parent)
             self.parts.calls.rename(name, directory, new, target, EXCHANGE)
             if not hide:
                 self.parts.staging.throw_away(name, directory)
@@ -184,7 +184,6 @@ class NameChanges:
             if there is None:
                 self.parts.whiteouts.make(new, target, to)
                 to.children[new] = THE_WHITEOUT  # should the next call fail; the lower has nothing there
-            self.parts.whiteouts.mark(parent)
             self.parts.calls.rename(name, directory, new, target, EXCHANGE)
 
     def _rename_with_whiteout(self, name: bytes, directory: int, new: bytes, target: int) -> bool:

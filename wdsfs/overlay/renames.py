@@ -113,7 +113,6 @@ class Renames:
             self.copies.anything(inode)
         # The upper has all of it now, so this changes nothing visible.
         self.upper.whiteouts.make_opaque(directory, self.nodes.origin(there.inode))
-        directory.lower = 0
         self.order.drop(directory)  # its names are all its own now
         return directory
 

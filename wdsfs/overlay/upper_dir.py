@@ -71,6 +71,8 @@ class UpperDirectory:
                 self._start(inherited)
             self.top = load_upper(place, self._top)
             self.descriptors.pin_instead(self.top, unread)
+            if not self.read_only:
+                self.whiteouts.settle(self.top)
         except BaseException:
             self.descriptors.close()
             raise

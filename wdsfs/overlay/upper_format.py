@@ -7,6 +7,9 @@ the lower::
                user.overlay.whiteout in a directory with user.overlay.opaque = "x"
     opaque     the attribute user.overlay.opaque = "y", or trusted.overlay.opaque (which root's overlayfs writes)
 
+    merged     the attribute user.overlay.origin, also an empty one: the kernel then looks for whiteouts in this
+               directory where the lower has none (any more); FUSE mounts do so anyway
+
 Two attributes are ours: `user.wdsfs.origin` = "<inode>:<sum>" keeps the inode number that a file (or a renamed
 sample) has in the lower, as long as its shard's fingerprint has that sum (hexadecimal); `user.wdsfs.mode` =
 octal permission bits, where the file's own had to stay wider for a daemon that is not root.
@@ -34,6 +37,7 @@ FILE, DIRECTORY, SYMLINK, WHITEOUT, OTHER = range(5)
 RESERVED = (b"user.overlay.", b"trusted.overlay.", b"user.wdsfs.")
 OPAQUE, OPAQUE_OF_ROOT = "user.overlay.opaque", "trusted.overlay.opaque"
 WHITED_OUT, WHITED_OUT_OF_ROOT = "user.overlay.whiteout", "trusted.overlay.whiteout"
+MERGED = "user.overlay.origin"
 ORIGIN, MODE = "user.wdsfs.origin", "user.wdsfs.mode"
 _UNSUPPORTED = {
     f"{namespace}.overlay.{feature}": "without which it cannot be understood; mount with -o "
@@ -72,6 +76,7 @@ class UpperNode:
         "kind",
         "known",
         "lower",
+        "merged",
         "mode",
         "more",
         "name",
@@ -88,6 +93,7 @@ class UpperNode:
         self.more: list[tuple[UpperNode, bytes]] | None = None  # its other names
         self.children: dict[bytes, UpperNode] = {} if kind == DIRECTORY else _NO_CHILDREN
         self.opaque = False
+        self.merged = False  # a directory with the attribute of that name
         self.origin: Origin | None = None
         self.lower = 0
         self.mode = -1  # permission bits to show; -1: those that the file has
@@ -250,6 +256,7 @@ class _Loader:
             node.opaque = any(
                 name in attributes and os.getxattr(fd, name) == b"y" for name in (OPAQUE, OPAQUE_OF_ROOT)
             )
+            node.merged = MERGED in attributes
             _read_ours(node, fd, attributes)
 
     def _refuse_unsupported(self, node: UpperNode, attributes: list[str]) -> None:
