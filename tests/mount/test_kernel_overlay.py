@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,12 +20,13 @@ from tests.conftest import PATIENCE, Program, fails, wait_until
 from tests.image.test_image import end_mount, need_erofs, told
 from tests.writables import shard, walk_directory
 from wdsfs import mount_calls, mount_table
+from wdsfs.cli import kernel_engine, remount
 from wdsfs.commit.replace_in_place import Replacement
 from wdsfs.errors import OverlayBusy
 from wdsfs.mount import kernel_overlay
 from wdsfs.mount.guard import Registration, guard_of
 from wdsfs.overlay import kernel_use
-from wdsfs.overlay.overlay_directory import OverlayDirectory, held, state_of
+from wdsfs.overlay.overlay_directory import OverlayDirectory, held
 from wdsfs.status import control
 
 BUSY = 8  # exit code: the overlay is in use, or cannot be used
@@ -387,9 +390,6 @@ def test_everything_is_killed(program: Program) -> None:
         assert "it has no guard" in program.run("status", top).stdout.decode()
         assert "has no guard, which would do it" in program.refused("refresh", top, code=5)
         assert "changed  s0/d/1 ~txt" in program.run("diff", top).stdout.decode()
-        message = program.refused("commit", "--in-place", top, code=5)
-        assert "its guard" in message
-        assert f"--overlay {overlay}" in message
         message = program.refused("commit", "--in-place", "--overlay", overlay, *sources, code=BUSY)
         assert f"the kernel serves it at {top}, without a guard; end that with: wdsfs umount {top}" in message
         with (top / "s0/d/2/txt").open("r+b") as writer:
@@ -629,15 +629,157 @@ def test_the_kernel_is_asked_who_uses_an_upper(tmp_path: Path) -> None:
             subprocess.run(["umount", tmp_path / "m"], check=True)
 
 
-def test_the_way_out_when_guard_and_commit_were_killed(program: Program) -> None:
-    """Neither command names the other one, which is refused, too."""
+# `wdsfs commit`, with the guard and maybe the commit itself killed at one of its steps.
+_KILLED = """
+import os, signal, sys
+from wdsfs.cli import main as cli
+from wdsfs.mount.guard import guard_of
+from wdsfs.storage.durable import Disk
+
+step, mountpoint, *names = sys.argv[1:4]
+me, real = os.getpid(), {name: getattr(Disk, name) for name in ("rename", "remove")}
+
+def stop(name):
+    def method(disk, path, *to):
+        is_here = os.getpid() == me and (name, os.path.basename((to or (path,))[-1])) == STEPS[step]
+        if name == "rename":
+            real[name](disk, path, *to)
+        if is_here:
+            guard = guard_of(mountpoint)
+            os.kill(guard.pid, signal.SIGKILL)
+            while guard.alive:
+                pass
+            if WHO == "both":
+                os.kill(me, signal.SIGKILL)
+        if name == "remove":
+            real[name](disk, path)
+    return method
+
+STEPS = {
+    "begun": ("rename", b"commit.json"),
+    "one shard": ("rename", b"s0.tar"),
+    "all shards": ("rename", b"committed"),
+    "at the end": ("remove", b"commit.json"),
+}
+for name in real:
+    setattr(Disk, name, stop(name))
+cli.main(["commit", "--in-place", "--jobs", "1", mountpoint], prog_name="wdsfs")
+"""
+
+
+def commit_with_a_kill(program: Program, who: str, step: str) -> subprocess.CompletedProcess[bytes]:
+    """Commit in place what is mounted, with the guard ("guard"), or the commit itself, too ("both"), killed."""
+    command = [sys.executable, "-c", _KILLED.replace("WHO", repr(who)), step, program.mountpoint]
+    return subprocess.run(
+        command, env=program.environment, cwd=program.home, timeout=PATIENCE, capture_output=True, check=False
+    )
+
+
+def edit_some(top: Path) -> None:
+    put(top / "s0/d/0/txt", b"changed")
+    (top / "s0/d/1/cls").unlink()
+    shutil.rmtree(top / "s1/d/2")
+
+
+def check_committed(program: Program) -> None:
+    """The mount shows the new shards, is guarded, and can be written and committed again."""
+    top = program.mountpoint
+    assert (top / "s0/d/0/txt").read_bytes() == b"changed"
+    assert not (top / "s0/d/1/cls").exists()
+    assert not (top / "s1/d/2").exists()
+    assert (top / "s1/d/3/txt").read_bytes() == b"3txt" * 300
+    assert the_guard(program).alive
+    assert program.json("diff", top)["samples"] == []
+    put(top / "s0/d/0/txt", b"changed again")
+    assert b"1 rewritten" in program.run("commit", "--in-place", top).stdout
+    assert (top / "s0/d/0/txt").read_bytes() == b"changed again"
+
+
+@pytest.mark.parametrize("step", ["begun", "one shard", "all shards"])
+def test_what_is_advised_when_guard_and_commit_were_killed(step: str, program: Program) -> None:
+    """`diff` and the mount command name the command that finishes the commit, and has the mount guarded again."""
     sources = make_set(program)
     with mounted(program, *sources) as top:
-        kill(the_guard(program))
-        state = state_of(OverlayDirectory(program.home / "edits"))
-        state.mkdir(exist_ok=True)
-        (state / "commit.json").write_text("{}")
-        said = program.refused("commit", "--in-place", top, code=5)
-        assert "; unmount it and name --overlay" in said
+        edit_some(top)
+        shown = walk_directory(os.fsencode(top))
+        assert commit_with_a_kill(program, "both", step).returncode == -signal.SIGKILL
+        assert walk_directory(os.fsencode(top)) == shown
+        with fails(30):  # EROFS
+            put(top / "s0/d/0/txt", b"lost")
+        advice = f"wdsfs commit --in-place {top} (or end it as it is"
+        assert f"finish it with: {advice}" in program.refused("diff", top, code=7)
         said = program.refused("mount", *KERNEL, "--overlay", "edits", *sources, top, code=BUSY)
-        assert f"finish it first: wdsfs umount {top}, then wdsfs commit --in-place --overlay" in said
+        assert f"finish it first: {advice}" in said
+        program.run("commit", "--in-place", top)
+        check_committed(program)
+
+
+def test_edits_between_the_new_mount_and_the_end_of_its_commit_stay(program: Program) -> None:
+    sources = make_set(program)
+    with mounted(program, *sources) as top:
+        edit_some(top)
+        assert commit_with_a_kill(program, "both", "at the end").returncode == -signal.SIGKILL
+        put(top / "s0/d/3/txt", b"later")
+        (top / "s0/d/4/txt").unlink()
+        program.run("commit", "--in-place", top)
+        assert (top / "s0/d/3/txt").read_bytes() == b"later"
+        assert not (top / "s0/d/4/txt").exists()
+        program.run("commit", "--in-place", top)
+        check_committed(program)
+
+
+@pytest.mark.parametrize("step", ["begun", "all shards"])
+def test_a_guard_that_is_killed_during_a_commit_is_replaced(step: str, program: Program) -> None:
+    sources = make_set(program)
+    with mounted(program, *sources) as top:
+        edit_some(top)
+        before = the_guard(program)
+        done = commit_with_a_kill(program, "guard", step)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert not before.alive
+        check_committed(program)
+
+
+def test_the_image_is_made_before_the_overlay_is_emptied(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without room for it the mount stays as it was, and the commit is finished later."""
+    sources = make_set(program)
+    with mounted(program, *sources) as top:
+        edit_some(top)
+        shown = walk_directory(os.fsencode(top))
+
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device", "images")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(kernel_engine, "write_image", full)
+            patched.setenv("XDG_RUNTIME_DIR", str(program.home / "run"))
+            said = told(program.home, "commit", "--in-place", "-q", top, code=7)
+        assert "the kernel cannot serve them: [Errno 28] No space left on device: 'images'" in said
+        assert walk_directory(os.fsencode(top)) == shown
+        assert "finish it with: wdsfs commit --in-place" in program.refused("diff", top, code=7)
+        program.run("commit", "--in-place", top)
+        check_committed(program)
+
+
+def test_a_mount_that_cannot_be_exchanged_ends(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would show neither the old set nor the new one; the exit code says so."""
+    sources = make_set(program)
+    need_erofs()
+    try:
+        program.run("mount", *KERNEL, "--overlay", "edits", *sources, program.mountpoint)
+        edit_some(program.mountpoint)
+        guard = the_guard(program)
+        with monkeypatch.context() as patched:
+            patched.setattr(remount, "_exchange", lambda *_: "a program writes it")
+            patched.setenv("XDG_RUNTIME_DIR", str(program.home / "run"))
+            said = told(program.home, "commit", "--in-place", program.mountpoint, code=5)
+        assert "shards: 2 rewritten" in said
+        assert "could not be mounted anew: a program writes it. It has ended; mount it again" in said
+        assert not program.mountpoint.is_mount()
+        wait_until(lambda: not guard.alive, "the guard to end")
+        program.run("mount", *KERNEL, "--overlay", "edits", *sources, program.mountpoint)
+        check_committed(program)
+    finally:
+        end_mount(program.mountpoint)

@@ -32,7 +32,7 @@ from wdsfs.cli.overlay_report import show_done, show_further, show_plan, steps_j
 from wdsfs.cli.overlay_session import OverlaySession, Wanted, overlay_session, unfinished_advice, wanted_options
 from wdsfs.cli.progress import INTERRUPTED, bytes_bar, disk_errors, ended_in_order, when_interrupted
 from wdsfs.cli.tree_options import composition_options
-from wdsfs.errors import CommitError, ExportError, UsageError, counted
+from wdsfs.errors import CommitError, ExportError, MountError, UsageError, counted
 
 if TYPE_CHECKING:
     from wdsfs.commit.changes import Changes
@@ -168,8 +168,6 @@ def commit(wanted: Wanted, packing: Packing, composition: Composition, opening: 
       wdsfs commit --overlay edits --changed-only -o 'delta-%06d.tar' 'train-*.tar'
       wdsfs commit --columns 'img=jpg;png' --field caption.txt=json:caption -o 'new/%06d.tar' 'train-*.tar'
     """
-    from wdsfs.overlay.overlay_directory import unfinished
-
     since = time.monotonic()
     packing = packing.check(opening.tolerance)
     options, as_json = packing.options, packing.as_json
@@ -179,27 +177,49 @@ def commit(wanted: Wanted, packing: Packing, composition: Composition, opening: 
     whole = not (options.in_place or options.changed_only or packing.abandon)
     held = overlay_session(wanted, opening, freeze=not packing.dry_run, whole=whole)
     with ended_in_order(), held as session:
-        begun = unfinished(session.place)
         if packing.abandon:
-            _abandon(session, begun, as_json)
-            return
-        if begun and not options.in_place:
-            raise unfinished_advice(wanted)
-        found = None if begun else session.changes(options.rules)
-        plan = _plan(session, found, options)
-        unshown = unshown_samples(found) if found is not None and options.changed_only else None
-        session.refuse_inside(plan)
-        _refuse_exports(plan, session.tree.lower.shards if options.in_place else (), packing.exports)
-        if packing.dry_run:
-            show_plan(plan, unshown, as_json)
-            return
-        done = _write(session, plan, found, packing, opening)
-        shards = session.tree.lower.shards
-    show_done(plan, done, unshown, time.monotonic() - since, as_json)
-    if options.in_place and not as_json:
-        show_further(plan.steps)
-    if _export(plan, shards, packing, opening):
-        sys.exit(ExportError.exit_code)
+            _abandon(session, as_json)
+        committed = None if packing.abandon else _commit(session, wanted, packing, opening)
+    code = MountError.exit_code if session.mount_is_wrong else 0
+    if committed is not None:
+        plan = committed.plan
+        show_done(plan, committed.done, committed.unshown, time.monotonic() - since, as_json)
+        if options.in_place and not as_json:
+            show_further(plan.steps)
+        if _export(plan, committed.before, packing, opening):
+            code = code or ExportError.exit_code
+    if code:
+        sys.exit(code)
+
+
+class Committed(NamedTuple):
+    """A commit that is done: its plan, the steps that were done now, the numbers of samples that the new shards
+    cannot express, and the set as it was before."""
+
+    plan: Plan
+    done: list[Step]
+    unshown: dict[str, int] | None
+    before: Sequence[Shard]
+
+
+def _commit(session: OverlaySession, wanted: Wanted, packing: Packing, opening: Opening) -> Committed | None:
+    """Make the plan and write its shards; None for a dry run. Raises CommitError, ShardErrors."""
+    from wdsfs.overlay.overlay_directory import unfinished
+
+    options = packing.options
+    begun = unfinished(session.place)
+    if begun and not options.in_place:
+        raise unfinished_advice(wanted)
+    found = None if begun else session.changes(options.rules)
+    plan = _plan(session, found, options)
+    unshown = unshown_samples(found) if found is not None and options.changed_only else None
+    session.refuse_inside(plan)
+    _refuse_exports(plan, session.tree.lower.shards if options.in_place else (), packing.exports)
+    if packing.dry_run:
+        show_plan(plan, unshown, packing.as_json)
+        return None
+    done = _write(session, plan, found, packing, opening)
+    return Committed(plan, done, unshown, session.tree.lower.shards)
 
 
 def _commit_view(wanted: Wanted, packing: Packing, composition: Composition, opening: Opening) -> None:
@@ -249,7 +269,9 @@ def _write(
         below, files = session.tree.lower, session.files()
         runner = Runner(below, plan, files, opening.jobs, on_bytes=on_bytes, elsewhere=elsewhere)
         if packing.options.in_place:
-            replacement = Replacement(session.place, runner, session.show_new, packing.space_check)
+            replacement = Replacement(
+                *(session.place, runner, session.show_new, packing.space_check, session.prepare_new)
+            )
             return _replace(runner, replacement, begun=found is None)
         pattern = packing.options.output
         assert found is not None
@@ -300,13 +322,14 @@ def _export(plan: Plan, before: Sequence[Shard], packing: Packing, opening: Open
     return exporting.after_commit(shards, packing.exports, in_place, opening._replace(tolerance=Tolerance()))
 
 
-def _abandon(session: OverlaySession, begun: bool, as_json: bool) -> None:
+def _abandon(session: OverlaySession, as_json: bool) -> None:
     """End a commit in place as it is, and list the shards that are not written. Raises CommitError."""
     from wdsfs.commit.commit_journal import read_plan
     from wdsfs.commit.replace_in_place import Replacement
     from wdsfs.commit.run import Runner
+    from wdsfs.overlay.overlay_directory import unfinished
 
-    if not begun:
+    if not unfinished(session.place):
         raise CommitError("no commit in place of this overlay was stopped half-way, so there is none to abandon")
     below = session.tree.lower
     runner = Runner(below, read_plan(session.place, below), session.files())

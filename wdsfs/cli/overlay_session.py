@@ -92,6 +92,13 @@ class OverlaySession:
     talk: Talk | None = None
     mountpoint: str | None = None
     remount: Remount | None = None
+    daemon_is_silent: bool = False
+
+    @property
+    def mount_is_wrong(self) -> bool:
+        """True when the mount could not be made to show the new shards, or has ended for that reason. To be asked
+        after the end of the session."""
+        return self.daemon_is_silent or (self.remount is not None and self.remount.failed)
 
     def changes(self, rules: Rules | None = None) -> Changes:
         """Find the changes of the overlay, by these rules."""
@@ -148,6 +155,13 @@ class OverlaySession:
             text = "%s cannot be written (%s): nothing will stop this overlay from being used over the new shards"
             log.warning(text, self.place.outputs, error.strerror)
 
+    def prepare_new(self, new: Sequence[bytes]) -> None:
+        """Prepare the mount, if there is one, for `new` shards. Raises CommitError: it stays as it is."""
+        if self.remount is not None:
+            from wdsfs.spec.expand import extended
+
+            self.remount.make_image(extended(self.tree.lower.shards, new))
+
     def show_new(self, new: Sequence[bytes], published: Sequence[bytes]) -> None:
         """Have the mount, if there is one, show `new` shards, and open replaced (`published`) ones anew."""
         if self.remount is not None:
@@ -160,9 +174,11 @@ class OverlaySession:
                 question = {key: [os.fsdecode(path) for path in some] for key, some in paths.items()}
                 self.talk.ask(question, RENEW_SECONDS)
             except (OSError, ValueError) as error:  # the shards are written all the same
-                log.warning(
-                    "the daemon of the mount has not answered (%s), so it may show old shards; mount it again",
-                    error,
+                self.daemon_is_silent = True
+                log.error(
+                    "%s: the shards are written, but its daemon has not answered (%s), so it may show old ones; "
+                    "unmount it, and mount it again",
+                    *(self.mountpoint, error),
                 )
 
 
@@ -323,12 +339,6 @@ def _by_kernel(
     from wdsfs.spec.expand import Shard
 
     place = OverlayDirectory(Path(str(guard.overlay)))
-    if freeze and not guard.alive:
-        again = "" if unfinished(place) else "type its mount command again, or "  # that would be refused
-        raise MountError(
-            f"{mountpoint}: its guard (process {guard.pid}) has died, so nobody has the overlay for it; "
-            f"{again}unmount it and name --overlay {shlex.quote(str(place.path))} and the SHARDS"
-        )
     if opening.index_dir is None and guard.index:
         opening = opening._replace(index_dir=Path(guard.index))
         set_for_all("WDSFS_INDEX_DIR", guard.index)
@@ -336,6 +346,8 @@ def _by_kernel(
         remount = None
         if freeze:
             remount = stack.enter_context(prepared(guard, opening))
+            if not guard.alive:
+                stack.enter_context(_held_without_guard(mountpoint, guard, place))
             stack.enter_context(frozen(mountpoint, place))
         reading = Reading(**guard.reading)
         shards = [Shard.told(path, name, reading) for path, name in guard.shards]
@@ -345,6 +357,23 @@ def _by_kernel(
         tree = stack.enter_context(tree_below(place, shards, view, opening, whole))
         upper = stack.enter_context(upper_of(place))
         yield OverlaySession(place, tree, upper, mountpoint=mountpoint, remount=remount)
+
+
+def _held_without_guard(
+    mountpoint: str, guard: Registration, place: OverlayDirectory
+) -> contextlib.AbstractContextManager[None]:
+    """Hold the overlay for a mount whose guard has died. Raises MountError if it is another mount by now."""
+    from wdsfs.mount.image_mount import unguarded
+    from wdsfs.overlay.overlay_directory import held
+    from wdsfs.status import control
+
+    where = control.canonical(mountpoint)
+    if unguarded(where, place.path) is None:
+        raise MountError(
+            f"{mountpoint}: is not the mount whose guard (process {guard.pid}) has died; unmount it, and name "
+            f"--overlay {shlex.quote(str(place.path))} and the SHARDS"
+        )
+    return held(place, served_at=where)
 
 
 @contextlib.contextmanager

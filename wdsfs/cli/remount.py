@@ -1,8 +1,12 @@
 """The end of a commit in place in a mount that the kernel serves: a new image, and the overlay anew above it.
 
-The image is made by a process of its own, which is forked when the command begins: the commit has the index open,
-and a process can open it only once. Until the image is whole the old mount stays, read-only. Then the guard
-exchanges the mounts; files that are open from the old one stay as they were, and guarded.
+The image is made before the overlay is emptied: if that fails, the mount stays as it is, read-only, and the commit
+can be repeated. Then the guard exchanges the mounts; files that are open from the old one stay as they were, and
+guarded. Where there is no guard, or it cannot do that, the mount ends, for it would show neither the old set nor
+the new one; without a guard it is then made anew, with a new one.
+
+All of it is done by a process of its own, which is forked when the command begins: the commit has the index open,
+and a process can open it only once.
 """
 
 from __future__ import annotations
@@ -18,12 +22,13 @@ from typing import TYPE_CHECKING
 
 from wdsfs.cli.options import Opening
 from wdsfs.cli.tree_options import TreeOptions
-from wdsfs.errors import MountError, WdsfsError
+from wdsfs.errors import CommitError, MountError, WdsfsError
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from wdsfs.mount.guard import Registration
+    from wdsfs.mount.image_mount import ImageMount
     from wdsfs.spec.expand import Shard
 
 log = logging.getLogger("wdsfs")
@@ -32,32 +37,76 @@ EXCHANGE_SECONDS = 60.0  # how long a guard may take
 
 
 class Remount:
-    """Replaces the mount that `guard` guards by one of the new shards."""
+    """Replaces the mount that `guard` guards, or has guarded, by one of the new shards.
+
+    `failed` says that there is no mount any more.
+    """
 
     def __init__(self, guard: Registration, opening: Opening) -> None:
-        self.guard = guard
+        self.guard, self.failed = guard, False
+        self._has_image = False
+        self._reason = ""  # why the mount was ended
+        self._may_mount = False  # that there was no guard is no reason not to mount it again
         forking = multiprocessing.get_context("fork")
-        receiver, self._sender = forking.Pipe(duplex=False)
-        self._process = forking.Process(target=_wait, args=(receiver, self._sender, guard, opening))
+        self._process_end, other = forking.Pipe()
+        self._process = forking.Process(target=_work, args=(self._process_end, other, guard, opening))
         self._process.start()
-        receiver.close()
+        other.close()
 
-    def run(self, shards: Sequence[Shard]) -> None:
-        """Mount this set in the place of the old one. Errors are logged: the commit is done all the same."""
-        self._sender.send(list(shards))
-        self._process.join()
-        if self._process.exitcode:
-            where = self.guard.mountpoint
-            log.warning(
-                "%s could not be mounted anew, so it shows the old shards, or nothing; unmount it (wdsfs umount "
-                "%s), and mount it again",
-                *(where, shlex.quote(where)),
+    def make_image(self, shards: Sequence[Shard]) -> None:
+        """Make the image of the new set. Raises CommitError: the mount is as it was."""
+        reason = self._make_image(shards)
+        if reason:
+            where, overlay = shlex.quote(self.guard.mountpoint), shlex.quote(str(self.guard.overlay))
+            raise CommitError(
+                f"{self.guard.mountpoint}: the shards are written, but the kernel cannot serve them: {reason}. So "
+                "the mount stays as it is, read-only, and the commit is not finished: repeat the command when "
+                f"that is mended; or wdsfs umount {where}, and finish it with --overlay {overlay} SHARDS..."
             )
 
+    def _make_image(self, shards: Sequence[Shard]) -> str:
+        reason = self._ask(list(shards))
+        self._has_image = not reason
+        return reason
+
+    def run(self, shards: Sequence[Shard]) -> None:
+        """Mount this set in the place of the old one, or end the mount. REQUIRES: its overlay has been emptied."""
+        reason = "" if self._has_image else self._make_image(shards)
+        self._reason = reason or self._ask(None)
+        if self._reason:
+            self._may_mount = self._has_image and not self.guard.alive
+            _end(self.guard.mountpoint)
+
+    def _ask(self, question: list[Shard] | None) -> str:
+        """Have the process do the next step; returns why it could not, else an empty text."""
+        try:
+            self._process_end.send(question)
+            answer: str = self._process_end.recv()
+        except (OSError, EOFError):
+            return "the process that does it was killed"
+        return answer
+
     def close(self) -> None:
-        """End the process, if it was not needed."""
-        self._sender.close()
+        """Mount it again, if that is needed and can be. REQUIRES: the overlay has been released."""
+        if self._may_mount:
+            with contextlib.suppress(OSError):
+                self._process_end.send(None)
+        self._process_end.close()
         self._process.join()
+        self.failed = bool(self._reason) and not (self._may_mount and self._process.exitcode == 0)
+        if self.failed:
+            log.error(
+                "%s: the shards are written, but it could not be mounted anew: %s. It has ended; mount it again",
+                *(self.guard.mountpoint, self._reason),
+            )
+
+
+def _end(mountpoint: str) -> None:
+    from wdsfs.mount import all_mounts
+
+    shown = all_mounts.at(mountpoint)
+    if shown is not None:
+        all_mounts.detach_everywhere(shown)
 
 
 @contextlib.contextmanager
@@ -70,47 +119,74 @@ def prepared(guard: Registration, opening: Opening) -> Iterator[Remount]:
         found.close()
 
 
-def _wait(receiver: Connection, sender: Connection, guard: Registration, opening: Opening) -> None:
+def _work(other: Connection, connection: Connection, guard: Registration, opening: Opening) -> None:
     """The forked process. An interrupt is for the commit, which may be past the point where it can stop."""
-    sender.close()
+    from wdsfs.cli.kernel_engine import CannotServe
+
+    other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        shards: list[Shard] = receiver.recv()
-    except EOFError:
-        os._exit(0)
     code = 1
     try:
-        _mount(shards, guard, opening)
+        _remount(connection, guard, opening)
         code = 0
-    except (WdsfsError, OSError) as error:
-        log.error("%s", error)
-    except Exception:  # of any kind: the process ends below, and would say nothing of it
+    except EOFError:  # the command needs nothing more, or was killed
+        code = 0
+    except (WdsfsError, OSError, CannotServe) as error:
+        _send(connection, str(error))
+    except Exception as error:  # of any kind: the process ends below, and would say nothing of it
         log.exception("the mount could not be made anew; please report this")
+        _send(connection, repr(error))
     finally:
         os._exit(code)
 
 
-def _mount(shards: Sequence[Shard], guard: Registration, opening: Opening) -> None:
+def _send(connection: Connection, text: str) -> None:
+    with contextlib.suppress(OSError):  # it is closed: nobody waits
+        connection.send(text)
+
+
+def _remount(connection: Connection, guard: Registration, opening: Opening) -> None:
+    """Do one step after the other, each when the command says so."""
     from pathlib import Path
 
     from wdsfs.cli.kernel_engine import image_mount
     from wdsfs.image.kept import put_back
-    from wdsfs.status import control
+    from wdsfs.mount.image_mount import mount_in_background
     from wdsfs.views.composition import Composition
 
+    shards: list[Shard] = connection.recv()
     tree = TreeOptions(guard.layout, guard.names, guard.merge, index_tree=False, composition=Composition())
     overlay = Path(str(guard.overlay))
     quiet = opening._replace(quiet=True, workers=None)
     with put_back(guard.image, guard.was_exchanged):
         wanted = image_mount(shards, guard.mountpoint, tree, quiet, guard.options, guard.trusting, overlay)
-        question = {
-            "do": "exchange",
-            "image": wanted.image,
-            "base": wanted.base,
-            "trusting": wanted.trusting,
-            "shards": [[os.fsdecode(one.path), os.fsdecode(one.name)] for one in shards],
-        }
+        connection.send("")
+        connection.recv()
+        reason = _exchange(guard, wanted, shards)
+        connection.send(reason)
+        if reason:
+            connection.recv()
+            connection.close()
+            wanted.made = guard.made
+            if mount_in_background(wanted):
+                raise MountError("the kernel has not mounted it")
+
+
+def _exchange(guard: Registration, wanted: ImageMount, shards: Sequence[Shard]) -> str:
+    """Have the guard exchange the mounts; returns why it did not, else an empty text."""
+    from wdsfs.status import control
+
+    if not guard.alive:
+        return f"its guard (process {guard.pid}) has died"
+    question = {
+        "do": "exchange",
+        "image": wanted.image,
+        "base": wanted.base,
+        "trusting": wanted.trusting,
+        "shards": [[os.fsdecode(one.path), os.fsdecode(one.name)] for one in shards],
+    }
+    try:
         with control.Talk(guard) as talk:
-            answer = talk.ask(question, seconds=EXCHANGE_SECONDS)
-        if answer.get("error"):
-            raise MountError(str(answer["error"]))
+            return str(talk.ask(question, seconds=EXCHANGE_SECONDS).get("error") or "")
+    except (OSError, ValueError) as error:
+        return f"its guard (process {guard.pid}) does not answer: {error}"

@@ -67,9 +67,10 @@ log = logging.getLogger(__name__)
 class Replacement:
     """An in-place commit of the overlay at `place`, which the caller holds.
 
-    `emptied` is called with the new shards and the replaced ones when the new overlay exists and the old one is
-    not yet removed: a mount has to change over before the commit ends. `check_space` refuses a commit that the
-    file systems have no room for.
+    `written` is called with the new shards when all are there, before the overlay is emptied; if it fails, the
+    commit can be repeated. `emptied` is called with the new shards and the replaced ones when the new overlay
+    exists and the old one is not yet removed: a mount has to change over before the commit ends. `check_space`
+    refuses a commit that the file systems have no room for.
     """
 
     def __init__(
@@ -78,9 +79,10 @@ class Replacement:
         runner: Runner,
         emptied: Callable[[Sequence[bytes], Sequence[bytes]], None] = lambda _new, _published: None,
         check_space: bool = True,
+        written: Callable[[Sequence[bytes]], None] = lambda _: None,
     ) -> None:
         self.place, self.runner, self.disk = place, runner, runner.disk
-        self.emptied, self.check_space = emptied, check_space
+        self.emptied, self.check_space, self.written = emptied, check_space, written
         self.directory = state_of(place)
         self.journal, self.log = self.directory / "commit.json", self.directory / "commit.log"
         # Ties the log to the journal: a power cut may bring the log of an earlier commit back.
@@ -361,6 +363,7 @@ class Replacement:
 
         `done` are the steps whose shards are still the ones that were written.
         """
+        self.written(_further(done))
         if self.directory == self.place.work:
             self._exchange_upper()
         else:

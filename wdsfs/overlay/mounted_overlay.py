@@ -69,11 +69,11 @@ class MountedOverlay:
             trust.directory(directory, create=True)
             self._lock = hold(self.place, served_at=served_at)  # open as long as this process or a worker is there
             if self.is_half_committed:
-                first = "" if served_at is None else f"wdsfs umount {shlex.quote(served_at)}, then "
+                which = shlex.quote(served_at or str(directory))
+                which = which if served_at is not None else f"--overlay {which} SHARDS..."
                 raise OverlayUnusable(
-                    f"a commit in place of {directory} was stopped half-way; finish it first: {first}wdsfs commit "
-                    f"--in-place --overlay {shlex.quote(str(directory))} SHARDS... (or end it as it is: use "
-                    "--abandon instead of --in-place)"
+                    f"a commit in place of {directory} was stopped half-way; finish it first: wdsfs commit "
+                    f"--in-place {which} (or end it as it is: use --abandon instead of --in-place)"
                 )
             clean(self.place)
             wanted = check_set(self.place, shards, view, merge)

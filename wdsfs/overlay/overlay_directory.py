@@ -391,9 +391,9 @@ def _open_lock(place: OverlayDirectory, make: bool) -> tuple[int, bool]:
 
 
 @contextlib.contextmanager
-def held(place: OverlayDirectory) -> Iterator[None]:
+def held(place: OverlayDirectory, served_at: str | None = None) -> Iterator[None]:
     """`hold` for the time of a block that makes no overlay of an empty directory."""
-    fd = hold(place, make=False)
+    fd = hold(place, make=False, served_at=served_at)
     try:
         yield
     finally:
