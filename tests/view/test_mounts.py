@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 
@@ -32,7 +33,7 @@ def shards(program: Program) -> Program:
 
 def paths(viewer: Viewer, query: str = "") -> list[str]:
     """The samples of a page, by their paths."""
-    return [part.partition('"')[0] for part in viewer.ask(f"/{query}").text.split('href="/sample/')[1:]]
+    return [re.split('[?"]', part)[0] for part in viewer.ask(f"/{query}").text.split('href="/sample/')[1:]]
 
 
 @BOTH_ENGINES

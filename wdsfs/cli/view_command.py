@@ -6,6 +6,8 @@ Here a set of SHARDS is opened, and with it the overlay that the pages change; o
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import glob
 import importlib.util
 import logging
 import os
@@ -24,6 +26,7 @@ from wdsfs.cli.options import (
     set_options,
     soundness_options,
 )
+from wdsfs.cli.progress import ended_in_order
 from wdsfs.cli.served_mount import mount_of
 from wdsfs.cli.tree_options import composition_options
 from wdsfs.cli.view_mounted import Viewed, of_a_mount, samples_of
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("wdsfs")
 
+_PREFIX = "wdsfs-view-"  # of directories below the one for temporary files
 _NEEDED = ("jinja2", "PIL", "starlette", "tinytag", "uvicorn")
 
 
@@ -122,6 +126,7 @@ def view(
     else:
         session = _of_shards(sources, selection, composition, opening)
     with (
+        ended_in_order(),
         session as found,
         contextlib.closing(listen(showing.port)) as listening,
         _launcher(showing.browser) as launch,
@@ -133,14 +138,8 @@ def view(
 
 @contextlib.contextmanager
 def _launcher(browser: bool) -> Iterator[Callable[[str], None]]:
-    """Yields the function that prints the address, and opens it where there is a desktop and `browser` is wanted.
-
-    Others can see the arguments of a process, so the browser is given a file of the user's with the address in it.
-    """
-    import tempfile
-
-    with tempfile.TemporaryDirectory(prefix="wdsfs-view-") as directory:
-        file = os.path.join(directory, "open.html")
+    """Yields the function that prints the address, and opens it where there is a desktop and `browser` is set."""
+    with contextlib.ExitStack() as stack:
 
         def launch(address: str) -> None:
             click.echo(address)
@@ -148,11 +147,45 @@ def _launcher(browser: bool) -> Iterator[Callable[[str], None]]:
             if browser and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
                 import webbrowser
 
-                with open(file, "x") as page:
-                    page.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">')
-                webbrowser.open(f"file://{file}")
+                webbrowser.open(f"file://{stack.enter_context(_page_leading_to(address))}")
 
         yield launch
+
+
+@contextlib.contextmanager
+def _page_leading_to(address: str) -> Iterator[str]:
+    """Yields the path of a page that leads to an address; it is there for the length of the block.
+
+    Others can see the arguments of a process, so the browser is given a file of the user's with the address in it.
+    The directory of the file is locked; what a view that was killed has left behind is removed.
+    """
+    import tempfile
+
+    for place in glob.iglob(os.path.join(glob.escape(tempfile.gettempdir()), f"{_PREFIX}*")):
+        _remove_if_left_behind(place)
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as directory:
+        lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file = os.path.join(directory, "open.html")
+            with open(file, "x") as page:
+                page.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">')
+            yield file
+        finally:
+            os.close(lock)
+
+
+def _remove_if_left_behind(place: str) -> None:
+    """Remove a directory with a page, if it is this user's and no process has it locked."""
+    with contextlib.suppress(OSError):  # not this user's, in use, or removed meanwhile
+        directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if os.fstat(directory).st_uid == os.getuid():
+                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink("open.html", dir_fd=directory)
+                os.rmdir(place)
+        finally:
+            os.close(directory)
 
 
 @contextlib.contextmanager

@@ -162,17 +162,24 @@ def class_order(record: Record, plain: Record, own: Callable[[int], int | None])
     return entries[order].astype(np.uint32)
 
 
-def samples_of(lower: ShardSet, shard: int) -> Sequence[int] | NDArray[np.uint32]:
-    """The entries of a shard that are samples, in the order of the tar. Raises what `ShardSet.record` raises."""
-    if lower.plain is lower:
-        return sample_order(lower.record(shard))
-    plain = lower.plain.record(shard)
-    return view_order(lower.record(shard), plain, partial(_own_member, lower, shard))
+def samples_of(
+    lower: ShardSet, shard: int, tag: int | None = None, in_classes: bool = False
+) -> Sequence[int] | NDArray[np.uint32]:
+    """The entries of a shard that are samples, in the order of the tar.
+
+    `tag` is that of the content which is asked for. `in_classes`: the samples are in the folders of their classes.
+    Raises what `ShardSet.record` raises; StaleShard if the shard changes meanwhile.
+    """
+    tag = lower.tag(shard) if tag is None else tag
+    record, plain = lower.record_and_plain(shard, tag)
+    if record is plain:
+        return sample_order(record)
+    return (class_order if in_classes else view_order)(record, plain, partial(_own_member, lower, shard, tag))
 
 
-def _own_member(lower: ShardSet, shard: int, member: int) -> int | None:
+def _own_member(lower: ShardSet, shard: int, tag: int, member: int) -> int | None:
     """The number that a member of a view has in the shard itself, if it is from there."""
-    found = lower.origin(shard, member)
+    found = lower.origin(shard, member, tag)
     return found[2] if found is not None and found[:2] == (lower.plain, shard) else None
 
 

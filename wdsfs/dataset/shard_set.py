@@ -335,8 +335,8 @@ class ShardSet:
         """The shards that are not whole: path and what is wrong, as far as they are indexed."""
         for number in self.numbers:
             try:
-                if self.summary(number).problems:
-                    yield self.path_text(number), _damage_text(self.record(number))
+                if self.summary(number).problems and (record := self.record(number)).problem_count:
+                    yield self.path_text(number), _damage_text(record)
             except NotIndexed:
                 text = self._failures.text_of(number, self._freshness.states[number].fingerprint)
                 if text is not None:
@@ -357,17 +357,23 @@ class ShardSet:
             if summary is not None and summary.problems:
                 with suppress(NotIndexed, ShardError):  # changed since, or not readable: no damage that is known
                     record = self.record(number)
-                    yield self.path_text(number), record.problems[0], record.problem_count
+                    if record.problem_count:  # it may have changed meanwhile
+                        yield self.path_text(number), record.problems[0], record.problem_count
 
     def path_text(self, number: int) -> str:
         return os.fsdecode(self.shards[number].path)
 
     # --- content
 
-    def origin(self, number: int, member: int) -> tuple[ShardSet, int, int] | None:
+    def record_and_plain(self, number: int, tag: int | None = None) -> tuple[Record, Record]:
+        """The record of a shard, and that of the plain shard, which it is made of. Raises what `record` raises."""
+        record = self.record(number, tag)
+        return record, record
+
+    def origin(self, number: int, member: int, tag: int | None = None) -> tuple[ShardSet, int, int] | None:
         """The real place of a member: the set of plain shards, and the numbers of shard and member there.
 
-        None for a file that is no member of any shard.
+        None for a file that is no member of any shard. `tag` is as in `record`.
         """
         return self, number, member
 

@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 from collections.abc import AsyncIterator, Callable
+from typing import NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
 import anyio
@@ -44,15 +45,18 @@ log = logging.getLogger("wdsfs")
 
 
 class Downloads:
-    """Sends files. `source_of` opens one, in a thread of `limiter`; `refused` makes the page for an error."""
+    """Sends files. `with_source` answers a question about the bytes of one, in a thread of `limiter`.
+
+    `refused` makes the page for an error.
+    """
 
     def __init__(
         self,
-        source_of: Callable[[bytes], Source],
+        with_source: Callable[[bytes, Callable[[Source], _Begun]], _Begun],
         limiter: anyio.CapacityLimiter,
         refused: Callable[[Exception], Response],
     ) -> None:
-        self._source_of, self._limiter, self._refused = source_of, limiter, refused
+        self._with_source, self._limiter, self._refused = with_source, limiter, refused
 
     async def answer(self, request: Request, as_media: bool) -> Response:
         """The bytes of a file as they are: to be saved, or for a player; never as something that a page runs."""
@@ -61,46 +65,65 @@ class Downloads:
             path = path_of(request)
             if as_media:
                 media_type = _media_type(path)
-            source = await anyio.to_thread.run_sync(self._source_of, path, limiter=self._limiter)
+            # The server would leave out the body of an answer to HEAD, but only after it has been read.
+            begin = functools.partial(_begin, request.headers.get("range", ""), request.method != "HEAD")
+            begun = await anyio.to_thread.run_sync(self._with_source, path, begin, limiter=self._limiter)
         except (WdsfsError, OSError) as error:
             return self._refused(error)
-        try:
-            wanted = _range(request.headers.get("range", ""), source.size)
-        except UsageError as error:
-            return PlainTextResponse(str(error), 416, {"Content-Range": f"bytes */{source.size}"})
-        begin, end = wanted or (0, source.size)
+        size = begun.source.size
+        if begun.refusal:
+            return PlainTextResponse(begun.refusal, 416, {"Content-Range": f"bytes */{size}"})
         name = quote(saved_as(path), safe="")
         saved = "inline" if as_media else f"attachment; filename*=UTF-8''{name}"
         headers = {
             "Content-Security-Policy": MEMBER_POLICY,
-            "Content-Length": str(end - begin),
+            "Content-Length": str(begun.end - begun.begin),
             "Accept-Ranges": "bytes",
             "Content-Disposition": saved,
         }
-        if wanted:
-            headers["Content-Range"] = f"bytes {begin}-{end - 1}/{source.size}"
-        status = 206 if wanted else 200
-        if request.method == "HEAD":  # the server would leave the body out, but only after it has been read
+        if begun.is_part:
+            headers["Content-Range"] = f"bytes {begun.begin}-{begun.end - 1}/{size}"
+        status = 206 if begun.is_part else 200
+        if request.method == "HEAD":
             return Response(None, status, headers, media_type)
-        try:
-            first = await self._part(source, begin, end)
-        except (WdsfsError, OSError) as error:
-            return self._refused(error)
-        return _Download(self._parts(source, first, begin, end), status, headers, media_type)
+        return _Download(self._parts(begun), status, headers, media_type)
 
-    async def _parts(self, source: Source, data: bytes, begin: int, end: int) -> AsyncIterator[bytes]:
+    async def _parts(self, begun: _Begun) -> AsyncIterator[bytes]:
+        at, data = begun.begin, begun.first
         while data:
             yield data
-            begin += len(data)
-            data = await self._part(source, begin, end)
+            at += len(data)
+            read = functools.partial(_part, begun.source, at, begun.end)
+            data = await anyio.to_thread.run_sync(read, limiter=self._limiter) if at < begun.end else b""
 
-    async def _part(self, source: Source, begin: int, end: int) -> bytes:
-        """The next bytes of a file, none at its end. Raises ShardErrors, and OSErrors if it ends too early."""
-        read = functools.partial(source.read, begin, min(CHUNK, end - begin))
-        data: bytes = await anyio.to_thread.run_sync(read, limiter=self._limiter) if begin < end else b""
-        if begin < end and not data:
-            raise OSError(errno.EIO, "the file has become shorter")
-        return data
+
+class _Begun(NamedTuple):
+    """A file that is sent from `begin` to `end` (bytes), and its first bytes; or why this range is refused."""
+
+    source: Source
+    begin: int = 0
+    end: int = 0
+    is_part: bool = False
+    first: bytes = b""
+    refusal: str = ""
+
+
+def _begin(header: str, has_body: bool, source: Source) -> _Begun:
+    """Read the beginning of the range that is asked for. Raises what reading raises."""
+    try:
+        part = _range(header, source.size)
+    except UsageError as error:
+        return _Begun(source, refusal=str(error))
+    begin, end = part or (0, source.size)
+    return _Begun(source, begin, end, part is not None, _part(source, begin, end) if has_body else b"")
+
+
+def _part(source: Source, begin: int, end: int) -> bytes:
+    """The next bytes of a file, none at its end. Raises ShardErrors, and OSErrors if it ends too early."""
+    data = source.read(begin, min(CHUNK, end - begin)) if begin < end else b""
+    if begin < end and not data:
+        raise OSError(errno.EIO, "the file has become shorter")
+    return data
 
 
 class _Download(StreamingResponse):

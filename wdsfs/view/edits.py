@@ -92,7 +92,8 @@ class OwnFiles:
             if not stat.S_ISREG(node.mode):
                 raise NoSuchEntry("only files can be read here")
             if node.upper is None:  # unchanged: read beside the lock
-                return self.library.source(path)
+                with self.library.snapshot() as now:
+                    return now.source(path)
             return OwnSource(self, node.inode, node.size, (node.inode, node.size, node.mtime_ns))
 
     def write(self, path: bytes, data: bytes, mtime_ns: int | None = None) -> None:
@@ -338,7 +339,10 @@ class Edits:
     def mark(self, path: bytes) -> str:
         """ "removed", "changed", "new" or nothing for a directory or file at this path."""
         found = self._mark_in_upper(path)
-        return "new" if found == "changed" and not self.library.has(path) else found
+        return "new" if found == "changed" and not self._has(path) else found
+
+    def _has(self, path: bytes) -> bool:
+        return self.library.answer(lambda now: now.has(path))
 
     def new_samples(self) -> Sequence[Sample]:
         """The samples that no shard has."""
@@ -409,7 +413,7 @@ class Edits:
                     if size > UNDO_BYTES:
                         raise UsageError(f"{os.fsdecode(name)}: is too large to be kept for undo")
                     before.append(Kept(name, source.read(0, source.size), mtime_ns))
-            is_new = len(before) == len(files) and not self.library.has(path)
+            is_new = len(before) == len(files) and not self._has(path)
             undo = Undo(f"removal of {os.fsdecode(path)}", path, not is_new, tuple(before), GONE)
             with self._changing():
                 try:

@@ -2,7 +2,7 @@
 
 All but values are answered by the records: a mask over the entries of one shard at a time, made with NumPy and
 kept for the last few shards. Values need the bytes of a column of each sample that has passed the masks. So a
-search stops after a while, and returns what it has found and where to continue.
+search stops after a while, and returns what it has found and where to continue; the page asks on.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import fnmatch
 import json
 import random
 import re
+import threading
 import time
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -24,17 +24,14 @@ from urllib.parse import urlencode
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsfs.errors import ShardError, WdsfsError
+from wdsfs.errors import NoSuchEntry, StaleShard, WdsfsError
 from wdsfs.index.record import STRAY, Record
 from wdsfs.previews.preview import Source
-from wdsfs.view.library import Library, Sample
+from wdsfs.view.library import Sample, Snapshot
 
 SECONDS = 1.0  # how long a search goes on before it answers with what it has found
-READS_MAX = 200  # files that one answer reads for values
-READS_MIN, READS_SECONDS = 20, 10.0  # and at least so many, unless that takes so long
 VALUE_MAX = 256 << 10  # bytes of a file that is read for a value; what is larger does not match
 MASKS_MAX = 8  # shards whose mask is kept
-DRAWS_MAX = 20_000  # numbers that one answer of a random sample draws
 FIELDS = ("q", "shard", "class", "has", "lacks", "column", "field", "value")
 
 
@@ -87,6 +84,15 @@ class Filter:
     def reads(self) -> bool:
         """True if files have to be read."""
         return bool(self.column)
+
+    @property
+    def text(self) -> str:
+        """The filter in words."""
+        return ", ".join(f"{name} {value}" for name, value in self.fields().items())
+
+    def needs(self, columns: Iterable[bytes]) -> bool:
+        """True if only samples with one of these columns pass."""
+        return not (_listed(self.has) | {self.column}).isdisjoint(columns)
 
     def __bool__(self) -> bool:
         return self != Filter()
@@ -233,170 +239,233 @@ def _with_column(record: Record, name: bytes) -> NDArray[np.bool_]:
 
 
 class Found(NamedTuple):
-    """What a search has found. `after`: where to continue, None at the end; `looked`: samples looked at."""
+    """The samples that a search has found. `after`: where to continue, None at the end.
+
+    `progress` is the part of the set that is done, `unread` how many files could not be read for their values.
+    """
 
     samples: list[Sample]
     after: int | None
-    looked: int
-    broken: list[str]  # shards that could not be searched, and why
+    progress: float
+    unread: int
 
 
 class Search:
-    """Searches in one library. Usable by several threads.
+    """Searches in snapshots of a library. Usable by several threads.
 
-    `source_of` opens the file at a path, as it is now. `new` returns the samples that only an overlay has: here
-    they have the numbers after the last of the set.
+    `source_of` opens the file at a path. `new` returns the samples that only an overlay has: here they have the
+    numbers after the last of the set.
     """
 
     def __init__(
         self,
-        library: Library,
-        source_of: Callable[[bytes], Source],
+        source_of: Callable[[Snapshot, bytes], Source],
         new: Callable[[], Sequence[Sample]] = lambda: (),
     ) -> None:
-        self.library, self._source_of, self.new = library, source_of, new
-        self._masks: OrderedDict[tuple[Filter, int, tuple[int, int]], NDArray[np.uint32]] = OrderedDict()
+        self._source_of, self.new = source_of, new
+        self._masks: OrderedDict[tuple[Filter, tuple[int, int, int]], NDArray[np.uint32]] = OrderedDict()
+        self._lock = threading.Lock()  # over the masks
+        self._columns: set[bytes] = set()  # some that the set has
 
-    def find(self, wanted: Filter, after: int | None, count: int) -> Found:
+    def find(self, wanted: Filter, now: Snapshot, after: int | None, count: int, pace: Pace) -> Found:
         """Up to `count` samples from the one numbered `after` on, in the order of the set.
 
-        Without `after`, those whose key is exactly what is looked for come first, and once more in their places.
+        Without `after`, those whose key is exactly `wanted.q` come first, and not once more in their places.
         """
-        pace = _Pace()
-        samples: list[Sample] = []
-        broken: list[str] = []
-        library = self.library
-        total = library.total
-        if wanted.q and after is None:
-            samples += self._exact(wanted, count, pace)
-        at = after = after or 0
-        exact = {sample.number for sample in samples}
-        while at < total:
-            shard = library.shard_of(at)
-            first, end = library.first_of(shard), library.first_of(shard + 1)
-            try:
-                places = self._places(wanted, shard)
-            except ShardError as error:
-                broken.append(str(error))
-                at = end
-                continue
-            begin = int(np.searchsorted(places, at - first))
-            for place in places[begin:].tolist():
-                # Without reads this is quick. With them each answer goes on by one read at least.
-                if len(samples) == count or (pace.reads and pace.is_over):
-                    return Found(samples, first + place, first + place - after, broken)
-                sample = library.sample(first + place)
-                if sample.number not in exact and self._passes(wanted, sample, pace):
-                    samples.append(sample)
-            at = end
-            if at < total and (pace.is_over or len(samples) == count):
-                return Found(samples, at, at - after, broken)
-        return self._find_new(wanted, Found(samples, None, max(total - after, 0), broken), after, count, pace)
+        query = _Query(self, wanted, now, pace)
+        samples = query.exact(count) if wanted.q and after is None else []
+        steps = ((at, at if is_candidate else None) for at, is_candidate in query.candidates(after or 0))
+        return query.collected(samples, steps, count, now.total + len(query.new))
 
-    def _find_new(self, wanted: Filter, found: Found, after: int, count: int, pace: _Pace) -> Found:
-        """What was found in the set, and behind it the new samples that pass."""
-        new, total = self.new(), self.library.total
-        begin = max(after, total)
-        for at, sample in enumerate(new[begin - total :], begin):
-            if len(found.samples) == count or (pace.reads and pace.is_over):
-                return found._replace(after=at, looked=at - after)
-            if wanted.takes(sample) and self._passes(wanted, sample, pace):
-                found.samples.append(sample)
-        return found._replace(looked=max(total + len(new) - after, 0))
+    def next(self, wanted: Filter, now: Snapshot, number: int, back: bool, pace: Pace) -> Found:
+        """The first sample after that number that passes, or with `back` the last one before it.
 
-    def _exact(self, wanted: Filter, count: int, pace: _Pace) -> list[Sample]:
-        """The samples with exactly this key, which the index finds at once, however many others there are."""
-        found: list[Sample] = []
-        crc = zlib.crc32(wanted.q)
-        for shard, name in enumerate(self.library.shard_names):
-            if pace.is_over or len(found) >= count:
-                break
-            if not wanted.takes_shard(name):
-                continue
-            with suppress(ShardError):
-                # Not in one question: what `_passes` reads may be slow, and others wait for the end of a question.
-                named = self._named(wanted, shard, crc)
-                found += [sample for sample in named if self._passes(wanted, sample, pace)]
-        return found[:count]
+        `after` is the last number that was looked at: where to continue, None at the end.
+        """
+        query = _Query(self, wanted, now, pace)
+        total = max(now.total, 1)
+        for at, is_candidate in query.candidates_before(number) if back else query.candidates(number + 1):
+            if is_candidate and (sample := query.passed(at)) is not None:
+                return Found([sample], at, at / total, query.unread)
+            pace.steps += 1
+            if pace.is_over:
+                last = at if is_candidate or back else at - 1
+                return Found([], last, (total - at if back else at) / total, query.unread)
+        return Found([], None, 1.0, query.unread)
 
-    def _named(self, wanted: Filter, shard: int, crc: int) -> list[Sample]:
-        """The samples of a shard with exactly this key that pass its record. Raises ShardErrors."""
-        library, found = self.library, []
-        with library.asking():
-            for entry in library.record(shard, lambda record: list(record.find_samples(wanted.q, crc))):
-                number = library.number_of(shard, entry)
-                if number is not None and _holds(self._places(wanted, shard), number - library.first_of(shard)):
-                    found.append(library.sample(number))
-        return found
-
-    def draw(self, wanted: Filter, seed: int, after: int, count: int) -> Found:
+    def draw(self, wanted: Filter, now: Snapshot, seed: int, after: int, count: int, pace: Pace) -> Found:
         """Up to `count` samples in a random order that the seed decides, from the place `after` in it on."""
-        pace = _Pace()
-        samples: list[Sample] = []
-        broken: list[str] = []
-        total, new = self.library.total, self.new()
-        for at, number in draws(total + len(new), seed, after):
-            if len(samples) == count or (at > after and pace.is_over) or at - after >= DRAWS_MAX:
-                return Found(samples, at, at - after, broken)
-            if number >= total:
-                sample = new[number - total]
-                samples += [sample] if wanted.takes(sample) and self._passes(wanted, sample, pace) else []
-                continue
-            shard = self.library.shard_of(number)
-            try:
-                places = self._places(wanted, shard) if wanted else None
-                place = number - self.library.first_of(shard)
-                if places is not None and not _holds(places, place):
-                    continue
-                sample = self.library.sample(number)
-            except ShardError as error:
-                broken.append(str(error))
-                continue
-            if self._passes(wanted, sample, pace):
-                samples.append(sample)
-        return Found(samples, None, max(total + len(new) - after, 0), broken)
+        query = _Query(self, wanted, now, pace)
+        total = now.total + len(query.new)
+        steps = ((at, number if query.is_candidate(number) else None) for at, number in draws(total, seed, after))
+        return query.collected([], steps, count, draws_of(total))
 
-    def _places(self, wanted: Filter, shard: int) -> NDArray[np.uint32]:
+    def unknown(self, wanted: Filter, now: Snapshot, pace: Pace) -> Unknown | None:
+        """The columns of a filter that no sample has; None if it names none, or if that takes too long to know."""
+        missing = (_listed(wanted.has) | _listed(wanted.lacks) | {wanted.column} - {b""}) - self._columns
+        if not missing:
+            return None
+        known: set[bytes] = set()
+        for sample in self.new():
+            known.update(sample.columns)
+        for shard in now.readable:
+            if pace.is_over or missing <= known:
+                break
+            pace.steps += 1
+            known |= now.record(
+                shard, lambda record: set(record.extension_name.of(range(len(record.extension_name))))
+            )
+        self._columns |= missing & known
+        missing -= known
+        return Unknown(sorted(missing), sorted(known)) if missing and not pace.is_over else None
+
+    def places(self, wanted: Filter, now: Snapshot, shard: int) -> NDArray[np.uint32]:
         """The places in the order of a shard of the samples that pass its record. Raises ShardErrors."""
-        library = self.library
-        with library.asking():
-            key = wanted, shard, library.version
-            found = self._masks.get(key)
-            if found is None:
-                if wanted.takes_shard(library.shard_names[shard]):
-                    order = np.asarray(library.order(shard))
-                    mask = library.record(shard, wanted.mask)
-                    found = np.flatnonzero(mask[order]).astype(np.uint32)
-                else:
-                    found = np.zeros(0, np.uint32)
-                self._masks[key] = found
+        if not wanted.takes_shard(now.shards[shard].name):
+            return np.zeros(0, np.uint32)
+        key = wanted, now.version_of(shard)
+        with self._lock:
+            places = self._masks.get(key)
+        if places is None:
+            order = np.asarray(now.order(shard))
+            places = np.flatnonzero(now.record(shard, wanted.mask)[order]).astype(np.uint32)
+            with self._lock:
+                self._masks[key] = places
                 while len(self._masks) > MASKS_MAX:
                     self._masks.popitem(last=False)
-            return found
+        return places
 
-    def _passes(self, wanted: Filter, sample: Sample, pace: _Pace) -> bool:
-        if not wanted.reads:
+    def passes(self, wanted: Filter, now: Snapshot, sample: Sample) -> bool:
+        """True if the file of a sample has the value. Raises WdsfsError, OSError if it cannot be read."""
+        name = sample.names[sample.columns.index(wanted.column)]
+        source = self._source_of(now, sample.path + b"/" + name)
+        return source.size <= VALUE_MAX and wanted.matches(source.read(0, source.size))
+
+
+class Unknown(NamedTuple):
+    """Columns that a filter names and no sample has, and the first of those that there are."""
+
+    missing: list[bytes]
+    known: list[bytes]
+
+
+class _Query:
+    """One search in one snapshot."""
+
+    def __init__(self, search: Search, wanted: Filter, now: Snapshot, pace: Pace) -> None:
+        self._search, self._wanted, self._now, self._pace = search, wanted, now, pace
+        self.new = search.new()
+        self.unread = 0
+
+    def candidates(self, at: int) -> Iterator[tuple[int, bool]]:
+        """The numbers from one on of samples that pass but for their values, each with True; with False the number
+        at which the next shard begins."""
+        now = self._now
+        while at < now.total:
+            shard = now.shard_of(at)
+            first, places = now.first_of(shard), self._places(shard)
+            for place in places[int(np.searchsorted(places, at - first)) :].tolist():
+                yield first + place, True
+            at = now.first_of(shard + 1)
+            if at < now.total or self.new:
+                yield at, False
+        for number in range(max(at, now.total), now.total + len(self.new)):
+            if self._wanted.takes(self.new[number - now.total]):
+                yield number, True
+
+    def candidates_before(self, at: int) -> Iterator[tuple[int, bool]]:
+        """As `candidates`, backwards from a number, without that one."""
+        now, at = self._now, min(at, self._now.total)
+        while at > 0:
+            shard = now.shard_of(at - 1)
+            first, places = now.first_of(shard), self._places(shard)
+            for place in reversed(places[: int(np.searchsorted(places, at - first))].tolist()):
+                yield first + place, True
+            at = first
+            yield at, False
+
+    def collected(
+        self, samples: list[Sample], steps: Iterable[tuple[int, int | None]], count: int, places: int
+    ) -> Found:
+        """These samples and further ones, up to `count`.
+
+        Each step has its place, and the number of a candidate or None; there are so many `places`.
+        """
+        there = {sample.number for sample in samples}
+        for at, number in steps:
+            if self._pace.is_over or (number is not None and len(samples) == count):
+                return Found(samples, at, at / places, self.unread)
+            try:
+                sample = None if number is None or number in there else self.passed(number)
+            except StaleShard:
+                if not (self._wanted.reads and self._pace.steps):
+                    raise
+                return Found(samples, at, at / places, self.unread)  # to go on in a newer snapshot
+            self._pace.steps += 1
+            samples += [] if sample is None else [sample]
+        return Found(samples, None, 1.0, self.unread)
+
+    def is_candidate(self, number: int) -> bool:
+        """True if the sample with this number passes but for its value."""
+        if not self._wanted:
             return True
-        pace.reads += 1
+        if number >= self._now.total:
+            return self._wanted.takes(self.new[number - self._now.total])
+        shard = self._now.shard_of(number)
+        return _holds(self._places(shard), number - self._now.first_of(shard))
+
+    def passed(self, number: int) -> Sample | None:
+        """The sample of a candidate; None if it has another value, or its file cannot be read."""
+        total = self._now.total
+        sample = self._now.sample(number) if number < total else self.new[number - total]
+        if not self._wanted.reads:
+            return sample
         try:
-            name = sample.names[sample.columns.index(wanted.column)]
-            source = self._source_of(sample.path + b"/" + name)
-            return source.size <= VALUE_MAX and wanted.matches(source.read(0, source.size))
-        except (WdsfsError, OSError):  # removed, or not readable: no match
-            return False
+            return sample if self._search.passes(self._wanted, self._now, sample) else None
+        except StaleShard:  # the numbers are of another content
+            raise
+        except NoSuchEntry:  # removed in the overlay
+            return None
+        except (WdsfsError, OSError):
+            self.unread += 1
+            return None
+
+    def exact(self, count: int) -> list[Sample]:
+        """The samples with exactly this key, which the index finds at once, however many others there are."""
+        samples: list[Sample] = []
+        crc = zlib.crc32(self._wanted.q)
+        for shard in self._now.readable:
+            if self._pace.is_over or len(samples) >= count:
+                break
+            self._pace.steps += 1
+            if self._wanted.takes_shard(self._now.shards[shard].name):
+                samples += [
+                    sample for number in self._named(shard, crc) if (sample := self.passed(number)) is not None
+                ]
+        return samples[:count]
+
+    def _named(self, shard: int, crc: int) -> list[int]:
+        """The numbers of the samples of a shard with exactly this key that pass its record. Raises ShardErrors."""
+        now = self._now
+        entries = now.record(shard, lambda record: list(record.find_samples(self._wanted.q, crc)))
+        numbers = [now.number_of(shard, entry) for entry in entries]
+        return [number for number in numbers if number is not None and self.is_candidate(number)]
+
+    def _places(self, shard: int) -> NDArray[np.uint32]:
+        return self._search.places(self._wanted, self._now, shard)
 
 
-class _Pace:
-    """The limits of one answer: time and files read."""
+class Pace:
+    """The time of one answer. `is_gone` returns True when nobody waits for it any more."""
 
-    def __init__(self) -> None:
-        self.reads = 0
-        self._began = time.monotonic()
+    def __init__(self, is_gone: Callable[[], bool] = lambda: False) -> None:
+        self.steps = 0  # what was done: at least one, so that each answer comes further
+        self._is_gone, self._began = is_gone, time.monotonic()
 
     @property
     def is_over(self) -> bool:
-        seconds = READS_SECONDS if 0 < self.reads < READS_MIN else SECONDS
-        return self.reads >= READS_MAX or time.monotonic() - self._began > seconds
+        """True if the answer is to end with what it has."""
+        return self.steps > 0 and (time.monotonic() - self._began > SECONDS or self._is_gone())
 
 
 def _holds(places: NDArray[np.uint32], place: int) -> bool:
@@ -410,7 +479,7 @@ def draws(total: int, seed: int, after: int = 0) -> Iterator[tuple[int, int]]:
     A permutation of the next power of four in four rounds over its two halves, without what is not below `total`.
     So the places of some are left out, no memory is needed for those drawn before, and any place is found at once.
     """
-    half = max((max(total - 1, 1).bit_length() + 1) // 2, 1)
+    half = _half(total)
     low = (1 << half) - 1
     keys = [random.Random(f"{seed} {at}").getrandbits(64) | 1 for at in range(4)]
     for place in range(after, 1 << 2 * half):
@@ -422,3 +491,13 @@ def draws(total: int, seed: int, after: int = 0) -> Iterator[tuple[int, int]]:
         found = left << half | right
         if found < total:
             yield place, found
+
+
+def draws_of(total: int) -> int:
+    """How many places there are in the order of `draws`."""
+    return 1 << 2 * _half(total)
+
+
+def _half(total: int) -> int:
+    """The bits of a half of a number."""
+    return max((max(total - 1, 1).bit_length() + 1) // 2, 1)

@@ -1,5 +1,10 @@
 """The set as the pages ask for it: samples by number and by path, their files, where they come from.
 
+Shards change, come and go at any moment, so a page is made of one `Snapshot`: which shards there are, which
+content each has, and how many samples. It is the only way to the set. A question about a shard that has other
+content by now raises StaleShard, so no number ever stands for another sample; `Library.answer` asks a newer
+snapshot then.
+
 One lock protects the set and its records, which are for one thread at a time; questions under it read the index
 and no shard. The bytes of files are read outside of the lock, so a slow shard delays only the requests for its
 bytes. Nothing is kept for each sample: the numbers of the samples of a shard are in its record, and the order of
@@ -16,6 +21,7 @@ import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -26,17 +32,17 @@ from wdsfs import names as naming
 from wdsfs.dataset import content as content_module
 from wdsfs.dataset.content import Content
 from wdsfs.dataset.indexing import indexed
-from wdsfs.dataset.numbered_tree import class_order, sample_order, view_order
-from wdsfs.dataset.shard_set import ShardSet
+from wdsfs.dataset.numbered_tree import samples_of
 from wdsfs.dataset.tree import AT_PARENT, LowerTree, Node
-from wdsfs.errors import NoSuchEntry, ShardError, StaleShard, WdsfsError
-from wdsfs.index.record import STRAY, Record
+from wdsfs.errors import NoSuchEntry, ShardError, StaleShard, UnreadableShard, WdsfsError
+from wdsfs.index.record import STRAY, Member, Record
 from wdsfs.inodes import MEMBER, ROOT, position
 from wdsfs.tar.member_reader import read_name
 
 ORDERS_MAX = 8  # shards whose order of samples is kept
 FILES_MAX = 1000  # files of one sample that a page lists
-FOLDERS_MAX = 1000  # directories in a directory that are offered
+DAMAGED_MAX = 200  # damaged shards that are listed
+ATTEMPTS = 3  # how often an answer is made while the shards that it is about change
 
 Answer = TypeVar("Answer")
 Order = Sequence[int] | NDArray[np.uint32]
@@ -88,9 +94,25 @@ class MemberSource:
         """These bytes, fewer only at the end. Raises ShardErrors."""
         with self._library.lock:
             if self._content.file.ended:  # closed meanwhile, for others that were opened
-                self._content = self._library.content_again(self._path, self._content)
-        with self._library.holding(self._content):
-            return content_module.read(self._content, offset, length)
+                with self._library.snapshot() as now:
+                    self._content = now.content_again(self._path, self._content)
+            content = self._content
+            content.file.hold()
+        try:
+            return content_module.read(content, offset, length)
+        finally:
+            with self._library.lock:
+                content.file.let_go()
+
+
+@dataclass(eq=False, slots=True)
+class _Shown:
+    """A tree that is shown, or was when an answer began. `readers` are the answers that use it."""
+
+    tree: LowerTree
+    number: int  # a later tree has a higher one
+    readers: int = 0
+    orders: OrderedDict[tuple[int, int], Order] = field(default_factory=OrderedDict)  # by shard and tag
 
 
 class Library:
@@ -100,259 +122,323 @@ class Library:
     """
 
     def __init__(self, tree: LowerTree, in_classes: bool = False) -> None:
-        self.tree, self.lower, self.in_classes = tree, tree.lower, in_classes
+        self.in_classes = in_classes
         self.lock = threading.RLock()
-        self.renewals = 0  # how often it was given another set
+        self._shown = _Shown(tree, 0)
+        self._last: Snapshot | None = None
         self._depth = 0  # questions within questions, of the thread that has the lock
-        self._ends: list[int] = []
-        self._generation = -1
-        self._orders: OrderedDict[int, Order] = OrderedDict()
+
+    @property
+    def tree(self) -> LowerTree:
+        """The tree that is shown now."""
+        return self._shown.tree
 
     @contextlib.contextmanager
-    def asking(self) -> Iterator[ShardSet]:
-        """Ask the set: hold the lock, with the numbers as they are now."""
+    def asking(self) -> Iterator[None]:
+        """Hold the lock while a tree is asked."""
         with self.lock:
             if not self._depth:  # no record is in use
-                self.lower.tidy()
-                if self._generation != self.lower.generation:
-                    self._count()
+                self.tree.lower.tidy()
             self._depth += 1
             try:
-                yield self.lower
+                yield
             finally:
                 self._depth -= 1
 
-    @property
-    def version(self) -> tuple[int, int]:
-        """Another one whenever numbers may stand for other samples."""
-        return self.renewals, self.lower.generation
-
-    def renew(self, tree: LowerTree) -> None:
-        """Show another set from now on, over the same index. With the lock, and not within a question."""
-        assert not self._depth
-        old, self.tree, self.lower = self.lower, tree, tree.lower
-        self.renewals += 1
-        self._generation = -1
-        old.release()  # a file that is being read is closed after that
-
-    def _count(self) -> None:
-        counts = []
-        for number in range(len(self.lower)):
-            try:
-                counts.append(indexed(self.lower.summary, number).samples)
-            except ShardError:
-                counts.append(0)  # the page of problems lists it
-        self._ends = list(itertools.accumulate(counts))
-        self._orders.clear()
-        self._generation = self.lower.generation
-
     @contextlib.contextmanager
-    def holding(self, content: Content) -> Iterator[None]:
-        """Keep the file of a content open while it is read, without the lock."""
-        with self.lock:
-            content.file.hold()
+    def snapshot(self) -> Iterator[Snapshot]:
+        """The set as it is now. Its shards stay open until the end of the block."""
+        with self.asking():
+            if self._last is None or self._is_old(self._last):
+                self._last = Snapshot(self, self._shown)
+            now = self._last
+            now.shown.readers += 1
         try:
-            yield
+            yield now
         finally:
             with self.lock:
-                content.file.let_go()
+                now.shown.readers -= 1
+                self._release(now.shown)
+
+    def _is_old(self, snapshot: Snapshot) -> bool:
+        """True if the set has changed since a snapshot, as far as anybody has looked."""
+        shown = snapshot.shown
+        return shown is not self._shown or shown.tree.lower.generation != snapshot.generation
+
+    def _release(self, shown: _Shown) -> None:
+        """Close the shards of a tree that is not shown any more and that no answer uses."""
+        if shown is not self._shown and not shown.readers:
+            shown.tree.lower.release()  # a file that is being read is closed after that
+
+    def renew(self, tree: LowerTree) -> None:
+        """Show another set from now on, over the same index."""
+        with self.lock:
+            before, self._shown = self._shown, _Shown(tree, self._shown.number + 1)
+            self._release(before)
+
+    def answer(self, question: Callable[[Snapshot], Answer]) -> Answer:
+        """The answer to a question over one snapshot; over a newer one if the set has changed under the question.
+
+        Raises what the question raises: StaleShard for shards that change each time.
+        """
+        attempt = 0
+        while True:
+            attempt += 1
+            with self.snapshot() as now:
+                try:
+                    return question(now)
+                except WdsfsError as error:
+                    if attempt == ATTEMPTS or not self._has_outdated(now, error):
+                        raise
+
+    def _has_outdated(self, now: Snapshot, error: WdsfsError) -> bool:
+        """True if an error comes from a change of the set since a snapshot."""
+        with self.lock:
+            if isinstance(error, StaleShard):
+                now.distrust()  # a shard whose last look was a moment ago is believed to be what it was
+                self._last = None if self._last is now else self._last
+            return self._last is not now or self._is_old(now)
+
+
+class Snapshot:
+    """The set at one moment: it stays what it is, whatever its shards become.
+
+    A shard that could not be read has no samples, and is listed by `damaged`. Questions about a shard that has
+    changed since raise StaleShard, MissingShard and the like.
+    """
+
+    def __init__(self, library: Library, shown: _Shown) -> None:
+        self._library, self.shown = library, shown
+        self._tree, self._lower = shown.tree, shown.tree.lower
+        self.shards = self._lower.shards  # in the order of the set
+        self._tags: list[int | None] = []  # of the content that each shard has; None: it cannot be read
+        counts = []
+        for number in range(len(self._lower)):
+            try:
+                counts.append(indexed(self._lower.summary, number).samples)
+                self._tags.append(self._lower.tag(number))
+            except ShardError:
+                counts.append(0)
+                self._tags.append(None)
+        self._ends = list(itertools.accumulate(counts))
+        self.total = self._ends[-1] if self._ends else 0  # samples
+        self.generation = self._lower.generation
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Another one for a set of other content."""
+        return self.shown.number, self.generation
+
+    @property
+    def readable(self) -> Iterator[int]:
+        """The numbers of the shards that could be read."""
+        return (number for number, tag in enumerate(self._tags) if tag is not None)
+
+    @property
+    def is_view(self) -> bool:
+        """True if the shards are not shown as they are: columns are renamed, joined and so on."""
+        return self._lower.plain is not self._lower
+
+    @property
+    def names(self) -> str:
+        """How the files of a sample are called: `ext` or `full`."""
+        return self._tree.view.names
+
+    def version_of(self, shard: int) -> tuple[int, int, int]:
+        """A number of the content of a shard: another one whenever that changes."""
+        return self.shown.number, shard, self._tag(shard)
+
+    def _tag(self, shard: int) -> int:
+        """The tag of the content of a shard in this snapshot. Raises UnreadableShard."""
+        tag = self._tags[shard]
+        if tag is None:
+            raise UnreadableShard(f"{self._lower.path_text(shard)}: could not be read")
+        return tag
+
+    def _ask(self, question: Callable[[], Answer]) -> Answer:
+        """The answer to a question to the tree or its records."""
+        with self._library.asking():
+            return indexed(question)
+
+    def _record(self, shard: int) -> Record:
+        """The record of a shard, for the length of a question."""
+        return self._lower.record(shard, self._tag(shard))
+
+    def _node(self, path: bytes) -> Node:
+        """The node at a path, in a question."""
+        node = self._tree.resolve(path)
+        tag, shard, _ = inodes.unpack(node.inode)
+        if node.inode != ROOT and tag != self._tags[shard]:
+            raise StaleShard(f"{self._lower.path_text(shard)} has changed meanwhile")
+        return node
+
+    def distrust(self) -> None:
+        """Have every shard looked at before it is used again."""
+        self._lower.distrust()
 
     # --- samples
 
-    @property
-    def total(self) -> int:
-        """How many samples the set has."""
-        with self.asking():
-            return self._ends[-1] if self._ends else 0
-
-    @property
-    def shard_names(self) -> list[bytes]:
-        """The names of the shards, in the order of the set."""
-        return [shard.name for shard in self.lower.shards]
-
     def first_of(self, shard: int) -> int:
         """The number of the first sample of a shard."""
-        with self.asking():
-            return self._ends[shard - 1] if shard else 0
+        return self._ends[shard - 1] if shard else 0
 
     def shard_of(self, number: int) -> int:
         """The shard of the sample with this number; the number of shards if there is no such sample."""
-        with self.asking():
-            return bisect.bisect_right(self._ends, number)
+        return bisect.bisect_right(self._ends, number)
 
     def order(self, shard: int) -> Order:
         """The samples of a shard (entries of its record), in the order of the tar. Raises ShardErrors."""
-        with self.asking() as lower:
-            found = self._orders.get(shard)
-            if found is None:
-                found = self._orders[shard] = indexed(self._make_order, lower, shard)
-                if len(self._orders) > ORDERS_MAX:
-                    self._orders.popitem(last=False)
-            return found
-
-    def _make_order(self, lower: ShardSet, shard: int) -> Order:
-        record = lower.record(shard)
-        if lower.plain is lower:
-            return sample_order(record)
-        plain = lower.plain.record(shard)
-
-        def own(member: int) -> int | None:
-            origin = lower.origin(shard, member)
-            return origin[2] if origin is not None and origin[:2] == (lower.plain, shard) else None
-
-        return (class_order if self.in_classes else view_order)(record, plain, own)
+        with self._library.asking():
+            orders, key = self.shown.orders, (shard, self._tag(shard))
+            order = orders.get(key)
+            if order is None:
+                order = orders[key] = indexed(samples_of, self._lower, *key, self._library.in_classes)
+                if len(orders) > ORDERS_MAX:
+                    orders.popitem(last=False)
+            return order
 
     def sample(self, number: int) -> Sample:
         """The sample with this number. Raises NoSuchEntry, ShardErrors."""
-        return self.samples([number])[0]
-
-    def samples(self, numbers: Sequence[int]) -> list[Sample]:
-        """The samples with these numbers, in this order. Raises NoSuchEntry, ShardErrors."""
-        with self.asking():
-            return [indexed(self._sample, number) for number in numbers]
-
-    def _sample(self, number: int) -> Sample:
-        shard = bisect.bisect_right(self._ends, number)
+        shard = self.shard_of(number)
         if number < 0 or shard >= len(self._ends):
-            total = self._ends[-1] if self._ends else 0
-            raise NoSuchEntry(f"there is no sample {number:,}; the set has {total:,}")
-        at = number - (self._ends[shard - 1] if shard else 0)
-        return self._sample_at(number, shard, int(self.order(shard)[at]))
+            raise NoSuchEntry(f"there is no sample {number:,}; the set has {self.total:,}")
+        entry = int(self.order(shard)[number - self.first_of(shard)])
+        return self._ask(lambda: self._sample_at(number, shard, entry))
 
     def _sample_at(self, number: int, shard: int, entry: int) -> Sample:
-        record = self.lower.record(shard)
+        record = self._record(shard)
         members = record.entry_members(entry)
         columns = tuple(record.extension(member) for member in members)
-        names = tuple(self._place(shard, member)[1] for member in members)
         sizes = tuple(record.size_and_time(member)[0] for member in members)
+        names = tuple(self._place(shard, member)[1] for member in members)
         return Sample(number, shard, entry, self._path(shard, members[0]), columns, names, sizes)
 
     def _place(self, shard: int, member: int) -> tuple[int, bytes]:
         """The directory that shows a member, by its inode, and the name there."""
-        return self.tree.places(inodes.pack(self.lower.tag(shard), shard, position(MEMBER, member)))[0]
+        return self._tree.places(inodes.pack(self._tag(shard), shard, position(MEMBER, member)))[0]
 
     def _path(self, shard: int, member: int) -> bytes:
         """The path of the directory that shows a member."""
         inode, _ = self._place(shard, member)
         parts = []
         while inode != ROOT:
-            inode, name = self.tree.places(inode)[0]
+            inode, name = self._tree.places(inode)[0]
             parts.append(name)
         return b"/".join(reversed(parts))
 
     def number_at(self, path: bytes) -> int | None:
         """The number of the sample whose directory this is; None if it is no sample, or in no shard."""
-        with self.asking():
-            try:
-                node = indexed(self.tree.resolve, path)
-            except WdsfsError:
-                return None
-            if not stat.S_ISDIR(node.mode) or node.inode == ROOT:
-                return None
-            first = next((one.node for one in self.tree.listing(node.inode, AT_PARENT)), None)
-            if first is None or not stat.S_ISREG(first.mode):
-                return None
-            return self._number_of(first.inode)
+        try:
+            place = self._ask(lambda: self._entry_at(path))
+        except StaleShard:
+            raise
+        except WdsfsError:
+            return None
+        return None if place is None else self.number_of(*place)
+
+    def _entry_at(self, path: bytes) -> tuple[int, int] | None:
+        """The shard and the entry of the sample at a path."""
+        node = self._node(path)
+        if not stat.S_ISDIR(node.mode) or node.inode == ROOT:
+            return None
+        first = next((entry.node for entry in self._tree.listing(node.inode, AT_PARENT)), None)
+        if first is None or not stat.S_ISREG(first.mode):
+            return None
+        _, shard, where = inodes.unpack(first.inode)
+        return shard, self._record(shard).entry_of(inodes.index_of(where))
 
     def has(self, path: bytes) -> bool:
         """True if the shards have something at a path, or may have it in a shard that cannot be read."""
-        with self.asking():
-            try:
-                indexed(self.tree.resolve, path)
-            except NoSuchEntry:
-                return False
-            except WdsfsError:
-                return True
+        try:
+            self._ask(lambda: self._node(path))
+        except NoSuchEntry:
+            return False
+        except StaleShard:
+            raise
+        except WdsfsError:
             return True
-
-    def _number_of(self, inode: int) -> int | None:
-        _, shard, where = inodes.unpack(inode)
-        record = self.lower.record(shard)
-        return self.number_of(shard, record.entry_of(inodes.index_of(where)))
+        return True
 
     def number_of(self, shard: int, entry: int) -> int | None:
         """The number in the set of an entry of a shard; None if it is no sample."""
-        with self.asking():
-            order = self.order(shard)
-            found = np.flatnonzero(np.asarray(order) == entry) if not isinstance(order, range) else [entry]
-            return self.first_of(shard) + int(found[0]) if len(found) else None
+        order = self.order(shard)
+        at = np.flatnonzero(np.asarray(order) == entry) if not isinstance(order, range) else [entry]
+        return self.first_of(shard) + int(at[0]) if len(at) else None
 
     def sample_at_offset(self, shard: int, offset: int) -> bytes | None:
         """The path of the sample of a member, by the offset of the member's first header in its shard."""
-        with self.asking() as lower:
-            record = indexed(lower.record, shard)
-            if record.view is not None or not record.members:
-                return None
-            found = np.flatnonzero(record.array("member.head") == offset // 512)
-            if not len(found):
-                return None
-            member = int(found[0])
-            stray = record.entry_flags[record.entry_of(member)] & STRAY
-            return None if stray else self._path(shard, member)
+        return self._ask(lambda: self._sample_at_offset(shard, offset))
+
+    def _sample_at_offset(self, shard: int, offset: int) -> bytes | None:
+        record = self._record(shard)
+        if record.view is not None or not record.members:
+            return None
+        at = np.flatnonzero(record.array("member.head") == offset // 512)
+        if not len(at):
+            return None
+        member = int(at[0])
+        stray = record.entry_flags[record.entry_of(member)] & STRAY
+        return None if stray else self._path(shard, member)
 
     def record(self, shard: int, question: Callable[[Record], Answer]) -> Answer:
         """Call `question` with the record of a shard, under the lock. Raises ShardErrors."""
-        with self.asking() as lower:
-            return question(indexed(lower.record, shard))
+        return self._ask(lambda: question(self._record(shard)))
+
+    def damaged(self) -> list[tuple[str, str]]:
+        """The first shards that are not whole, as the index knows them: path and what is wrong."""
+        return self._ask(lambda: list(itertools.islice(self._lower.damaged(), DAMAGED_MAX)))
 
     # --- files
 
     def files(self, path: bytes) -> list[File]:
         """The files in the directory of a sample. Raises EntryError, ShardErrors."""
-        with self.asking():
-            node = indexed(self.tree.resolve, path)
-            entries = itertools.islice(self.tree.listing(node.inode, AT_PARENT), FILES_MAX)
-            return [
-                File(one.name, one.node.size, one.node.mtime_ns) for one in entries if stat.S_ISREG(one.node.mode)
-            ]
+        return self._ask(lambda: self._files(path))
 
-    def folders(self, path: bytes) -> list[bytes]:
-        """The names of the first FOLDERS_MAX directories in a directory. Raises EntryError."""
-        with self.asking():
-            node = indexed(self.tree.resolve, path)
-            entries = itertools.islice(self.tree.listing(node.inode, AT_PARENT), FOLDERS_MAX)
-            return [one.name for one in entries if stat.S_ISDIR(one.node.mode)]
+    def _files(self, path: bytes) -> list[File]:
+        entries = itertools.islice(self._tree.listing(self._node(path).inode, AT_PARENT), FILES_MAX)
+        return [File(one.name, one.node.size, one.node.mtime_ns) for one in entries if stat.S_ISREG(one.node.mode)]
 
     def source(self, path: bytes) -> MemberSource:
         """The bytes of a file. Raises EntryError, ShardErrors."""
-        with self.asking():
-            return MemberSource(self, path, indexed(self._content, path))
+        return MemberSource(self._library, path, self._ask(lambda: self._content(path)))
 
     def content_again(self, path: bytes, before: Content) -> Content:
         """The content of a file whose shard was closed. Raises StaleShard if it is another one by now."""
-        with self.asking():
-            found = indexed(self._content, path)
-            same = found.file.fingerprint, found.data, found.size
-            if same != (before.file.fingerprint, before.data, before.size):
-                raise StaleShard(f"{os.fsdecode(before.file.path)} has changed since this was opened")
-            return found
+        content = self._ask(lambda: self._content(path))
+        same = content.file.fingerprint, content.data, content.size
+        if same != (before.file.fingerprint, before.data, before.size):
+            raise StaleShard(f"{os.fsdecode(before.file.path)} has changed since this was opened")
+        return content
 
     def _content(self, path: bytes) -> Content:
-        node = self.tree.resolve(path)
+        node = self._node(path)
         if not stat.S_ISREG(node.mode):
             raise NoSuchEntry("only files can be read here")
-        return self.tree.content(node.inode)
-
-    def node(self, path: bytes) -> Node:
-        """The node at a path. Raises EntryError, ShardErrors."""
-        with self.asking():
-            return indexed(self.tree.resolve, path)
+        return self._tree.content(node.inode)
 
     def origin(self, path: bytes) -> Origin:
         """Where a file comes from. Reads its header, without the lock. Raises EntryError, ShardErrors."""
-        with self.asking() as lower:
-            content = indexed(self._content, path)
-            _, number, where = inodes.unpack(indexed(self.tree.resolve, path).inode)
-            found = indexed(lower.origin, number, inodes.index_of(where))
-            if found is None:
+        with self._library.asking():
+            content, member = indexed(self._member, path)
+            content.file.hold()
+        try:
+            if member is None:
                 return Origin(content.file.path, path.rpartition(b"/")[2], b"", None)
-            below, number, member = found
-            place = indexed(below.record, number).member(member)
-            content = indexed(below.content, number, below.tag(number), member)
-            shard = below.shards[number].path
-        with self.holding(content):
-            raw = read_name(content.file.source, place.head)
+            raw = read_name(content.file.source, member.head)
             content_module.check_unchanged(content)
+        finally:
+            with self._library.lock:
+                content.file.let_go()
         split = naming.split(raw)
         key = b"" if split is None else raw[: len(raw) - len(split.extension) - 1]
-        return Origin(shard, raw, key, place.data)
+        return Origin(content.file.path, raw, key, member.data)
+
+    def _member(self, path: bytes) -> tuple[Content, Member | None]:
+        """The content of a file, and the member that it is; None if it is no member of a shard."""
+        tag, number, where = inodes.unpack(self._node(path).inode)
+        below = self._lower.origin(number, inodes.index_of(where), tag)
+        if below is None:
+            return self._content(path), None
+        source, number, member = below
+        tag = source.tag(number)
+        return source.content(number, tag, member), source.record(number, tag).member(member)

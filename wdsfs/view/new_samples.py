@@ -47,8 +47,12 @@ class NewSamples:
 
     def _find(self, top: UpperNode) -> Iterator[Sample]:
         count = 0
+
+        def number_at(path: bytes) -> int | None:
+            return self._library.answer(lambda now: now.number_at(path))
+
         for path in _directories_with_files(top):
-            if self._library.number_at(path) is None:
+            if number_at(path) is None:
                 with contextlib.suppress(WdsfsError, OSError):  # removed meanwhile
                     sample = self._sample(path)
                     if sample.names:

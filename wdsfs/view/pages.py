@@ -1,7 +1,7 @@
 """The pages, by address. Their contents come from `library.py`, `filters.py`, `edits.py` and so on.
 
-Every answer is made in a thread. Those that wait for the bytes of shards (thumbnails, previews, downloads) have
-threads of their own, so that a slow shard never holds up a page.
+Every answer is made in a thread, of one snapshot of the set. Those that wait for the bytes of shards (thumbnails,
+previews, downloads) have threads of their own, so that a slow shard never holds up a page.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import os
 import secrets
 import shlex
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, quote, unquote_to_bytes
 
 import anyio
@@ -30,35 +30,45 @@ from starlette.staticfiles import StaticFiles
 
 from wdsfs import names as naming
 from wdsfs.dataset.distributions import Distribution
-from wdsfs.errors import EntryExists, NoSuchEntry, ShardError, UsageError, WdsfsError, counted
+from wdsfs.errors import EntryExists, NoSuchEntry, StaleShard, UsageError, WdsfsError, counted, several
 from wdsfs.index.record import Record
 from wdsfs.plots.plots import Plot, plots_of
-from wdsfs.previews.preview import Picture, Preview, Source
+from wdsfs.previews import plain
+from wdsfs.previews.kinds import TEXTS, content_of
+from wdsfs.previews.preview import TEXT, Picture, Preview, Source
 from wdsfs.previews.previewer import Previewer, draws_videos
-from wdsfs.view.downloads import MEDIA, Downloads, inside, path_of, saved_as, suffix, text_of
+from wdsfs.view.downloads import CHUNK, MEDIA, Downloads, inside, path_of, saved_as, suffix, text_of
 from wdsfs.view.edits import EDIT_MAX, Edits, digest
-from wdsfs.view.filters import Filter, Found, Search
+from wdsfs.view.filters import Filter, Found, Pace, Search
 from wdsfs.view.guard import MEMBER_POLICY
 from wdsfs.view.json_text import set_field
-from wdsfs.view.library import File, Library, Sample
+from wdsfs.view.library import File, Library, Sample, Snapshot
 from wdsfs.view.new_samples import NOWHERE
-from wdsfs.view.problems import Check, known
+from wdsfs.view.problems import Check
 from wdsfs.view.renewal import Renewal
 
 PAGE = 60  # samples of a grid
+COLUMNS = 50  # of a set that are listed where a filter names another one
 SIDE = 192  # pixels of a thumbnail, at the most
-SNIPPET = 200  # bytes of a text that is shown in the grid
+SNIPPET = 600  # bytes of a text that is shown in the grid
+LINES = 2000  # of a text that a page shows: a browser takes seconds for 100,000
+COUNTED_MAX = 16 << 20  # bytes of a text whose lines are counted
 FIELDS_MAX = 20  # fields of a form or an address
 FORM_MAX = 4 * EDIT_MAX  # bytes of a form: each byte of a text may take three
 SHARDS_MAX = 500  # shards that are offered for the filter
 CHANGES_MAX = 500  # changed samples that are listed
 QUICK, SLOW = 8, 12  # threads that ask the set, and threads that wait for bytes
 SEED_MAX = 1 << 31
+TURNS_MAX = 120  # how often a search goes on by itself, some seconds each
 
-# Extensions of files for a thumbnail, the best first; and of those short enough for a caption.
+# Extensions of files for a thumbnail, the best first; of labels; and of what a tile shows the beginning of.
 PICTURES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "avif", "npy", "npz")
 VIDEOS = ("mp4", "m4v", "mov", "webm", "mkv", "ogv", "avi", "mpg")
-CAPTIONS = ("cls", "txt", "text", "caption", "label", "json")
+LABELS = ("cls", "label", "class", "labels")
+BEGINNINGS = ("txt", "transcript", "caption", "text", *sorted(TEXTS), "json", "jsonl", "csv", "tsv", *LABELS)
+
+# What the page of a sample begins with, by its decoder.
+SEEN = ("picture", "video", "audio", "array", "arrays")
 
 BYTES = ("/preview/", "/thumb/", "/snippet/")  # what is asked for by path, and may wait for a slow shard
 
@@ -66,7 +76,8 @@ log = logging.getLogger("wdsfs")
 
 _HERE = Path(__file__).parent
 
-Answer = Callable[["Pages", Request], Response]
+Answer = Callable[["Pages", Snapshot, Request], Response]
+Value = TypeVar("Value")
 
 
 def size_text(size: int) -> str:
@@ -100,8 +111,7 @@ class Pages:
         renewal: Renewal | None = None,
     ) -> None:
         self.library, self.edits, self._renewal = library, edits, renewal
-        self._turn, self._answering_now = threading.Lock(), 0  # answers that go by the numbers of samples
-        self.search = Search(library, self.source, (lambda: ()) if edits is None else edits.new_samples)
+        self.search = Search(self.source, (lambda: ()) if edits is None else edits.new_samples)
         self.check = Check(library)
         self.previewer = Previewer()
         self._quick, self._slow = anyio.CapacityLimiter(QUICK), anyio.CapacityLimiter(SLOW)
@@ -109,7 +119,7 @@ class Pages:
         self._plotting = threading.Lock()  # once for all who ask meanwhile
         # Browsers keep thumbnails, and the next server may have another set at the same port.
         self._run = secrets.token_hex(4)
-        self._downloads = Downloads(self.source, self._slow, self._refused)
+        self._downloads = Downloads(self._with_source, self._slow, self._refused)
         loader = jinja2.FileSystemLoader(_HERE / "templates")
         self._templates = jinja2.Environment(
             loader=loader, autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
@@ -130,6 +140,8 @@ class Pages:
             "/": Pages.grid,
             "/random": Pages.random,
             "/go": Pages.go,
+            "/next": functools.partial(Pages.turn, back=False),
+            "/previous": functools.partial(Pages.turn, back=True),
             "/sample/{path:path}": Pages.sample,
             "/problems": Pages.problems,
             "/changes": Pages.changes,
@@ -162,14 +174,23 @@ class Pages:
 
     def _answering(self, answer: Answer, limiter: anyio.CapacityLimiter) -> Any:
         async def endpoint(request: Request) -> Response:
-            work = functools.partial(answer, self, request)
-            if not request.url.path.startswith(BYTES):
-                work = functools.partial(self._in_one_set, work)
-            reads = answer in (Pages.grid, Pages.random) and "column" in request.query_params
-            limiter_now = self._slow if reads else limiter
-            return await anyio.to_thread.run_sync(functools.partial(self._guarded, work), limiter=limiter_now)
+            work = functools.partial(self._answered, answer, request)
+            reads = limiter is self._quick and request.query_params.get("column")
+            request.state.gone = threading.Event()
+            async with anyio.create_task_group() as waiting:
+                waiting.start_soon(_wait_for_the_end, request)
+                response = await anyio.to_thread.run_sync(work, limiter=self._slow if reads else limiter)
+                waiting.cancel_scope.cancel()
+            return response
 
         return endpoint
+
+    def _answered(self, answer: Answer, request: Request) -> Response:
+        """The answer of one snapshot of the set, or a page that says what is wrong."""
+        if not request.url.path.startswith(BYTES) and self._renewal is not None and self._renewal.look():
+            self.check.stop()
+            self.check = Check(self.library)
+        return self._guarded(lambda: self.library.answer(lambda now: answer(self, now, request)))
 
     def _receiving(self, answer: Callable[[Pages, Mapping[str, str]], Response]) -> Any:
         async def endpoint(request: Request) -> Response:
@@ -183,19 +204,6 @@ class Pages:
 
         return endpoint
 
-    def _in_one_set(self, work: Callable[[], Response]) -> Response:
-        """The answer over one set: while it is made, no number stands for another sample."""
-        with self._turn:
-            if self._renewal is not None and not self._answering_now and self._renewal.look():
-                self.check.stop()
-                self.check = Check(self.library)
-            self._answering_now += 1
-        try:
-            return work()
-        finally:
-            with self._turn:
-                self._answering_now -= 1
-
     def _guarded(self, work: Callable[[], Response]) -> Response:
         """The answer, or a page that says what is wrong."""
         try:
@@ -208,7 +216,9 @@ class Pages:
         status = 404 if isinstance(error, NoSuchEntry) else 409 if isinstance(error, EntryExists) else 400
         if not isinstance(error, NoSuchEntry | EntryExists | UsageError):
             status = 502  # the fault is in the shard, or the disk
-        return self._page("error.html", status, message=text_of(str(error)))
+        if isinstance(error, StaleShard):
+            status = 503  # it changes at this moment
+        return self._page("error.html", status, message=text_of(str(error)), is_stale=status == 503)
 
     def _page(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
         undoable = self.edits.undoable if self.edits is not None else None
@@ -218,15 +228,19 @@ class Pages:
 
     # --- files as they are now: with the changes of the overlay
 
-    def source(self, path: bytes) -> Source:
+    def source(self, now: Snapshot, path: bytes) -> Source:
         """The bytes of a file. Raises EntryError, ShardError, OSError."""
         if self.edits is None or self._mark(path) == "removed":
-            return self.library.source(path)
+            return now.source(path)
         return self.edits.files.source(path)
 
-    def _files(self, path: bytes) -> list[File]:
+    def _with_source(self, path: bytes, question: Callable[[Source], Value]) -> Value:
+        """The answer to a question about the bytes of a file. Raises what `source` raises, and the question."""
+        return self.library.answer(lambda now: question(self.source(now, path)))
+
+    def _files(self, now: Snapshot, path: bytes) -> list[File]:
         if self.edits is None or self._mark(path) == "removed":
-            return self.library.files(path)
+            return now.files(path)
         return self.edits.files.list(path)
 
     def _mark(self, path: bytes) -> str:
@@ -234,64 +248,126 @@ class Pages:
 
     # --- the grid
 
-    def grid(self, request: Request) -> Response:
+    def grid(self, now: Snapshot, request: Request) -> Response:
         """Samples in the order of the set, those that pass the filter."""
         query = _query(request)
-        wanted, at = Filter.of(query), _number(query.get("at", "0"))
-        found = self.search.find(wanted, at if "at" in query else None, PAGE)
-        more = None if found.after is None else f"/?{wanted.query(at=found.after)}"
+        wanted, piece = Filter.of(query), _Piece.of(query, "at")
+        unknown = self._unknown(wanted, now, piece)
+        after = piece.at if "at" in query else None
+        found = unknown.found or self.search.find(wanted, now, after, piece.room, _pace(request))
         back = None
-        if not wanted and at:
-            back = f"/?{wanted.query(at=max(at - PAGE, 0))}"
-        elif at:
-            back = f"/?{wanted.query()}"
-        return self._grid(wanted, found, at=at, more=more, back=back, seed=None)
+        if piece.start:
+            back = f"/?{wanted.query()}" if wanted else f"/?at={max(piece.start - PAGE, 0)}"
+        return self._grid(wanted, now, found, piece, unknown.notes, page="/", back=back, seed=None)
 
-    def random(self, request: Request) -> Response:
+    def random(self, now: Snapshot, request: Request) -> Response:
         """A random sample of the set, or of what passes the filter; the same one for the same seed."""
         query = _query(request)
-        wanted, after = Filter.of(query), _number(query.get("after", "0"))
+        wanted, piece = Filter.of(query), _Piece.of(query, "after")
         seed = _number(query.get("seed", "0")) % SEED_MAX
-        found = self.search.draw(wanted, seed, after, PAGE)
-        more = None if found.after is None else f"/random?{wanted.query(seed=seed, after=found.after)}"
-        back = f"/random?{wanted.query(seed=seed)}" if after else None
-        return self._grid(wanted, found, at=after, more=more, back=back, seed=seed)
+        unknown = self._unknown(wanted, now, piece)
+        found = unknown.found or self.search.draw(wanted, now, seed, piece.at, piece.room, _pace(request))
+        back = f"/random?{wanted.query(seed=seed)}" if piece.start else None
+        return self._grid(wanted, now, found, piece, unknown.notes, page="/random", back=back, seed=seed)
 
-    def _grid(self, wanted: Filter, found: Found, **values: Any) -> Response:
-        shards = self.library.shard_names
+    def _unknown(self, wanted: Filter, now: Snapshot, piece: _Piece) -> _Unknown:
+        """What is wrong with a filter, as far as the names of columns show it."""
+        if wanted.value and not wanted.column:
+            return _Unknown(["A value is looked for in a column: type its name, too."], Found([], None, 1.0, 0))
+        unknown = self.search.unknown(wanted, now, Pace()) if not piece.turn else None
+        if unknown is None:
+            return _Unknown([], None)
+        missing, known = (several([text_of(name) for name in names], COLUMNS) for names in unknown)
+        note = f"No sample has a column {missing}. Columns of this set: {known or 'none'}."
+        return _Unknown([note], Found([], None, 1.0, 0) if wanted.needs(unknown.missing) else None)
+
+    def _grid(
+        self, wanted: Filter, now: Snapshot, found: Found, piece: _Piece, notes: list[str], **values: Any
+    ) -> Response:
+        new_count, shards = len(self.search.new()), [shard.name for shard in now.shards]
+        have, total, seed = piece.have + len(found.samples), now.total + new_count, values["seed"]
+        fields = {} if seed is None else {"seed": seed}
+        more = on = None
+        if found.after is not None:
+            fields[piece.name] = found.after
+            more = f"{values['page']}?{wanted.query(**fields)}"
+            if have < PAGE and piece.turn < TURNS_MAX:
+                on = f"{more}&have={have}&start={piece.start}&turn={piece.turn + 1}"
+        if found.unread:
+            notes.append(f"{counted(found.unread, 'file')} could not be read, and so did not pass.")
         return self._page(
             "grid.html",
             wanted=wanted.fields(),
             query=wanted.query(),
-            cards=[_card(sample, self._mark(sample.path), self._version(sample)) for sample in found.samples],
-            found=found,
-            total=self.library.total + len(self.search.new()),
-            new_count=len(self.search.new()),
+            cards=[_card(sample, self._mark(sample.path), self._version(now, sample)) for sample in found.samples],
+            notes=notes,
+            have=have,
+            start=piece.start,
+            looked=max(round(found.progress * total) - (piece.start if seed is None else 0), 0),
+            progress=found.progress,
+            more=more,
+            on=on,
+            total=total,
+            new_count=new_count,
+            unreadable=len(shards) - sum(1 for _ in now.readable),
             shards=shards if len(shards) <= SHARDS_MAX else [],
             shard_count=len(shards),
-            next_seed=((values["seed"] or 0) + 1) % SEED_MAX,
+            next_seed=((seed or 0) + 1) % SEED_MAX,
+            page_size=PAGE,
             **values,
         )
 
-    def _version(self, sample: Sample) -> str:
+    def _version(self, now: Snapshot, sample: Sample) -> str:
         """A text for the addresses of thumbnails: another one after a change of the shard."""
-        return f"{self._run}-{self.library.lower.tag(sample.shard) if sample.shard != NOWHERE else 0}"
+        tag = 0 if sample.shard == NOWHERE else now.version_of(sample.shard)[2]
+        return f"{self._run}-{tag}"
 
-    def go(self, request: Request) -> Response:
+    def go(self, now: Snapshot, request: Request) -> Response:
         """To the sample with a number."""
-        sample = self.library.sample(_number(_query(request).get("number", "0")))
-        return RedirectResponse(f"/sample/{quote(sample.path)}", 303)
+        query = _query(request)
+        return _to_sample(now.sample(_number(query.get("number", "0"))), Filter.of(query))
+
+    def turn(self, now: Snapshot, request: Request, back: bool) -> Response:
+        """To the next sample that passes the filter, or to the previous one."""
+        query = _query(request)
+        wanted, number, turn = (
+            Filter.of(query),
+            _number(query.get("number", "0")),
+            _number(query.get("turn", "0")),
+        )
+        found = self.search.next(wanted, now, number, back, _pace(request))
+        if found.samples:
+            return _to_sample(found.samples[0], wanted)
+        if found.after is None:
+            raise NoSuchEntry(f"no sample {'before' if back else 'after'} this one passes the filter")
+        start = _number(query.get("start", str(number)))
+        page = "/previous" if back else "/next"
+        return self._page(
+            "turn.html",
+            back=back,
+            found=found,
+            wanted=wanted.query(),
+            start=start,
+            looked=abs(found.after - start),
+            more=f"{page}?{wanted.query(number=found.after, start=start, turn=turn + 1)}",
+            is_going=turn < TURNS_MAX,
+        )
 
     # --- one sample
 
-    def sample(self, request: Request) -> Response:
+    def sample(self, now: Snapshot, request: Request) -> Response:
         """All columns of a sample."""
-        path = path_of(request)
+        path, wanted = path_of(request), Filter.of(_query(request))
         mark = self._mark(path)
-        files = self._files(path)
+        files = sorted(self._files(now, path), key=lambda file: _rank(file.name))
         if not files:
             raise NoSuchEntry(f"{text_of(path)}: there is no such sample")
-        number, total = self.library.number_at(path), self.library.total
+        number = now.number_at(path)
+        before = after = None
+        if number is not None and wanted:
+            before, after = f"/previous?{wanted.query(number=number)}", f"/next?{wanted.query(number=number)}"
+        elif number is not None:
+            before, after = f"/go?number={number - 1}", f"/go?number={number + 1}"
         return self._page(
             "sample.html",
             path=path,
@@ -301,17 +377,20 @@ class Pages:
             mark=mark,
             can_restore=self.edits is not None and not self.edits.lasting,
             number=number,
-            before=number - 1 if number else None,
-            after=number + 1 if number is not None and number + 1 < total else None,
+            before=before if number else None,
+            after=after if number is not None and number + 1 < now.total else None,
+            results=f"/?{wanted.query(at=number or 0)}" if wanted else None,
+            filter_text=wanted.text,
             class_=path.partition(b"/")[2].rpartition(b"/")[0],
         )
 
-    def preview(self, request: Request) -> Response:
+    def preview(self, now: Snapshot, request: Request) -> Response:
         """The preview of one file, for the page of its sample."""
         path = path_of(request)
-        source = self.source(path)
+        source = self.source(now, path)
         name = path.rpartition(b"/")[2]
         found: Preview = self.previewer.preview(os.fsdecode(name), source)
+        text, more = _bounded(found, source)
         mark = self._mark(path)
         media = MEDIA.get(suffix(name), "") if found.media_type else ""
         return self._page(
@@ -319,34 +398,36 @@ class Pages:
             path=path,
             name=name,
             preview=found,
+            text=text,
+            more=more,
             media=media,
-            origin=self._origin(path),
+            origin=self._origin(now, path),
             size=source.size,
             form=None if self.edits is None or mark == "removed" else _form(source),
         )
 
-    def _origin(self, path: bytes) -> dict[str, Any] | None:
+    def _origin(self, now: Snapshot, path: bytes) -> dict[str, Any] | None:
         """Where a file lies in a shard, and how to take it out; None for one that only the overlay has."""
         try:
-            found = self.library.origin(path)
+            found = now.origin(path)
         except NoSuchEntry:
             return None
         stem = naming.without_suffix(os.path.basename(found.shard))
         command = ["wdsfs", "cat"]
-        if self.library.lower.plain is self.library.lower:
+        if not now.is_view:
             command += [os.fsdecode(found.shard), os.fsdecode(stem + b"/" + path.partition(b"/")[2])]
-            if self.library.tree.view.names != "ext":
-                command[2:2] = ["--names", self.library.tree.view.names]
+            if now.names != "ext":
+                command[2:2] = ["--names", now.names]
         else:  # a view, whose names no shard has
             command += ["--layout", "files", os.fsdecode(found.shard), os.fsdecode(stem + b"/" + found.member)]
         target = shlex.quote(os.fsdecode(saved_as(path)))
         return {"found": found, "command": f"{shlex.join(command)} > {target}" if found.offset is not None else ""}
 
-    def thumbnail(self, request: Request) -> Response:
+    def thumbnail(self, now: Snapshot, request: Request) -> Response:
         """A small picture of a file, drawn anew."""
         path = path_of(request)
         name = os.fsdecode(path.rpartition(b"/")[2])
-        picture = self.previewer.thumbnail(name, self.source(path), SIDE)
+        picture = self.previewer.thumbnail(name, self.source(now, path), SIDE)
         if picture is None:
             return PlainTextResponse("There is no picture of this file.", 404)
         headers = {"Content-Security-Policy": MEMBER_POLICY}
@@ -354,50 +435,43 @@ class Pages:
             headers["Cache-Control"] = "private, max-age=3600"  # the address has the version of the shard
         return Response(picture.data, media_type=picture.media_type, headers=headers)
 
-    def snippet(self, request: Request) -> Response:
-        """The beginning of a text, for the grid."""
-        source = self.source(path_of(request))
+    def snippet(self, now: Snapshot, request: Request) -> Response:
+        """The beginning of a text, for the grid; nothing of what is no text."""
+        path = path_of(request)
+        source = self.source(now, path)
         data = source.read(0, min(source.size, SNIPPET))
-        text = " ".join(data.decode("utf-8", "replace").split())
-        text = naming.shown(text) + ("…" if source.size > SNIPPET else "")
+        content = content_of(os.fsdecode(path.rpartition(b"/")[2]), data)
+        if content.decoder == "hex":
+            return PlainTextResponse("")
+        text, _ = plain.decoded(data, len(data) == source.size)
+        lines = (" ".join(line.split()) for line in plain.readable(text).split("\n"))
+        text = "\n".join(line for line in lines if line) + ("…" if source.size > SNIPPET else "")
         return PlainTextResponse(text.encode("utf-8", "backslashreplace"))
 
     # --- plots and problems
 
-    def plots(self, request: Request) -> Response:
+    def plots(self, now: Snapshot, request: Request) -> Response:
         """The plots, and their figures as tables."""
-        return self._page("plots.html", plots=self._plots_now())
+        return self._page("plots.html", plots=self._plots_of(now))
 
-    def _plots_now(self) -> list[Plot]:
-        """The plots of the set as it is; one shard after the other, so that other pages get their turn."""
+    def _plots_of(self, now: Snapshot) -> list[Plot]:
+        """The plots of the set; one shard after the other, so that other pages get their turn."""
         with self._plotting:
-            version, found = self._plots
-            with self.library.asking():
-                now = self.library.version
-            if now != version:
-                found = plots_of(self._counted())
-                self._plots = now, found
-            return found
+            version, plots = self._plots
+            if now.version != version:
+                plots = plots_of(_counted(now))
+                self._plots = now.version, plots
+            return plots
 
-    def _counted(self) -> Distribution:
-        counts = Distribution()
-        for number in range(len(self.library.lower)):
-            try:
-                self.library.record(number, functools.partial(_count, counts))
-            except ShardError:
-                counts.add_unreadable()
-        return counts
-
-    def problems(self, request: Request) -> Response:
+    def problems(self, now: Snapshot, request: Request) -> Response:
         """What is wrong with the set."""
-        shards = self.library.shard_names
+        check = self.check
         return self._page(
             "problems.html",
-            known=known(self.library),
-            check=self.check,
-            problems=self.check.problems[:],
-            shards=shards,
-            total=len(shards),
+            known=now.damaged(),
+            check=check,
+            problems=check.problems[:],
+            total=len(now.shards),
         )
 
     def begin_check(self, form: Mapping[str, str]) -> Response:
@@ -412,7 +486,7 @@ class Pages:
             raise UsageError("nothing can be changed here: start `wdsfs view` with --overlay DIR")
         return self.edits
 
-    def changes(self, request: Request) -> Response:
+    def changes(self, now: Snapshot, request: Request) -> Response:
         """What the overlay changes, as `wdsfs diff` shows it."""
         edits = self._edits()
         found = edits.changes()
@@ -491,25 +565,117 @@ def _fields(encoded: bytes) -> dict[str, str]:
     return dict(reversed(pairs))
 
 
+class _Piece(NamedTuple):
+    """The part of a page of the grid that an answer makes. A search that takes long makes a page piece by piece.
+
+    `name` is the field that says where it begins, which is `at`; the page begins at `start`, and has `have`
+    samples so far, after `turn` pieces.
+    """
+
+    name: str
+    at: int
+    start: int
+    have: int
+    turn: int
+
+    @classmethod
+    def of(cls, query: Mapping[str, str], name: str) -> _Piece:
+        """The piece that an address asks for. Raises UsageError."""
+        at = _number(query.get(name, "0"))
+        start = _number(query.get("start", str(at)))
+        return cls(
+            name, at, start, min(_number(query.get("have", "0")), PAGE - 1), _number(query.get("turn", "0"))
+        )
+
+    @property
+    def room(self) -> int:
+        """How many samples the page has room for."""
+        return PAGE - self.have
+
+
+class _Unknown(NamedTuple):
+    """What is wrong with a filter, in sentences; `found` is the empty answer where it needs no search."""
+
+    notes: list[str]
+    found: Found | None
+
+
+async def _wait_for_the_end(request: Request) -> None:
+    """Note that nobody waits for the answer any more, when the client has closed its connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    request.state.gone.set()
+
+
+def _pace(request: Request) -> Pace:
+    """The time that the answer to a request may take."""
+    return Pace(request.state.gone.is_set)
+
+
+def _bounded(preview: Preview, source: Source) -> tuple[str, str]:
+    """The first lines of the text of a preview, and what is said of the others."""
+    lines = preview.text.split("\n", LINES)
+    if len(lines) <= LINES:
+        return preview.text, ""
+    rest = "more lines"
+    if source.size <= COUNTED_MAX:
+        count = sum(source.read(at, CHUNK).count(b"\n") for at in range(0, source.size, CHUNK))
+        ends_in_one = source.read(source.size - 1, 1) == b"\n"
+        rest = counted(count + (not ends_in_one) - LINES, "more line") if preview.kind == TEXT else rest
+    return "\n".join(lines[:LINES]), f"{LINES:,} lines are shown; the file has {rest}."
+
+
+def _rank(name: bytes) -> int:
+    """The place of a file on the page of its sample: what is seen or heard comes first, arrays next."""
+    kind = content_of(os.fsdecode(name), b"").decoder
+    return SEEN.index(kind) if kind in SEEN else len(SEEN)
+
+
 def _card(sample: Sample, mark: str, version: str) -> dict[str, Any]:
     """A sample as the grid shows it."""
     by_suffix: dict[str, int] = {}
     for at, column in enumerate(sample.columns):
         by_suffix.setdefault(suffix(column), at)
-    pictures = (*PICTURES, *VIDEOS) if draws_videos() else PICTURES
-    picture = next((by_suffix[one] for one in pictures if one in by_suffix), None)
-    caption = next((by_suffix[one] for one in CAPTIONS if one in by_suffix), None)
-    media = next((one for one in by_suffix if one in MEDIA), None)
+
+    def path_of_first(suffixes: Iterable[str]) -> bytes | None:
+        at = next((by_suffix[one] for one in suffixes if one in by_suffix), None)
+        return None if at is None else sample.path + b"/" + sample.names[at]
+
+    picture = path_of_first((*PICTURES, *VIDEOS) if draws_videos() else PICTURES)
+    sound = path_of_first(one for one in by_suffix if MEDIA.get(one, "").startswith("audio/"))
+    text = path_of_first(BEGINNINGS) or path_of_first(
+        one for one in by_suffix if content_of(one, b"").decoder == "hex"
+    )
+    label = path_of_first(LABELS)
     return {
         "sample": sample,
         "key": sample.path.partition(b"/")[2] or sample.path,
         "shard": sample.path.partition(b"/")[0],
-        "picture": None if picture is None else sample.path + b"/" + sample.names[picture],
-        "caption": None if caption is None else sample.path + b"/" + sample.names[caption],
-        "kind": (MEDIA[media].partition("/")[0] if media else ""),
+        "picture": picture,
+        "sound": None if picture else sound,
+        "text": None if picture else text,
+        "caption": (label or text) if picture else label if label != text else None,
+        "kind": next(iter(by_suffix), "…"),
         "mark": mark,
         "version": version,
     }
+
+
+def _to_sample(sample: Sample, wanted: Filter) -> Response:
+    """To the page of a sample, which leads to others that pass the filter."""
+    return RedirectResponse(f"/sample/{quote(sample.path)}{'?' if wanted else ''}{wanted.query()}", 303)
+
+
+def _counted(now: Snapshot) -> Distribution:
+    """The figures for plots. Raises StaleShard."""
+    counts = Distribution()
+    readable = set(now.readable)
+    for number in range(len(now.shards)):
+        if number in readable:
+            now.record(number, functools.partial(_count, counts))
+        else:
+            counts.add_unreadable()
+    return counts
 
 
 def _count(counts: Distribution, record: Record) -> None:
@@ -527,8 +693,8 @@ def _form(source: Source) -> dict[str, Any] | None:
     except UnicodeDecodeError:
         return None
     lines = data.replace(b"\r\n", b"")
-    if "\0" in text or b"\r" in lines or (b"\r\n" in data and b"\n" in lines):
-        return None  # a form would change it
+    if "\0" in text or b"\r" in lines or (b"\r\n" in data and b"\n" in lines) or text.count("\n") > LINES:
+        return None  # a form would change it, or take a browser too long
     return {"text": text.replace("\r\n", "\n"), "seen": digest(data), "is_json": text.lstrip()[:1] in ("{", "[")}
 
 

@@ -14,20 +14,18 @@ from array import array
 from contextlib import suppress
 from typing import NamedTuple
 
-from wdsfs.dataset.indexing import indexed
 from wdsfs.errors import ShardError
 from wdsfs.interop.lint import Judge, LintFinding, lint
-from wdsfs.view.library import Library
+from wdsfs.view.library import Library, Snapshot
 
 KEPT_MAX = 2000  # findings that are kept; further ones are counted
 SHARED_MAX = 5_000_000  # samples of a set in which keys are compared between shards: 16 bytes each
-KNOWN_MAX = 200  # damaged shards that are listed without a check
 
 
 class Problem(NamedTuple):
-    """A finding in a shard, by its number, and the path of the sample that it is in; b"" if it is in none."""
+    """A finding in a shard, by its name, and the path of the sample that it is in; b"" if it is in none."""
 
-    shard: int
+    shard: bytes
     finding: LintFinding
     sample: bytes
 
@@ -43,7 +41,8 @@ class Check:
         self.problems: list[Problem] = []
         self.findings = self.notes = self.done = 0
         self.is_complete = False
-        self.compares_keys = library.total <= SHARED_MAX
+        with library.snapshot() as now:
+            self.compares_keys = now.total <= SHARED_MAX
 
     @property
     def begun(self) -> bool:
@@ -62,7 +61,11 @@ class Check:
         self._stopped.set()
 
     def _run(self) -> None:
-        judge, shards = Judge(), self._library.lower.shards
+        with self._library.snapshot() as now:
+            self._look_at(now)
+
+    def _look_at(self, now: Snapshot) -> None:
+        judge, shards = Judge(), now.shards
         numbers = {os.fsdecode(shard.path): number for number, shard in enumerate(shards)}
         for number, one in enumerate(shards):
             if self._stopped.is_set():
@@ -72,15 +75,15 @@ class Check:
                 if not self.compares_keys:
                     found.keys, found.offsets = array("Q"), array("q")
                 for finding in judge.add(os.fsdecode(one.path), found, one.miscount(found.samples)):
-                    self._add(number, finding)
+                    self._add(now, number, finding)
             except ShardError as error:
-                self._add(number, LintFinding("unreadable", -1, "", str(error)))
+                self._add(now, number, LintFinding("unreadable", -1, "", str(error)))
             self.done = number + 1
         for path, finding in itertools.chain(judge.shared_keys(), judge.missing()):
-            self._add(numbers[path], finding)
+            self._add(now, numbers[path], finding)
         self.is_complete = True
 
-    def _add(self, shard: int, finding: LintFinding) -> None:
+    def _add(self, now: Snapshot, shard: int, finding: LintFinding) -> None:
         if finding.is_note:
             self.notes += 1
             return
@@ -88,12 +91,6 @@ class Check:
         if len(self.problems) < KEPT_MAX:
             sample = None
             if finding.offset >= 0:
-                with suppress(ShardError):  # a shard that cannot be read has no sample to lead to
-                    sample = self._library.sample_at_offset(shard, finding.offset)
-            self.problems.append(Problem(shard, finding, sample or b""))
-
-
-def known(library: Library) -> list[tuple[str, str]]:
-    """The shards that are not whole, as the index knows them: path and what is wrong."""
-    with library.asking() as lower:
-        return indexed(lambda: list(itertools.islice(lower.damaged(), KNOWN_MAX)))
+                with suppress(ShardError):  # a shard that cannot be read, or is another by now, has no such sample
+                    sample = now.sample_at_offset(shard, finding.offset)
+            self.problems.append(Problem(now.shards[shard].name, finding, sample or b""))

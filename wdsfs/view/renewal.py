@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -18,25 +19,30 @@ class Renewal:
     """The set of a library over time. `look` returns the tree to show from now on, None for the one that is shown;
     `news` what else is to be said of that, if anything.
 
-    One thread at a time, while no other asks for samples by number.
+    Answers that have begun go on with the set that they began with.
     """
 
     def __init__(
         self, library: Library, look: Callable[[ShardSet], LowerTree | None], news: Callable[[], str]
     ) -> None:
         self._library, self._look, self._news = library, look, news
-        self._begun = set(library.shard_names)
+        self._begun = self._names()
+        self._looking = threading.Lock()
         self._next = 0.0
         self._error = ""
 
     def look(self) -> bool:
         """True if the library shows another set now."""
+        with self._looking:
+            return self._look_now()
+
+    def _look_now(self) -> bool:
         began = time.monotonic()
         if began < self._next:
             return False
         try:
             with self._library.lock:
-                tree = self._look(self._library.lower)
+                tree = self._look(self._library.tree.lower)
                 if tree is not None:
                     self._library.renew(tree)
             self._error = ""
@@ -53,8 +59,11 @@ class Renewal:
         """What a page says of it; empty while nothing has changed."""
         if self._error:
             return f"The set is shown as it was, for it cannot be looked for anew: {self._error}"
-        now = set(self._library.shard_names)
+        now = self._names()
         changes = (len(now - self._begun), "came"), (len(self._begun - now), "went")
         texts = [f"{counted(number, 'shard')} {word}" for number, word in changes if number]
         changed = f"{' and '.join(texts)} since this view began." if texts else ""
         return " ".join(filter(None, (changed, self._news())))
+
+    def _names(self) -> set[bytes]:
+        return {shard.name for shard in self._library.tree.lower.shards}

@@ -7,9 +7,11 @@ a while, or at once where there are many of its kind. It takes the place of no o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
@@ -55,6 +57,22 @@ class _Connection(H11Protocol):
         self.loop.call_later(QUIET_SECONDS, self._look)
 
 
+class _Server(uvicorn.Server):
+    """As uvicorn's, which ends in order by SIGINT and SIGTERM: also by SIGHUP, unless that is ignored (nohup)."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """A block that these signals end. Afterwards they have the effect that they had before it."""
+        with super().capture_signals():
+            before = signal.getsignal(signal.SIGHUP)
+            if before is not signal.SIG_IGN:
+                signal.signal(signal.SIGHUP, self.handle_exit)
+            try:
+                yield
+            finally:
+                signal.signal(signal.SIGHUP, before)
+
+
 def listen(port: int) -> socket.socket:
     """A socket that only this machine can reach; any free port for 0. Raises UsageError."""
     found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -69,7 +87,7 @@ def listen(port: int) -> socket.socket:
 
 
 def serve(pages: Pages, listening: socket.socket, ready: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM. `ready` is called with the address when it can be opened."""
+    """Serve until SIGINT, SIGTERM or SIGHUP. `ready` is called with the address when it can be opened."""
     guard = Guard(pages.app, listening.getsockname()[1])
     config = uvicorn.Config(
         guard,
@@ -87,4 +105,4 @@ def serve(pages: Pages, listening: socket.socket, ready: Callable[[str], None]) 
     # `pages` tells the user which file was not sent to its end, and why.
     logging.getLogger("uvicorn.error").addFilter(lambda record: "without completing" not in record.getMessage())
     ready(guard.address)  # the socket listens: a browser gets an answer, if only a moment later
-    uvicorn.Server(config).run(sockets=[listening])
+    _Server(config).run(sockets=[listening])

@@ -111,9 +111,18 @@ class DerivedContent:
             place, row = _packed_address(record, section, row)
         if record.view["places"][place]["kind"] != SHARD:
             return None
-        source, base = self._source(record, number, place)
-        source.record(base)
+        source, base, _ = self._source_record(record, number, place)
         return source, base, row
+
+    def plain_of(self, record: Record, number: int) -> Record:
+        """The record of the shard that a record is made of. Raises what `origin` raises."""
+        return self._source_record(record, number, OWN)[2]
+
+    def _source_record(self, record: Record, number: int, place: int) -> tuple[ShardSet, int, Record]:
+        """As `_source`, with the record of that shard."""
+        source, base = self._source(record, number, place)
+        before = source.tag(base)
+        return source, base, source.record(base, before)
 
     def read_member(self, path: bytes, member: int) -> bytes:
         """The whole content of a member of the shard at `path`. Raises NotIndexed, ShardError."""

@@ -257,9 +257,14 @@ class ViewSet(ShardSet):
 
     # --- content
 
-    def origin(self, number: int, member: int) -> tuple[ShardSet, int, int] | None:
+    def record_and_plain(self, number: int, tag: int | None = None) -> tuple[Record, Record]:
+        """As `ShardSet.record_and_plain`. Raises StaleShard if the shard has changed since the record was made."""
+        record = self.record(number, tag)
+        return record, self._content.plain_of(record, number)
+
+    def origin(self, number: int, member: int, tag: int | None = None) -> tuple[ShardSet, int, int] | None:
         """As `ShardSet.origin`; the source shard is indexed. Raises what `content` raises."""
-        return self._content.origin(self.record(number), number, member)
+        return self._content.origin(self.record(number, tag), number, member)
 
     def content(self, number: int, tag: int, member: int) -> Content:
         return self._content.of(self.record(number, tag), number, tag, member)

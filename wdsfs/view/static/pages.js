@@ -12,7 +12,8 @@ const fill = {
   },
   async snippet(place) {
     const answer = await fetch(place.dataset.snippet);
-    place.textContent = answer.ok ? await answer.text() : "";
+    const text = answer.ok ? await answer.text() : "";
+    if (text || !place.matches(".tile")) place.textContent = text;
     place.dataset.filled = "yes";
   },
 };
@@ -26,7 +27,13 @@ const watcher = new IntersectionObserver((entries) => {
   }
 }, { rootMargin: "200px" });
 
-for (const place of document.querySelectorAll("[data-preview], [data-snippet]")) watcher.observe(place);
+function fillIn(part) {
+  for (const place of part.querySelectorAll("[data-preview], [data-snippet]")) watcher.observe(place);
+  for (const picture of part.querySelectorAll(".grid img")) {
+    if (picture.complete && picture.src && !picture.naturalWidth && picture.currentSrc) replaceBroken(picture);
+    else picture.addEventListener("error", () => replaceBroken(picture));
+  }
+}
 
 // A thumbnail that cannot be made is replaced by a tile that says what the file is.
 function replaceBroken(picture) {
@@ -35,10 +42,50 @@ function replaceBroken(picture) {
   tile.textContent = "no picture";
   picture.replaceWith(tile);
 }
-for (const picture of document.querySelectorAll(".grid img")) {
-  if (picture.complete && picture.src && !picture.naturalWidth && picture.currentSrc) replaceBroken(picture);
-  else picture.addEventListener("error", () => replaceBroken(picture));
+fillIn(document);
+
+// A search that takes long answers with what it has found so far: ask on, until the page is full or somebody stops it.
+async function searchOn(place) {
+  const stopper = new AbortController();
+  const button = place.querySelector("button");
+  button.hidden = false;
+  button.addEventListener("click", () => stopper.abort());
+  const summary = document.querySelector(".summary");
+  summary.ariaBusy = "true"; // read out at the end, not each second
+  try {
+    while (place.dataset.on) {
+      const answer = await fetch(place.dataset.on, { signal: stopper.signal });
+      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      if (!answer.ok) throw new Error(page.querySelector(".problem")?.textContent || "The server does not answer.");
+      takeOver(page, summary);
+      const next = page.querySelector("[data-on]");
+      place.dataset.on = next ? next.dataset.on : "";
+      if (next) place.querySelector("progress").value = next.querySelector("progress").value;
+    }
+    place.remove();
+  } catch (error) {
+    place.textContent = stopper.signal.aborted ? "Stopped." : error.message;
+  }
+  summary.ariaBusy = "false";
 }
+
+// Adds what a further answer has found to the grid. A sample whose key was looked for may come a second time.
+function takeOver(page, summary) {
+  const grid = document.querySelector(".grid");
+  const there = new Set([...grid.querySelectorAll("a")].map((link) => link.href));
+  const samples = [...page.querySelectorAll(".grid > li:not(.none)")].filter((one) => !there.has(one.querySelector("a").href));
+  if (samples.length) grid.querySelector(".none")?.remove();
+  else grid.querySelector(".none")?.replaceWith(...page.querySelectorAll(".grid > .none"));
+  const added = document.createDocumentFragment();
+  added.append(...samples);
+  const list = [...added.children];
+  grid.append(added);
+  list.forEach(fillIn);
+  summary.replaceChildren(...page.querySelector(".summary").childNodes);
+  document.querySelector(".turn").replaceWith(page.querySelector(".turn"));
+}
+
+for (const place of document.querySelectorAll("[data-on]")) searchOn(place);
 
 for (const place of document.querySelectorAll("[data-again]")) {
   setTimeout(() => location.reload(), Number(place.dataset.again));
