@@ -8,6 +8,7 @@ import io
 import itertools
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -555,6 +556,48 @@ def test_the_mount_outlives_its_supervisor(program: Program, shard: Path) -> Non
         (report,) = program.json("status", mounted.path)
         assert report["state"] == "without supervisor"
         program.run("umount", mounted.path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="libfuse does otherwise for other users")
+@pytest.mark.parametrize("resends", [True, False], ids=["", "clones"])
+def test_auto_unmount_waits_for_the_end_of_the_connection(patched: Patched, shard: Path, resends: bool) -> None:
+    """The kernel releases the descriptors of a killed process from the highest number downwards.
+
+    The last one has to be the socket by whose end fusermount3 notices that: while a FUSE descriptor is open, it
+    takes the mount for alive.
+    """
+    if not resends:  # as on a kernel that does not know the notification
+        patched.patch = """
+from wdsfs.fuse import protocol
+protocol.resend = lambda: protocol.header(0, 0, -1000)
+"""
+    with patched.mounted("-o", "auto_unmount", "--workers", "2", shard) as mounted:
+        assert mounted.status()["processes"]
+        wait_until(lambda: len(_followers(mounted)) == 2, "the follower, and fusermount3")
+        devices = {pid: _devices(pid) for pid in mounted.processes()}
+        assert sorted(map(len, devices.values())) == ([0, 1, 1, 1, 1] if resends else [0, 1, 1, 1, 3])
+        for pid, numbers in devices.items():
+            [socket] = _inherited_sockets(pid)
+            assert not numbers or socket < min(numbers)
+
+
+def _links(pid: int) -> dict[int, str]:
+    place = f"/proc/{pid}/fd"
+    return {int(name): os.readlink(f"{place}/{name}") for name in os.listdir(place)}
+
+
+def _devices(pid: int) -> list[int]:
+    return [number for number, link in _links(pid).items() if link == "/dev/fuse"]
+
+
+def _inherited_sockets(pid: int) -> list[int]:
+    """The sockets that programs inherit from this process: none of Python's, but that of libfuse."""
+
+    def is_inherited(number: int) -> bool:
+        [flags] = re.findall(r"flags:\s*([0-7]+)", Path(f"/proc/{pid}/fdinfo/{number}").read_text())
+        return not int(flags, 8) & os.O_CLOEXEC
+
+    return [number for number, link in _links(pid).items() if link.startswith("socket:") and is_inherited(number)]
 
 
 def test_more_shards_than_descriptors(program: Program) -> None:

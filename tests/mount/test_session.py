@@ -855,7 +855,7 @@ def test_auto_unmount(program: Program) -> None:
     """The mount point is free again when the whole mount is killed."""
     program.write("a.tar", SMALL)
     with program.mounted("-o", "auto_unmount", "a.tar", ends_itself=True) as mounted:
-        kill_all({one for one in mounted.processes() if not _is_fusermount(one)})
+        kill_all(mounted, but=_is_fusermount)
         assert mounted.wait_for_exit() == -signal.SIGKILL
         wait_until(lambda: mount_table.mounted_at(mounted.path) is None, "the unmount")
         assert program.json("status", mounted.path)[0]["state"] == "dead"
@@ -866,8 +866,11 @@ def _is_fusermount(pid: int) -> bool:
     return Path(f"/proc/{pid}/comm").read_text().startswith("fusermount")
 
 
-def kill_all(pids: set[int]) -> None:
-    """Stop them first, so that none has the time to replace another."""
+def kill_all(mounted: Mounted, but: Callable[[int], bool] = lambda pid: False) -> None:
+    """Kill the processes of a mount. First stop them, the one that forks the others first: none escapes."""
+    os.kill(mounted.pid, signal.SIGSTOP)
+    wait_until(lambda: _state(mounted.pid) == b"T", "the supervisor to stop")
+    pids = {pid for pid in mounted.processes() if not but(pid)}
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids:
             os.kill(pid, number)
@@ -885,10 +888,15 @@ def is_dead(path: Path) -> bool:
 
 
 def is_running(pid: int) -> bool:
+    return _state(pid) not in (b"", b"Z")
+
+
+def _state(pid: int) -> bytes:
+    """The state of a process as a letter of proc_pid_stat(5), empty when it is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):  # the second if it ends between the opening and the reading
-        return False
+        return b""
 
 
 # --- death -------------------------------------------------------------------------------------------------
@@ -898,7 +906,7 @@ def test_a_killed_mount(program: Program) -> None:
     """It is dead, status says so, mounting there says what to type, and that clears it."""
     program.write("a.tar", SMALL)
     with program.mounted("a.tar", ends_itself=True) as mounted:
-        kill_all(mounted.processes())
+        kill_all(mounted)
         with fails(errno.ENOTCONN, errno.ECONNABORTED):
             os.listdir(mounted.path)
         assert mounted.status()["state"] == "dead"
@@ -915,7 +923,7 @@ def test_a_killed_mount(program: Program) -> None:
 def test_a_killed_mount_of_an_ordinary_user(user_program: Program) -> None:
     user_program.write("a.tar", SMALL)
     with user_program.mounted("a.tar", ends_itself=True) as mounted:
-        kill_all(mounted.processes())
+        kill_all(mounted)
         user_program.run("umount", mounted.path)
 
 

@@ -449,7 +449,13 @@ def _session_descriptor() -> int:
 
 
 def _clone(device: int) -> int:
-    """A descriptor of the same connection; the kernel accounts requests in flight to each descriptor."""
-    clone = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-    fcntl.ioctl(clone, _CLONE, struct.pack("<I", device))
-    return clone
+    """A descriptor of the same connection; the kernel accounts requests in flight to each descriptor.
+
+    Its number is higher, so that it is released before the socket of `auto_unmount`, too (`mount/session.py`).
+    """
+    opened = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(opened, _CLONE, struct.pack("<I", device))
+        return fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, device)
+    finally:
+        os.close(opened)

@@ -18,7 +18,7 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -265,12 +265,40 @@ def _mount(mount: MountOptions, parsed: FuseOptions) -> None:
         if not any(option.startswith(f"{name}=") for option in options):
             options.add(f"{name}={value}")
     try:
-        pyfuse3.init(pyfuse3.Operations(), mount.mountpoint, options)
+        with _released_last() if "auto_unmount" in options else contextlib.nullcontext():
+            pyfuse3.init(pyfuse3.Operations(), mount.mountpoint, options)
     except (RuntimeError, UnicodeEncodeError) as error:
         raise MountError(
             f"{mount.mountpoint}: libfuse could not mount ({error}); "
             f"`wdsfs doctor {shlex.quote(mount.mountpoint)}` may say why"
         ) from None
+
+
+@contextlib.contextmanager
+def _released_last() -> Iterator[None]:
+    """Give the socket that libfuse opens in the block a lower number than its FUSE descriptor has.
+
+    With `auto_unmount`, fusermount3 waits for the end of that socket. Then it unmounts what fails with ENOTCONN.
+    The kernel releases the descriptors of a killed process from the highest number downwards. If the socket came
+    first, fusermount3 could ask a connection that ends while it waits: ECONNABORTED, and the mount would stay.
+    """
+    low, before = os.open(os.devnull, os.O_RDONLY), _sockets()
+    yield
+    for number in _sockets() - before:
+        null = os.dup(low)
+        os.dup2(number, low)  # inherited by the fetcher, which has the FUSE descriptor, too
+        os.dup2(null, number)  # the number is libfuse's: it stays taken
+        os.close(null)
+
+
+def _sockets() -> set[int]:
+    """Return the numbers of this process's descriptors that are sockets."""
+    numbers = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the descriptor of the list
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                numbers.add(int(name))
+    return numbers
 
 
 def _daemon(served: MountedSet) -> control.Daemon:
