@@ -7,10 +7,11 @@ counts, wherever it stands: inside a function or under TYPE_CHECKING, upwards is
 import ast
 import functools
 import graphlib
+import itertools
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -173,6 +174,22 @@ def imports_of_module(module: str) -> list[Import]:
     return imports_of(file.read_text(), module if file.stem == "__init__" else module.rpartition(".")[0])
 
 
+def faults(says: str, is_wrong: Callable[[str, Import], bool], modules: Iterable[str] = MODULES) -> list[str]:
+    """All imports of these modules that are wrong: file, line, and what is said of what is imported."""
+    return [
+        f"{place(module, found)}: {says} {found.module}"
+        for module in modules
+        for found in imports_of_module(module)
+        if is_wrong(module, found)
+    ]
+
+
+def expect_none(faults: Iterable[str]) -> None:
+    """Fail with all of them, a line each."""
+    lines = list(faults)
+    assert not lines, "\n" + "\n".join(lines)
+
+
 def place(module: str, found: Import) -> str:
     return f"{FILES[module].relative_to(ROOT)}:{found.line}"
 
@@ -204,121 +221,144 @@ def test_a_row_names_no_more_than_what_is_imported() -> None:
     assert {room: names for room, names in unused.items() if names} == {}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_go_down_only(module: str) -> None:
-    room = room_of(module)
-    wrong = [
-        f"{place(module, found)}: {room} may not import {found.module}"
-        for found in imports_of_module(module)
-        if found.is_ours and room_of(found.module) not in {room, *ROOMS[room].may_import}
-    ]
-    assert wrong == []
+def test_imports_go_down_only() -> None:
+    def goes_up(module: str, found: Import) -> bool:
+        room = room_of(module)
+        return found.is_ours and room_of(found.module) not in {room, *ROOMS[room].may_import}
+
+    expect_none(faults("its room may not import", goes_up))
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_no_circle_inside_a_room(room: str) -> None:
+def test_no_circle_inside_a_room() -> None:
+    """Nor between rooms, since imports go down."""
+    expect_none(fault for room in ROOMS for fault in _circle_in(room))
+
+
+def _circle_in(room: str) -> list[str]:
+    """The imports of a circle between the modules of a room, if there is one."""
     inside = [module for module in MODULES if room_of(module) == room]
-    graph = {
-        module: {found.module for found in imports_of_module(module) if found.module in inside} - {module}
+    arrows = {
+        (module, found.module): place(module, found)
         for module in inside
-    }
-    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_a_module_stays_away_from_what_is_not_its_business(module: str) -> None:
-    away = ROOMS[room_of(module)].stays_away
-    wrong = [
-        f"{place(module, found)}: may not import {found.module}"
         for found in imports_of_module(module)
-        if found.top in away or ("third-party" in away and found.third_party)
-    ]
-    assert wrong == []
+        if found.module in inside and found.module != module
+    }
+    graph = {module: [imported for one, imported in arrows if one == module] for module in inside}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return [
+            f"{arrows[module, imported]}: {imported}" for imported, module in itertools.pairwise(error.args[1])
+        ]
+    return []
 
 
-@pytest.mark.parametrize("room", [room for room in ROOMS if room != "ground"])
-def test_a_room_introduces_itself_and_exports_nothing(room: str) -> None:
+def test_a_module_stays_away_from_what_is_not_its_business() -> None:
+    def comes_near(module: str, found: Import) -> bool:
+        away = ROOMS[room_of(module)].stays_away
+        return found.top in away or ("third-party" in away and found.third_party)
+
+    expect_none(faults("may not import", comes_near))
+
+
+def test_a_room_introduces_itself_and_exports_nothing() -> None:
     """Its `__init__` is a paragraph, which names the file to open first. Importers name the module."""
-    tree = ast.parse((PACKAGE / room / "__init__.py").read_text())
+    rooms = [PACKAGE / room / "__init__.py" for room in ROOMS if room != "ground"]
+    expect_none(f"{file.relative_to(ROOT)}: {said}" for file in rooms if (said := _odd_introduction(file)))
+
+
+def _odd_introduction(file: Path) -> str:
+    tree = ast.parse(file.read_text())
     text = ast.get_docstring(tree) or ""
-    assert len(tree.body) == 1, "there is more than a docstring"
-    assert len(text.split()) > 30
-    [first] = re.findall(r"Start\s+with\s+`([a-z_]+)\.py`", text)
-    assert (PACKAGE / room / f"{first}.py").exists()
+    if len(tree.body) != 1:
+        return "there is more than a docstring"
+    if len(text.split()) <= 30:
+        return "it is no paragraph"
+    firsts = re.findall(r"Start\s+with\s+`([a-z_]+)\.py`", text)
+    return "" if len(firsts) == 1 and file.with_name(f"{firsts[0]}.py").exists() else f"start with {firsts}?"
 
 
 # The rooms that need an extra; what others load of them they load when a command asks for it.
 EXTRA_OF = {"plots": "view", "previews": "view", "view": "view"}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_what_is_imported_is_a_declared_dependency(module: str) -> None:
+def test_what_is_imported_is_a_declared_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extra = EXTRA_OF.get(room_of(module))
-    declared = project["dependencies"] + (project["optional-dependencies"][extra] if extra else [])
-    packages = {re.split(r"[^\w-]", requirement)[0] for requirement in declared}
-    names = {MODULES_OF.get(package, package) for package in packages}
-    used = {found.top for found in imports_of_module(module) if found.third_party}
-    assert used <= names
+
+    def names(extra: str | None) -> set[str]:
+        declared = project["dependencies"] + (project["optional-dependencies"][extra] if extra else [])
+        packages = {re.split(r"[^\w-]", requirement)[0] for requirement in declared}
+        return {MODULES_OF.get(package, package) for package in packages}
+
+    by_room = {room: names(EXTRA_OF.get(room)) for room in ROOMS}
+    expect_none(
+        faults(
+            "not declared:",
+            lambda module, found: found.third_party and found.top not in by_room[room_of(module)],
+        )
+    )
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_only_the_fetcher_loads_obstore(module: str) -> None:
-    away = {FETCHER: {"obstore"}}.get(module, {"obstore", *STORE_MODULES})
-    wrong = [
-        f"{place(module, found)}: may not import {found.module}"
-        for found in imports_of_module(module)
-        if module not in STORE_MODULES and ({found.top, found.module} & away)
-    ]
-    assert wrong == []
+def test_only_the_fetcher_loads_obstore() -> None:
+    def loads(module: str, found: Import) -> bool:
+        away = {"obstore"} if module == FETCHER else {"obstore", *STORE_MODULES}
+        return bool({found.top, found.module} & away)
+
+    others = [module for module in MODULES if module not in STORE_MODULES]
+    expect_none(faults("may not import", loads, others))
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if room_of(module) != "remote"])
-def test_local_shards_are_served_without_the_room_remote(module: str) -> None:
-    wrong = [
-        f"{place(module, found)}: loads {found.module}"
-        for found in imports_of_module(module)
-        if found.at_load and found.is_ours and room_of(found.module) == "remote"
-        if found.module not in LOADED_FOR_LOCAL_SHARDS
-    ]
-    assert wrong == []
+def test_local_shards_are_served_without_the_room_remote() -> None:
+    others = [module for module in MODULES if room_of(module) != "remote"]
+    expect_none(
+        faults(
+            "loads",
+            lambda module, found: _loads(found, {"remote"}) and found.module not in LOADED_FOR_LOCAL_SHARDS,
+            others,
+        )
+    )
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if room_of(module) not in EXTRA_OF])
-def test_a_room_with_an_extra_is_loaded_when_it_is_asked_for(module: str) -> None:
-    wrong = [
-        f"{place(module, found)}: loads {found.module}"
-        for found in imports_of_module(module)
-        if found.at_load and found.is_ours and room_of(found.module) in EXTRA_OF
-    ]
-    assert wrong == []
+def test_a_room_with_an_extra_is_loaded_when_it_is_asked_for() -> None:
+    others = [module for module in MODULES if room_of(module) not in EXTRA_OF]
+    expect_none(faults("loads", lambda module, found: _loads(found, EXTRA_OF), others))
 
 
-@pytest.mark.parametrize("entry", [*ENTRIES, *COMMANDS])
-def test_a_command_starts_without_the_slow_packages(entry: str) -> None:
-    """Return the modules that `entry` loads when it starts, followed through our own modules."""
-    wrong, seen, waiting = [], {"wdsfs", entry}, ["wdsfs", entry]
+def _loads(found: Import, rooms: Container[str]) -> bool:
+    return found.at_load and found.is_ours and room_of(found.module) in rooms
+
+
+def test_a_command_starts_without_the_slow_packages() -> None:
+    expect_none(fault for entry in [*ENTRIES, *COMMANDS] for fault in _slow_imports(entry))
+
+
+def _slow_imports(entry: str) -> Iterator[str]:
+    """The slow packages among all that `entry` loads when it starts, followed through our own modules."""
+    seen, waiting = {"wdsfs", entry}, ["wdsfs", entry]
     while waiting:
         module = waiting.pop()
         for found in imports_of_module(module):
             if not found.at_load:
                 continue
             if found.top in SLOW:
-                wrong.append(f"{place(module, found)}: loads {found.top}")
+                yield f"{entry}: {place(module, found)}: loads {found.top}"
             for ours in (found.module, found.module.rpartition(".")[0]):  # the module, and its room
                 if ours in FILES and ours not in seen:
                     seen.add(ours)
                     waiting.append(ours)
-    assert wrong == []
 
 
-@pytest.mark.parametrize("test", sorted((ROOT / "tests").rglob("test_*.py")), ids=lambda file: file.name)
-def test_tests_lie_where_what_they_test_lies(test: Path) -> None:
+def test_tests_lie_where_what_they_test_lies() -> None:
     """Those of the whole program, and of the ground, lie beside the rooms."""
-    room = test.parent.relative_to(ROOT / "tests").as_posix()
-    assert room in {".", *ROOMS}
-    if room == "." and (about := test.stem.removeprefix("test_")) not in GROUND:
-        assert not list(PACKAGE.glob(f"*/{about}.py"))
+    tests = sorted((ROOT / "tests").rglob("test_*.py"))
+    expect_none(f"{test.relative_to(ROOT)}" for test in tests if not _lies_well(test))
+
+
+def _lies_well(test: Path) -> bool:
+    room, about = test.parent.relative_to(ROOT / "tests").as_posix(), test.stem.removeprefix("test_")
+    if room == "." and about not in GROUND:
+        return not list(PACKAGE.glob(f"*/{about}.py"))
+    return room in {".", *ROOMS}
 
 
 @pytest.mark.parametrize(
