@@ -1,6 +1,7 @@
 """From what mount(8) passes to what `wdsfs mount` takes. What it passes was seen with util-linux 2.38."""
 
 import re
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import sets
+from tests.conftest import Program
 from wdsfs.cli import mount_helper
 from wdsfs.cli.mount_command import mount
 from wdsfs.cli.mount_helper import translate
@@ -246,10 +249,29 @@ def test_a_misspelt_option_is_refused_with_what_was_meant(
     assert capsys.readouterr().err == f"mount.wdsfs: -o {option}: no such option; did you mean {meant}?\n"
 
 
-@pytest.mark.parametrize("spec", ["pipe:cat x.tar", "a.tar::pipe:cat x.tar"])
-def test_a_command_is_run_only_if_that_is_allowed(spec: str) -> None:
-    with pytest.raises(UsageError, match="allow-pipe"):
-        options("ro", spec)
-    with pytest.raises(UsageError, match="allow-pipe"):
-        options("join=pipe:cat x.tar")
-    assert "--allow-pipe" in options("ro,allow_pipe", spec)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pipe:touch PWNED",),
+        ("p{i,i}pe:touch PWNED",),
+        ("x.tar::p{i,i}pe:touch PWNED",),
+        ("${HIDDEN}",),
+        ("x.tar", "-o", "join=p{i..i}pe:touch PWNED"),
+        ("x.tar", "-o", "associate=pipe:touch PWNED;: .csv"),
+        ("x.tar", "-o", "engine=auto,join=pipe:touch PWNED"),
+    ],
+)
+def test_a_command_is_run_only_if_that_is_allowed(program: Program, words: tuple[str, ...]) -> None:
+    program.write("x.tar", sets.content(0))
+    spec, *rest = words
+    script = "import sys; from wdsfs.cli.mount_helper import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", script, spec, program.mountpoint, *rest],
+        cwd=program.home,
+        env={**program.environment, "WDS_HIDDEN": "pipe:touch PWNED"},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, b"allow-pipe" in done.stderr) == (mount_helper.WRONG_CALL, True), done
+    assert not (program.home / "PWNED").exists()
+    assert "--allow-pipe" in options("ro,allow_pipe", "pipe:cat x.tar")

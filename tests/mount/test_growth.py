@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests import servers, sets, tars
-from tests.conftest import Mounted, Program, wait_until
+from tests.conftest import BOTH_ENGINES, Mounted, Program, wait_until
 from tests.servers import BUCKET, Server
 from tests.web_server import WebServer
 from wdsfs.errors import UsageError
@@ -244,6 +244,22 @@ def test_refresh_of_a_fixed_set(program: Program) -> None:
         mounted.expect_log("the set stays as it is: the directory 'shards' holds no shard")
     message = program.refused("refresh", mounted.path, code=5)
     assert "no mount of yours is there" in message
+
+
+@BOTH_ENGINES
+def test_a_shard_that_looks_like_a_command_is_none_when_it_is_gone(program: Program) -> None:
+    """Its author removes it, and waits for the next look at SHARDS."""
+    names = ["a.tar", "pipe:touch PWNED;: .tar", "p{i,i}pe:touch PWNED;: .tar", "x::pipe:touch PWNED;: .tar"]
+    for number, name in enumerate(names):
+        program.write(name, sets.content(number))
+    with program.mounted("--allow-missing", *names) as mounted:
+        mounted.allow_log("is gone")
+        assert len([name for name in os.listdir(mounted.path) if name != ".wdsfs"]) == len(names)
+        for name in names[1:]:
+            (program.home / name).unlink()
+        assert len(program.json("refresh", mounted.path)["removed"]) == len(names) - 1
+        assert [name for name in os.listdir(mounted.path) if name != ".wdsfs"] == ["a"]
+    assert not (program.home / "PWNED").exists()
 
 
 def test_a_set_that_cannot_be_looked_at_again(program: Program) -> None:

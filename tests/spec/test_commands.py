@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from wdsfs.errors import ShardError, SpecError
+from wdsfs.errors import MissingShard, ShardError, SpecError, UsageError
 from wdsfs.remote import shards
 from wdsfs.remote.shards import open_shard
 from wdsfs.spec import objects
-from wdsfs.spec.expand import expand, names_a_shard
+from wdsfs.spec.expand import expand, expand_again, names_a_shard, settled
+from wdsfs.views.label_files import label_file, settled_label
 
 TAR = b"what is in a tar"
 
@@ -88,6 +89,112 @@ def test_it_is_known_which_argument_is_a_command_without_running_it(here: Path) 
     assert names_a_shard("pipe:touch run")
     assert names_a_shard("-")
     assert not (here / "run").exists()
+
+
+# File names that a shell's `*.tar` yields, with what they mean where no such file is.
+ODD_NAMES = [
+    "pipe:touch PWNED;cat x.tar;: .tar",
+    "p{i,i}pe:touch PWNED;: .tar",
+    "x.tar::pipe:touch PWNED;: .tar",
+    "file:pipe:touch PWNED;: .tar",
+    "@list.tar",
+    "-",
+    "http:x.tar",
+    "{x,y}.tar",
+    "${NOT_SET}.tar",
+    "x[*].tar",
+    "~x.tar",
+    "back\\{slash}.tar",
+]
+
+
+@pytest.fixture
+def odd(here: Path) -> Path:
+    """A directory whose author has chosen the names."""
+    (here / "list.tar").write_text("pipe:touch PWNED;cat x.tar\n")
+    (here / "odd").mkdir()
+    for name in ODD_NAMES:
+        (here / "odd" / name).write_bytes(name.encode())
+    return here / "odd"
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_a_word_that_names_an_existing_path_is_that_path(
+    odd: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(odd)
+    [shard] = expand([name])
+    assert shard.path == os.fsencode(odd / name)
+    assert expand([shard.path]) == [shard]
+    Path("words.txt").write_text(f"{name}\n")
+    assert expand(["@words.txt"]) == [shard]
+    assert [one.path for one in expand_again([settled(name)])] == [shard.path]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_it_stays_that_path_when_it_is_gone(odd: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mount that looks at its SHARDS again, and `refresh`, take them for no command and no list then."""
+    monkeypatch.chdir(odd)
+    word = settled(name)
+    (odd / name).unlink()
+    monkeypatch.chdir(odd.parent)
+    with pytest.raises(MissingShard):
+        expand_again([word])
+    (odd / name).write_bytes(TAR)
+    assert [shard.path for shard in expand_again([word])] == [os.fsencode(odd / name)]
+    assert not list(odd.parent.rglob("PWNED"))
+
+
+@pytest.mark.parametrize("spec", ["*", "**/*", ".", "../odd/*"])
+def test_what_a_glob_or_a_directory_finds_is_a_path(odd: Path, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(odd)
+    names = [name for name in ODD_NAMES if spec != "." or name.endswith(".tar")]
+    found = expand([spec])
+    assert sorted(shard.path for shard in found) == sorted(os.fsencode(odd / name) for name in names)
+    assert not list(odd.parent.rglob("PWNED"))
+
+
+def test_a_directory_of_such_a_name_is_a_directory(here: Path) -> None:
+    (here / "pipe:touch PWNED").mkdir()
+    (here / "pipe:touch PWNED" / "x.tar").write_bytes(TAR)
+    [shard] = expand(["pipe:touch PWNED"])
+    assert shard.path == os.fsencode(here / "pipe:touch PWNED" / "x.tar")
+    assert expand(["pipe*"]) == [shard]
+    assert expand(["pipe*/x.tar"]) == [shard]
+
+
+def test_the_path_of_a_file_url_is_no_command(here: Path) -> None:
+    """Neither on the command line nor in a file, where a command would be refused."""
+    spec = "file:pipe:touch PWNED;cat x.tar"
+    (here / "list.txt").write_text(spec)
+    shardlist = [{"url": spec, "nsamples": 1}]
+    (here / "wids.json").write_text(json.dumps({"wids_version": 1, "shardlist": shardlist}))
+    for words in (spec, "@list.txt", "wids.json"):
+        with pytest.raises(MissingShard):
+            expand([words])
+    assert not (here / "PWNED").exists()
+
+
+def test_a_label_file_of_such_a_name_is_a_file(here: Path) -> None:
+    name = "pipe:touch PWNED;: .csv"
+    (here / name).write_text("key,label\n")
+    assert label_file(name).path == os.fsencode(here / name)
+    text = settled_label(name)
+    (here / name).unlink()
+    with pytest.raises(UsageError, match="no such file"):
+        label_file(text)
+    assert not (here / "PWNED").exists()
+
+
+@pytest.mark.parametrize("spec", ["pipe:cat x.tar", "x.tar::pipe:cat x.tar", "p{i,i}pe:cat x.tar", "${PIPE}"])
+def test_no_command_is_run_where_none_is_allowed(here: Path, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by `mount.wdsfs`, whose words may come from a line in fstab."""
+    monkeypatch.setenv("WDS_PIPE", "pipe:cat x.tar")
+    monkeypatch.setenv(objects.ALLOW_PIPE, objects.NEVER)
+    with pytest.raises(SpecError, match="allow-pipe"):
+        expand([spec])
+    with pytest.raises(SpecError, match="allow-pipe"):
+        label_file("pipe:cat x.csv")
 
 
 def test_what_is_shown_is_no_command(here: Path) -> None:

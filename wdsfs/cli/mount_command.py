@@ -61,9 +61,9 @@ class Serving(NamedTuple):
 
 FOLLOW, FOLLOW_SECONDS = "--follow", 60.0
 FUSE, KERNEL, AUTO = "fuse", "kernel", "auto"
-# Variables that say where the index, and the caches beside it, are, and what these may hold.
+# Variables that say where the index, and the caches beside it, are, what these may hold, and if commands may run.
 ENVIRONMENT = (
-    *("WDSFS_INDEX_DIR", "WDSFS_CACHE_DIR", "WDSFS_CACHE_SIZE", "WDSFS_UNPACK"),
+    *("WDSFS_ALLOW_PIPE", "WDSFS_INDEX_DIR", "WDSFS_CACHE_DIR", "WDSFS_CACHE_SIZE", "WDSFS_UNPACK"),
     *("XDG_CACHE_HOME", "HOME"),
 )
 _ARGUMENTS, _PREPARED = "wdsfs.mount.arguments", "wdsfs.mount.prepared"  # in the context of the command
@@ -228,6 +228,7 @@ def mount(
     if len(shards) == 1 and _is_image(shards[0]):
         _mount_image(shards[0], mountpoint, serving, selection.base, of_image)
         return
+    shards = _settled(shards)
     if of_image.engine != FUSE and _by_kernel(shards, selection, mountpoint, tree, serving, of_image, opening):
         return
     if of_image.trust_shards and of_image.engine == FUSE:
@@ -242,6 +243,15 @@ def mount(
     )
     run = session.run_in_front if serving.foreground else session.run_in_background
     sys.exit(run(wanted, front))
+
+
+def _settled(shards: Sequence[str]) -> tuple[str, ...]:
+    """SHARDS that mean the same when the daemon, or `refresh` from the arguments, expands them again."""
+    from wdsfs.spec.expand import settled
+
+    changed, meta = {spec: settled(spec) for spec in shards}, click.get_current_context().meta
+    meta[_ARGUMENTS] = [changed.get(word, word) for word in meta[_ARGUMENTS]]
+    return tuple(changed[spec] for spec in shards)
 
 
 def _mountpoint(shards: Sequence[str], mountpoint: str | None, selection: Selection, serving: Serving) -> str:

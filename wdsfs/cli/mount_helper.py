@@ -14,7 +14,7 @@ from there to the installed `mount.wdsfs` has to be made by hand (docs/deploymen
 from __future__ import annotations
 
 import getopt
-import re
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -65,7 +65,6 @@ _NOT_FOR_US = frozenset(
 )
 _NOT_FOR_US_EITHER = ("x-", "X-", "comment=", "user=", "helper=", "uhelper=")  # starts of options
 
-_COMMAND = re.compile(r"(?:^|=|::)pipe:")
 LONGEST_SOURCE = 1000  # characters; mount(2) takes less than a page
 
 
@@ -94,6 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     from wdsfs.cli import main
 
+    if "--allow-pipe" not in call.arguments:
+        os.environ[objects.ALLOW_PIPE] = objects.NEVER
     try:
         main.main(call.arguments, prog_name="wdsfs")
     except SystemExit as end:  # the way click ends
@@ -126,24 +127,18 @@ def translate(argv: Sequence[str]) -> Call:
     if len(places) != 2:
         raise UsageError(f"shards and a mount point are needed; {USAGE}")
     spec, mountpoint = places
-    _refuse_commands(spec, flags)
     given = [option for flag, value in flags for option in _options_of(flag, value)]
     own = [_own(option) for option in given if _name(option) in _OWN]
     passed = [option for option in given if _name(option) not in _OWN]
     for option in passed:
         _refuse_misspelt(option)
     passed += _source_option(spec, passed)
+    from wdsfs.spec.expand import settled  # late: most calls of mount(8) end before
+
     through = ["-o", ",".join(passed)] if passed else []
     # A line in fstab has a first field in any case: of a set that begins empty it is "none".
     specs = [] if "--new" in own and spec == "none" else [spec]
-    return Call(["mount", *own, *through, "--", *specs, mountpoint], fake=("-f", "") in flags)
-
-
-def _refuse_commands(spec: str, flags: Sequence[tuple[str, str]]) -> None:
-    """Raise UsageError for SHARDS that are commands, without the option that allows them."""
-    values = [option for flag, value in flags if flag == "-o" for option in _split(value)]
-    if "allow-pipe" not in map(_name, values) and any(map(_COMMAND.search, [spec, *values])):
-        raise UsageError("pipe:COMMAND is run for a line in fstab only with the option allow-pipe")
+    return Call(["mount", *own, *through, "--", *map(settled, specs), mountpoint], fake=("-f", "") in flags)
 
 
 def _refuse_misspelt(option: str) -> None:

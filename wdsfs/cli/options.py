@@ -282,7 +282,9 @@ def store_option(command: Command) -> Command:
 
 def _allowed(_: click.Context, __: click.Parameter, value: bool) -> None:
     if value:
-        set_for_all("WDSFS_ALLOW_PIPE", "1")
+        from wdsfs.spec.objects import ALLOW_PIPE, ALWAYS
+
+        set_for_all(ALLOW_PIPE, ALWAYS)
 
 
 def remote_options(command: Command) -> Command:

@@ -51,6 +51,16 @@ def view_of(layout: str, names: str, index_tree: bool = False, partial: bool = F
     return View(layout, names, index_tree, partial)
 
 
+def _settled(join: tuple[str, ...], associate: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Joined shards and label files that mean the same when `view` of a mount, or a daemon, reads them again."""
+    if not (join or associate):
+        return (), ()
+    from wdsfs.spec.expand import settled
+    from wdsfs.views.label_files import settled_label
+
+    return tuple(map(settled, join)), tuple(map(settled_label, associate))
+
+
 def composition_of(layout: str, **typed: Any) -> Composition:
     """The options of a view, as they were typed, checked. Raises UsageError."""
     from wdsfs.views.composition import Composition, class_source, columns_of, fields_of, refuse_one_name
@@ -61,7 +71,8 @@ def composition_of(layout: str, **typed: Any) -> Composition:
     extension, field = class_source("cls" if typed["class_from"] is None else typed["class_from"])
     columns, fields = columns_of(typed["columns"]), fields_of(typed["field"])
     refuse_one_name(columns, fields)
-    as_typed = ("ignore_case", "missing", "duplicates", "join", "associate", "class_names", "class_digits")
+    join, associate = _settled(typed["join"], typed["associate"])
+    as_typed = ("ignore_case", "missing", "duplicates", "class_names", "class_digits")
     return Composition(
         columns=columns,
         fields=fields,
@@ -69,6 +80,8 @@ def composition_of(layout: str, **typed: Any) -> Composition:
         classes=layout == "classes",
         class_from=extension,
         class_field=field,
+        join=join,
+        associate=associate,
         **{name: typed[name] for name in as_typed},
     )
 

@@ -34,6 +34,7 @@ from wdsfs.index.record import Record
 from wdsfs.interop import dali, energon, wids
 from wdsfs.interop.formats import DALI, ENERGON, WDSIDX, WIDS
 from wdsfs.remote.any_shard import OpenShard, fingerprint_of, is_remote, open_shard
+from wdsfs.spec import objects
 from wdsfs.spec.expand import Shard
 from wdsfs.storage import source
 from wdsfs.storage.durable import Disk, new_file, temporary_of
@@ -217,7 +218,7 @@ class Export:
                 dali.refuse_irregular(record, "wids")
             except ExportError as error:
                 raise ExportError(f"{os.fsdecode(one.path)}: {error}") from None
-            url = os.fsdecode(below(directory, one.path) or one.path)
+            url = _url(directory, one.path)
             rows.append(wids.WidsShard(url, record.samples, record.fingerprint.size, sums.get(one.path)))
             self.on_shard()
         self._put(os.path.join(directory, WIDS_NAME), [wids.wids_index(rows)])
@@ -389,6 +390,12 @@ def below(directory: bytes, path: bytes) -> bytes | None:
         if other.startswith(one.rstrip(b"/") + b"/"):
             return other[len(one.rstrip(b"/")) + 1 :]
     return None
+
+
+def _url(directory: bytes, path: bytes) -> str:
+    """A shard as wids names it: relative to the index, and never what a reader takes for a command."""
+    relative = below(directory, path)
+    return os.fsdecode(path) if relative is None else objects.local(os.fsdecode(relative))
 
 
 def energon_root(directory: bytes) -> bytes:

@@ -52,6 +52,8 @@ MAX_SPEC = 1 << 20  # characters of one spec; a longer one has variables that re
 _GLOB = re.compile(r"[*?\[]")
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _PLAIN = re.compile(r"[^~@{}*?\[:][^{}*?\[:]*")  # has nothing to expand
+_ESCAPED = re.compile(r"\[([*?\[:])\]")  # a character that a glob, or the split at `::`, has to take as it is
+_ESCAPE, _BRACE = re.compile(r"[*?\[]"), re.compile(r"[{}\\]")  # what `settled` marks
 _SUFFIXES = tuple(os.fsdecode(suffix) for suffix in names.SHARD_SUFFIXES)
 
 
@@ -110,9 +112,11 @@ def expand(
     `reading` is how they are to be read. With `allow_missing` some may be missing, but not all. `base` is the
     directory, or URL, of the shards of a portable index.
 
-    Semantics decision: a spec that names something that exists is taken literally, whatever braces, glob
-    characters or `::` it holds. Otherwise it is split at `::`, then variables are replaced, then braces are
-    expanded, then `@`, `~` and globs.
+    Semantics decision: a spec that names something that exists is taken literally, whatever it looks like: a
+    command (`pipe:`), a URL, `-`, `@`, braces, glob characters or `::`. Otherwise it is split at `::`, then
+    variables are replaced, then braces are expanded, then `@`, `~` and globs. Each result that exists is that
+    path, too, and what a glob or a listing of a directory finds is a path only. Else the author of a file name
+    would decide what a shell's `*.tar` runs. A spec of bytes is a path (`Shard.path`): nothing in it is expanded.
     Semantics decision: the shards of a glob or a directory are sorted bytewise by path, whatever the locale.
     Semantics decision: one path given twice is an error. Keeping it once would silently change the set, and
     twice would make two trees of one shard. Two links to one file are two shards.
@@ -191,6 +195,18 @@ def extended(shards: Sequence[Shard], paths: Sequence[bytes]) -> list[Shard]:
     return found
 
 
+def settled(text: str) -> str:
+    """A spec that means the same later: one that names an existing path now stays that path when it is gone.
+
+    Such a spec becomes an absolute path in which nothing is expanded; any other one stays as it is.
+    """
+    if not _is_special(text) or not os.path.lexists(text):
+        return text
+    found = _ESCAPE.sub(r"[\g<0>]", os.fsdecode(_absolute([objects.local(text)])[0]))
+    found = found.replace("::", "[:][:]")
+    return _BRACE.sub(r"\\\g<0>", found) if braces.are_in(found) else found
+
+
 def split_path(arguments: Sequence[str]) -> tuple[list[str], str | None]:
     """Split the `SHARDS... [PATH]` of `wdsfs ls` into the specs and the path inside the tree, if any.
 
@@ -239,7 +255,10 @@ def _words(specs: Iterable[str | bytes]) -> Iterator[Word]:
     """Yield the paths of files and directories that the specs name, as typed."""
     expansion = _Expansion()
     for spec in specs:
-        yield from expansion.words(os.fsdecode(spec))
+        if isinstance(spec, bytes):
+            yield Word(os.fsdecode(spec))
+        else:
+            yield from expansion.words(spec)
 
 
 class _Expansion:
@@ -256,33 +275,41 @@ class _Expansion:
     def words(self, text: str, base: str = "", origin: str = "") -> Iterator[Word]:
         """Yield the words of one spec. Relative paths are below `base`, which is empty or ends in a slash."""
         _refuse_no_path(text)
-        if self.inside:
-            objects.refuse_command(text, base)
-        path = _below(base, text)
-        is_plain = text != located.STDIN and _PLAIN.fullmatch(text)
-        if not objects.is_url(path) and (is_plain or (not objects.is_url(base) and os.path.lexists(path))):
-            objects.refuse_local(path, base)
+        path = _existing(base, text)
+        if path is not None:
             yield Word(path, origin)
             return
+        if self.inside:
+            objects.refuse_command(text, base)
         for part in objects.parts(text):
             for word in _braces(_substituted(part)):
                 if not word:
                     raise SpecError(f"an empty shard name in {objects.without_secrets(text)!r}")
-                if self.inside:
-                    objects.refuse_command(word, base)
-                if word == located.STDIN and not os.path.lexists(_below(base, word)):
-                    yield Word(objects.standard_input() if self.read else word, origin)
-                elif word.startswith(LIST) and not os.path.lexists(_below(base, word)):
-                    yield from self._list(base, word.removeprefix(LIST))
-                else:
-                    for path in _matching(base, shard_lists.without_scheme(word)):
-                        yield Word(path, origin)
+                yield from self._of_word(base, word, origin)
+
+    def _of_word(self, base: str, word: str, origin: str) -> Iterator[Word]:
+        """Yield the words that one word stands for, in which braces are expanded."""
+        path = _existing(base, word)
+        if path is not None:
+            yield Word(path, origin)
+            return
+        if self.inside:
+            objects.refuse_command(word, base)
+        if word == located.STDIN:
+            yield Word(objects.standard_input() if self.read else word, origin)
+        elif word.startswith(LIST):
+            yield from self._list(base, word.removeprefix(LIST))
+        else:
+            for path in _matching(base, shard_lists.without_scheme(word)):
+                yield Word(path, origin)
 
     def _list(self, base: str, name: str) -> Iterator[Word]:
         """Yield the words of the specs in a text file, one spec a line."""
-        path = name if name == located.STDIN else _below(base, os.path.expanduser(name))
+        path = None if name == located.STDIN else _existing(base, name)
+        if path is None:
+            path = name if name == located.STDIN else _below(base, os.path.expanduser(name))
         objects.refuse_local(path, base)
-        if objects.is_command(name):
+        if objects.is_command(path):
             raise SpecError(
                 f"{objects.without_secrets(name)!r}: no list comes from a command: use COMMAND | wdsfs ... @-"
             )
@@ -320,6 +347,28 @@ def _refuse_no_path(text: str) -> None:
         os.fsencode(text)
     except UnicodeEncodeError:
         raise SpecError(f"the shard name {text!r} cannot be encoded for the file system") from None
+
+
+def _is_special(text: str) -> bool:
+    """True for a text that may mean something else than the path that it is."""
+    return text == located.STDIN or _PLAIN.fullmatch(text) is None
+
+
+def _existing(base: str, text: str) -> str | None:
+    """The path of what exists under this very name, or of what can mean nothing else; None for all other texts.
+
+    A list at a URL names nothing of this machine.
+    """
+    path = _below(base, text)
+    if not _is_special(text):
+        if objects.is_url(path):
+            return None
+        objects.refuse_local(path, base)
+        return path
+    if objects.is_url(base):
+        return None
+    path = base + text if base and not text.startswith("/") else text
+    return objects.local(path) if os.path.lexists(path) else None
 
 
 def _below(base: str, path: str) -> str:
@@ -374,11 +423,12 @@ def _matching(base: str, word: str) -> list[str]:
     path = _below(base, expanded)
     if not shard_lists.is_elsewhere(path):
         objects.refuse_local(path, base)
-    if not _GLOB.search(word) or os.path.lexists(path):
-        return [path]
+    if not _GLOB.search(_ESCAPED.sub("", word)):
+        literal = _ESCAPED.sub(r"\1", path)
+        return [path if literal == path else objects.local(literal)]
     pattern = path if path == expanded else glob.escape(base) + expanded
     dependencies.note_glob(pattern)
-    matches = sorted(glob.iglob(pattern, recursive=True), key=os.fsencode)
+    matches = sorted(map(objects.local, glob.iglob(pattern, recursive=True)), key=os.fsencode)
     if not matches:
         raise SpecError(f"no file matches {objects.without_secrets(word)!r}")
     return matches

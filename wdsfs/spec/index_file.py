@@ -167,6 +167,7 @@ class IndexFile:
         objects.refuse_command(text, self.path)
         if objects.is_url(text):
             return objects.path_of(text)
+        text = text.removeprefix(objects.HERE)
         if ".." in text.split("/"):
             raise _damaged(self.path, f"{text!r} leads out of the directory of the shards")
         if text.startswith("/"):
@@ -289,9 +290,9 @@ def place_of(paths: Iterable[str], file: str) -> tuple[str, list[str]]:
     found = list(paths)
     own = file[: file.rfind("/") + 1]
     if all(path.startswith(own) for path in found):
-        return "", [path[len(own) :] for path in found]
+        return "", [objects.local(path[len(own) :]) for path in found]
     common = os.path.commonprefix([path[: path.rfind("/") + 1] for path in found])  # noqa: RUF071 -- also of URLs
     common = common[: common.rfind("/") + 1]
     if common in ("", "/") or common.endswith("://"):
         return "", found
-    return common, [path[len(common) :] for path in found]
+    return common, [objects.local(path[len(common) :]) for path in found]

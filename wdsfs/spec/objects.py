@@ -34,8 +34,12 @@ _SUFFIXES = tuple(os.fsdecode(suffix) for suffix in names.SHARD_SUFFIXES)
 
 is_url = urls.is_url
 STDIN = "-"  # as a shard
+HERE = "./"  # before a relative path that looks like something else
+_LIKE_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 _COMMAND = "{!r}: a command is run for SHARDS of the command line only, unless --allow-pipe is given"
+_NO_COMMAND = "{!r}: pipe:COMMAND is run for a line in fstab only with the option allow-pipe"
+ALLOW_PIPE, ALWAYS, NEVER = "WDSFS_ALLOW_PIPE", "1", "0"  # else: where the command line names a command
 _OF_THIS_MACHINE = (
     "{!r} is of this machine, and a list at a URL may not use that: copy the list here if you trust it"
 )
@@ -49,7 +53,7 @@ def refuse_command(text: str, file: str = "") -> None:
     if is_command(text) or text == STDIN:
         if is_url(file):
             raise SpecError(_OF_THIS_MACHINE.format(without_secrets(text)))
-        if os.environ.get("WDSFS_ALLOW_PIPE") != "1":
+        if os.environ.get(ALLOW_PIPE) != ALWAYS:
             raise SpecError(_COMMAND.format(without_secrets(text)))
 
 
@@ -60,6 +64,11 @@ def refuse_local(path: str, file: str) -> None:
     """
     if is_url(file) and is_local(path):
         raise SpecError(_OF_THIS_MACHINE.format(path))
+
+
+def local(path: str) -> str:
+    """A path of this machine, so that it is not taken for a URL, a command or the standard input from here on."""
+    return HERE + path if path == STDIN or _LIKE_SCHEME.match(path) else path
 
 
 def is_command(text: str) -> bool:
@@ -76,6 +85,8 @@ def _parse(text: str) -> Url:
     """The URL that was typed. Raises SpecError."""
     if not is_command(text):
         return urls.parse(text)
+    if os.environ.get(ALLOW_PIPE) == NEVER:
+        raise SpecError(_NO_COMMAND.format(without_secrets(text)))
     command = text.removeprefix(urls.PIPE)
     if not command.strip():
         raise SpecError(f"{text!r}: the command is missing")

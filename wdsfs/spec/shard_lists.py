@@ -62,7 +62,8 @@ class Word(NamedTuple):
 
 def without_scheme(text: str) -> str:
     """Return the path of a `file:` URL without a host, as the webdataset library and wids do; else the text."""
-    return _FILE_URL.sub("", text, 1)
+    found = _FILE_URL.match(text)
+    return text if found is None else objects.local(text[found.end() :])
 
 
 def is_elsewhere(text: str) -> bool:

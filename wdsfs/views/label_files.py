@@ -60,10 +60,17 @@ class LabelFile(NamedTuple):
         return [self.path, self.path + b"-wal"] if has_more else [self.path]
 
 
+def settled_label(text: str) -> str:
+    """A label file of the options that means the same later, as `spec.expand.settled` has it."""
+    return os.path.abspath(text) if objects.is_url(text) and os.path.exists(text) else text
+
+
 def label_file(text: str) -> LabelFile:
     """The label file of `--associate FILE` or `FILE.sqlite:TABLE`. Raises UsageError."""
     path, table = text, None
-    if objects.is_url(text) or not os.path.exists(text):
+    if os.path.exists(text):  # whatever it looks like, as for SHARDS
+        path = text = os.path.abspath(text)
+    else:
         before, colon, after = text.rpartition(":")
         if colon and KINDS.get(Path(before).suffix.lower()) == _SQLITE:
             path, table = before, after
