@@ -239,3 +239,20 @@ def test_in_a_store_with_listings(program: Program, seaweedfs: Server) -> None:
     assert f"{url}/set.wdsidx: 1 of its 3 shards are not as it has them".encode() in done.stderr
     remove(f"{place}/set.wdsidx")
     assert f"{url}/set.wdsidx".encode() in program.run("ls", f"{url}/set.wdsidx", code=3).stderr
+
+
+def test_names_in_indexes_that_look_like_something_else(program: Program) -> None:
+    """Read again as the files that they are, by wdsfs, and by a reader of wids that would run a command."""
+    names = ["http:x.tar", "pipe:touch PWNED;: .tar", "x.tar"]
+    for number, name in enumerate(names):
+        program.write(f"set/{name}", shard(number))
+    program.run("index", "-o", "set/all.wdsidx", "set")
+    program.run("export", "--format", "wids", "-o", "set", "set")
+    [wids] = (program.home / "set").glob("*.json")
+    urls = [row["url"] for row in json.loads(wids.read_text())["shardlist"]]
+    assert urls == ["./http:x.tar", "./pipe:touch PWNED;: .tar", "x.tar"]
+    for source in ("set/all.wdsidx", wids):
+        assert sorted(program.run("ls", source).stdout.decode().splitlines()) == [
+            name.removesuffix(".tar") + "/" for name in names
+        ]
+    assert not list(program.home.rglob("PWNED"))
