@@ -160,6 +160,40 @@ def _trusting(also: int | None) -> Trust:
     return trust._replace(owners=trust.owners | {also}, groups=trust.groups | _private_group(also))
 
 
+def behind_sudo() -> int | None:
+    """Return the user who has typed `sudo`."""
+    user = os.environ.get("SUDO_UID", "")
+    return int(user) if user.isdecimal() else None
+
+
+def foreign_link(path: bytes, fd: int) -> str | None:
+    """Return why a file that is open must not be shown to others: `own_links` refuses it. None if it may be.
+
+    Semantics decision: a mount that others may see, and an image, show no file to which the link of another user
+    leads, unless it is a file of that user. Whose link it is must not get at files of others by a mount of root's.
+    Raises OSError.
+    """
+    try:
+        own_links(path, fd, behind_sudo())
+    except Untrusted as error:
+        return f"{os.fsdecode(path)}: {error.strerror}"
+    return None
+
+
+def is_another_name(found: os.stat_result) -> bool:
+    """True for a file that not everybody may read and that has several names: one may be a hard link of others."""
+    return found.st_nlink > 1 and not found.st_mode & stat.S_IROTH
+
+
+def has_foreign_links(directory: bytes, fd: int) -> bool:
+    """True if a link of an untrusted user may have led to a directory that is open. Raises OSError."""
+    if _has_path(fd, directory):
+        return False
+    links, found = _links_on(os.fsdecode(directory))
+    trust = _trusting(behind_sudo())
+    return not os.path.samestat(found, os.fstat(fd)) or not all(map(trust.owns, links))
+
+
 def own_links(path: bytes, fd: int, also: int | None = None) -> None:
     """Check that no link of an untrusted user has led to a file of somebody else, which is open.
 
@@ -167,7 +201,7 @@ def own_links(path: bytes, fd: int, also: int | None = None) -> None:
     Raises Untrusted, OSErrors.
     """
     opened = os.fstat(fd)
-    has_names = opened.st_nlink > 1 and not opened.st_mode & stat.S_IROTH
+    has_names = is_another_name(opened)
     if not has_names and _has_path(fd, path):
         return  # the usual case: there is no link
     trust = _trusting(also)

@@ -6,6 +6,7 @@ Another user, nobody, owns the directory of the shards; the mount is root's, wit
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests import tars
-from tests.conftest import Mounted, Program, wait_until
+from tests.conftest import BOTH_ENGINES, KERNEL, Mounted, Program, wait_until
 from wdsfs.dataset import shard_access
 from wdsfs.errors import MissingShard, RefusedShard
 
@@ -220,6 +221,128 @@ def test_a_private_tar_is_not_read_through_a_mount_of_root(program: Program, pla
         os.rename(place / "new", place / "theirs/s.tar")
         wait_until(lambda: reads(mounted, "s/a/txt") == b"newer", "the good one")
         mounted.allow_log("has changed; it is indexed anew", "has changed since this was opened")
+
+
+# --- at the mount -------------------------------------------------------------------------------------------
+
+
+def _of_a_shard(at: Path) -> tuple[object, ...]:
+    _link(at)
+    return (at / "theirs/s.tar",)
+
+
+def _of_a_directory(at: Path) -> tuple[object, ...]:
+    (at / "dir").mkdir(mode=0o700)
+    (at / "dir/s.tar").write_bytes(SECRET)
+    as_user('ln -s "$1/dir" "$1/theirs/sub"', at)
+    return (at / "theirs/sub/s.tar",)
+
+
+def _of_a_hard_link(at: Path) -> tuple[object, ...]:
+    _hard_link(at)
+    return (at / "theirs/s.tar",)
+
+
+def _of_a_glob(at: Path) -> tuple[object, ...]:
+    _link(at)
+    return (at / "theirs/*.tar",)
+
+
+def _of_a_joined_set(at: Path) -> tuple[object, ...]:
+    _link(at)
+    return "--join", at / "theirs/s.tar", at / "own.tar"
+
+
+def _of_labels(at: Path) -> tuple[object, ...]:
+    (at / "private.csv").write_text("key,secret\na,secret\n")
+    os.chmod(at / "private.csv", 0o600)
+    as_user('ln -s "$1/private.csv" "$1/theirs/l.csv"', at)
+    return "--associate", at / "theirs/l.csv", at / "own.tar"
+
+
+def _of_class_names(at: Path) -> tuple[object, ...]:
+    (at / "private.txt").write_text("secret\nsecret too\n")
+    os.chmod(at / "private.txt", 0o600)
+    as_user('ln -s "$1/private.txt" "$1/theirs/names.txt"', at)
+    return "--layout", "classes", "--class-names", at / "theirs/names.txt", at / "own.tar"
+
+
+def _of_a_list(at: Path) -> tuple[object, ...]:
+    (at / "private.txt").write_text(f"{at}/private.tar\n")
+    as_user('ln -s "$1/private.txt" "$1/theirs/list.txt"', at)
+    return (f"@{at}/theirs/list.txt",)
+
+
+PLANTED = [
+    *(_of_a_shard, _of_a_directory, _of_a_hard_link, _of_a_glob, _of_a_joined_set),
+    *(_of_labels, _of_class_names, _of_a_list),
+]
+
+
+@BOTH_ENGINES
+@pytest.mark.parametrize("plant", PLANTED)
+def test_what_others_planted_before_the_mount_is_refused(
+    program: Program, place: Path, plant: Callable[[Path], tuple[object, ...]]
+) -> None:
+    """A link, or a hard link, of another user to a file that only root can read: at a boot, or after a restart."""
+    (place / "own.tar").write_bytes(OLD)
+    engine = ("--engine", "kernel") if program.engine == KERNEL else ()
+    arguments = (*engine, "-o", "allow_other", *plant(place), place / "mnt")
+    message = program.refused("mount", *arguments, code=3)
+    assert re.search(
+        r"a link of another user \(nobody\) leads to a file of root|is a hard link of a file", message
+    )
+    assert "secret" not in message
+
+
+@BOTH_ENGINES
+def test_links_that_lead_nowhere_else_are_no_obstacle(program: Program, place: Path) -> None:
+    """Those of root, of others to files of theirs, also in a sticky directory, and of trusted users."""
+    as_user('mv "$1/theirs/s.tar" "$1/theirs/file" && ln -s file "$1/theirs/s.tar"', place)
+    (place / "r.tar").symlink_to(place / "private.tar")
+    (place / "sticky").mkdir()
+    os.chmod(place / "sticky", 0o1777)
+    as_user('ln -s "$1/theirs/file" "$1/sticky/t.tar"', place)
+    as_user('ln -s "$1/private.tar" "$1/sticky/p.tar"', place)
+    shards = [place / "theirs/s.tar", place / "r.tar", place / "sticky/t.tar"]
+    with program.mounted("-o", "allow_other", *shards, at=place / "mnt") as mounted:
+        assert (reads(mounted, "s/a/txt"), reads(mounted, "t/a/txt")) == (b"old", b"old")
+        assert reads(mounted, "r/secret/txt") == b"secret"
+    with program.mounted(
+        "-o", "allow_other", "--trust", "nobody", place / "sticky/p.tar", at=place / "mnt"
+    ) as mounted:
+        assert reads(mounted, "p/secret/txt") == b"secret"
+
+
+def test_a_planted_link_beside_shards_that_may_be_missing(program: Program, place: Path) -> None:
+    _link(place)
+    (place / "own.tar").write_bytes(OLD)
+    shards = (place / "own.tar", place / "theirs/s.tar")
+    with program.mounted("--allow-missing", "-o", "allow_other", *shards, at=place / "mnt") as mounted:
+        assert reads(mounted, "own/a/txt") == b"old"
+        assert not reads(mounted, "s/secret/txt")
+        mounted.expect_log("s.tar is refused: a link leads from there to .*/private.tar")
+        as_user('rm "$1/theirs/s.tar" && cp "$1/own.tar" "$1/theirs/s.tar"', place)
+        wait_until(lambda: reads(mounted, "s/a/txt") == b"old", "the good one")
+        mounted.allow_log("has changed")
+
+
+def test_a_mount_of_an_ordinary_user_follows_his_links(place: Path) -> None:
+    """Whose mount only its user sees, reads with the rights of that user."""
+    _link(place)
+    path = os.fsencode(place / "theirs/s.tar")
+    os.close(shard_access.access_of([path], shared=False).open(path))
+
+
+def test_looking_at_many_shards_takes_no_open_of_each(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [os.fsencode(place / f"{number}.tar") for number in range(50)]
+    for path in paths:
+        Path(os.fsdecode(path)).write_bytes(OLD)
+    opened: list[object] = []
+    real_open = os.open
+    monkeypatch.setattr(os, "open", lambda *given, **named: opened.append(given) or real_open(*given, **named))
+    shard_access.access_of(paths, shared=True)
+    assert len(opened) == 1
 
 
 def test_who_is_trusted_may_change_the_link(program: Program, place: Path) -> None:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from wdsfs import host, mount_table
+from wdsfs import host, mount_table, trust
 from wdsfs.cli.opening import opened_set
 from wdsfs.cli.options import Opening
 from wdsfs.cli.progress import ended_in_order, shards_bar, write_image
@@ -79,12 +79,11 @@ def cannot_be_held(shards: Sequence[Shard]) -> str | None:
 
 
 def _cannot_be_held(path: bytes) -> str | None:
-    from wdsfs.image.opened import foreign_link
     from wdsfs.storage import held_files, source
 
     fd = source.open_shard(path)
     try:
-        refusal = foreign_link(path, fd)
+        refusal = trust.foreign_link(path, fd)
         if refusal is None and held_files.is_written(fd):
             refusal = f"{os.fsdecode(path)}: a program has it open for writing"
         return refusal
@@ -199,7 +198,7 @@ def _made(
     from wdsfs.image import kept
 
     view = tree.view(opening.tolerance.allow_missing)
-    with opened_set(shards, opening, tree.composition, whole=True) as below:
+    with opened_set(shards, opening, tree.composition, whole=True, shared=True) as below:
         check_name(below.shards, view, tree.merge)
         shown = make_numbered(below, view, tree.merge)
         copies = _copies_of(below, opening.quiet)

@@ -361,10 +361,16 @@ def _image_mount(
 ) -> ImageMount:
     """Make the image for a mount by the kernel; return what is to be mounted. Raises CannotServe, WdsfsError."""
     from wdsfs.cli import kernel_engine
+    from wdsfs.spec.dependencies import noted
     from wdsfs.spec.expand import expand
     from wdsfs.status import control
 
-    found = expand(shards, *selection._replace(allow_missing=opening.tolerance.allow_missing))
+    with noted() as used:
+        found = expand(shards, *selection._replace(allow_missing=opening.tolerance.allow_missing))
+    if used.files:
+        from wdsfs.dataset.shard_access import refuse_foreign_lists  # late: most sets are named without a list
+
+        refuse_foreign_lists(used.files, shared=True)
     reason = kernel_engine.obstacle(found, of_image.trust_shards)
     is_repeated = _PREPARED in click.get_current_context().meta
     if reason is None and of_image.engine == AUTO and not is_repeated:

@@ -50,16 +50,27 @@ def opened_set(
     composition: Composition | None = None,
     whole: bool = False,
     access: Access | None = None,
+    shared: bool = False,
 ) -> Iterator[ShardSet]:
-    """As `opened`, of shards that are known, reached as `access` says."""
+    """As `opened`, of shards that are known, reached as `access` says.
+
+    `shared`: others than this user will see them, so what no mount shows to others is refused (RefusedShard).
+    """
+    from wdsfs.dataset.shard_access import access_of, refuse_foreign_lists
     from wdsfs.dataset.shard_set import ShardSet
     from wdsfs.index.portable import attached
     from wdsfs.index.store import open_index
     from wdsfs.interop.soundness import judge
+    from wdsfs.spec.dependencies import noted
     from wdsfs.views.companions import Companions
     from wdsfs.views.view_set import open_set
 
-    companions = None if composition is None else Companions(composition, shards[0].reading)
+    with noted() as used:
+        companions = None if composition is None else Companions(composition, shards[0].reading)
+    if shared:
+        refuse_foreign_lists(used.files, shared)
+        files = [*(one.path for one in shards), *(companions.files if companions else ())]
+        access = access_of(files, shared, opening.tolerance.allow_missing)
     index = open_index(opening.index_dir)
     index.log_notices()
     index.portables = attached([*shards, *(companions.shards if companions else ())])

@@ -1,10 +1,11 @@
-"""Opens the shards of a mount by their paths; refuses files that other users may have put there after the mount.
+"""Opens the shards of a mount by their paths; refuses files that other users may have put there.
 
 A mount of root's, or one with `allow_other`, reads with the rights of its mounter for users who have fewer. Users
 who can write to the directory of a shard could put a link there to a file that only the mounter may read, or a
-hard link of such a file. So the mount remembers owner, place and inode of each file. A file that is still the same
-is accepted at once. A new one has to be at the same place, belong to the same owner or to the mounter, and not be
-private. Where only trusted users can write (`trust`), all of this is skipped.
+hard link of such a file. What is there at the mount is refused where a link of theirs leads to it
+(`trust.foreign_link`, as in mounts by the kernel). The mount remembers owner, place and inode of each file. A file
+that is still the same is accepted at once. A new one has to be at the same place, belong to the same owner or to
+the mounter, and not be private. Where only trusted users can write (`trust`), all of this is skipped.
 
 A file is checked through the descriptor that is then read, because a path can change between check and open.
 """
@@ -12,6 +13,7 @@ A file is checked through the descriptor that is then read, because a path can c
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import stat
@@ -73,23 +75,48 @@ class GuardedAccess(Access):
         self._seen: dict[bytes, _SeenFile] = {}
         self._known: dict[bytes, Fingerprint] = {}  # what was found to be right
         self._told: dict[bytes, str] = {}
-        places: dict[bytes, bytes] = {}
-        for path in paths:
-            if any_shard.is_remote(path):
-                continue
-            directory, _, name = path.rpartition(b"/")
-            if directory not in places:
-                places[directory] = os.path.realpath(directory or b"/").rstrip(b"/")
-            place = places[directory] + b"/" + name
+        local = sorted((path for path in paths if not any_shard.is_remote(path)), key=_directory)
+        for directory, inside in itertools.groupby(local, key=_directory):
+            self._note(directory, list(inside))
+
+    def _note(self, directory: bytes, paths: Sequence[bytes]) -> None:
+        """Note what is at these paths, which are all in this directory."""
+        try:
+            fd = os.open(directory, _LOOK | os.O_DIRECTORY)
+        except OSError:  # it may come later
+            place = os.path.realpath(directory)
+            self._seen |= {path: _to_come(os.path.join(place, os.path.basename(path))) for path in paths}
+            return
+        try:
+            place, is_foreign = _place_of(fd), trust.has_foreign_links(directory, fd)
+            for path in paths:
+                name = os.path.basename(path)
+                try:
+                    self._note_file(path, os.path.join(place, name), name, fd, is_foreign)
+                except OSError:
+                    target = os.path.realpath(path) if os.path.islink(path) else os.path.join(place, name)
+                    self._seen[path] = _to_come(target)
+        finally:
+            os.close(fd)
+
+    def _note_file(self, path: bytes, place: bytes, name: bytes, directory: int, is_foreign: bool) -> None:
+        found, expected, refusal = os.stat(name, dir_fd=directory, follow_symlinks=False), place, None
+        if is_foreign or stat.S_ISLNK(found.st_mode) or trust.is_another_name(found):
+            fd = os.open(path, _LOOK)
             try:
-                found = os.lstat(path)
-                if stat.S_ISLNK(found.st_mode):
-                    place, found = os.path.realpath(path), os.stat(path)
-            except OSError:  # it may come later
-                self._seen[path] = _to_come(place)
-                continue
+                found, place, refusal = os.fstat(fd), _place_of(fd), trust.foreign_link(path, fd)
+            finally:
+                os.close(fd)
+        if refusal is None:
             self._seen[path] = _SeenFile(found.st_uid, place, found.st_dev, found.st_ino)
             self._known[path] = Fingerprint.of(found)
+        else:
+            self._seen[path], self._told[path] = _to_come(expected), refusal
+
+    @property
+    def refused(self) -> list[str]:
+        """Why files are refused, for each of them."""
+        return list(self._told.values())
 
     def look(self, path: bytes) -> Fingerprint:
         found = any_shard.look(path)
@@ -152,12 +179,8 @@ class GuardedAccess(Access):
         fingerprint, seen = Fingerprint.of(found), self._seen.get(path)
         if seen is None or self._known.get(path) == fingerprint:
             return fingerprint
-        why = _objection(found, os.readlink(b"/proc/self/fd/%d" % fd), seen)
-        if why is not None and not trust.holds(path):
-            text = (
-                f"{os.fsdecode(path)} is refused: {why}, and others can write there; if this is right, mount "
-                "again, with --trust for those who do it"
-            )
+        text = _refusal(path, fd, found, seen)
+        if text is not None:
             if self._told.get(path) != text:
                 log.error("%s", text)
             self._told[path] = text
@@ -165,6 +188,29 @@ class GuardedAccess(Access):
         self._known[path] = fingerprint
         self._told.pop(path, None)
         return fingerprint
+
+
+def _directory(path: bytes) -> bytes:
+    return os.path.dirname(path)
+
+
+def _place_of(fd: int) -> bytes:
+    """The path of an open file, without links."""
+    return os.readlink(b"/proc/self/fd/%d" % fd)
+
+
+def _refusal(path: bytes, fd: int, found: os.stat_result, seen: _SeenFile) -> str | None:
+    """Why an open file must not be shown; None if it may be. Raises UnreadableShard."""
+    try:
+        why = _objection(found, _place_of(fd), seen)
+        if why is None or trust.holds(path):
+            return trust.foreign_link(path, fd)
+    except OSError as error:
+        raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
+    return (
+        f"{os.fsdecode(path)} is refused: {why}, and others can write there; if this is right, mount "
+        "again, with --trust for those who do it"
+    )
 
 
 def _to_come(place: bytes) -> _SeenFile:
@@ -177,17 +223,18 @@ def _to_come(place: bytes) -> _SeenFile:
 
 def _objection(found: os.stat_result, place: bytes, seen: _SeenFile) -> str | None:
     """Why a file that is not the one that was mounted may not be shown in its place."""
+    since = "since the mount " if seen.inode else ""
     if place.removesuffix(b" (deleted)") != seen.place:
-        return f"since the mount a link leads from there to {os.fsdecode(place)}"
+        return f"{since}a link leads from there to {os.fsdecode(place)}"
     mounter, named = os.geteuid(), trust.trusted().users
     owner = trust.user_name(found.st_uid)
     if found.st_uid not in (mounter, seen.owner) and found.st_uid not in named:
-        return f"since the mount it belongs to another user ({owner})"
+        return f"{since}it belongs to another user ({owner})"
     # Another name of a file, or the file itself moved there: of one that everybody may read that does no harm.
     another = (found.st_dev, found.st_ino) != (seen.device, seen.inode)
     private = not found.st_mode & stat.S_IROTH
     if another and private and (found.st_uid == mounter or found.st_nlink > 1):
-        return f"since the mount it is another file of {owner}'s, which not everybody may read"
+        return f"{since}it is another file of {owner}'s, which not everybody may read"
     return None
 
 
@@ -213,6 +260,22 @@ def _owner(directory: bytes) -> int:
         return _NOBODY
 
 
-def access_of(paths: Iterable[bytes], shared: bool) -> Access:
-    """How a mount of these files reaches them. `shared`: others than its user may see it, or its user is root."""
-    return GuardedAccess(paths) if shared and not trust.trusted().everyone else Access()
+def access_of(paths: Iterable[bytes], shared: bool, allow_missing: bool = False) -> Access:
+    """How a mount of these files reaches them. `shared`: others than its user may see it, or its user is root.
+
+    Raises RefusedShard for a file that such a mount must not show, unless some may be missing.
+    """
+    if not shared or trust.trusted().everyone:
+        return Access()
+    found = GuardedAccess(paths)
+    if found.refused and not allow_missing:
+        raise RefusedShard(found.refused[0])
+    return found
+
+
+def refuse_foreign_lists(files: Iterable[str], shared: bool) -> None:
+    """Raise RefusedShard for a list of shards that is read through a link as a shard must not be shown.
+
+    `files` are paths and URLs. What a list names is for the user to judge, who has named it.
+    """
+    access_of((os.fsencode(os.path.abspath(file)) for file in files if "://" not in file and file != "-"), shared)

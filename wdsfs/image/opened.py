@@ -54,18 +54,12 @@ def open_image(path: str) -> OpenDevice:
     shown. A user who has typed `sudo` is trusted with that, for it could be done in any case.
     """
     try:
-        trust.content(path, _behind_sudo())
+        trust.content(path, trust.behind_sudo())
         return OpenDevice(os.fsencode(path), os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
     except trust.Untrusted as error:
         raise MountError(f"{path}: can show any file, so it has to be in safe hands: {error.strerror}") from None
     except OSError as error:
         raise MountError(f"{path}: {error.strerror}") from None
-
-
-def _behind_sudo() -> int | None:
-    """The user who has typed `sudo`."""
-    user = os.environ.get("SUDO_UID", "")
-    return int(user) if user.isdecimal() else None
 
 
 def check_image(image: OpenDevice) -> None:
@@ -127,7 +121,7 @@ def _open(path: bytes) -> int:
         raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
     _refuse_irregular(os.fsdecode(path), fd)
     try:
-        refusal = foreign_link(path, fd)
+        refusal = trust.foreign_link(path, fd)
     except OSError as error:
         os.close(fd)
         raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
@@ -135,19 +129,6 @@ def _open(path: bytes) -> int:
         os.close(fd)
         raise MountError(refusal)
     return fd
-
-
-def foreign_link(path: bytes, fd: int) -> str | None:
-    """Why a shard that is open cannot be shown: a link of another user leads to a file that is not theirs.
-
-    Semantics decision: size and time of a shard can be those of any other file, and the kernel shows what lies
-    where the members were. Whose link it is must not get at files of others by that. Raises OSError.
-    """
-    try:
-        trust.own_links(path, fd, _behind_sudo())
-    except trust.Untrusted as error:
-        return f"{os.fsdecode(path)}: {error.strerror}"
-    return None
 
 
 def _refuse_irregular(path: str, fd: int) -> None:

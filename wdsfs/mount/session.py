@@ -29,7 +29,7 @@ import trio
 from wdsfs import host, mount_table
 from wdsfs.dataset.generations import Generations
 from wdsfs.dataset.numbered_tree import check_name
-from wdsfs.dataset.shard_access import access_of
+from wdsfs.dataset.shard_access import access_of, refuse_foreign_lists
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import MountError, counted
 from wdsfs.fuse.hidden_ops import HiddenDirectoryOperations
@@ -115,12 +115,15 @@ def run(mount: MountOptions, front: Front, leave: Callable[[], None], ready: Cal
     forked; `ready` when the tree is usable. Raises WdsfsError when it cannot be mounted.
     """
     parsed = parse_options(mount.options, mount.overlay is not None)
-    shards, directories = _shards(mount)
-    companions = Companions(mount.composition, mount.selection.reading)
+    with noted() as used:
+        shards = _shards(mount)
+        directories = [] if mount.follow is None else used.absolute()
+        companions = Companions(mount.composition, mount.selection.reading)
     # Before anything is read: files that come later are compared with what is here now.
     shared = os.geteuid() == 0 or "allow_other" in parsed.fuse
+    refuse_foreign_lists(used.files, shared)
     files = [*(one.path for one in shards), *companions.files]
-    access = access_of(files, shared)
+    access = access_of(files, shared, mount.tolerance.allow_missing)
     if mount.overlay is not None:
         refuse_view(shards, mount.view, mount.composition)
     check_name(shards, mount.view, mount.merge)
@@ -155,17 +158,14 @@ def run(mount: MountOptions, front: Front, leave: Callable[[], None], ready: Cal
         index.discard()
 
 
-def _shards(mount: MountOptions) -> tuple[list[Shard], list[str]]:
-    """The shards of a mount, and the directories in which new ones may appear. Raises what `expand` does."""
-    if mount.follow is None:
-        return ([] if mount.new else expand(mount.specs, *mount.selection)), []
+def _shards(mount: MountOptions) -> list[Shard]:
+    """The shards of a mount. Raises what `expand` does."""
     selection = mount.selection
-    with noted() as used:
-        if selection.allow_missing:  # what is missing may come
-            shards = expand_again(mount.specs, selection.split, selection.reading, selection.base)
-        else:
-            shards = expand(mount.specs, *selection)
-    return shards, used.absolute()
+    if mount.new:
+        return []
+    if mount.follow is not None and selection.allow_missing:  # what is missing may come
+        return expand_again(mount.specs, selection.split, selection.reading, selection.base)
+    return expand(mount.specs, *selection)
 
 
 def _own_paths(mount: MountOptions, index: Index) -> list[bytes]:
