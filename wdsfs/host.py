@@ -57,19 +57,39 @@ def runtime_dir(create: bool = True) -> Path:
 
     For root always /run/wdsfs, so that `status` in a login session finds mounts made at boot. For others the
     session's runtime directory, with or without XDG_RUNTIME_DIR (cron jobs have none), if it is this user's (after
-    `su` the variable still names the other user's); else /tmp/wdsfs-UID.
+    `su` the variable still names the other user's); else /tmp/wdsfs-UID. Where another user was there first, it is
+    in the directory of logs, and stays there: so all processes of a user agree, and find each other's mounts.
 
-    Raises MountError when that one was prepared by another user, or cannot be made.
+    Raises MountError when none of them can be made, or is safe.
     """
     for parent in _runtime_parents():
         try:
             return private_directory(parent / "wdsfs", MountError, create)
         except MountError:
             continue  # no space, read-only ...: /tmp decides
+    places = [Path(f"/tmp/wdsfs-{os.geteuid()}"), state_dir() / f"run-{os.uname().nodename}"]
+    if os.path.isdir(places[-1]):
+        places.reverse()
+    problems: list[str] = []
+    for place in places:
+        try:
+            return _below_own(place, create)
+        except MountError as error:
+            problems.append(str(error))
+    raise MountError(f"{'; '.join(problems)}; or set XDG_RUNTIME_DIR to a directory of your own")
+
+
+def _below_own(path: Path, create: bool) -> Path:
+    """As `private_directory`, of a directory whose parent may be missing. Raises MountError."""
+    above = next(parent for parent in path.parents if parent.exists())
+    if not create and above != path.parent and os.access(above, os.W_OK | os.X_OK):
+        return path
     try:
-        return private_directory(Path(f"/tmp/wdsfs-{os.geteuid()}"), MountError, create)
-    except MountError as error:
-        raise MountError(f"{error}; or set XDG_RUNTIME_DIR to a directory of your own") from None
+        if above != path.parent:
+            trust.directory(path.parent, create=create)
+    except OSError as error:
+        raise MountError(f"cannot use the directory {path}: {error.strerror}") from None
+    return private_directory(path, MountError, create)
 
 
 def _runtime_parents() -> Iterator[Path]:

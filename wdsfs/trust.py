@@ -27,6 +27,7 @@ from wdsfs.errors import UsageError
 
 EVERYONE = "everyone"
 LINKS_MAX = 40  # what the kernel follows on the way to a file
+_LOCK_MODE = 0o600
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe in the place of a file must not be waited for
@@ -443,13 +444,37 @@ def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> in
     return fd
 
 
-def open_lock(path: str | os.PathLike[str], mode: int = 0o600) -> int:
-    """As `open_file`, for a lock file: the message says that it can be removed without loss.
+def open_lock(path: str | os.PathLike[str]) -> int:
+    """As `open_file`, for a lock file, which nobody else can open: who can read it can lock it, and let all wait.
+
+    One of this user's that others can read loses that. The message says that it can be removed without loss.
 
     Semantics decision: a lock with several names is not locked, and not replaced either. Each name would be the
     lock of another directory (`cp -al`), and a process that holds the old file would not see a new one.
     """
     try:
-        return open_file(path, os.O_RDWR | os.O_CREAT, mode)
+        fd = open_file(path, os.O_RDWR | os.O_CREAT, _LOCK_MODE)
     except Untrusted as error:
         raise Untrusted(f"{error.strerror} (it is only a lock: nothing else is in it)") from None
+    if stat.S_IMODE(os.fstat(fd).st_mode) & ~_LOCK_MODE:
+        with contextlib.suppress(PermissionError):  # it is another trusted user's
+            os.fchmod(fd, _LOCK_MODE)
+    return fd
+
+
+def foreign_holder(fd: int) -> str | None:
+    """Return which process of an untrusted user has locked (flock) an open file or directory; None for none.
+
+    A directory that others can read they can lock, and so could files of earlier versions.
+    """
+    found, trust = os.fstat(fd), trusted()
+    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    with contextlib.suppress(OSError), open("/proc/locks") as locks:
+        for fields in map(str.split, locks):
+            if fields[1] == "FLOCK" and place in fields:
+                pid = fields[fields.index(place) - 1]
+                with contextlib.suppress(OSError):  # it has ended, and a child of it has the lock
+                    owner = os.stat(f"/proc/{pid}").st_uid
+                    if owner not in trust.owners and not trust.everyone:
+                        return f"process {pid} of another user ({user_name(owner)})"
+    return None

@@ -335,15 +335,39 @@ def runtime_directory_of_root() -> Iterator[tuple[Path, User]]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes a second user, whom only root can be")
 def test_a_runtime_directory_of_another_user() -> None:
-    """Nothing works then, and doctor says so, and what to do."""
+    """The one beside the logs is taken. If that cannot be, doctor says so, and what to do."""
     environment = {"XDG_RUNTIME_DIR": "/nowhere"}
     with runtime_directory_of_root() as (wrong, user), program_of(user) as program:
+        spare = program.home / "state/wdsfs" / f"run-{os.uname().nodename}"
+        findings = {one["name"]: one for one in program.json("doctor", code=None, env=environment)}
+        assert (findings["runtime directory"]["level"], findings["runtime directory"]["detail"]) == (
+            "ok",
+            str(spare),
+        )
+        assert not spare.exists()
+        environment["XDG_STATE_HOME"] = "/proc"
         findings = {one["name"]: one for one in program.json("doctor", code=5, env=environment)}
         finding = findings["runtime directory"]
         assert finding["level"] == "fail"
         assert f"{wrong} belongs to another user (uid 0): have it removed" in finding["detail"]
         assert "set XDG_RUNTIME_DIR" in finding["remedy"]
         assert "set XDG_RUNTIME_DIR" in program.refused("status", code=5, env=environment)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes a second user, whom only root can be")
+def test_all_processes_agree_on_the_spare_runtime_directory() -> None:
+    """Also when the other user removes the directory that was in the way."""
+    environment = {"XDG_RUNTIME_DIR": "/nowhere"}
+    with runtime_directory_of_root() as (wrong, user), program_of(user) as program:
+        spare = program.home / "state/wdsfs" / f"run-{os.uname().nodename}"
+        assert program.json("status", env=environment) == []
+        assert stat.S_IMODE(spare.stat().st_mode) == 0o700
+        wrong.rmdir()
+        try:
+            assert program.json("status", env=environment) == []
+            assert not wrong.exists()
+        finally:
+            wrong.mkdir()
 
 
 def test_directories_that_others_can_write(tmp_path: Path) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -167,6 +170,59 @@ def test_who_holds_an_overlay(holder: str, text: str, tmp_path: Path) -> None:
     with pytest.raises(OverlayBusy, match=text):
         hold(OverlayDirectory(tmp_path))
     os.close(fd)
+
+
+@pytest.fixture
+def open_to_all() -> Iterator[Path]:
+    """A directory that every user can reach and read."""
+    home = Path(tempfile.mkdtemp())
+    home.chmod(0o755)
+    yield home
+    shutil.rmtree(home)
+
+
+def _lock_as_nobody(path: Path) -> subprocess.Popen[bytes]:
+    """A process of another user that locks a path, says so, and holds it until it is killed."""
+    command = ["flock", "-n", path, "sh", "-c", "echo locked && read -r _"]
+    who = {"user": "nobody", "group": "nogroup", "extra_groups": []}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd="/", **pipes, **who)
+
+
+@as_root
+@pytest.mark.parametrize("mode", [None, 0o644])
+def test_nobody_else_can_lock_an_overlay(open_to_all: Path, mode: int | None) -> None:
+    """Neither a new one, nor one of an earlier version, whose lock all could read."""
+    place = OverlayDirectory(open_to_all)
+    if mode is not None:
+        place.lock.touch()
+        place.lock.chmod(mode)
+    os.close(hold(place))
+    assert stat.S_IMODE(place.lock.stat().st_mode) == 0o600
+    with _lock_as_nobody(place.lock) as locker:
+        out, err = locker.communicate()
+    assert (out, b"Permission denied" in err) == (b"", True)
+
+
+@as_root
+@pytest.mark.parametrize("bare", [False, True])
+def test_a_process_of_another_user_that_has_locked_it_is_named(open_to_all: Path, bare: bool) -> None:
+    """An upper of the kernel's is locked itself; a lock of an earlier version may be held when it is repaired."""
+    place = OverlayDirectory(open_to_all)
+    (open_to_all / ("file" if bare else "lock")).write_bytes(b"")
+    for path in open_to_all.iterdir():
+        path.chmod(0o644)
+    with _lock_as_nobody(open_to_all if bare else place.lock) as locker:
+        try:
+            assert locker.stdout is not None
+            assert locker.stdout.readline() == b"locked\n"
+            with pytest.raises(
+                OverlayBusy, match=rf"process {locker.pid} of another user \(nobody\) has locked it"
+            ):
+                hold(place)
+        finally:
+            locker.communicate()  # its standard input ends, and so does it
+    os.close(hold(place))
 
 
 def test_what_others_wrote_is_told_from_our_own(tmp_path: Path) -> None:

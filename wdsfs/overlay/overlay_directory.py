@@ -337,7 +337,13 @@ def hold(place: OverlayDirectory, make: bool = True, served_at: str | None = Non
         _refuse_use_by_kernel(place, served_at)
     except BlockingIOError:
         holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip() if ours else ""
+        stranger = trust.foreign_holder(fd)
         os.close(fd)
+        if stranger is not None:
+            raise OverlayBusy(
+                f"the overlay {place.path} cannot be locked, because {stranger} has locked it: end that process; "
+                f"and let nobody else read it: chmod 0700 {shlex.quote(str(place.path))}"
+            ) from None
         raise OverlayBusy(f"the overlay {place.path} is in use{_holder_text(holder)}") from None
     except BaseException:
         os.close(fd)
@@ -383,7 +389,7 @@ def _open_lock(place: OverlayDirectory, make: bool) -> tuple[int, bool]:
     """The file to lock, and True if the holder's pid may be written to it."""
     if not place.is_bare and (make or os.listdir(place.path)):  # else nothing of ours belongs in there
         try:
-            return trust.open_lock(place.lock, 0o644), True
+            return trust.open_lock(place.lock), True
         except OSError as error:
             if error.errno != errno.EROFS:
                 raise
