@@ -51,12 +51,17 @@ Exit code 1 is also what `wdsfs check` and `diff` give when they have findings, 
 import errno
 from collections.abc import Sequence
 
+from wdsfs.names import shown
+
 
 class WdsfsError(Exception):
-    """Root of the tree; never raised itself."""
+    """Root of the tree; never raised itself. Each argument is one line, whatever names are in it."""
 
     errno = errno.EIO
     exit_code = 1
+
+    def __str__(self) -> str:
+        return "\n".join(shown(str(line)) for line in self.args)
 
 
 class UsageError(WdsfsError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Any
 
 from wdsfs import names
 
@@ -12,10 +13,17 @@ QUIET_MAX = 1000  # messages that are remembered for that
 
 
 class TerminalFormatter(logging.Formatter):
-    """Lines that can be shown on a terminal, whatever names are in them."""
+    """One line for each message, fit for a terminal, whatever names are in it.
 
-    def format(self, record: logging.LogRecord) -> str:
-        return names.shown_lines(super().format(record))
+    The lines of a traceback are indented, so that no text of an exception looks like a message.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = names.shown(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(f"  {names.shown(line)}" for line in super().formatException(ei).split("\n"))
 
 
 class LoggedMessages:

@@ -176,16 +176,13 @@ def readable(name: bytes) -> str:
 def shown(text: str) -> str:
     """Return foreign text fit for a terminal, on one line: control characters are escaped.
 
+    All names go through this on their way into messages, logs, tables and lines of results: errors (`WdsfsError`),
+    `log_lines`, `cli/output`, `status/dot_wdsfs` and `status_report` call it, not those who raise, log or print.
     Bytes that are not UTF-8 (`os.fsdecode`) stay as they are.
     """
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or 0xDC80 <= ord(c) <= 0xDCFF else repr(c)[1:-1] for c in text)
-
-
-def shown_lines(text: str) -> str:
-    """As `shown`, for a text of several lines."""
-    return "\n".join(map(shown, text.split("\n")))
 
 
 def meant(word: str, known: Iterable[str]) -> str:

@@ -240,7 +240,7 @@ def test_commands_are_offered_to_help(program: Program) -> None:
 
 def test_the_script_of_each_shell_is_printed(program: Program) -> None:
     for shell in SHELLS:
-        assert program.run("completion", shell).stdout.decode() == script(shell) + "\n"
+        assert program.run("completion", shell).stdout.decode() == script(shell).rstrip("\n") + "\n"
     guessed = program.run("completion", env={"SHELL": "/usr/bin/fish"})
     assert guessed.stdout == program.run("completion", "fish").stdout
     assert "name the shell" in program.refused("completion", env={"SHELL": "/bin/tcsh"}, code=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsfs.cli.options import Directory, json_option, set_for_all, trust_option
-from wdsfs.cli.output import bytes_text, print_table, say, table_of
+from wdsfs.cli.output import bytes_text, print_table, say, table_of, write_json
 from wdsfs.errors import IndexUnusable, UsageError
 from wdsfs.names import shown
 
@@ -124,18 +123,21 @@ def _mounted() -> dict[str, list[str]]:
 
 
 def _report_freed(freed: int, as_json: bool) -> None:
-    click.echo(json.dumps({"freed": freed}) if as_json else f"{bytes_text(freed)} freed")
+    if as_json:
+        write_json({"freed": freed})
+    else:
+        say(f"{bytes_text(freed)} freed")
 
 
 def _verify(remote: ObjectCache, prefixes: Sequence[str], as_json: bool) -> None:
     damaged = {one.shown: dropped for prefix in prefixes for one, dropped in remote.verify(prefix) if dropped}
     if as_json:
-        click.echo(json.dumps({"damaged": damaged}))
+        write_json({"damaged": damaged})
         return
     for url, dropped in damaged.items():
         say(f"{url}: {bytes_text(dropped)} were damaged; they are fetched again when they are read")
     if not damaged:
-        click.echo("no damage")
+        say("no damage")
 
 
 # --- showing -----------------------------------------------------------------------------------------------
@@ -146,7 +148,7 @@ def _show(
 ) -> None:
     report = _report(remote, entries, unpacked)
     if as_json:
-        click.echo(json.dumps(report))
+        write_json(report)
         return
     if entries:
         table = table_of("remote shards", *([] if each else ["shards"]), "complete", "bytes", "of", "last used")

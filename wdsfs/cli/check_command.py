@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -22,9 +21,8 @@ from wdsfs.cli.options import (
     trust_option,
     workers_of,
 )
-from wdsfs.cli.output import contents_text
+from wdsfs.cli.output import contents_text, say, write_json
 from wdsfs.errors import counted
-from wdsfs.names import shown
 
 if TYPE_CHECKING:
     from wdsfs.spec.expand import Shard
@@ -74,9 +72,9 @@ def check(
         if finding.is_note and not notes:
             return
         if as_json:
-            click.echo(json.dumps({"shard": path, **finding._asdict()}))
+            write_json({"shard": path, **finding._asdict()})
             return
-        click.echo(shown(finding.line(path)))
+        say(finding.line(path))
 
     workers = workers_of(executor, jobs)
     look = functools.partial(lint, reading=selection.reading, together=process_pool.together(found, workers))
@@ -93,9 +91,9 @@ def check(
     hint = " (--notes shows them)" if counts["notes"] and not notes else ""
     contents = contents_text(len(found), judge.samples, judge.members)
     findings = f"{counted(counts['findings'], 'finding')}, {counted(counts['notes'], 'note')}{hint}"
-    click.echo(f"{contents}: {findings}", err=True)
+    say(f"{contents}: {findings}", err=True)
     for text in filter(None, (_left_out_text(found), _not_looked_for_text(found))):
-        click.echo(text, err=True)
+        say(text, err=True)
     sys.exit(3 if counts["unreadable"] else 1 if counts["findings"] else 0)
 
 

@@ -6,7 +6,6 @@ What is written is decided in `commit/plan.py` and `commit/replace_in_place.py`.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import sys
 import time
@@ -27,7 +26,7 @@ from wdsfs.cli.options import (
     soundness_options,
     space_check_option,
 )
-from wdsfs.cli.output import say
+from wdsfs.cli.output import say, write_json
 from wdsfs.cli.overlay_report import show_done, show_further, show_plan, steps_json, unshown_samples
 from wdsfs.cli.overlay_session import OverlaySession, Wanted, overlay_session, unfinished_advice, wanted_options
 from wdsfs.cli.progress import INTERRUPTED, bytes_bar, disk_errors, ended_in_order, when_interrupted
@@ -342,17 +341,15 @@ def _abandon(session: OverlaySession, as_json: bool) -> None:
             "left": steps_json(left),
             "aside": None if aside is None else str(aside),
         }
-        click.echo(json.dumps(report))
+        write_json(report)
         return
-    click.echo(f"abandoned: {len(done)} of {counted(len(runner.plan.steps), 'shard')} written")
+    say(f"abandoned: {len(done)} of {counted(len(runner.plan.steps), 'shard')} written")
     for step in left:
         say(f"not written: {os.fsdecode(step.output.target)}")
     if aside is None:
-        click.echo("changes that are in no shard are still in the overlay; see: wdsfs diff")
+        say("changes that are in no shard are still in the overlay; see: wdsfs diff")
     else:
-        click.echo(
-            f"In a merged tree wdsfs cannot know which shard a change belongs to: all changes are in {aside}"
-        )
+        say(f"In a merged tree wdsfs cannot know which shard a change belongs to: all changes are in {aside}")
     show_further(done)
 
 

@@ -8,6 +8,7 @@ import sys
 import click
 
 from wdsfs.cli.completion import SHELLS, script
+from wdsfs.cli.output import say, write_page
 from wdsfs.errors import UsageError
 
 
@@ -33,6 +34,6 @@ def completion(shell: str | None) -> None:
     shell = shell or os.path.basename(os.environ.get("SHELL", ""))
     if shell not in SHELLS:
         raise UsageError(f"name the shell: {', '.join(SHELLS)}")
-    click.echo(script(shell))
+    write_page(script(shell))
     if sys.stdout.isatty():
-        click.echo("wdsfs: to use it, write it to a file: wdsfs completion --help says where", err=True)
+        say("wdsfs: to use it, write it to a file: wdsfs completion --help says where", err=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from wdsfs.cli.options import Opening, index_options, json_option
+from wdsfs.cli.output import say, write_json
 from wdsfs.cli.overlay_report import changes_json, counts_line, show_changes
 from wdsfs.cli.overlay_session import Wanted, overlay_session, unfinished_advice, wanted_options
 
@@ -42,8 +42,8 @@ def diff(wanted: Wanted, as_json: bool, opening: Opening) -> None:
             raise unfinished_advice(wanted)
         found = session.changes()
     if as_json:
-        click.echo(json.dumps(changes_json(found)))
+        write_json(changes_json(found))
     else:
         show_changes(found)
-    click.echo(counts_line(found), err=True)
+    say(counts_line(found), err=True)
     sys.exit(1 if found.unpackable or found.conflicts else 0)

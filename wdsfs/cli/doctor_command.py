@@ -5,7 +5,6 @@ The checks of the machine are in `doctor.py`, those of a URL in `store_checks.py
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ import click
 
 from wdsfs.cli import completion
 from wdsfs.cli.options import Directory, json_option, set_for_all, store_option
-from wdsfs.names import shown
+from wdsfs.cli.output import say, write_json
 
 if TYPE_CHECKING:
     from wdsfs.cli.doctor import MachineFinding
@@ -78,7 +77,7 @@ def _show(findings: Sequence[MachineFinding], as_json: bool, code: int) -> None:
     from dataclasses import asdict
 
     if as_json:
-        click.echo(json.dumps([asdict(finding) for finding in findings]))
+        write_json([asdict(finding) for finding in findings])
     else:
         for finding in findings:
             click.secho(
@@ -86,7 +85,7 @@ def _show(findings: Sequence[MachineFinding], as_json: bool, code: int) -> None:
                 nl=False,
                 fg={"ok": "green", "warn": "yellow", "fail": "red"}[finding.level],
             )
-            click.echo(shown(f"{finding.name}: {finding.detail}"))
+            say(f"{finding.name}: {finding.detail}")
             if finding.remedy:
-                click.echo(shown(f"      -> {finding.remedy}"))
+                say(f"      -> {finding.remedy}")
     sys.exit(code if any(finding.level == "fail" for finding in findings) else 0)

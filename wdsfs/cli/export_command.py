@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ from wdsfs.cli.options import (
     shards_argument,
     soundness_options,
 )
+from wdsfs.cli.output import say, write_json
 from wdsfs.errors import ExportError, counted
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ def export(
         report = write_indexes(below, kinds, os.fsencode(output), opening, md5)
     if as_json:
         written = [os.fsdecode(path) for path in report.written]
-        click.echo(json.dumps({"written": written, "warnings": report.warnings, "failures": report.failures}))
+        write_json({"written": written, "warnings": report.warnings, "failures": report.failures})
     else:
-        click.echo(f"{counted(len(report.written), 'file')} written, {counted(len(report.failures), 'failure')}")
+        say(f"{counted(len(report.written), 'file')} written, {counted(len(report.failures), 'failure')}")
     if report.failures:
         sys.exit(ExportError.exit_code)

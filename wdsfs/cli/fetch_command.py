@@ -6,7 +6,6 @@ process fetches at the moment is waited for.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -29,7 +28,7 @@ from wdsfs.cli.options import (
     trust_option,
     workers_of,
 )
-from wdsfs.cli.output import bytes_text, say
+from wdsfs.cli.output import bytes_text, say, write_json
 from wdsfs.cli.progress import bytes_bar, when_interrupted
 from wdsfs.errors import CacheFull, ShardError, counted, several
 
@@ -110,19 +109,19 @@ def fetch(
     _say_failures(report["failed"])
     report["failed"] = {os.fsdecode(path): str(error) for path, error in report["failed"].items()}
     if as_json:
-        click.echo(json.dumps(report))
+        write_json(report)
     else:
-        say(_report_text(report))
+        say(*_report_lines(report))
     if report["failed"]:
         sys.exit(3)
 
 
-def _report_text(report: Mapping[str, Any]) -> str:
+def _report_lines(report: Mapping[str, Any]) -> tuple[str, str]:
     part = f"{report['shards'] - len(report['failed']):,} of " if report["failed"] else ""
     return (
         f"{part}{counted(report['shards'], 'shard')} in the cache, {bytes_text(report['bytes'])}: "
-        f"{bytes_text(report['fetched'])} fetched, {bytes_text(report['there'])} were there before\n"
-        f"kept in {report['cache'] or 'the caches of the workers'}"
+        f"{bytes_text(report['fetched'])} fetched, {bytes_text(report['there'])} were there before",
+        f"kept in {report['cache'] or 'the caches of the workers'}",
     )
 
 

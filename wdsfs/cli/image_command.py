@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +19,7 @@ from wdsfs.cli.options import (
     shards_argument,
     soundness_options,
 )
-from wdsfs.cli.output import bytes_text
+from wdsfs.cli.output import bytes_text, say, write_json
 from wdsfs.cli.progress import write_image
 from wdsfs.cli.tree_options import TreeOptions, numbered_tree_options
 from wdsfs.errors import UsageError, counted
@@ -124,10 +123,10 @@ def image(
         made = write_image(make_numbered(below, view, tree.merge), target, options, opening.quiet)
     files = [one.shard(os.fsdecode(base)) for one in manifest.read(target).devices]
     if as_json:
-        click.echo(json.dumps({"image": output, **made._asdict(), "files": files}))
+        write_json({"image": output, **made._asdict(), "files": files})
     else:
         shown = counted(len(set(files)), "shard")  # one may be a device twice
-        click.echo(f"{output}: {shown}, {counted(made.inodes, 'inode')}, {bytes_text(made.size)}")
+        say(f"{output}: {shown}, {counted(made.inodes, 'inode')}, {bytes_text(made.size)}")
 
 
 def _octal(text: str) -> int:

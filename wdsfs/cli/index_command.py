@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import sys
 import time
@@ -14,7 +13,7 @@ import click
 
 from wdsfs.cli import completion
 from wdsfs.cli.options import Opening, index_options_with, json_option, set_options
-from wdsfs.cli.output import contents_text
+from wdsfs.cli.output import contents_text, say, write_json
 from wdsfs.cli.progress import Refreshed, ended_in_order, refresh_index, shards_bar, when_interrupted
 from wdsfs.errors import UsageError
 
@@ -95,7 +94,10 @@ def index(
     index.close()
     if not kept and target is None:
         raise IndexUnusable("nothing is kept: the index was a temporary one; see above, or set --index-dir")
-    click.echo(json.dumps(report) if as_json else _report_text(report))
+    if as_json:
+        write_json(report)
+    else:
+        say(*_report_lines(report))
     if done.unreadable and not allow_missing:
         sys.exit(3)
 
@@ -160,12 +162,13 @@ def _warn(index: Index, shards: Sequence[Shard], done: Refreshed) -> None:
         log.warning("%s", text)
 
 
-def _report_text(report: Mapping[str, Any]) -> str:
+def _report_lines(report: Mapping[str, Any]) -> tuple[str, str]:
     written = "written" in report
     where = f"{report['bytes']:,} bytes in {report['written']}" if written else f"kept in {report['index']}"
     return (
         f"{contents_text(report['shards'], report['samples'], report['members'])}; "
-        f"{report['rebuilt']} indexed in {report['seconds']} s\n{where}"
+        f"{report['rebuilt']} indexed in {report['seconds']} s",
+        where,
     )
 
 

@@ -5,7 +5,6 @@ What is counted is in `dataset/statistics.py` and `dataset/distributions.py`, wh
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from wdsfs.cli.options import (
     shards_argument,
     soundness_options,
 )
-from wdsfs.cli.output import bytes_text, contents_text, print_table, table_of
+from wdsfs.cli.output import bytes_text, contents_text, print_table, say, table_of, write_json
 from wdsfs.errors import UsageError, counted
 from wdsfs.names import shown
 
@@ -88,18 +87,18 @@ def info(
         if not opening.quiet:
             log.info("the plots are in %s", plot_file)
     if as_json:
-        click.echo(json.dumps(report))
+        write_json(report)
         return
-    click.echo(
+    say(
         f"{contents_text(report['shards'], report['samples'], report['members'])}, "
         f"{bytes_text(report['bytes'])} of content in {bytes_text(report['shard_bytes'])} of shards"
     )
     if report["damaged"]:
         verb = "is" if report["damaged"] == 1 else "are"
-        click.echo(f"{counted(report['damaged'], 'shard')} {verb} damaged; see: wdsfs check")
+        say(f"{counted(report['damaged'], 'shard')} {verb} damaged; see: wdsfs check")
     if report["apart"] or report["joined"]:
         told = f"{counted(report['apart'], 'sample')} with members that lie apart"
-        click.echo(f"{told}, {counted(report['joined'], 'shard')} of several tars; a commit puts that right")
+        say(f"{told}, {counted(report['joined'], 'shard')} of several tars; a commit puts that right")
     table = table_of("extension", "files", "bytes", "smallest", "median", "90 %", "largest")
     for row in report["extensions"]:
         sizes = [row[key] for key in ("bytes", "min", "median", "p90", "max")]

@@ -21,10 +21,12 @@ import click
 
 from wdsfs import __version__
 from wdsfs.cli.completion import commands
+from wdsfs.cli.output import say, write_page
 from wdsfs.cli.own_arguments import hide_secrets
 from wdsfs.cli.progress import INTERRUPTED
 from wdsfs.errors import UsageError, WdsfsError
-from wdsfs.names import meant, shown_lines
+from wdsfs.log_lines import TerminalFormatter
+from wdsfs.names import meant, shown
 
 EPILOG = """\b
 Exit codes: 0 done, 1 `check` or `diff` has findings (or a bug), 2 wrong arguments, 3 a shard is missing
@@ -39,17 +41,16 @@ class _Log(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.said: deque[str] = deque(maxlen=100)
+        self.setFormatter(TerminalFormatter("wdsfs: %(word)s%(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
+        record.word = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
+        text = self.format(record)
         if record.levelno >= logging.WARNING:
-            self.said.append(text)
-        if record.exc_info:
-            text += "\n" + logging.Formatter().formatException(record.exc_info)
-        word = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
+            self.said.append(record.message)
         # A terminal that is gone, or a pipe without a reader, must not end a mount.
         with contextlib.suppress(OSError, ValueError):
-            click.echo(shown_lines(f"wdsfs: {word}{text}"), err=True)
+            say(*text.split("\n"), err=True)
 
 
 _LOG = _Log()
@@ -97,11 +98,14 @@ class _Group(click.Group):
                     sys.stdout.flush()  # here, so that an error gets a message
             return result
         except WdsfsError as error:
-            if str(error) not in _LOG.said:
-                click.echo(shown_lines(f"wdsfs: {error}"), err=True)
+            if shown(str(error)) not in _LOG.said:
+                say(*f"wdsfs: {error}".split("\n"), err=True)
             ctx.exit(error.exit_code)
+        except click.ClickException as error:  # of an argument, which may be the name of a file
+            error.message = shown(error.message)  # type: ignore[misc]  # final is meant for those who catch it
+            raise
         except KeyboardInterrupt:
-            click.echo(f"wdsfs: interrupted{ctx.meta.get(INTERRUPTED, '')}", err=True)
+            say(f"wdsfs: interrupted{ctx.meta.get(INTERRUPTED, '')}", err=True)
             ctx.exit(130)
         except BrokenPipeError:  # `wdsfs ls ... | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -109,7 +113,7 @@ class _Group(click.Group):
         except OSError as error:
             if error.filename is not None:
                 raise
-            click.echo(f"wdsfs: the output cannot be written: {error.strerror}", err=True)
+            say(f"wdsfs: the output cannot be written: {error.strerror}", err=True)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             ctx.exit(1)
 
@@ -163,10 +167,10 @@ def help_command(ctx: click.Context, command: str | None) -> None:
     above = ctx.parent
     assert above is not None
     if command is None:
-        click.echo(above.get_help())
+        write_page(above.get_help())
         return
     if command in TOPICS:
-        click.echo(_page(TOPICS[command]), nl=False)
+        write_page(_page(TOPICS[command]))
         return
     found = main.get_command(above, command)
     if found is None:
@@ -176,7 +180,7 @@ def help_command(ctx: click.Context, command: str | None) -> None:
             f"and the topic{'s' * (len(TOPICS) > 1)} {topics}"
         )
     with click.Context(found, parent=above, info_name=command) as context:
-        click.echo(found.get_help(context))
+        write_page(found.get_help(context))
 
 
 def _page(name: str) -> str:

@@ -9,6 +9,7 @@ import sys
 import click
 
 from wdsfs import __version__
+from wdsfs.cli.output import write_page
 
 
 @click.command()
@@ -28,6 +29,6 @@ def man(ctx: click.Context) -> None:
     page = manual(above, __version__)
     program = shutil.which("man") if sys.stdout.isatty() else None
     if program is None:
-        click.echo(page, nl=False)
+        write_page(page)
         return
     sys.exit(subprocess.run([program, "--local-file", "-"], input=page.encode(), check=False).returncode)

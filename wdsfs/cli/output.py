@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import stat
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,7 +26,13 @@ def table_of(*columns: str) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    class LineTable(Table):
+        """A table in which a cell is a line, whatever names are in it."""
+
+        def add_row(self, *cells: Any, **options: Any) -> None:
+            super().add_row(*(shown(cell) if isinstance(cell, str) else cell for cell in cells), **options)
+
+    table = LineTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
     return table
@@ -60,9 +67,23 @@ def print_block(head: str, rows: Sequence[tuple[str, str]]) -> None:
         click.echo("\n".join(lines))
 
 
-def say(text: str) -> None:
-    """Write a line of results: to a terminal without what would control it, else as it is."""
-    click.echo(shown(text) if sys.stdout is not None and sys.stdout.isatty() else text)
+def say(*lines: str, err: bool = False) -> None:
+    """Write lines for people. A name in them makes no further line and controls no terminal, also in a pipe.
+
+    Semantics decision: only `ls` writes names into a pipe as they are, as ls(1) does; `--json` has them exactly.
+    """
+    for line in lines:
+        click.echo(shown(line), err=err)
+
+
+def write_json(value: object) -> None:
+    """Write a result as one line of JSON."""
+    click.echo(json.dumps(value))
+
+
+def write_page(text: str) -> None:
+    """Write text of the program's own, without any name in it."""
+    click.echo(text, nl=not text.endswith("\n"))
 
 
 def bytes_text(count: float) -> str:

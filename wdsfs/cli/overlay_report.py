@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from wdsfs.cli.output import bytes_text, print_table, say, table_of
+from wdsfs.cli.output import bytes_text, print_table, say, table_of, write_json
 from wdsfs.errors import counted
 
 if TYPE_CHECKING:
@@ -109,14 +106,14 @@ def unshown_samples(found: Changes) -> dict[str, int]:
 def _show_unshown(unshown: dict[str, int] | None) -> None:
     parts = [f"{count:,} {kind}" for kind, count in (unshown or {}).items() if count]
     if parts:
-        click.echo(f"these shards do not show which samples were removed or renamed: {', '.join(parts)}")
+        say(f"these shards do not show which samples were removed or renamed: {', '.join(parts)}")
 
 
 def show_plan(plan: Plan, unshown: dict[str, int] | None, as_json: bool) -> None:
     """Write the shards of a plan that is not carried out (`--dry-run`)."""
     rows = steps_json(plan.steps)
     if as_json:
-        click.echo(json.dumps(rows))
+        write_json(rows)
         return
     table = table_of("shard", "action", "samples", "bytes")
     for row in rows:
@@ -138,11 +135,11 @@ def show_done(
             "left_out": left_out,
             "seconds": round(seconds, 3),
         }
-        click.echo(json.dumps(report if unshown is None else {**report, "not_told": unshown}))
+        write_json(report if unshown is None else {**report, "not_told": unshown})
         return
     _show_left_out(plan)
     if not plan.steps:
-        click.echo("the overlay changes no shard" if unshown is None else "the overlay adds and changes no sample")
+        say("the overlay changes no shard" if unshown is None else "the overlay adds and changes no sample")
         _show_unshown(unshown)
         return
     counts = Counter(step.action for step in plan.steps)
@@ -150,7 +147,7 @@ def show_done(
     kept = f", {len(plan.steps) - len(done)} of them there already" if len(done) < len(plan.steps) else ""
     samples = sum(step.samples for step in plan.steps)
     size = bytes_text(sum(step.output.length for step in plan.steps))
-    click.echo(f"shards: {', '.join(parts)}{kept}; {samples:,} samples, {size}, in {seconds:.1f} s")
+    say(f"shards: {', '.join(parts)}{kept}; {samples:,} samples, {size}, in {seconds:.1f} s")
     for step in plan.steps:
         if step.action == "new":
             say(f"new: {os.fsdecode(step.output.target)}")

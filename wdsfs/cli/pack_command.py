@@ -5,7 +5,6 @@ What is written is decided in `pack/packing_plan.py`.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -27,7 +26,7 @@ from wdsfs.cli.options import (
     leave_out_option,
     space_check_option,
 )
-from wdsfs.cli.output import bytes_text, print_table, say, table_of
+from wdsfs.cli.output import bytes_text, print_table, say, table_of, write_json
 from wdsfs.cli.progress import bytes_bar, disk_errors, ended_in_order, when_interrupted
 from wdsfs.errors import ExportError, UsageError, counted
 
@@ -241,7 +240,7 @@ def _facts(plan: PackingPlan) -> dict[str, Any]:
 
 def _show_plan(plan: PackingPlan, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(_facts(plan)))
+        write_json(_facts(plan))
         return
     table = table_of("shard", "samples", "bytes")
     for row in _rows(plan):
@@ -252,12 +251,12 @@ def _show_plan(plan: PackingPlan, as_json: bool) -> None:
 
 def _show_done(plan: PackingPlan, done: Sequence[PlannedShard], seconds: float, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps({**_facts(plan), "written": len(done), "seconds": round(seconds, 3)}))
+        write_json({**_facts(plan), "written": len(done), "seconds": round(seconds, 3)})
         return
     _show_left_out(plan)
     kept = len(plan.shards) - len(done)
     samples = sum(len(shard.samples) for shard in plan.shards)
-    click.echo(
+    say(
         f"{counted(len(plan.shards), 'shard')}{f', {kept} of them there already' if kept else ''}: "
         f"{counted(samples, 'sample')}, {bytes_text(plan.length)}, in {seconds:.1f} s"
     )
@@ -270,4 +269,4 @@ def _show_left_out(plan: PackingPlan) -> None:
     for one in left_out.named:
         say(f"left out: {os.fsdecode(one.path)}: {one.reason}")
     if left_out.summary:
-        click.echo(f"left out: {left_out.summary}")
+        say(f"left out: {left_out.summary}")

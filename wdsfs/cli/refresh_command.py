@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 from collections.abc import Iterable, Iterator
@@ -13,8 +12,8 @@ import click
 
 from wdsfs.cli import completion
 from wdsfs.cli.options import json_option
+from wdsfs.cli.output import say, write_json
 from wdsfs.errors import MountError, counted, several
-from wdsfs.names import shown
 
 if TYPE_CHECKING:
     from wdsfs.mount.guard import Registration
@@ -42,21 +41,21 @@ def refresh(mountpoint: str, as_json: bool) -> None:
     if answer.get("error"):
         raise MountError(answer["error"])
     if as_json:
-        click.echo(json.dumps(answer))
+        write_json(answer)
         return
     for sign, key in (("+", "added"), ("-", "removed")):
         for one in answer[key]:
-            click.echo(shown(f"{sign} {one['name']}  {one['shard']}"))
+            say(f"{sign} {one['name']}  {one['shard']}")
     for one in answer.get("replaced", ()):
-        click.echo(shown(f"~ {one}"))
+        say(f"~ {one}")
     for one in answer["left_out"]:
-        click.echo(shown(f"not shown: {one['shard']}: {one['why']}"), err=True)
+        say(f"not shown: {one['shard']}: {one['why']}", err=True)
     if answer["kept"]:
-        click.echo(shown(f"kept: {answer['kept']}"), err=True)
+        say(f"kept: {answer['kept']}", err=True)
     changes = f"{len(answer['added']):,} added, {len(answer['removed']):,} removed"
     if answer.get("replaced"):
         changes += f", {len(answer['replaced']):,} replaced"
-    click.echo(f"{counted(answer['shards'], 'shard')}: {changes}")
+    say(f"{counted(answer['shards'], 'shard')}: {changes}")
 
 
 def _ask(mountpoint: str) -> dict[str, Any]:

@@ -7,10 +7,8 @@ As `cli/overlay_session.py`, it takes a mount or an overlay that is not mounted.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,6 +17,7 @@ import click
 
 from wdsfs.cli import completion
 from wdsfs.cli.options import Opening, index_options, json_option
+from wdsfs.cli.output import say, write_json
 from wdsfs.cli.overlay_session import (
     FREEZE_SECONDS,
     daemon_of,
@@ -249,14 +248,13 @@ def _show(changes: Sequence[RestoredChange], dry_run: bool, as_json: bool) -> No
     rows = [(one.kind, os.fsdecode(one.path), os.fsdecode(one.was)) for one in changes]
     if as_json:
         undone = [{"kind": kind, "path": path, "was": was or None} for kind, path, was in rows]
-        click.echo(json.dumps({"undone": undone, "dry_run": dry_run}))
+        write_json({"undone": undone, "dry_run": dry_run})
         return
-    on_terminal = sys.stdout.isatty()
     for kind, path, was in rows:
         text = f"{was} -> {path}" if was else path
-        click.echo(f"{kind:<8} {shown(text) if on_terminal else text}")
+        say(f"{kind:<8} {text}")
     counts = Counter(kind for kind, *_ in rows)
     summary = ", ".join(
         f"{counts[kind]:,} {kind}" for kind in ("changed", "removed", "renamed", "new") if counts[kind]
     )
-    click.echo(f"{'would be undone' if dry_run else 'undone'}: {summary}", err=True)
+    say(f"{'would be undone' if dry_run else 'undone'}: {summary}", err=True)

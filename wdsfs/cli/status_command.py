@@ -6,7 +6,6 @@ says is believed: their runtime directories, sockets and files are theirs, and r
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ import click
 
 from wdsfs.cli import completion
 from wdsfs.cli.options import json_option
-from wdsfs.cli.output import bytes_text, print_block
+from wdsfs.cli.output import bytes_text, print_block, say, write_json
 from wdsfs.errors import MountError, counted, several
 
 MOUNTED = "mounted"  # the state of a mount of another user: its daemon was not asked
@@ -65,9 +64,9 @@ def status(mountpoint: str | None, as_json: bool) -> None:
     if mountpoint is not None and not reports:
         raise MountError(f"{wanted}: no mount of yours is there; see: wdsfs status")
     if as_json:
-        click.echo(json.dumps(reports))
+        write_json(reports)
     elif not reports:
-        click.echo("no wdsfs mounts")
+        say("no wdsfs mounts")
     for report in [] if as_json else reports:
         full = {**_DEFAULTS, **report}
         if full["state"] == KERNEL:
@@ -76,9 +75,9 @@ def status(mountpoint: str | None, as_json: bool) -> None:
             rows = _foreign_rows(full) if full["state"] == MOUNTED else _rows(full, mountpoint is not None)
         print_block(_head(full), rows)
     if any(report["state"] == control.UNSUPERVISED for report in reports):
-        click.echo("without its supervisor a mount ends with its workers: unmount and mount it soon", err=True)
+        say("without its supervisor a mount ends with its workers: unmount and mount it soon", err=True)
     if any(report["state"] == control.DEAD for report in reports):
-        click.echo("a dead mount is cleared with: wdsfs umount MOUNTPOINT", err=True)
+        say("a dead mount is cleared with: wdsfs umount MOUNTPOINT", err=True)
 
 
 def _report(daemon: Any) -> dict[str, Any]:

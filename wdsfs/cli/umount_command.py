@@ -9,8 +9,8 @@ import sys
 import click
 
 from wdsfs.cli import completion
+from wdsfs.cli.output import say
 from wdsfs.errors import UsageError
-from wdsfs.names import shown
 
 log = logging.getLogger("wdsfs")
 
@@ -41,7 +41,7 @@ def umount(mountpoints: tuple[str, ...], everything: bool, lazy: bool) -> None:
         images = [os.fsdecode(one.mount.path) for one in mounted_images()][::-1] if os.geteuid() == 0 else []
         mountpoints = (*(daemon.mountpoint for daemon in found), *images)
         if not mountpoints:
-            click.echo("no wdsfs mounts")
+            say("no wdsfs mounts")
     code = 0
     for mountpoint in mountpoints:
         try:
@@ -51,5 +51,5 @@ def umount(mountpoints: tuple[str, ...], everything: bool, lazy: bool) -> None:
             code = error.exit_code
         else:
             if everything:
-                click.echo(shown(mountpoint))
+                say(mountpoint)
     sys.exit(code)

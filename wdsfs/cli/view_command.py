@@ -26,6 +26,7 @@ from wdsfs.cli.options import (
     set_options,
     soundness_options,
 )
+from wdsfs.cli.output import say
 from wdsfs.cli.progress import ended_in_order
 from wdsfs.cli.served_mount import mount_of
 from wdsfs.cli.tree_options import composition_options
@@ -142,7 +143,7 @@ def _launcher(browser: bool) -> Iterator[Callable[[str], None]]:
     with contextlib.ExitStack() as stack:
 
         def launch(address: str) -> None:
-            click.echo(address)
+            say(address)
             log.info("serving on this machine until Ctrl-C")
             if browser and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
                 import webbrowser

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import asdict
@@ -12,8 +11,7 @@ import click
 
 from wdsfs.cli import completion
 from wdsfs.cli.options import json_option
-from wdsfs.cli.output import bytes_text, print_block
-from wdsfs.names import shown
+from wdsfs.cli.output import bytes_text, print_block, say, write_json
 
 if TYPE_CHECKING:
     from wdsfs.mount.where import Origin
@@ -41,10 +39,10 @@ def where(paths: tuple[str, ...], as_json: bool) -> None:
             {"path": one.path, "error": str(one.error)} if isinstance(one, NoOrigin) else asdict(one)
             for one in found
         ]
-        click.echo(json.dumps(rows))
+        write_json(rows)
     for one in found:
         if isinstance(one, NoOrigin):
-            click.echo(shown(f"wdsfs: {one.error}"), err=True)
+            say(f"wdsfs: {one.error}", err=True)
         elif not as_json:
             print_block(_head(one), _rows(one))
     failed = [one.error.exit_code for one in found if isinstance(one, NoOrigin)]

@@ -130,7 +130,7 @@ class Planner:
         forgotten = set(self.changes.upper.contents()) - written - named - self.changes.covered
         if forgotten:
             text = "nothing was written, since files would be in no shard; this is an error of wdsfs"
-            raise CommitError(f"{text}, please report it with these names:{_listing(sorted(forgotten))}")
+            raise CommitError(f"{text}, please report it with these names:", *_listing(sorted(forgotten)))
 
     def _refuse_losses(self) -> None:
         changes, options = self.changes, self.options
@@ -139,8 +139,8 @@ class Planner:
             refused += [("", one) for one in changes.unpackable]
         if refused:
             told = _listing([os.fsencode(f"{word}{os.fsdecode(one.path)}: {one.reason}") for word, one in refused])
-            advice = "" if options.in_place or changes.conflicts else "\n--leave-out goes ahead without it"
-            raise CommitError(f"this cannot be packed:{told}{advice}")
+            advice = [] if options.in_place or changes.conflicts else ["--leave-out goes ahead without it"]
+            raise CommitError("this cannot be packed:", *told, *advice)
         self.plan.left_out = [*changes.leavings, *changes.unpackable]
         if options.changed_only:
             self.plan.left_out += self._changed_strays()
@@ -406,10 +406,10 @@ def _exists(target: bytes) -> bool:
     return bool(shards.found([target]))
 
 
-def _listing(lines: Sequence[bytes]) -> str:
+def _listing(lines: Sequence[bytes]) -> list[str]:
     """Return the first lines of a long list, for a message."""
-    more = f"\n  and {len(lines) - 10} more; see: wdsfs diff" if len(lines) > 10 else ""
-    return "".join(f"\n  {os.fsdecode(line)}" for line in lines[:10]) + more
+    more = [f"  and {len(lines) - 10} more; see: wdsfs diff"] if len(lines) > 10 else []
+    return [f"  {os.fsdecode(line)}" for line in lines[:10]] + more
 
 
 def _unit_of(sample: NewSample) -> Unit:

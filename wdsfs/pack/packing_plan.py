@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from wdsfs.commit.output_names import namer, refuse_compressed_name
 from wdsfs.commit.pieces import MAXSIZE
 from wdsfs.errors import CommitError, UsageError, counted
-from wdsfs.names import shown
 from wdsfs.pack.file_table import LeftOut
 from wdsfs.pack.layouts import AUTO, CLASSES, Layout, layout_of
 from wdsfs.pack.order import Numbers, Split, order_of, split_of
@@ -200,19 +199,16 @@ def make_plan(directories: Sequence[str], options: PackOptions) -> PackingPlan:
 def _refuse_losses(left_out: LeftOut, options: PackOptions) -> None:
     if left_out.unpackable_count and not options.leave_out:
         raise CommitError(
-            f"{counted(left_out.unpackable_count, 'file')} cannot be packed:{_listing(left_out)}\n"
-            "--leave-out goes ahead without"
+            f"{counted(left_out.unpackable_count, 'file')} cannot be packed:",
+            *_listing(left_out),
+            "--leave-out goes ahead without",
         )
 
 
-def _listing(left_out: LeftOut) -> str:
-    lines = [f"\n  {os.fsdecode(one.path)}: {one.reason}" for one in left_out.unpackable[:NAMED_MAX]]
+def _listing(left_out: LeftOut) -> list[str]:
+    lines = [f"  {os.fsdecode(one.path)}: {one.reason}" for one in left_out.unpackable[:NAMED_MAX]]
     more = left_out.unpackable_count - len(lines)
-    return "".join(map(_on_one_line, lines)) + (f"\n  ... and {more} more" if more else "")
-
-
-def _on_one_line(text: str) -> str:
-    return "\n" + shown(text[1:])
+    return lines + ([f"  ... and {more} more"] if more else [])
 
 
 # --- classes -------------------------------------------------------------------------------------------------

@@ -231,7 +231,7 @@ class HiddenDirectory:
 
     def _problems(self) -> bytes:
         """A line for each shard that is not whole, as far as they are indexed."""
-        rows = (f"{path}: {problem}".replace("\n", "\\n") for path, problem in self.lower.damaged())
+        rows = (names.shown(f"{path}: {problem}") for path, problem in self.lower.damaged())
         return "".join(f"{row}\n" for row in rows).encode("utf-8", "surrogateescape")
 
     def _wids_index(self) -> bytes:

@@ -15,6 +15,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from wdsfs import names
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.dataset.tree import Totals
 from wdsfs.status import remote_report
@@ -184,6 +185,6 @@ def _lines(one: _Metric, mount: str, report: dict[str, Any]) -> Iterator[str]:
 
 
 def _label(text: str) -> str:
-    """The value of a label: UTF-8 whatever the path is; backslashes, quotes and line feeds escaped."""
-    readable = text.encode("utf-8", "backslashreplace")[-LABEL_MAX:].decode("utf-8", "ignore")
-    return readable.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    """The value of a label: UTF-8 on one line whatever the path is; backslashes and quotes are escaped."""
+    readable = names.shown(text).encode("utf-8", "backslashreplace")[-LABEL_MAX:].decode("utf-8", "ignore")
+    return readable.replace("\\", "\\\\").replace('"', '\\"')
