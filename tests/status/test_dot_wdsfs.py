@@ -303,7 +303,7 @@ def test_status_and_metrics_say_the_same(mount: Mount) -> None:
     assert all(name.startswith("wdsfs_") for name in families)
     assert all(family.documentation for family in families.values())
     assert {sample.labels["mountpoint"] for family in families.values() for sample in family.samples} == {
-        '/mnt/a "b"\\c\n\\udcff'
+        '/mnt/a "b"\\c\\n\\udcff'
     }
     value = {name: family.samples[0].value for name, family in families.items() if family.samples}
     expected = {
