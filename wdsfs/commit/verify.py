@@ -24,7 +24,7 @@ from wdsfs.storage.durable import CHUNK
 from wdsfs.storage.source import TarBytes, pread
 from wdsfs.tar import headers, scan
 from wdsfs.tar.columns import Chunk
-from wdsfs.tar.problems import HARMLESS, Problem
+from wdsfs.tar.problems import HARMLESS, Problems
 
 DENSE = 8192  # bytes per member; with less, comparing all bytes is quicker than reading the headers
 
@@ -108,7 +108,7 @@ def _scan_back(fd: int, output: Output, written: Sequence[WrittenFile]) -> None:
     For new members name, time and content are compared, too; copied ranges were copied by the kernel.
     """
     layouts = output.layouts or {}
-    problems: list[Problem] = []
+    problems = Problems()
     heads, sizes = _expected(output, layouts)
     new = {one.head: one for one in written}
     at = 0
@@ -121,7 +121,7 @@ def _scan_back(fd: int, output: Output, written: Sequence[WrittenFile]) -> None:
         for row in rows[np.isin(chunk.heads[rows], list(new))].tolist() if new else ():
             _verify_new(fd, output, chunk, row, new.pop(int(chunk.heads[row])))
         at = stop
-    damage = [problem for problem in problems if problem.kind not in HARMLESS]
+    damage = [problem for problem in problems.listed() if problem.kind not in HARMLESS]
     if at != len(heads) or new or damage:
         raise _wrong(output, damage[0].text if damage else "members are missing")
 

@@ -9,10 +9,10 @@ from wdsfs import names
 from wdsfs.index.member_draft import MemberDraft
 from wdsfs.index.record import STRAY
 from wdsfs.names import readable
-from wdsfs.tar.problems import Problem
+from wdsfs.tar.problems import Problem, Problems
 
 
-def resolve(draft: MemberDraft, columns: dict[str, NDArray[np.int64]], problems: list[Problem]) -> dict[int, int]:
+def resolve(draft: MemberDraft, columns: dict[str, NDArray[np.int64]], problems: Problems) -> dict[int, int]:
     """Return for each link that does not dangle its row and that of its target, which is no link itself.
 
     `columns` and `draft` get what the link shares with its target. A link that dangles is added to `problems`.

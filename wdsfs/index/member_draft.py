@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from array import array
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,9 +21,11 @@ from wdsfs.index.record import KINDS, LINK, STRAY
 from wdsfs.names import readable
 from wdsfs.tar import headers
 from wdsfs.tar.columns import Chunk
-from wdsfs.tar.problems import Problem
+from wdsfs.tar.problems import PROBLEMS_MAX, Problem
 
-PROBLEMS_MAX = 1000  # problems and unshown members kept word for word; further ones are counted
+# Folders that any shard may have, and one more for each so many bytes of it: some 350 bytes of memory each. A new
+# folder needs a member, and that has a header of 512 bytes.
+FOLDERS_FREE, FOLDER_BYTES = 1 << 16, 128
 
 
 @dataclass(slots=True)
@@ -58,10 +61,11 @@ class Folders:
     """The folders of a shard in order of appearance; number 0 is the top.
 
     Of their paths only checksums are kept: `sums`, and `prefixes`, which include the slash after the path. The
-    paths themselves would grow with the square of the depth, and a name may have half a million slashes.
+    paths themselves would grow with the square of the depth.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
         self.names, self.parents = [b""], [0]
         self.sums, self.prefixes = [0], [0]
         self.numbers: dict[tuple[int, bytes], int] = {}
@@ -69,7 +73,10 @@ class Folders:
         self.mtimes: dict[int, int] = {}
 
     def number(self, raw: bytes) -> int:
-        """The number of the folder with this raw name (with its last slash), added with its parents if new."""
+        """The number of the folder with this raw name (with its last slash), added with its parents if new.
+
+        Raises TooManyFolders.
+        """
         found = self.by_raw.get(raw)
         if found is None:
             found = 0
@@ -89,6 +96,8 @@ class Folders:
         found = self.numbers.get((parent, name))
         if found is None:
             found = len(self.names)
+            if found > self.limit:
+                raise TooManyFolders
             self.numbers[parent, name] = found
             self.names.append(name)
             self.parents.append(parent)
@@ -109,6 +118,10 @@ class Folders:
         return order
 
 
+class TooManyFolders(Exception):
+    """Raised where a shard gets more folders than one of its size can have."""
+
+
 class HardLink(NamedTuple):
     """A hard link, resolved after the scan; `row` counts members."""
 
@@ -119,11 +132,12 @@ class HardLink(NamedTuple):
 class MemberDraft:
     """Entries and members of a shard, collected chunk by chunk in compact arrays."""
 
-    def __init__(self, group_by_key: bool = False) -> None:
+    def __init__(self, group_by_key: bool = False, size: int = 1 << 62) -> None:
+        """A draft of a shard of `size` bytes: its folders are limited by that."""
         # With `group_by_key`: samples by raw key, and the samples whose members are not adjacent.
         self.known: dict[bytes, int] | None = {} if group_by_key else None
         self.apart: set[int] = set()
-        self.folders = Folders()
+        self.folders = Folders(FOLDERS_FREE + size // FOLDER_BYTES)
         self.entry_folder, self.entry_crc = array("I"), array("I")
         self.entry_flags = bytearray()
         self.entry_names: list[bytes] = []
@@ -140,22 +154,29 @@ class MemberDraft:
         self.key, self.key_entry = b"", -1
         self.last_head = 0
 
-    def add(self, chunk: Chunk) -> None:
-        """Add the members of a chunk."""
+    def add(self, chunk: Chunk) -> Problem | None:
+        """Add the members of a chunk; return the problem that ends the shard inside it, if there is one."""
         plain = names.are_plain(chunk.names)
         self.plain = self.plain and plain
         keep: list[int] = []
         fast = plain and not chunk.sparse and not (chunk.types != headers.REGULAR).any()
-        if fast:
-            self._add_plain(chunk.names)
-        else:
-            keep = self._add_any(chunk, plain)
+        rest, damage, end = iter(chunk.names), None, len(chunk.names)
+        try:
+            if fast:
+                self._add_plain(rest)
+            else:
+                self._add_any(chunk, rest, plain, keep)
+        except TooManyFolders:
+            end -= len(list(rest)) + 1
+            text = f"more than {self.folders.limit:,} folders in a shard of its size: what follows is not read"
+            damage = Problem(int(chunk.heads[end]), "damaged", text)
         for name, column in zip(self.columns, (chunk.heads, chunk.datas, chunk.sizes, chunk.mtimes), strict=True):
-            self.columns[name].append(column if fast else column[keep])
-        if len(chunk.heads):
-            self.last_head = int(chunk.heads[-1])
+            self.columns[name].append(column[:end] if fast else column[keep])
+        if end:
+            self.last_head = int(chunk.heads[end - 1])
+        return damage
 
-    def _add_plain(self, member_names: list[bytes]) -> None:
+    def _add_plain(self, member_names: Iterator[bytes]) -> None:
         """The fast path: regular members, none of them sparse, whose names need no escape."""
         key, entry, extensions, folders = self.key, self.key_entry, self.extensions, self.folders
         apart = self.known is not None
@@ -184,11 +205,10 @@ class MemberDraft:
             add_extension(number)
         self.key, self.key_entry = key, entry
 
-    def _add_any(self, chunk: Chunk, plain: bool) -> list[int]:
-        """The slow path: any kind of member, any name. Return the rows that became members."""
-        keep: list[int] = []
+    def _add_any(self, chunk: Chunk, member_names: Iterator[bytes], plain: bool, keep: list[int]) -> None:
+        """The slow path: any kind of member, any name. `keep` gets the rows that become members."""
         base = len(self.member_entry)
-        for row, name in enumerate(chunk.names):
+        for row, name in enumerate(member_names):
             kind = int(chunk.types[row])
             if kind == headers.DIRECTORY:
                 self.folders.mtimes[self.folders.number(name + b"/" if name else b"")] = int(chunk.mtimes[row])
@@ -222,7 +242,6 @@ class MemberDraft:
                 self.links.append(HardLink(member, chunk.links[row]))
             if row in chunk.sparse:
                 self.sparse[member] = np.array(chunk.sparse[row], dtype=np.int64).reshape(-1, 2)
-        return keep
 
     def take(self, source: DerivedMembers) -> None:
         """Add all members of a derived record at once. The draft must be empty."""

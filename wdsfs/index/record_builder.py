@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 from wdsfs.errors import CorruptShard
 from wdsfs.index import hard_links
 from wdsfs.index.aliases import Alias, find_aliases
-from wdsfs.index.member_draft import PROBLEMS_MAX, DerivedMembers, Folders, MemberDraft
+from wdsfs.index.member_draft import DerivedMembers, Folders, MemberDraft
 from wdsfs.index.record import FORMAT, HAS_SAMPLES, STRAY, ends_checksum
 from wdsfs.index.record_order import OrderedDraft
 from wdsfs.index.record_sections import Sections
 from wdsfs.inodes import FOLDER, INDEX_MAX, index_of, kind_of
 from wdsfs.reading import PLAIN, Reading
 from wdsfs.storage.identity import Fingerprint
-from wdsfs.storage.source import TarBytes
+from wdsfs.storage.source import TarBytes, size_of
 from wdsfs.tar import headers, scan
-from wdsfs.tar.problems import Problem
+from wdsfs.tar.problems import Problem, Problems
 
 
 def build(
@@ -43,11 +43,14 @@ def build(
     damage in `Record.problems`. Raises OSError when the file cannot be read, CorruptShard when it has more members
     than a record can number.
     """
-    problems = [] if problem is None else [problem]
-    draft = MemberDraft(reading.group_by_key)
+    problems = Problems([] if problem is None else [problem])
+    draft = MemberDraft(reading.group_by_key, size_of(fd))
     marks = reading.marks()
     for chunk in scan.scan(fd, problems, marks=marks):
-        draft.add(chunk)
+        damage = draft.add(chunk)
+        if damage is not None:
+            problems.append(damage)
+            break
         _check_count(len(draft.member_entry))
     about: dict[str, Any] = {
         "fingerprint": fingerprint,
@@ -73,7 +76,7 @@ def derive(source: DerivedMembers, fingerprint: Fingerprint, view: dict[str, Any
     draft = MemberDraft()
     draft.take(source)
     sections = Sections()
-    directory = _pack(draft, source.problems, sections)
+    directory = _pack(draft, Problems(source.problems), sections)
     directory["problem_count"] += source.problems_more
     for name, values in source.lists.items():
         sections.put_names(name, values)
@@ -87,7 +90,7 @@ def _check_count(members: int) -> None:
         raise CorruptShard(f"more than {INDEX_MAX} members in one shard")
 
 
-def _pack(draft: MemberDraft, problems: list[Problem], sections: Sections) -> dict[str, Any]:
+def _pack(draft: MemberDraft, problems: Problems, sections: Sections) -> dict[str, Any]:
     """Put all sections of a draft; return what the directory of the record says of it.
 
     docs/format.md lists the sections. Their order counts: `Record.checksum`, which commits keep, depends on it.
@@ -115,7 +118,7 @@ def _pack(draft: MemberDraft, problems: list[Problem], sections: Sections) -> di
         "all_sampled": bool((ordered.folder_flags[1:] & HAS_SAMPLES).all()),
         "links": bool(draft.links),
         "all_listed": not ordered.entry_flags.any(),
-        "problems": sorted(problems)[:PROBLEMS_MAX],
+        "problems": problems.listed(),
         "problem_count": len(problems),
         "unshown": draft.unshown,
         "unshown_count": draft.unshown_count,

@@ -20,7 +20,7 @@ from wdsfs.errors import ExportError
 from wdsfs.names import readable
 from wdsfs.storage.source import TarBytes
 from wdsfs.tar import headers, member_reader, scan
-from wdsfs.tar.problems import HARMLESS, Problem
+from wdsfs.tar.problems import HARMLESS, Problems
 
 FOLDER = b".nv-meta"
 
@@ -72,7 +72,7 @@ def samples(fd: TarBytes) -> Iterator[EnergonSample]:
     Raises ExportError for what Energon skips or misreads: a damaged shard (also after its last sample), an empty
     file, sparse members, names that are no UTF-8. Raises OSError when the file cannot be read.
     """
-    problems: list[Problem] = []
+    problems = Problems()
     key, start, last = None, 0, -1
     parts: list[EnergonPart] = []
     for chunk in scan.scan(fd, problems):
@@ -100,7 +100,7 @@ def samples(fd: TarBytes) -> Iterator[EnergonSample]:
                 key, start, parts = own, head, []
             parts.append(EnergonPart(extension, data, size))
         last = int(chunk.heads[-1])
-    damage = [problem for problem in problems if problem.kind not in HARMLESS or problem.kind == "empty"]
+    damage = [problem for problem in problems.listed() if problem.kind not in HARMLESS or problem.kind == "empty"]
     if damage:
         raise ExportError(f"the shard is damaged: {damage[0].text}")
     if key is not None:

@@ -13,7 +13,7 @@ import os
 import stat
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,6 +31,7 @@ from wdsfs.storage import source
 from wdsfs.storage.source import TarBytes, open_beside
 from wdsfs.tar import compressed, headers, scan
 from wdsfs.tar.columns import Chunk
+from wdsfs.tar.problems import Problem, Problems
 
 EXAMPLES = 100  # findings of one kind in one shard that are listed; further ones are counted
 KEPT = 1000  # samples of a shard that are remembered in case they lack an extension that others have
@@ -78,6 +79,14 @@ class Lint:
         if self.counts[kind] <= EXAMPLES:
             self.findings.append(LintFinding(kind, offset, member, text))
 
+    def add_problems(self, problems: Sequence[Problem], count: int, last: tuple[int, bytes] = (-1, b"")) -> None:
+        """Add the problems of a shard, of which there are `count` in all; `last` is its last member (head, name)."""
+        for problem in problems:
+            member = text_of(last[1]) if problem.offset == last[0] else ""
+            self.add(problem.kind, problem.offset, member, problem.text)
+        if count > len(problems):
+            self.add(problems[0].kind, -1, "", f"and {count - len(problems)} more problems")
+
 
 def lint(path: bytes, reading: Reading = PLAIN, together: int = 1) -> Lint:
     """Look at one shard, read so; `together` remote ones at the same time. Raises MissingShard, UnreadableShard.
@@ -95,7 +104,7 @@ def lint(path: bytes, reading: Reading = PLAIN, together: int = 1) -> Lint:
             if kind is not None and path.endswith(b".tar"):
                 text = f"called .tar, but {kind}-compressed: webdataset reads it, DALI, Energon and wids do not"
                 found.add("compressed", -1, "", text)
-            problems = [] if problem is None else [problem]
+            problems = Problems([] if problem is None else [problem])
             marks = reading.marks()
             for chunk in scan.scan(remote_scan.reader_of(shard, tar, together), problems, marks=marks):
                 reader.read(chunk)
@@ -103,9 +112,7 @@ def lint(path: bytes, reading: Reading = PLAIN, together: int = 1) -> Lint:
             reader.find_clashes(tar)
         if marks:
             found.add("behind end mark", marks[0], "", _joined_text(len(marks)))
-        for problem in problems:
-            member = text_of(reader.last[1]) if problem.offset == reader.last[0] else ""
-            found.add(problem.kind, problem.offset, member, problem.text)
+        found.add_problems(problems.listed(), len(problems), reader.last)
         fd = shard if isinstance(shard, int) and tar is shard else None
         for side, text in () if fd is None else _side_indexes(path, fd, reading):
             found.add("wrong index", -1, "", f"{os.fsdecode(side)}: {text}")
@@ -131,11 +138,7 @@ def _split_sample_text(first: int, gathered: bool = False) -> str:
 def lint_record(record: Record) -> Lint:
     """Look at the record of a shard: damage, split samples, and which extensions samples have."""
     found = Lint(samples=record.samples, members=record.members)
-    for problem in record.problems:
-        found.add(problem.kind, problem.offset, "", problem.text)
-    if record.problem_count > len(record.problems):
-        more = record.problem_count - len(record.problems)
-        found.add(record.problems[0].kind, -1, "", f"and {more} more problems")
+    found.add_problems(record.problems, record.problem_count)
     starts = record.array("entry.member").astype(np.int64)
     samples = np.flatnonzero((record.array("entry.flags") & STRAY) == 0)
     _find_split_samples(record, samples, starts, found)

@@ -33,7 +33,7 @@ from wdsfs.status import control
 from wdsfs.storage import source
 from wdsfs.storage.held_files import HeldFile
 from wdsfs.tar.compressed import kind_at
-from wdsfs.tar.problems import Problem
+from wdsfs.tar.problems import Problems
 from wdsfs.tar.scan import scan
 
 FUSE, KERNEL = "fuse", "kernel"
@@ -474,7 +474,7 @@ def _members_of(shard: str, wanted: _Wanted) -> _Found:
         fd = source.open_shard(os.fsencode(shard))
     except (MissingShard, UnreadableShard):
         return found
-    problems: list[Problem] = []
+    problems = Problems()
     try:
         for chunk in scan(fd, problems, marks=[]):
             for at, size, name in zip(chunk.datas.tolist(), chunk.sizes.tolist(), chunk.names, strict=True):

@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from wdsfs.tar.headers import GNU_LINK, GNU_NAME
 from wdsfs.tar.problems import Damage
 
+# Semantics decision: bytes of a name or of a link's target, as the kernel takes them (PATH_MAX without the NUL), and
+# folders of a name. With what lies past that no path could be typed.
+NAME_MAX, DEPTH_MAX = 4095, 256
+
 
 @dataclass(slots=True)
 class Extended:
@@ -50,6 +54,15 @@ class Extended:
                     raise Damage(start, "damaged", text) from None
         if sparse_name:  # "path" is a made-up name then, for readers that do not know sparse files
             self.name = sparse_name
+
+
+def unusable(extended: Extended) -> str | None:
+    """Return why a name or target is beyond all bounds; None if none is. (Those of a header block never are.)"""
+    for text, what in ((extended.name, "name"), (extended.link, "target")):
+        if text is not None and len(text) > NAME_MAX:
+            return f"its {what} has {len(text):,} bytes, and {NAME_MAX:,} is the most"
+    folders = 0 if extended.name is None else extended.name.count(b"/")
+    return f"its name has {folders:,} folders, and {DEPTH_MAX} is the most" if folders > DEPTH_MAX else None
 
 
 def own_name(header: bytes, extended: Extended | None) -> bytes:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
+
+PROBLEMS_MAX = 1000  # problems of a shard kept word for word; further ones are counted
 
 # Kinds of problems in spite of which all members that a reader sees are whole. (Dangling links are found by
 # `index/hard_links.py`.)
@@ -19,6 +22,33 @@ class Problem(NamedTuple):
     offset: int
     kind: str
     text: str
+
+
+class Problems:
+    """The problems of a shard: some word for word, and how many there are."""
+
+    def __init__(self, problems: Iterable[Problem] = ()) -> None:
+        self._count = 0
+        self._kept: list[Problem] = []
+        self.extend(problems)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def extend(self, problems: Iterable[Problem]) -> None:
+        for problem in problems:
+            self.append(problem)
+
+    def append(self, problem: Problem) -> None:
+        self._count += 1
+        self._kept.append(problem)
+        if len(self._kept) > 2 * PROBLEMS_MAX:
+            self._kept = self.listed()
+
+    def listed(self) -> list[Problem]:
+        """At most `PROBLEMS_MAX` of them, in order; harmless ones are left out first."""
+        chosen = sorted(self._kept, key=lambda problem: (problem.kind in HARMLESS, problem))
+        return sorted(chosen[:PROBLEMS_MAX])
 
 
 class Damage(Exception):

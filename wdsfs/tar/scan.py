@@ -16,7 +16,7 @@ from wdsfs.storage.source import TarBytes, size_of
 from wdsfs.tar.columns import Chunk, decode
 from wdsfs.tar.headers import BLOCK, is_header
 from wdsfs.tar.magic import compression
-from wdsfs.tar.problems import Damage, Problem
+from wdsfs.tar.problems import Damage, Problem, Problems
 from wdsfs.tar.walk import Batch, walk
 from wdsfs.tar.window import Window, read_fully
 
@@ -25,7 +25,7 @@ BATCH = 8192  # headers per chunk: 4 MiB of header bytes, so memory stays flat i
 
 def scan(
     fd: TarBytes,
-    problems: list[Problem],
+    problems: list[Problem] | Problems,
     start: int = 0,
     limit: int | None = None,
     marks: list[int] | None = None,

@@ -7,7 +7,7 @@ header that this fast path does not understand takes the slow one, `take_member`
 from __future__ import annotations
 
 from wdsfs.tar import sparse
-from wdsfs.tar.extension_headers import Extended, own_name, pax_records
+from wdsfs.tar.extension_headers import Extended, own_name, pax_records, unusable
 from wdsfs.tar.headers import (
     BLOCK,
     DATALESS,
@@ -28,6 +28,8 @@ from wdsfs.tar.window import Window, read_fully, skip_zeros
 
 EXTENSION_MAX = 1 << 20  # bytes of PAX and GNU headers before one member; most hold a path and a few numbers
 _COMMON = (b"path", b"linkpath", b"mtime")  # records of global PAX headers that change members
+# Bytes of such a record. Each member gets a copy: with no more than its header has, a shard cannot grow by that.
+COMMON_MAX = BLOCK
 WEIGHT_MAX = 1 << 24  # bytes of extension headers and sparse maps per chunk; a fuller one ends early
 
 
@@ -115,9 +117,10 @@ def _bad_header(position: int) -> Damage:
 
 
 def take_member(window: Window, position: int, batch: Batch, common: dict[bytes, bytes]) -> int | None:
-    """Take one member of any kind with its extension headers; return the next position, None at the end.
+    """Take one member of any kind with its extension headers, or an end mark that is passed.
 
-    `common` has the records of global PAX headers so far, and gets those that are read here.
+    Returns the next position, None at the end. `common` has the records of global PAX headers so far, and gets
+    those that are read here.
     """
     head = start = position
     extended: Extended | None = None
@@ -129,7 +132,7 @@ def take_member(window: Window, position: int, batch: Batch, common: dict[bytes,
             body, position = _read_extension(window, position, start, batch)
             # Only records that change a member count (git archives start with a mere comment): the others would
             # send every member of the shard down this slow path.
-            common.update(record for record in pax_records(body, position) if record[0] in _COMMON)
+            common.update(_common_records(body, position))
             head = head if extended else position
         elif kind in EXTENSIONS:
             body, position = _read_extension(window, position, start, batch)
@@ -140,17 +143,32 @@ def take_member(window: Window, position: int, batch: Batch, common: dict[bytes,
                 raise Damage(head, "damaged", f"extension header at offset {head} without a member after it")
             if position > start:
                 batch.problems.append(_trailing_header(start))
-            following = _after_mark(window, position, batch)
-            if following is None:
-                return None
-            head = start = position = following
+            batch.weight += position + BLOCK - start
+            return _after_mark(window, position, batch)
         else:
             break
     batch.weight += position - start
     if common or extended is not None:
         extended = extended or Extended()
         extended.apply([*common.items(), *extended.records], start)
+    why = None if extended is None else unusable(extended)
+    if why is not None:
+        batch.problems.append(Problem(head, "unusable name", f"the member at offset {head} is left out: {why}"))
+        batch = Batch()  # only where it ends counts
     return _take(window, head, position, header, extended, batch)
+
+
+def _common_records(body: bytes, position: int) -> list[tuple[bytes, bytes]]:
+    """The records of a global PAX header that change members. Raises Damage for one that ends at `position`."""
+    records = [record for record in pax_records(body, position) if record[0] in _COMMON]
+    for key, value in records:
+        if len(value) > COMMON_MAX:
+            text = (
+                f"the global PAX header that ends at offset {position} sets a {key.decode()} of {len(value):,} bytes "
+                f"for all members after it; {COMMON_MAX} is the most"
+            )
+            raise Damage(position, "damaged", text)
+    return records
 
 
 def _read_extension(window: Window, position: int, start: int, batch: Batch) -> tuple[bytes, int]:

@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 
 from wdsfs import names
 from wdsfs.errors import ViewError
-from wdsfs.index.member_draft import PROBLEMS_MAX, DerivedMembers
+from wdsfs.index.member_draft import DerivedMembers
 from wdsfs.index.record import Record
 from wdsfs.index.record_builder import derive
 from wdsfs.storage.identity import Fingerprint
-from wdsfs.tar.problems import Problem
+from wdsfs.tar.problems import PROBLEMS_MAX, Problem
 from wdsfs.views import associate, classes, decode, fields, join, select_columns
 from wdsfs.views.classes import LongNumber
 from wdsfs.views.composition import Composition
