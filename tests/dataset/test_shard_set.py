@@ -138,7 +138,7 @@ def test_any_part_of_a_member_can_be_read(tmp_path: Path) -> None:
             assert content_module.read(one, offset, length) == expected[offset : offset + length]
             cached = content_module.read_cached(one, offset, length)
             assert cached in (None, expected[offset : offset + length])
-            assert cached is None or one.segments is None
+            assert cached is None or one.extents is None
 
 
 def test_what_is_in_the_page_cache_is_read_at_once_and_what_is_not_is_left(tmp_path: Path) -> None:

@@ -493,7 +493,7 @@ def test_a_hostile_record_is_refused_or_answers_every_question(tmp_path: Path) -
             record.twin_folder(entry)
         for member in range(record.members):
             record.symlink(member)
-            record.segments(member)
+            record.extents(member)
             record.link_target(member)
             record.link_count(member)
         record.samples_in_order()

@@ -107,7 +107,7 @@ def test_keys_and_values_are_as_format_md_says(tmp_path: Path) -> None:
     union = b"u" + digest(b"\0".join(paths[:2]))
     kept = {kind + digest(path) for kind in (b"s", b"r") for path in paths}
     assert set(values) == {b"format", union, *kept}
-    assert values[b"format"] == b"1"
+    assert values[b"format"] == b"2"
     summary, record = values[b"s" + digest(paths[0])], values[b"r" + digest(paths[0])]
     assert zlib.crc32(summary[4:]) == int.from_bytes(summary[:4], "little")
     assert summary[4 + struct.calcsize("<QqQIIIIIIQII") :] == paths[0]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from wdsfs.dataset.open_files import ShardFile
 from wdsfs.errors import CorruptShard, StaleShard, UnreadableShard
 from wdsfs.tar import member_reader
-from wdsfs.tar.sparse import Segments
+from wdsfs.tar.sparse import Extents
 
 if TYPE_CHECKING:
     from wdsfs.remote.client import RemoteTar
@@ -32,13 +32,13 @@ class Held:
 class Content:
     """Everything needed to read a member without the set of shards: its place (bytes) in which file.
 
-    With `held` the bytes are those; `file` is what they come from, and `segments` is not None.
+    With `held` the bytes are those; `file` is what they come from, and `extents` is not None.
     """
 
     file: ShardFile
     data: int
     size: int
-    segments: Segments | None
+    extents: Extents | None
     held: Held | None = None
     # For a remote shard: where all columns of the sample lie, as begin and end (bytes).
     sample: Callable[[], Sequence[tuple[int, int]]] | None = None
@@ -66,7 +66,7 @@ def read(content: Content, offset: int, length: int) -> bytes:
         if content.held is not None:
             data = _held(content.held, offset, length)
         else:
-            data = member_reader.read(file.source, content.data, content.size, content.segments, offset, length)
+            data = member_reader.read(file.source, content.data, content.size, content.extents, offset, length)
     except CorruptShard as error:
         check_unchanged(content)
         raise CorruptShard(f"{os.fsdecode(file.path)}: {error}") from None
@@ -84,7 +84,7 @@ def read_cached(content: Content, offset: int, length: int) -> memoryview | None
     """
     length = min(length, content.size - offset)
     file = content.file
-    if content.segments is not None or not 0 < length <= READ_MAX:
+    if content.extents is not None or not 0 < length <= READ_MAX:
         return None if content.held is None else _held_cached(content, offset, length)
     fd, data, begin = file.source, _scratch[:length], content.data + offset
     if not isinstance(fd, int):
@@ -104,7 +104,7 @@ def read_cached(content: Content, offset: int, length: int) -> memoryview | None
 def remote_range(content: Content, offset: int, length: int) -> RemoteRange | None:
     """Where the bytes of a read lie in a remote shard; None if they lie elsewhere, or not in one piece."""
     tar, end = content.file.remote, min(offset + length, content.size)
-    if tar is None or content.segments is not None or offset >= end:
+    if tar is None or content.extents is not None or offset >= end:
         return None
     sample = [] if content.sample is None else content.sample()
     if sum(stop - start for start, stop in sample) > SAMPLE_MAX:

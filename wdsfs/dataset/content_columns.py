@@ -34,7 +34,6 @@ NO_DATA = np.zeros(0, np.uint8)
 def content_in_shard(record: Record, path: bytes) -> ContentColumns:
     """Of the record of a shard as it is; `path` is that of the shard."""
     file = np.zeros(record.members, np.int64)
-    if "sparse.member" in record.column:
-        file[record.array("sparse.member").astype(np.int64)] = APART
+    file[record.sparse_members()] = APART
     start = (record.array("member.head").astype(np.int64) + record.array("member.body")) * BLOCK
     return ContentColumns([path], file, start, NO_DATA)

@@ -73,8 +73,8 @@ def _numbered(wanted: Texts, numbers: Ints) -> Texts:
 def _ranks(tables: Tables, shard: int, sums: NDArray[np.uint32]) -> tuple[Ints, NDArray[np.bool_]]:
     """How many shards before this one want each name, and where the tree has to be asked."""
     first, last = _rows(tables.others, sums)
-    breaks = np.asarray(tables.others.breaks)
-    asked = np.searchsorted(breaks, first, "right") < np.searchsorted(breaks, last, "left")
+    starts = np.asarray(tables.others.starts)
+    asked = np.searchsorted(starts, first) < np.searchsorted(starts, last)
     for table in (tables.folders, tables.aliased):
         asked |= _has(table, sums)
     low, high, shards = first.copy(), last.copy(), np.asarray(tables.others.values)

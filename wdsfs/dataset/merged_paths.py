@@ -143,17 +143,10 @@ class MergedPaths:
             self.invalidate()
             raise NotIndexed(self.lower, next(self.lower.numbers)) from None
 
-    def group(self, table: Table, crc: int, has: Callable[[int, Record], object]) -> Sequence[int]:
-        """The shards of `table` with the path that has this checksum; `has` returns true for a shard with the
-        path."""
-        possible = [shards for shards in table.groups(crc) if self.first_of(shards, has)]
-        while len(possible) > 1:  # several paths with the same checksum
-            *_, one, other = possible
-            first = self.first_of(sorted({*one} ^ {*other}), lambda number, record: (has(number, record), number))
-            # A shard that is in one of the two only decides: if it has the path, that group is right, else wrong.
-            wrong = other if not first or bool(first[0]) == (first[1] in one) else one
-            possible = [shards for shards in possible if shards is not wrong]
-        return possible[0] if possible else NO_SHARDS
+    def group(self, table: Table, path: bytes, has: Callable[[int, Record], object]) -> Sequence[int]:
+        """The shards of `table` with this path; `has` returns true for a shard with the path."""
+        shards = table.of(path)
+        return shards if self.first_of(shards, has) else NO_SHARDS
 
     def first_of(self, shards: Sequence[int], question: Callable[[int, Record], Answer]) -> Answer | None:
         """The answer for the first of these shards that can be read."""
@@ -167,9 +160,7 @@ class MergedPaths:
         """The shards that show a folder there."""
         if place.top:
             return list(self.lower.numbers) if self.lower.out else range(len(self.lower))
-        return self.group(
-            self.tables.folders, zlib.crc32(place.path), lambda _, record: self._folder_in(record, place)
-        )
+        return self.group(self.tables.folders, place.path, lambda _, record: self._folder_in(record, place))
 
     def _folder_in(self, record: Record, place: MergedPlace) -> int | None:
         folder = 0 if place.top else record.find_path(place.path)

@@ -71,8 +71,8 @@ class MergedNames:
 
     def folder_named(self, place: MergedPlace, name: bytes) -> MergedChild | None:
         """The folder shown under this name. Its plain name follows from the shown one."""
-        crc, tables = place.sum(name), self.paths.tables
-        if b"%" not in name and not tables.folders.has(crc):
+        tables = self.paths.tables
+        if b"%" not in name and not tables.folders.has(place.sum(name)):
             return None
         for plain in {name, names.unescape(name)}:
             child = self.paths.first_folder(MergedPlace(place.below(plain), False))
@@ -89,7 +89,7 @@ class MergedNames:
                     found.append(place_of(record, index_of(where)))
             return bool(found)
 
-        self.paths.group(tables.aliased, crc, has_alias)
+        self.paths.group(tables.aliased, place.below(name), has_alias)
         return self.paths.first_folder(found[0]) if found else None
 
     def twin(self, place: MergedPlace) -> MergedChild | None:
@@ -145,14 +145,12 @@ class MergedNames:
     def _wanting(self, place: MergedPlace, name: bytes, sure: bool = False) -> Sequence[int]:
         """The shards whose samples (or files) want this name in this directory, in order.
 
-        `sure`: one of them is known to. Then no record is opened, unless different paths have the same checksum.
+        `sure`: one of them is known to. Then no record is opened.
         """
-        crc, table = place.sum(name), self.paths.tables.others
+        path, table = place.below(name), self.paths.tables.others
         if sure:
-            groups = table.groups(crc)
-            if len(groups) == 1:
-                return groups[0]
-        return self.paths.group(table, crc, lambda number, record: self._child_in(number, record, place, name))
+            return table.of(path)
+        return self.paths.group(table, path, lambda number, record: self._child_in(number, record, place, name))
 
     def _child_in(self, number: int, record: Record, place: MergedPlace, name: bytes) -> MergedChild | None:
         """The sample (or file) of one shard that wants this name in this directory."""
@@ -168,8 +166,7 @@ class MergedNames:
         if not len(table.sums) and at.twin is None:
             return []
         for stem in stems(name):
-            for group in table.groups(at.place.sum(stem)):
-                found.update(group)
+            found.update(table.of(at.place.below(stem)))
             if at.twin is not None:
                 found.update(self._numbered_in(at.twin).get(stem, ()))
         return sorted(number for number in found if len(self._rivals(at, names.numbered(name, number))))
@@ -217,5 +214,5 @@ class MergedNames:
                     return True
             return False
 
-        self.paths.group(self.paths.tables.cut, place.sum(stem), has)
+        self.paths.group(self.paths.tables.cut, place.below(stem), has)
         yield from found

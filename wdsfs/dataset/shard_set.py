@@ -392,7 +392,7 @@ class ShardSet:
         if one.moved is not None and member not in one.moved:
             self._compare(number, one, member, hot.file)
         data, size = one.extent(member)
-        found = Content(hot.file, data, size, one.segments(member))
+        found = Content(hot.file, data, size, one.extents(member))
         if hot.file.remote is not None:
             found.sample = lambda: _places(one, member)
         return found

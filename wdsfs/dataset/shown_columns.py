@@ -161,7 +161,7 @@ def _symbolic_links(record: Record, members: Ints) -> tuple[dict[int, bytes], In
     sizes = record.array("member.size")[members].astype(np.int64)
     if "symlink.member" not in record.column:
         return {}, sizes
-    links = np.flatnonzero(np.isin(members, record.array("symlink.member"))).tolist()
+    links = np.flatnonzero(np.isin(members, record.symlinks())).tolist()
     targets = {file: record.symlink(int(members[file])) or b"" for file in links}
     sizes[links] = [len(one) for one in targets.values()]
     return targets, sizes

@@ -8,9 +8,8 @@ is a field of JSON that cannot be parsed: reading it fails.
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +38,13 @@ class Place(NamedTuple):
 
 NOWHERE = Place(0, NO_BLOCK)  # of an empty file
 
-Piece = tuple[int, int, int]  # where it is in the file, its size, where it is in the shard (bytes)
+
+class Pieces(NamedTuple):
+    """The parts of a file that lie in a shard: where each is in the file, its size, where in the shard (bytes)."""
+
+    start: Ints
+    size: Ints
+    place: Ints
 
 
 class DeviceFile(NamedTuple):
@@ -91,8 +96,8 @@ class ContentPlaces:
                     raise
                 return self._unreadable(content, self._missing)
         device = self._device(content.file.path)
-        if pieces and pieces[0][:2] == (0, content.size):  # else there are holes, or nothing else
-            first = pieces[0][2] // BLOCK
+        if len(pieces.size) and pieces.size[0] == content.size:  # else there are holes, or nothing else
+            first = int(pieces.place[0]) // BLOCK
             if first + blocks_of(content.size) <= device.size // BLOCK:
                 return Place(device.number, first)
         return self._chunks(content, pieces, device)
@@ -103,7 +108,7 @@ class ContentPlaces:
         count = -(-content.size // (BLOCK << bits))
         return Chunks(bits, np.full(count, missing, np.int64), np.zeros(count, np.int64), b"")
 
-    def _chunks(self, content: Content, pieces: Sequence[Piece], device: DeviceFile) -> Chunks:
+    def _chunks(self, content: Content, pieces: Pieces, device: DeviceFile) -> Chunks:
         bits = _chunk_bits(content, pieces)
         chunk = BLOCK << bits
         count = -(-content.size // chunk)
@@ -113,26 +118,35 @@ class ContentPlaces:
                 "this set by FUSE"
             )
         devices, blocks = np.zeros(count, np.int64), np.full(count, NO_BLOCK, np.int64)
+        nth, begins, ends = _of_chunks(pieces, chunk)
+        there = -(-ends // BLOCK) <= device.size // BLOCK
         stored = b""
-        for start, size, place in pieces:
-            nth = np.arange(start // chunk, -(-(start + size) // chunk))
-            begins = place + (nth * chunk - start)
-            ends = np.minimum(begins + chunk, place + size)
-            there = -(-ends // BLOCK) <= device.size // BLOCK
-            if not there.all() and int(ends[-1]) <= device.size:  # the last block of the shard is not whole
-                stored, there[-1] = _read(content, int(nth[-1]) * chunk), True
-            if self._missing is None and not there.all():
-                raise ImageError(f"{os.fsdecode(content.file.path)}: ends before its last member does")
-            devices[nth] = np.where(there, device.number, self._missing or 0)
-            blocks[nth] = np.where(there, begins // BLOCK, 0)
+        if not there.all() and int(ends[-1]) <= device.size:  # the last block of the shard is not whole
+            stored, there[-1] = _read(content, int(nth[-1]) * chunk), True
+        if self._missing is None and not there.all():
+            raise ImageError(f"{os.fsdecode(content.file.path)}: ends before its last member does")
+        devices[nth] = np.where(there, device.number, self._missing or 0)
+        blocks[nth] = np.where(there, begins // BLOCK, 0)
         return Chunks(bits, devices, blocks, stored)
 
 
-def _chunk_bits(content: Content, pieces: Sequence[Piece]) -> int:
+def _of_chunks(pieces: Pieces, chunk: int) -> tuple[Ints, Ints, Ints]:
+    """The numbers of the chunks that lie in pieces, and where each begins and ends in the shard."""
+    start, size, place = pieces
+    first = start // chunk
+    counts = -(-(start + size) // chunk) - first
+    before = np.cumsum(counts) - counts
+    nth = np.repeat(first - before, counts) + np.arange(counts.sum())
+    begins = np.repeat(place - start, counts) + nth * chunk
+    return nth, begins, np.minimum(begins + chunk, np.repeat(place + size, counts))
+
+
+def _chunk_bits(content: Content, pieces: Pieces) -> int:
     """How many times a block is doubled to get the chunks of a file: none is in two pieces, or beside one."""
-    edges = {edge for start, size, _ in pieces for edge in (start, start + size)} - {0, content.size}
-    if edges:
-        unit = math.gcd(*edges)
+    edges = np.concatenate((pieces.start, pieces.start + pieces.size))
+    edges = edges[edges != content.size]
+    if edges.any():
+        unit = int(np.gcd.reduce(edges))
         return (unit & -unit).bit_length() - BLOCK.bit_length()
     return _bits_of_small_chunks(content.size)  # a hole, or one piece, whose end is missing or no whole block
 
@@ -142,20 +156,17 @@ def _bits_of_small_chunks(size: int) -> int:
     return min((blocks_of(size) // CHUNKS_DAMAGED).bit_length(), CHUNK_BITS_MAX)
 
 
-def _pieces(content: Content) -> list[Piece] | None:
+def _pieces(content: Content) -> Pieces | None:
     """The parts of a file that lie in a shard; None if a block of the file is no block of the shard."""
     if content.held is not None:
         return None
-    if content.segments is None:
-        return [(0, content.size, content.data)]
-    found, place = [], content.data
-    for start, size in content.segments:
-        if size:
-            if start % BLOCK or place % BLOCK or (size % BLOCK and start + size != content.size):
-                return None
-            found.append((start, size, place))
-        place += size
-    return found
+    extents = content.extents
+    columns = ([0], [content.size], [0]) if extents is None else extents
+    start, size, place = (np.array(column, np.int64) for column in columns)
+    place += content.data
+    if (start % BLOCK).any() or (place % BLOCK).any() or (size % BLOCK != 0)[start + size != content.size].any():
+        return None
+    return Pieces(start, size, place)
 
 
 def _read(content: Content, start: int) -> bytes:

@@ -32,10 +32,6 @@ def resolve(draft: MemberDraft, columns: dict[str, NDArray[np.int64]], problems:
     for row, target in targets.items():
         for column in columns.values():
             column[row] = column[target]
-        if target in draft.symlinks:
-            draft.symlinks[row] = draft.symlinks[target]
-        if target in draft.sparse:
-            draft.sparse[row] = draft.sparse[target]
     return targets
 
 

@@ -21,7 +21,7 @@ from wdsfs import mount_table, trust
 from wdsfs.errors import IndexUnusable
 from wdsfs.index import lmdb_check
 
-FORMAT = b"1"
+FORMAT = b"2"
 MAP_SIZES = (1 << 42, 1 << 38, 1 << 35, 1 << 31)  # bytes of address space; the smaller ones for a `ulimit -v`
 READERS = 4096  # processes that may read one index at a time
 LOCK_BYTES = 64 * READERS + 4096  # of LMDB's lock file, a cache line for each reader

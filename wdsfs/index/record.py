@@ -25,7 +25,7 @@ import bisect
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -33,14 +33,22 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from wdsfs.index.record_columns import AliasTable, Columns, PackedNames, equal_range, names_of, view_of
+from wdsfs.index.record_columns import (
+    AliasTable,
+    Columns,
+    PackedNames,
+    equal_range,
+    names_of,
+    rows_with_sum,
+    view_of,
+)
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.storage.source import TarBytes, pread
 from wdsfs.tar import headers
 from wdsfs.tar.problems import Problem
-from wdsfs.tar.sparse import Segments
+from wdsfs.tar.sparse import Extents
 
-FORMAT = 2
+FORMAT = 3
 MAGIC = b"wdsfs-r\n"
 BY_EXTENSION, BY_NAME, FILES = range(3)
 
@@ -48,7 +56,7 @@ BY_EXTENSION, BY_NAME, FILES = range(3)
 STRAY, LINK, TWIN = 1, 2, 4  # in no sample; a hard link (always a stray); shares its path with a folder
 HAS_SAMPLES, IS_TWIN = 1, 2  # a sample lies somewhere below; shares its path with a sample
 
-FEW_MADE = 4  # attributes made of columns: as many as `extent` and `segments` need
+FEW_MADE = 4  # attributes made of columns: as many as `extent` and `extents` need
 EXTENSIONS_KEPT = 16  # extensions of a shard that are kept as objects while its record is open
 KINDS = {
     headers.CHARACTER: "character device",
@@ -335,33 +343,45 @@ class Record:
 
     def find_folder(self, parent: int, name: bytes, crc: int) -> int | None:
         """The folder called `name` in `parent`; `crc` is the CRC-32 of its path."""
-        for at in equal_range(self._folder_hash, crc):
-            folder = self._folder_order[at]
-            if folder and self.folder_parent[folder] == parent and self.folder_name[folder] == name:
+        for folder in rows_with_sum(self._folder_hash, self._folder_order, crc, (parent, name), self._folder_key):
+            if self.folder_parent[folder] != parent or self.folder_name[folder] != name:
+                break
+            if folder:
                 return folder
         return None
+
+    def _folder_key(self, folder: int) -> tuple[int, bytes]:
+        return self.folder_parent[folder], self.folder_name[folder]
 
     def find_path(self, path: bytes) -> int | None:
         """The folder with this plain path, the top left out."""
-        for at in equal_range(self._folder_hash, zlib.crc32(path)):
-            folder = self._folder_order[at]
-            if folder and self.folder_path(folder) == path:
-                return folder
-        return None
+        equal = equal_range(self._folder_hash, zlib.crc32(path))
+        if len(equal) < 2:
+            folder = self._folder_order[equal[0]] if equal else 0
+            return folder if folder and self.folder_path(folder) == path else None
+        place: int | None = 0
+        for name in path.split(b"/"):
+            if place is not None:
+                place = self.find_folder(place, name, self.crc_below(place, name))
+        return place
 
-    def find_entries(self, folder: int, name: bytes, crc: int) -> list[int]:
+    def find_entries(self, folder: int, name: bytes, crc: int) -> Iterator[int]:
         """The samples and strays of a folder with this plain name, in the order of the tar."""
         within = self.folder_entries(folder)
-        return [
-            entry
-            for entry in (self._entry_order[at] for at in equal_range(self._entry_hash, crc))
-            if entry in within and self.entry_name[entry] == name
-        ]
+        for entry in rows_with_sum(self._entry_hash, self._entry_order, crc, (folder, name), self._entry_key):
+            if entry not in within or self.entry_name[entry] != name:
+                break
+            yield entry
+
+    def _entry_key(self, entry: int) -> tuple[int, bytes]:
+        return self.folder_of(entry), self.entry_name[entry]
 
     def find_samples(self, path: bytes, crc: int) -> list[int]:
         """The samples with this plain path, whose CRC-32 is `crc`."""
-        found = (self._entry_order[at] for at in equal_range(self._entry_hash, crc))
-        return [one for one in found if not self.entry_flags[one] & STRAY and self.entry_path(one) == path]
+        folder, slash, name = path.rpartition(b"/")
+        where = self.find_path(folder) if slash else 0
+        entries = () if where is None else self.find_entries(where, name, crc)
+        return [entry for entry in entries if not self.entry_flags[entry] & STRAY]
 
     def samples_in_order(self) -> NDArray[np.int64]:
         """The entries that are samples, in the order of the tar."""
@@ -507,16 +527,40 @@ class Record:
 
     def symlink(self, member: int) -> bytes | None:
         """The target of a symbolic link; None for a regular member."""
-        at = _row_of(member, self.column.get("symlink.member"))
+        at = _row_of(self._meant(member), self.column.get("symlink.member"))
         return None if at is None else self.names_in("symlink.target")[at]
 
-    def segments(self, member: int) -> Segments | None:
+    def extents(self, member: int) -> Extents | None:
         """The stored parts of a sparse member; None for any other."""
-        at = _row_of(member, self._sparse)
+        at = None if self._sparse is None else _row_of(self._meant(member), self._sparse)
         if at is None:
             return None
-        starts, flat = self.column["sparse.start"], self.column["sparse.segment"]
-        return [(flat[2 * n], flat[2 * n + 1]) for n in range(starts[at], starts[at + 1])]
+        starts = self.column["sparse.start"]
+        return Extents(
+            *(self.column[f"sparse.{name}"][starts[at] : starts[at + 1]] for name in ("offset", "size", "place"))
+        )
+
+    def _meant(self, member: int) -> int:
+        """The member that a hard link stands for; any other member itself."""
+        at = _row_of(member, self.column.get("link.member"))
+        return member if at is None else self.column["link.target"][at]
+
+    def sparse_members(self) -> NDArray[np.int64]:
+        """The sparse members, and hard links to them."""
+        return self._with_links("sparse.member")
+
+    def symlinks(self) -> NDArray[np.int64]:
+        """The symbolic links, and hard links to them."""
+        return self._with_links("symlink.member")
+
+    def _with_links(self, section: str) -> NDArray[np.int64]:
+        if section not in self.column:
+            return np.zeros(0, np.int64)
+        members = self.array(section).astype(np.int64)
+        if "link.member" in self.column:
+            links = self.array("link.member")[np.isin(self.array("link.target"), members)]
+            members = np.concatenate((members, links.astype(np.int64)))
+        return members
 
     def link_target(self, member: int) -> int | None:
         """The member that a hard link stands for; the member itself if it is no link; None if it dangles."""

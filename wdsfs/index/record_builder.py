@@ -134,7 +134,7 @@ def _put_folders(sections: Sections, ordered: OrderedDraft, folders: Folders) ->
     sections.put("folder.entry", np.searchsorted(ordered.entry_folder, np.arange(count + 1)), "<u4")
     sections.put("folder.prefix", ordered.folder_prefixes, "<u4")
     sections.put_names("folder.name", ordered.folder_names)
-    sections.put_hash("folder", ordered.folder_sums)
+    sections.put_hash("folder", ordered.folder_sums, ordered.folder_parents, ordered.folder_names)
     if folders.mtimes:
         mtimes = np.full(count, np.iinfo(np.int64).min)
         mtimes[ordered.new_folder[list(folders.mtimes)]] = list(folders.mtimes.values())
@@ -145,7 +145,7 @@ def _put_entries(sections: Sections, ordered: OrderedDraft) -> None:
     starts = np.searchsorted(ordered.member_entry, np.arange(len(ordered.entry_names) + 1))
     sections.put_names("entry.name", ordered.entry_names)
     sections.put("entry.member", starts, "<u4")
-    sections.put_hash("entry", ordered.entry_crc)
+    sections.put_hash("entry", ordered.entry_crc, ordered.entry_folder, ordered.entry_names)
     sections.put("entry.flags", ordered.entry_flags, "u1")
     sections.put("folder.flags", ordered.folder_flags, "u1")
 
@@ -182,18 +182,23 @@ def _put_sparse(sections: Sections, ordered: OrderedDraft, draft: MemberDraft) -
     sparse = {int(ordered.new_member[row]): segments for row, segments in draft.sparse.items()}
     if sparse:
         rows = sorted(sparse)
-        segments = [sparse[row] for row in rows]
+        starts = np.cumsum([0, *(len(sparse[row]) for row in rows)])
+        offsets, sizes = np.concatenate([sparse[row] for row in rows]).T
+        ends = np.concatenate(([0], np.cumsum(sizes)))
         sections.put("sparse.member", rows, "<u4")
-        sections.put("sparse.start", np.cumsum([0, *map(len, segments)]), "<u4")
-        sections.put("sparse.segment", np.concatenate(segments), "<i8")
+        sections.put("sparse.start", starts, "<u4")
+        sections.put("sparse.offset", offsets, "<i8")
+        sections.put("sparse.size", sizes, "<i8")
+        sections.put("sparse.place", ends[:-1] - np.repeat(ends[starts[:-1]], np.diff(starts)), "<i8")
 
 
 def _put_aliases(sections: Sections, name: str, aliases: list[Alias], ordered: OrderedDraft) -> None:
     sections.put(name + ".child", [alias.child for alias in aliases], "<u4")
-    sections.put(name + ".parent", [alias.parent for alias in aliases], "<u4")
-    sections.put_names(name + ".name", [alias.name for alias in aliases])
+    parents, shown = [alias.parent for alias in aliases], [alias.name for alias in aliases]
+    sections.put(name + ".parent", parents, "<u4")
+    sections.put_names(name + ".name", shown)
     sums = [zlib.crc32(alias.name, _prefix(ordered, alias.parent)) for alias in aliases]
-    sections.put_hash(name, np.array(sums, dtype=np.uint32))
+    sections.put_hash(name, np.array(sums, dtype=np.uint32), parents, shown)
 
 
 def _prefix(ordered: OrderedDraft, where: int) -> int:

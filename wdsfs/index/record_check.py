@@ -175,17 +175,19 @@ def _check_sparse(record: Record) -> None:
     if "sparse.member" not in record.column:
         return
     members = _ascending(record, "sparse.member")
-    segments = _column(record, "sparse.segment", None, "q")
-    _require(len(segments) % 2 == 0, "sparse.segment")
+    offsets = _column(record, "sparse.offset", None, "q")
+    sizes, places = (_column(record, f"sparse.{name}", len(offsets), "q") for name in ("size", "place"))
     starts = _column(record, "sparse.start", len(members) + 1, "I")
-    bounds = _starts(starts, len(segments) // 2, "sparse.start")
-    pairs = segments.reshape(-1, 2)
-    _require((pairs >= 0).all() and (pairs < _PLACE_MAX).all(), "sparse.segment")
-    ends = pairs.sum(axis=1)
+    bounds = _starts(starts, len(offsets), "sparse.start")
+    for column in (offsets, sizes, places):
+        _require((column >= 0).all() and (column < _PLACE_MAX).all(), "sparse.offset")
+    ends, following = offsets + sizes, places + sizes
     for member, first, last in zip(members.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        own, size = pairs[first:last], record.extent(member)[1]
-        _require((own[1:, 0] >= ends[first : last - 1]).all() if last > first else True, "sparse.segment")
-        _require(last == first or ends[last - 1] <= size, "sparse.segment")
+        if last > first:
+            fit = (offsets[first + 1 : last] >= ends[first : last - 1]).all()
+            _require(fit and ends[last - 1] <= record.extent(member)[1], "sparse.offset")
+            one_after_the_other = (places[first + 1 : last] == following[first : last - 1]).all()
+            _require(places[first] == 0 and one_after_the_other, "sparse.place")
 
 
 def _check_aliases(record: Record) -> None:

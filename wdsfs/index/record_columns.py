@@ -92,20 +92,43 @@ class AliasTable:
 
     def find(self, crc: int, parent: int, name: bytes) -> int | None:
         """The child of a directory with this alias, whose path has the CRC-32 `crc`."""
-        for at in equal_range(self.hash, crc):
-            number = self.order[at]
+        for number in rows_with_sum(self.hash, self.order, crc, (parent, name), self._key):
             if self.parent[number] == parent and self.name[number] == name:
                 return self.child[number]
+            break
         return None
+
+    def _key(self, number: int) -> tuple[int, bytes]:
+        return self.parent[number], self.name[number]
+
+
+def rows_with_sum(
+    sums: memoryview,
+    order: memoryview,
+    crc: int,
+    key: tuple[int, bytes],
+    key_of: Callable[[int], tuple[int, bytes]],
+) -> Iterator[int]:
+    """The rows with this sum, from the one on that has this parent and name, if any has them.
+
+    Nearly always one row at most. Rows with equal sums, of which a hostile shard has many, are in the order of
+    their keys.
+    """
+    rows = equal_range(sums, crc)
+    if len(rows) > 1:
+        rows = rows[bisect.bisect_left(rows, key, key=lambda at: key_of(order[at])) :]
+    for at in rows:
+        yield order[at]
 
 
 def equal_range(column: memoryview, value: int) -> range:
     """The places of this value in a sorted column."""
     first = bisect.bisect_left(column, value)
-    last = first
-    while last < len(column) and column[last] == value:
-        last += 1
-    return range(first, last)
+    if first == len(column) or column[first] != value:
+        return range(0)
+    if first + 1 == len(column) or column[first + 1] != value:  # nearly always
+        return range(first, first + 1)
+    return range(first, bisect.bisect_right(column, value, first + 2))
 
 
 def view_of(section: str) -> Callable[[Columns], memoryview]:

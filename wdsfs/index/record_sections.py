@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,9 +42,18 @@ class Sections:
         self.put_narrow(name + ".start", starts)
         self._parts.append((name, "B", b"".join(values)))
 
-    def put_hash(self, name: str, sums: NDArray[Any]) -> None:
-        """Add sorted checksums, and of each the row that it belongs to."""
+    def put_hash(
+        self, name: str, sums: NDArray[Any], parents: Sequence[int] | NDArray[Any], names: Sequence[bytes]
+    ) -> None:
+        """Add sorted checksums, and of each the row that it belongs to.
+
+        Rows with equal sums are in the order of their parents and names: anybody can make names of equal sums.
+        """
         order = np.argsort(sums, kind="stable")
+        edges = np.flatnonzero(np.diff(sums[order], prepend=-1, append=-1))
+        for at in np.flatnonzero(np.diff(edges) > 1).tolist():
+            rows = slice(edges[at], edges[at + 1])
+            order[rows] = sorted(order[rows].tolist(), key=lambda row: (parents[row], names[row]))
         self.put(name + ".hash", sums[order], "<u4")
         self.put(name + ".order", order, "<u4")
 

@@ -55,10 +55,11 @@ class PathUnion:
                     owners[kind].append(np.full(len(sums[kind][-1]), number, dtype=np.uint32))
         parts = []
         for kind in ("folder", "entry"):
-            hashes = np.concatenate([np.zeros(0, np.uint32), *sums[kind]]).astype("<u4")
-            shards = np.concatenate([np.zeros(0, np.uint32), *owners[kind]]).astype("<u4")
-            order = np.argsort(hashes, kind="stable")
-            parts.append(len(hashes).to_bytes(8, "little") + hashes[order].tobytes() + shards[order].tobytes())
+            hashes = np.concatenate([np.zeros(0, np.uint64), *sums[kind]]).astype(np.uint64)
+            shards = np.concatenate([np.zeros(0, np.uint32), *owners[kind]]).astype(np.uint64)
+            pairs = np.unique(hashes << np.uint64(32) | shards)  # a shard once for each sum, however many have it
+            columns = ((pairs >> np.uint64(32)).astype("<u4"), pairs.astype("<u4"))
+            parts.append(len(pairs).to_bytes(8, "little") + b"".join(column.tobytes() for column in columns))
         return fingerprints, b"".join(parts)
 
     def columns(self) -> list[tuple[memoryview, memoryview]]:

@@ -137,7 +137,7 @@ def _has_blank_names(record: Record) -> bool:
 def _doubtful_members(record: Record) -> dict[int, str]:
     """Members that an index for DALI cannot have, and why not: numbers of members, samples' and strays'."""
     found = dict.fromkeys(
-        record.column.get("sparse.member", ()), "a sparse member, which DALI reads as it is stored, without holes"
+        record.sparse_members().tolist(), "a sparse member, which DALI reads as it is stored, without holes"
     )
     extensions = record.extension_name
     for number in range(len(extensions)):

@@ -80,7 +80,7 @@ class Lint:
             self.findings.append(LintFinding(kind, offset, member, text))
 
     def add_problems(self, problems: Sequence[Problem], count: int, last: tuple[int, bytes] = (-1, b"")) -> None:
-        """Add the problems of a shard, of which there are `count` in all; `last` is its last member (head, name)."""
+        """Add the problems of a shard, `count` in all; `last` has the head and the name of its last member."""
         for problem in problems:
             member = text_of(last[1]) if problem.offset == last[0] else ""
             self.add(problem.kind, problem.offset, member, problem.text)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from wdsfs.tar.headers import GNU_LINK, GNU_NAME
 from wdsfs.tar.problems import Damage
 
-# Semantics decision: bytes of a name or of a link's target, as the kernel takes them (PATH_MAX without the NUL), and
-# folders of a name. With what lies past that no path could be typed.
+# Semantics decision: bytes of a name or of a link's target, as many as the kernel takes in a path, and folders of a
+# name.
 NAME_MAX, DEPTH_MAX = 4095, 256
 
 

@@ -9,20 +9,20 @@ from wdsfs.storage.source import TarBytes, size_of
 from wdsfs.tar.extension_headers import own_name
 from wdsfs.tar.headers import is_header
 from wdsfs.tar.problems import Damage
-from wdsfs.tar.sparse import Segments, read_segments
+from wdsfs.tar.sparse import Extents, read_extents
 from wdsfs.tar.walk import Batch, take_member
 from wdsfs.tar.window import WINDOW_MIN, Window, read_fully
 
 
-def read(fd: TarBytes, data: int, size: int, segments: Segments | None, offset: int, length: int) -> bytes:
+def read(fd: TarBytes, data: int, size: int, extents: Extents | None, offset: int, length: int) -> bytes:
     """Return bytes `offset` to `offset + length` of a member of `size` bytes whose payload starts at byte `data`.
 
     Returns less only at the end of the member. Raises CorruptShard if the shard ends before that: with fewer
     bytes, the kernel would report the end of the file, and the reader would not notice the damage.
     """
     length = max(min(length, size - offset), 0)
-    if segments is not None:
-        return read_segments(fd, data, segments, offset, length)
+    if extents is not None:
+        return read_extents(fd, data, extents, offset, length)
     content = read_fully(fd, length, data + offset)
     if len(content) < length:
         raise CorruptShard(f"the shard ends at byte {data + offset + len(content)}, inside a member")

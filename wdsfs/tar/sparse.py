@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from wdsfs.errors import CorruptShard
 from wdsfs.storage.source import TarBytes
@@ -13,6 +15,20 @@ from wdsfs.tar.window import Window, read_fully
 SPARSE_MAX = 1 << 20  # segments of one sparse member
 
 Segments = Sequence[tuple[int, int]]  # (offset in the file, bytes) of the stored parts, ascending
+
+
+class Extents(NamedTuple):
+    """The stored parts of a sparse member in columns, ascending.
+
+    Where each lies in the file, its bytes, and how many bytes are stored before it.
+    """
+
+    offsets: Sequence[int]
+    sizes: Sequence[int]
+    places: Sequence[int]
+
+
+NO_EXTENTS = Extents((), (), ())
 
 
 def gnu_map(window: Window, position: int, header: bytes) -> tuple[Segments, int, int]:
@@ -99,18 +115,25 @@ def check_segments(segments: Segments, size: int, stored: int, position: int) ->
         raise Damage(position, "damaged", f"impossible size {size} of the sparse member at offset {position}")
 
 
-def read_segments(fd: TarBytes, data: int, segments: Segments, offset: int, length: int) -> bytes:
+def read_extents(fd: TarBytes, data: int, extents: Extents, offset: int, length: int) -> bytes:
     """Return bytes `offset` to `offset + length` of a sparse member whose payload starts at byte `data`.
 
-    Raises CorruptShard if the shard ends before that.
+    What is stored of them lies in one piece. Raises CorruptShard if the shard ends before that.
     """
+    offsets, sizes, places = extents
     content = bytearray(length)
-    for start, count in segments:
-        first, last = max(start, offset), min(start + count, offset + length)
-        if first < last:
-            piece = read_fully(fd, last - first, data + first - start)
-            if len(piece) < last - first:
-                raise CorruptShard(f"the shard ends inside a sparse member with data at byte {data}")
-            content[first - offset : last - offset] = piece
-        data += count
+    rows = range(max(bisect_right(offsets, offset) - 1, 0), bisect_left(offsets, offset + length))
+    if not rows:
+        return bytes(content)
+    first, last = rows[0], rows[-1]
+    begin = places[first] + min(max(offset - offsets[first], 0), sizes[first])
+    end = places[last] + min(sizes[last], offset + length - offsets[last])
+    stored = read_fully(fd, end - begin, data + begin)
+    if len(stored) < end - begin:
+        raise CorruptShard(f"the shard ends inside a sparse member with data at byte {data}")
+    for row in rows:
+        start, stop = max(offsets[row], offset), min(offsets[row] + sizes[row], offset + length)
+        if start < stop:
+            at = places[row] + start - offsets[row] - begin
+            content[start - offset : stop - offset] = stored[at : at + stop - start]
     return bytes(content)

@@ -164,8 +164,8 @@ def _common_records(body: bytes, position: int) -> list[tuple[bytes, bytes]]:
     for key, value in records:
         if len(value) > COMMON_MAX:
             text = (
-                f"the global PAX header that ends at offset {position} sets a {key.decode()} of {len(value):,} bytes "
-                f"for all members after it; {COMMON_MAX} is the most"
+                f"the global PAX header that ends at offset {position} sets for all members after it a "
+                f"{key.decode()} of {len(value):,} bytes; {COMMON_MAX} is the most"
             )
             raise Damage(position, "damaged", text)
     return records

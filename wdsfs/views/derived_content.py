@@ -24,6 +24,7 @@ from wdsfs.errors import CorruptShard, ShardError, StaleShard
 from wdsfs.index.record import Record
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar import member_codecs
+from wdsfs.tar.sparse import NO_EXTENTS
 from wdsfs.views import json_fields
 from wdsfs.views.companions import CompanionWatch
 from wdsfs.views.draft import DECODED, FIELD, NOTHING, OWN, SHARD, VALUES
@@ -142,11 +143,13 @@ class DerivedContent:
             if data is not None:
                 self._made.move_to_end(key)
             file, load = self._loader(record, number, place, row)
-            return Content(file, 0, size, (), Held(partial(self._make, key, file, load, record, member), data))
+            return Content(
+                file, 0, size, NO_EXTENTS, Held(partial(self._make, key, file, load, record, member), data)
+            )
         if about["kind"] == NOTHING:
             file = content_of(self._sources.plain, number, 0).file
-            return Content(file, 0, 0, (), Held(bytes, b""))
-        return Content(self._label_file(about), 0, size, (), Held(bytes, record.names_in("values")[row]))
+            return Content(file, 0, 0, NO_EXTENTS, Held(bytes, b""))
+        return Content(self._label_file(about), 0, size, NO_EXTENTS, Held(bytes, record.names_in("values")[row]))
 
     def _loader(
         self, record: Record, number: int, place: int, row: int, limited: bool = False
