@@ -7,8 +7,8 @@ number of shards.
 
 Tables are sorted by the CRC-32 of the path. Different paths with equal sums are kept apart: there a *start* is a
 row at which a path begins, and its *mark* is a hash of the path with a seed of the table. Anybody can make paths
-with equal sums, but who makes a shard does not know the seed. A path that is alone with its sum has no mark, so ask
-its first shard. `dataset/merged_paths.py` does that; docs/format.md shows the bytes.
+with equal sums, but who makes a shard does not know the seed. A path that is alone with its sum has no mark, so
+ask its first shard. `dataset/merged_paths.py` does that; docs/format.md shows the bytes.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Tables(NamedTuple):
     """`folders`, `aliased` and `others` (see `Wants`) have the numbers of shards.
 
     `numbered` has, under the path of `a`, 2 for `a~2` if anything wants that name; all its paths have marks. `cut`
-    has the shards that want a long name, under the shorter one that gets the number. `leaders` has only values: the
-    shards with a folder that no shard before them has.
+    has the shards that want a long name, under the shorter one that gets the number. `leaders` has only values:
+    the shards with a folder that no shard before them has.
     """
 
     folders: Table

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from wdsfs.tar.headers import GNU_LINK, GNU_NAME
 from wdsfs.tar.problems import Damage
 
-# Semantics decision: bytes of a name or of a link's target, as many as the kernel takes in a path, and folders of a
-# name.
+# Semantics decision: bytes of a name or of a link's target, as many as the kernel takes, and folders of a name.
 NAME_MAX, DEPTH_MAX = 4095, 256
 
 

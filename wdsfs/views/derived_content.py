@@ -143,9 +143,8 @@ class DerivedContent:
             if data is not None:
                 self._made.move_to_end(key)
             file, load = self._loader(record, number, place, row)
-            return Content(
-                file, 0, size, NO_EXTENTS, Held(partial(self._make, key, file, load, record, member), data)
-            )
+            held = Held(partial(self._make, key, file, load, record, member), data)
+            return Content(file, 0, size, NO_EXTENTS, held)
         if about["kind"] == NOTHING:
             file = content_of(self._sources.plain, number, 0).file
             return Content(file, 0, 0, NO_EXTENTS, Held(bytes, b""))
