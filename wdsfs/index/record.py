@@ -343,7 +343,9 @@ class Record:
 
     def find_folder(self, parent: int, name: bytes, crc: int) -> int | None:
         """The folder called `name` in `parent`; `crc` is the CRC-32 of its path."""
-        for folder in rows_with_sum(self._folder_hash, self._folder_order, crc, (parent, name), self._folder_key):
+        order = self._folder_order
+        for at in rows_with_sum(self._folder_hash, order, crc, (parent, name), self._folder_key):
+            folder = order[at]
             if self.folder_parent[folder] != parent or self.folder_name[folder] != name:
                 break
             if folder:
@@ -367,8 +369,9 @@ class Record:
 
     def find_entries(self, folder: int, name: bytes, crc: int) -> Iterator[int]:
         """The samples and strays of a folder with this plain name, in the order of the tar."""
-        within = self.folder_entries(folder)
-        for entry in rows_with_sum(self._entry_hash, self._entry_order, crc, (folder, name), self._entry_key):
+        order, within = self._entry_order, self.folder_entries(folder)
+        for at in rows_with_sum(self._entry_hash, order, crc, (folder, name), self._entry_key):
+            entry = order[at]
             if entry not in within or self.entry_name[entry] != name:
                 break
             yield entry

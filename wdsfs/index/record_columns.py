@@ -92,11 +92,11 @@ class AliasTable:
 
     def find(self, crc: int, parent: int, name: bytes) -> int | None:
         """The child of a directory with this alias, whose path has the CRC-32 `crc`."""
-        for number in rows_with_sum(self.hash, self.order, crc, (parent, name), self._key):
-            if self.parent[number] == parent and self.name[number] == name:
-                return self.child[number]
-            break
-        return None
+        rows = rows_with_sum(self.hash, self.order, crc, (parent, name), self._key)
+        number = self.order[rows[0]] if rows else None
+        if number is None or self.parent[number] != parent or self.name[number] != name:
+            return None
+        return self.child[number]
 
     def _key(self, number: int) -> tuple[int, bytes]:
         return self.parent[number], self.name[number]
@@ -108,17 +108,16 @@ def rows_with_sum(
     crc: int,
     key: tuple[int, bytes],
     key_of: Callable[[int], tuple[int, bytes]],
-) -> Iterator[int]:
-    """The rows with this sum, from the one on that has this parent and name, if any has them.
+) -> range:
+    """The places in `order` with this sum, from the one on that has this parent and name, if any has them.
 
-    Nearly always one row at most. Rows with equal sums, of which a hostile shard has many, are in the order of
-    their keys.
+    Nearly always one at most. Those of equal sums, of which a hostile shard has many, are in the order of their
+    keys.
     """
     rows = equal_range(sums, crc)
-    if len(rows) > 1:
-        rows = rows[bisect.bisect_left(rows, key, key=lambda at: key_of(order[at])) :]
-    for at in rows:
-        yield order[at]
+    if len(rows) < 2:
+        return rows
+    return rows[bisect.bisect_left(rows, key, key=lambda at: key_of(order[at])) :]
 
 
 def equal_range(column: memoryview, value: int) -> range:
