@@ -24,7 +24,7 @@ from wdsfs.index.portable_writer import checked_target, write_index
 from wdsfs.index.record import FORMAT, Record
 from wdsfs.index.record_of_file import build_file
 from wdsfs.index.record_sections import restamped
-from wdsfs.index.store import Index, open_index
+from wdsfs.index.store import Index, Summary, open_index
 from wdsfs.reading import PLAIN, Reading
 from wdsfs.remote.pin import Pin
 from wdsfs.spec import index_file
@@ -444,6 +444,63 @@ def test_counts_that_no_answer_to_the_kernel_can_hold_are_refused(tmp_path: Path
     file.write_bytes(found)
     with pytest.raises(SpecError, match="counts of shard 0 cannot be right"):
         expand([str(file)])
+
+
+NUMBERS = ("mtime", *Summary._fields[len(Fingerprint._fields) :])
+
+
+@pytest.mark.parametrize("field", NUMBERS)
+def test_a_row_that_disagrees_with_its_record(
+    tmp_path: Path, field: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever writes an index can give it right checksums; the row alone is believed until the record is read."""
+    shards = sets.make(tmp_path / "a", 2)
+    file = write(tmp_path / "a", shards)
+    listing = sets.listing(Record(build_file(shards[0].path)))
+    head = index_file.load(str(file))
+    rows = [head.row(number) for number in range(2)]
+    at = NUMBERS.index(field) - 1
+    numbers = tuple(value + (number == at) for number, value in enumerate(rows[0].numbers))
+    if field == "mtime":
+        path = sets.path_of(shards[0])
+        os.utime(path, ns=(0, rows[0].mtime_ns + 1))
+        rows[0] = rows[0]._replace(mtime_ns=rows[0].mtime_ns + 1)
+    else:
+        rows[0] = rows[0]._replace(numbers=numbers)
+    data = file.read_bytes()
+    changed = index_file.head_of(rows, "", FORMAT, PLAIN, len(data))
+    file.unlink()
+    file.write_bytes(changed + data[len(changed) :])
+    index = opened(tmp_path / "new", shards)
+    below = ShardSet(shards, index)
+    assert [path for path, _, _ in below.known_damage()] == []
+    assert sets.listing(indexed(below.record, 0)) == listing
+    assert (list(below.damaged()), list(below.known_damage())) == ([], [])
+    assert "is damaged" in caplog.text
+    assert f"wdsfs index --update {file}" in caplog.text
+    below.release()
+    index.close()
+
+
+def test_every_bit_that_turns_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A head that is damaged is refused, a damaged record named with the way out; never is one used."""
+    shards = sets.make(tmp_path / "a", 3)
+    file = write(tmp_path / "a", shards)
+    data, chosen = file.read_bytes(), random.Random(4)
+    index = open_index(tmp_path / "new")
+    for at in chosen.sample(range(len(data)), 200):
+        found = bytearray(data)
+        found[at] ^= 1 << chosen.randrange(8)
+        file.unlink()
+        file.write_bytes(found)
+        caplog.clear()
+        index.portables = attached(shards)
+        read = [index.record(one.key, Fingerprint.at(one.path)) for one in shards]
+        (message,) = caplog.messages
+        assert str(file) in message
+        assert "wdsfs index --update" in message or "wdsfs index -o" in message
+        assert None in read
+    index.close()
 
 
 def hostile(record: bytes, random: random.Random) -> bytes:

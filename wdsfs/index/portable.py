@@ -211,13 +211,16 @@ class PortableIndex:
             if len(view) != row.length or int.from_bytes(view[8:16], "little") != row.crc:
                 raise record_check.UnsoundRecord("its checksum is another one")
             found = record_check.opened(view)
-            if found.fingerprint.size != row.size:
-                raise record_check.UnsoundRecord("it is of a shard of another size")
-            counts = found.folders, found.entries, found.members, found.samples
-            if counts != (*row.numbers[:2], *row.numbers[4:6]):
+            if found.fingerprint != (row.size, row.mtime_ns, 0):
+                raise record_check.UnsoundRecord("it is of a shard of another size or time")
+            if found.counts() != row.numbers:
                 raise record_check.UnsoundRecord("its row has other counts")
         except ValueError as error:
-            log.warning("%s: the record of %s is damaged: %s; the shard is indexed", self, row.path, error)
+            log.warning(
+                "%s: the record of %s is damaged: %s; the shard is indexed; write the file again: "
+                "wdsfs index --update %s",
+                *(self, row.path, error, self),
+            )
             self.refuse(number)
             return None
         self._sound.add(number)

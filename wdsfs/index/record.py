@@ -290,6 +290,20 @@ class Record:
 
     # --- folders and entries
 
+    def counts(self) -> tuple[int, ...]:
+        """The numbers of its summary (`index/store.py`), after the fingerprint."""
+        return (
+            self.folders,
+            self.entries,
+            len(self.child_folders(0)),
+            self.count_directories(0),
+            self.members,
+            self.samples,
+            self.total_size(),
+            self.problem_count,
+            self.unshown_count,
+        )
+
     def count_samples(self, folder: int) -> int:
         """Samples of a folder that have a directory of their own."""
         entries = self.folder_entries(folder)

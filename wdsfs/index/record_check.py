@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from wdsfs.index.record import BY_EXTENSION, BY_NAME, FILES, STRAY, Record
 from wdsfs.inodes import FOLDER, MEMBER, SAMPLE, index_of, kind_of
+from wdsfs.tar.extension_headers import DEPTH_MAX
 from wdsfs.tar.headers import BLOCK
 
 _PLACE_MAX = 1 << 62  # bytes: of an offset, and of what is added to it
@@ -64,6 +65,8 @@ def _check_directory(record: Record) -> None:
     for found in (record.problems, record.unshown):
         types = [tuple(map(type, one)) for one in found]
         _require(all(one == (int, str, str) for one in types), "problems")
+    for count, listed in ((record.problem_count, record.problems), (record.unshown_count, record.unshown)):
+        _require(len(listed) <= count and bool(listed) == bool(count), "problems")
 
 
 class _Names(NamedTuple):
@@ -116,6 +119,11 @@ def _check_folders(record: Record) -> None:
     _require(children[0] == 1, "folder.child")
     _starts(children - 1, count - 1, "folder.child")
     _require((np.repeat(np.arange(count), np.diff(children)) == parents[1:]).all(), "folder.child")
+    above = np.arange(count)
+    for _ in range(DEPTH_MAX):  # paths, which are made for each folder, would grow with the square of the depth
+        if above.any():
+            above = parents[above]
+    _require(not above.any(), "folder.parent")
     _starts(_column(record, "folder.entry", count + 1, "I"), record.entries, "folder.entry")
     _column(record, "folder.prefix", count, "I")
     _column(record, "folder.flags", count, "B")

@@ -491,18 +491,7 @@ def summary_of(one: Record) -> Summary:
 
 def summarize(one: Record) -> bytes:
     """The bytes of the summary of a record."""
-    return _SUMMARY.pack(
-        *one.fingerprint,
-        one.folders,
-        one.entries,
-        len(one.child_folders(0)),
-        one.count_directories(0),
-        one.members,
-        one.samples,
-        one.total_size(),
-        one.problem_count,
-        one.unshown_count,
-    )
+    return _SUMMARY.pack(*one.fingerprint, *one.counts())
 
 
 def _state(fingerprints: Sequence[Fingerprint]) -> bytes:
