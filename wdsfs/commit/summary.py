@@ -343,9 +343,8 @@ def _files_at(path: bytes, record: Record) -> Iterator[int]:
     for entry in record.find_entries(folder, base, record.crc_below(folder, base)):
         if record.entry_flags[entry] & STRAY:
             yield from record.entry_members(entry)
-    for entry in record.find_entries(folder, stem, record.crc_below(folder, stem)) if dot else ():
-        if not record.entry_flags[entry] & STRAY:
-            yield from record.find_members(entry, extension)
+    if dot:
+        yield from record.find_files(folder, stem, extension)
 
 
 def _extensions_left(record: Record, entry: int, changes: ShardChanges) -> Iterator[bytes]:

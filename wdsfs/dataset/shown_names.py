@@ -76,10 +76,8 @@ class ShownNames:
         """The files that are shown under this name in a folder of the files layout."""
         stem, dot, extension = name.partition(b".")
         if dot and stem:
-            for entry in record.find_entries(folder, stem, record.crc_below(folder, stem)):
-                if not record.entry_flags[entry] & STRAY:
-                    for member in record.find_members(entry, extension):
-                        yield position(MEMBER, member)
+            for member in record.find_files(folder, stem, extension):
+                yield position(MEMBER, member)
         for entry in record.find_entries(folder, name, crc):
             if record.entry_flags[entry] & STRAY:
                 for member in record.entry_members(entry):

@@ -26,7 +26,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,6 +57,7 @@ STRAY, LINK, TWIN = 1, 2, 4  # in no sample; a hard link (always a stray); share
 HAS_SAMPLES, IS_TWIN = 1, 2  # a sample lies somewhere below; shares its path with a sample
 
 FEW_MADE = 4  # attributes made of columns: as many as `extent` and `extents` need
+FEW_MEMBERS = 256  # of a sample, or samples with one name: among more the extension is not searched one by one
 EXTENSIONS_KEPT = 16  # extensions of a shard that are kept as objects while its record is open
 KINDS = {
     headers.CHARACTER: "character device",
@@ -113,6 +114,19 @@ def _row_of(member: int, column: Sequence[int] | None) -> int | None:
     return at if at < len(column) and column[at] == member else None
 
 
+class _SortedMembers(NamedTuple):
+    """The members of one sample, or of all samples with one name, in the order of their extensions' numbers."""
+
+    key: tuple[int, bytes | None]
+    numbers: memoryview
+    members: memoryview
+
+    def of(self, number: int) -> list[int]:
+        """Those with this extension."""
+        rows = equal_range(self.numbers, number)
+        return self.members[rows.start : rows.stop].tolist()
+
+
 # The attributes of a record that are made of its columns.
 _ATTRIBUTES: dict[str, Callable[[Columns], Any]] = {
     "folder_parent": view_of("folder.parent"),
@@ -156,6 +170,7 @@ class Record:
         *_ATTRIBUTES,
         "_buffer",
         "_made",
+        "_sorted",
         "all_listed",
         "all_sampled",
         "apart",
@@ -218,6 +233,7 @@ class Record:
         self._buffer = view
         column = self.column = Columns(view[20 + length :], meta["sections"])
         self._made: list[str] = []
+        self._sorted: _SortedMembers | None = None
         self.fingerprint = Fingerprint(*meta["fingerprint"])
         self.ends: list[int] = meta["ends"]
         self.compression: str | None = meta.get("compression")  # of the shard (`tar/magic.py`); None: a plain tar
@@ -263,6 +279,7 @@ class Record:
             for name in self._made:
                 delattr(self, name)
             self._made.clear()
+            self._sorted = None
 
     def packed(self) -> bytes:
         """The record as it was built, to be sent elsewhere."""
@@ -537,10 +554,36 @@ class Record:
         if number is None:
             return []
         first, last = self.entry_member[entry], self.entry_member[entry + 1]
-        if last - first > 64:
-            numbers = np.asarray(self._extension[first:last])
-            return [first + int(at) for at in np.flatnonzero(numbers == number)]
+        if last - first > FEW_MEMBERS:
+            return self._sorted_members((entry, None), lambda: [entry]).of(number)
         return [member for member in range(first, last) if self._extension[member] == number]
+
+    def find_files(self, folder: int, stem: bytes, extension: bytes) -> Iterator[int]:
+        """The members with this extension of all samples with this plain name in a folder."""
+        number = self._extension_numbers.get(extension)
+        if number is None:
+            return
+        if self._sorted is not None and self._sorted.key == (folder, stem):
+            yield from self._sorted.of(number)
+            return
+        entries = self.find_entries(folder, stem, self.crc_below(folder, stem))
+        some = list(islice(entries, FEW_MEMBERS + 1))
+        if len(some) > FEW_MEMBERS:
+            yield from self._sorted_members((folder, stem), lambda: [*some, *entries]).of(number)
+            return
+        for entry in some:
+            if not self.entry_flags[entry] & STRAY:
+                yield from self.find_members(entry, extension)
+
+    def _sorted_members(self, key: tuple[int, bytes | None], entries: Callable[[], list[int]]) -> _SortedMembers:
+        """The members of samples by extension, made once while the same ones are asked for."""
+        if self._sorted is None or self._sorted.key != key:
+            chosen = [entry for entry in entries() if not self.entry_flags[entry] & STRAY]
+            members = np.concatenate([np.arange(*self.entry_member[entry : entry + 2]) for entry in chosen])
+            numbers = np.asarray(self._extension)[members]
+            order = np.argsort(numbers, kind="stable")
+            self._sorted = _SortedMembers(key, numbers[order].data, members[order].data)
+        return self._sorted
 
     def symlink(self, member: int) -> bytes | None:
         """The target of a symbolic link; None for a regular member."""
