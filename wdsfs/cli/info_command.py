@@ -104,6 +104,8 @@ def info(
         sizes = [row[key] for key in ("bytes", "min", "median", "p90", "max")]
         table.add_row(shown(row["extension"]) or "(none)", f"{row['count']:,}", *map(bytes_text, sizes))
     print_table(table)
+    if report["more_extensions"]:
+        click.echo(f"and {counted(report['more_extensions'], 'more extension')}")
 
 
 def _composition(plot_file: str | None, class_from: str | None, class_names: str | None) -> Composition:

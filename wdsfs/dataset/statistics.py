@@ -13,6 +13,7 @@ from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import ShardError
 from wdsfs.index.record import Record
 
+EXTENSIONS_MAX = 1000  # extensions of which sizes are reported
 SAMPLED_SIZES = 1_000_000  # sizes per extension that quantiles are taken from; more are thinned out evenly
 
 
@@ -23,6 +24,7 @@ class _Sizes:
         self.count = self.bytes = self.largest = 0
         self.smallest = 1 << 63
         self.kept: list[NDArray[Any]] = []
+        self.kept_count = 0
         self.step = 1
 
     def add(self, sizes: NDArray[Any]) -> None:
@@ -32,8 +34,10 @@ class _Sizes:
         self.smallest = min(self.smallest, int(sizes.min()))
         self.largest = max(self.largest, int(sizes.max()))
         self.kept.append(sizes[first :: self.step].copy())
-        while sum(map(len, self.kept)) > SAMPLED_SIZES:
+        self.kept_count += len(self.kept[-1])
+        while self.kept_count > SAMPLED_SIZES:
             self.kept = [np.concatenate(self.kept)[::2]]
+            self.kept_count = len(self.kept[0])
             self.step *= 2
 
     def report(self, extension: bytes) -> dict[str, Any]:
@@ -53,7 +57,8 @@ def gather(lower: ShardSet, plotted: Distribution | None = None) -> dict[str, An
     """Totals and, per extension, counts and size quantiles (bytes) of all shards that can be read.
 
     `apart` counts samples whose members lie apart, `joined` shards that are several tars, where they are read so.
-    `plotted` gets all shards, too.
+    `plotted` gets all shards, too. Of more than `EXTENSIONS_MAX` extensions the most frequent are in the report,
+    and the others are counted as `more_extensions`.
     """
     by_extension: dict[bytes, _Sizes] = {}
     report: dict[str, Any] = dict.fromkeys(
@@ -79,8 +84,9 @@ def gather(lower: ShardSet, plotted: Distribution | None = None) -> dict[str, An
         if plotted is not None:
             plotted.add(record)
             plotted.add_classes(record)
-    rows = [sizes.report(extension) for extension, sizes in by_extension.items()]
-    report["extensions"] = sorted(rows, key=lambda row: (-row["count"], row["extension"]))
+    found = sorted(by_extension.items(), key=lambda item: (-item[1].count, item[0]))
+    report["extensions"] = [sizes.report(extension) for extension, sizes in found[:EXTENSIONS_MAX]]
+    report["more_extensions"] = len(found[EXTENSIONS_MAX:])
     return report
 
 

@@ -139,12 +139,11 @@ def _doubtful_members(record: Record) -> dict[int, str]:
     found = dict.fromkeys(
         record.sparse_members().tolist(), "a sparse member, which DALI reads as it is stored, without holes"
     )
-    extensions = record.extension_name
-    for number in range(len(extensions)):
-        if not extensions[number] or _BLANK.search(extensions[number]):
-            why = "has a blank in its extension" if extensions[number] else "has an empty extension"
-            for member in np.flatnonzero(record.array("member.ext") == number).tolist():
-                found[member] = f"{why}, which an index for DALI cannot have: rename it"
+    extensions, of_members = record.extension_name, record.array("member.ext")
+    odd = [n for n in range(len(extensions)) if not extensions[n] or _BLANK.search(extensions[n])]
+    for member in np.flatnonzero(np.isin(of_members, odd)).tolist():
+        why = "has a blank in its extension" if extensions[of_members[member]] else "has an empty extension"
+        found[member] = f"{why}, which an index for DALI cannot have: rename it"
     return found
 
 

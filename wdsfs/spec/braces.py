@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from itertools import accumulate
 
 from braceexpand import braceexpand
 
 from wdsfs.errors import SpecError
 
+MAX_DEPTH = 32  # braces in braces: each level is read once more
 MAX_WORDS = 10_000_000  # more is a typing error, and the strings alone would take gigabytes
 
 _BRACE = re.compile(r"[{}]")
@@ -37,17 +39,23 @@ def expand(text: str) -> Iterator[str]:
     # Without braces a backslash is just a character of the name.
     if not are_in(text):
         return iter((text,))
+    if _depth(text) > MAX_DEPTH:
+        raise SpecError(f"the braces of {text[:60]!r}... are nested too deeply: {MAX_DEPTH} levels are the most")
     try:
         if _expansions(text) > MAX_WORDS:
             raise SpecError(f"{text!r} names more than {MAX_WORDS:,} shards: check the range")
         words: Iterator[str] = braceexpand(text)
         return words
-    except RecursionError:
-        raise SpecError(f"the braces of {text[:60]!r}... are nested too deeply") from None
     except ValueError:  # braceexpand.UnbalancedBracesError is one, but is not in its type hints
         raise SpecError(
             rf"unbalanced braces in {text!r}: close them, or write \{{ and \}} for braces in the name"
         ) from None
+
+
+def _depth(text: str) -> int:
+    """Return how many braces are open at most."""
+    steps = ((character == "{") - (character == "}") for _, character in _unescaped(text))
+    return max(accumulate(steps), default=0)
 
 
 def _expansions(text: str) -> int:

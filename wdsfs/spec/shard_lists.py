@@ -304,10 +304,12 @@ class _Excluded(NamedTuple):
 def _excluded(exclude: Field | None, shards: Collection[str]) -> _Excluded:
     """Return the content of an `exclude` list: shards, and samples as `shard/key`. Both may have slashes."""
     found = _Excluded(set(), defaultdict(set))
+    lengths = sorted(set(map(len, shards)))
     unknown: list[str] = []
     for entry in [] if exclude is None else exclude.items():
         for text in _braces(entry.text(), entry):
-            samples = [(shard, key) for shard, key in _cuts(text) if shard in shards]
+            cuts = [at for at in lengths if text[at : at + 1] == "/" and text[:at] in shards]
+            samples = [(text[:at], text[at + 1 :]) for at in cuts]
             for shard, key in samples:
                 found.samples[shard].add(key.encode("utf-8", "surrogateescape"))
             if text in shards:
@@ -319,14 +321,6 @@ def _excluded(exclude: Field | None, shards: Collection[str]) -> _Excluded:
         more = f" (and {len(unknown) - 1:,} more)" if len(unknown) > 1 else ""
         log.warning("%s%s names no shard of the dataset and excludes nothing", unknown[0], more)
     return found
-
-
-def _cuts(text: str) -> Iterator[tuple[str, str]]:
-    """`a/b/c` -> (`a`, `b/c`), (`a/b`, `c`)."""
-    position = text.find("/")
-    while position >= 0:
-        yield text[:position], text[position + 1 :]
-        position = text.find("/", position + 1)
 
 
 def _first(dataset: str, names: tuple[str, ...]) -> str | None:

@@ -16,13 +16,16 @@ def decode(draft: Draft) -> None:
     place = draft.place(DECODED, b"", ())
     there = set(draft.codes(draft.rows).tolist())
     found = []
-    for number, extension in enumerate(list(draft.extensions)):
-        known = draft.wanted.codec_of(extension)
-        if known is None or not draft.wanted.wants(known[1]):
-            continue
-        codec, decoded = known[0], draft.number_of(known[1])
-        same = int(draft.same()[decoded])
-        for at in np.flatnonzero(draft.rows.extension == number).tolist():
+    known = ((number, draft.wanted.codec_of(one)) for number, one in enumerate(list(draft.extensions)))
+    chosen = [(number, *codec) for number, codec in known if codec is not None and draft.wanted.wants(codec[1])]
+    into = [draft.number_of(name) for _, _, name in chosen]
+    sames = draft.same()[into].tolist()
+    order = np.argsort(draft.rows.extension, kind="stable")
+    ordered = draft.rows.extension[order]
+    for (number, codec, _), decoded, same in zip(chosen, into, sames, strict=True):
+        extension = draft.extensions[number]
+        first, last = np.searchsorted(ordered, [number, number + 1])
+        for at in order[first:last].tolist():
             entry, address = int(draft.rows.entry[at]), int(draft.rows.address[at])
             code = entry << 32 | same
             # Semantics decision: a member `x.json` of the shard wins over a decoded `x.json.gz`.
