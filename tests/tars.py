@@ -15,6 +15,7 @@ import lzma
 import os
 import subprocess
 import tarfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -161,6 +162,30 @@ def with_gnu_tar(directory: Path, *options: str, members: Iterable[bytes] = (b".
         "--",
     ]
     return subprocess.run([*map(os.fsencode, command), *members], check=True, capture_output=True).stdout
+
+
+def names_of_one_checksum(bits: int) -> list[bytes]:
+    """`1 << bits` names whose CRC-32 is the same, in whatever folder they are.
+
+    CRC-32 is linear: of so many places with `a` or `b` in them some sets can be exchanged without a trace.
+    """
+    plain = b"a" * (32 + bits)
+    rows = []  # what the exchange of places does to the sum, and which places these are; each with a highest bit
+    same = []  # places whose exchange does nothing
+    for place in range(len(plain)):
+        changed = plain[:place] + b"b" + plain[place + 1 :]
+        effect, places = zlib.crc32(plain) ^ zlib.crc32(changed), 1 << place
+        for other, others in rows:
+            if effect ^ other < effect:
+                effect, places = effect ^ other, places ^ others
+        if effect:
+            rows = sorted([*rows, (effect, places)], reverse=True)
+        else:
+            same.append(places)
+    found = [0]
+    for places in same[:bits]:
+        found += [one ^ places for one in found]
+    return [bytes(98 if one >> place & 1 else 97 for place in range(len(plain))) for one in found]
 
 
 @contextlib.contextmanager

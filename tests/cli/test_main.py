@@ -443,6 +443,13 @@ def test_info(shards: Program) -> None:
     assert re.search(rb"^ ?txt +5 +776 B", text, re.M)
 
 
+def test_info_lists_so_many_extensions_and_counts_the_others(program: Program) -> None:
+    program.write("a.tar", tars.tar(*(tars.member(b"a.%04d" % number) for number in range(1002))))
+    report = program.json("info", "a.tar")
+    assert (len(report["extensions"]), report["more_extensions"]) == (1000, 2)
+    assert program.run("info", "a.tar").stdout.rstrip().endswith(b"\nand 2 more extensions")
+
+
 def test_info_of_nothing(program: Program) -> None:
     program.write("a.tar", tars.END)
     assert program.json("info", "a.tar").items() >= {"shards": 1, "samples": 0, "extensions": []}.items()

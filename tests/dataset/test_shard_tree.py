@@ -18,6 +18,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests import tars
 from wdsfs import inodes
 from wdsfs.dataset import content as content_module
 from wdsfs.dataset.indexing import NotIndexed
@@ -401,6 +402,22 @@ def test_merged_a_name_takes_as_many_steps_in_many_shards_as_in_few(
 
     few, many = measured(6), measured(60)
     assert {what: value for what, value in many.items() if value > 1.25 * few[what]} == {}, (few, many)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.parametrize("ends", [[".x"], [".x", "~2.x", "~3.x"], ["/f.x", ".x"]])
+def test_names_of_one_checksum_are_found_by_bisection(view: View, merge: bool, ends: list[str]) -> None:
+    """Anybody can make them, and a search among them one by one takes time for each of the others."""
+
+    def measured(bits: int) -> dict[Counted, float]:
+        own = [name.decode() + end for name in tars.names_of_one_checksum(bits) for end in ends]
+        with a_tree([tar([(f"d/{name}", b"") for name in own])] * 2, view, merge=merge) as tree:
+            return steps(tree, b"d" if merge else b"s0/d")
+
+    few, many = measured(4), measured(9)
+    assert many["listed"] < 2.5 * few["listed"]
+    assert many["looked up"] < 2.5 * few["looked up"]
 
 
 def test_a_merged_listing_is_not_continued_in_a_changed_shard() -> None:

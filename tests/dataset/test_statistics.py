@@ -64,6 +64,7 @@ def test_totals_and_sizes_equal_a_count_by_hand(tmp_path: Path) -> None:
         "shards": 4,
         "samples": samples,
         "members": sum(map(len, sizes.values())) + 4,
+        "more_extensions": 0,
         "bytes": sum(map(sum, sizes.values())) + 16,
         "shard_bytes": sum(map(len, contents)),
         "damaged": 0,

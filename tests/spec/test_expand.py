@@ -336,6 +336,8 @@ def test_the_limit_holds_for_all_specs_together(here: Path, monkeypatch: pytest.
 
 def test_silly_nesting_and_numbers_are_refused(here: Path) -> None:
     assert "nested too deeply" in refused(SpecError, "{" * 2000 + "}" * 2000)
+    assert "nested too deeply: 32 levels are the most" in refused(SpecError, "{" * 33 + "a,b" + "}" * 33)
+    assert next(braces.expand("{" * 32 + "a,b" + "}" * 32)).count("{") == 31
     assert "too large" in refused(SpecError, "{0.." + "9" * 5000 + "}")
 
 

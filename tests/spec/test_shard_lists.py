@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import string
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -479,6 +480,29 @@ def test_a_prepared_dataset_has_the_shards_of_its_info() -> None:
     ]
     os.chdir("set")
     assert listed(".nv-meta") == listed(".") == ["b.tar", "a.tar", "deep/c.tar", "d.tar"]
+
+
+def test_an_exclude_of_many_slashes_is_read_once() -> None:
+    """It is cut only where the name of a shard may end."""
+
+    def calls(slashes: int) -> int:
+        energon(json.dumps({"split_parts": {}, "exclude": ["a.tar/x" + "/" * slashes]}), "split.json")
+        count = 0
+
+        def call(*_: object) -> None:
+            nonlocal count
+            count += 1
+
+        sys.setprofile(call)
+        try:
+            shards = expand(["set"])
+        finally:
+            sys.setprofile(None)
+        assert shards[1].without == {b"x" + b"/" * slashes}
+        return count
+
+    calls(1)
+    assert calls(20_000) < calls(2) + 100
 
 
 @pytest.mark.parametrize("name", ["split.yaml", "split.json"])
