@@ -169,7 +169,7 @@ def unextractable(name: bytes) -> str | None:
 
 
 def readable(name: bytes) -> str:
-    """Return a raw name as text for messages and JSON, cut after 1000 bytes: a name may have a mebibyte."""
+    """Return a raw name as text for messages and JSON, cut after 1000 bytes."""
     return name[:1000].decode("utf-8", "backslashreplace") + ("..." if len(name) > 1000 else "")
 
 

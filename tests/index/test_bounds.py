@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import random
 import subprocess
 import sys
+import tarfile
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,6 +18,7 @@ from tests.tars import END, HARD_LINK, SYMLINK, A
 from wdsfs.errors import CorruptShard
 from wdsfs.index import member_draft, record_builder, record_check
 from wdsfs.index.record import Record
+from wdsfs.interop import lint
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.storage.source import TarBytes
 from wdsfs.tar import scan, sparse, walk
@@ -155,6 +158,21 @@ def test_a_global_header_over_the_bound_ends_the_shard() -> None:
     (problem,) = one.problems
     where = f"the global PAX header that ends at offset {len(A) + len(long)}"
     assert problem.text == f"{where} sets for all members after it a path of 513 bytes; 512 is the most"
+
+
+def test_a_short_global_path_names_every_member() -> None:
+    """As GNU tar and tarfile do."""
+    tar = tars.tar(tars.pax({b"path": b"all.x"}, b"g"), A, named(b"own.x"), tars.member(b"b.txt"))
+    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+        assert archive.getnames() == ["all.x", "own.x", "all.x"]
+    assert make(tar).paths() == [b"all", b"own", b"all"]
+
+
+def test_check_names_a_member_beyond_a_bound(tmp_path: Path) -> None:
+    path = tmp_path / "x.tar"
+    path.write_bytes(tars.tar(A, named(b"x" * (NAME_MAX + 1))))
+    found = [(one.kind, one.offset) for one in lint.lint(bytes(path)).findings]
+    assert found == [("unusable name", len(A))]
 
 
 @pytest.mark.parametrize("odd", [False, True])
