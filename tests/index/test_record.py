@@ -730,7 +730,7 @@ def test_a_name_of_many_folders() -> None:
     one = make(tars.tar(tars.pax({b"path": deep}), A))
     assert one.folders == DEPTH_MAX + 1
     assert one.entry_path(0) == deep[:-2]
-    assert len(one.array("folder.prefix")) == 100_001
+    assert len(one.array("folder.prefix")) == DEPTH_MAX + 1
 
 
 # --- the bytes ---------------------------------------------------------------------------------------------
@@ -759,7 +759,7 @@ def test_what_is_stored() -> None:
 def test_problems_are_counted() -> None:
     """Of many problems the first thousand are kept; their texts stay short."""
     link = tars.member(b"l", kind=tars.HARD_LINK, link=b"nothing")
-    device = tars.pax({b"path": b"x" * 100_000}) + tars.member(b"n", kind=tars.FIFO)
+    device = tars.pax({b"path": b"x" * 4000}) + tars.member(b"n", kind=tars.FIFO)
     with tars.opened(tars.tar(link * 1500, device)) as fd:
         data = record_builder.build(fd, FINGERPRINT)
     one = Record(data)

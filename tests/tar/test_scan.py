@@ -24,6 +24,7 @@ from wdsfs.errors import CorruptShard
 from wdsfs.tar import headers, magic, member_reader, scan, sparse, walk, window
 from wdsfs.tar.columns import Chunk
 from wdsfs.tar.problems import Problem
+from wdsfs.tar.sparse import Extents, Segments
 
 READ_MAX = 1 << 20  # members over this are not read by `look`
 
@@ -49,6 +50,13 @@ def look(tar: bytes | Path) -> tuple[list[Found], list[Problem]]:
     return found, problems
 
 
+def extents_of(segments: Segments | None) -> Extents | None:
+    if segments is None:
+        return None
+    offsets, sizes = [start for start, _ in segments], [size for _, size in segments]
+    return Extents(offsets, sizes, list(itertools.accumulate(sizes, initial=0))[:-1])
+
+
 def _rows(fd: int, chunk: Chunk) -> Iterator[Found]:
     columns = (chunk.types, chunk.heads, chunk.datas, chunk.sizes, chunk.mtimes)
     rows = zip(chunk.names, *(column.tolist() for column in columns), strict=True)
@@ -56,7 +64,7 @@ def _rows(fd: int, chunk: Chunk) -> Iterator[Found]:
         content = None
         if size <= READ_MAX and kind == headers.REGULAR:
             try:
-                content = member_reader.read(fd, data, size, chunk.sparse.get(row), 0, size)
+                content = member_reader.read(fd, data, size, extents_of(chunk.sparse.get(row)), 0, size)
             except CorruptShard:
                 content = None
         yield Found(name, kind, head, data, size, mtime, chunk.links.get(row), content)
@@ -273,7 +281,9 @@ def test_sparse(case: str) -> None:
         for offset, length in itertools.product(
             (0, 1, 999, 1001, len(content) - 1, len(content), 1 << 30), (0, 1, 5000)
         ):
-            got = member_reader.read(fd, int(chunk.datas[0]), len(content), chunk.sparse[0], offset, length)
+            got = member_reader.read(
+                fd, int(chunk.datas[0]), len(content), extents_of(chunk.sparse[0]), offset, length
+            )
             assert got == content[offset : offset + length]
 
 
@@ -299,7 +309,8 @@ def test_sparse_by_gnu_tar(tmp_path: Path, options: list[str]) -> None:
         (chunk,) = scan.scan(fd, problems)
         sizes = chunk.sizes.tolist()
         for row, name in enumerate(chunk.names):
-            got = member_reader.read(fd, int(chunk.datas[row]), sizes[row], chunk.sparse[row], 0, sizes[row])
+            extents = extents_of(chunk.sparse[row])
+            got = member_reader.read(fd, int(chunk.datas[row]), sizes[row], extents, 0, sizes[row])
             assert got == want.pop(name)
     assert not want
     assert not problems
@@ -434,7 +445,7 @@ def test_cut_off() -> None:
         left = len(ODD["cut in content"].tar()) - found[1].data
         for content in (
             (found[1].data, len(ABC), None, 0, left),
-            (found[1].data, len(ABC), [(0, len(ABC))], 0, left),
+            (found[1].data, len(ABC), Extents([0], [len(ABC)], [0]), 0, left),
         ):
             assert member_reader.read(fd, *content) == ABC[:left]
             # Never fewer bytes than asked for: the kernel would take that for the end of the file.

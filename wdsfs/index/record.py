@@ -25,7 +25,7 @@ import bisect
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
@@ -412,10 +412,15 @@ class Record:
 
     def find_samples(self, path: bytes, crc: int) -> list[int]:
         """The samples with this plain path, whose CRC-32 is `crc`."""
-        folder, slash, name = path.rpartition(b"/")
-        where = self.find_path(folder) if slash else 0
-        entries = () if where is None else self.find_entries(where, name, crc)
-        return [entry for entry in entries if not self.entry_flags[entry] & STRAY]
+        equal = equal_range(self._entry_hash, crc)
+        found: Iterable[int] = (
+            self._entry_order[at] for at in equal if self.entry_path(self._entry_order[at]) == path
+        )
+        if len(equal) > 1:
+            folder, slash, name = path.rpartition(b"/")
+            where = self.find_path(folder) if slash else 0
+            found = () if where is None else self.find_entries(where, name, crc)
+        return [entry for entry in found if not self.entry_flags[entry] & STRAY]
 
     def samples_in_order(self) -> NDArray[np.int64]:
         """The entries that are samples, in the order of the tar."""
