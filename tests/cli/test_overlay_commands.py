@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -14,13 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from tests import tars
 from tests.cli.test_main import program  # noqa: F401  # a fixture
 from tests.commit.test_plan import EDITS, FIRST, SECOND, Set, bare, half_way, keys
 from tests.commit.test_shard_writer import Killed
 from tests.conftest import PATIENCE, Program
+from tests.image.test_image import told
 from tests.uppers import OPAQUE, WHITEOUT, write_upper
+from tests.writables import shard
+from wdsfs.cli import main
 from wdsfs.dataset.tree import View
 from wdsfs.reading import Reading
 from wdsfs.storage.durable import Disk
@@ -475,3 +480,43 @@ def test_stopped_while_writing(number: int, program: Program) -> None:  # noqa: 
     done = program.run("commit", "--overlay", "o", "-o", "out/%d.tar", "s{0..2}.tar")
     assert b"3 rewritten" in done.stdout
     assert len(here.out()) == 3
+
+
+@pytest.mark.parametrize("call", ["close", "read", "pread", "copy_file_range"])
+@pytest.mark.parametrize("what", ["s0.tar", "upper/s0/a/cls"])
+def test_an_error_of_a_disk_names_the_file(
+    call: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of the files that a commit reads it is, and also when it is closed; the set stays as it was."""
+    source = tmp_path / "s0.tar"
+    source.write_bytes(shard([("a.cls", b"1"), ("a.jpg", b"j"), ("b.cls", b"2")]))
+    write_upper(tmp_path / "edits", {})
+    write_upper(tmp_path / "edits/upper", {"s0": {"a": {"cls": b"3"}}})
+    words = ("--overlay", tmp_path / "edits", source)
+    told(tmp_path, "diff", *words, code=0)
+    before, failed = source.read_bytes(), []
+
+    def failing(real: Any) -> Any:
+        def method(fd: int, *arguments: Any) -> Any:
+            is_it = os.readlink(f"/proc/self/fd/{fd}").endswith(what)
+            done = real(fd, *arguments)
+            if is_it:
+                failed.append(real)
+                raise OSError(errno.EIO, "Input/output error")
+            return done
+
+        return method
+
+    with monkeypatch.context() as patched:
+        for name in {call, "pread"} if call == "copy_file_range" else {call}:
+            patched.setattr(os, name, failing(getattr(os, name)))
+        words_of_commit = ["commit", "--in-place", *map(str, words)]
+        environment = {"WDSFS_INDEX_DIR": str(tmp_path / "index")}
+        done = CliRunner().invoke(main.main, words_of_commit, env=environment, prog_name="wdsfs")
+    if failed:
+        assert done.exit_code in (3, 7), done.output
+        assert f"{what.removeprefix('upper/')}: Input/output error" in done.output
+        assert source.read_bytes() == before
+        told(tmp_path, "commit", "--in-place", *words, code=0)
+    new = source.read_bytes()
+    assert [new[one.data : one.data + one.size] for one in tars.by_tarfile(new)] == [b"3", b"j", b"2"]

@@ -671,7 +671,7 @@ class PowerCut(Faulty):
         self._dirty.add(os.readlink(f"/proc/self/fd/{fd}"))
         super().write(fd, data)
 
-    def copy(self, source: int, target: int, start: int, count: int) -> None:
+    def copy(self, source: int, target: int, start: int, count: int, path: bytes | None = None) -> None:
         self._dirty.add(os.readlink(f"/proc/self/fd/{target}"))
         super().copy(source, target, start, count)
 
@@ -1064,9 +1064,9 @@ def test_abandoning_a_commit_of_a_bare_upper(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("touched", [False, True])
-def test_a_journal_of_the_version_before(touched: bool, tmp_path: Path) -> None:
-    """It has no checksums: a shard that was touched cannot be known again, so the commit can only be abandoned."""
+@pytest.mark.parametrize("changed", ["", "mode", "copy", "time"])
+def test_a_journal_of_the_version_before(changed: str, tmp_path: Path) -> None:
+    """It has no checksums: a shard that has another time cannot be known again, so the commit can be abandoned."""
     here, whole = half_way(tmp_path / "set")
     journal, log = here.place.work / "commit.json", here.place.work / "commit.log"
     about = json.loads(journal.read_bytes())
@@ -1078,7 +1078,12 @@ def test_a_journal_of_the_version_before(touched: bool, tmp_path: Path) -> None:
     sums = [hashlib.blake2b(data, digest_size=16).hexdigest() for data in (journal.read_bytes(), old)]
     journal.write_bytes(old)
     log.write_text(log.read_text().replace(*sums))
-    if not touched:
+    if changed == "mode":
+        here.shards[1].chmod(0o600)
+    if changed == "copy":
+        shutil.copy2(here.shards[1], tmp_path / "copy")
+        (tmp_path / "copy").rename(here.shards[1])
+    if changed != "time":
         assert here.commit(in_place=True) == whole
         return
     touch(here.shards[1])

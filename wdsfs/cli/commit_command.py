@@ -175,7 +175,7 @@ def commit(wanted: Wanted, packing: Packing, composition: Composition, opening: 
         return
     whole = not (options.in_place or options.changed_only or packing.abandon)
     held = overlay_session(wanted, opening, freeze=not packing.dry_run, whole=whole)
-    with ended_in_order(), held as session:
+    with disk_errors(), ended_in_order(), held as session:
         if packing.abandon:
             _abandon(session, as_json)
         committed = None if packing.abandon else _commit(session, wanted, packing, opening)
@@ -245,7 +245,10 @@ def _refuse_exports(plan: Plan, shards: Sequence[Shard], exports: Sequence[str])
 
 
 def _plan(session: OverlaySession, found: Changes | None, options: CommitOptions) -> Plan:
-    """Return the plan for these changes; None: that of the commit that was begun."""
+    """Return the plan for these changes; None: that of the commit that was begun.
+
+    Raises CommitError, ShardErrors.
+    """
     from wdsfs.commit.commit_journal import read_plan
     from wdsfs.commit.plan import Planner
 
@@ -276,10 +279,7 @@ def _write(
         assert found is not None
         assert pattern is not None
         session.note_outputs(plan, found, pattern, done=False)
-        with (
-            disk_errors(),
-            when_interrupted("; what is finished is kept, and the same command goes on from there"),
-        ):
+        with when_interrupted("; what is finished is kept, and the same command goes on from there"):
             done = runner.write()
         session.note_outputs(plan, found, pattern, done=True)
         return done
@@ -290,10 +290,9 @@ def _replace(runner: Runner, replacement: Replacement, begun: bool) -> list[Step
     if not runner.plan.steps:
         return []
     try:
-        with disk_errors():
-            if not begun:
-                replacement.begin()
-            return replacement.finish()
+        if not begun:
+            replacement.begin()
+        return replacement.finish()
     except KeyboardInterrupt:
         click.get_current_context().meta[INTERRUPTED] = (
             " half-way, and the overlay cannot be used before it is finished: repeat the command"
@@ -332,8 +331,7 @@ def _abandon(session: OverlaySession, as_json: bool) -> None:
         raise CommitError("no commit in place of this overlay was stopped half-way, so there is none to abandon")
     below = session.tree.lower
     runner = Runner(below, read_plan(session.place, below), session.files())
-    with disk_errors():
-        done, aside = Replacement(session.place, runner, session.show_new).abandon(session.tree.merged)
+    done, aside = Replacement(session.place, runner, session.show_new).abandon(session.tree.merged)
     left = [step for step in runner.plan.steps if step not in done]
     if as_json:
         report = {

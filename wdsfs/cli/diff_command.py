@@ -11,6 +11,7 @@ from wdsfs.cli.options import Opening, index_options, json_option
 from wdsfs.cli.output import say, write_json
 from wdsfs.cli.overlay_report import changes_json, counts_line, show_changes
 from wdsfs.cli.overlay_session import Wanted, overlay_session, unfinished_advice, wanted_options
+from wdsfs.cli.progress import disk_errors
 
 if TYPE_CHECKING:
     pass
@@ -37,7 +38,7 @@ def diff(wanted: Wanted, as_json: bool, opening: Opening) -> None:
     """
     from wdsfs.overlay.overlay_directory import unfinished
 
-    with overlay_session(wanted, opening, freeze=False) as session:
+    with disk_errors(), overlay_session(wanted, opening, freeze=False) as session:
         if unfinished(session.place):
             raise unfinished_advice(wanted)
         found = session.changes()

@@ -101,7 +101,7 @@ class OverlaySession:
         return self.daemon_is_silent or (self.remount is not None and self.remount.failed)
 
     def changes(self, rules: Rules | None = None) -> Changes:
-        """Find the changes of the overlay, by these rules."""
+        """Find the changes of the overlay, by these rules. Raises ShardErrors, and OSErrors that name a file."""
         from wdsfs.commit import changes, diff
         from wdsfs.overlay import upper_format
         from wdsfs.overlay.overlay_directory import load_upper

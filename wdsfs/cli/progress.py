@@ -67,9 +67,11 @@ def when_interrupted(text: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def disk_errors() -> Iterator[None]:
-    """A block whose OSErrors become CommitErrors."""
+    """A block whose OSErrors become CommitErrors, but that of `wdsfs ... | head`."""
     try:
         yield
+    except BrokenPipeError:
+        raise
     except OSError as error:
         where = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
         raise CommitError(f"{where}{error.strerror}; mend that, then repeat the command") from None

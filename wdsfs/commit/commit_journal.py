@@ -17,7 +17,7 @@ from wdsfs.overlay.overlay_directory import (
 )
 from wdsfs.storage.identity import Fingerprint
 
-VERSION = 2  # of the journal; 1 has no checksums
+VERSION = 2  # of the journal; 1 has no checksums: shards are known again by size and mtime
 
 
 def read_plan(place: OverlayDirectory, lower: ShardSet) -> Plan:

@@ -44,7 +44,7 @@ from wdsfs.commit.pieces import NewMember
 from wdsfs.commit.run import Runner
 from wdsfs.commit.steps import NEW, REWRITE, Step
 from wdsfs.dataset.indexing import NotIndexed, indexed
-from wdsfs.errors import CommitError, ShardError, several
+from wdsfs.errors import CommitError, ShardError, StaleShard, several
 from wdsfs.overlay.overlay_directory import (
     OverlayDirectory,
     OverlaySettings,
@@ -163,9 +163,12 @@ class Replacement:
                 self.runner.cluster.each(left, self.runner.prepare, self._publication, self._note)
             else:
                 self.runner.each(left, self._replace)
-        except BaseException:
+        except BaseException as error:
             if not self._lines():  # nothing has been replaced: undo the beginning
                 self.disk.remove(os.fsencode(self.journal))
+            elif isinstance(error, StaleShard):
+                text = "or use --abandon instead of --in-place to end the commit as it is"
+                raise CommitError(f"{error}; {text}") from None
             raise
         self._log({"published": True})
         self._empty(self.runner.plan.steps)
@@ -265,7 +268,11 @@ class Replacement:
             record = indexed(lower.record, number)
         except ShardError:
             return False
-        if record.checksum() != source.checksum:
+        if source.checksum:
+            is_same = record.checksum() == source.checksum
+        else:  # of a journal that had none yet: another mode or inode number
+            is_same = record.fingerprint[:2] == source.fingerprint[:2]
+        if not is_same:
             return False
         log.warning("%s: has another time, mode or place than before, and the same members", os.fsdecode(target))
         self.runner.plan.sources[number] = source._replace(fingerprint=record.fingerprint)

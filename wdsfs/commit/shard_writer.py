@@ -106,9 +106,10 @@ class ShardWriter:
         return written
 
     def _copy(self, source: TarBytes, fd: int, run: CopiedRange) -> None:
+        path = self.sources[run.shard].path
         for start in range(run.start, run.end, COPY_MAX):
             count = min(COPY_MAX, run.end - start)
-            self.disk.copy(source, fd, start, count)
+            self.disk.copy(source, fd, start, count, path)
             self.on_bytes(count)
             if count == COPY_MAX:
                 self.disk.start_writing(fd)
@@ -138,17 +139,18 @@ class ShardWriter:
 
         Compared by size and mtime, which is what the journal has of it, not by a Fingerprint.
         """
-        source = self.open_file(piece.path)
-        try:
-            left = piece.size
-            while left and (data := os.read(source, min(left, CHUNK))):
-                left -= len(data)
-                yield data
-            found = os.fstat(source)
-            if left or (found.st_size, found.st_mtime_ns) != (piece.size, piece.mtime_ns):
-                raise CommitError(f"{os.fsdecode(piece.path)} has changed while it was packed; start again")
-        finally:
-            os.close(source)
+        with named(piece.path):
+            source = self.open_file(piece.path)
+            try:
+                left = piece.size
+                while left and (data := os.read(source, min(left, CHUNK))):
+                    left -= len(data)
+                    yield data
+                found = os.fstat(source)
+                if left or (found.st_size, found.st_mtime_ns) != (piece.size, piece.mtime_ns):
+                    raise CommitError(f"{os.fsdecode(piece.path)} has changed while it was packed; start again")
+            finally:
+                os.close(source)
 
     def _flush(self, fd: int, pending: bytearray) -> None:
         if pending:
@@ -183,7 +185,9 @@ class ShardWriter:
         if isinstance(piece, CopiedRange):
             with self._source(piece.shard) as fd:
                 for start in range(piece.start, piece.end, CHUNK):
-                    yield pread(fd, min(CHUNK, piece.end - start), start)
+                    with named(self.sources[piece.shard].path):
+                        data = pread(fd, min(CHUNK, piece.end - start), start)
+                    yield data
         elif isinstance(piece, NewMember):
             yield piece.header
             yield from self._content(piece)

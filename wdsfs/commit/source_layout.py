@@ -18,6 +18,7 @@ from wdsfs.commit.pieces import CopiedRange, GlobalHeader, NewMember, Piece, Zer
 from wdsfs.errors import CommitError, StaleShard
 from wdsfs.index.record import LINK, Record
 from wdsfs.remote.any_shard import OpenShard, fingerprint_of
+from wdsfs.storage.durable import named
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.storage.source import TarBytes, size_of
 from wdsfs.tar import gaps, header_encoder, headers, member_reader
@@ -93,7 +94,7 @@ class SourceLayout:
         found = [Cut(*mark) for mark in self.marks]
         moved = {member for _, some in self.moves for member in some}
         after: dict[int, list[Piece]] = {one: list(new) for one, new in following.items() if one not in moved}
-        with opened_shard(self.path) as (_, tar):
+        with named(self.path), opened_shard(self.path) as (_, tar):
             for anchor, some in self.moves:
                 pieces = after.setdefault(anchor, [])
                 for member in some:
@@ -157,7 +158,7 @@ def layout(number: int, path: bytes, record: Record) -> SourceLayout:
     if damage:
         text = f"{os.fsdecode(path)} is damaged ({damage[0].text}): it can be copied as it is, but not changed"
         raise CommitError(text)
-    with opened_shard(path) as (shard, tar):
+    with named(path), opened_shard(path) as (shard, tar):
         check_unchanged(shard, path, record.fingerprint)
         found = _measure(number, path, record, tar.source)
         check_unchanged(shard, path, record.fingerprint)
@@ -169,7 +170,7 @@ def unpacked_size(path: bytes) -> int | None:
 
     Raises CommitError for a damaged one, ShardErrors.
     """
-    with opened_shard(path) as (shard, tar):
+    with named(path), opened_shard(path) as (shard, tar):
         if tar.source is shard:
             return None
         if tar.problem is not None and tar.problem.kind not in HARMLESS:

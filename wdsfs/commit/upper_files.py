@@ -19,9 +19,8 @@ class Files:
         *way, name = path.split(b"/")
         try:
             for step in way:  # one by one: a path may be longer than PATH_MAX
-                inner = os.open(step, OPEN_DIRECTORY, dir_fd=fd)
-                os.close(fd)
-                fd = inner
+                above, fd = fd, os.open(step, OPEN_DIRECTORY, dir_fd=fd)
+                os.close(above)
             return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=fd)
         finally:
             os.close(fd)

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from wdsfs import inodes, names
@@ -34,6 +35,7 @@ from wdsfs.errors import NoSuchEntry, NotADirectory
 from wdsfs.index.record import BY_EXTENSION, STRAY, Record
 from wdsfs.inodes import MEMBER, ROOT, SAMPLE, index_of, kind_of
 from wdsfs.overlay.upper_format import DIRECTORY, FILE, SYMLINK, WHITEOUT, Origin, UpperNode
+from wdsfs.storage.durable import named
 
 CHUNK = 1 << 20  # bytes that are compared at a time
 
@@ -272,11 +274,8 @@ class Walk:
         return not self.tree.files_layout or len(child.places()) >= self.record(number).link_count(member)
 
     def _file(self, node: UpperNode, path: bytes) -> UpperFile:
-        fd = self.open_file(node)
-        try:
+        with self._opened(node) as fd:
             status = os.fstat(fd)
-        finally:
-            os.close(fd)
         return UpperFile(node, path, status.st_size, status.st_mtime_ns)
 
     def has_time(self, number: int, member: int, file: UpperFile) -> bool:
@@ -288,14 +287,23 @@ class Walk:
         if file.size != self.record(number).member(member).size:
             return False
         content = self.lower.content(number, self.lower.tag(number), member)
-        fd = self.open_file(file.node)
-        try:
-            return all(
-                os.pread(fd, CHUNK, offset) == content_module.read(content, offset, CHUNK)
-                for offset in range(0, file.size, CHUNK)
-            )
-        finally:
-            os.close(fd)
+
+        def of_shard(offset: int) -> bytes:
+            with named(self.lower.shards[number].path):
+                return content_module.read(content, offset, CHUNK)
+
+        with self._opened(file.node) as fd:
+            return all(os.pread(fd, CHUNK, offset) == of_shard(offset) for offset in range(0, file.size, CHUNK))
+
+    @contextlib.contextmanager
+    def _opened(self, node: UpperNode) -> Iterator[int]:
+        """A file or directory of the upper, open; OSErrors name it."""
+        with named(node.path()):
+            fd = self.open_file(node)
+            try:
+                yield fd
+            finally:
+                os.close(fd)
 
     def _is_same_link(self, inode: int, child: UpperNode) -> bool:
         _, number, where = inodes.unpack(inode)
@@ -304,11 +312,8 @@ class Walk:
         target = self.record(number).symlink(index_of(where))
         if target is None or child.parent is None:
             return False
-        directory = self.open_file(child.parent)
-        try:
+        with self._opened(child.parent) as directory:
             return os.readlink(child.name, dir_fd=directory) == target
-        finally:
-            os.close(directory)
 
     def _add(self, spot: Spot, name: bytes, child: UpperNode, path: bytes, alone: bool) -> None:
         """Collect a file that the lower does not have: of an existing sample, of a new one, or of none.

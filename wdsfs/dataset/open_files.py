@@ -17,6 +17,7 @@ from wdsfs.dataset.shard_access import Access
 from wdsfs.errors import UnreadableShard
 from wdsfs.remote.any_shard import OpenShard
 from wdsfs.storage import source
+from wdsfs.storage.durable import named
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.storage.source import TarBytes
 from wdsfs.tar import compressed
@@ -93,12 +94,14 @@ class ShardFile:
             self.close()
 
     def close(self) -> None:
+        """Raises OSErrors that name the shard."""
         self.ended = True
         if self.readers:
             return
-        if self.source is not self.shard:
-            source.close(self.source)
-        source.close(self.shard)
+        with named(self.path):
+            if self.source is not self.shard:
+                source.close(self.source)
+            source.close(self.shard)
 
 
 class OpenFiles:

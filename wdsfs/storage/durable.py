@@ -22,8 +22,11 @@ CHUNK = 1 << 20  # bytes of a file that are read at a time, and of small pieces 
 COPY_MAX = 1 << 25  # bytes per copy by the kernel, and unwritten bytes before the disk is asked to write
 
 
-# Errors of copy_file_range and sendfile where they do not work: another file system, old kernel, special file.
-_NOT_HERE = frozenset((errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY))
+# Errors of copy_file_range and sendfile where they do not work: another file system, old kernel, special file. Of
+# an EIO they do not say which of the two files has it.
+_NOT_HERE = frozenset(
+    (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY, errno.EIO)
+)
 
 
 class Disk:
@@ -60,8 +63,11 @@ class Disk:
         while view:
             view = view[os.write(fd, view) :]
 
-    def copy(self, source: TarBytes, target: int, start: int, count: int) -> None:
-        """Copy bytes from `start` to the position of `target`, in the kernel if possible. Raises CorruptShard."""
+    def copy(self, source: TarBytes, target: int, start: int, count: int, path: bytes | None = None) -> None:
+        """Copy bytes from `start` to the position of `target`, in the kernel if possible.
+
+        `path` is that of the source. Raises CorruptShard, and OSErrors, which name it if it cannot be read.
+        """
         for copy in (_copy_file_range, _sendfile):
             while count and isinstance(source, int):
                 try:
@@ -74,7 +80,8 @@ class Disk:
                     break
                 start, count = start + done, count - done
         while count:
-            data = pread(source, min(count, CHUNK), start)
+            with named(path):
+                data = pread(source, min(count, CHUNK), start)
             if not data:
                 raise CorruptShard(f"the shard ends at byte {start}, {count} bytes too early")
             self.write(target, data)
@@ -213,7 +220,7 @@ def temporary_of(target: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def named(path: bytes) -> Iterator[None]:
+def named(path: bytes | None) -> Iterator[None]:
     """Add this file name to an OSError in the block that has none, as errors of writing to a descriptor."""
     try:
         yield

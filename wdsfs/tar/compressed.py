@@ -27,6 +27,7 @@ from typing import NamedTuple, Protocol
 from wdsfs.errors import IndexUnusable, StaleShard, UnreadableShard, UsageError
 from wdsfs.remote.any_shard import OpenShard, open_shard
 from wdsfs.storage import seekable, source, unpack_cache
+from wdsfs.storage.durable import named
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.storage.source import TarBytes
 from wdsfs.storage.unpack_cache import (
@@ -410,10 +411,11 @@ def unpack(kind: str, shard: TarBytes, write: Write) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def opened_shard(path: bytes) -> Iterator[tuple[OpenShard, Opened]]:
-    """The shard at `path`, open, and the bytes of the tar in it. Raises ShardErrors."""
+    """The shard at `path`, open, and the bytes of the tar in it. Raises ShardErrors, OSErrors that name it."""
     shard = open_shard(path)
     try:
         with opened(shard, path) as found:
             yield shard, found
     finally:
-        source.close(shard)
+        with named(path):
+            source.close(shard)
