@@ -128,6 +128,18 @@ def test_odd_tars(options: list[str], program: Program) -> None:
     assert has_links == ("--decode-members" not in options)  # in a view each is a file of its own
 
 
+def test_a_link_by_number_that_would_be_too_long(program: Program) -> None:
+    """By both engines it says so, at the same length."""
+    folders = "/".join(["d" * 199] * 20)
+    names = [f"{folders}/{'k' * length}.jpg".encode() for length in (60, 83, 84, 85, 90)]
+    program.write("s.tar", tars.tar(*(tars.pax({b"path": name}) + tars.member(b"x", b"x") for name in names)))
+    with both(program, "--index-tree", "s.tar") as mounts:
+        one, other = ([os.readlink(top / f"by-index/000/000/{n:06}") for n in range(len(names))] for top in mounts)
+        assert one == other
+        assert [len(text) for text in one[:3]] == [4071, 4094, 4095]
+        assert one[3:] == ["the path of this sample is too long for a link"] * 2
+
+
 def sample(number: int) -> list[bytes]:
     about = {"caption": f"caption {number}", "n": {"deep": [number, 0.5]}}
     return [

@@ -69,6 +69,18 @@ _TAG_SHIFT = 46  # in the number of an extra: below it is that of a directory or
 _FIRST = AT_PARENT + 1  # the cursor of the first child
 _LAST = inodes.UP  # of `by-index` in the top: after everything that a tree may have there
 _TO_TOP = b"../../../"
+_TARGET_MAX = 4095  # bytes that the kernel reads of a link
+_TOO_LONG = b"the path of this sample is too long for a link"  # leads nowhere
+
+
+def _to(path: bytes) -> bytes:
+    """The target of the link to a sample at this path.
+
+    Semantics decision: a target that is longer than the kernel reads is replaced by a text. By FUSE it would be an
+    error, and cut off in an image.
+    """
+    target = _TO_TOP + path
+    return target if len(target) <= _TARGET_MAX else _TOO_LONG
 
 
 class _Level(NamedTuple):
@@ -271,7 +283,7 @@ class NumberedTree:
         parent, name = self.tree.places(inode)[0]
         if self._folder[0] != parent:
             self._folder = parent, self._path(parent)
-        return shard, _TO_TOP + self._folder[1] + name
+        return shard, _to(self._folder[1] + name)
 
     def _path(self, inode: int) -> bytes:
         """The path of a directory with a slash at its end; empty for the top."""
@@ -300,7 +312,7 @@ class NumberedTree:
         paths = dict(zip(shown.samples.tolist(), self._paths_of(shard, shown), strict=True))
         # What is not among them lies in the directory of a folder.
         found = [
-            _TO_TOP + paths[entry] if entry in paths else self._target(number)[1]
+            _to(paths[entry]) if entry in paths else self._target(number)[1]
             for number, entry in zip(numbers, entries, strict=True)
         ]
         return Links(numbers, self.lower.fingerprint(shard).mtime_ns, Texts.of(found))
