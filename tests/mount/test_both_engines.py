@@ -7,10 +7,12 @@ listings, sizes of directories, which error damage gives.
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import json
 import lzma
 import os
+import random
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +22,7 @@ from typing import NamedTuple
 import pytest
 
 from tests import tars
-from tests.conftest import KERNEL, Program
+from tests.conftest import KERNEL, Program, fails
 from tests.image.test_image import LINKS, end_mount, need_erofs, plain_tar
 from tests.tars import member
 
@@ -138,6 +140,27 @@ def test_a_link_by_number_that_would_be_too_long(program: Program) -> None:
         assert one == other
         assert [len(text) for text in one[:3]] == [4071, 4094, 4095]
         assert one[3:] == ["the path of this sample is too long for a link"] * 2
+
+
+@pytest.mark.parametrize("left", [100, 5000, 300_000])
+def test_what_can_be_read_of_a_member_that_is_cut_off(left: int, program: Program) -> None:
+    """All but a page by FUSE, and but a folio by the kernel; never a wrong byte."""
+    content = random.Random(left).randbytes(1 << 20)
+    program.write("s.tar", tars.tar(member(b"a.bin", content))[: 512 + left])
+    with both(program, "s.tar") as mounts:
+        for top, least in zip(mounts, (left - (1 << 12), left - (128 << 10)), strict=True):
+            found = read_until_an_error(top / "s/a/bin")
+            assert found == content[: len(found)]
+            assert least < len(found) <= left
+
+
+def read_until_an_error(path: Path) -> bytes:
+    """In order, by pages."""
+    found = b""
+    with path.open("rb", buffering=0) as file, fails(errno.EIO, errno.ENODEV):
+        while data := file.read(4096):
+            found += data
+    return found
 
 
 def sample(number: int) -> list[bytes]:
