@@ -266,9 +266,14 @@ class Snapshot:
 
     def _node(self, path: bytes) -> Node:
         """The node at a path, in a question."""
-        node = self._tree.resolve(path)
+        self._checked(self._tree.resolve(path.partition(b"/")[0]))  # or there may be no such path any more
+        return self._checked(self._tree.resolve(path))
+
+    def _checked(self, node: Node) -> Node:
+        """A node of the content that its shard has in this snapshot. Raises ShardErrors."""
         tag, shard, _ = inodes.unpack(node.inode)
         if node.inode != ROOT and tag != self._tags[shard]:
+            self._lower.summary(shard)  # raises the error of a shard that cannot be read
             raise StaleShard(f"{self._lower.path_text(shard)} has changed meanwhile")
         return node
 
