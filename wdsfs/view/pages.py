@@ -34,8 +34,8 @@ from wdsfs.errors import EntryExists, NoSuchEntry, StaleShard, UsageError, Wdsfs
 from wdsfs.index.record import Record
 from wdsfs.plots.plots import Plot, plots_of
 from wdsfs.previews import plain
-from wdsfs.previews.kinds import TEXTS, content_of
-from wdsfs.previews.preview import TEXT, Picture, Preview, Source
+from wdsfs.previews.kinds import HEAD, TEXTS, content_of
+from wdsfs.previews.preview import Picture, Preview, Source
 from wdsfs.previews.previewer import Previewer, draws_videos
 from wdsfs.view.downloads import CHUNK, MEDIA, Downloads, inside, path_of, saved_as, suffix, text_of
 from wdsfs.view.edits import EDIT_MAX, Edits, digest
@@ -52,7 +52,7 @@ COLUMNS = 50  # of a set that are listed where a filter names another one
 SIDE = 192  # pixels of a thumbnail, at the most
 SNIPPET = 600  # bytes of a text that is shown in the grid
 LINES = 2000  # of a text that a page shows: a browser takes seconds for 100,000
-COUNTED_MAX = 16 << 20  # bytes of a text whose lines are counted
+COUNTED_MAX = 4 << 20  # bytes of a text whose lines are counted
 FIELDS_MAX = 20  # fields of a form or an address
 FORM_MAX = 4 * EDIT_MAX  # bytes of a form: each byte of a text may take three
 SHARDS_MAX = 500  # shards that are offered for the filter
@@ -390,7 +390,7 @@ class Pages:
         source = self.source(now, path)
         name = path.rpartition(b"/")[2]
         found: Preview = self.previewer.preview(os.fsdecode(name), source)
-        text, more = _bounded(found, source)
+        text, more = _bounded(found, name, source)
         mark = self._mark(path)
         media = MEDIA.get(suffix(name), "") if found.media_type else ""
         return self._page(
@@ -612,17 +612,24 @@ def _pace(request: Request) -> Pace:
     return Pace(request.state.gone.is_set)
 
 
-def _bounded(preview: Preview, source: Source) -> tuple[str, str]:
+def _bounded(preview: Preview, name: bytes, source: Source) -> tuple[str, str]:
     """The first lines of the text of a preview, and what is said of the others."""
     lines = preview.text.split("\n", LINES)
-    if len(lines) <= LINES:
+    if len(lines) <= LINES or not lines[LINES]:
         return preview.text, ""
-    rest = "more lines"
-    if source.size <= COUNTED_MAX:
-        count = sum(source.read(at, CHUNK).count(b"\n") for at in range(0, source.size, CHUNK))
-        ends_in_one = source.read(source.size - 1, 1) == b"\n"
-        rest = counted(count + (not ends_in_one) - LINES, "more line") if preview.kind == TEXT else rest
-    return "\n".join(lines[:LINES]), f"{LINES:,} lines are shown; the file has {rest}."
+    count = _count_lines(name, source)
+    rest = "there are more" if count is None else f"the file has {counted(count - LINES, 'more line')}"
+    return "\n".join(lines[:LINES]), f"{LINES:,} lines are shown; {rest}."
+
+
+def _count_lines(name: bytes, source: Source) -> int | None:
+    """How many lines a text has; None where that takes too long, or its bytes do not show it."""
+    if source.size > COUNTED_MAX or content_of(os.fsdecode(name), source.read(0, HEAD)).decoder != "text":
+        return None
+    if source.read(0, 2) in plain.UTF_16:
+        return None
+    ends = sum(source.read(at, CHUNK).count(b"\n") for at in range(0, source.size, CHUNK))
+    return ends + (source.read(source.size - 1, 1) != b"\n")
 
 
 def _rank(name: bytes) -> int:
