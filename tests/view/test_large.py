@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests import tars
-from tests.conftest import Program
+from tests.conftest import Program, wait_until
 from tests.view.viewing import Browser, Viewer, viewing
 
 SAMPLES, SHARDS = 1_000_000, 4
@@ -60,6 +62,44 @@ def test_a_value_is_looked_for_page_by_page(million: Viewer) -> None:
     page = million.ask("/?column=cls&value=none").text
     assert "None found yet" in page
     assert "Search on" in page
+    # Without scripts, too: the browser asks on.
+    [address] = re.findall('<noscript><meta http-equiv="refresh" content="1; url=([^"]*)"></noscript>', page)
+    further = million.ask(html.unescape(address)).text
+    assert _looked(further) > _looked(page) > 0
+
+
+def _looked(page: str) -> int:
+    """How many samples a search has looked at."""
+    return int(re.findall(r"looked at\s+([\d,]+)", page)[0].replace(",", ""))
+
+
+def test_a_search_shows_its_progress_and_can_be_stopped(browser: Browser, million: Viewer) -> None:
+    browser.open(million)
+    browser.search(column="cls", value="none")
+    first = _looked(browser.texts(".summary")[0])
+    wait_until(lambda: _looked(browser.texts(".summary")[0]) > first, "the search to go on")
+    assert 0 < float(str(browser.run("return document.querySelector('progress').value"))) < 1
+    browser.one(".searching button").click()
+    wait_until(lambda: browser.texts(".searching") == ["Stopped."], "its end")
+    looked = _looked(browser.texts(".summary")[0])
+    address = browser.one("a[rel=next]").get_attribute("href") or ""
+    assert address.endswith(f"at={looked}")
+
+
+@pytest.mark.parametrize(("page", "number"), [("next", 0), ("previous", SAMPLES - 1)])
+def test_the_next_sample_is_looked_for_page_by_page(million: Viewer, page: str, number: int) -> None:
+    looked = [0]
+    address = f"/{page}?column=cls&value=none&number={number}"
+    for _ in range(3):
+        answer = million.ask(address)
+        assert answer.status == 200
+        [further] = re.findall('http-equiv="refresh" content="0; url=([^"]*)"', answer.text)
+        address = html.unescape(further)
+        looked.append(int(re.findall(r"Looked at ([\d,]+)", answer.text)[0].replace(",", "")))
+    assert looked == sorted(set(looked))
+    assert "Stop" in answer.text
+    # It does not go on by itself for ever.
+    assert 'http-equiv="refresh"' not in million.ask(re.sub("turn=[0-9]+", "turn=1000", address)).text
 
 
 def test_a_thousand_pages_leave_nothing_in_memory(million: Viewer) -> None:

@@ -109,6 +109,142 @@ def test_filters(browser: Browser, looking: Viewer, fields: dict[str, str], expe
     assert browser.texts(".grid .key") == expected
 
 
+def test_a_search_for_a_value_goes_on_by_itself(browser: Browser, program: Program) -> None:
+    """However many answers it takes: on the machines of today some four."""
+    count = 40_000
+    members = (tars.member(b"k%05d.cls" % number, b"%d" % (number % 1000)) for number in range(count))
+    program.write("a.tar", tars.tar(*members))
+    with viewing(program, "a.tar") as viewer:
+        browser.open(viewer)
+        browser.search(column="cls", value="999")
+        wait_until(lambda: not browser.all(".searching"), "the end of the search")
+        assert browser.texts(".grid .key") == [f"k{number:05d}" for number in range(999, count, 1000)]
+        assert "40 samples found here; looked at 40,000 of 40,000 samples" in browser.texts(".summary")[0]
+        assert not browser.all("a[rel=next]")
+        browser.wait_for_what_is_seen()
+        assert browser.texts(".grid .tile")[:6] == ["999"] * 6
+        assert browser.one(".summary").get_attribute("aria-busy") == "false"
+
+
+def test_the_parts_of_a_page_add_up(looking: Viewer) -> None:
+    """As the script asks for them: what is found goes into one page of up to 60."""
+    page = looking.ask("/?column=json&field=label&value=*&at=40&start=0&have=20&turn=1").text
+    assert "60 samples found here; looked at 80 of" in " ".join(page.split())
+    assert page.count('href="/sample/') == 40
+    assert 'href="/?column=json&amp;field=label&amp;value=%2A&amp;at=80"' in page
+    assert "data-on" not in page  # it is full
+
+
+@pytest.mark.parametrize(
+    ("query", "note"),
+    [
+        ("has=jpg", "No sample has a column jpg. Columns of this set: cls, json, npy, png, txt."),
+        ("lacks=jpg,cls", "No sample has a column jpg. Columns"),
+        ("column=josn&field=label&value=3", "No sample has a column josn. Columns"),
+        ("value=3", "A value is looked for in a column: type its name, too."),
+        ("has=png&column=txt&value=none", ""),
+    ],
+)
+@pytest.mark.parametrize("page", ["/", "/random"])
+def test_an_unknown_column_is_named(looking: Viewer, page: str, query: str, note: str) -> None:
+    answer = " ".join(looking.ask(f"{page}?{query}").text.split())
+    assert answer.partition('role="alert">')[2].startswith(note)
+    assert ('role="alert"' in answer) == bool(note)
+
+
+def test_next_and_previous_keep_the_filter(browser: Browser, looking: Viewer) -> None:
+    browser.open(looking)
+    browser.search(column="cls", value="3", has="png")
+    browser.follow(".grid a", 1)
+    assert browser.texts("h1") == ["class3/image0007"]
+    for key, expected in (("j", "image0011"), ("k", "image0007"), ("k", "image0003"), ("j", "image0007")):
+        browser.press(key)
+        assert browser.texts("h1") == [f"class3/{expected}"]
+    assert "has png, column cls, value 3" in browser.texts(".summary q")[0]
+    browser.follow(".summary q + a")
+    assert browser.texts(".grid .key")[0] == "class3/image0007"
+
+
+@pytest.mark.parametrize("query", ["column=cls&value=1", "class=class1", "q=image0001"])
+def test_there_is_an_end_of_what_passes(looking: Viewer, query: str) -> None:
+    first = looking.ask(f"/previous?number=1&{query}")
+    assert (first.status, "no sample before this one passes" in first.text) == (404, True)
+    last = looking.ask(f"/next?number=119&{query}")
+    assert (last.status, "no sample after this one passes" in last.text) == (404, True)
+
+
+def test_a_turn_goes_over_shards_in_both_directions(looking: Viewer) -> None:
+    for page, number, expected in (
+        ("next", 39, "train-000001/class0/image1000"),
+        ("previous", 80, "train-000001"),
+    ):
+        location = looking.ask(f"/{page}?number={number}&has=npy").headers["location"]
+        assert location.startswith(f"/sample/{expected}")
+        assert location.endswith("?has=npy")
+
+
+def test_media_come_first_on_the_page_of_a_sample(program: Program) -> None:
+    names = [b"cls", b"json", b"npy", b"txt", b"wav", b"seg.png", b"mp4", b"jpg"]
+    program.write("a.tar", tars.tar(*(tars.member(b"x." + name, b"0") for name in names)))
+    with viewing(program, "a.tar") as viewer:
+        page = viewer.ask("/sample/a/x").text
+        shown = [part.partition('"')[0] for part in page.split('<section id="')[1:]]
+        assert shown == ["seg.png", "jpg", "mp4", "wav", "npy", "cls", "json", "txt"]
+
+
+def test_tiles_of_samples_without_pictures(browser: Browser, program: Program) -> None:
+    columns = {
+        b"a": {b"cls": b"3", b"txt": b"what was said", b"wav": b"RIFF"},
+        b"b": {b"cls": b"4", b"json": b'{"caption": "a dog"}'},
+        b"c": {b"csv": b"name,age\nanna,3\nbert,4\n"},
+        b"d": {b"cls": b"5"},
+        b"e": {b"sentence": "in a column of another name, in Czech: \u017elu\u0165".encode()},
+        b"f": {b"bin": bytes(range(256))},
+        b"g": {b"txt": "\ufeffwide".encode("utf-16-le")},
+    }
+    members = [
+        tars.member(key + b"." + name, data) for key, files in columns.items() for name, data in files.items()
+    ]
+    program.write("a.tar", tars.tar(*members))
+    with viewing(program, "a.tar") as viewer:
+        browser.open(viewer)
+        browser.wait_for_what_is_seen()
+        tiles = browser.run("return [...document.querySelectorAll('.tile')].map(one => one.textContent)")
+        assert tiles == [
+            "what was said",
+            '{"caption": "a dog"}',
+            "name,age\nanna,3\nbert,4",
+            "5",
+            "in a column of another name, in Czech: \u017elu\u0165",
+            "bin",
+            "wide",
+        ]
+        assert browser.texts(".caption") == ["3", "4"]
+        player = browser.one(".grid audio")
+        assert [player.get_attribute("preload"), player.get_attribute("aria-label")] == ["none", "Sound of a"]
+        assert (player.get_attribute("src") or "").endswith("/media/a/a/wav")
+
+
+@pytest.mark.parametrize(
+    ("text", "more"),
+    [
+        (b"\n" * 500_000, "the file has 498,000 more lines."),
+        (b"x\n" * 2000 + b"y", "the file has 1 more line."),
+        (b"x\n" * 2000, ""),
+        (b"x\n" * (3 << 20), "there are more."),
+    ],
+)
+def test_a_page_shows_a_bounded_number_of_lines(program: Program, text: bytes, more: str) -> None:
+    program.write("a.tar", tars.tar(tars.member(b"x.txt", text)))
+    with viewing(program, "--overlay", "o", "a.tar") as viewer:
+        page = viewer.ask("/preview/a/x/txt").text
+        shown = page.partition("<pre")[2].partition("</pre>")[0]
+        assert shown.count("\n") <= 2000
+        assert page.count("\n") < 4500  # nowhere else either
+        assert ("2,000 lines are shown; " + more in page) == bool(more)
+        assert ("Save the whole file" in page) == bool(more)
+
+
 def test_values_of_a_label_file(program: Program) -> None:
     program.write("a.tar", tars.tar(*(tars.member(key + b".txt", b"x") for key in (b"a", b"b", b"c"))))
     program.write("labels.csv", b"key,kind\na,dog\nb,cat\nc,dog\n")
