@@ -8,10 +8,14 @@ import os
 import pytest
 
 from tests import tars
+from tests.dataset.test_shard_tree import a_tree
+from wdsfs.dataset.tree import View
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
+from wdsfs.previews.preview import Source
 from wdsfs.reading import PLAIN
-from wdsfs.view.filters import Filter, draws
+from wdsfs.view.filters import Filter, Pace, Search, draws
+from wdsfs.view.library import Library, Snapshot
 
 NAMES = [b"".join(one) for length in (1, 2, 3) for one in itertools.product(b"a b".split(), repeat=length)]
 FOLDERS = (b"", b"ab/", b"ab/ba/", b"b/")
@@ -97,3 +101,21 @@ def test_a_random_order_has_every_sample_once(total: int) -> None:
     assert all(sorted(number for _, number in one) == list(range(total)) for one in orders)
     if total > 3:
         assert orders[0] != orders[1] != orders[2]
+
+
+def test_nobody_searches_for_a_client_that_is_gone() -> None:
+    members = [tars.member(b"s%03d.cls" % number, b"x") for number in range(200)]
+    looked: list[bytes] = []
+
+    def source_of(now: Snapshot, path: bytes) -> Source:
+        looked.append(path)
+        return now.source(path)
+
+    with a_tree([tars.tar(*members)], View()) as tree, Library(tree).snapshot() as now:
+        search, wanted = Search(source_of), Filter(column=b"cls", value="y")
+        assert search.find(wanted, now, 0, 60, Pace(lambda: len(looked) >= 50)).after == 50
+        # Each answer comes further, however late it is.
+        assert search.find(wanted, now, 50, 60, Pace(lambda: True)).after == 51
+        assert search.next(wanted, now, 51, False, Pace(lambda: True)).after == 52
+        assert search.next(wanted, now, 52, True, Pace(lambda: True)).after == 51
+        assert len(looked) == 53

@@ -70,6 +70,7 @@ BEGINNINGS = ("txt", "transcript", "caption", "text", *sorted(TEXTS), "json", "j
 # What the page of a sample begins with, by its decoder.
 SEEN = ("picture", "video", "audio", "array", "arrays")
 
+SEARCHES = ("/", "/random", "/next", "/previous")  # which read files where values are looked for
 BYTES = ("/preview/", "/thumb/", "/snippet/")  # what is asked for by path, and may wait for a slow shard
 
 log = logging.getLogger("wdsfs")
@@ -175,7 +176,7 @@ class Pages:
     def _answering(self, answer: Answer, limiter: anyio.CapacityLimiter) -> Any:
         async def endpoint(request: Request) -> Response:
             work = functools.partial(self._answered, answer, request)
-            reads = limiter is self._quick and request.query_params.get("column")
+            reads = request.url.path in SEARCHES and request.query_params.get("column")
             request.state.gone = threading.Event()
             async with anyio.create_task_group() as waiting:
                 waiting.start_soon(_wait_for_the_end, request)
