@@ -30,7 +30,7 @@ from wdsfs.dataset import content as content_module
 from wdsfs.dataset import indexing
 from wdsfs.dataset.indexing import NotIndexed, indexed
 from wdsfs.dataset.merged_tree import make_tree
-from wdsfs.dataset.numbered_tree import make_numbered
+from wdsfs.dataset.numbered_tree import make_numbered, samples_of
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.dataset.tree import View
 from wdsfs.errors import (
@@ -517,6 +517,22 @@ def test_numbers_of_a_key_that_comes_again(tmp_path: Path) -> None:
         tree = make_numbered(below, View(index_tree=True), False)
         links = [tree.readlink(tree.resolve(b"by-index/000/000/%06d" % number).inode) for number in range(4)]
         assert [link.rpartition(b"/")[2] for link in links] == [b"b", b"a", b"c", b"a~2"]
+
+
+def test_an_order_of_samples_is_of_one_content(tmp_path: Path) -> None:
+    """The set of the shards has seen a change that the view has not looked for."""
+    columns = [(b"txt", b"1"), (b"cls", b"0")]
+    shard = write(tmp_path / "s.tar", [(key, columns) for key in (b"a", b"b", b"a")])
+    with a_view(tmp_path, [shard], Composition(columns=columns_of(["txt"]))) as below:
+        tag = below.tag(0)
+        assert list(samples_of(below, 0, tag)) == [0, 1, 2]
+        write(tmp_path / "s.tar", [(b"c", columns)])
+        below.plain.distrust()
+        settled(below.plain, 0)
+        with pytest.raises(StaleShard):
+            indexed(samples_of, below, 0, tag)
+        look_again(below)
+        assert list(indexed(samples_of, below, 0)) == [0]
 
 
 WRONG: dict[str, tuple[str, bytes, str]] = {

@@ -182,7 +182,9 @@ def samples_of(
     `tag` is that of the content which is asked for. `in_classes`: the samples are in the folders of their classes.
     Raises what `ShardSet.record` raises; StaleShard if the shard changes meanwhile.
     """
-    tag = lower.tag(shard) if tag is None else tag
+    if tag is None:
+        lower.fingerprint(shard)  # a look, if the last one was a while ago
+        tag = lower.tag(shard)
     record, plain = lower.record_and_plain(shard, tag)
     if record is plain:
         return sample_order(record)

@@ -19,6 +19,7 @@ import itertools
 import os
 import stat
 import threading
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ from wdsfs.tar.member_reader import read_name
 ORDERS_MAX = 8  # shards whose order of samples is kept
 FILES_MAX = 1000  # files of one sample that a page lists
 DAMAGED_MAX = 200  # damaged shards that are listed
+UNREADABLE = -1  # in place of the tag of a shard that cannot be read
 ATTEMPTS = 3  # how often an answer is made while the shards that it is about change
 
 Answer = TypeVar("Answer")
@@ -211,17 +213,17 @@ class Snapshot:
         self._library, self.shown = library, shown
         self._tree, self._lower = shown.tree, shown.tree.lower
         self.shards = self._lower.shards  # in the order of the set
-        self._tags: list[int | None] = []  # of the content that each shard has; None: it cannot be read
-        counts = []
+        self._tags = array("q")  # of the content that each shard has, or UNREADABLE
+        self._ends = array("q")  # the number after the last sample of each shard
+        self.total = 0  # samples
         for number in range(len(self._lower)):
             try:
-                counts.append(indexed(self._lower.summary, number).samples)
-                self._tags.append(self._lower.tag(number))
+                samples, tag = indexed(self._lower.summary, number).samples, self._lower.tag(number)
             except ShardError:
-                counts.append(0)
-                self._tags.append(None)
-        self._ends = list(itertools.accumulate(counts))
-        self.total = self._ends[-1] if self._ends else 0  # samples
+                samples, tag = 0, UNREADABLE
+            self.total += samples
+            self._tags.append(tag)
+            self._ends.append(self.total)
         self.generation = self._lower.generation
 
     @property
@@ -232,7 +234,7 @@ class Snapshot:
     @property
     def readable(self) -> Iterator[int]:
         """The numbers of the shards that could be read."""
-        return (number for number, tag in enumerate(self._tags) if tag is not None)
+        return (number for number, tag in enumerate(self._tags) if tag != UNREADABLE)
 
     @property
     def is_view(self) -> bool:
@@ -251,7 +253,7 @@ class Snapshot:
     def _tag(self, shard: int) -> int:
         """The tag of the content of a shard in this snapshot. Raises UnreadableShard."""
         tag = self._tags[shard]
-        if tag is None:
+        if tag == UNREADABLE:
             raise UnreadableShard(f"{self._lower.path_text(shard)}: could not be read")
         return tag
 
