@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
 import os
+import threading
+from collections.abc import MutableMapping
+from typing import Any
 
 import pytest
 
 from tests import tars
+from tests.conftest import PATIENCE
 from tests.dataset.test_shard_tree import a_tree
 from wdsfs.dataset.tree import View
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
 from wdsfs.previews.preview import Source
 from wdsfs.reading import PLAIN
+from wdsfs.view import filters
 from wdsfs.view.filters import Filter, Pace, Search, draws
 from wdsfs.view.library import Library, Snapshot
+from wdsfs.view.pages import Pages
 
 NAMES = [b"".join(one) for length in (1, 2, 3) for one in itertools.product(b"a b".split(), repeat=length)]
 FOLDERS = (b"", b"ab/", b"ab/ba/", b"b/")
@@ -119,3 +127,43 @@ def test_nobody_searches_for_a_client_that_is_gone() -> None:
         assert search.next(wanted, now, 51, False, Pace(lambda: True)).after == 52
         assert search.next(wanted, now, 52, True, Pace(lambda: True)).after == 51
         assert len(looked) == 53
+
+
+def test_the_search_of_a_page_ends_with_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the server's interface: after the request comes the end of the connection."""
+    monkeypatch.setattr(filters, "SECONDS", PATIENCE)
+    count = 20_000
+    closed, body = threading.Event(), bytearray()
+    messages = iter([{"type": "http.request", "body": b""}, {"type": "http.disconnect"}])
+
+    async def receive() -> dict[str, Any]:
+        message = next(messages)
+        if message["type"] == "http.disconnect":
+            closed.set()
+        return message
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        body.extend(message.get("body", b""))
+
+    shard = tars.tar(*(tars.member(b"s%05d.cls" % number, b"x") for number in range(count)))
+    with a_tree([shard], View()) as tree, contextlib.closing(Pages(Library(tree), "a set")) as pages:
+        reads: list[bytes] = []
+
+        def source_of(now: Snapshot, path: bytes) -> Source:
+            assert closed.wait(PATIENCE)  # no file is read before
+            reads.append(path)
+            return now.source(path)
+
+        pages.search._source_of = source_of
+        query = b"column=cls&value=none"
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/",
+            "raw_path": b"/",
+            "query_string": query,
+            "headers": [],
+        }
+        asyncio.run(pages.app({**scope, "scheme": "http", "server": ("127.0.0.1", 80)}, receive, send))
+    assert 0 < len(reads) < count / 2
+    assert b"None found yet" in body
