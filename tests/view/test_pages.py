@@ -152,6 +152,16 @@ def test_an_unknown_column_is_named(looking: Viewer, page: str, query: str, note
     assert ('role="alert"' in answer) == bool(note)
 
 
+def test_files_that_cannot_be_read_are_counted(program: Program) -> None:
+    members = [tars.member(key + b".txt", bytes(5000)) for key in (b"a", b"b", b"c")]
+    program.write("cut.tar", tars.tar(*members)[:-4096])
+    with viewing(program, "cut.tar") as viewer:
+        page = viewer.ask("/?column=txt&value=none").text
+        assert "1 file could not be read, and so did not pass." in page
+        further = viewer.ask("/?column=txt&value=none&at=0&unread=3&turn=1").text
+        assert "4 files could not be read" in further
+
+
 def test_next_and_previous_keep_the_filter(browser: Browser, looking: Viewer) -> None:
     browser.open(looking)
     browser.search(column="cls", value="3", has="png")
@@ -160,7 +170,7 @@ def test_next_and_previous_keep_the_filter(browser: Browser, looking: Viewer) ->
     for key, expected in (("j", "image0011"), ("k", "image0007"), ("k", "image0003"), ("j", "image0007")):
         browser.press(key)
         assert browser.texts("h1") == [f"class3/{expected}"]
-    assert "has png, column cls, value 3" in browser.texts(".summary q")[0]
+    assert "with column png, column cls, value 3" in browser.texts(".summary q")[0]
     browser.follow(".summary q + a")
     assert browser.texts(".grid .key")[0] == "class3/image0007"
 

@@ -32,6 +32,7 @@ from wdsfs.view.library import Sample, Snapshot
 SECONDS = 1.0  # how long a search goes on before it answers with what it has found
 VALUE_MAX = 256 << 10  # bytes of a file that is read for a value; what is larger does not match
 MASKS_MAX = 8  # shards whose mask is kept
+_WORDS = {"q": "key", "has": "with column", "lacks": "without"}
 FIELDS = ("q", "shard", "class", "has", "lacks", "column", "field", "value")
 
 
@@ -88,7 +89,7 @@ class Filter:
     @property
     def text(self) -> str:
         """The filter in words."""
-        return ", ".join(f"{name} {value}" for name, value in self.fields().items())
+        return ", ".join(f"{_WORDS.get(name, name)} {value}" for name, value in self.fields().items())
 
     def needs(self, columns: Iterable[bytes]) -> bool:
         """True if only samples with one of these columns pass."""

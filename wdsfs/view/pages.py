@@ -286,23 +286,20 @@ class Pages:
         self, wanted: Filter, now: Snapshot, found: Found, piece: _Piece, notes: list[str], **values: Any
     ) -> Response:
         new_count, shards = len(self.search.new()), [shard.name for shard in now.shards]
-        have, total, seed = piece.have + len(found.samples), now.total + new_count, values["seed"]
+        total, seed = now.total + new_count, values["seed"]
         fields = {} if seed is None else {"seed": seed}
         more = on = None
         if found.after is not None:
-            fields[piece.name] = found.after
-            more = f"{values['page']}?{wanted.query(**fields)}"
-            if have < PAGE and piece.turn < TURNS_MAX:
-                on = f"{more}&have={have}&start={piece.start}&turn={piece.turn + 1}"
-        if found.unread:
-            notes.append(f"{counted(found.unread, 'file')} could not be read, and so did not pass.")
+            more = f"{values['page']}?{wanted.query(**fields, **{piece.name: found.after})}"
+            on = piece.further(more, found)
         return self._page(
             "grid.html",
             wanted=wanted.fields(),
             query=wanted.query(),
             cards=[_card(sample, self._mark(sample.path), self._version(now, sample)) for sample in found.samples],
             notes=notes,
-            have=have,
+            have=piece.have + len(found.samples),
+            unread=piece.unread + found.unread,
             start=piece.start,
             looked=max(round(found.progress * total) - (piece.start if seed is None else 0), 0),
             progress=found.progress,
@@ -331,11 +328,7 @@ class Pages:
     def turn(self, now: Snapshot, request: Request, back: bool) -> Response:
         """To the next sample that passes the filter, or to the previous one."""
         query = _query(request)
-        wanted, number, turn = (
-            Filter.of(query),
-            _number(query.get("number", "0")),
-            _number(query.get("turn", "0")),
-        )
+        wanted, number, turn = Filter.of(query), *(_number(query.get(name, "0")) for name in ("number", "turn"))
         found = self.search.next(wanted, now, number, back, _pace(request))
         if found.samples:
             return _to_sample(found.samples[0], wanted)
@@ -570,28 +563,34 @@ class _Piece(NamedTuple):
     """The part of a page of the grid that an answer makes. A search that takes long makes a page piece by piece.
 
     `name` is the field that says where it begins, which is `at`; the page begins at `start`, and has `have`
-    samples so far, after `turn` pieces.
+    samples so far, after `turn` pieces in which `unread` files could not be read.
     """
 
     name: str
     at: int
     start: int
     have: int
+    unread: int
     turn: int
 
     @classmethod
     def of(cls, query: Mapping[str, str], name: str) -> _Piece:
         """The piece that an address asks for. Raises UsageError."""
-        at = _number(query.get(name, "0"))
-        start = _number(query.get("start", str(at)))
-        return cls(
-            name, at, start, min(_number(query.get("have", "0")), PAGE - 1), _number(query.get("turn", "0"))
-        )
+        at, have, unread, turn = (_number(query.get(field, "0")) for field in (name, "have", "unread", "turn"))
+        return cls(name, at, _number(query.get("start", str(at))), min(have, PAGE - 1), unread, turn)
 
     @property
     def room(self) -> int:
         """How many samples the page has room for."""
         return PAGE - self.have
+
+    def further(self, more: str, found: Found) -> str | None:
+        """The address of the next piece, which begins as `more`; None if the page is full, or has had its time."""
+        have = self.have + len(found.samples)
+        if have >= PAGE or self.turn >= TURNS_MAX:
+            return None
+        unread = self.unread + found.unread
+        return f"{more}&have={have}&unread={unread}&start={self.start}&turn={self.turn + 1}"
 
 
 class _Unknown(NamedTuple):

@@ -82,6 +82,8 @@ function takeOver(page, summary) {
   grid.append(added);
   list.forEach(fillIn);
   summary.replaceChildren(...page.querySelector(".summary").childNodes);
+  document.querySelector(".unread")?.remove();
+  summary.after(...page.querySelectorAll(".unread"));
   document.querySelector(".turn").replaceWith(page.querySelector(".turn"));
 }
 
