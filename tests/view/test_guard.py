@@ -235,8 +235,8 @@ def test_a_file_that_cannot_be_read_to_its_end_does_not_look_whole(program: Prog
         with pytest.raises(http.client.IncompleteRead):
             answer.read()
         connection.close()
-        again = viewer.ask("/file/a/x/bin")
-        assert (again.status, "changed" in again.text) == (502, True)
+        with pytest.raises(http.client.IncompleteRead):  # the shard as it is now ends inside the file
+            viewer.ask("/file/a/x/bin")
 
 
 def test_connections_that_ask_nothing_hold_up_nobody(program: Program) -> None:
