@@ -40,7 +40,7 @@ from wdsfs.interop.lint import lint
 from wdsfs.spec.expand import Shard
 from wdsfs.storage import cache_place, seekable, source, unpack_cache
 from wdsfs.storage.identity import Fingerprint
-from wdsfs.tar import compressed
+from wdsfs.tar import compressed, streams
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -346,13 +346,14 @@ def test_a_bomb_meets_the_limit(
 ) -> None:
     limited(1 << 20)
     monkeypatch.setattr(seekable, "PIECE_MAX", 1 << 20)
-    bombs = {"zst": zstd.compress, "xz": lzma.compress, "gz": gzip.compress, "bz2": bz2.compress}
+    bombs = {"zst": zstd.compress, "xz": lzma.compress, "bz2": bz2.compress}
     for name, bomb in ((name, compress(bytes(8 << 20))) for name, compress in bombs.items()):
         write(tmp_path / f"a.tar.{name}", bomb)
         with pytest.raises(UnreadableShard, match=r"more than the cache may hold.*--cache-size"):
             record_of_file.build_file(os.fsencode(tmp_path / f"a.tar.{name}"))
         assert kinds_in(cache) == []
     monkeypatch.setenv("WDSFS_UNPACK", "never")
+    monkeypatch.setattr(compressed, "ALLOWED", 1 << 20)
     with pytest.raises(UnreadableShard, match="more than 200 times its size"):
         record_of_file.build_file(os.fsencode(tmp_path / "a.tar.bz2"))
 
@@ -601,8 +602,8 @@ def test_a_change_while_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.Monke
             write(tmp_path / "a.tar.gz", changes.pop())
         return found
 
-    original = compressed.unpack
-    monkeypatch.setattr(compressed, "unpack", unpack)
+    original = streams.unpack
+    monkeypatch.setattr(streams, "unpack", unpack)
     with pytest.raises(StaleShard, match="while it was unpacked"), opened(tmp_path / "a.tar.gz"):
         pass
     changes.append(WHOLE["gz of several members"])
@@ -759,4 +760,4 @@ def test_commands(program: Program) -> None:
     assert "'1.5G' is no size" in program.refused("index", "--cache-size", "1.5G", "cut.tar.gz", code=2)
     program.write("bomb.tar.zst", zstd.compress(bytes(9 << 20)))
     done = program.run("index", "--cache-size", "8M", "bomb.tar.zst", code=3)
-    assert b"unpacks to more than the cache may hold (8388608 bytes)" in done.stderr
+    assert b"unpacks to more than half of what the cache may hold (8388608 bytes)" in done.stderr

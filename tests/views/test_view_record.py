@@ -48,7 +48,7 @@ from wdsfs.index.store import open_index
 from wdsfs.spec.expand import Shard, expand
 from wdsfs.spec.selection import Slice
 from wdsfs.storage.identity import Fingerprint
-from wdsfs.tar import member_codecs
+from wdsfs.tar import member_codecs, streams
 from wdsfs.views import derived_content, label_files, record_maker
 from wdsfs.views.companions import Companions, CompanionWatch
 from wdsfs.views.composition import (
@@ -428,7 +428,7 @@ def test_values_are_written_as_they_are(tmp_path: Path) -> None:
         b"d/a": {b"cls": b"0\n", b"n\xff": b"a\nb"},
         b"d/b": {b"cls": b"1\n", b"n\xff": b"\xff"},
     }
-    generated = "CREATE TABLE t (key, a, b AS (a + 1));"
+    generated = "CREATE TABLE t (key, a, b AS (a + 1) STORED);"
     with contextlib.closing(sqlite3.connect(tmp_path / "g.db")) as db:
         db.executescript(f"{generated} INSERT INTO t VALUES ('d/a', 1)")
     assert labelled(tmp_path, tmp_path / "g.db", missing=SKIP)[b"d/a"] == {b"cls": b"0\n", b"a": b"1", b"b": b"2"}
@@ -594,7 +594,7 @@ def test_what_is_gone_is_looked_for_once_for_all_shards(
 
 def test_a_line_of_labels_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it is in memory at once."""
-    monkeypatch.setattr(label_files, "FIELD_MAX", 100)
+    monkeypatch.setattr(label_files, "LINE_MAX", 100)
     file = tmp_path / "l.jsonl"
     file.write_bytes(b'{"key": "c", "a": "' + b"x" * 79 + b'"}\n')
     assert file.stat().st_size == 101
@@ -626,7 +626,7 @@ def test_label_files_that_cannot_be_meant(tmp_path: Path) -> None:
 
 # --- decoded members --------------------------------------------------------------------------------------
 
-zstd = member_codecs.zstd()
+zstd = streams.zstd()
 CODED = {b"gz": gzip.compress, b"bz2": bz2.compress, b"xz": lzma.compress, b"zst": zstd.compress}
 
 
@@ -668,7 +668,7 @@ def test_members_that_cannot_be_decoded_are_shown_as_they_are(
 
 
 def test_zstd_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(member_codecs.importlib, "import_module", _refuse_import)
+    monkeypatch.setattr(streams.importlib, "import_module", _refuse_import)
     with pytest.raises(UsageError, match=r"pip install 'wdsfs\[compressed\]'"):
         member_codecs.decode(member_codecs.SUFFIXES.index(b".zst"), b"")
     with pytest.raises(CorruptShard):

@@ -194,11 +194,14 @@ def _passed_on(name: str) -> Callable[[click.Context, click.Parameter, str | Non
     return callback
 
 
-def _size(_: click.Context, __: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        from wdsfs.storage.cache_place import parse_size
+def _size(name: str) -> Callable[[click.Context, click.Parameter, str | None], None]:
+    def callback(_: click.Context, __: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            from wdsfs.storage.cache_place import parse_size
 
-        set_for_all("WDSFS_CACHE_SIZE", str(parse_size(value)))
+            set_for_all(name, str(parse_size(value)))
+
+    return callback
 
 
 def _trusted(_: click.Context, __: click.Parameter, value: str | None) -> None:
@@ -229,7 +232,7 @@ def cache_size_option(command: Command) -> Command:
         metavar="SIZE",
         envvar="WDSFS_CACHE_SIZE",
         expose_value=False,
-        callback=_size,
+        callback=_size("WDSFS_CACHE_SIZE"),
         help="Room for unpacked shards, and as much for remote ones, such as 800M or 2T.  [default: 32G for "
         "unpacked, half of the free disk for remote ones; env WDSFS_CACHE_SIZE]",
     )(command)
@@ -246,7 +249,16 @@ def compressed_options(command: Command) -> Command:
         help="Compressed shards: unpack them into the cache (always), read them where they are (never), or so "
         "only when there is no room (auto).  [default: auto; env WDSFS_UNPACK]",
     )
-    decorated: Command = unpack(cache_size_option(command))
+    memory = click.option(
+        "--decoder-memory",
+        metavar="SIZE",
+        envvar="WDSFS_DECODER_MEMORY",
+        expose_value=False,
+        callback=_size("WDSFS_DECODER_MEMORY"),
+        help="Memory that the data of a compressed shard may ask for, in each process that unpacks: 2G for `zstd "
+        "--long=31`.  [default: 256M; env WDSFS_DECODER_MEMORY]",
+    )
+    decorated: Command = unpack(memory(cache_size_option(command)))
     return decorated
 
 
@@ -256,13 +268,6 @@ def _store_options(_: click.Context, __: click.Parameter, values: tuple[str, ...
 
         parse_arguments(values)  # so that a wrong one is an error now
         set_for_all("WDSFS_STORE_OPTIONS", " ".join(values))
-
-
-def _memory(_: click.Context, __: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        from wdsfs.storage.cache_place import parse_size
-
-        set_for_all("WDSFS_FETCH_MEMORY", str(parse_size(value)))
 
 
 def store_option(command: Command) -> Command:
@@ -294,7 +299,7 @@ def remote_options(command: Command) -> Command:
         metavar="SIZE",
         envvar="WDSFS_FETCH_MEMORY",
         expose_value=False,
-        callback=_memory,
+        callback=_size("WDSFS_FETCH_MEMORY"),
         help="Memory for what is fetched from stores and not in the cache yet, such as 1G.  [default: 256M; "
         "env WDSFS_FETCH_MEMORY]",
     )

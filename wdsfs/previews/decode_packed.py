@@ -14,7 +14,7 @@ from wdsfs.errors import UsageError, counted
 from wdsfs.previews.member_file import TooMuch
 from wdsfs.previews.plain import hex_preview, readable
 from wdsfs.previews.preview import Detail, Preview
-from wdsfs.tar import member_codecs
+from wdsfs.tar import streams
 
 PICKLE_NOTE = "A pickle could run anything when it is loaded, so it never is."
 
@@ -36,7 +36,7 @@ def _reader(file: BinaryIO, extension: str) -> Any:
     if extension in ("xz", "lzma"):
         return lzma.LZMAFile(file)
     try:
-        return member_codecs.zstd().ZstdFile(file)
+        return streams.zstd().ZstdFile(file)
     except UsageError as error:
         raise TooMuch(f"It cannot be unpacked: {error}.") from None
 
@@ -59,4 +59,4 @@ def warm_up() -> None:
     for extension, data in (("gz", gzip.compress(b"a")), ("bz2", bz2.compress(b"a")), ("xz", lzma.compress(b"a"))):
         unpacked(io.BytesIO(data), extension, 10)
     with contextlib.suppress(UsageError):
-        unpacked(io.BytesIO(member_codecs.zstd().compress(b"a")), "zst", 10)
+        unpacked(io.BytesIO(streams.zstd().compress(b"a")), "zst", 10)

@@ -4,9 +4,10 @@ A file is named after its shard and the state of the shard (`key_of`), with a su
 written under the suffix `part`, synced, and only then renamed, so a file with another suffix is whole, also after
 a kill or a power cut. The writer holds a lock on the part; other processes that need the file wait for the lock.
 
-A new file evicts others if there is no room, the least recently opened first. A process that has a file open holds
-a shared lock on it; such files are evicted last, and their bytes stay until they are closed. Those that a mount of
-the kernel's reads (`held_files.py`) are not evicted.
+A new file evicts others if there is no room, the least recently opened first, until it takes half of the limit:
+its size is known only when it is whole, and one that never fits must not evict all others before. A process that
+has a file open holds a shared lock on it; such files are evicted last, and their bytes stay until they are closed.
+Those that a mount of the kernel's reads (`held_files.py`) are not evicted.
 
 The atime of a file is when it was last opened. Its mtime is always the same one, so that it shows if somebody has
 written into a file that was whole.
@@ -219,14 +220,20 @@ class UnpackCache:
         others = sorted(one for one in self._entries() if one.path != self._path(key, _PART))
         used = sum(one.size for one in others) + done
         youngest = time.time() - RECENT_SECONDS if spare_recent else float("inf")
+        is_large = done + more > self.limit // 2
         # The second round is for files that are open: their bytes stay until they are closed.
-        for also_open in (False,) if spare_recent else (False, True):
+        for also_open in () if is_large else (False,) if spare_recent else (False, True):
             for one in others:
                 if min(self.limit - used, cache_place.disk_room(self.directory)) >= more:
                     break
                 if one.opened < youngest and _remove(one.path, also_open):
                     used -= one.size
         free, disk = self.limit - used, cache_place.disk_room(self.directory)
+        if free < more and is_large and used > done:
+            raise NoRoom(
+                f"it unpacks to more than half of what the cache may hold ({self.limit} bytes), "
+                "and the rest is in use"
+            )
         if free < more:
             raise NoRoom(f"the cache is full ({used} of {self.limit} bytes are in use)")
         if disk < more:

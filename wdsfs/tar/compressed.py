@@ -9,20 +9,16 @@ Only bytes that a checksum of the format covers are served: when unpacking fails
 last whole stream may be wrong already, so it is dropped. A file that is only cut off is unpacked up to its end, as
 a plain tar would be read.
 
-Sources: RFC 1952 (gzip: several members are one file; zeros after them), the xz file format 1.1.0 (several
-streams, padding), RFC 8878 (zstd: frames, skippable ones too). Anything else after the data is ignored, as gzip
-does.
+A file that unpacks to `RATIO_MAX` times its size is a bomb, not a set of samples: unpacking ends there, so that the
+room that a shard takes, and takes from others, is in proportion to its size.
 """
 
 from __future__ import annotations
 
-import bz2
 import contextlib
-import lzma
 import os
-import zlib
-from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from wdsfs.errors import IndexUnusable, StaleShard, UnreadableShard, UsageError
 from wdsfs.remote.any_shard import OpenShard, open_shard
@@ -42,15 +38,15 @@ from wdsfs.storage.unpack_cache import (
     UnpackCache,
     Write,
 )
-from wdsfs.tar import headers, magic, member_codecs
+from wdsfs.tar import headers, magic, streams
 from wdsfs.tar.problems import Problem
 
 AUTO, ALWAYS, NEVER = "auto", "always", "never"
 POLICIES = (AUTO, ALWAYS, NEVER)  # whether shards are unpacked into the cache
 
 _COPIES_TRIED = 5  # of one shard, if others remove them at the same time
-RATIO_MAX = 200  # how many times its size a file may unpack to, where no cache limits it
-_INPUT, _OUTPUT = 1 << 18, 1 << 20  # bytes that are read, and written, at a time: bounds the memory for a bomb
+RATIO_MAX = 200  # how many times its size a file may unpack to, unless it is to be unpacked ALWAYS
+ALLOWED = 64 << 20  # bytes that any file may unpack to
 
 
 class Opened(NamedTuple):
@@ -108,7 +104,7 @@ def unpacked(kind: str, shard: OpenShard, path: bytes, how: str | None = None) -
         before = _key_of(shard, path)
         found = _open(_CompressedShard(kind, shard, source.size_of(shard), before), how or policy())
         after = _key_of(shard, path)
-    except (_Refused, IndexUnusable, UsageError) as error:
+    except (_Refused, streams.TooLarge, IndexUnusable, UsageError) as error:
         raise UnreadableShard(f"{name} is {kind}-compressed: {error}") from None
     except OSError as error:
         raise UnreadableShard(f"{name} cannot be unpacked: {error.strerror}{_place_of(error)}") from None
@@ -186,10 +182,28 @@ class _CompressedShard(NamedTuple):
     key: str
 
     def unpack(self, write: Write) -> tuple[str, int]:
-        """As `compressed.unpack`; of a remote shard in one pass, which is fetched ahead."""
+        """As `streams.unpack`, for what is no bomb; of a remote shard in one pass, which is fetched ahead."""
         if not isinstance(self.shard, int):
             self.shard.stream()
-        return unpack(self.kind, self.shard, write)
+        return streams.unpack(self.kind, self.shard, self.bounded(write))
+
+    def bounded(self, write: Write) -> Write:
+        """Return `write`, which raises _Refused for more than this shard may unpack to."""
+        if policy() == ALWAYS:
+            return write
+        left = max(RATIO_MAX * self.size, ALLOWED)
+
+        def write_some(data: bytes) -> None:
+            nonlocal left
+            left -= len(data)
+            if left < 0:
+                raise _Refused(
+                    f"it unpacks to more than {RATIO_MAX} times its size, as hardly any set of samples does; "
+                    "--unpack always unpacks it all the same"
+                )
+            write(data)
+
+        return write_some
 
     def file(self) -> int:
         """A descriptor of the compressed data; a remote shard is brought into the cache. Raises ShardError."""
@@ -248,21 +262,12 @@ def _unpack(cache: UnpackCache, one: _CompressedShard, may_seek: bool) -> Kept:
 
 def _index(cache: UnpackCache, one: _CompressedShard) -> Kept:
     """Make an index of places. Raises _Refused."""
-    left = max(RATIO_MAX * one.size, _OUTPUT)
-
-    def count(data: bytes) -> None:
-        nonlocal left
-        left -= len(data)
-        if left < 0:
-            raise seekable.Unusable(
-                f"it unpacks to more than {RATIO_MAX} times its size, as no set of samples does"
-            )
 
     def fill(write: Write) -> tuple[str, int]:
         fd = one.file()
         seekable.check(one.kind, fd)
         # None of the libraries reliably reports what is cut off, or checks every checksum.
-        state, size = unpack(one.kind, fd, count)
+        state, size = streams.unpack(one.kind, fd, one.bounded(lambda data: None))
         if state == WHOLE:
             index, found = seekable.index_of(one.kind, fd)
             if found == size:
@@ -292,121 +297,6 @@ def _problem(kind: str, kept: Kept) -> Problem | None:
     if kept.state == TRAILING:
         return Problem(-1, "behind end mark", f"something else follows the {kind} data; it is not read")
     return None
-
-
-# --- unpacking ---------------------------------------------------------------------------------------------
-
-
-class _Decoder(Protocol):
-    """Unpacks one stream, as the decompressors of bz2 and lzma do."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def needs_input(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
-
-
-class _Gzip:
-    """zlib's decompressor with the interface of the others."""
-
-    def __init__(self) -> None:
-        self._zlib = zlib.decompressobj(16 + zlib.MAX_WBITS)
-
-    @property
-    def eof(self) -> bool:
-        return self._zlib.eof
-
-    @property
-    def needs_input(self) -> bool:
-        return not self._zlib.unconsumed_tail
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._zlib.unused_data
-
-    def decompress(self, data: bytes, max_length: int = -1) -> bytes:
-        return self._zlib.decompress(self._zlib.unconsumed_tail + data, max(max_length, 0))
-
-
-def _decoder_of(kind: str) -> tuple[Callable[[], _Decoder], tuple[type[Exception], ...]]:
-    """Return a function that makes a decoder for a stream, and the errors that it raises for damaged data.
-
-    Raises UsageError.
-    """
-    if kind == "gzip":
-        return _Gzip, (zlib.error,)
-    if kind == "bzip2":
-        return bz2.BZ2Decompressor, (OSError, ValueError)
-    if kind == "xz":
-        return lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), (lzma.LZMAError,)
-    zstd = member_codecs.zstd()
-    options = {zstd.DecompressionParameter.window_log_max: 31}  # for files made with `zstd --long`
-    return lambda: zstd.ZstdDecompressor(options=options), (zstd.ZstdError,)
-
-
-class _Input:
-    """A file, read in pieces."""
-
-    def __init__(self, shard: TarBytes) -> None:
-        self.shard, self.at, self.data = shard, 0, b""
-
-    def peek(self, size: int) -> bytes:
-        """Return the next bytes, fewer only at the end."""
-        while len(self.data) < size and self._read():
-            pass
-        return self.data[:size]
-
-    def take(self) -> bytes:
-        """Return some bytes, none only at the end."""
-        if not self.data:
-            self._read()
-        data, self.data = self.data, b""
-        return data
-
-    def _read(self) -> bool:
-        more = source.pread(self.shard, _INPUT, self.at)
-        self.at += len(more)
-        self.data += more
-        return bool(more)
-
-    def skip_zeros(self) -> None:
-        while self.peek(1) == b"\0":
-            self.data = self.data.lstrip(b"\0")
-
-
-def unpack(kind: str, shard: TarBytes, write: Write) -> tuple[str, int]:
-    """Unpack a file by calls of `write`; return the outcome, and how many bytes count.
-
-    These are fewer than were written if the file is damaged. Raises OSError, UsageError without a decoder.
-    """
-    make, failures = _decoder_of(kind)
-    magics = magic.COMPRESSED[kind]
-    given, done, sound = _Input(shard), 0, 0
-    while True:
-        if done or given.at:
-            given.skip_zeros()  # padding
-        start = given.peek(max(map(len, magics)))
-        if not start:
-            return WHOLE, sound
-        if not start.startswith(magics):
-            cut_off = any(magic.startswith(start) for magic in magics)
-            return TRUNCATED if cut_off else TRAILING, sound
-        decoder = make()
-        while not decoder.eof:
-            data = given.take() if decoder.needs_input else b""
-            if decoder.needs_input and not data:
-                return TRUNCATED, done
-            try:
-                data = decoder.decompress(data, _OUTPUT)
-            except failures:
-                return DAMAGED, sound
-            write(data)
-            done += len(data)
-        given.data = decoder.unused_data + given.data
-        sound = done
 
 
 @contextlib.contextmanager

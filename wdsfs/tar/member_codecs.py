@@ -6,17 +6,12 @@ Hugging Face datasets (all four) decode.
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import importlib
-import io
-import lzma
-import zlib
-from typing import IO, Any
-
-from wdsfs.errors import CorruptShard, UsageError
+from wdsfs.errors import CorruptShard
+from wdsfs.storage.unpack_cache import DAMAGED, TRAILING, TRUNCATED, WHOLE
+from wdsfs.tar import streams
 
 SUFFIXES = (b".gz", b".bz2", b".xz", b".zst")
+KINDS = ("gzip", "bzip2", "xz", "zstd")
 DECODED_MAX = 64 << 20  # bytes; a larger one is not decoded: it would be a bomb, or not fit into a worker's memory
 
 
@@ -34,41 +29,34 @@ def decode(codec: int, data: bytes) -> bytes:
     Raises CorruptShard if it is no such data, is cut off, or contains more than DECODED_MAX bytes; UsageError if
     the library for it is not installed.
     """
-    name = SUFFIXES[codec][1:].decode()
+    name, content = SUFFIXES[codec][1:].decode(), bytearray()
+
+    def write(part: bytes) -> None:
+        content.extend(part)
+        if len(content) > DECODED_MAX:
+            raise CorruptShard(f"holds more than {DECODED_MAX >> 20} MiB, the most that is decoded")
+
     try:
-        with _opened(codec, io.BytesIO(data)) as stream:
-            found: bytes = stream.read(DECODED_MAX + 1)
-    except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
-        raise CorruptShard(f"is no whole {name} data ({error})") from None
-    except _zstd_error() as error:
-        raise CorruptShard(f"is no whole {name} data ({error})") from None
-    if len(found) > DECODED_MAX:
-        raise CorruptShard(f"holds more than {DECODED_MAX >> 20} MiB, the most that is decoded")
-    return found
+        state, size = streams.unpack(KINDS[codec], _Bytes(data), write)
+    except streams.TooLarge as error:
+        raise CorruptShard(f"is not decoded: {error}") from None
+    if state != WHOLE:
+        why = _WRONG[state] if size or state != TRAILING else "it begins with something else"
+        raise CorruptShard(f"is no whole {name} data ({why})")
+    return bytes(content)
 
 
-def _opened(codec: int, raw: IO[bytes]) -> Any:
-    if codec == 0:
-        return gzip.GzipFile(fileobj=raw)
-    if codec == 1:
-        return bz2.BZ2File(raw)
-    if codec == 2:
-        return lzma.LZMAFile(raw)
-    return zstd().ZstdFile(raw)
+_WRONG = {TRAILING: "something else follows it", TRUNCATED: "it is cut off", DAMAGED: "it is damaged"}
 
 
-def zstd() -> Any:
-    """Python 3.14's zstd, or the same for earlier ones. Raises UsageError."""
-    for name in ("compression.zstd", "backports.zstd"):
-        try:
-            return importlib.import_module(name)
-        except ImportError:
-            continue
-    raise UsageError("before Python 3.14, zstd needs the package backports.zstd: pip install 'wdsfs[compressed]'")
+class _Bytes:
+    """Bytes as a `source.TarReader`."""
 
+    def __init__(self, data: bytes) -> None:
+        self.size, self._data = len(data), data
 
-def _zstd_error() -> tuple[type[Exception], ...]:
-    try:
-        return (zstd().ZstdError,)
-    except UsageError:
-        return ()
+    def pread(self, size: int, offset: int, /) -> bytes:
+        return self._data[offset : offset + size]
+
+    def close(self) -> None:
+        pass

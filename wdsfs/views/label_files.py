@@ -13,13 +13,18 @@ import contextlib
 import csv
 import hashlib
 import io
+import itertools
 import json
 import os
+import re
+import reprlib
+import shutil
 import sqlite3
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TextIO
 
 from wdsfs import host, names, trust
 from wdsfs.errors import CorruptShard, MissingShard, StaleShard, UnreadableShard, UsageError, ViewError
@@ -37,9 +42,14 @@ KINDS = {
     ".tsv": _TSV,
     **dict.fromkeys((".jsonl", ".ndjson"), _LINES),
 }
-FIELD_MAX = 64 << 20  # characters of a field of a CSV file, bytes of a line of JSON
+LINE_MAX = json_fields.JSON_MAX  # bytes of a line of JSON, characters of a row of CSV
+VALUE_MAX = 64 << 20  # bytes of a value in SQLite
+# What reading SQLite may cost for each byte of the file, and for any file. A damaged tree of pages has no end.
+WORK, WORK_LEAST = 100, 64 << 20  # bytes of values, steps of SQLite's machine
+_ROW, _STEPS = 16, 100_000  # bytes that a row counts for; steps between two looks at what is left
 COLUMNS_MAX = 1 << 16  # different columns of one file
 _ASKED = 500  # keys in one query
+_NAMED = 20  # columns that a message names
 _BATCH = 10_000  # rows written at a time
 _VALUE = struct.Struct("<HI")  # number of the column, bytes
 
@@ -151,7 +161,7 @@ def prune(directory: Path) -> int:
     if not directory.is_dir():
         return 0
     with host.locked(directory / "lock"):
-        for unfinished in directory.glob("*.new"):  # left by processes that were killed: others hold the lock
+        for unfinished in directory.glob("*.new*"):  # left by processes that were killed: others hold the lock
             unfinished.unlink()
     dropped = 0
     for table in directory.glob("*.sqlite"):
@@ -208,7 +218,7 @@ def _import(
             )
             numbers: dict[str, int] = {}
             batch: list[tuple[bytes, int, bytes]] = []
-            for key, line, values in _rows(file, open_file):
+            for key, line, values in _rows(file, open_file, table.with_suffix(".copy.new")):
                 batch.append((names.plain_key(key), line, _pack(file, line, values, numbers)))
                 if len(batch) == _BATCH:
                     db.executemany("INSERT INTO labels VALUES (?, ?, ?)", batch)
@@ -259,9 +269,10 @@ def _key_column(file: LabelFile, columns: Sequence[str], others: Sequence[str] =
     for name in (*KEYS, *others):
         if name in columns:
             return name
-    listed = ", ".join(map(repr, columns)) or "none"
     raise _wrong(
-        file, None, f"has no column '__key__' or 'key' that says which sample a row is for; it has {listed}"
+        file,
+        None,
+        f"has no column '__key__' or 'key' that says which sample a row is for; it has {_listed(columns)}",
     )
 
 
@@ -290,10 +301,13 @@ def _content(path: bytes, open_file: Callable[[bytes], OpenShard]) -> Iterator[B
             yield stream
 
 
-def _rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iterator[Row]:
-    """The rows of a label file. Raises ViewError, which names file, line and field; OSError."""
+def _rows(file: LabelFile, open_file: Callable[[bytes], OpenShard], copy: Path) -> Iterator[Row]:
+    """The rows of a label file; `copy` is a path for a copy. Raises ViewError, which names file, line and field.
+
+    Raises OSError.
+    """
     if file.kind == _SQLITE:
-        yield from _sqlite_rows(file, open_file)
+        yield from _sqlite_rows(file, open_file, copy)
     elif file.kind == _LINES:
         yield from _json_rows(file, open_file)
     else:
@@ -302,17 +316,16 @@ def _rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iterator[
 
 def _csv_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iterator[Row]:
     delimiter = "\t" if file.kind == _TSV else ","
-    before = csv.field_size_limit(FIELD_MAX)
+    before = csv.field_size_limit(LINE_MAX)
     with _content(file.path, open_file) as raw:
         stream = io.TextIOWrapper(raw, "utf-8-sig", "surrogateescape", newline="")
-        lines = csv.reader(stream, delimiter=delimiter, strict=True)
+        given = _Lines(file, stream)
+        lines = csv.reader(given, delimiter=delimiter, strict=True)
         try:
             columns = next(lines, [])
-            key = columns.index(_key_column(file, columns))
-            twice = next((name for name in columns if columns.count(name) > 1), None)
-            if twice is not None:
-                raise _wrong(file, 1, f"the column {twice!r} is there twice")
+            key = _checked_columns(file, columns)
             for fields in lines:
+                given.next_row()
                 if not fields:  # an empty line
                     continue
                 if len(fields) != len(columns):
@@ -333,15 +346,53 @@ def _csv_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Itera
             csv.field_size_limit(before)
 
 
+class _Lines:
+    """The lines of a CSV file, as far as a row of them is not too long: quotes may hold any number of lines."""
+
+    def __init__(self, file: LabelFile, stream: TextIO) -> None:
+        self._file, self._stream = file, stream
+        self._line = self._length = 0  # the lines until now, and the characters of this row
+
+    def next_row(self) -> None:
+        self._length = 0
+
+    def __iter__(self) -> Iterator[str]:
+        while line := self._stream.readline(LINE_MAX + 1):
+            self._line += 1
+            self._length += len(line)
+            if self._length > LINE_MAX:
+                raise _wrong(self._file, self._line, f"is part of a row of more than {LINE_MAX >> 20} MiB")
+            yield line
+
+
+def _checked_columns(file: LabelFile, columns: list[str]) -> int:
+    """Return the place of the key among the columns of a CSV file. Raises ViewError."""
+    if len(columns) > COLUMNS_MAX:
+        raise _wrong(file, 1, f"has {len(columns):,} columns; there may be {COLUMNS_MAX:,}")
+    twice = next((name for name, count in Counter(columns).items() if count > 1), None)
+    if twice is not None:
+        raise _wrong(file, 1, f"the column {_short(twice)} is there twice")
+    return columns.index(_key_column(file, columns))
+
+
+def _short(value: object) -> str:
+    """A value for a message: it may be as long as a line."""
+    return reprlib.repr(value)
+
+
+def _listed(columns: Iterable[str]) -> str:
+    """Names of columns for a message, the first ones of many."""
+    first = list(itertools.islice(columns, _NAMED + 1))
+    return (", ".join(map(_short, first[:_NAMED])) or "none") + (", ..." if len(first) > _NAMED else "")
+
+
 def _json_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iterator[Row]:
     with _content(file.path, open_file) as stream:
-        for line, text in enumerate(iter(lambda: stream.readline(FIELD_MAX + 1), b""), 1):
+        for line, text in enumerate(iter(lambda: stream.readline(LINE_MAX + 1), b""), 1):
             if not text.strip():
                 continue
-            if len(text) > FIELD_MAX:
-                raise _wrong(
-                    file, line, f"is longer than {FIELD_MAX >> 20} MiB; one object in each line is needed"
-                )
+            if len(text) > LINE_MAX:
+                raise _wrong(file, line, f"is longer than {LINE_MAX >> 20} MiB; one object in each line is needed")
             try:
                 row = json.loads(text)
             except (ValueError, RecursionError) as error:
@@ -350,10 +401,10 @@ def _json_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iter
                 raise _wrong(file, line, "is no JSON object")
             name = next((one for one in KEYS if one in row), None)
             if name is None:
-                raise _wrong(file, line, f"has no field '__key__' or 'key'; it has {', '.join(map(repr, row))}")
+                raise _wrong(file, line, f"has no field '__key__' or 'key'; it has {_listed(row)}")
             key = _value(file, line, name, row[name])
             if key is None or isinstance(row[name], dict | list | bool):
-                raise _wrong(file, line, f"the field {name!r} is no key: {row[name]!r}")
+                raise _wrong(file, line, f"the field {name!r} is no key: {_short(row[name])}")
             found = {
                 column: _value(file, line, column, value)
                 for column, value in row.items()
@@ -363,57 +414,171 @@ def _json_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iter
 
 
 @contextlib.contextmanager
-def _database(path: bytes, open_file: Callable[[bytes], OpenShard]) -> Iterator[sqlite3.Connection]:
-    """A database to read; of a remote one its file alone. Raises sqlite3.Error, ShardError, OSError."""
-    if not is_remote(path):
-        uri = f"{Path(os.fsdecode(path)).as_uri()}?mode=ro"
-        with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
-            yield db
-        return
+def _database(path: bytes, open_file: Callable[[bytes], OpenShard], copy: Path) -> Iterator[tuple[str, int]]:
+    """The URI of a database to read, and its size in bytes: no file appears beside it. Raises ShardError, OSError.
+
+    A file in WAL mode would get two files beside it. So it is read alone; with what its log has, from a copy. Of a
+    remote one its file alone is read.
+    """
     with _content(path, open_file) as stream:
-        uri = f"file:/proc/self/fd/{stream.fileno()}?mode=ro&immutable=1"
-        with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
-            yield db
+        size = os.fstat(stream.fileno()).st_size
+        has_log = 2 in stream.read(_WAL.stop)[_WAL]
+        if has_log and not is_remote(path) and _size_of(path + b"-wal"):
+            with _copied(path, copy):
+                yield f"{copy.as_uri()}?mode=rw", size + _size_of(path + b"-wal")
+        elif has_log or is_remote(path):
+            yield f"file:/proc/self/fd/{stream.fileno()}?mode=ro&immutable=1", size
+        else:
+            yield f"{Path(os.fsdecode(path)).as_uri()}?mode=ro", size
 
 
-def _sqlite_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iterator[Row]:
+_WAL = slice(18, 20)  # of the header of a file: 2 for one with a log
+
+
+def _size_of(path: bytes) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        return os.stat(path).st_size
+    return 0
+
+
+@contextlib.contextmanager
+def _copied(path: bytes, copy: Path) -> Iterator[None]:
+    """A copy of a database with its log. Raises StaleShard if both change all the time, OSError."""
+    parts = {path: copy, path + b"-wal": copy.with_name(copy.name + "-wal")}
     try:
-        with _database(file.path, open_file) as db:
-            table = _table(file, db)
-            # Text that is not UTF-8 is kept as it is.
-            db.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
-            about = db.execute(f"PRAGMA table_info({_quoted(table)})").fetchall()
-            primary = [os.fsdecode(name) for _, name, *_, number in about if number]
-            cursor = db.execute(f"SELECT * FROM {_quoted(table)}")
-            columns = [name for name, *_ in cursor.description]  # generated ones, too
-            key = _key_column(file, columns, primary if len(primary) == 1 else ())
-            at = columns.index(key)
-            for line, row in enumerate(cursor, 1):
-                name = _value(file, line, key, row[at])
-                if name is None:
-                    raise _wrong(file, line, f"the column {key!r} is NULL in this row of {table!r}")
-                found = {
-                    column: _value(file, line, column, value)
-                    for column, value in zip(columns, row, strict=True)
-                    if column != key and _is_shown(column)
-                }
-                yield name, line, {column: value for column, value in found.items() if value is not None}
-    except sqlite3.Error as error:
-        raise _wrong(file, None, f"cannot be read as SQLite: {error}") from None
+        for _ in range(_COPIES_TRIED):
+            before = list(map(Fingerprint.at, parts))
+            for part, to in parts.items():
+                shutil.copyfile(part, to)
+            if before == list(map(Fingerprint.at, parts)):
+                break
+        else:
+            raise StaleShard(f"{os.fsdecode(path)} changes all the time")
+        yield
+    finally:
+        for left in copy.parent.glob(copy.name + "*"):
+            left.unlink()
+
+
+_COPIES_TRIED = 5
+
+
+class _Bounds:
+    """What reading a database may still cost, in steps of SQLite's machine and in bytes of values."""
+
+    def __init__(self, size: int) -> None:
+        self.steps = self.bytes = WORK * size + WORK_LEAST
+
+    def is_spent(self) -> bool:
+        """Whether SQLite has to stop; it asks after _STEPS, so that an interrupt comes through, too."""
+        self.steps -= _STEPS
+        return self.steps < 0
+
+    def spend(self, values: Iterable[bytes]) -> bool:
+        """Count a row of these values; True if that is too much."""
+        self.bytes -= _ROW + sum(map(len, values))
+        return self.bytes < 0
+
+
+def _may(action: int, name: str | None, _: str | None, __: str | None, by: str | None) -> int:
+    """Let SQLite read what is stored in tables, and compute nothing that the file says: no view, no function."""
+    is_read = action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ) and by is None
+    return sqlite3.SQLITE_OK if is_read or (action, name) in _ALLOWED else sqlite3.SQLITE_DENY
+
+
+_ALLOWED = ((sqlite3.SQLITE_PRAGMA, "table_xinfo"), (sqlite3.SQLITE_PRAGMA, "trusted_schema"))
+
+
+@contextlib.contextmanager
+def _guarded(uri: str, bounds: _Bounds) -> Iterator[sqlite3.Connection]:
+    """A database of somebody else's, opened to read. Raises sqlite3.Error, also of the block."""
+    with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
+        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, VALUE_MAX)
+        db.set_authorizer(_may)
+        db.set_progress_handler(bounds.is_spent, _STEPS)
+        db.execute("PRAGMA trusted_schema = OFF")
+        # Text that is not UTF-8 is kept as it is.
+        db.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
+        try:
+            yield db
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT and bounds.steps >= 0:
+                raise KeyboardInterrupt from None
+            raise
+
+
+def _sqlite_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard], copy: Path) -> Iterator[Row]:
+    with _database(file.path, open_file, copy) as (uri, size):
+        bounds = _Bounds(size)
+        try:
+            with _guarded(uri, bounds) as db:
+                yield from _table_rows(file, db, bounds)
+        except sqlite3.Error as error:
+            raise _wrong(file, None, f"cannot be read as SQLite: {error}") from None
+
+
+def _table_rows(file: LabelFile, db: sqlite3.Connection, bounds: _Bounds) -> Iterator[Row]:
+    table = _table(file, db)
+    columns, primary = _stored_columns(file, db, table)
+    key = _key_column(file, columns, primary if len(primary) == 1 else ())
+    at = columns.index(key)
+    cursor = db.execute(f"SELECT {', '.join(map(_quoted, columns))} FROM {_quoted(table)}")
+    for line, row in enumerate(cursor, 1):
+        name = _value(file, line, key, row[at])
+        if name is None:
+            raise _wrong(file, line, f"the column {key!r} is NULL in this row of {table!r}")
+        found = {
+            column: content
+            for column, value in zip(columns, row, strict=True)
+            if column != key and (content := _value(file, line, column, value)) is not None
+        }
+        if bounds.spend(found.values()):
+            raise _wrong(file, line, f"the rows of {table!r} hold more than {WORK} times the bytes of the file")
+        yield name, line, found
+
+
+def _stored_columns(file: LabelFile, db: sqlite3.Connection, table: str) -> tuple[list[str], list[str]]:
+    """The columns of a table that are shown, and those of its primary key. Raises ViewError, sqlite3.Error."""
+    about = db.execute(f"PRAGMA table_xinfo({_quoted(table)})").fetchall()
+    shown = [(name, hidden) for _, name, *_, hidden in about if _is_shown(name) or name in KEYS]
+    computed = next((name for name, hidden in shown if hidden == _VIRTUAL), None)
+    if computed is not None:
+        raise _wrong(
+            file,
+            None,
+            f"the column {computed!r} of {table!r} is computed by what the file says, and only what is stored is "
+            "read; declare it STORED",
+        )
+    return [name for name, _ in shown], [name for _, name, *_, number, _ in about if number]
+
+
+_VIRTUAL = 2  # of a generated column that is not stored
 
 
 def _table(file: LabelFile, db: sqlite3.Connection) -> str:
-    query = (
-        "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
-    )
-    tables = [str(name) for (name,) in db.execute(query)]
+    schema = db.execute("SELECT type, name, rootpage, sql FROM sqlite_master").fetchall()
+    tables = [
+        name
+        for type_, name, root, sql in schema
+        if type_ == "table" and root and _PLAIN.match(sql or "") and not name.startswith("sqlite_")
+    ]
     if file.table is None and len(tables) == 1:
-        return tables[0]
+        return str(tables[0])
     if file.table in tables:
         return str(file.table)
-    listed = ", ".join(tables) or "none"
+    if file.table in [name for type_, name, *_ in schema if type_ in ("table", "view")]:
+        raise _wrong(
+            file,
+            None,
+            f"{file.table!r} is computed by what the file says, and only what is stored is read; make a table of "
+            f"it: CREATE TABLE labels AS SELECT * FROM {_quoted(file.table or '')}",
+        )
     what = "name one of its tables" if file.table is None else f"has no table {file.table!r}"
+    listed = ", ".join(tables[:_NAMED]) or "none"
     raise _wrong(file, None, f"{what}, as in {os.path.basename(os.fsdecode(file.path))}:TABLE; it has {listed}")
+
+
+_PLAIN = re.compile(r"CREATE\s+TABLE\b", re.I)
 
 
 def _quoted(name: str) -> str:

@@ -1,0 +1,197 @@
+"""Decodes gzip, bzip2, xz and zstd: whole files of any number of streams, within bounded memory and linear time.
+
+Sources: RFC 1952 (gzip: several members are one file; zeros after them), the xz file format 1.1.0 (several
+streams, padding), RFC 8878 (zstd: frames, skippable ones too). Anything else after the data is ignored, as gzip
+does.
+
+A stream may ask for any amount of memory before its first byte: an xz dictionary up to 4 GiB, a zstd window up to
+2 GiB. One that asks for more than `memory_limit` is refused. The others need 4 MB at the most.
+"""
+
+from __future__ import annotations
+
+import bz2
+import importlib
+import lzma
+import os
+import re
+import zlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from wdsfs.errors import UsageError
+from wdsfs.storage import source
+from wdsfs.storage.cache_place import parse_size
+from wdsfs.storage.source import TarBytes
+from wdsfs.storage.unpack_cache import DAMAGED, TRAILING, TRUNCATED, WHOLE
+from wdsfs.tar import magic
+
+MEMORY = 256 << 20  # bytes: twice the window of `zstd -d` without --long, four times that of `xz -9`
+_INPUT, _OUTPUT = 1 << 18, 1 << 20  # bytes that are read, and written, at a time: bounds the memory for a bomb
+# Bytes that a stream gets first, then twice as many each time: what it does not need is copied back, and there may
+# be a stream in every ten bytes.
+_FIRST = 512
+_ZEROS = re.compile(rb"\0*")
+
+
+class TooLarge(Exception):
+    """A stream needs more memory than a decoder may take; the text says so and names the way out."""
+
+
+def memory_limit() -> int:
+    """The most memory in bytes that a stream may ask for. Raises UsageError."""
+    size = os.environ.get("WDSFS_DECODER_MEMORY")
+    return parse_size(size) if size else MEMORY
+
+
+def zstd() -> Any:
+    """Python 3.14's zstd, or the same for earlier ones. Raises UsageError."""
+    for name in ("compression.zstd", "backports.zstd"):
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            continue
+    raise UsageError("before Python 3.14, zstd needs the package backports.zstd: pip install 'wdsfs[compressed]'")
+
+
+def unpack(kind: str, packed: TarBytes, write: Callable[[bytes], object]) -> tuple[str, int]:
+    """Unpack a file by calls of `write`; return the outcome, and how many bytes count.
+
+    These are fewer than were written if the file is damaged. Raises OSError, TooLarge, UsageError without a
+    decoder, and what `write` raises.
+    """
+    make, failures = _decoder_of(kind)
+    magics = magic.COMPRESSED[kind]
+    given, sound = _Input(packed), 0
+    while True:
+        start = given.peek(max(map(len, magics)))
+        if not start:
+            return WHOLE, sound
+        if not start.startswith(magics):
+            cut_off = any(magic.startswith(start) for magic in magics)
+            return TRUNCATED if cut_off else TRAILING, sound
+        decoder, done = make(), sound
+        given.begin()
+        while not decoder.eof:
+            data = given.take() if decoder.needs_input else b""
+            if decoder.needs_input and not data:
+                return TRUNCATED, done
+            try:
+                data = decoder.decompress(data, _OUTPUT)
+            except failures as error:
+                _refuse_large(kind, error)
+                return DAMAGED, sound
+            write(data)
+            done += len(data)
+        given.give_back(len(decoder.unused_data))
+        given.skip_zeros()  # padding
+        sound = done
+
+
+class _Decoder(Protocol):
+    """Unpacks one stream, as the decompressors of bz2 and lzma do."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
+
+
+class _Gzip:
+    """zlib's decompressor with the interface of the others."""
+
+    def __init__(self) -> None:
+        self._zlib = zlib.decompressobj(16 + zlib.MAX_WBITS)
+
+    @property
+    def eof(self) -> bool:
+        return self._zlib.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._zlib.unconsumed_tail
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._zlib.unused_data
+
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes:
+        return self._zlib.decompress(self._zlib.unconsumed_tail + data, max(max_length, 0))
+
+
+def _decoder_of(kind: str) -> tuple[Callable[[], _Decoder], tuple[type[Exception], ...]]:
+    """Return a function that makes a decoder for a stream, and the errors that it raises for damaged data.
+
+    Raises UsageError.
+    """
+    if kind == "gzip":
+        return _Gzip, (zlib.error,)
+    if kind == "bzip2":
+        return bz2.BZ2Decompressor, (OSError, ValueError)
+    limit = memory_limit()
+    if kind == "xz":
+        return lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=limit), (lzma.LZMAError, MemoryError)
+    module = zstd()
+    # A window is a power of two, or up to an eighth of one more.
+    options = {module.DecompressionParameter.window_log_max: min(max(limit.bit_length() - 1, 10), 31)}
+    return lambda: module.ZstdDecompressor(options=options), (module.ZstdError,)
+
+
+# The libraries have no other sign for it than these words.
+_LARGE = ("Memory usage limit exceeded", "too much memory")
+
+
+def _refuse_large(kind: str, error: Exception) -> None:
+    """Raise TooLarge if that is the reason for an error of a decoder."""
+    if any(words in str(error) for words in _LARGE):
+        raise TooLarge(
+            f"its {kind} data needs more than {memory_limit() >> 20} MiB of memory to be unpacked; "
+            f"--decoder-memory allows more"
+        )
+
+
+class _Input:
+    """A file, read in pieces."""
+
+    def __init__(self, packed: TarBytes) -> None:
+        self._packed, self._next = packed, 0
+        self._data, self._at = b"", 0
+        self._piece = _FIRST
+
+    def peek(self, size: int) -> bytes:
+        """Return the next bytes, fewer only at the end."""
+        while len(self._data) - self._at < size and self._read():
+            pass
+        return self._data[self._at : self._at + size]
+
+    def begin(self) -> None:
+        """A stream begins here."""
+        self._piece = _FIRST
+
+    def take(self) -> bytes:
+        """Return some bytes, none only at the end."""
+        if self._at == len(self._data):
+            self._read()
+        data = self._data[self._at : self._at + self._piece]
+        self._at += len(data)
+        self._piece = min(2 * self._piece, _INPUT)
+        return data
+
+    def give_back(self, size: int) -> None:
+        """The last bytes that were taken belong to what follows."""
+        self._at -= size
+
+    def skip_zeros(self) -> None:
+        while self.peek(1) == b"\0":
+            zeros = _ZEROS.match(self._data, self._at)
+            assert zeros is not None
+            self._at = zeros.end()
+
+    def _read(self) -> bool:
+        more = source.pread(self._packed, _INPUT, self._next)
+        self._next += len(more)
+        self._data, self._at = self._data[self._at :] + more, 0
+        return bool(more)
