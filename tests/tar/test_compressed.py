@@ -28,6 +28,7 @@ import pytest
 import xz
 
 from tests import sets, tars
+from tests.bounded import bounded
 from tests.conftest import Program, wait_until
 from wdsfs.dataset import content as content_module
 from wdsfs.dataset import freshness, indexing, open_files
@@ -356,6 +357,124 @@ def test_a_bomb_meets_the_limit(
     monkeypatch.setattr(compressed, "ALLOWED", 1 << 20)
     with pytest.raises(UnreadableShard, match="more than 200 times its size"):
         record_of_file.build_file(os.fsencode(tmp_path / "a.tar.bz2"))
+
+
+def _asking_for_much(kind: str) -> bytes:
+    """A small file that claims to need 1.5 GiB (xz) or 2 GiB (zstd) of memory to be unpacked."""
+    if kind == "xz":
+        content = bytearray(lzma.compress(TAR))
+        content[16] = 37  # of the block header behind the 12 bytes of the stream header: 3 << 29 bytes
+        end = 12 + 4 * (content[12] + 1)
+        content[end - 4 : end] = zlib.crc32(content[12 : end - 4]).to_bytes(4, "little")
+        return bytes(content)
+    options = {zstd.CompressionParameter.content_size_flag: 0}
+    with io.BytesIO() as out:
+        with zstd.ZstdFile(out, "wb", options=options) as file:
+            file.write(TAR)
+        content = bytearray(out.getvalue())
+    content[5] = 31 - 10 << 3  # the exponent of the window
+    return bytes(content)
+
+
+@pytest.mark.parametrize("kind", ["xz", "zst"])
+def test_memory_that_a_file_asks_for(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it has given a byte: it is not given, whichever way the shard is read."""
+    write(tmp_path / "a", _asking_for_much(kind))
+    for way in compressed.POLICIES:
+        monkeypatch.setenv("WDSFS_UNPACK", way)
+        said = r"more than 256 MiB of memory .* --decoder-memory"
+        if (kind, way) == ("zst", "never"):
+            said = "can only be unpacked, since it is one zstd frame"
+        with pytest.raises(UnreadableShard, match=said):
+            bounded(lambda: record_of_file.build_file(os.fsencode(tmp_path / "a")))
+    monkeypatch.setenv("WDSFS_UNPACK", "auto")
+    monkeypatch.setenv("WDSFS_DECODER_MEMORY", "2G")
+    with opened(tmp_path / "a") as (tar, problem, _):
+        assert problem is None
+        assert content_of(tar) == TAR
+
+
+@pytest.mark.parametrize("level", ["6", "9 --extreme"])
+def test_what_honest_users_make_fits(level: str) -> None:
+    """As `xz -9` does, and `zstd -22 --ultra`."""
+    preset = 9 | lzma.PRESET_EXTREME if "9" in level else 6
+    found: list[bytes] = []
+    assert streams.unpack("xz", _Given(lzma.compress(TAR, preset=preset)), found.append) == ("tar", len(TAR))
+    options = {zstd.CompressionParameter.window_log: 27, zstd.CompressionParameter.content_size_flag: 0}
+    given = _Given(zstd.compress(TAR, options=options))
+    assert streams.unpack("zstd", given, found.append) == ("tar", len(TAR))
+
+
+class _Given:
+    """A file of these bytes."""
+
+    def __init__(self, content: bytes) -> None:
+        self.size, self._content = len(content), content
+
+    def pread(self, size: int, offset: int, /) -> bytes:
+        return self._content[offset : offset + size]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("name", ["gzip", "bzip2", "xz", "zstd"])
+def test_many_empty_streams_cost_no_more_than_their_size(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each used to get all that was read of the file, and to give nearly all of it back."""
+    make, failures = streams._decoder_of(name)
+    fed = 0
+
+    class Counting:
+        def __init__(self) -> None:
+            self._decoder = make()
+
+        def __getattr__(self, attribute: str) -> Any:
+            return getattr(self._decoder, attribute)
+
+        def decompress(self, data: bytes, most: int) -> bytes:
+            nonlocal fed
+            fed += len(data)
+            return self._decoder.decompress(data, most)
+
+    monkeypatch.setattr(streams, "_decoder_of", lambda kind: (Counting, failures))
+    content = tars.COMPRESS[name](b"") * 2000
+    assert streams.unpack(name, _Given(content), lambda data: None) == ("tar", 0)
+    assert fed <= 2000 * 600
+
+
+def test_a_skippable_frame_is_no_decoder_for_each_byte_behind_it() -> None:
+    content = b"\x50\x2a\x4d\x18\0\0\0\0" * 1000 + zstd.compress(TAR)
+    found: list[bytes] = []
+    assert streams.unpack("zstd", _Given(content), found.append) == ("tar", len(TAR))
+    assert b"".join(found) == TAR
+
+
+def test_a_bomb_evicts_nothing_that_others_use(
+    tmp_path: Path,
+    cache: unpack_cache.UnpackCache,
+    limited: Callable[[int], None],
+    nothing_is_recent: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It ends at 200 times its size; what is to be unpacked in any case, at half of the cache."""
+    limited(4 * len(TAR))
+    for number in range(3):
+        write(tmp_path / f"{number}.tar.zst", zstd.compress(_samples(seed=number)))
+        with opened(tmp_path / f"{number}.tar.zst"):
+            pass
+    write(tmp_path / "bomb", zstd.compress(bytes(100 * len(TAR))))
+    monkeypatch.setattr(compressed, "ALLOWED", 1000)
+    assert 200 * (tmp_path / "bomb").stat().st_size > len(TAR) / 2
+    with (
+        pytest.raises(UnreadableShard, match=r"more than 200 times .* --unpack always"),
+        opened(tmp_path / "bomb"),
+    ):
+        pass
+    assert kinds_in(cache) == ["tar"] * 3
+    monkeypatch.setenv("WDSFS_UNPACK", "always")
+    with pytest.raises(UnreadableShard, match="more than half of what the cache may"), opened(tmp_path / "bomb"):
+        pass
+    assert len(kinds_in(cache)) >= 2
 
 
 # --- room --------------------------------------------------------------------------------------------------

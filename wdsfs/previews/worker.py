@@ -1,8 +1,8 @@
 """The program of a worker: decodes members, one after the other, within limits that no content can exceed.
 
-Once its libraries are loaded it gives up what it does not need: it can open no file and no socket, write no file
-and no core, and has so much memory and so much time of a processor for each member. A decoder that
-exceeds a limit ends this process, and the server starts another.
+Before it loads its libraries it gives up all but reading files, and then all but decoding (`sandbox`): it can open
+no file and no socket, change no file, start no process and signal none, and has a limit of memory, and of a
+processor's time for each member. A decoder that exceeds a limit ends this process, and the server starts another.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import socket
 import warnings
 from typing import Any
 
-from wdsfs.previews import wire
+from wdsfs.previews import sandbox, wire
 from wdsfs.previews.decoders import Task, decode, warm_up
 from wdsfs.previews.member_file import TooMuch, open_member
 from wdsfs.previews.plain import error_text
@@ -28,6 +28,7 @@ def main() -> None:
     try:
         settings, _ = wire.receive(connection)
         try:
+            sandbox.begin()
             warm_up(settings["libraries"])
             _give_up(int(settings["memory"]))
         except Exception as error:
@@ -47,6 +48,7 @@ def _give_up(memory: int) -> None:
     """Limit this process for good."""
     with open("/proc/self/statm") as file:
         now = int(file.read().split()[0]) * resource.getpagesize()
+    sandbox.close()
     for limit, value in (
         (resource.RLIMIT_AS, now + memory),
         (resource.RLIMIT_CORE, 0),

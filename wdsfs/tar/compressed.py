@@ -9,8 +9,8 @@ Only bytes that a checksum of the format covers are served: when unpacking fails
 last whole stream may be wrong already, so it is dropped. A file that is only cut off is unpacked up to its end, as
 a plain tar would be read.
 
-A file that unpacks to `RATIO_MAX` times its size is a bomb, not a set of samples: unpacking ends there, so that the
-room that a shard takes, and takes from others, is in proportion to its size.
+A file that unpacks to `RATIO_MAX` times its size is a bomb, not a set of samples: unpacking ends there, so that
+the room that a shard takes, and takes from others, is in proportion to its size.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def unpack(kind: str, packed: TarBytes, write: Callable[[bytes], object]) -> tup
             try:
                 data = decoder.decompress(data, _OUTPUT)
             except failures as error:
-                _refuse_large(kind, error)
+                _refuse_large(error)
                 return DAMAGED, sound
             write(data)
             done += len(data)
@@ -144,12 +144,11 @@ def _decoder_of(kind: str) -> tuple[Callable[[], _Decoder], tuple[type[Exception
 _LARGE = ("Memory usage limit exceeded", "too much memory")
 
 
-def _refuse_large(kind: str, error: Exception) -> None:
+def _refuse_large(error: Exception) -> None:
     """Raise TooLarge if that is the reason for an error of a decoder."""
     if any(words in str(error) for words in _LARGE):
         raise TooLarge(
-            f"its {kind} data needs more than {memory_limit() >> 20} MiB of memory to be unpacked; "
-            f"--decoder-memory allows more"
+            f"it needs more than {memory_limit() >> 20} MiB of memory to be unpacked; --decoder-memory allows more"
         )
 
 

@@ -17,6 +17,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from wdsfs.errors import UsageError
+from wdsfs.previews import sandbox
 from wdsfs.view.guard import Guard
 from wdsfs.view.pages import Pages
 
@@ -88,6 +89,7 @@ def listen(port: int) -> socket.socket:
 
 def serve(pages: Pages, listening: socket.socket, ready: Callable[[str], None]) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP. `ready` is called with the address when it can be opened."""
+    sandbox.hide()  # from a decoder that a member has taken over: it is a process of the same user
     guard = Guard(pages.app, listening.getsockname()[1])
     config = uvicorn.Config(
         guard,

@@ -45,7 +45,7 @@ KINDS = {
 LINE_MAX = json_fields.JSON_MAX  # bytes of a line of JSON, characters of a row of CSV
 VALUE_MAX = 64 << 20  # bytes of a value in SQLite
 # What reading SQLite may cost for each byte of the file, and for any file. A damaged tree of pages has no end.
-WORK, WORK_LEAST = 100, 64 << 20  # bytes of values, steps of SQLite's machine
+WORK, WORK_LEAST = 100, 1 << 20  # bytes of values, steps of SQLite's machine
 _ROW, _STEPS = 16, 100_000  # bytes that a row counts for; steps between two looks at what is left
 COLUMNS_MAX = 1 << 16  # different columns of one file
 _ASKED = 500  # keys in one query
@@ -324,6 +324,7 @@ def _csv_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Itera
         try:
             columns = next(lines, [])
             key = _checked_columns(file, columns)
+            given.next_row()
             for fields in lines:
                 given.next_row()
                 if not fields:  # an empty line
@@ -496,12 +497,13 @@ def _guarded(uri: str, bounds: _Bounds) -> Iterator[sqlite3.Connection]:
         db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, VALUE_MAX)
         db.set_authorizer(_may)
         db.set_progress_handler(bounds.is_spent, _STEPS)
-        db.execute("PRAGMA trusted_schema = OFF")
         # Text that is not UTF-8 is kept as it is.
         db.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
         try:
+            db.execute("PRAGMA trusted_schema = OFF")
             yield db
         except sqlite3.OperationalError as error:
+            # The exception of a signal's handler, which Python calls while SQLite asks, does not pass through it.
             if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT and bounds.steps >= 0:
                 raise KeyboardInterrupt from None
             raise
@@ -566,12 +568,14 @@ def _table(file: LabelFile, db: sqlite3.Connection) -> str:
         return str(tables[0])
     if file.table in tables:
         return str(file.table)
-    if file.table in [name for type_, name, *_ in schema if type_ in ("table", "view")]:
+    computed = [name for type_, name, *_ in schema if type_ in ("table", "view") and name not in tables]
+    if file.table in computed or (file.table is None and computed and not tables):
+        name = file.table or computed[0]
         raise _wrong(
             file,
             None,
-            f"{file.table!r} is computed by what the file says, and only what is stored is read; make a table of "
-            f"it: CREATE TABLE labels AS SELECT * FROM {_quoted(file.table or '')}",
+            f"{name!r} is computed by what the file says, and only what is stored is read; make a table of it: "
+            f"CREATE TABLE labels AS SELECT * FROM {_quoted(name)}",
         )
     what = "name one of its tables" if file.table is None else f"has no table {file.table!r}"
     listed = ", ".join(tables[:_NAMED]) or "none"
