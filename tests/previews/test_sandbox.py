@@ -7,7 +7,6 @@ import json
 import os
 import socket
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ import pytest
 from tests.bounded import bounded
 from tests.previews import hostile
 from tests.previews.conftest import MEMORY, Bytes
-from wdsfs.previews import pool, sandbox, wire
+from wdsfs.previews import pool, sandbox
 from wdsfs.previews.pool import Limits
 from wdsfs.previews.previewer import Previewer
 from wdsfs.view import server
@@ -116,28 +115,3 @@ def test_the_server_hides(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing: Any = None
     with pytest.raises(Hidden):
         server.serve(nothing, nothing, nothing)
-
-
-def test_an_answer_in_drops_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each byte of a worker that was taken over may come in time, and the whole never."""
-    now = [0.0]
-    monkeypatch.setattr(wire, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    here, there = socket.socketpair()
-    with here, there:
-        there.sendall(b"\1\0\0\0" * 100)
-        waits: list[float] = []
-
-        class Slow:
-            settimeout = staticmethod(waits.append)
-
-            @staticmethod
-            def recv_into(view: memoryview) -> int:
-                now[0] += 40.0
-                if waits[-1] < 1:
-                    raise TimeoutError
-                return here.recv_into(view[:1])
-
-        slow: Any = Slow
-        with pytest.raises(TimeoutError):
-            wire.receive(slow, 60.0)
-    assert len(waits) == 3

@@ -41,7 +41,7 @@ from wdsfs.interop.lint import lint
 from wdsfs.spec.expand import Shard
 from wdsfs.storage import cache_place, seekable, source, unpack_cache
 from wdsfs.storage.identity import Fingerprint
-from wdsfs.tar import compressed, streams
+from wdsfs.tar import compressed, member_codecs, streams
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -403,6 +403,19 @@ def test_what_honest_users_make_fits(level: str) -> None:
     options = {zstd.CompressionParameter.window_log: 27, zstd.CompressionParameter.content_size_flag: 0}
     given = _Given(zstd.compress(TAR, options=options))
     assert streams.unpack("zstd", given, found.append) == ("tar", len(TAR))
+
+
+@pytest.mark.parametrize("kind", ["xz", "zst"])
+def test_members_ask_for_no_more(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = member_codecs.SUFFIXES.index(f".{kind}".encode())
+    content = _asking_for_much(kind)
+    with pytest.raises(CorruptShard, match="more than 256 MiB of memory"):
+        bounded(lambda: member_codecs.decode(codec, content))
+    monkeypatch.setenv("WDSFS_DECODER_MEMORY", "2G")
+    assert member_codecs.decode(codec, content) == TAR
+    for wrong in (content + b"something", content[:-5], b"something"):
+        with pytest.raises(CorruptShard, match="is no whole"):
+            member_codecs.decode(codec, wrong)
 
 
 class _Given:

@@ -12,7 +12,6 @@ import queue
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +72,6 @@ class _Worker:
 
     def __init__(self, libraries: Sequence[str], limits: Limits) -> None:
         self.is_used_up = False
-        self._patience = limits.patience
         self.connection, theirs = socket.socketpair()
         with theirs:
             actions = [
@@ -92,9 +90,10 @@ class _Worker:
             wire.send(
                 self.connection, {"libraries": libraries, "memory": limits.memory, "seconds": limits.seconds}
             )
-            answer, _ = wire.receive(self.connection, STARTING)
+            answer, _ = wire.receive(self.connection)
             if "failed" in answer:
                 raise NoDecoder(f"previews cannot be made: {str(answer['failed'])[:500]}")
+            self.connection.settimeout(limits.patience)
         except (wire.Broken, TimeoutError) as error:
             self.end()
             raise NoDecoder(f"previews cannot be made: the process for them does not start ({error})") from None
@@ -110,18 +109,13 @@ class _Worker:
             "size": work.size,
             "detail": list(work.detail),
         }
-        self.connection.settimeout(self._patience)
         wire.send(self.connection, task, work.head)
         refused: Exception | None = None
-        patience = self._patience
         for _ in range(REQUESTS_MAX):
-            began = time.monotonic()
-            message, data = wire.receive(self.connection, patience)
-            patience -= time.monotonic() - began
+            message, data = wire.receive(self.connection)
             if "read" not in message:
                 break
             try:
-                self.connection.settimeout(self._patience)
                 wire.send(self.connection, {}, _range(work, message["read"]))
             except Exception as error:
                 refused = error

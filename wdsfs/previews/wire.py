@@ -8,12 +8,10 @@ from __future__ import annotations
 import json
 import socket
 import struct
-import time
 from typing import Any
 
 _HEAD = struct.Struct("<II")
 JSON_MAX = 16 << 20  # bytes of a frame's JSON
-_AT_ONCE = 0.001  # seconds: 0 would be another mode of a socket
 BYTES_MAX = 32 << 20  # and of what follows it
 
 
@@ -29,29 +27,26 @@ def send(connection: socket.socket, message: dict[str, Any], data: bytes | bytea
         connection.sendall(data)
 
 
-def receive(connection: socket.socket, patience: float | None = None) -> tuple[dict[str, Any], bytes]:
-    """Receive a frame. Raises Broken; TimeoutError if all of it is not there within `patience` (seconds)."""
-    end = None if patience is None else time.monotonic() + patience
+def receive(connection: socket.socket) -> tuple[dict[str, Any], bytes]:
+    """Receive a frame. Raises Broken, and TimeoutError where the socket has a timeout."""
     try:
-        lengths = _HEAD.unpack(_exactly(connection, _HEAD.size, end))
+        lengths = _HEAD.unpack(_exactly(connection, _HEAD.size))
         if lengths[0] > JSON_MAX or lengths[1] > BYTES_MAX:
             raise Broken("a frame is too large")
-        message = json.loads(_exactly(connection, lengths[0], end))
+        message = json.loads(_exactly(connection, lengths[0]))
         if not isinstance(message, dict):
             raise Broken("a frame is no object")
-        return message, bytes(_exactly(connection, lengths[1], end))
+        return message, bytes(_exactly(connection, lengths[1]))
     except TimeoutError:
         raise
     except (OSError, ValueError, RecursionError) as error:
         raise Broken(str(error)) from None
 
 
-def _exactly(connection: socket.socket, length: int, end: float | None) -> bytearray:
+def _exactly(connection: socket.socket, length: int) -> bytearray:
     data = bytearray(length)
     view = memoryview(data)
     while view:
-        if end is not None:
-            connection.settimeout(max(end - time.monotonic(), _AT_ONCE))
         got = connection.recv_into(view)
         if not got:
             raise Broken("the other side has ended")
