@@ -53,6 +53,9 @@ from collections.abc import Sequence
 
 from wdsfs.names import shown
 
+# What taking apart JSON of another program raises, which may be nested without end and hold anything anywhere.
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+
 
 class WdsfsError(Exception):
     """Root of the tree; never raised itself. Each argument is one line, whatever names are in it."""

@@ -10,7 +10,7 @@ from wdsfs.commit.changes import Remark
 from wdsfs.commit.pieces import CopiedRange, NewMember, Piece, Zeros
 from wdsfs.commit.steps import Output, Plan, SourceShard, Step
 from wdsfs.dataset.shard_set import ShardSet
-from wdsfs.errors import CommitError
+from wdsfs.errors import MALFORMED, CommitError
 from wdsfs.overlay.overlay_directory import (
     OverlayDirectory,
     state_of,
@@ -25,7 +25,7 @@ def read_plan(place: OverlayDirectory, lower: ShardSet) -> Plan:
     path = state_of(place) / "commit.json"
     try:
         plan = plan_from_json(path.read_bytes())
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, *MALFORMED) as error:
         raise CommitError(f"{path} cannot be used: {error}") from None
     for number, source in plan.sources.items():
         if number >= len(lower) or lower.shards[number].path != source.path:
@@ -56,7 +56,7 @@ def plan_to_json(plan: Plan) -> bytes:
 
 
 def plan_from_json(data: bytes) -> Plan:
-    """Return the plan. Raises ValueError, KeyError, TypeError for JSON that `plan_to_json` does not write."""
+    """Return the plan. Raises one of MALFORMED for JSON that `plan_to_json` does not write."""
     about = json.loads(data)
     if about["version"] not in (1, VERSION):
         raise ValueError(f"version {about['version']}, not {VERSION}")

@@ -13,7 +13,7 @@ import struct
 import zlib
 from typing import Any, NamedTuple
 
-from wdsfs.errors import MountError
+from wdsfs.errors import MALFORMED, MountError
 from wdsfs.image import erofs
 from wdsfs.storage.held_files import HeldFile
 
@@ -134,7 +134,7 @@ def read(path: str | bytes) -> Manifest:
             devices=[_device(**one) for one in devices],
             set=_set(**of_set),
         )
-    except (ValueError, KeyError, TypeError, AttributeError):  # somebody else's work
+    except MALFORMED:  # somebody else's work
         raise MountError(f"{name}: the image was not made by wdsfs") from None
 
 

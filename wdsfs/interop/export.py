@@ -27,7 +27,7 @@ from wdsfs import __version__
 from wdsfs.cluster.workers import Workers
 from wdsfs.dataset.indexing import indexed
 from wdsfs.dataset.shard_set import ShardSet
-from wdsfs.errors import ExportError, ShardError, StaleShard, UnreadableShard, several
+from wdsfs.errors import MALFORMED, ExportError, ShardError, StaleShard, UnreadableShard, several
 from wdsfs.index import process_pool, remote_scan
 from wdsfs.index.portable_writer import PortableWriter
 from wdsfs.index.record import Record
@@ -433,7 +433,7 @@ def _known_shards(folder: bytes) -> list[str]:
             return list(json.load(file)["shard_counts"])
     except FileNotFoundError:
         return []
-    except (ValueError, KeyError, TypeError) as error:
+    except MALFORMED as error:
         raise ExportError(f"{os.fsdecode(path)} is no metadata of Energon ({error}): remove it") from None
 
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wdsfs import trust
-from wdsfs.errors import OverlayBusy, OverlayUnusable, ShardError, several
+from wdsfs.errors import MALFORMED, OverlayBusy, OverlayUnusable, ShardError, several
 from wdsfs.overlay import kernel_use
 from wdsfs.overlay.upper_format import DIRECTORY, OPEN_DIRECTORY, UpperNode, load
 from wdsfs.reading import PLAIN, Reading
@@ -134,7 +134,7 @@ class OverlaySettings:
 
     @staticmethod
     def from_json(data: bytes) -> OverlaySettings:
-        """Raises ValueError, KeyError, TypeError for what `to_json` does not write."""
+        """Raises one of MALFORMED for what `to_json` does not write."""
         about = json.loads(data)
         if about["version"] not in (VERSION, VERSION_READ):
             raise ValueError(f"version {about['version']}, not {VERSION} or {VERSION_READ}")
@@ -157,7 +157,7 @@ def read_settings(place: OverlayDirectory) -> OverlaySettings | None:
         return OverlaySettings.from_json(place.settings.read_bytes())
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except MALFORMED as error:
         raise OverlayUnusable(f"{place.settings} cannot be used: {error}") from None
 
 
@@ -210,7 +210,7 @@ def read_outputs(place: OverlayDirectory) -> list[Written]:
         return []
     except trust.Untrusted as error:
         raise OverlayUnusable(error.strerror) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, *MALFORMED) as error:
         text = f"{place.outputs} cannot be used: {error}; it only says which shards were written from the overlay"
         raise OverlayUnusable(f"{text}, so it may be removed") from None
 

@@ -7,6 +7,7 @@ when it is read (aliases of YAML are shared, never copied), and any mistake in i
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from wdsfs.errors import SpecError, UnreadableShard
 from wdsfs.spec import dependencies, objects
 
 STDIN = objects.STDIN
+_PIECE = 1 << 20  # bytes
 MAX_BYTES = 256 << 20  # of a JSON or text file: some 1.5 million shards; a larger one was not meant
 MAX_YAML_BYTES = 32 << 20  # 100,000 scalars take 0.2 s, and much more memory than in the file
 MAX_DEPTH = 32  # of YAML; the deepest that means something is 5
@@ -150,7 +152,8 @@ def read(path: str, limit: int = MAX_BYTES) -> bytes:
 def _read_local(path: str, limit: int) -> bytes:
     try:
         with open(0 if path == STDIN else path, "rb", closefd=path != STDIN) as file:
-            return file.read(limit + 1)
+            # Not all at once: that takes the memory for all that there may be.
+            return b"".join(itertools.islice(iter(lambda: file.read(_PIECE), b""), limit // _PIECE + 1))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise SpecError(f"{path!r} cannot be read: {error.strerror}") from None
     except OSError as error:

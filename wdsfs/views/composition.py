@@ -240,7 +240,7 @@ def read_class_names(path: str) -> dict[str, str]:
         raise UsageError(f"--class-names {path}: {getattr(error, 'strerror', None) or error}") from None
     try:
         found = json.loads(text) if text.lstrip()[:1] in ("[", "{") else list(map(str.strip, text.splitlines()))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"--class-names {path}: {error}") from None
     pairs = enumerate(found) if isinstance(found, list) else found.items()
     named = {str(key): value for key, value in pairs}
