@@ -84,9 +84,22 @@ def refusals(path: str, parent: int, port: int, names: list[str] | None = None) 
     return found
 
 
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.lseek(descriptor, 0, os.SEEK_CUR)
+    except OSError as error:
+        return error.errno != errno.EBADF
+    return True
+
+
 def _decode(member: Any, detail: object) -> Preview:
     about = json.loads(member.file.read())
-    return Preview(TEXT, text=json.dumps(refusals(about["path"], about["parent"], about["port"])))
+    found = {
+        "refusals": refusals(about["path"], about["parent"], about["port"]),
+        "variables": list(os.environ),
+        "descriptors": [number for number in range(1000) if _is_open(number)],
+    }
+    return Preview(TEXT, text=json.dumps(found))
 
 
 with contextlib.suppress(AttributeError):

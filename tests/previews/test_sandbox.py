@@ -37,6 +37,7 @@ def test_a_decoder_that_was_taken_over(victim: Path, monkeypatch: pytest.MonkeyP
         "from wdsfs", f"sys.path.append({ROOT!r}); import tests.previews.hostile; from wdsfs"
     )
     monkeypatch.setattr(pool, "_START", start)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     previewer = Previewer(workers=1, limits=Limits(memory=MEMORY))
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -46,7 +47,9 @@ def test_a_decoder_that_was_taken_over(victim: Path, monkeypatch: pytest.MonkeyP
         found = json.loads(preview.text)
     finally:
         previewer.close()
-    assert found == dict.fromkeys(hostile.attempts("", 0, 0), "EPERM")
+    assert found["refusals"] == dict.fromkeys(hostile.attempts("", 0, 0), "EPERM")
+    assert "AWS_SECRET_ACCESS_KEY" not in found["variables"]
+    assert found["descriptors"] == [0, 1, 2]  # the socket to the server, and nothing
     assert victim.read_bytes() == b"content"
     assert os.listdir(victim.parent) == ["file"]
 
