@@ -382,13 +382,13 @@ def test_memory_that_a_file_asks_for(kind: str, tmp_path: Path, monkeypatch: pyt
     write(tmp_path / "a", _asking_for_much(kind))
     for way in compressed.POLICIES:
         monkeypatch.setenv("WDSFS_UNPACK", way)
-        said = r"more than 256 MiB of memory .* --decoder-memory"
+        said = r"more than 256 MiB of memory .* --unpack-memory"
         if (kind, way) == ("zst", "never"):
             said = "can only be unpacked, since it is one zstd frame"
         with pytest.raises(UnreadableShard, match=said):
             bounded(lambda: record_of_file.build_file(os.fsencode(tmp_path / "a")))
     monkeypatch.setenv("WDSFS_UNPACK", "auto")
-    monkeypatch.setenv("WDSFS_DECODER_MEMORY", "2G")
+    monkeypatch.setenv("WDSFS_UNPACK_MEMORY", "2G")
     with opened(tmp_path / "a") as (tar, problem, _):
         assert problem is None
         assert content_of(tar) == TAR
@@ -411,7 +411,7 @@ def test_members_ask_for_no_more(kind: str, monkeypatch: pytest.MonkeyPatch) -> 
     content = _asking_for_much(kind)
     with pytest.raises(CorruptShard, match="more than 256 MiB of memory"):
         bounded(lambda: member_codecs.decode(codec, content))
-    monkeypatch.setenv("WDSFS_DECODER_MEMORY", "2G")
+    monkeypatch.setenv("WDSFS_UNPACK_MEMORY", "2G")
     assert member_codecs.decode(codec, content) == TAR
     for wrong in (content + b"something", content[:-5], b"something"):
         with pytest.raises(CorruptShard, match="is no whole"):

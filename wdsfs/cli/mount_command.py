@@ -64,7 +64,7 @@ FUSE, KERNEL, AUTO = "fuse", "kernel", "auto"
 # Variables that say where the index, and the caches beside it, are, what these may hold, and if commands may run.
 ENVIRONMENT = (
     *("WDSFS_ALLOW_PIPE", "WDSFS_INDEX_DIR", "WDSFS_CACHE_DIR", "WDSFS_CACHE_SIZE", "WDSFS_UNPACK"),
-    *("WDSFS_DECODER_MEMORY", "XDG_CACHE_HOME", "HOME"),
+    *("WDSFS_UNPACK_MEMORY", "XDG_CACHE_HOME", "HOME"),
 )
 _ARGUMENTS, _PREPARED = "wdsfs.mount.arguments", "wdsfs.mount.prepared"  # in the context of the command
 

@@ -28,7 +28,7 @@ USAGE = "usage: mount.wdsfs SHARDS[::SHARDS...] MOUNTPOINT [-sfnv] [-o OPTION,..
 # Options of `wdsfs mount`, as they are written in fstab ("_" does for "-").
 _OWN_VALUES = frozenset(
     (
-        *("split", "shard-id", "num-shards", "unpack", "decoder-memory", "cache-size", "trust"),
+        *("split", "shard-id", "num-shards", "unpack", "unpack-memory", "cache-size", "trust"),
         *("store-option", "fetch-memory"),
         *("engine", "layout", "names", "index-dir", "jobs", "workers", "spin", "readahead", "overlay"),
         *("class-from", "class-names", "class-digits", "columns", "missing", "duplicates", "join", "associate"),

@@ -250,13 +250,13 @@ def compressed_options(command: Command) -> Command:
         "only when there is no room (auto).  [default: auto; env WDSFS_UNPACK]",
     )
     memory = click.option(
-        "--decoder-memory",
+        "--unpack-memory",
         metavar="SIZE",
-        envvar="WDSFS_DECODER_MEMORY",
+        envvar="WDSFS_UNPACK_MEMORY",
         expose_value=False,
-        callback=_size("WDSFS_DECODER_MEMORY"),
+        callback=_size("WDSFS_UNPACK_MEMORY"),
         help="Memory that the data of a compressed shard may ask for, in each process that unpacks: 2G for `zstd "
-        "--long=31`.  [default: 256M; env WDSFS_DECODER_MEMORY]",
+        "--long=31`.  [default: 256M; env WDSFS_UNPACK_MEMORY]",
     )
     decorated: Command = unpack(memory(cache_size_option(command)))
     return decorated

@@ -30,7 +30,7 @@ from wdsfs.storage.identity import Fingerprint
 
 # Options that all processes of a command share by the environment. No secret is among them: `--store-option` takes
 # none, and configuration files and credentials are read where the work is done.
-_OPTIONS = ("STORE_OPTIONS", "ALLOW_PIPE", "TRUST", "CACHE_SIZE", "FETCH_MEMORY", "UNPACK", "DECODER_MEMORY")
+_OPTIONS = ("STORE_OPTIONS", "ALLOW_PIPE", "TRUST", "CACHE_SIZE", "FETCH_MEMORY", "UNPACK", "UNPACK_MEMORY")
 _PLACES = ("INDEX_DIR", "CACHE_DIR")  # a worker that has its own keeps it
 _OWN_PLACES = frozenset(name for name in _PLACES if f"WDSFS_{name}" in os.environ)
 

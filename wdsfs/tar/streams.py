@@ -40,7 +40,7 @@ class TooLarge(Exception):
 
 def memory_limit() -> int:
     """The most memory in bytes that a stream may ask for. Raises UsageError."""
-    size = os.environ.get("WDSFS_DECODER_MEMORY")
+    size = os.environ.get("WDSFS_UNPACK_MEMORY")
     return parse_size(size) if size else MEMORY
 
 
@@ -148,7 +148,7 @@ def _refuse_large(error: Exception) -> None:
     """Raise TooLarge if that is the reason for an error of a decoder."""
     if any(words in str(error) for words in _LARGE):
         raise TooLarge(
-            f"it needs more than {memory_limit() >> 20} MiB of memory to be unpacked; --decoder-memory allows more"
+            f"it needs more than {memory_limit() >> 20} MiB of memory to be unpacked; --unpack-memory allows more"
         )
 
 
