@@ -57,7 +57,7 @@ from wdsfs.spec import index_file
 from wdsfs.spec.expand import expand
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar import member_codecs, streams
-from wdsfs.views import json_fields, label_files
+from wdsfs.views import composition, json_fields, label_files
 
 MEMORY = 256 << 20  # bytes above what the process has at its start
 SECONDS = 60  # of a processor, for a run that is not thorough; it takes a few
@@ -322,6 +322,14 @@ def overlay_files(directory: Path) -> tuple[Sequence[bytes], Read]:
                 reader(place)
 
     return [plan_to_json(plan), settings.to_json(), json.dumps({"version": 1, "shards": [outputs]}).encode()], read
+
+
+@target(examples=100)
+def class_names(directory: Path) -> tuple[Sequence[bytes], Read]:
+    def read(content: bytes) -> None:
+        composition.read_class_names(str(_written(directory / "names", content)))
+
+    return [b"cat\ndog\n", b'["cat", "dog"]', b'{"0": "cat", "1": "dog"}'], read
 
 
 @target(examples=60)
