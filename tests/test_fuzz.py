@@ -38,7 +38,7 @@ from wdsfs.dataset import content as content_module
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import WdsfsError
 from wdsfs.image import manifest
-from wdsfs.image.manifest import Device, Manifest
+from wdsfs.image.manifest import Device, ImageSet, Manifest
 from wdsfs.index import record_of_file
 from wdsfs.index.portable import PortableIndex
 from wdsfs.index.portable_writer import checked_target, write_index
@@ -149,7 +149,7 @@ def _summed(content: bytes) -> bytes:
     return bytes(data)
 
 
-@target(examples=150)
+@target(examples=100)
 def tar(directory: Path) -> tuple[Sequence[bytes], Read]:
     def read(content: bytes) -> None:
         shard = shard_at(_written(directory / "s.tar", _summed(content)))
@@ -174,7 +174,7 @@ _COMPRESSED = {
 }
 
 
-@target(examples=100)
+@target(examples=60)
 def compressed_tar(directory: Path) -> tuple[Sequence[bytes], Read]:
     os.environ["WDSFS_CACHE_DIR"] = str(directory / "cache")
     plain = sets.content(0)
@@ -217,7 +217,8 @@ def portable_index(directory: Path) -> tuple[Sequence[bytes], Read]:
 @target(examples=100)
 def image_manifest(directory: Path) -> tuple[Sequence[bytes], Read]:
     devices = [Device("s.tar", 5, 7), Device("s3://b/s.tar", 5, 7)]
-    right = Manifest(devices, "samples", "short", False, False, "", "now").encoded()
+    of_set = ImageSet(["s"], {"ignore_zeros": False, "group_by_key": False}, {"s": ["a"]}, [], ".")
+    right = Manifest(devices, "samples", "short", False, False, "", "now", of_set).encoded()
 
     def read(content: bytes) -> None:
         footer = manifest._FOOTER.pack(len(content), zlib.crc32(content), manifest._MAGIC)
@@ -227,7 +228,7 @@ def image_manifest(directory: Path) -> tuple[Sequence[bytes], Read]:
     return [right[: -manifest._FOOTER.size]], read
 
 
-@target(examples=150)
+@target(examples=40)
 def shard_lists(directory: Path) -> tuple[Sequence[bytes], Read]:
     """Lists of other tools: wids, webdataset's and Energon's YAML, lists of specs, and brace expressions."""
     for number in range(3):
@@ -288,7 +289,7 @@ def labels_of_sqlite(directory: Path) -> tuple[Sequence[bytes], Read]:
     return [path.read_bytes()], _labels(directory, "l.sqlite")
 
 
-@target(examples=200)
+@target(examples=100)
 def json_of_members(directory: Path) -> tuple[Sequence[bytes], Read]:
     def read(content: bytes) -> None:
         document = json_fields.parse(content)
@@ -332,7 +333,7 @@ def class_names(directory: Path) -> tuple[Sequence[bytes], Read]:
     return [b"cat\ndog\n", b'["cat", "dog"]', b'{"0": "cat", "1": "dog"}'], read
 
 
-@target(examples=60)
+@target(examples=40)
 def http_answers(directory: Path) -> tuple[Sequence[bytes], Read]:
     """By the reader of plain HTTP, and where that leaves it to obstore, by this."""
     body = bytes(range(100))
