@@ -19,7 +19,7 @@ import pytest
 
 from tests import tars
 from tests.conftest import PATIENCE, Mounted, Program, fails, wait_until
-from tests.web_server import WebServer
+from tests.web_server import Fault, WebServer
 
 SAMPLES, SIZE = 30, 100_000
 SAMPLE = SIZE + 512 + 1024  # bytes of a sample with its second column, rounded up
@@ -317,6 +317,37 @@ def test_the_mount_looks_into_shards_that_are_not_indexed_yet(program: Program, 
         assert web.gets() == []
         assert (mounted.path / "x-1" / "029" / "jpg").read_bytes() == image(1, 29)
         assert web.gets("/x-0.tar") == []
+
+
+def test_a_mount_goes_on_without_shards_that_are_refused(program: Program, web: WebServer) -> None:
+    """And comes back to one that is well again."""
+    web.objects["/x-1.tar"].always = Fault(status=500)
+    web.put("/x-2.tar", shard(2)).always = Fault(status=403)
+    words = "--store-option", "total_time=3", web.url + "/x-{0..2}.tar"
+    refused = program.run("mount", *words, program.mountpoint, check=False)
+    assert refused.returncode == 3
+    for reason in (
+        "2 of 3 shards cannot be read",
+        "x-1.tar: its store answers 500",
+        "x-2.tar: its store refuses it",
+    ):
+        assert reason in refused.stderr
+    told = program.run("info", "--allow-missing", *words)
+    assert "x-1.tar: its store answers 500" in told.stderr
+    with program.mounted("--allow-missing", *words) as mounted:
+        mounted.expect_log("x-1.tar: its store answers 500")
+        mounted.expect_log("x-2.tar: its store refuses it")
+        assert len(os.listdir(mounted.path / "x-0")) == SAMPLES
+        with fails(errno.EACCES):
+            os.listdir(mounted.path / "x-2")
+        web.objects["/x-1.tar"].always = None
+
+        def is_well() -> bool:
+            with contextlib.suppress(OSError):
+                return len(os.listdir(mounted.path / "x-1")) == SAMPLES
+            return False
+
+        wait_until(is_well, "the shard that is well again")
 
 
 def test_a_merged_tree_over_remote_shards(program: Program, web: WebServer) -> None:

@@ -66,10 +66,43 @@ def test_a_missing_object_is_a_missing_shard(web: WebServer) -> None:
     assert len(expand([web.url + "/set/x-{0..3}.tar"], allow_missing=True)) == 4
 
 
-def test_what_the_server_refuses_is_an_error(web: WebServer) -> None:
-    web.objects["/set/x-1.tar"].always = Fault(status=403)
-    with pytest.raises(ShardError, match=r"x-1.tar: its store refuses it"):
-        expand([web.url + "/set/x-{0..2}.tar"], allow_missing=True)
+REFUSALS = {
+    "403": Fault(status=403),
+    "501": Fault(status=501),
+    "circle": Fault(status=302, headers={"Location": "/set/x-1.tar"}),
+    "nowhere": Fault(status=302),
+    "no size": Fault(headers={"Content-Length": "many"}),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSALS.values(), ids=REFUSALS)
+def test_what_the_server_refuses_is_missing_and_named_with_its_reason(web: WebServer, fault: Fault) -> None:
+    web.objects["/set/x-1.tar"].always = fault
+    with pytest.raises(ShardError, match=r"x-1.tar: its s") as caught:
+        expand([web.url + "/set/x-1.tar"])
+    with pytest.raises(
+        type(caught.value), match=r"^1 of 3 shards cannot be read: .*x-1.tar: its s.*--allow-missing"
+    ):
+        expand([web.url + "/set/x-{0..2}.tar"])
+    assert len(expand([web.url + "/set/x-{0..2}.tar"], allow_missing=True)) == 3
+    with pytest.raises(ShardError, match=r"x-1.tar: its s"):
+        expand([web.url + "/set/x-1.tar"], allow_missing=True)
+
+
+def test_of_many_shards_that_are_refused_some_are_named(web: WebServer) -> None:
+    for number in range(10):
+        web.put(f"/set/y-{number}.tar", b"").always = Fault(status=403)
+    with pytest.raises(
+        ShardError, match=r"^11 of 14 shards cannot be read: .*y-2.tar.* and 8 more; --allow"
+    ) as caught:
+        expand([web.url + "/set/{y-{0..9},x-{0..3}}.tar"])
+    assert "y-3" not in str(caught.value)
+
+
+def test_a_directory_that_is_refused_is_named_and_not_a_file_that_may_be_in_it(web: WebServer) -> None:
+    web.put("/set/.nv-meta/.info.json", b"").always = Fault(status=403)
+    with pytest.raises(ShardError, match="/set/: a web server does not list"):
+        expand([web.url + "/set/"])
 
 
 def test_a_signature_is_sent_and_never_shown(web: WebServer) -> None:

@@ -39,11 +39,11 @@ from wdsfs.storage.identity import Fingerprint
 log = logging.getLogger(__name__)
 
 REPLACED_MAX = 3  # times that a shard is replaced while it is fetched
-MISSING_SECONDS = 5.0  # how long a store is believed that it does not have an object
+REFUSED_SECONDS = 5.0  # how long a store is believed that it does not have an object, or refuses it
 
 _urls: dict[bytes, Url] = {}  # by path: those whose URL has more than the path shows
 _pins: dict[bytes, Pin] = {}  # by path: what this process knows where the cache cannot keep it
-_missing: dict[bytes, tuple[float, str]] = {}  # by path: until when (monotonic seconds) this error is its answer
+_refused: dict[bytes, tuple[float, ShardError]] = {}  # by path: until when (monotonic) this error is its answer
 _remote: Remote | None = None
 _said: set[str] = set()  # warnings that were given already
 
@@ -102,7 +102,7 @@ def close() -> None:
         _remote = None
     for known in (_cache, standard_input):
         known.cache_clear()
-    for kept in (_urls, _pins, _missing, _said):
+    for kept in (_urls, _pins, _refused, _said):
         kept.clear()
 
 
@@ -175,9 +175,11 @@ def _stat(paths: Sequence[bytes]) -> list[Pin | ShardError]:
             answer = known
         elif isinstance(answer, Pin):
             _keep(path, answer)
-        elif isinstance(answer, MissingObject):
-            _forget(path, answer)
-        elif not isinstance(answer, ShardError):
+        elif isinstance(answer, ShardError):
+            _refused[path] = time.monotonic() + REFUSED_SECONDS, answer
+            if isinstance(answer, MissingObject):
+                _forget(path)
+        else:
             raise answer
         found.append(answer)
     return found
@@ -213,9 +215,9 @@ def pin_of(path: bytes) -> Pin:
     known = _known(path)
     if known is not None:
         return known
-    until, text = _missing.get(path, (0.0, ""))
-    if time.monotonic() < until:
-        raise MissingObject(text)
+    until, error = _refused.get(path, (0.0, None))
+    if error is not None and time.monotonic() < until:
+        raise type(error)(f"{error}")
     return _asked(path)
 
 
@@ -364,9 +366,8 @@ def _keep(path: bytes, pin: Pin) -> None:
         _cache().keep_pin(os.fsdecode(path), pin)
 
 
-def _forget(path: bytes, error: MissingObject) -> None:
+def _forget(path: bytes) -> None:
     """Note that a store does not have an object any more: what the cache has of it is not served."""
-    _missing[path] = time.monotonic() + MISSING_SECONDS, str(error)
     _pins.pop(path, None)
     with contextlib.suppress(OSError):
         _cache().drop_pin(os.fsdecode(path))

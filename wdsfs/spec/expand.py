@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from wdsfs import names
-from wdsfs.errors import MissingShard, SpecError, UnreadableShard
+from wdsfs.errors import MissingShard, ShardError, SpecError, UnreadableShard, several
 from wdsfs.reading import PLAIN, Reading
 from wdsfs.remote import urls
 from wdsfs.spec import braces, dependencies, index_file, located, objects, shard_lists
@@ -438,10 +438,14 @@ def _matching(base: str, word: str) -> list[str]:
 
 
 def _existing_files(words: list[Word], split: str | None, allow_missing: bool, base: str | None) -> list[Word]:
-    """Return the words with directories and lists replaced by their shards. Raises if one is no regular file."""
-    found, missing = _files(words, split, base)
+    """Return the words with directories and lists replaced by their shards. Raises if one is no regular file.
+
+    A shard that its store refuses counts as missing.
+    """
+    refused: dict[str, ShardError] = {}
+    found, missing = _files(words, split, base, refused)
     if missing and not (allow_missing and len(missing) < len(found)):
-        raise _missing_shards(missing, len(found))
+        raise _refused_shards(missing, refused, len(found)) if refused else _missing_shards(missing, len(found))
     return found
 
 
@@ -450,7 +454,7 @@ def _present_files(words: list[Word], split: str | None, base: str | None) -> li
 
     What is no regular file is returned, too: it cannot be read, and the others can.
     """
-    found, missing = _files(words, split, base, special=True)
+    found, missing = _files(words, split, base, None, special=True)
     if len(missing) == len(found):
         raise _missing_shards(missing, len(found))
     gone = {word.path for word in missing}
@@ -458,15 +462,21 @@ def _present_files(words: list[Word], split: str | None, base: str | None) -> li
 
 
 def _files(
-    words: list[Word], split: str | None, base: str | None, special: bool = False
+    words: list[Word],
+    split: str | None,
+    base: str | None,
+    refused: dict[str, ShardError] | None,
+    special: bool = False,
 ) -> tuple[list[Word], list[Word]]:
-    """Return all words of shards, and those of them that are missing. Raises if one is no regular file, unless
-    `special` files may be among them."""
-    modes = _modes(word.path for word in words)
+    """Return all words of shards, and those of them that are missing, `refused` ones included (see `objects.modes`).
+
+    Raises if one is no regular file, unless `special` files may be among them.
+    """
+    modes = _modes((word.path for word in words), refused)
     found = _limited(_shard_words(words, modes, split, base))
     if base is not None and not any(word.index_file for word in found):
         raise SpecError(f"--base {base}: it says where the shards of an index ({index_file.SUFFIX}) are: name one")
-    modes.update(_modes(word.path for word in found if word.path not in modes))
+    modes.update(_modes((word.path for word in found if word.path not in modes), refused))
     missing = []
     for word in found:
         mode = modes[word.path]
@@ -525,6 +535,16 @@ def _missing_shards(missing: list[Word], total: int) -> SpecError | MissingShard
     )
 
 
+def _refused_shards(missing: list[Word], refused: dict[str, ShardError], total: int) -> ShardError:
+    """Return the error for shards of which some are refused by their stores, with what to do about it."""
+    first = next(iter(refused.values()))
+    if total == 1:
+        return first
+    reasons = [f"{refused[word.path]}" if word.path in refused else f"{word.shown}: missing" for word in missing]
+    text = f"{len(missing):,} of {total:,} shards cannot be read: {several(reasons)}"
+    return type(first)(f"{text}; --allow-missing goes on without such shards" if len(missing) < total else text)
+
+
 def _shard_before(path: str) -> str:
     """Return the end of a message about a missing shard that goes on behind a shard: `a.tar/a/im0`."""
     place = path
@@ -562,8 +582,11 @@ def _shard_names(directory: str) -> list[str]:
     return [os.path.join(directory, name) for name in sorted(found, key=os.fsencode)]
 
 
-def _modes(paths: Iterable[str]) -> dict[str, int | None]:
-    """Return the mode of each path, None if it is missing: from a listing where that is faster, else by stat."""
+def _modes(paths: Iterable[str], refused: dict[str, ShardError] | None = None) -> dict[str, int | None]:
+    """Return the mode of each path, None if it is missing: from a listing where that is faster, else by stat.
+
+    `refused` is as in `objects.modes`.
+    """
     modes: dict[str, int | None] = dict.fromkeys(paths)
     remote = [path for path in modes if objects.is_url(path)]
     by_parent: defaultdict[str, list[str]] = defaultdict(list)
@@ -575,7 +598,7 @@ def _modes(paths: Iterable[str]) -> dict[str, int | None]:
         for path in siblings:
             modes[path] = stat.S_IFREG if path in listed else _mode(path)
     if remote:
-        modes.update(objects.modes(remote))
+        modes.update(objects.modes(remote, refused))
     return modes
 
 

@@ -14,6 +14,7 @@ import stat
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from typing import TypeGuard
 
 from wdsfs import names
 from wdsfs.errors import MissingObject, ShardError, SpecError
@@ -232,10 +233,10 @@ def presumed(path: str, pin: Pin | None) -> bool:
     return True
 
 
-def modes(paths: Iterable[str]) -> dict[str, int | None]:
+def modes(paths: Iterable[str], refused: dict[str, ShardError] | None = None) -> dict[str, int | None]:
     """Return the mode of what is at each path: a regular file, a directory for a final slash, None for nothing.
 
-    Raises ShardError when a store refuses to say.
+    Where a store refuses to say, that is noted in `refused`, with None as the mode. Raises ShardError without it.
     """
     wanted = list(paths)
     found: dict[str, int | None] = {path: stat.S_IFDIR for path in wanted if path.endswith("/")}
@@ -249,8 +250,13 @@ def modes(paths: Iterable[str]) -> dict[str, int | None]:
     if asked:
         from wdsfs.remote import shards  # late: see the head of this module
 
-        answers = shards.stat([os.fsencode(path) for path in asked])
-        found.update(zip(asked, map(_mode, answers), strict=True))
+        answers = dict(zip(asked, shards.stat([os.fsencode(path) for path in asked]), strict=True))
+        found.update((path, stat.S_IFREG if isinstance(answer, Pin) else None) for path, answer in answers.items())
+        refusals = {path: answer for path, answer in answers.items() if _is_refusal(answer)}
+        if refused is None and refusals:
+            raise next(iter(refusals.values()))
+        if refused is not None:
+            refused.update(refusals)
     return found
 
 
@@ -326,9 +332,5 @@ def _listed_below(parent: str) -> set[str] | None:
         return None
 
 
-def _mode(answer: Pin | ShardError) -> int | None:
-    if isinstance(answer, MissingObject):
-        return None
-    if isinstance(answer, ShardError):
-        raise answer
-    return stat.S_IFREG
+def _is_refusal(answer: Pin | ShardError) -> TypeGuard[ShardError]:
+    return isinstance(answer, ShardError) and not isinstance(answer, MissingObject)

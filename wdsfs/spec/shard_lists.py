@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from wdsfs.errors import SpecError
+from wdsfs.errors import DeniedObject, SpecError
 from wdsfs.remote import urls
 from wdsfs.remote.pin import Pin
 from wdsfs.spec import braces, dependencies, index_file, objects
@@ -244,7 +244,10 @@ def dataset_at(directory: str) -> str | None:
     parent, base = os.path.split(directory.rstrip("/"))
     if base == META:
         return parent
-    return directory if _first(directory, _INFO) else None
+    try:
+        return directory if _first(directory, _INFO) else None
+    except DeniedObject:  # what is wrong is said of the directory, when it is listed
+        return None
 
 
 def energon(dataset: str, split: str | None, split_file: str | None = None) -> Iterator[Word]:
