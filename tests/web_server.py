@@ -12,7 +12,7 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.utils import formatdate, parsedate_to_datetime
 from functools import partial
 from http import HTTPStatus
@@ -33,6 +33,8 @@ class Fault:
     cut: int | None = None  # so many bytes of the body, then the connection is reset
     silent: bool = False  # no answer at all, until the client goes
     stalls: int | None = None  # so many bytes of the body, then nothing, until the client goes
+    chunked: bool = False  # in chunks, without its length
+    widens: tuple[int, int] = (0, 0)  # a range begins so many bytes earlier than it should, and ends so many later
     drips: str = ""  # "head" or "body": this part comes byte by byte, DRIPS bytes of it in DRIP_SECONDS each
     meanwhile: Callable[[], None] | None = None  # called between the head of the answer and its body
 
@@ -165,7 +167,7 @@ class WebServer:
             return False
         if fault.status:
             return await self._send(request, writer, fault.status, fault.headers, fault.body)
-        status, found, body = right_answer(request, served)
+        status, found, body = right_answer(_widened(request, *fault.widens), served)
         return await self._send(request, writer, status, {**found, **fault.headers}, body, fault)
 
     async def _send(
@@ -179,7 +181,8 @@ class WebServer:
     ) -> bool:
         fault = fault or Fault()
         lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
-        lines += [f"{name}: {value}" for name, value in {"Content-Length": str(len(body)), **headers}.items()]
+        length = {"Transfer-Encoding": "chunked"} if fault.chunked else {"Content-Length": str(len(body))}
+        lines += [f"{name}: {value}" for name, value in {**length, **headers}.items()]
         head = "\r\n".join([*lines, "", ""]).encode("latin-1")
         writer.write(await _dripped(writer, head) if fault.drips == "head" else head)
         if request.method == "HEAD":
@@ -191,6 +194,8 @@ class WebServer:
             fault.meanwhile()
         limits = [limit for limit in (fault.cut, fault.stalls) if limit is not None]
         part = memoryview(body)[: min(limits, default=len(body))]
+        if fault.chunked:
+            writer.write(b"%x\r\n" % len(part))
         if fault.drips == "body":
             part = await _dripped(writer, part)
         for at in range(0, len(part), PIECE):
@@ -199,6 +204,8 @@ class WebServer:
             await writer.drain()
         if fault.stalls is not None:
             await self._end.wait()
+        if fault.chunked:
+            writer.write(b"\r\n0\r\n\r\n")
         return fault.cut is None
 
 
@@ -209,6 +216,16 @@ async def _dripped(writer: asyncio.StreamWriter, data: bytes | memoryview) -> me
         await writer.drain()
         await asyncio.sleep(DRIP_SECONDS)
     return memoryview(data)[DRIPS:]
+
+
+def _widened(request: Request, before: int, after: int) -> Request:
+    """A request for more bytes at both ends of its range; for fewer (less than 0) if that leaves some."""
+    begin, _, last = request.headers.get("range", "").removeprefix("bytes=").partition("-")
+    if not begin or not last or not (before or after):
+        return request
+    end = int(last) + after
+    wide = f"bytes={max(int(begin) - before, 0)}-{end if end > int(begin) else last}"
+    return replace(request, headers={**request.headers, "range": wide})
 
 
 def right_answer(request: Request, served: Served) -> tuple[int, dict[str, str], bytes]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from typing import Any
 
 from obstore import exceptions
@@ -22,8 +23,9 @@ from wdsfs.errors import (
     ShardError,
     Unreachable,
 )
+from wdsfs.remote.pin import Pin
 from wdsfs.remote.retries import Transient
-from wdsfs.remote.urls import Url
+from wdsfs.remote.urls import WEB, Url
 
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>")
@@ -31,12 +33,24 @@ _KIND = re.compile(r"HttpError \{\s+kind: ([A-Za-z]+)")
 _METADATA = ("169.254.", "metadata.google.internal", "fd00:ec2::254")
 _EXPIRED = frozenset({"ExpiredToken", "RequestTimeTooSkewed", "InvalidToken", "TokenRefreshRequired"})
 
+_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
+_AUTHORITY = (
+    "{}: the certificate of its server is that of an authority (CA:TRUE), which is for signing others; make another, "
+    "for the server and for certificates=: openssl req -x509 -newkey rsa:2048 -nodes -days 365 -keyout key.pem "
+    "-out certificate.pem -subj /CN=HOST -addext subjectAltName=DNS:HOST "
+    "-addext basicConstraints=critical,CA:FALSE"
+)
+
 THROTTLING = frozenset({429, 503})
 _TRANSIENT = THROTTLING | {408, 425, 500, 502, 504}
-_WRONG_RANGE = ("UnexpectedRange", "ParseContentRange", "NoContentRange", "InvalidRange")
-_WRONG_HEADERS = ("MissingContentLength", "MissingLastModified", "MissingEtag", "InvalidContentLength")
+_WRONG_RANGE = ("ParseContentRange", "NoContentRange", "InvalidRange")
+_WRONG_HEADERS = ("MissingLastModified", "MissingEtag", "InvalidContentLength")
 _LATE = ("timed out", "TimedOut", "deadline has elapsed")  # in place of a refusal
 _WRONG_ANSWERS = 3  # a balancer may have one bad server among several: more attempts than that are of no use
+
+
+class OtherAnswer(Transient):
+    """obstore takes no answers of this kind, but what it says may be right: `store_clients.read_range` looks."""
 
 
 def failure(error: Exception, url: Url) -> ShardError | Transient:
@@ -83,16 +97,30 @@ def wrong_range() -> Transient:
 def _of_connection(text: str, url: Url) -> ShardError | Transient:
     if any(word in text for word in _WRONG_RANGE):
         return wrong_range()
+    if "UnexpectedRange" in text:
+        return OtherAnswer(f"{wrong_range()}", attempts=_WRONG_ANSWERS)
+    if "MissingContentLength" in text:
+        return OtherAnswer("its server does not say how large it is", attempts=1)
     if "TooManyRedirects" in text:
         return Unreachable(f"{url}: its server redirects in a circle")
+    if "BadScheme" in text:
+        return Unreachable(f"{url}: its server redirects from https to http, which is not followed")
+    if "BareRedirect" in text and url.scheme in WEB:
+        return Unreachable(f"{url}: its server redirects, but does not say where to")
     if "BareRedirect" in text:
         return Unreachable(
             f"{url}: its store redirects to nowhere: set the right region, --store-option {url.store}:region=..."
         )
+    if "CaUsedAsEndEntity" in text:
+        return Unreachable(_AUTHORITY.format(url))
     if "certificate" in text.lower():
         return Unreachable(
             f"{url}: the certificate of its server is not trusted: --store-option {url.store}:certificates=FILE"
         )
+    if "TooLarge" in text:
+        return Unreachable(f"{url}: its server sends headers that are too large: over 100, or over 400 KiB")
+    if "Parse(" in text:
+        return Transient("its server sends something that is no answer of HTTP", attempts=_WRONG_ANSWERS)
     kind = _KIND.search(text)
     if kind and kind[1] == "Timeout":
         return Transient("its server does not answer", silent=True)
@@ -105,6 +133,48 @@ def _of_connection(text: str, url: Url) -> ShardError | Transient:
     if any(word in text for word in _WRONG_HEADERS):
         return Unreachable(f"{url}: its server does not say how large it is")
     return Transient("its store gives an answer that is not understood", attempts=_WRONG_ANSWERS)
+
+
+def range_of(status: int, headers: Mapping[str, str], text: str, url: Url, pin: Pin) -> tuple[int, int]:
+    """Begin and end of the range of the pinned object that an answer to GET has; names of headers in lower case.
+
+    Raises ShardError, Transient for an answer that has none, as stores.py says for each.
+    """
+    if status == 206:
+        said = _RANGE.fullmatch(headers.get("content-range", ""))
+        if said is None:
+            raise wrong_range()
+        changed = pin.difference(pin_of(headers, int(said[3])))
+        if changed:
+            raise ObjectChanged(f"{url}: it has been replaced: {changed}")
+        return int(said[1]), int(said[2]) + 1
+    if status == 200:
+        raise NoRanges(f"{url}: its server sends whole objects only")
+    if status == 412:
+        raise ObjectChanged(f"{url}: it has been replaced")
+    if status in (404, 410):
+        raise ObjectChanged(f"{url}: it is gone")
+    raise of_status(status, text, url)
+
+
+def pin_of(headers: Mapping[str, str], size: int) -> Pin:
+    """The pin that headers say, with names in lower case."""
+    return Pin(size, _time_ns(headers.get("last-modified", "")), etag_of({"e_tag": headers.get("etag")}), "")
+
+
+def size_of(headers: Mapping[str, str]) -> int | None:
+    """The size of the object of which an answer has a range; None if it does not say so."""
+    said = _RANGE.fullmatch(headers.get("content-range", ""))
+    return None if said is None else int(said[3])
+
+
+@lru_cache(4096)
+def _time_ns(text: str) -> int:
+    """The time of a Last-Modified; 0 without one."""
+    try:
+        return int(parsedate_to_datetime(text).timestamp()) * 10**9
+    except ValueError:
+        return 0
 
 
 def etag_of(found: Mapping[str, Any]) -> str:

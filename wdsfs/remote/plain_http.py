@@ -14,12 +14,10 @@ import socket
 import urllib.request
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from email.utils import format_datetime, parsedate_to_datetime
-from functools import lru_cache
+from email.utils import format_datetime
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from wdsfs.errors import NoRanges, ObjectChanged
 from wdsfs.remote import answers, settings, store_clients
 from wdsfs.remote.pin import Pin
 from wdsfs.remote.retries import Transient
@@ -36,15 +34,14 @@ _TEXT_MAX = 64 << 10  # bytes of an answer that is an error
 _PLAIN_PATH = re.compile(r"[\w/.~-]+", re.ASCII)
 _HEADER = re.compile(r"[\x20-\x7e]*")
 _LENGTH = re.compile(r"\d{1,19}", re.ASCII)
-_CODINGS = frozenset({b"transfer-encoding", b"content-encoding"})
+_CODINGS = frozenset({"transfer-encoding", "content-encoding"})
 _BODILESS = frozenset({204, 304})
 _STATUS = re.compile(rb"HTTP/1\.([01]) (\d{3})[ \r]")
-_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 
 
 class Answer(NamedTuple):
     status: int  # 0 for what is no answer of HTTP/1.1, or has a head that is too long
-    headers: dict[bytes, str]  # names in lower case
+    headers: dict[str, str]  # names in lower case
     body: memoryview | None  # of the length of the range, or of an error
 
 
@@ -158,7 +155,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._size = size  # of the range
         self._at = 0  # bytes of the head, then of the body
         self._body: memoryview | None = None
-        self._status, self._headers = 0, dict[bytes, str]()
+        self._status, self._headers = 0, dict[str, str]()
         self._is_kept = False  # after this answer
         self.received = 0  # bytes since the request
 
@@ -234,7 +231,7 @@ class _Connection(asyncio.BufferedProtocol):
         if size is None or len(rest) > size:
             self._finish()
             return
-        self._is_kept = found[1] == b"1" and self._headers.get(b"connection", "").lower() != "close"
+        self._is_kept = found[1] == b"1" and self._headers.get("connection", "").lower() != "close"
         self._body, self._at = memoryview(bytearray(size)), len(rest)
         self._body[: len(rest)] = rest
         self._look_at_end()
@@ -274,17 +271,17 @@ def _condition(pin: Pin) -> str:
     return ""
 
 
-def _headers_of(head: bytes) -> dict[bytes, str]:
+def _headers_of(head: bytes) -> dict[str, str]:
     found = {}
-    for line in head.split(b"\r\n")[1:]:
-        name, _, value = line.partition(b":")
-        found[name.lower()] = value.strip().decode("latin-1")
+    for line in head.decode("latin-1").split("\r\n")[1:]:
+        name, _, value = line.partition(":")
+        found[name.lower()] = value.strip()
     return found
 
 
-def _length_of(headers: dict[bytes, str]) -> int | None:
+def _length_of(headers: dict[str, str]) -> int | None:
     """The bytes of a body that is sent as it is."""
-    length = headers.get(b"content-length", "")
+    length = headers.get("content-length", "")
     return int(length) if _LENGTH.fullmatch(length) and not headers.keys() & _CODINGS else None
 
 
@@ -294,35 +291,12 @@ def _checked(answer: Answer, url: Url, pin: Pin, begin: int, end: int) -> memory
     Raises ShardError, Transient, as stores.py says for each.
     """
     status, headers = answer.status, answer.headers
-    if status == 206:
-        found = _RANGE.fullmatch(headers.get(b"content-range", ""))
-        if found is None:
-            raise answers.wrong_range()
-        etag = answers.etag_of({"e_tag": headers.get(b"etag")})
-        changed = pin.difference(Pin(int(found[3]), _time_ns(headers.get(b"last-modified", "")), etag, ""))
-        if changed:
-            raise ObjectChanged(f"{url}: it has been replaced: {changed}")
-        if (int(found[1]), int(found[2])) != (begin, end - 1):
-            raise answers.wrong_range()
-        length = _length_of(headers)
-        if answer.body is None and length is not None and length < end - begin:
-            raise Transient("its server sends less than it says")
-        return answer.body
-    if status == 200:
-        raise NoRanges(f"{url}: its server sends whole objects only")
-    if status == 412:
-        raise ObjectChanged(f"{url}: it has been replaced")
-    if status in (404, 410):
-        raise ObjectChanged(f"{url}: it is gone")
-    if status >= 400 or status == 304:
-        raise answers.of_status(status, bytes(answer.body or b"").decode("latin-1"), url)
-    return None
-
-
-@lru_cache(4096)
-def _time_ns(text: str) -> int:
-    """The time of a Last-Modified; 0 without one."""
-    try:
-        return int(parsedate_to_datetime(text).timestamp()) * 10**9
-    except ValueError:
-        return 0
+    if status < 400 and status not in (200, 206, 304):  # a redirect, or no answer of HTTP/1.1
+        return None
+    text = bytes(answer.body or b"").decode("latin-1") if status >= 400 else ""
+    if answers.range_of(status, headers, text, url, pin) != (begin, end):
+        return None
+    length = _length_of(headers)
+    if answer.body is None and length is not None and length < end - begin:
+        raise Transient("its server sends less than it says")
+    return answer.body

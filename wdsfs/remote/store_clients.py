@@ -6,6 +6,7 @@ Only the fetcher may import this: a child of a process that has used obstore han
 from __future__ import annotations
 
 import base64
+import http.client
 import importlib
 import os
 import re
@@ -23,6 +24,7 @@ from wdsfs import __version__
 from wdsfs.errors import Unreachable
 from wdsfs.remote import aws_profiles
 from wdsfs.remote.answers import THROTTLING, seconds_of
+from wdsfs.remote.retries import Transient
 from wdsfs.remote.settings import pace
 from wdsfs.remote.urls import BUCKETS, Url, is_signed
 
@@ -283,14 +285,8 @@ def ask_how_long(url: Url, options: Options, now: Callable[[], float]) -> float 
 
     obstore gives no headers of an answer that is an error. Blocks; None when it does not ask for that (any more).
     """
-    headers = {**access(url, options).headers, "Range": "bytes=0-0", "User-Agent": USER_AGENT}
-    target = f"{url.store}/{url.path}" + (f"?{url.query}" if url.query else "")
-    context = ssl.create_default_context()
-    if "certificates" in options:
-        context.load_verify_locations(options["certificates"])
-    opener = urllib.request.build_opener(_Stay, urllib.request.HTTPSHandler(context=context))
     try:
-        with opener.open(urllib.request.Request(target, headers=headers), timeout=HOW_LONG_SECONDS):
+        with _asked(url, options, {"Range": "bytes=0-0"}, HOW_LONG_SECONDS):
             return None
     except urllib.error.HTTPError as error:
         with error:
@@ -298,3 +294,38 @@ def ask_how_long(url: Url, options: Options, now: Callable[[], float]) -> float 
     except (OSError, ValueError):
         return None
     return seconds_of(said, now())
+
+
+def read_range(
+    url: Url, options: Options, begin: int, end: int, condition: dict[str, str], most: int
+) -> tuple[int, dict[str, str], bytes]:
+    """The answer of a web server to GET for a range: status, headers with names in lower case, and up to `most`
+    bytes of the body.
+
+    Of those that obstore does not take, as one in chunks. Redirects are not followed. Blocks; raises Transient.
+    """
+    headers = {**condition, "Range": f"bytes={begin}-{end - 1}"}
+    try:
+        with _asked(url, options, headers, pace(options).silence) as answer:
+            body = answer.read(most)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, {}, error.read(most)
+    except TimeoutError:
+        raise Transient("its server does not answer", silent=True) from None
+    except (OSError, ValueError, http.client.HTTPException):
+        raise Transient("the connection to its server broke") from None
+    return answer.status, {name.lower(): value for name, value in answer.headers.items()}, body
+
+
+def _asked(url: Url, options: Options, headers: dict[str, str], timeout: float) -> Any:
+    """The answer to GET by urllib, open. Raises OSError, ValueError, HTTPException."""
+    target = f"{url.store}/{url.path}" + (f"?{url.query}" if url.query else "")
+    context = ssl.create_default_context()
+    if "certificates" in options:
+        context.load_verify_locations(options["certificates"])
+    opener = urllib.request.build_opener(_Stay, urllib.request.HTTPSHandler(context=context))
+    request = urllib.request.Request(
+        target, headers={**access(url, options).headers, **headers, "User-Agent": USER_AGENT}
+    )
+    return opener.open(request, timeout=timeout)

@@ -14,7 +14,8 @@ it has neither ETag nor Last-Modified  `Pin.is_blind`: one whole answer is kept 
 If-Match is ignored                    nothing else: every answer is compared with the pin before its body is read
 an answer has nothing to compare       ObjectChanged
 Range is ignored (200 for 206)         NoRanges: `get_all` reads such an object, from its first byte
-Content-Range is another, or nonsense  asked again, in all 3 times; then Unreachable (EIO)
+Content-Range is nonsense              asked again, in all 3 times; then Unreachable (EIO)
+a wider or narrower range, in chunks   taken, by urllib (web servers only), and by it alone for a minute
 Content-Range has another size         ObjectChanged
 the body is cut, or too short          asked again, for the rest of a long range
 redirects                              followed, Authorization only to the same host, never from https to http
@@ -43,6 +44,7 @@ import time
 from collections import OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
+from email.utils import format_datetime
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -52,11 +54,12 @@ from obstore.store import ObjectStore
 
 from wdsfs.errors import DeniedObject, MissingObject, NoRanges, ObjectChanged, ShardError, Unreachable
 from wdsfs.remote import answers, settings, store_clients, urls
+from wdsfs.remote.answers import OtherAnswer
 from wdsfs.remote.counters import Counters, Traffic
 from wdsfs.remote.hub import Hub
 from wdsfs.remote.parts import Buffer, Take
 from wdsfs.remote.pin import Pin
-from wdsfs.remote.plain_http import PlainServer, PlainServers
+from wdsfs.remote.plain_http import OTHER_WAY_SECONDS, PlainServer, PlainServers
 from wdsfs.remote.retries import Clock, Limit, Patience, Transient, again, blocking
 from wdsfs.remote.settings import Pace, Settings
 from wdsfs.remote.urls import WEB, Url
@@ -77,6 +80,7 @@ REFUSED = 2  # attempts to learn what is there, if connections are refused
 DOWN_SECONDS = 5.0  # how long a store is believed to be down
 _RENEW = 60.0  # seconds until a client that is refused is made anew
 _FRUITLESS = 3  # times in a row that it may not
+WIDER = 1 << 20  # bytes before a range that are taken, too, if a server sends them
 LISTED = 512 << 10  # bytes of a page of a listing, at most
 _OBSTORE_ERRORS = (exceptions.BaseError, OSError, ValueError)
 
@@ -108,6 +112,9 @@ class Stores:
         self._down: dict[
             str, tuple[float, str]
         ] = {}  # by store: until when it is not asked what is there, and why
+        self._other_way: dict[
+            str, float
+        ] = {}  # by store: until when it is known to give answers that obstore refuses
         self._told: OrderedDict[Url, tuple[float, str]] = OrderedDict()  # likewise, by object: told to wait
         self._route = lru_cache(ROUTES)(self._new_route)
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -132,13 +139,19 @@ class Stores:
         if not urls.is_signed(url):
             try:
                 return await self._head(url)
-            except (DeniedObject, Unreachable):
+            except (DeniedObject, Unreachable, OtherAnswer):
                 pass
         client, path = await self._client(url)
         try:
             found = await self._asked(url, obstore.get_async(client, path, options={"range": (0, 1)}))
         except (NoRanges, ObjectChanged):  # whole objects only, or not even one byte
             found = await self._asked(url, obstore.get_async(client, path))
+        except OtherAnswer:
+            _, headers, _ = await self._by_urllib(url, 0, 1, {})
+            size = answers.size_of(headers)
+            if size is None:
+                raise Unreachable(f"{url}: its server does not say how large it is") from None
+            return answers.pin_of(headers, size)
         return _pin(found.meta)
 
     async def _list(self, prefix: Url) -> list[tuple[Url, Pin]]:
@@ -179,7 +192,9 @@ class Stores:
         """One request for what is still to come of a range."""
         url, before = transfer.url, transfer.at
         try:
-            if transfer.end - before <= STREAMED:
+            if self._other_way.get(url.store, 0.0) > self._clock.now():
+                await self._in_other_answers(transfer)
+            elif transfer.end - before <= STREAMED:
                 transfer.add(await self._short(url, transfer.pin, before, transfer.end))
             else:
                 found = await self._opened(url, transfer.pin, {"range": (before, transfer.end)})
@@ -187,8 +202,37 @@ class Stores:
                 while (piece := await self._asked(url, _next(pieces), PIECE)) is not None:
                     transfer.add(piece)
             transfer.check()
+        except OtherAnswer:
+            if url.scheme not in WEB:
+                raise
+            self._route(url).traffic.retries += 1
+            await self._in_other_answers(transfer)
         finally:
             self._route(url).traffic.bytes += transfer.at - before
+
+    async def _in_other_answers(self, transfer: _Transfer) -> None:
+        """What is still to come of a range, in answers that may have more or less of it, and be in chunks."""
+        url, pin, end = transfer.url, transfer.pin, transfer.end
+        most = end - transfer.at + WIDER
+        while (at := transfer.at) < end:
+            status, headers, body = await self._by_urllib(url, at, end, _condition(pin), most)
+            begin, stop = answers.range_of(
+                status, headers, body.decode("latin-1") if status >= 300 else "", url, pin
+            )
+            length = headers.get("content-length", f"{stop - begin}")
+            if not begin <= at < stop or at - begin > WIDER or length != f"{stop - begin}":
+                raise answers.wrong_range()
+            if len(body) < min(stop - begin, most):
+                raise Transient("its server sends less than it says")
+            if (begin, stop) != (at, end) or "content-length" not in headers:
+                self._other_way[url.store] = self._clock.now() + OTHER_WAY_SECONDS
+            transfer.add(body[at - begin : stop - begin])
+
+    async def _by_urllib(
+        self, url: Url, begin: int, end: int, condition: dict[str, str], most: int = WIDER
+    ) -> tuple[int, dict[str, str], bytes]:
+        read = partial(store_clients.read_range, url, self._options(url), begin, end, condition, most)
+        return await blocking(read, self._route(url).pace.seconds(most))
 
     async def _short(self, url: Url, pin: Pin, begin: int, end: int) -> Any:
         """The bytes of a short range, in one piece: by the way that is the least work."""
@@ -531,6 +575,14 @@ class _Transfer:
         """Raise Transient if there is more to come."""
         if self.at < self.end:
             raise Transient("its server sends less than it says")
+
+
+def _condition(pin: Pin) -> dict[str, str]:
+    """The header with which a request is refused when the object is another one by now, if there is one."""
+    if pin.strong_etag:
+        return {"If-Match": pin.strong_etag}
+    when = datetime.fromtimestamp(pin.mtime_ns // 10**9, UTC)
+    return {"If-Unmodified-Since": format_datetime(when, usegmt=True)} if pin.mtime_ns else {}
 
 
 def _of_size(url: Url, pin: Pin, found: GetResult) -> GetResult:

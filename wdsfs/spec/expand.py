@@ -468,7 +468,7 @@ def _files(
     refused: dict[str, ShardError] | None,
     special: bool = False,
 ) -> tuple[list[Word], list[Word]]:
-    """Return all words of shards, and those of them that are missing, `refused` ones included (see `objects.modes`).
+    """Return all words of shards, and those of them that are missing, or `refused` (see `objects.modes`).
 
     Raises if one is no regular file, unless `special` files may be among them.
     """
