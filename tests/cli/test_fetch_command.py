@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -63,6 +64,17 @@ def test_whole_shards_are_fetched_once(program: Program, web: WebServer) -> None
         f"kept in {first['cache']}",
     ]
     assert web.gets() == []
+
+
+def test_on_a_terminal_lines_are_lines_and_the_bar_moves_within_a_part(program: Program, web: WebServer) -> None:
+    """The server stops for two seconds after half of it."""
+    served(web, size=PART).faults.append(Fault(stalls=PART // 2))
+    options = "--store-option", "timeout=2"
+    shown = program.on_terminal("fetch", *options, f"{web.url}/s/x-0.tar").decode()
+    assert "\\n" not in shown
+    assert re.search(r"were there before\r?\nkept in ", shown)
+    assert re.search(r"(?<![\d.])[34]\.\d/8\.0 MiB", shown)
+    assert "8.0/8.0 MiB" in shown
 
 
 def test_workers_fetch_into_their_caches(program: Program, web: WebServer) -> None:

@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -319,24 +320,58 @@ def test_the_mount_looks_into_shards_that_are_not_indexed_yet(program: Program, 
         assert web.gets("/x-0.tar") == []
 
 
+def test_a_server_that_wants_an_hour_for_one_object_gives_the_others(program: Program, web: WebServer) -> None:
+    """The object, too, once it does so."""
+    with cold_mount(program, web) as mounted:
+        mounted.expect_log("x-0.tar: its store answers 429, told to wait until 20")
+        mounted.allow_log("x-0.tar")
+        web.objects["/x-0.tar"].always = Fault(status=429, headers={"Retry-After": "3600"})
+        path = mounted.path / "x-0" / "003" / "cls"
+        with fails(errno.EIO):
+            path.read_bytes()
+        assert (mounted.path / "x-1" / "003" / "cls").read_bytes() == b"3"
+        shown = program.run("status", mounted.path).stdout.decode()
+        assert re.search(rf"{web.url}: .* told to wait until 20\d\d-", shown)
+        web.objects["/x-0.tar"].always = None
+
+        def is_well() -> bool:
+            with contextlib.suppress(OSError):
+                return path.read_bytes() == b"3"
+            return False
+
+        wait_until(is_well, "the object that is well again")
+
+
+def test_a_server_that_sends_a_byte_now_and_then_is_given_up(program: Program, web: WebServer) -> None:
+    """Also at the first look into a shard."""
+    limits = "total_time=2", "lowest_rate=1000000"
+    options = [word for limit in limits for word in ("--store-option", limit)]
+    with program.mounted("--lazy", *options, web.url + "/x-{0..1}.tar") as mounted:
+        mounted.expect_log("x-0.tar: its server does not answer")
+        for served in web.objects.values():
+            served.always = Fault(drips="body")
+        with fails(errno.EIO):
+            os.listdir(mounted.path / "x-0")
+
+
 def test_a_mount_goes_on_without_shards_that_are_refused(program: Program, web: WebServer) -> None:
     """And comes back to one that is well again."""
     web.objects["/x-1.tar"].always = Fault(status=500)
     web.put("/x-2.tar", shard(2)).always = Fault(status=403)
     words = "--store-option", "total_time=3", web.url + "/x-{0..2}.tar"
-    refused = program.run("mount", *words, program.mountpoint, check=False)
-    assert refused.returncode == 3
+    refused = program.run("mount", *words, program.mountpoint, code=3).stderr.decode()
     for reason in (
         "2 of 3 shards cannot be read",
         "x-1.tar: its store answers 500",
         "x-2.tar: its store refuses it",
     ):
-        assert reason in refused.stderr
-    told = program.run("info", "--allow-missing", *words)
-    assert "x-1.tar: its store answers 500" in told.stderr
+        assert reason in refused
+    warnings = program.run("info", "--allow-missing", *words).stderr.decode()
+    assert "x-1.tar: its store answers 500" in warnings
     with program.mounted("--allow-missing", *words) as mounted:
         mounted.expect_log("x-1.tar: its store answers 500")
         mounted.expect_log("x-2.tar: its store refuses it")
+        mounted.allow_log("has changed since this was opened")
         assert len(os.listdir(mounted.path / "x-0")) == SAMPLES
         with fails(errno.EACCES):
             os.listdir(mounted.path / "x-2")

@@ -71,7 +71,7 @@ REFUSALS = {
     "501": Fault(status=501),
     "circle": Fault(status=302, headers={"Location": "/set/x-1.tar"}),
     "nowhere": Fault(status=302),
-    "no size": Fault(headers={"Content-Length": "many"}),
+    "no answer": Fault(headers={"Content-Length": "many"}),
 }
 
 

@@ -51,7 +51,7 @@ LOOKED_AT_MAX = 64  # clients that wait, at a time
 DEATHS_MAX = 5  # of fetchers during attempts at the same request
 FETCHES = 16  # requests at a time for a whole object
 _M_ARENA_MAX = -8  # of malloc.h
-BEAT = 0.5  # seconds between signs of life to who waits for an upload
+BEAT = 0.5  # seconds between signs of life to who waits for an upload, or for a whole object
 
 
 class CacheLike(Protocol):
@@ -195,6 +195,7 @@ class Fetcher:
             raise UnreadableShard(f"{item.url.shown}: there is no cache to fetch it into")
         missing = cached.missing(0, item.pin.size)
         left = sum(end - begin for begin, end in missing)
+        said = 0
         turn = asyncio.Semaphore(FETCHES)
 
         async def bring(begin: int, end: int) -> None:
@@ -206,10 +207,22 @@ class Fetcher:
                 raise _no_room(item)
             left -= end - begin
             self._coming -= end - begin
-            progress(item.pin.size - left)
+            say()
 
-        progress(item.pin.size - left)
+        def say(arrived: int = 0) -> None:
+            nonlocal said
+            said = max(said, item.pin.size - left + arrived)
+            progress(said)
+
+        async def beat() -> None:
+            """Let what has come of parts count, too."""
+            while True:
+                await asyncio.sleep(BEAT)
+                say(min(item.arrived, left))
+
+        say()
         self._coming += left
+        beating = asyncio.create_task(beat())
         try:
             if left and not await asyncio.to_thread(cached.has_room, self._coming):
                 raise _no_room(item)
@@ -217,6 +230,7 @@ class Fetcher:
                 for span in split(missing, PART):
                     group.create_task(bring(*span))
         finally:
+            beating.cancel()
             self._coming -= left
 
     # --- requests of the kernel

@@ -176,6 +176,11 @@ class RemoteObject:
                     found += self.parts.gaps(left, right)
         return found
 
+    @property
+    def arrived(self) -> int:
+        """The bytes that have come of parts that are under way."""
+        return sum(part.fetched for _, _, part in self.parts)
+
     def is_stored(self, begin: int, end: int) -> bool:
         """True if a range that is here is in the cache, too."""
         in_memory = self.held.overlapping(begin, end) or self.parts.overlapping(begin, end)
