@@ -36,8 +36,8 @@ _EXPIRED = frozenset({"ExpiredToken", "RequestTimeTooSkewed", "InvalidToken", "T
 _RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 _AUTHORITY = (
     "{}: the certificate of its server is that of an authority (CA:TRUE), which is for signing others; make "
-    "another for the server and for certificates=: openssl req -x509 -newkey rsa:2048 -nodes -days 365 -keyout key.pem "
-    "-out certificate.pem -subj /CN=HOST -addext subjectAltName=DNS:HOST "
+    "another for the server and for certificates=: openssl req -x509 -newkey rsa:2048 -nodes -days 365 "
+    "-keyout key.pem -out certificate.pem -subj /CN=HOST -addext subjectAltName=DNS:HOST "
     "-addext basicConstraints=critical,CA:FALSE"
 )
 
