@@ -394,6 +394,16 @@ def test_a_server_that_sends_byte_by_byte_is_given_up(
             apart.get_all(url, pin)
 
 
+@pytest.mark.parametrize("part", ["head", "body"])
+def test_a_listing_that_comes_byte_by_byte_is_given_up(apart: Apart, web: WebServer, part: str) -> None:
+    limits = {"timeout": "0.3", "total_time": "0.3", "lowest_rate": "10000000"}
+    apart.configure(("s3://bucket", {"endpoint": web.url, "anonymous": "true", "region": "here", **limits}))
+    web.put("/bucket", b"<ListBucketResult></ListBucketResult>").always = Fault(drips=part)
+    with pytest.raises(Unreachable, match="does not answer"):
+        apart.list("s3://bucket/")
+    assert web.requests
+
+
 def test_fewer_requests_are_under_way_after_a_complaint(
     apart: Apart, web: WebServer, served: Served, url: str
 ) -> None:

@@ -80,6 +80,7 @@ REFUSED = 2  # attempts to learn what is there, if connections are refused
 DOWN_SECONDS = 5.0  # how long a store is believed to be down
 _RENEW = 60.0  # seconds until a client that is refused is made anew
 _FRUITLESS = 3  # times in a row that it may not
+OTHER_PIECE = 1 << 20  # bytes of a range that are asked for at a time where obstore refuses the answers
 WIDER = 1 << 20  # bytes before a range that are taken, too, if a server sends them
 LISTED = 512 << 10  # bytes of a page of a listing, at most
 _OBSTORE_ERRORS = (exceptions.BaseError, OSError, ValueError)
@@ -192,7 +193,7 @@ class Stores:
         """One request for what is still to come of a range."""
         url, before = transfer.url, transfer.at
         try:
-            if self._other_way.get(url.store, 0.0) > self._clock.now():
+            if self._other_way and self._other_way.get(url.store, 0.0) > self._clock.now():
                 await self._in_other_answers(transfer)
             elif transfer.end - before <= STREAMED:
                 transfer.add(await self._short(url, transfer.pin, before, transfer.end))
@@ -212,13 +213,13 @@ class Stores:
 
     async def _in_other_answers(self, transfer: _Transfer) -> None:
         """What is still to come of a range, in answers that may have more or less of it, and be in chunks."""
-        url, pin, end = transfer.url, transfer.pin, transfer.end
-        most = end - transfer.at + WIDER
-        while (at := transfer.at) < end:
+        url, pin = transfer.url, transfer.pin
+        while (at := transfer.at) < transfer.end:
+            end = min(transfer.end, at + OTHER_PIECE)
+            most = end - at + WIDER
             status, headers, body = await self._by_urllib(url, at, end, _condition(pin), most)
-            begin, stop = answers.range_of(
-                status, headers, body.decode("latin-1") if status >= 300 else "", url, pin
-            )
+            text = body.decode("latin-1") if status >= 300 else ""
+            begin, stop = answers.range_of(status, headers, text, url, pin)
             length = headers.get("content-length", f"{stop - begin}")
             if not begin <= at < stop or at - begin > WIDER or length != f"{stop - begin}":
                 raise answers.wrong_range()
@@ -482,13 +483,13 @@ class Stores:
         route = self._route(url)
         patience = route.patience._replace(total=route.patience.total + seconds, refused=refused)
         failed: ShardError
-        until, reason = self._told.get(url, (0.0, ""))
-        if self._clock.now() < until:
-            raise Unreachable(f"{url}: {reason}")
+        if self._told and url in self._told and self._clock.now() < self._told[url][0]:
+            raise Unreachable(f"{url}: {self._told[url][1]}")
         try:
             result = await again(attempt, route.limit, patience, self._clock, route.traffic)
             self._down.pop(url.store, None)
-            self._told.pop(url, None)
+            if self._told:
+                self._told.pop(url, None)
             return result
         except Transient as error:
             if error.wait is not None and error.wait > patience.total:
