@@ -84,6 +84,7 @@ class WebServer:
         self.hold.set()
         self.port = 0
         self._context = context
+        self._writers: set[asyncio.StreamWriter] = set()
         self._end: asyncio.Event
         self._stop: Callable[[], object]
 
@@ -127,10 +128,14 @@ class WebServer:
         self.port = server.sockets[0].getsockname()[1]
         started.set()
         await stop.wait()
-        server.close()  # connections end with the loop
+        server.close()
+        for writer in list(self._writers):  # a client may be gone, or not read what is left
+            writer.transport.abort()
+        await asyncio.sleep(0)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self._writers.add(writer)
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while await self._exchange(reader, writer):
                 pass

@@ -177,7 +177,8 @@ def test_a_reader_of_a_server_that_does_not_answer_can_be_killed(program: Progra
         web.hold.set()
 
 
-SLOW = ("--store-option", "total_time=600", "--store-option", "timeout=600")
+# Longer than a test waits for a process to die, and short enough that a test that fails ends.
+SLOW = ("--store-option", f"total_time={2 * PATIENCE:g}", "--store-option", f"timeout={2 * PATIENCE:g}")
 
 
 @contextlib.contextmanager

@@ -505,12 +505,12 @@ def test_a_stream_is_fetched_ahead_within_the_budget(remote: Callable[..., Remot
 
 
 def test_frames_may_arrive_in_pieces() -> None:
-    sent = messages.text(messages.HEAD, 7, ["x"]) + messages.hand_over(1, 2, 3, 4, [(5, 6)])
+    sent = messages.text(messages.HEAD, 7, ["x"]) + messages.hand_over(1, 2, 3, 4, [(5, 6)], 7)
     received, frames = bytearray(), []
     for byte in sent:
         received.append(byte)
         frames += messages.frames_of(received)
     assert [(frame.kind, frame.number) for frame in frames] == [(messages.HEAD, 7), (messages.HAND_OVER, 0)]
-    assert messages.hand_over_of(frames[1].body) == (1, 2, 3, 4, [(5, 6)])
+    assert messages.hand_over_of(frames[1].body) == (1, 2, 3, 4, [(5, 6)], 7)
     with pytest.raises(ValueError, match="no frame"):
         list(messages.frames_of(bytearray(b"\xff" * 20)))
