@@ -362,6 +362,28 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 _AB: dict[bytes, bytes | None] = {b"a.txt": b"aaa", b"b.txt": ABC}
 _ONLY_A: dict[bytes, bytes | None] = {b"a.txt": b"aaa"}
 
+# Files that are no tars at all, as failed downloads leave them: content, and what is said of it.
+NO_TARS = {
+    "empty": (b"", r"is empty \(0 bytes\), not a tar: download or make it again"),
+    "page": (b"\n <!DOCTYPE HTML>\n<html>" + b"x" * 5000, "is an HTML page, not a tar: download it again"),
+    "store": (b'<?xml version="1.0"?><Error/>', "is an XML document, as stores send errors, not a tar: download"),
+    "pointer": (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
+        "is a git LFS pointer, not a tar: its content comes by: git lfs pull",
+    ),
+    "text": (
+        b"Access denied\n" * 100,
+        r"is text, not a tar, and begins with 'Access denied\\n.*': download it again",
+    ),
+    "other": (bytes(range(256)) * 9, "is not a tar, but another file: download it again"),
+    "short": (
+        bytes(range(128)),
+        "is not a tar, but another file of 128 bytes, less than a header has: download it",
+    ),
+    "archive": (b"PK\3\4" + bytes(600), "is a zip archive, not a tar"),
+    "packed twice": (COMPRESS["gzip"](b"BZh9" + bytes(600)), "is bzip2-compressed inside: unpack it"),
+}
+
 ODD: dict[str, Case] = {
     # formats
     "ustar with prefix": Case(
@@ -478,12 +500,9 @@ ODD: dict[str, Case] = {
     "concatenated": Case("the second tar is reported, not read", tar(A) + tar(B), _ONLY_A, ("behind end mark",)),
     "zero block in the middle": Case("it ends the tar", tar(A, bytes(BLOCK), B), _ONLY_A, ("behind end mark",)),
     "empty tar": Case("an empty shard", END),
-    "0-byte file": Case("reported", b"", {}, ("empty",)),
-    # not tars
-    "no tar": Case("reported", b"These are the times that try men's souls.\n" * 100, {}, ("not a tar",)),
-    "a few bytes": Case("reported", b"hello", {}, ("truncated",)),
     # damage
-    "damaged first header": Case("not a tar", tar(_damaged(A), B), {}, ("not a tar",)),
+    "cut in the first header": Case("a tar, of which nothing is there", tar(A)[:300], {}, ("truncated",)),
+    "damaged first header": Case("a tar, of which nothing is intact", tar(_damaged(A), B), {}, ("damaged",)),
     "damaged header": Case("what is before it is intact", tar(A, _damaged(B), A), _ONLY_A, ("damaged",)),
     "damaged extension header": Case(
         "what is before it is intact", tar(A, _damaged(pax({b"path": b"b.txt"})), B), _ONLY_A, ("damaged",)

@@ -12,6 +12,7 @@
     |   |   |-- DeniedObject   EACCES     3   its store refuses it to these credentials
     |   |   |-- CacheFull      EIO        3   all of it was to be in the cache, which has no room
     |   |   |-- NoRanges       EIO        3   its server sends whole objects only
+    |   |   |-- NotATar        EIO        3   it is another file, such as a failed download leaves
     |   |   '-- Unreachable    EIO        3   its store does not answer, or not as it should
     |   |-- CorruptShard       EIO        3   its bytes are no (whole) tar
     |   |-- ViewError          EIO        3   what is to be shown of it (`--columns`, `--join` ...) cannot be made
@@ -102,6 +103,10 @@ class CacheFull(UnreadableShard):
 
 
 class NoRanges(UnreadableShard):
+    pass
+
+
+class NotATar(UnreadableShard):
     pass
 
 

@@ -28,7 +28,7 @@ from wdsfs.dataset.indexing import NotIndexed
 from wdsfs.dataset.merged_tree import make_tree
 from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.dataset.tree import View
-from wdsfs.errors import CorruptShard, MissingShard, StaleShard, UnreadableShard
+from wdsfs.errors import CorruptShard, MissingShard, NotATar, StaleShard, UnreadableShard
 from wdsfs.index import record_builder
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
@@ -313,6 +313,11 @@ def test_a_changed_shard_is_indexed_again_or_an_error(
     elif change in (_make_a_directory, _make_a_pipe):
         with pytest.raises(UnreadableShard, match="no regular file"):
             below.index_now(1)
+    elif change in (_cut_to_nothing, _overwrite):
+        below.index_now(1)
+        for ask in (below.summary, below.record):
+            with pytest.raises(NotATar, match=r"s1\.tar: is .*not a tar"):
+                ask(1)
     else:
         for ask in (below.summary, below.record):
             with pytest.raises(NotIndexed) as wanted:

@@ -175,7 +175,8 @@ def test_names_that_are_shown_as_they_are(tmp_path: Path, name: bytes) -> None:
 @pytest.mark.parametrize(
     ("cut", "expected"),
     [
-        (100, [("truncated", 0, "")]),
+        (100, [("not a tar", 0, "")]),
+        (300, [("truncated", 0, "")]),
         (3 * BLOCK + 100, [("truncated", 3 * BLOCK, "")]),
         (2 * BLOCK, [("truncated", 0, "a.x")]),
         (4 * BLOCK + 1, [("truncated", 3 * BLOCK, "b.x")]),

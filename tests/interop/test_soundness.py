@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from errno import EIO
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,120 @@ def test_of_many_damaged_shards_some_are_named(program: Program) -> None:
     assert said[-1] == "wdsfs: warning: 3 more shards are damaged; see: wdsfs check"
     found = program.run("check", "{0..5}.tar", code=1).stdout.decode()
     assert found.count(CUT_SAYS) == 6
+
+
+# --- what is no tar ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=tars.NO_TARS)
+def download(program: Program, request: pytest.FixtureRequest) -> tuple[Program, str]:
+    """A good shard, and one that is no tar; what is said of it."""
+    content, said = tars.NO_TARS[request.param]
+    program.write("a.tar", LABELLED)
+    program.write("b.tar", content)
+    return program, rf"{re.escape(str(program.home))}/b\.tar: {said}"
+
+
+def test_a_file_that_is_no_tar_is_refused_as_a_missing_one(download: tuple[Program, str]) -> None:
+    program, said = download
+    commands = [
+        ("mount", "{a,b}.tar", "mnt"),
+        ("mount", "--merge", "{a,b}.tar", "mnt"),
+        ("ls", "{a,b}.tar"),
+        ("cat", "{a,b}.tar", "a/a/txt"),
+        ("info", "{a,b}.tar"),
+        ("export", "--format", "wids", "-o", "x", "{a,b}.tar"),
+        ("commit", "--overlay", "up", "-o", "new-%d.tar", "{a,b}.tar"),
+        ("commit", "--overlay", "up", "--in-place", "{a,b}.tar"),
+        ("ls", "--join", "b.tar", "a.tar"),
+    ]
+    program.directory("up")
+    for command in commands:
+        message = program.refused(*command, code=3)
+        assert re.search(f"{said}.*; --allow-missing goes on without", message), command
+        assert not list(program.home.glob("new*"))
+        assert (program.home / "b.tar").exists()
+
+
+def test_index_and_check_name_what_is_no_tar(download: tuple[Program, str]) -> None:
+    program, said = download
+    indexed = program.run("index", "{a,b}.tar", code=3)
+    assert re.search(said, indexed.stderr.decode())
+    assert indexed.stdout.startswith(b"2 shards, 1 sample")
+    refused = program.run("index", "-o", "x.wdsidx", "{a,b}.tar", code=3).stderr.decode()
+    assert "an index lacks nothing" in refused
+    assert not (program.home / "x.wdsidx").exists()
+    findings = program.run("check", "b.tar", code=1).stdout.decode().splitlines()
+    [finding] = [one for one in findings if "called .tar, but" not in one]
+    assert re.search(said.replace("tar: ", r"tar:0: \[.*\] ", 1), finding)
+
+
+def test_what_is_no_tar_may_be_missing(program: Program) -> None:
+    program.write("a.tar", LABELLED)
+    program.write("b.tar", b"<html>")
+    assert program.run("ls", "--merge", "--allow-missing", "{a,b}.tar").stdout == b"a/\n"
+    assert program.json("info", "--allow-missing", "{a,b}.tar")["samples"] == 1
+    with program.mounted("--allow-missing", "{a,b}.tar") as mounted:
+        mounted.expect_log(r"b\.tar: is an HTML page, not a tar: download it again")
+        assert "b.tar: is an HTML page" in mounted.output
+        assert (mounted.path / "a/a/txt").read_bytes() == b"a"
+        assert sorted(os.listdir(mounted.path)) == ["a", "b"]
+        with fails(EIO):
+            os.listdir(mounted.path / "b")
+        program.write("b.tar", LABELLED)
+        wait_until(lambda: _listed(mounted.path / "b") == ["a"], "the shard")
+        mounted.allow_log("has changed")
+
+
+def test_what_is_no_tar_and_lazy(program: Program) -> None:
+    program.write("a.tar", LABELLED)
+    program.write("b.tar", b"<html>")
+    with program.mounted("--lazy", "{a,b}.tar") as mounted:
+        assert os.listdir(mounted.path / "a") == ["a"]
+        for _ in range(2):
+            with fails(EIO):
+                os.listdir(mounted.path / "b")
+        mounted.expect_log(r"b\.tar: is an HTML page, not a tar: download it again")
+    assert "is an HTML page" in program.refused("mount", "--lazy", "--merge", "{a,b}.tar", "mnt", code=3)
+
+
+def test_an_empty_tar_is_a_shard(program: Program) -> None:
+    program.write("a.tar", bytes(20 * tars.BLOCK))
+    with program.mounted("a.tar") as mounted:
+        assert mounted.output == ""
+        assert os.listdir(mounted.path / "a") == []
+    assert program.run("check", "a.tar").stdout == b""
+
+
+def test_a_shard_that_becomes_another_file_under_a_mount(program: Program) -> None:
+    """It never looks as if it had no samples."""
+    path = program.write("a.tar", LABELLED)
+    with program.mounted("a.tar") as mounted:
+        assert os.listdir(mounted.path / "a") == ["a"]
+        program.write("new.tar", b"<html>").rename(path)
+        wait_until(lambda: _listed(mounted.path / "a") == [EIO], "the change")
+        with fails(EIO):
+            os.listdir(mounted.path / "a")
+        mounted.expect_log(r"a\.tar: is an HTML page, not a tar: download it again")
+        mounted.allow_log("has changed")
+        assert mounted.status()["damaged"][0]["problem"].startswith("is an HTML page")
+
+
+def test_a_download_that_has_begun_does_not_stop_a_mount_that_follows(program: Program) -> None:
+    program.write("a.tar", LABELLED)
+    begun = program.write("b.tar", b"")
+    with program.mounted("--follow", "{a,b}.tar") as mounted:
+        assert "may still be being written" in mounted.output
+        mounted.expect_log("may still be being written")
+        mounted.allow_log("has changed", "is empty")
+        with fails(EIO):
+            os.listdir(mounted.path / "b")
+        begun.write_bytes(LABELLED)
+        wait_until(lambda: _listed(mounted.path / "b") == ["a"], "the shard")
+    os.utime(begun, (0, 0))
+    begun.write_bytes(b"")
+    os.utime(begun, (0, 0))
+    assert "is empty" in program.refused("mount", "--follow", "{a,b}.tar", "mnt", code=3)
 
 
 # --- what cannot be read -----------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from tests.conftest import Program, wait_until
 from wdsfs.dataset import content as content_module
 from wdsfs.dataset import freshness, indexing, open_files
 from wdsfs.dataset.shard_set import ShardSet
-from wdsfs.errors import CorruptShard, StaleShard, UnreadableShard, UsageError
+from wdsfs.errors import CorruptShard, NotATar, StaleShard, UnreadableShard, UsageError
 from wdsfs.index import record_of_file
 from wdsfs.index.record import Record
 from wdsfs.index.store import open_index
@@ -337,6 +337,16 @@ def test_empty_ones(tmp_path: Path) -> None:
     for content in (b"", gzip.compress(b"")):
         one = write(tmp_path / "a.tar.gz", content)
         assert [problem.kind for problem in Record(record_of_file.build_file(one.path)).problems] == ["empty"]
+
+
+def test_no_tar_inside(tmp_path: Path) -> None:
+    """What is cut off, so that nothing of it could be unpacked, may be one."""
+    one = write(tmp_path / "a.tar.gz", gzip.compress(b"<html>"))
+    with pytest.raises(NotATar, match="a: is an HTML page"):
+        Record(record_of_file.build_file(one.path)).check_is_tar("a")
+    one = write(tmp_path / "b.tar.gz", gzip.compress(b"<html>")[:12])
+    kinds = {problem.kind for problem in Record(record_of_file.build_file(one.path)).problems}
+    assert kinds == {"truncated"}
 
 
 def test_a_bomb_meets_the_limit(

@@ -18,6 +18,7 @@ from wdsfs.cli.progress import Refreshed, ended_in_order, refresh_index, shards_
 from wdsfs.errors import UsageError
 
 if TYPE_CHECKING:
+    from wdsfs.errors import ShardError
     from wdsfs.index.store import Index
     from wdsfs.spec.expand import Shard
     from wdsfs.spec.selection import Selection
@@ -131,7 +132,7 @@ def _write(
     index: Index,
     shards: Sequence[Shard],
     target: bytes,
-    unreadable: Mapping[bytes, str],
+    unreadable: Mapping[bytes, ShardError],
     allow_missing: bool,
     quiet: bool,
 ) -> int:
@@ -141,7 +142,7 @@ def _write(
     from wdsfs.index.portable_writer import write_index
 
     if unreadable and not allow_missing:
-        text = f"{several(list(unreadable.values()))}: an index lacks nothing, unless with --allow-missing"
+        text = f"{several([*map(str, unreadable.values())])}: an index lacks nothing, unless with --allow-missing"
         raise UnreadableShard(text)
     with (
         when_interrupted("; nothing was written, what was indexed is kept"),
@@ -158,7 +159,8 @@ def _warn(index: Index, shards: Sequence[Shard], done: Refreshed) -> None:
     from wdsfs.interop.tolerance import Tolerance
 
     below = ShardSet(shards, index)
-    for text in [*judge(below, done.unreadable, Tolerance(), whole=False), *index.miscounted(shards)]:
+    remarks = judge(below, done.unreadable, Tolerance(allow_missing=True), whole=False)
+    for text in [*remarks, *index.miscounted(shards)]:
         log.warning("%s", text)
 
 
@@ -178,7 +180,7 @@ def _counts(index: Index, shards: Sequence[Shard], done: Refreshed) -> dict[str,
         "shards": len(shards),
         "rebuilt": done.indexed,
         "unreadable": len(done.unreadable),
-        "damaged": sum(bool(one.problems) for one in summaries),
+        "damaged": sum(bool(one.problems) for one in summaries) - len(index.no_tars(shards)),
         "samples": sum(one.samples for one in summaries),
         "members": sum(one.members for one in summaries),
     }

@@ -105,7 +105,7 @@ def info(
         table.add_row(shown(row["extension"]) or "(none)", f"{row['count']:,}", *map(bytes_text, sizes))
     print_table(table)
     if report["more_extensions"]:
-        click.echo(f"and {counted(report['more_extensions'], 'more extension')}")
+        say(f"and {counted(report['more_extensions'], 'more extension')}")
 
 
 def _composition(plot_file: str | None, class_from: str | None, class_names: str | None) -> Composition:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from wdsfs.dataset.shard_access import Access
     from wdsfs.dataset.shard_set import ShardSet
     from wdsfs.dataset.tree import LowerTree, Node
+    from wdsfs.errors import ShardError
     from wdsfs.spec.expand import Shard
     from wdsfs.spec.selection import Selection
     from wdsfs.views.composition import Composition
@@ -82,7 +83,7 @@ def opened_set(
     else:
         below = open_set(shards, index, composition, companions, access=access)
     try:
-        unreadable |= make_view(below, opening.quiet)
+        unreadable = make_view(below, opening.quiet) | unreadable  # which says more
         for text in judge(below, unreadable, opening.tolerance, whole):
             log.warning("%s", text)
         yield below
@@ -90,13 +91,13 @@ def opened_set(
         below.close()
 
 
-def readable(shards: Sequence[Shard], unreadable: Mapping[bytes, str]) -> list[Shard]:
+def readable(shards: Sequence[Shard], unreadable: Mapping[bytes, ShardError]) -> list[Shard]:
     """The shards without those that cannot be read. Raises UnreadableShard if none is left."""
     from wdsfs.errors import UnreadableShard, several
 
     found = [one for one in shards if one.path not in unreadable]
     if not found:
-        raise UnreadableShard(f"no shard of the set can be read: {several(list(unreadable.values()))}")
+        raise UnreadableShard(f"no shard of the set can be read: {several([*map(str, unreadable.values())])}")
     return found
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from wdsfs.cli.options import Opening
     from wdsfs.dataset.shard_set import ShardSet
     from wdsfs.dataset.tree import LowerTree
+    from wdsfs.errors import ShardError
     from wdsfs.image.build import Built
     from wdsfs.image.image_options import ImageOptions
     from wdsfs.index.store import Index
@@ -100,7 +101,7 @@ class Refreshed(NamedTuple):
     """The number of shards indexed, and by path why others cannot be read."""
 
     indexed: int
-    unreadable: dict[bytes, str]
+    unreadable: dict[bytes, ShardError]
 
 
 def refresh_index(
@@ -112,9 +113,10 @@ def refresh_index(
     """
     stale = [one for one, _ in index.stale(shards, ready, exact)]
     if not stale:
-        return Refreshed(0, {})
+        return Refreshed(0, index.no_tars(shards))
     with when_interrupted("; what was indexed is kept"):
         done = _refresh(index, stale, opening, exact)
+    done.unreadable.update(index.no_tars(shards))
     for text in index.portables.remarks(stale, exact):  # afterwards: headers of moved shards have been compared
         log.warning("%s", text)
     return done
@@ -123,9 +125,10 @@ def refresh_index(
 def _refresh(index: Index, stale: Sequence[Shard], opening: Opening, exact: bool) -> Refreshed:
     from rich.progress import MofNCompleteColumn, TextColumn
 
+    from wdsfs.errors import UnreadableShard
     from wdsfs.index.store import Summary
 
-    unreadable: dict[bytes, str] = {}
+    unreadable: dict[bytes, ShardError] = {}
     rate = TextColumn("shards, {task.fields[rate]} members/s")
     with progress_bar("indexing", len(stale), opening.quiet, MofNCompleteColumn(), rate, rate="-") as (bar, task):
         members = 0
@@ -133,7 +136,7 @@ def _refresh(index: Index, stale: Sequence[Shard], opening: Opening, exact: bool
         def on_done(one: Shard, summary: Summary | None, error: str | None) -> None:
             nonlocal members
             if error is not None:
-                unreadable[one.path] = error
+                unreadable[one.path] = UnreadableShard(error)
             members += summary.members if summary else 0
             elapsed = bar.tasks[task].elapsed or 0
             bar.update(task, advance=1, rate=f"{members / elapsed:,.0f}" if elapsed > 0.1 else "-")
@@ -142,7 +145,7 @@ def _refresh(index: Index, stale: Sequence[Shard], opening: Opening, exact: bool
     return Refreshed(len(stale) - copied - len(unreadable), unreadable)
 
 
-def make_view(below: ShardSet, quiet: bool) -> dict[bytes, str]:
+def make_view(below: ShardSet, quiet: bool) -> dict[bytes, ShardError]:
     """Derive the records of a view, with a bar; return by path why those of some shards cannot be made.
 
     Raises ViewError when the view is refused.

@@ -26,7 +26,7 @@ from wdsfs.dataset.indexing import Failures, NotIndexed, indexed
 from wdsfs.dataset.open_files import OpenFiles, ShardFile
 from wdsfs.dataset.open_records import OpenRecords
 from wdsfs.dataset.shard_access import Access
-from wdsfs.errors import MissingShard, ShardError, StaleShard, UnreadableShard
+from wdsfs.errors import MissingShard, NotATar, ShardError, StaleShard, UnreadableShard
 from wdsfs.index import portable, record_of_file
 from wdsfs.index import record as record_module
 from wdsfs.index.merged_names import Wants
@@ -163,13 +163,21 @@ class ShardSet:
         return self._freshness.version()
 
     def summary(self, number: int) -> Summary:
-        """The summary of a shard. Raises NotIndexed, MissingShard, UnreadableShard."""
+        """The summary of a shard. Raises NotIndexed, MissingShard, UnreadableShard, NotATar."""
         fingerprint = self.fingerprint(number)
         found = self.index.summary(self._keys[number], fingerprint)
         if found is None:
             self._failures.refuse(number, fingerprint)
             raise NotIndexed(self, number)
+        self._check_is_tar(number, found)
         return found
+
+    def _check_is_tar(self, number: int, summary: Summary | None) -> None:
+        """Raise NotATar for a shard with this summary that is something else than a tar."""
+        if summary is not None and summary.problems and not summary.members:
+            record = self.index.record(self._keys[number], summary.fingerprint, verify=False)
+            if record is not None:
+                record.check_is_tar(self.path_text(number))
 
     def samples_of(self, number: int) -> int:
         """How many samples a shard has; had, for one that is not in the set any more, or about to be taken out.
@@ -195,7 +203,7 @@ class ShardSet:
         """The record of a shard, valid until `tidy` or `settled` is called.
 
         `tag` is that of an inode number: raises StaleShard when the number is of an earlier content. Raises
-        NotIndexed, MissingShard, UnreadableShard.
+        NotIndexed, MissingShard, UnreadableShard, NotATar.
         """
         freshness = self._freshness
         fingerprint = freshness.fingerprint(number)
@@ -203,8 +211,9 @@ class ShardSet:
             # Another process may have seen a change that this one has not looked for yet.
             fingerprint = freshness.look_again(number)
             if tag != freshness.states[number].tag:
-                if not tag:  # that of a shard which could not be indexed, and was listed all the same
+                if not tag:  # that of a shard which cannot be read, and was listed all the same
                     self._failures.refuse(number, fingerprint)
+                    self._check_is_tar(number, self.index.summary(self._keys[number], fingerprint))
                 raise StaleShard(f"{self.path_text(number)} has changed since this was opened")
         if self._records.snapshot != self.index.snapshot:  # another set that shares the index has renewed it
             self._drop_records()
@@ -217,6 +226,12 @@ class ShardSet:
         if found is None:
             self._failures.refuse(number, fingerprint)
             raise NotIndexed(self, number)
+        if not found.members:
+            try:
+                found.check_is_tar(self.path_text(number))
+            except NotATar:
+                self._records.forget(number)
+                raise
         return found
 
     def tidy(self) -> None:
@@ -243,6 +258,8 @@ class ShardSet:
             self.record(number)
         except NotIndexed:
             return False
+        except NotATar:
+            pass  # that is what is known of it
         self.generation += 1
         return True
 

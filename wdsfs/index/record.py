@@ -33,6 +33,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from wdsfs.errors import NotATar
 from wdsfs.index.record_columns import (
     AliasTable,
     Columns,
@@ -45,7 +46,7 @@ from wdsfs.index.record_columns import (
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.storage.source import TarBytes, pread
 from wdsfs.tar import headers
-from wdsfs.tar.problems import Problem
+from wdsfs.tar.problems import NO_TAR, Problem
 from wdsfs.tar.sparse import Extents
 
 FORMAT = 3
@@ -259,6 +260,11 @@ class Record:
         self.moved: set[int] | None = set() if meta.get("moved") else None
         # No member is a link of any kind: each is one regular file.
         self.is_plain = not (self.has_links or "symlink.member" in column or "linked.member" in column)
+
+    def check_is_tar(self, path: str) -> None:
+        """Raise NotATar if the file, which is at `path`, is something else."""
+        if not self.members and self.problems and self.problems[0].kind in NO_TAR:
+            raise NotATar(f"{path}: {self.problems[0].text}")
 
     def __getattr__(self, name: str) -> Any:
         """Make an attribute of its column, at its first use."""

@@ -29,7 +29,7 @@ import lmdb
 
 from wdsfs import host
 from wdsfs.cluster.workers import Workers
-from wdsfs.errors import IndexUnusable, MissingShard, ShardError, UnreadableShard
+from wdsfs.errors import IndexUnusable, MissingShard, NotATar, ShardError, UnreadableShard
 from wdsfs.index import index_directory, lmdb_check, merged_names, process_pool
 from wdsfs.index.index_directory import IndexDirectory
 from wdsfs.index.portable import Portables, path_of
@@ -215,6 +215,21 @@ class Index:
     def _note(self, key: bytes, problems: int) -> None:
         if not problems:
             self._whole.add(key)
+
+    def no_tars(self, shards: Sequence[Shard]) -> dict[bytes, ShardError]:
+        """The files among these shards that are no tars, by path, as far as they are indexed."""
+        found: dict[bytes, ShardError] = {}
+        for one in shards:
+            summary = None if self.is_whole(one.key) else self.summary(one.key)
+            if summary is None or summary.members or not summary.problems:
+                continue
+            record = self.record(one.key, summary.fingerprint, verify=False)
+            try:
+                if record is not None:
+                    record.check_is_tar(os.fsdecode(one.path))
+            except NotATar as error:
+                found[one.path] = error
+        return found
 
     def is_whole(self, path: bytes) -> bool:
         """True if `stale` has just seen that a shard has no damage: to look at its summary again is not needed."""

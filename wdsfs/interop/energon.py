@@ -100,7 +100,7 @@ def samples(fd: TarBytes) -> Iterator[EnergonSample]:
                 key, start, parts = own, head, []
             parts.append(EnergonPart(extension, data, size))
         last = int(chunk.heads[-1])
-    damage = [problem for problem in problems.listed() if problem.kind not in HARMLESS or problem.kind == "empty"]
+    damage = [problem for problem in problems.listed() if problem.kind not in HARMLESS]
     if damage:
         raise ExportError(f"the shard is damaged: {damage[0].text}")
     if key is not None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from wdsfs.dataset.indexing import indexed
 from wdsfs.dataset.shard_set import ShardSet
-from wdsfs.errors import CorruptShard, ShardError, UnreadableShard, several
+from wdsfs.errors import CorruptShard, NotATar, ShardError, UnreadableShard, several
 from wdsfs.interop import lint
 from wdsfs.interop.tolerance import Tolerance
 from wdsfs.tar.problems import OF_VIEWS, problems_text
@@ -25,27 +25,33 @@ LISTED_BY_STRICT = "--strict lists all"  # of problems that only a view has, whi
 NAMED = 3  # shards that warnings name one by one; the others are counted
 
 
-def judge(below: ShardSet, unreadable: Mapping[bytes, str], tolerance: Tolerance, whole: bool) -> list[str]:
+def judge(below: ShardSet, unreadable: Mapping[bytes, ShardError], tolerance: Tolerance, whole: bool) -> list[str]:
     """Return the warnings about a set that is indexed, as far as it is; empty when all is well.
 
     `unreadable` says of shards, by path, why they could not be indexed. `whole` says that these would be missing
     unnoticed in the output of the command: in one tree over all shards, in a sum, in an index of the set.
 
-    Raises UnreadableShard when shards would be missing, CorruptShard for what `strict` does not allow; that is
-    logged before, in full.
+    Raises NotATar for files that are no shards, UnreadableShard when shards would be missing, CorruptShard for
+    what `strict` does not allow; that is logged before, in full.
     """
+    texts = [*map(str, unreadable.values())]
     if tolerance.strict:
         _refuse_all(below, unreadable)
-    if whole and unreadable and not tolerance.allow_missing:
-        raise UnreadableShard(
-            f"without what cannot be read the set would be smaller: {several(list(unreadable.values()))}; "
-            "--allow-missing goes on without"
-        )
+    if not tolerance.allow_missing:
+        # As shards that are not there: a download has failed, and will not be better later.
+        no_tars = [str(error) for error in unreadable.values() if isinstance(error, NotATar)]
+        if no_tars:
+            raise NotATar(f"{several(no_tars)}; --allow-missing goes on without")
+        if whole and texts:
+            raise UnreadableShard(
+                f"without what cannot be read the set would be smaller: {several(texts)}; "
+                "--allow-missing goes on without"
+            )
     damaged = [
         f"{path}: {problems_text(first, count)}; {LISTED_BY_STRICT if first.kind in OF_VIEWS else LISTED_BY_CHECK}"
         for path, first, count in below.known_damage()
     ]
-    return [*_some(list(unreadable.values()), "cannot be read"), *_some(damaged, "are damaged")]
+    return [*_some(texts, "cannot be read"), *_some(damaged, "are damaged")]
 
 
 def _some(texts: Sequence[str], what: str) -> list[str]:
@@ -55,8 +61,8 @@ def _some(texts: Sequence[str], what: str) -> list[str]:
     return [*texts[:NAMED], f"{len(texts) - NAMED:,} more shards {what}; {last}"]
 
 
-def _refuse_all(below: ShardSet, unreadable: Mapping[bytes, str]) -> None:
-    findings = [*unreadable.values(), *_findings(below, unreadable)]
+def _refuse_all(below: ShardSet, unreadable: Mapping[bytes, ShardError]) -> None:
+    findings = [*map(str, unreadable.values()), *_findings(below, unreadable)]
     for text in findings:
         log.error("%s", text)
     if findings:

@@ -21,7 +21,7 @@ from wdsfs.dataset.numbered_tree import NAME as BY_INDEX
 from wdsfs.dataset.numbered_tree import make_numbered
 from wdsfs.dataset.shard_access import GuardedAccess
 from wdsfs.dataset.shard_set import ShardSet
-from wdsfs.errors import MissingShard, MountError, ShardError, WdsfsError
+from wdsfs.errors import MissingShard, MountError, NotATar, ShardError, WdsfsError
 from wdsfs.host import default_jobs
 from wdsfs.index.portable import attached
 from wdsfs.index.record import Record
@@ -206,8 +206,9 @@ class _Look:
                 indexed(below.record, number)
                 why = self._objection(one, indexed(below.plain.record, number))
             except ShardError as error:
-                wait = _unsettled(one.path)
-                text = str(error).removeprefix(f"{os.fsdecode(one.path)}: ")
+                wait = settles_in(one.path)
+                is_begun = wait is not None and isinstance(error, NotATar)
+                text = BEING_WRITTEN if is_begun else str(error).removeprefix(f"{os.fsdecode(one.path)}: ")
                 self._leave(one, text, wait, keep=wait is None and below.plain is below)
                 continue
             if why is None:
@@ -242,7 +243,7 @@ class _Look:
 
     def _objection(self, one: Shard, record: Record) -> tuple[str, float | None] | None:
         """Why a shard that can be read is not shown yet, or at all, and how long; None if it is."""
-        wait = _unsettled(one.path) if record.problem_count else None
+        wait = settles_in(one.path) if record.problem_count else None
         if wait is not None:
             return BEING_WRITTEN, wait
         path = os.fsdecode(one.path)
@@ -304,7 +305,7 @@ def _rest(path: bytes) -> float | None:
     return None if is_ended else _until(path, SETTLED_SECONDS)
 
 
-def _unsettled(path: bytes) -> float | None:
+def settles_in(path: bytes) -> float | None:
     """How long (s) it takes until a file that is not whole counts as damaged; None if it does."""
     return None if is_remote(path) else _until(path, SETTLED_SECONDS)
 

@@ -31,7 +31,7 @@ from wdsfs.dataset.generations import Generations
 from wdsfs.dataset.numbered_tree import check_name
 from wdsfs.dataset.shard_access import access_of, refuse_foreign_lists
 from wdsfs.dataset.shard_set import ShardSet
-from wdsfs.errors import MountError, counted
+from wdsfs.errors import MountError, NotATar, ShardError, UnreadableShard, counted
 from wdsfs.fuse.hidden_ops import HiddenDirectoryOperations
 from wdsfs.fuse.read_ops import TIMEOUT_SECONDS, ReadOperations
 from wdsfs.fuse.supervisor import Supervisor
@@ -45,6 +45,7 @@ from wdsfs.mount.control_socket import ControlSocket
 from wdsfs.mount.daemon_log import open_log
 from wdsfs.mount.fuse_options import FuseOptions, parse_options
 from wdsfs.mount.growth import Growth
+from wdsfs.mount.look_again import settles_in
 from wdsfs.mount.mounted_set import MountedSet
 from wdsfs.mount.mountpoint import check_mountpoint
 from wdsfs.mount.options import MountOptions, refuse_view
@@ -79,8 +80,8 @@ class Front:
     set that can be mounted.
     """
 
-    indexer: Callable[[Index, Sequence[Shard], bool], dict[bytes, str]]
-    composer: Callable[[ShardSet], dict[bytes, str]]
+    indexer: Callable[[Index, Sequence[Shard], bool], dict[bytes, ShardError]]
+    composer: Callable[[ShardSet], dict[bytes, ShardError]]
     adviser: Callable[[ShardSet], Sequence[str]] = lambda _: ()
 
 
@@ -190,21 +191,31 @@ def _make_ready(mount: MountOptions, front: Front, below: ShardSet, companions: 
     """Index the set, unless that can wait, and judge it; releases `below`. Raises what `soundness.judge` does."""
     composition, index = mount.composition, below.index
     try:
-        unreadable: dict[bytes, str] = {}
+        unreadable: dict[bytes, ShardError] = {}
         # One tree over all shards, numbers over all of them, and a look at all of them, need all of them.
         if not mount.lazy or mount.merge or mount.view.index_tree or mount.tolerance.strict:
             # Else a record that has to be fetched or copied is, when its shard is first used.
             whole = mount.merge or mount.tolerance.strict or mount.overlay is not None
             ready = whole or isinstance(below, ViewSet)
             unreadable |= front.indexer(index, [*below.shards, *companions.shards], ready)
-            unreadable |= front.composer(below)
+            unreadable = front.composer(below) | unreadable  # which says more
             if isinstance(below, ViewSet):
                 composition = below.wanted  # with what was found out on the way
+        if mount.follow is not None:
+            unreadable = dict(map(_unfinished, unreadable.items()))
         remarks = [*judge(below, unreadable, mount.tolerance, mount.merge), *index.miscounted(below.shards)]
         _say(remarks)
         return _Ready(composition, remarks, front.adviser(below))
     finally:
         below.release()
+
+
+def _unfinished(unreadable: tuple[bytes, ShardError]) -> tuple[bytes, ShardError]:
+    """Return why a shard of a set that grows cannot be read: a download of it may just have begun."""
+    path, error = unreadable
+    if not isinstance(error, NotATar) or settles_in(path) is None:
+        return unreadable
+    return path, UnreadableShard(f"{error}; it may still be being written")
 
 
 def _say(remarks: Sequence[str]) -> None:

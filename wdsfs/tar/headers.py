@@ -7,6 +7,7 @@ WebDataset shards (the webdataset library) accepts. Encoding is `header_encoder.
 from __future__ import annotations
 
 BLOCK = 512
+MAGIC = slice(257, 262)  # where the headers of all formats but v7 say "ustar"
 FILE_SIZE_MAX = (1 << 63) - 1  # what the kernel accepts as a file size
 ZERO_BLOCK = bytes(BLOCK)
 

@@ -9,7 +9,10 @@ PROBLEMS_MAX = 1000  # problems of a shard kept word for word; further ones are 
 
 # Kinds of problems in spite of which all members that a reader sees are whole. (Dangling links are found by
 # `index/hard_links.py`.)
-HARMLESS = frozenset(("no end mark", "behind end mark", "dangling link", "empty", "trailing header"))
+HARMLESS = frozenset(("no end mark", "behind end mark", "dangling link", "trailing header"))
+
+# Kinds that mean that the file is something else than a tar: there is nothing to show.
+NO_TAR = frozenset(("not a tar", "empty", "compressed"))
 
 # Kinds of what a view cannot make of a member: a tar has no such problem, so `wdsfs check` does not find it.
 BROKEN_FIELD, UNDECODED = "broken field", "not decoded"

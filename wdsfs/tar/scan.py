@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 from wdsfs.storage.source import TarBytes, size_of
 from wdsfs.tar.columns import Chunk, decode
-from wdsfs.tar.headers import BLOCK, is_header
-from wdsfs.tar.magic import compression
+from wdsfs.tar.headers import BLOCK, MAGIC, is_header
+from wdsfs.tar.magic import appearance, compression
 from wdsfs.tar.problems import Damage, Problem, Problems
 from wdsfs.tar.walk import Batch, walk
 from wdsfs.tar.window import Window, read_fully
@@ -58,7 +58,7 @@ def scan(
         # A wrong checksum ends the shard there: nothing that the walk saw after it counts.
         end = size + 1 if broken is None else broken.offset
         damage = broken or damage or batch.truncation()
-        if damage is not None and damage.offset == 0 and not chunk.names:
+        if damage is not None and damage.offset == 0 and not chunk.names and not problems:
             damage = _no_tar(fd, damage)
         problems.extend(problem for problem in batch.problems if problem.offset < end and problem != damage)
         problems.extend([damage] if damage is not None else [])
@@ -70,17 +70,18 @@ def scan(
             left -= len(chunk.names)
             more = more and left > 0
     if limit is None and size == 0 and not problems:
-        problems.append(Problem(0, "empty", "the file has 0 bytes; an empty tar has at least one zero block"))
+        problems.append(Problem(0, "empty", "is empty (0 bytes), not a tar: download or make it again"))
 
 
 def _no_tar(fd: TarBytes, damage: Problem) -> Problem:
-    """Return what is wrong with a file that is damaged from its very first header on: it may be no tar."""
+    """Return what is wrong with a file that is damaged from its very first header on: it may be no tar.
+
+    A tar has a sound header there, or at least the mark of one: then it is a damaged tar.
+    """
     start = read_fully(fd, BLOCK, 0)
-    if is_header(start):
+    if is_header(start) or start[MAGIC] == b"ustar":
         return damage
-    found = compression(start)
-    if found is not None:
-        return Problem(0, "compressed", f"this is {found}-compressed; unpack it to a plain .tar first")
-    if damage.kind == "truncated":
-        return damage
-    return Problem(0, "not a tar", f"this is no tar file ({damage.text})")
+    packed = compression(start)
+    if packed is not None:
+        return Problem(0, "compressed", f"is {packed}-compressed inside: unpack it to a plain .tar first")
+    return Problem(0, "not a tar", appearance(start))

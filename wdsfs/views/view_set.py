@@ -101,7 +101,7 @@ class ViewSet(ShardSet):
         self._companions_digest = companions.digest
         self.label_files = companions.others
         self._keys = self._view_keys()
-        self.unmade: dict[bytes, str] = {}  # shards, by path, for which `make` has not made a record, and why
+        self.unmade: dict[bytes, ShardError] = {}  # by path: shards that `make` has left out, and why
 
     @property
     def sources(self) -> list[ShardSet]:
@@ -210,7 +210,7 @@ class ViewSet(ShardSet):
                     pending.append((self._keys[number], data))
                     size += len(data)
             except ShardError as error:
-                self.unmade[self.shards[number].path] = str(error)
+                self.unmade[self.shards[number].path] = error
             if made is not None and refusal(made) is not None:
                 refused = made
                 break
