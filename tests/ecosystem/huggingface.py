@@ -1,6 +1,7 @@
 """Rows as Hugging Face datasets loads them, for a JSON list of jobs, each the arguments of `load_dataset`.
 
-Images are not decoded: of each there is the SHA-256 of the file's content.
+Of a set that is refused there is the message. Images are not decoded: of each there is the SHA-256 of the file's
+content.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ import datasets
 
 
 def rows(arguments: dict[str, Any]) -> dict[str, Any]:
-    loaded = datasets.load_dataset(**arguments, split="train")
+    try:
+        loaded = datasets.load_dataset(**arguments, split="train")
+    except ValueError as error:
+        return {"refused": str(error)}
     for name, feature in loaded.features.items():
         if isinstance(feature, datasets.Image):
             loaded = loaded.cast_column(name, datasets.Image(decode=False))

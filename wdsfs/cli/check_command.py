@@ -86,7 +86,7 @@ def check(
             continue
         for finding in judge.add(path, result, one.miscount(result.samples)):
             show(path, finding)
-    for path, finding in [*judge.shared_keys(), *judge.missing()]:
+    for path, finding in [*judge.shared_keys(), *judge.missing(), *judge.uneven()]:
         show(path, finding)
     hint = " (--notes shows them)" if counts["notes"] and not notes else ""
     contents = contents_text(len(found), judge.samples, judge.members)

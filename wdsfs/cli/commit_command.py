@@ -26,7 +26,7 @@ from wdsfs.cli.options import (
     soundness_options,
     space_check_option,
 )
-from wdsfs.cli.output import say, write_json
+from wdsfs.cli.output import note_uneven, say, uneven_text, write_json
 from wdsfs.cli.overlay_report import show_done, show_further, show_plan, steps_json, unshown_samples
 from wdsfs.cli.overlay_session import OverlaySession, Wanted, overlay_session, unfinished_advice, wanted_options
 from wdsfs.cli.progress import INTERRUPTED, bytes_bar, disk_errors, ended_in_order, when_interrupted
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from wdsfs.commit.replace_in_place import Replacement
     from wdsfs.commit.run import Runner
     from wdsfs.commit.steps import Plan, Step
+    from wdsfs.dataset.shard_set import ShardSet
     from wdsfs.interop.tolerance import Tolerance
     from wdsfs.spec.expand import Shard
     from wdsfs.views.composition import Composition
@@ -185,6 +186,7 @@ def commit(wanted: Wanted, packing: Packing, composition: Composition, opening: 
         show_done(plan, committed.done, committed.unshown, time.monotonic() - since, as_json)
         if options.in_place and not as_json:
             show_further(plan.steps)
+        note_uneven(committed.uneven, opening.quiet)
         if _export(plan, committed.before, packing, opening):
             code = code or ExportError.exit_code
     if code:
@@ -193,12 +195,13 @@ def commit(wanted: Wanted, packing: Packing, composition: Composition, opening: 
 
 class Committed(NamedTuple):
     """A commit that is done: its plan, the steps that were done now, the numbers of samples that the new shards
-    cannot express, and the set as it was before."""
+    cannot express, the set as it was before, and a note about the new one."""
 
     plan: Plan
     done: list[Step]
     unshown: dict[str, int] | None
     before: Sequence[Shard]
+    uneven: str
 
 
 def _commit(session: OverlaySession, wanted: Wanted, packing: Packing, opening: Opening) -> Committed | None:
@@ -214,11 +217,25 @@ def _commit(session: OverlaySession, wanted: Wanted, packing: Packing, opening: 
     unshown = unshown_samples(found) if found is not None and options.changed_only else None
     session.refuse_inside(plan)
     _refuse_exports(plan, session.tree.lower.shards if options.in_place else (), packing.exports)
+    uneven = "" if begun else _uneven(plan, session.tree.lower, options)
     if packing.dry_run:
         show_plan(plan, unshown, packing.as_json)
+        note_uneven(uneven, opening.quiet)
         return None
     done = _write(session, plan, found, packing, opening)
-    return Committed(plan, done, unshown, session.tree.lower.shards)
+    return Committed(plan, done, unshown, session.tree.lower.shards, uneven)
+
+
+def _uneven(plan: Plan, lower: ShardSet, options: CommitOptions) -> str:
+    """Return a note if Hugging Face's loader would refuse the set after this commit, which changes its start."""
+    from wdsfs.commit.steps import member_names
+
+    if not plan.steps or options.changed_only:  # no set of its own
+        return ""
+    first = plan.steps[0].output
+    if options.in_place and first.target != lower.shards[0].path:
+        return ""
+    return uneven_text(first.target, member_names(first, lower))
 
 
 def _commit_view(wanted: Wanted, packing: Packing, composition: Composition, opening: Opening) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import shutil
 import stat
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from wdsfs.dataset.tree import Node
+
+
+log = logging.getLogger("wdsfs")
 
 
 def table_of(*columns: str) -> Table:
@@ -98,6 +103,23 @@ def bytes_text(count: float) -> str:
 def contents_text(shards: int, samples: int, members: int) -> str:
     """`2 shards, 5 samples, 7 members`."""
     return ", ".join((counted(shards, "shard"), counted(samples, "sample"), counted(members, "member")))
+
+
+def uneven_text(path: bytes, members: Iterable[tuple[bytes, bytes]]) -> str:
+    """Return a note if Hugging Face's loader would refuse a set that begins with this new shard, else "".
+
+    `members` are key and extension of its members, in order.
+    """
+    from wdsfs.interop.huggingface import first_samples, uneven
+
+    found = uneven(first_samples(members))
+    return "" if found is None else f"note: {os.fsdecode(path)}: the sample {found.sample.key} {found.text}"
+
+
+def note_uneven(text: str, quiet: bool) -> None:
+    """Say what `uneven_text` has found."""
+    if text and not quiet:
+        log.info("%s", text)
 
 
 def write_bytes(data: bytes) -> None:

@@ -26,7 +26,7 @@ from wdsfs.cli.options import (
     leave_out_option,
     space_check_option,
 )
-from wdsfs.cli.output import bytes_text, print_table, say, table_of, write_json
+from wdsfs.cli.output import bytes_text, note_uneven, print_table, say, table_of, uneven_text, write_json
 from wdsfs.cli.progress import bytes_bar, disk_errors, ended_in_order, when_interrupted
 from wdsfs.errors import ExportError, UsageError, counted
 
@@ -184,6 +184,7 @@ def pack(directories: tuple[str, ...], packed: Packed, opening: Opening) -> None
             log.info("taken for %s; --layout says it otherwise", plan.layout.text)
         if packed.dry_run:
             _show_plan(plan, packed.as_json)
+            note_uneven(_uneven(plan), opening.quiet)
             return
         label = "packing and sending" if plan.sent else "packing"
         with bytes_bar(label, plan.length + plan.sent, opening.quiet) as on_bytes:
@@ -194,8 +195,24 @@ def pack(directories: tuple[str, ...], packed: Packed, opening: Opening) -> None
             ):
                 done = run.write()
     _show_done(plan, done, time.monotonic() - since, packed.as_json)
+    note_uneven(_uneven(plan), opening.quiet)
     if packed.exports and _export(plan, packed.exports, opening):
         sys.exit(ExportError.exit_code)
+
+
+def _uneven(plan: PackingPlan) -> str:
+    """Return a note if Hugging Face's loader would refuse the new set."""
+    from wdsfs.interop.huggingface import SAMPLES
+    from wdsfs.names import split
+    from wdsfs.pack.shard_unit import members
+
+    if not plan.shards:
+        return ""
+    first = plan.shards[0]
+    unit = plan.unit(first._replace(samples=first.samples[:SAMPLES]))
+    names = (name if at < 0 else unit.prefixes[at] + name for at, name, *_ in members(unit))
+    splits = filter(None, map(split, names))
+    return uneven_text(first.target, ((one.folder + one.stem, one.extension) for one in splits))
 
 
 def _refuse_exports(plan: PackingPlan, exports: Sequence[str]) -> None:

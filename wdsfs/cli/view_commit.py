@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from wdsfs.cli.opening import opened
-from wdsfs.cli.output import say
+from wdsfs.cli.output import note_uneven, say, uneven_text
 from wdsfs.cli.overlay_report import show_done, show_plan
 from wdsfs.cli.progress import disk_errors, ended_in_order, shards_bar, when_interrupted
 from wdsfs.errors import UsageError, counted
@@ -76,6 +76,7 @@ def commit_view(
         show_done(made.plan, made.done, None, time.monotonic() - since, as_json)
     if made.left_out and not as_json:
         say(f"left out: {counted(made.left_out, 'member')} of the shards in no sample")
+    note_uneven(uneven_text(made.plan.steps[0].output.target, made.first), opening.quiet)
     return made
 
 

@@ -6,15 +6,22 @@ A plan is complete before the first byte is written. `commit/plan.py` makes it; 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
+from wdsfs import names
 from wdsfs.commit.changes import Remark
-from wdsfs.commit.pieces import CopiedRange, Piece
+from wdsfs.commit.pieces import CopiedRange, NewMember, Piece
 from wdsfs.commit.source_layout import SourceLayout
+from wdsfs.dataset.indexing import indexed
+from wdsfs.dataset.shard_set import ShardSet
+from wdsfs.index.record import STRAY, Record
 from wdsfs.remote.any_shard import is_remote
 from wdsfs.storage.identity import Fingerprint
+from wdsfs.tar import headers
 
 COPY, LINK, REWRITE, NEW = "copy", "link", "rewrite", "new"
 
@@ -43,6 +50,26 @@ class Output:
                 break
             at, source = piece.end, piece.shard
         return at
+
+
+def member_names(output: Output, lower: ShardSet) -> Iterator[tuple[bytes, bytes]]:
+    """Yield key and extension of the members of samples in a shard to be written, in the order of the tar."""
+    for piece in output.pieces:
+        if isinstance(piece, NewMember):
+            split = names.split(piece.name)
+            if split is not None:
+                yield split.folder + split.stem, split.extension
+        elif isinstance(piece, CopiedRange):
+            yield from _copied_names(indexed(lower.plain.record, piece.shard), piece)
+
+
+def _copied_names(record: Record, piece: CopiedRange) -> Iterator[tuple[bytes, bytes]]:
+    heads = record.array("member.head").astype(np.int64) * headers.BLOCK
+    rows = np.flatnonzero((heads >= piece.start) & (heads < piece.end))
+    for member in rows[np.argsort(heads[rows])].tolist():
+        entry = record.entry_of(member)
+        if not record.entry_flags[entry] & STRAY:
+            yield record.entry_path(entry), record.extension_name[record.array("member.ext")[member]]
 
 
 class SourceShard(NamedTuple):

@@ -21,7 +21,7 @@ from wdsfs.commit.output_names import canonical, namer, refuse_compressed_name
 from wdsfs.commit.pieces import MAXCOUNT, MAXSIZE, NewMember, Zeros
 from wdsfs.commit.plan import CommitOptions
 from wdsfs.commit.shard_writer import ShardWriter
-from wdsfs.commit.steps import NEW, Output, Plan, Step
+from wdsfs.commit.steps import NEW, Output, Plan, Step, member_names
 from wdsfs.dataset import content as content_module
 from wdsfs.dataset.indexing import indexed
 from wdsfs.dataset.numbered_tree import samples_of
@@ -56,6 +56,9 @@ def _no_file(path: bytes) -> int:
     raise CommitError(f"{os.fsdecode(path)}: a view has no overlay")
 
 
+FIRST = 1000  # members
+
+
 class ViewCommit:
     """A commit of what `lower` shows. `options` are those of the output, `harmless` kinds of problems of a record.
 
@@ -78,6 +81,9 @@ class ViewCommit:
         self.plan = Plan()  # of the shards so far, without their pieces
         self.done: list[Step] = []  # those of them that were written now
         self.left_out = 0  # members of the set that are in no sample
+        self.first: list[
+            tuple[bytes, bytes]
+        ] = []  # members at the start of the first shard, by `steps.member_names`
 
     def run(self, write: bool) -> None:
         """Write the shards, or only plan them. Shards that a killed commit has finished are kept.
@@ -90,6 +96,7 @@ class ViewCommit:
             target = step.output.target
             self._refuse_target(target, made)
             made.add(canonical(target))
+            self.first = self.first or [*itertools.islice(member_names(step.output, self.lower), FIRST)]
             # Only the length is kept, or memory would grow with the set.
             short = step._replace(output=Output(target, [Zeros(step.output.length)]))
             if write and self._write(step.output):

@@ -24,7 +24,8 @@ from wdsfs import names
 from wdsfs.errors import StaleShard, UnreadableShard
 from wdsfs.index import remote_scan
 from wdsfs.index.record import KINDS, STRAY, Record
-from wdsfs.interop import dali, energon
+from wdsfs.interop import dali, energon, huggingface
+from wdsfs.interop.huggingface import FirstSample
 from wdsfs.reading import PLAIN, Reading
 from wdsfs.remote.any_shard import open_shard
 from wdsfs.storage import source
@@ -36,7 +37,7 @@ from wdsfs.tar.problems import Problem, Problems
 EXAMPLES = 100  # findings of one kind in one shard that are listed; further ones are counted
 KEPT = 1000  # samples of a shard that are remembered in case they lack an extension that others have
 PATTERNS = 10_000  # different sets of extensions that are counted in one shard
-NOTES = frozenset(("directory", "meta", "unextractable"))  # kinds that no reader of samples trips over
+NOTES = frozenset(("directory", "meta", "unextractable", huggingface.KIND))  # kinds that webdataset does not mind
 FILE_AND_FOLDER = "tar cannot extract it: it is a file, and other members need a directory of this name"
 
 
@@ -72,6 +73,7 @@ class Lint:
     # 64-bit digests of the shard's keys and where each is first seen: for keys that several shards have.
     keys: array[int] = field(default_factory=lambda: array("Q"))
     offsets: array[int] = field(default_factory=lambda: array("q"))
+    first: list[FirstSample] = field(default_factory=list)  # a few samples at its start
 
     def add(self, kind: str, offset: int, member: str, text: str) -> None:
         """Count a finding; it is listed if it is one of the first of its kind."""
@@ -305,6 +307,8 @@ class _ShardLinter:
     def end_sample(self) -> None:
         if self.key is None:
             return
+        if len(self.found.first) < huggingface.SAMPLES:
+            self.found.first.append(FirstSample(self.offset, text_of(self.key), frozenset(self.extensions)))
         if self.gathered is None:
             self._count(self.offset, self.key, self.extensions)
         self.key, self.extensions, self.lowered = None, set(), set()
@@ -375,6 +379,14 @@ class Judge:
         for (one, other), (count, first) in sorted(pairs.items()):
             text = f"{count} of its keys are also in {self._shards[other][0]}; the first of them is here"
             yield self._shards[one][0], LintFinding("shared key", first, "", text)
+
+    def uneven(self) -> Iterator[tuple[str, LintFinding]]:
+        """A note if Hugging Face's loader would refuse the set; it looks at the first shard that has samples."""
+        self._shards.sort(key=lambda one: one[0])
+        path, first = next(((path, found.first) for path, found in self._shards if found.first), ("", []))
+        odd = huggingface.uneven(first)
+        if odd is not None:
+            yield path, LintFinding(huggingface.KIND, odd.sample.offset, odd.sample.key, odd.text)
 
     def missing(self) -> Iterator[tuple[str, LintFinding]]:
         """Samples without an extension that more than half of all samples have, by shard."""

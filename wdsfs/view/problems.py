@@ -79,7 +79,7 @@ class Check:
             except ShardError as error:
                 self._add(now, number, LintFinding("unreadable", -1, "", str(error)))
             self.done = number + 1
-        for path, finding in itertools.chain(judge.shared_keys(), judge.missing()):
+        for path, finding in itertools.chain(judge.shared_keys(), judge.missing(), judge.uneven()):
             self._add(now, numbers[path], finding)
         self.is_complete = True
 
