@@ -401,7 +401,7 @@ def test_without_pyarrow_the_page_says_what_to_install(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pyarrow" else real(name))
     found = previewer.preview("parquet", Bytes(b"PAR1 and more"))
     assert found.kind == "hex"
-    assert "pip install 'wdsfs[parquet]'" in found.problem
+    assert "[parquet]'" in found.problem
 
 
 def test_sound(previewer: Previewer) -> None:

@@ -638,10 +638,10 @@ def test_missing_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with opened(tmp_path / name) as (tar, _, _):
             assert content_of(tar) == TAR
     write(tmp_path / "zst", WHOLE["zst"])
-    with pytest.raises(UnreadableShard, match=r"backports.zstd: pip install 'wdsfs\[compressed\]'"):
+    with pytest.raises(UnreadableShard, match=r"backports.zstd; type: .*pip install .*\[compressed\]'"):
         record_of_file.build_file(os.fsencode(tmp_path / "zst"))
     monkeypatch.setenv("WDSFS_UNPACK", "never")
-    with pytest.raises(UnreadableShard, match=r"rapidgzip is not installed: pip install 'wdsfs\[compressed\]'"):
+    with pytest.raises(UnreadableShard, match=r"rapidgzip is not installed; type: .*\[compressed\]'"):
         record_of_file.build_file(os.fsencode(tmp_path / "gz"))
 
 

@@ -669,7 +669,7 @@ def test_members_that_cannot_be_decoded_are_shown_as_they_are(
 
 def test_zstd_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams.importlib, "import_module", _refuse_import)
-    with pytest.raises(UsageError, match=r"pip install 'wdsfs\[compressed\]'"):
+    with pytest.raises(UsageError, match=r"pip install .*\[compressed\]'"):
         member_codecs.decode(member_codecs.SUFFIXES.index(b".zst"), b"")
     with pytest.raises(CorruptShard):
         member_codecs.decode(0, b"no gzip")

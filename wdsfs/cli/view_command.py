@@ -102,7 +102,7 @@ def view(
 
     The page is served on this machine only, under an address that nobody else knows; it ends with Ctrl-C. With
     --overlay, or of a mount that has one, samples can also be changed, deleted and restored, by the rules of a
-    writable mount. Needs `pip install 'wdsfs[view]'`.
+    writable mount. Needs the libraries of the extra `view`, and says what to type without them.
 
     \b
     Examples:
@@ -112,7 +112,9 @@ def view(
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise UsageError(f"the page needs {several(missing)}; install it with: pip install 'wdsfs[view]'")
+        from wdsfs.extras import install_command
+
+        raise UsageError(f"the page needs {several(missing)}; type: {install_command('view')}")
     from wdsfs.view.pages import Pages
     from wdsfs.view.server import listen, serve
 

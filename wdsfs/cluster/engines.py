@@ -25,6 +25,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future
 from typing import Any, NamedTuple
 
 from wdsfs.errors import ExecutorUnusable, UsageError
+from wdsfs.extras import install_command
 
 CONNECT_SECONDS = 10
 SPELLINGS = "dask:ADDRESS, ray[:ADDRESS], mpi, slurm:jobs=N[,NAME=VALUE...] or MODULE:CALLABLE"
@@ -75,7 +76,7 @@ def _package(name: str, extra: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        text = f"needs the package {name}, which cannot be imported ({error}): pip install 'wdsfs[{extra}]'"
+        text = f"needs the package {name}, which cannot be imported ({error}); type: {install_command(extra)}"
         raise UsageError(f"--executor {extra} {text}") from None
 
 

@@ -6,6 +6,7 @@ import importlib.util
 import io
 
 from wdsfs.errors import UsageError
+from wdsfs.extras import install_command
 from wdsfs.plots.drawing import COLOURS, FONT_SIZE, INK, Box, Figure, clean
 
 SCALE = 2
@@ -15,7 +16,7 @@ _ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}
 def need_pillow() -> None:
     """Raise UsageError without Pillow."""
     if importlib.util.find_spec("PIL") is None:
-        raise UsageError("PNG needs Pillow: pip install 'wdsfs[view]', or name a file that ends in .svg")
+        raise UsageError(f"PNG needs Pillow; name a file that ends in .svg, or type: {install_command('view')}")
 
 
 def png_of(figure: Figure) -> bytes:

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
 from wdsfs.errors import UsageError
+from wdsfs.extras import install_command
 from wdsfs.previews import plain
 from wdsfs.previews.kinds import DRAWN_VIDEO, HEAD, PLAYERS, PYAV, Content, content_of
 from wdsfs.previews.pool import Limits, Pool, Undecoded, Work
@@ -22,7 +23,6 @@ _PLAIN: dict[str, Callable[[bytes, int, Content, Detail], Preview]] = {
     "hex": lambda data, size, content, detail: plain.hex_preview(data, size),
     "pdf": lambda data, size, content, detail: plain.pdf_preview(data, size),
 }
-_PARQUET_NOTE = "To see it as a table, install pyarrow: pip install 'wdsfs[parquet]'."
 _HEAD = 256 << 10  # first bytes that a worker gets at once; most members are smaller
 
 
@@ -47,7 +47,7 @@ class Previewer:
         self, workers: int = WORKERS, limits: Limits | None = None, cache_bytes: int = CACHE_BYTES
     ) -> None:
         if missing_libraries():
-            raise UsageError("previews need more libraries; install them: pip install 'wdsfs[view]'")
+            raise UsageError(f"previews need more libraries; type: {install_command('view')}")
         limits = limits or Limits()
         self._pool = Pool(workers, (), limits)
         self._for_parquet = Pool(1, ("pyarrow",), limits)
@@ -82,7 +82,8 @@ class Previewer:
             pool, decoder = self._for_videos, DRAWN_VIDEO
         if decoder == "parquet":
             if importlib.util.find_spec("pyarrow") is None:
-                return plain.hex_preview(head, source.size, _PARQUET_NOTE)
+                note = f"To see it as a table, install pyarrow: {install_command('parquet')}"
+                return plain.hex_preview(head, source.size, note)
             pool = self._for_parquet
         else:
             head = _read(source, head, _HEAD)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 from wdsfs.errors import DeniedObject, MissingObject, ObjectChanged, ShardError, Unreachable
+from wdsfs.extras import install_command
 from wdsfs.remote.answers import THROTTLING, of_status, seconds_of
 from wdsfs.remote.pin import Pin
 from wdsfs.remote.retries import Clock, Transient, blocking
@@ -168,7 +169,7 @@ def _library(url: Url) -> Any:
     try:
         return importlib.import_module("huggingface_hub")
     except ImportError:
-        raise Unreachable(f"{url}: hf:// needs huggingface_hub: pip install 'wdsfs[hf]'") from None
+        raise Unreachable(f"{url}: hf:// needs huggingface_hub; type: {install_command('hf')}") from None
 
 
 def _token(options: dict[str, str]) -> str | bool | None:

@@ -22,6 +22,7 @@ from obstore.store import AzureStore, GCSStore, HTTPStore, ObjectStore, S3Store
 
 from wdsfs import __version__
 from wdsfs.errors import Unreachable
+from wdsfs.extras import install_command
 from wdsfs.remote import aws_profiles
 from wdsfs.remote.answers import THROTTLING, seconds_of
 from wdsfs.remote.retries import Transient
@@ -157,7 +158,7 @@ def _boto3(url: Url, profile: str) -> Any:
     except ImportError:
         raise Unreachable(
             f"{url}: there is no access key of the profile {profile} in ~/.aws: for SSO and roles, "
-            "pip install 'wdsfs[aws]'"
+            f"type: {install_command('aws')}"
         ) from None
     try:
         return provider(session=session.Session(profile_name=profile))

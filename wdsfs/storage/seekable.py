@@ -20,6 +20,8 @@ import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from wdsfs.extras import install_command
+
 CHUNK = 1 << 20  # compressed bytes between two seek points of a gzip: on average a read unpacks half of it first
 PIECE_MAX = 64 << 20  # bytes that a read may have to unpack first
 _MAGIC = b"wdsfs-k\n"
@@ -183,7 +185,7 @@ def _open(kind: str, fd: int) -> tuple[Any, tuple[type[Exception], ...]]:
     try:
         module = importlib.import_module(format_.module)
     except ImportError:
-        raise Unusable(f"{format_.package} is not installed: pip install 'wdsfs[compressed]'") from None
+        raise Unusable(f"{format_.package} is not installed; type: {install_command('compressed')}") from None
     # The libraries in C++ pass on exceptions of any kind.
     failures: tuple[type[Exception], ...] = (OSError, ValueError, RuntimeError, EOFError)
     if kind == "xz":

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from wdsfs.errors import UsageError
+from wdsfs.extras import install_command
 from wdsfs.storage import source
 from wdsfs.storage.cache_place import parse_size
 from wdsfs.storage.source import TarBytes
@@ -51,7 +52,9 @@ def zstd() -> Any:
             return importlib.import_module(name)
         except ImportError:
             continue
-    raise UsageError("before Python 3.14, zstd needs the package backports.zstd: pip install 'wdsfs[compressed]'")
+    raise UsageError(
+        f"before Python 3.14, zstd needs the package backports.zstd; type: {install_command('compressed')}"
+    )
 
 
 def unpack(kind: str, packed: TarBytes, write: Callable[[bytes], object]) -> tuple[str, int]:
