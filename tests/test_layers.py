@@ -73,6 +73,7 @@ LOADED_FOR_LOCAL_SHARDS = {"wdsfs.remote", *(f"wdsfs.remote.{name}" for name in 
 GROUND = {
     "__init__",
     "errors",
+    "extras",
     "host",
     "inodes",
     "log_lines",

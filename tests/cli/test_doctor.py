@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import tars
-from tests.conftest import Program, User, program_of
+from tests.conftest import Program, User, device_for_everyone, program_of
 from wdsfs import host, mount_table
 from wdsfs.cli import doctor
 from wdsfs.cli.doctor import MachineFinding
@@ -111,6 +111,64 @@ def test_a_missing_device_in_a_container(monkeypatch: pytest.MonkeyPatch, kind: 
     assert_remedy(doctor.check_device("/dev/no-fuse"), "fail", "No such file", remedy)
 
 
+def test_a_device_in_a_container_that_is_closed_to_this_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The container has it, so nothing is missing where that was started."""
+
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(doctor, "container", lambda: "docker")
+    monkeypatch.setattr(os, "open", refuse)
+    assert_remedy(doctor.check_device("/dev/fuse"), "fail", "Permission denied", "chmod 0666 /dev/fuse")
+
+
+# -- what prevents a mount ---------------------------------------------------------------------------------
+
+
+def test_a_mount_that_fails_says_what_doctor_finds(user_program: Program, user: int) -> None:
+    program = user_program
+    program.write("a.tar", tars.tar(tars.A))
+    with device_for_everyone():
+        if doctor.check_allow_other().level == "ok":  # on this machine it does not fail
+            with program.mounted("-o", "allow_other", "a.tar"):
+                return
+        said = program.run("mount", "-o", "allow_other", "a.tar", program.mountpoint, code=5).stderr.decode()
+    assert "allow_other: user_allow_other is not set in /etc/fuse.conf" in said
+    assert "-> echo user_allow_other | sudo tee -a /etc/fuse.conf" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ([], ["/dev/fuse"]),
+        (["ro", "allow_other"], ["/dev/fuse", "allow_other"]),
+        (["allow_root"], ["/dev/fuse", "allow_other"]),
+    ],
+)
+def test_what_prevents_a_mount(monkeypatch: pytest.MonkeyPatch, options: list[str], named: list[str]) -> None:
+    findings = [
+        MachineFinding("/dev/fuse", "fail", "is closed", "open it"),
+        MachineFinding("kernel", "ok", "is there"),
+        MachineFinding("open files", "warn", "few", "take more"),
+        MachineFinding("allow_other", "warn", "is not set", "set it"),
+    ]
+    monkeypatch.setattr(doctor, "diagnose", lambda _: findings)
+    assert [one.name for one in doctor.preventing("/mnt", options)] == named
+
+
+def test_no_line_says_more_than_its_check(user: int, tmp_path: Path) -> None:
+    """None says that a user can mount: beside it another one may say the opposite."""
+    for finding in doctor.diagnose(str(tmp_path)):
+        assert "can mount" not in finding.detail
+
+
+def test_fusermount_of_the_system_is_there_without_a_path(user: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """libfuse starts it by its own path."""
+    before = doctor.check_fusermount()
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert doctor.check_fusermount() == before
+
+
 def status(tmp_path: Path, effective: str, bounding: str, no_new: int) -> str:
     path = tmp_path / "status"
     path.write_text(f"Name:\tx\nCapEff:\t{effective}\nCapBnd:\t{bounding}\nNoNewPrivs:\t{no_new}\n")
@@ -152,11 +210,13 @@ def test_the_helper_has_to_be_setuid_for_users(tmp_path: Path, user: int) -> Non
 
 def test_root_does_without_the_helper(tmp_path: Path, root: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.check_fusermount(fake_fusermount(tmp_path, 0o755)).level == "ok"
+    monkeypatch.setattr(doctor, "PROGRAMS", ())
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     assert_remedy(doctor.check_fusermount(), "ok", "root does not need it", "")
 
 
 def test_a_user_without_the_helper(tmp_path: Path, user: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "PROGRAMS", ())
     monkeypatch.setenv("PATH", str(tmp_path))
     assert_remedy(doctor.check_fusermount(), "fail", "not found", "apt install fuse3")
 

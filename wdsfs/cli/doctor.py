@@ -14,7 +14,7 @@ import shlex
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,6 +25,8 @@ from wdsfs.image.mounted import image_of
 from wdsfs.mount import mountpoint
 from wdsfs.mount.guard import guard_of
 from wdsfs.status import control
+
+ALLOW_OTHER = "allow_other"  # the name of a check
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -86,6 +88,13 @@ def diagnose(place: str | None = None, index_dir: str | None = None) -> list[Mac
     return findings
 
 
+def preventing(place: str, options: Collection[str]) -> list[MachineFinding]:
+    """The findings that prevent a mount at `place` with these options of `-o`."""
+    for_others = not {"allow_other", "allow_root"}.isdisjoint(options)
+    findings = [one for one in diagnose(place) if one.remedy]
+    return [one for one in findings if one.level == "fail" or (one.name == ALLOW_OTHER and for_others)]
+
+
 # -- FUSE ----------------------------------------------------------------------------------------------------
 
 
@@ -101,7 +110,7 @@ def check_device(device: str = "/dev/fuse") -> MachineFinding:
 
 def _device_remedy(error: OSError, device: str) -> str:
     inside = container()
-    if inside:
+    if inside and error.errno != errno.EACCES:  # else it is there, and its mode is too narrow
         return _CONTAINER_REMEDIES.get(inside, _CONTAINER_REMEDIES["docker"])
     if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENXIO):
         return "sudo modprobe fuse"
@@ -126,18 +135,22 @@ def check_privileges(status: str = "/proc/self/status") -> MachineFinding:
     if fields.get("NoNewPrivs", "0").strip() == "1":
         how = remedy if inside else "start it without NoNewPrivileges= and what implies it (docs/deployment.md)"
         return MachineFinding(name, "fail", "no_new_privs is set: fusermount3 cannot become root", how)
-    return MachineFinding(name, "ok", "fusermount3 can mount for this user")
+    return MachineFinding(name, "ok", "CAP_SYS_ADMIN is not out of reach for setuid programs")
 
 
 def _has_capability(fields: Mapping[str, str], which: str) -> bool:
     return bool(int(fields.get(which, "0").strip() or "0", 16) >> CAP_SYS_ADMIN & 1)
 
 
+PROGRAMS = ("/usr/local/bin", "/usr/bin", "/bin")
+
+
 def check_fusermount(program: str | None = None) -> MachineFinding:
     """The helper that mounts for ordinary users: there and setuid root. Root mounts without it."""
     name = "fusermount3"
     needed = os.geteuid() != 0
-    program = program or shutil.which(name)
+    # libfuse starts that of the system, wherever PATH leads.
+    program = program or shutil.which(name, path=os.pathsep.join((*PROGRAMS, os.environ.get("PATH", ""))))
     if program is None:
         detail = "not found" if needed else "not found; root does not need it"
         return MachineFinding(name, "fail" if needed else "ok", detail, "sudo apt install fuse3" if needed else "")
@@ -180,7 +193,7 @@ def _libfuse_version(extension: str) -> str:
 
 def check_allow_other(conf: str = "/etc/fuse.conf") -> MachineFinding:
     """Check that a user may use `-o allow_other`. Root always may."""
-    name = "allow_other"
+    name = ALLOW_OTHER
     if os.geteuid() == 0:
         return MachineFinding(name, "ok", "root may use it")
     try:

@@ -10,7 +10,7 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -240,6 +240,7 @@ def mount(
         indexer=lambda index, shards, ready: refresh_index(index, shards, opening, ready).unreadable,
         composer=lambda below: make_view(below, opening.quiet),
         adviser=_adviser(tree, serving, opening),
+        doctor=_reasons,
     )
     run = session.run_in_front if serving.foreground else session.run_in_background
     sys.exit(run(wanted, front))
@@ -252,6 +253,13 @@ def _settled(shards: Sequence[str]) -> tuple[str, ...]:
     changed, meta = {spec: settled(spec) for spec in shards}, click.get_current_context().meta
     meta[_ARGUMENTS] = [changed.get(word, word) for word in meta[_ARGUMENTS]]
     return tuple(changed[spec] for spec in shards)
+
+
+def _reasons(mountpoint: str, options: Collection[str]) -> list[str]:
+    """Return what `wdsfs doctor` finds where libfuse could not mount, with what to type."""
+    from wdsfs.cli.doctor import preventing
+
+    return [f"{one.name}: {one.detail} -> {one.remedy}" for one in preventing(mountpoint, options)]
 
 
 def _mountpoint(shards: Sequence[str], mountpoint: str | None, selection: Selection, serving: Serving) -> str:

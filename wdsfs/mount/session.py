@@ -18,7 +18,7 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,12 +77,14 @@ class Front:
 
     `indexer` indexes shards (the last argument is `ready` of `Index.stale`), `composer` derives the records of a
     view. Both return the shards that cannot be read, by path, with the reason. `adviser` returns hints about a
-    set that can be mounted.
+    set that can be mounted, `doctor` what is wrong with this machine where libfuse cannot mount at a path with
+    these options, and what to type.
     """
 
     indexer: Callable[[Index, Sequence[Shard], bool], dict[bytes, ShardError]]
     composer: Callable[[ShardSet], dict[bytes, ShardError]]
     adviser: Callable[[ShardSet], Sequence[str]] = lambda _: ()
+    doctor: Callable[[str, Collection[str]], Sequence[str]] = lambda *_: ()
 
 
 def raise_file_limit() -> int:
@@ -154,7 +156,7 @@ def run(mount: MountOptions, front: Front, leave: Callable[[], None], ready: Cal
             if not mount.foreground:  # what was said on the terminal, now in the log
                 _say(remarks)
 
-        _serve(parsed, growth, leave_and_log, ready)
+        _serve(parsed, growth, front.doctor, leave_and_log, ready)
     finally:
         index.discard()
 
@@ -223,7 +225,13 @@ def _say(remarks: Sequence[str]) -> None:
         log.warning("%s", text)
 
 
-def _serve(parsed: FuseOptions, growth: Growth, leave: Callable[[], None], ready: Callable[[], None]) -> None:
+def _serve(
+    parsed: FuseOptions,
+    growth: Growth,
+    doctor: Callable[[str, Collection[str]], Sequence[str]],
+    leave: Callable[[], None],
+    ready: Callable[[], None],
+) -> None:
     """Mount the set, fork the workers, and serve until the mount ends."""
     served = growth.served
     mount, overlay, board = served.mount, served.overlay, Board(objects.stores_of(served.files))
@@ -236,7 +244,7 @@ def _serve(parsed: FuseOptions, growth: Growth, leave: Callable[[], None], ready
     hidden = HiddenDirectory(daemon, board, TextRing(), growth.state, lambda: is_half_done(daemon.overlay))
     operations.hidden = HiddenDirectoryOperations(parsed.owner, board, hidden)
     with KeptSignals() as signals:
-        _mount(mount, parsed)
+        _mount(mount, parsed, doctor)
         running, clean, supervisor = None, False, None
         try:
             follow = growth.follower()
@@ -269,7 +277,9 @@ def _serve(parsed: FuseOptions, growth: Growth, leave: Callable[[], None], ready
             pyfuse3.close(unmount=clean or running is None or not running.usable)
 
 
-def _mount(mount: MountOptions, parsed: FuseOptions) -> None:
+def _mount(
+    mount: MountOptions, parsed: FuseOptions, doctor: Callable[[str, Collection[str]], Sequence[str]]
+) -> None:
     """Have libfuse mount; serving is ours. Raises MountError."""
     options = {"default_permissions", *parsed.fuse} | ({"ro"} if mount.overlay is None else set())
     for name, value in (("subtype", "wdsfs"), ("fsname", _fsname(mount.specs or ["new"]))):
@@ -279,10 +289,9 @@ def _mount(mount: MountOptions, parsed: FuseOptions) -> None:
         with _released_last() if "auto_unmount" in options else contextlib.nullcontext():
             pyfuse3.init(pyfuse3.Operations(), mount.mountpoint, options)
     except (RuntimeError, UnicodeEncodeError) as error:
-        raise MountError(
-            f"{mount.mountpoint}: libfuse could not mount ({error}); "
-            f"`wdsfs doctor {shlex.quote(mount.mountpoint)}` may say why"
-        ) from None
+        found = "; ".join(doctor(mount.mountpoint, parsed.fuse))
+        why = found or f"libfuse has said more above; `wdsfs doctor {shlex.quote(mount.mountpoint)}` finds nothing"
+        raise MountError(f"{mount.mountpoint}: libfuse could not mount ({error}): {why}") from None
 
 
 @contextlib.contextmanager
