@@ -36,6 +36,13 @@ def length(path: bytes) -> int:
     return len(name)
 
 
+def begun_and_never_done(path: bytes) -> int:
+    """Leave a file `PATH.begun`, and wait."""
+    with open(path + b".begun", "xb"):
+        signal.pause()
+    return 0
+
+
 def process(path: bytes) -> int:
     return os.getpid()
 

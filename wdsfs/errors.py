@@ -239,6 +239,15 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def bytes_text(count: float) -> str:
+    """A number of bytes for people: `512 B`, `1.5 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:,.1f} TiB"
+
+
 def several(things: Sequence[str], most: int = 3) -> str:
     """Return a list for a message: `a, b, c and 7 more`."""
     return ", ".join(things[:most]) + (f" and {len(things) - most} more" if len(things) > most else "")

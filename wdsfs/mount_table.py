@@ -145,6 +145,47 @@ def holders(device: int) -> list[int]:
     return [pid for pid in found.values() if pid]
 
 
+class Use(NamedTuple):
+    """A process that uses a mount: its number, its command, and what it has there."""
+
+    pid: int
+    command: str
+    what: str
+
+
+def users(mountpoint: bytes) -> list[Use]:
+    """The processes that keep a mount busy. Of those of other users only root sees what they use.
+
+    Only the texts of links are read: a mount that hangs is not asked.
+    """
+    found = []
+    for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):  # it has just ended, or is another user's
+            what = _use(f"/proc/{pid}", mountpoint)
+            if what:
+                with open(f"/proc/{pid}/comm", errors="replace") as file:
+                    found.append(Use(pid, file.read().strip(), what))
+    return found
+
+
+def _use(process: str, mountpoint: bytes) -> str:
+    """What a process has in a mount, in words; "" for nothing."""
+    for link, what in (("cwd", "its working directory"), ("root", "its root directory"), ("exe", "its program")):
+        if _leads_into(f"{process}/{link}", mountpoint):
+            return what
+    for number in os.listdir(f"{process}/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if _leads_into(f"{process}/fd/{number}", mountpoint):
+                return "an open file"
+    with open(f"{process}/maps", "rb") as file:
+        places = (line.split(b" ", 5)[5].strip() for line in file if line.count(b" ") >= 5)
+        return "a mapped file" if any(_lies_in(place, mountpoint) for place in places) else ""
+
+
+def _leads_into(link: str, mountpoint: bytes) -> bool:
+    return _lies_in(os.readlink(os.fsencode(link)).removesuffix(b" (deleted)"), mountpoint)
+
+
 def filesystem_type(path: str | bytes | os.PathLike[str]) -> str:
     """Return the type of the file system that a path lies in (`ext4`, `nfs4`, `fuse.sshfs`); "" if unknown."""
     try:

@@ -284,7 +284,7 @@ def test_bad_index_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert_remedy(
         doctor.check_index_directory(tmp_path / "file" / "x"), "warn", "is no directory", "WDSFS_INDEX_DIR"
     )
-    assert_remedy(doctor.check_index_directory(tmp_path, free=1000), "warn", "0.0 GB free", "make room")
+    assert_remedy(doctor.check_index_directory(tmp_path, free=1000), "warn", "1000 B free", "make room")
     monkeypatch.setattr(mount_table, "filesystem_type", lambda path: "lustre")
     assert_remedy(
         doctor.check_index_directory(tmp_path), "warn", "network file system (lustre)", "WDSFS_INDEX_DIR"

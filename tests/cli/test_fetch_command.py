@@ -162,7 +162,7 @@ def test_a_shard_without_room_is_not_begun(program: Program, web: WebServer) -> 
     url = web.url + "/s/x-{0..2}.tar"
     done = program.run("fetch", "--jobs", "1", "--cache-size", "40M", url, code=3)
     assert done.stderr.decode() == (
-        f"wdsfs: error: the cache has no room for 1 shard more ({web.url}/s/x-2.tar): give it more by "
+        f"wdsfs: the cache has no room for 1 shard more ({web.url}/s/x-2.tar): give it more by "
         "--cache-size, or remove what is not needed any more by `wdsfs cache`\n"
     )
     assert done.stdout.startswith(b"2 of 3 shards in the cache, 25.0 MiB: ")
@@ -193,7 +193,7 @@ def test_what_fails_is_named_and_the_others_are_fetched(program: Program, web: W
     assert url == f"{web.url}/s/x-1.tar"
     assert text.startswith(f"{url}: its store refuses it")
     done = program.run("fetch", web.url + "/s/x-{0..1}.tar", code=3)
-    assert done.stderr.decode() == f"wdsfs: error: {text}\n"
+    assert done.stderr.decode() == f"wdsfs: {text}\n"
 
 
 def test_a_server_without_ranges(program: Program, web: WebServer) -> None:

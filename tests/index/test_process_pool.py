@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -210,6 +211,29 @@ for _ in pool.each(work.two_at_once, shards, 2):
     parent.kill()
     assert parent.communicate()[1] == b""
     # They are this process's now, see conftest.py.
+    wait_until(lambda: all(_has_ended(pid) for pid in workers), "the end of the processes")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_processes_end_with_their_parent_in_the_middle_of_a_shard(tmp_path: Path, number: int) -> None:
+    """At once: a signal that ends `wdsfs index` leaves nobody at work."""
+    shards = shards_of(tmp_path, "a", "b")
+    code = """
+import sys
+from pathlib import Path
+from tests import sets
+from tests import work
+from wdsfs.index import process_pool as pool
+pool.ALONE_BYTES = -1
+for _ in pool.each(work.begun_and_never_done, [sets.at(Path(path)) for path in sys.argv[1:]], 2):
+    pass
+"""
+    parent = sets.start(code, *(sets.path_of(one) for one in shards))
+    wait_until(lambda: len(list(tmp_path.rglob("*.begun"))) == 2, "the work")
+    workers = descendants(parent.pid)
+    parent.send_signal(number)
+    parent.communicate()
+    assert parent.returncode == -number
     wait_until(lambda: all(_has_ended(pid) for pid in workers), "the end of the processes")
 
 

@@ -271,9 +271,7 @@ def test_an_image_of_others_is_refused(program: Program) -> None:
     mount = ("mount", image, program.mountpoint)
     os.chown(image, 65534, 65534)
     says = program.refused(*mount, code=5)
-    assert says.startswith(
-        f"wdsfs: error: {image}: can show any file, so it has to be in safe hands: {image} belongs"
-    )
+    assert says.startswith(f"wdsfs: {image}: can show any file, so it has to be in safe hands: {image} belongs")
     os.chown(image, 0, 0)
     image.chmod(0o666)
     assert f"others can write to {image} (mode 0666): chmod go-w {image}" in program.refused(*mount, code=5)
@@ -312,7 +310,7 @@ def test_links_of_others_lead_to_their_own_files_only(program: Program) -> None:
     link_to(secret, mine=False)
     says = program.refused("mount", image, mountpoint, code=5)
     assert says == (
-        f"wdsfs: error: {shard}: a link of another user (nobody) leads to a file of root: name the file, or "
+        f"wdsfs: {shard}: a link of another user (nobody) leads to a file of root: name the file, or "
         "--trust nobody"
     )
     shard.unlink()
@@ -356,7 +354,7 @@ def test_a_shard_that_is_being_written_is_refused(program: Program) -> None:
     program.run("image", shard, "-o", image)
     with shard.open("r+b"):
         message = program.refused("mount", image, program.mountpoint, code=5)
-    assert message == f"wdsfs: error: {shard}: a program has it open for writing"
+    assert message == f"wdsfs: {shard}: a program has it open for writing"
 
 
 def test_without_leases_times_are_looked_at(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:

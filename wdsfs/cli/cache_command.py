@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsfs.cli.options import Directory, json_option, set_for_all, trust_option
-from wdsfs.cli.output import bytes_text, print_table, say, table_of, write_json
-from wdsfs.errors import IndexUnusable, UsageError
+from wdsfs.cli.output import print_table, say, table_of, write_json
+from wdsfs.errors import IndexUnusable, UsageError, bytes_text
 from wdsfs.names import shown
 
 if TYPE_CHECKING:

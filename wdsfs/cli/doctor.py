@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from wdsfs import host, mount_table, trust
-from wdsfs.errors import MountError
+from wdsfs.errors import MountError, bytes_text
 from wdsfs.image.mounted import image_of
 from wdsfs.mount import mountpoint
 from wdsfs.mount.guard import guard_of
@@ -263,7 +263,7 @@ def check_index_directory(directory: Path, free: int | None = None) -> MachineFi
         detail = f"{directory} is on a network file system ({fstype}): the index goes to /var/tmp instead"
         return MachineFinding(name, "warn", detail, "set WDSFS_INDEX_DIR to a directory on a local disk")
     free = shutil.disk_usage(place).free if free is None else free
-    shown = f"{directory} ({fstype or 'unknown file system'}, {free / 1e9:,.1f} GB free)"
+    shown = f"{directory} ({fstype or 'unknown file system'}, {bytes_text(free)} free)"
     if free < LITTLE_SPACE:
         return MachineFinding(name, "warn", shown, f"make room, or set WDSFS_INDEX_DIR; see: du -sh {quoted}")
     return MachineFinding(name, "ok", shown)

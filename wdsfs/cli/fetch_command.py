@@ -28,9 +28,9 @@ from wdsfs.cli.options import (
     trust_option,
     workers_of,
 )
-from wdsfs.cli.output import bytes_text, say, write_json
+from wdsfs.cli.output import say, write_json
 from wdsfs.cli.progress import bytes_bar, when_interrupted
-from wdsfs.errors import CacheFull, ShardError, counted, several
+from wdsfs.errors import CacheFull, ShardError, bytes_text, counted, several
 
 if TYPE_CHECKING:
     from queue import SimpleQueue

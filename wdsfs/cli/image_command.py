@@ -19,10 +19,10 @@ from wdsfs.cli.options import (
     shards_argument,
     soundness_options,
 )
-from wdsfs.cli.output import bytes_text, say, write_json
+from wdsfs.cli.output import say, write_json
 from wdsfs.cli.progress import write_image
 from wdsfs.cli.tree_options import TreeOptions, numbered_tree_options
-from wdsfs.errors import UsageError, counted
+from wdsfs.errors import UsageError, bytes_text, counted
 
 if TYPE_CHECKING:
     from wdsfs.spec.selection import Selection

@@ -15,7 +15,7 @@ from wdsfs.cli import completion
 from wdsfs.cli.options import Opening, index_options_with, json_option, set_options
 from wdsfs.cli.output import contents_text, say, write_json
 from wdsfs.cli.progress import Refreshed, ended_in_order, refresh_index, shards_bar, when_interrupted
-from wdsfs.errors import UsageError
+from wdsfs.errors import UsageError, bytes_text
 
 if TYPE_CHECKING:
     from wdsfs.errors import ShardError
@@ -166,7 +166,7 @@ def _warn(index: Index, shards: Sequence[Shard], done: Refreshed) -> None:
 
 def _report_lines(report: Mapping[str, Any]) -> tuple[str, str]:
     written = "written" in report
-    where = f"{report['bytes']:,} bytes in {report['written']}" if written else f"kept in {report['index']}"
+    where = f"{bytes_text(report['bytes'])} in {report['written']}" if written else f"kept in {report['index']}"
     return (
         f"{contents_text(report['shards'], report['samples'], report['members'])}; "
         f"{report['rebuilt']} indexed in {report['seconds']} s",

@@ -19,8 +19,8 @@ from wdsfs.cli.options import (
     shards_argument,
     soundness_options,
 )
-from wdsfs.cli.output import bytes_text, contents_text, print_table, say, table_of, write_json
-from wdsfs.errors import UsageError, counted
+from wdsfs.cli.output import contents_text, print_table, say, table_of, write_json
+from wdsfs.errors import UsageError, bytes_text, counted
 from wdsfs.names import shown
 
 if TYPE_CHECKING:

@@ -115,12 +115,12 @@ def image_mount(
     options: Sequence[str],
     trusting: bool,
     overlay: Path | None = None,
-    adviser: Callable[[ShardSet], Sequence[str]] = lambda _: (),
+    adviser: Callable[[ShardSet], None] = lambda _: None,
 ) -> ImageMount:
     """Make the image of a set for this mount point, unless it is there, and return what is to be mounted.
 
-    `options` are those of `-o`, `overlay` is the directory of an overlay above it. `adviser` returns hints
-    about the set, which are given when its image is made. Raises CannotServe, ImageError, ShardErrors, UsageError.
+    `options` are those of `-o`, `overlay` is the directory of an overlay above it. `adviser` is called
+    with the set when its image is made. Raises CannotServe, ImageError, ShardErrors, UsageError.
     """
     from wdsfs.image import kept
     from wdsfs.image.erofs import OWN_TIMES_KERNEL
@@ -188,7 +188,7 @@ def _made(
     tree: TreeOptions,
     opening: Opening,
     wanted: ImageOptions,
-    adviser: Callable[[ShardSet], Sequence[str]],
+    adviser: Callable[[ShardSet], None],
 ) -> LocalCopies:
     """Make the image of a set at this path, unless it is there; returns the copies that it reads.
 
@@ -208,8 +208,7 @@ def _made(
             _note_use(target, mountpoint)
         else:
             write_image(shown, os.fsencode(target), wanted, opening.quiet)
-            for text in adviser(below):
-                log.info("%s", text)
+            adviser(below)
     return copies
 
 

@@ -44,7 +44,7 @@ class _Log(logging.Handler):
         self.setFormatter(TerminalFormatter("wdsfs: %(word)s%(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        record.word = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
+        record.word = "warning: " if record.levelno == logging.WARNING else ""
         text = self.format(record)
         if record.levelno >= logging.WARNING:
             self.said.append(record.message)
@@ -85,10 +85,23 @@ class _Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of this name. If there is none all are imported: click proposes one that is like it."""
         known = self.list_commands(ctx)
+        cmd_name = ALIASES.get(cmd_name, cmd_name)
         for name in {cmd_name} & {*known} or known:
             if name not in self.commands:
                 self.add_command(getattr(importlib.import_module(f"wdsfs.cli.{name}_command"), name))
         return super().get_command(ctx, cmd_name)
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """As click's own, but a wrong call gets a message like all others."""
+        try:
+            code = super().main(*args, **{**extra, "standalone_mode": False})
+        except click.ClickException as error:
+            if isinstance(error, click.UsageError) and error.ctx is not None:
+                hint = f"Try '{error.ctx.command_path} --help' for help."
+                say(*error.ctx.get_usage().split("\n"), hint, err=True)
+            say(f"wdsfs: {error.format_message()}", err=True)  # of an argument, which may be the name of a file
+            code = error.exit_code
+        sys.exit(code if isinstance(code, int) else 0)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -101,9 +114,6 @@ class _Group(click.Group):
             if shown(str(error)) not in _LOG.said:
                 say(*f"wdsfs: {error}".split("\n"), err=True)
             ctx.exit(error.exit_code)
-        except click.ClickException as error:  # of an argument, which may be the name of a file
-            error.message = shown(error.message)  # type: ignore[misc]  # final is meant for those who catch it
-            raise
         except KeyboardInterrupt:
             say(f"wdsfs: interrupted{ctx.meta.get(INTERRUPTED, '')}", err=True)
             ctx.exit(130)
@@ -170,7 +180,7 @@ def help_command(ctx: click.Context, command: str | None) -> None:
         write_page(above.get_help())
         return
     if command in TOPICS:
-        write_page(_page(TOPICS[command]))
+        _show_page(_page(TOPICS[command]))
         return
     found = main.get_command(above, command)
     if found is None:
@@ -187,6 +197,20 @@ def _page(name: str) -> str:
     """The text of a page that comes with the program, beside this module."""
     with open(os.path.join(os.path.dirname(__file__), name), encoding="utf-8") as file:
         return file.read()
+
+
+def _show_page(text: str) -> None:
+    """Show a page of Markdown: by a pager on a terminal, else as it is."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        write_page(text)
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    console = Console()
+    with console.capture() as capture:
+        console.print(Markdown(text, hyperlinks=False))
+    click.echo_via_pager(capture.get())
 
 
 # All commands as `wdsfs --help` shows them: by what one is about to do, with a line of at most 64 characters each.
@@ -227,5 +251,6 @@ GROUPS: dict[str, dict[str, str]] = {
         "completion": "Print what makes a shell complete commands and paths.",
     },
 }
+ALIASES = {"unmount": "umount"}  # what else commands are called
 # Pages that `wdsfs help` shows, for users who have the program and no checkout.
 TOPICS = {"layouts": "layouts.md"}

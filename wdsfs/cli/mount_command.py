@@ -331,10 +331,10 @@ def _by_kernel(
     reason = next((f"{name} is for FUSE" for name, is_given in given.items() if is_given), None)
     if reason is None and serving.overlay is not None and of_image.engine == AUTO:
         reason = "with --overlay FUSE does more (--engine kernel takes the kernel)"
-    wanted = None
+    wanted, advice = None, list[str]()
     if reason is None:
         try:
-            wanted = _image_mount(shards, selection, mountpoint, tree, serving, of_image, opening)
+            wanted = _image_mount(shards, selection, mountpoint, tree, serving, of_image, opening, advice)
         except kernel_engine.CannotServe as error:
             reason = str(error)
             end_if_damaged(mountpoint, path_of(serving.overlay))
@@ -348,6 +348,8 @@ def _by_kernel(
         log.info("%s", "engine: kernel" if reason is None else f"engine: FUSE, because {reason}")
     if wanted is None:
         return False
+    if serving.foreground:
+        _say(advice)
     code = _mount_or_hand_out(wanted, serving.foreground)
     is_refused = code in (MountError.exit_code, StaleShard.exit_code)
     if of_image.engine == AUTO and is_refused and mount_table.mounted_at(mountpoint) is None:
@@ -355,7 +357,14 @@ def _by_kernel(
         return False
     if code:
         sys.exit(code)
+    if not serving.foreground:
+        _say(advice)
     return True
+
+
+def _say(lines: Sequence[str]) -> None:
+    for line in lines:
+        log.info("%s", line)
 
 
 def _image_mount(
@@ -366,8 +375,12 @@ def _image_mount(
     serving: Serving,
     of_image: OfImage,
     opening: Opening,
+    advice: list[str],
 ) -> ImageMount:
-    """Make the image for a mount by the kernel; return what is to be mounted. Raises CannotServe, WdsfsError."""
+    """Make the image for a mount by the kernel; return what is to be mounted. `advice` gets hints for the user.
+
+    Raises CannotServe, WdsfsError.
+    """
     from wdsfs.cli import kernel_engine
     from wdsfs.spec.dependencies import noted
     from wdsfs.spec.expand import expand
@@ -394,7 +407,9 @@ def _image_mount(
         refuse_view(found, tree.view(opening.tolerance.allow_missing), tree.composition)
     place, trusting = control.canonical(mountpoint), of_image.trust_shards
     adviser = _adviser(tree, serving, opening._replace(quiet=opening.quiet or is_repeated))
-    return kernel_engine.image_mount(found, place, tree, opening, options, trusting, overlay, adviser)
+    return kernel_engine.image_mount(
+        found, place, tree, opening, options, trusting, overlay, lambda below: advice.extend(adviser(below))
+    )
 
 
 def prepared_again(made: MadeBy) -> ImageMount:

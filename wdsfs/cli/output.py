@@ -91,15 +91,6 @@ def write_page(text: str) -> None:
     click.echo(text, nl=not text.endswith("\n"))
 
 
-def bytes_text(count: float) -> str:
-    """A number of bytes for people: `1.5 MiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
 def contents_text(shards: int, samples: int, members: int) -> str:
     """`2 shards, 5 samples, 7 members`."""
     return ", ".join((counted(shards, "shard"), counted(samples, "sample"), counted(members, "member")))

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from wdsfs.cli.output import bytes_text, print_table, say, table_of, write_json
-from wdsfs.errors import counted
+from wdsfs.cli.output import print_table, say, table_of, write_json
+from wdsfs.errors import bytes_text, counted
 
 if TYPE_CHECKING:
     from wdsfs.commit.changes import ChangedSample, Changes, Remark

@@ -26,9 +26,9 @@ from wdsfs.cli.options import (
     leave_out_option,
     space_check_option,
 )
-from wdsfs.cli.output import bytes_text, note_uneven, print_table, say, table_of, uneven_text, write_json
+from wdsfs.cli.output import note_uneven, print_table, say, table_of, uneven_text, write_json
 from wdsfs.cli.progress import bytes_bar, disk_errors, ended_in_order, when_interrupted
-from wdsfs.errors import ExportError, UsageError, counted
+from wdsfs.errors import ExportError, UsageError, bytes_text, counted
 
 if TYPE_CHECKING:
     from wdsfs.pack.packing_plan import PackingPlan, PackOptions, PlannedShard

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wdsfs.errors import CommitError, ImageError
+from wdsfs.errors import CommitError, ImageError, bytes_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
@@ -174,9 +174,17 @@ def bytes_bar(label: str, total: int, quiet: bool) -> Iterator[Callable[[int], N
     if not _has_a_terminal(quiet):
         yield lambda _: None
         return
-    from rich.progress import DownloadColumn, TransferSpeedColumn
+    from rich.progress import DownloadColumn, ProgressColumn, Task
+    from rich.text import Text
 
-    columns = DownloadColumn(binary_units=True), TransferSpeedColumn()
+    class Speed(ProgressColumn):
+        """As rich's own, which has powers of ten beside the powers of two of the bytes."""
+
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            return Text("?" if speed is None else f"{bytes_text(speed)}/s", style="progress.data.speed")
+
+    columns = DownloadColumn(binary_units=True), Speed()
     with progress_bar(label, total, quiet, *columns) as (bar, task):
         yield lambda count: bar.advance(task, count)
 

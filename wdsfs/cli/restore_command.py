@@ -50,7 +50,7 @@ class _RestoreSession(NamedTuple):
 
 @click.command()
 @click.argument(
-    "arguments", metavar="[MOUNTPOINT] PATH...", nargs=-1, shell_complete=completion.mount_points_or_paths
+    "arguments", metavar="[MOUNTPOINT] [PATH]...", nargs=-1, shell_complete=completion.mount_points_or_paths
 )
 @click.option(
     "--overlay",
@@ -73,13 +73,13 @@ def restore(
     """Undo what was changed at PATH, and below it: files, samples and directories are as the shards have them,
     what was removed is there again, and what is new is gone. The mount shows it at once.
 
-    PATH is a path in the mount, or below its top, as `wdsfs diff` shows it. Patterns also match names that were
-    removed, so quote them. For something renamed give either name: it gets the old one back. What was written is
-    lost; --dry-run shows what would be undone.
+    PATH is a path in the mount, or, after MOUNTPOINT, one below its top, as `wdsfs diff` shows it. Patterns also
+    match names that were removed, so quote them. For something renamed give either name: it gets the old one back.
+    What was written is lost; --dry-run shows what would be undone.
 
     \b
     Examples:
-      wdsfs restore /mnt/train /mnt/train/train-000000/images/cat1/json
+      wdsfs restore /mnt/train/train-000000/images/cat1/json
       wdsfs restore /mnt/train 'train-000000/images/cat*'
       wdsfs restore --dry-run --all /mnt/train
       wdsfs restore --overlay edits train-000000/images/dog1
@@ -87,16 +87,14 @@ def restore(
     from wdsfs.dataset.indexing import indexed
     from wdsfs.overlay.restore import Restoration
 
-    mountpoint, given = (None, arguments) if overlay is not None else (arguments[:1], arguments[1:])
-    if mountpoint == ():
-        raise UsageError("name the MOUNTPOINT and PATHs in it, or --overlay DIR and PATHs")
+    mountpoint, given = (None, arguments) if overlay is not None else _apart(arguments)
     if everything and given:
         raise UsageError("--all takes no PATH")
     if not everything and not given:
-        raise _nothing_named(mountpoint)
-    with _mounted(mountpoint[0], opening) if mountpoint else _held(str(overlay), opening) as session:
+        raise UsageError("name the PATHs that are to be restored, or --all")
+    with _mounted(mountpoint, opening) if mountpoint is not None else _held(str(overlay), opening) as session:
         _refuse_unfinished(session.place)
-        tops = [_below(path, mountpoint[0] if mountpoint else None) for path in given]
+        tops = [_below(path, mountpoint) for path in given]
         paths = [b""] if everything else _expanded(tops, session)
         restoration = Restoration(session.tree, session.top)
         targets = indexed(restoration.targets, paths)
@@ -108,13 +106,12 @@ def restore(
     _show(changes, dry_run, as_json)
 
 
-def _nothing_named(mountpoint: Sequence[str] | None) -> UsageError:
-    """The error for a command without a PATH; its MOUNTPOINT may be one."""
-    above = mount_above(mountpoint[0]) if mountpoint else None
-    if mountpoint and above is not None:
-        words = shlex.join(["wdsfs", "restore", above, mountpoint[0]])
-        return UsageError(f"{mountpoint[0]}: is a PATH; name the MOUNTPOINT before it: {words}")
-    return UsageError("name the PATHs that are to be restored, or --all")
+def _apart(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """The mount point and the PATHs. Where the first one is a PATH, the mount that it lies in is meant."""
+    if not arguments:
+        raise UsageError("name PATHs in a mount, its MOUNTPOINT and PATHs below it, or --overlay DIR and PATHs")
+    above = mount_above(arguments[0])
+    return (arguments[0], arguments[1:]) if above is None else (above, arguments)
 
 
 def _refuse_unfinished(place: OverlayDirectory) -> None:

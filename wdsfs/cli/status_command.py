@@ -15,8 +15,8 @@ import click
 
 from wdsfs.cli import completion
 from wdsfs.cli.options import json_option
-from wdsfs.cli.output import bytes_text, print_block, say, write_json
-from wdsfs.errors import MountError, counted, several
+from wdsfs.cli.output import print_block, say, write_json
+from wdsfs.errors import MountError, bytes_text, counted, several
 
 MOUNTED = "mounted"  # the state of a mount of another user: its daemon was not asked
 KERNEL = "served by the kernel"  # the state of a mount of an image, which has no daemon

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from wdsfs.cli.doctor import MachineFinding
-from wdsfs.cli.output import bytes_text
-from wdsfs.errors import counted
+from wdsfs.errors import bytes_text, counted
 from wdsfs.remote.urls import BUCKETS, Url
 
 _SPELLING = "check how it is spelt; the keys of a bucket are case-sensitive"

@@ -24,6 +24,8 @@ log = logging.getLogger("wdsfs")
 def umount(mountpoints: tuple[str, ...], everything: bool, lazy: bool) -> None:
     """End the mount at MOUNTPOINT, dead ones included. Returns when its daemon is gone.
 
+    `wdsfs unmount` is the same.
+
     \b
     Examples:
       wdsfs umount /mnt/train

@@ -11,7 +11,8 @@ import click
 
 from wdsfs.cli import completion
 from wdsfs.cli.options import json_option
-from wdsfs.cli.output import bytes_text, print_block, say, write_json
+from wdsfs.cli.output import print_block, say, write_json
+from wdsfs.errors import bytes_text
 
 if TYPE_CHECKING:
     from wdsfs.mount.where import Origin

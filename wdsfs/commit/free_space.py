@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from wdsfs.commit.steps import Step
-from wdsfs.errors import CommitError
+from wdsfs.errors import CommitError, bytes_text
 
 
 def refuse_without_space(steps: Sequence[Step], jobs: int) -> None:
@@ -33,8 +33,8 @@ def refuse_without_space(steps: Sequence[Step], jobs: int) -> None:
         if found.f_blocks and needed > free:
             fewer = f", write fewer shards at a time (--jobs, now {jobs})" if jobs > 1 and len(steps) > 1 else ""
             raise CommitError(
-                f"{os.fsdecode(directory)}: the commit needs {needed:,} bytes on this file system, since new "
-                f"shards are written beside the old ones, and {free:,} are free: make room{fewer}, or use "
+                f"{os.fsdecode(directory)}: the new shards need {bytes_text(needed)} on this file system, since "
+                f"they are written beside the old ones, and {bytes_text(free)} are free: make room{fewer}, or use "
                 "--no-space-check"
             )
 

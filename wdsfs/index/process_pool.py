@@ -15,9 +15,11 @@ wait for them. Here every process sees the end of its pipe.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
@@ -40,6 +42,8 @@ from wdsfs.storage.identity import Fingerprint
 ALONE_BYTES = 64 << 20  # less work than this is finished here before other processes have started
 AHEAD = 4  # results per process that may wait to be taken
 TOGETHER = 8  # remote shards that are worked at at the same time
+
+_PR_SET_PDEATHSIG = 1
 
 _START = (
     "import os, sys, pickle; sys.stdin.buffer.peek(1) or os._exit(0); "  # at once its end: the parent has died
@@ -303,8 +307,16 @@ class _Processes:
 
 
 def work() -> None:
-    """The main loop of a process of the pool. It ends with the pipe: its parent closes it, or has died."""
+    """The main loop of a process of the pool. It ends with the pipe, which its parent closes, or with its parent.
+
+    The latter at once, also in the middle of a shard: whoever ends a command has its processors back.
+    """
     requests, replies = sys.stdin.buffer, sys.stdout.buffer
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    pipe = select.poll()
+    pipe.register(requests, 0)
+    if pipe.poll(0):  # it had died before
+        os._exit(0)
     while True:
         try:
             function, unit = pickle.load(requests)

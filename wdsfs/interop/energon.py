@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import BinaryIO, NamedTuple
 
 from wdsfs import names
-from wdsfs.errors import ExportError
+from wdsfs.errors import ExportError, counted
 from wdsfs.names import readable
 from wdsfs.storage.source import TarBytes
 from wdsfs.tar import headers, member_reader, scan
@@ -124,7 +124,7 @@ def misfit(fd: int, index: BinaryIO) -> str | None:
     found = array("Q", data[: len(wanted) * wanted.itemsize])
     wrong = next((at for at, pair in enumerate(zip(found, wanted, strict=True)) if pair[0] != pair[1]), None)
     if wrong is None:
-        return f"{len(data)} bytes are no whole number of offsets"
+        return f"{counted(len(data), 'byte')}: no whole number of offsets"
     what = f"sample {wrong} starts" if wrong < expected else "the samples end"
     return f"it has offset {found[wrong]} where {what} at {wanted[wrong]}"
 

@@ -148,10 +148,10 @@ def run(mount: MountOptions, front: Front, leave: Callable[[], None], ready: Cal
         tags = Generations(len(shards), followed=mount.follow is not None)
         served = MountedSet(mount, shards, composition, companions, access, index, descriptors, tags, overlay)
         growth = Growth(served, _working_directory(), directories, SetState(mount.follow))
-        for line in advice:
-            log.info("%s", line)
 
         def leave_and_log() -> None:
+            for line in advice:
+                log.info("%s", line)
             leave()
             if not mount.foreground:  # what was said on the terminal, now in the log
                 _say(remarks)

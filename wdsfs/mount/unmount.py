@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from wdsfs import host, mount_table
-from wdsfs.errors import MountError, OverlayBusy, OverlayUnusable, several
+from wdsfs.errors import MountError, OverlayBusy, OverlayUnusable, bytes_text, several
 from wdsfs.image.mounted import image_of
 from wdsfs.mount.guard import Registration, forget, guard_of
 from wdsfs.mount.mountpoint import DEAD_MOUNT_ERRNOS
@@ -21,6 +21,7 @@ from wdsfs.status import control
 
 log = logging.getLogger(__name__)
 
+NAMED = 5  # processes that a message names
 ANNOUNCE_SECONDS = 3.0  # of an unmount, after which it says what it waits for
 
 
@@ -87,11 +88,15 @@ def _detach_mount(path: str, lazy: bool) -> None:
         raise MountError(f"{command[0]} is not installed; `wdsfs doctor` says what to type") from None
     if done.returncode:
         text = done.stderr.strip()
-        if "busy" in text:
-            quoted = shlex.quote(path)
-            busy = text.rstrip(".")
-            text = f"{busy}; see who uses it with: fuser -vm {quoted}; or: wdsfs umount --lazy {quoted}"
-        raise MountError(text)
+        raise MountError(_busy_text(path) if "busy" in text else text)
+
+
+def _busy_text(path: str) -> str:
+    """Return the message about a mount that is used: by whom, as far as this user may see."""
+    quoted = shlex.quote(path)
+    users = [f"{one.command} ({one.pid}, {one.what})" for one in mount_table.users(os.fsencode(path))]
+    who = f"by {several(users, NAMED)}" if users else f"by whom only root sees: sudo fuser -vm {quoted}"
+    return f"{path}: is in use {who}; end that, or detach the mount now: wdsfs umount --lazy {quoted}"
 
 
 def _wait_for_guard(path: str, guard: Registration, seconds: float) -> None:
@@ -162,5 +167,5 @@ def _what_is_written(daemon: control.Daemon) -> str:
     if daemon.overlay is None:
         return "it waits for a disk"
     left = host.unwritten_bytes()
-    rest = "" if left is None else f", and this machine has {left >> 20:,} MiB to write in all"
+    rest = "" if left is None else f", and this machine has {bytes_text(left)} to write in all"
     return f"it has the changes in {daemon.overlay} written to the disk{rest}"

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from wdsfs.errors import CommitError, ShardError, several
+from wdsfs.errors import CommitError, ShardError, bytes_text, several
 from wdsfs.index import process_pool
 from wdsfs.pack import shard_unit
 from wdsfs.pack.packing_plan import PackingPlan, PlannedShard, SmallFile
@@ -231,6 +231,6 @@ def _refuse_without_space(shards: Iterable[PlannedShard]) -> None:
         free = (found.f_bavail if os.geteuid() else found.f_bfree) * found.f_frsize
         if found.f_blocks and needed[device] > free:
             raise CommitError(
-                f"{os.fsdecode(directory)}: the shards need {needed[device]:,} bytes on this file system, and "
-                f"{free:,} are free: make room, or use --no-space-check"
+                f"{os.fsdecode(directory)}: the shards need {bytes_text(needed[device])} on this file system, "
+                f"and {bytes_text(free)} are free: make room, or use --no-space-check"
             )

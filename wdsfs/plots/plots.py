@@ -31,6 +31,9 @@ _ROW, _TALL, _FLAT = 56, 170, 20  # heights: of a column's histogram, of a plot 
 Rows = tuple[tuple[str, ...], ...]
 
 
+_HEAD = 22  # units of a figure that its title takes
+
+
 class Plot(NamedTuple):
     """A plot of a set, and the same figures as a table."""
 
@@ -41,8 +44,12 @@ class Plot(NamedTuple):
 
     @property
     def svg(self) -> str:
-        """An `<svg>` element for a page, which takes the page's colours; text of shards is escaped."""
-        return svg_of(self.figure)
+        """An `<svg>` element for a page, without the title, which is a heading there.
+
+        It takes the page's colours; text of shards is escaped.
+        """
+        shapes = [shape._replace(y=shape.y - _HEAD) for shape in self.figure.shapes[1:]]
+        return svg_of(self.figure._replace(height=self.figure.height - _HEAD, shapes=shapes))
 
 
 def plots_of(found: Distribution) -> list[Plot]:

@@ -173,7 +173,7 @@ def _shown(value: Any) -> Any:
     if types.is_timestamp(kind):
         return _time_text(value)
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
-        return f"{value.as_buffer().size:,} bytes"
+        return counted(value.as_buffer().size, "byte")
     try:
         return value.as_py()
     except (ValueError, OverflowError):  # out of Python's range, or a text that is not UTF-8

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Iterator
 from typing import Any
 
-from wdsfs.errors import CommitError, CorruptShard
+from wdsfs.errors import CommitError, CorruptShard, counted
 from wdsfs.storage.source import TarBytes, pread
 
 CHUNK = 1 << 20  # bytes of a file that are read at a time, and of small pieces that are written together
@@ -83,7 +83,7 @@ class Disk:
             with named(path):
                 data = pread(source, min(count, CHUNK), start)
             if not data:
-                raise CorruptShard(f"the shard ends at byte {start}, {count} bytes too early")
+                raise CorruptShard(f"the shard ends at byte {start}, {counted(count, 'byte')} too early")
             self.write(target, data)
             start, count = start + len(data), count - len(data)
 

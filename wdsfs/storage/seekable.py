@@ -20,6 +20,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from wdsfs.errors import bytes_text
 from wdsfs.extras import install_command
 
 CHUNK = 1 << 20  # compressed bytes between two seek points of a gzip: on average a read unpacks half of it first
@@ -71,7 +72,9 @@ def _check_blocks(raw: Any) -> None:
 def _check_pieces(starts: list[int]) -> None:
     longest = max((end - start for start, end in itertools.pairwise(starts)), default=0)
     if longest > PIECE_MAX:
-        raise Unusable(f"it is compressed in pieces of up to {longest} bytes, each to be read from its start")
+        raise Unusable(
+            f"it is compressed in pieces of up to {bytes_text(longest)}, each to be read from its start"
+        )
 
 
 _FORMATS = {

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wdsfs import trust, waits
+from wdsfs.errors import bytes_text
 from wdsfs.storage import cache_place, held_files
 from wdsfs.storage.identity import Fingerprint
 
@@ -216,7 +217,7 @@ class UnpackCache:
         Raises NoRoom.
         """
         if done + more > self.limit:
-            raise NoRoom(f"it unpacks to more than the cache may hold ({self.limit} bytes)")
+            raise NoRoom(f"it unpacks to more than the cache may hold ({bytes_text(self.limit)})")
         others = sorted(one for one in self._entries() if one.path != self._path(key, _PART))
         used = sum(one.size for one in others) + done
         youngest = time.time() - RECENT_SECONDS if spare_recent else float("inf")
@@ -235,7 +236,7 @@ class UnpackCache:
                 "and the rest is in use"
             )
         if free < more:
-            raise NoRoom(f"the cache is full ({used} of {self.limit} bytes are in use)")
+            raise NoRoom(f"the cache is full ({bytes_text(used)} of {bytes_text(self.limit)} are in use)")
         if disk < more:
             raise NoRoom(f"the disk of {self.directory} would be full")
         return min(free, disk) - more

@@ -20,7 +20,7 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from wdsfs.errors import IndexUnusable, StaleShard, UnreadableShard, UsageError
+from wdsfs.errors import IndexUnusable, StaleShard, UnreadableShard, UsageError, counted
 from wdsfs.remote.any_shard import OpenShard, open_shard
 from wdsfs.storage import seekable, source, unpack_cache
 from wdsfs.storage.durable import named
@@ -286,7 +286,7 @@ def _index(cache: UnpackCache, one: _CompressedShard) -> Kept:
 def _problem(kind: str, kept: Kept) -> Problem | None:
     size = source.size_of(kept.fd)
     if kept.state == TRUNCATED:
-        text = f"the {kind} data is cut off; {size} bytes could be unpacked"
+        text = f"the {kind} data is cut off; {counted(size, 'byte')} could be unpacked"
         return Problem(-1, "truncated", text)
     if kept.state == DAMAGED:
         text = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from wdsfs.errors import counted
 from wdsfs.tar.headers import BLOCK, is_header
 
 # What compressed files begin with; a zstd file also with a skippable frame (pzstd writes one first).
@@ -35,7 +36,7 @@ def appearance(start: bytes) -> str:
     if not text.translate(None, delete=_TEXT_BYTES):
         begin = start[:_SHOWN].decode(errors="replace")
         return f"is text, not a tar, and begins with {begin!a}: {AGAIN}"
-    size = f" of {len(start)} bytes, less than a header has" if len(start) < BLOCK else ""
+    size = f" of {counted(len(start), 'byte')}, less than a header has" if len(start) < BLOCK else ""
     return f"is not a tar, but another file{size}: {AGAIN}"
 
 

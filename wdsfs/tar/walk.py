@@ -6,6 +6,7 @@ header that this fast path does not understand takes the slow one, `take_member`
 
 from __future__ import annotations
 
+from wdsfs.errors import counted
 from wdsfs.tar import sparse
 from wdsfs.tar.extension_headers import Extended, own_name, pax_records, unusable
 from wdsfs.tar.headers import (
@@ -105,7 +106,8 @@ def _report_end(batch: Batch, end: int) -> None:
         stored = sum(length for _, length in segments)
     missing = batch.datas[-1] + stored - end
     if missing > 0:
-        text = f"the file ends at byte {end}, {missing} bytes before the end of the member at offset {head}"
+        short = counted(missing, "byte")
+        text = f"the file ends at byte {end}, {short} before the end of the member at offset {head}"
         batch.problems.append(Problem(head, "truncated", text))
     else:
         text = "the file ends without an end-of-archive mark; it may be cut off after a whole member"
@@ -181,7 +183,9 @@ def _read_extension(window: Window, position: int, start: int, batch: Batch) -> 
     batch.extra_offsets.append(position)
     size = number_of(header[124:136])
     if size is None or not 0 <= size <= EXTENSION_MAX - (position - start):
-        raise Damage(position, "damaged", f"the extension header at offset {position} has a size of {size} bytes")
+        raise Damage(
+            position, "damaged", f"the extension header at offset {position} has an impossible size ({size})"
+        )
     index = window.seek(position + BLOCK, size)
     return window.data[index : index + size], position + BLOCK + padded(size)
 
@@ -246,8 +250,9 @@ def _after_mark(window: Window, position: int, batch: Batch) -> int | None:
         return block
     why = "; no header is there, so they are not read" if batch.ignore_zeros else ""
     why = why or "; as in tar and webdataset they are not read"
+    rest = window.size - first
     text = (
-        f"{window.size - first} bytes from offset {first} lie after the end-of-archive mark at offset {position}"
+        f"{counted(rest, 'byte')} from offset {first} on, after the end-of-archive mark at offset {position}"
         f"{why}{' (another tar: --ignore-zeros reads it)' if joined else ''}"
     )
     batch.problems.append(Problem(first, "behind end mark", text))

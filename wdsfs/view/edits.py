@@ -26,7 +26,7 @@ from wdsfs.commit import diff
 from wdsfs.commit.changes import Changes, Rules
 from wdsfs.dataset.indexing import indexed
 from wdsfs.dataset.tree import AT_PARENT
-from wdsfs.errors import EntryError, EntryExists, NoSuchEntry, UsageError, WdsfsError
+from wdsfs.errors import EntryError, EntryExists, NoSuchEntry, UsageError, WdsfsError, bytes_text
 from wdsfs.overlay import upper_format
 from wdsfs.overlay.overlay_directory import OverlayDirectory, load_upper
 from wdsfs.overlay.restore import Restoration
@@ -391,7 +391,7 @@ class Edits:
                 raise EntryExists("the file has been changed meanwhile: look at it again, then repeat your change")
             data = change(now)
             if max(len(data), len(now)) > EDIT_MAX:
-                raise UsageError(f"a page edits files of up to {EDIT_MAX:,} bytes")
+                raise UsageError(f"a page edits files of up to {bytes_text(EDIT_MAX)}")
             if data == now:
                 return
             before = (self._kept(path, now),) if self.lasting or self.is_changed(path) else ()

@@ -30,7 +30,7 @@ from starlette.staticfiles import StaticFiles
 
 from wdsfs import names as naming
 from wdsfs.dataset.distributions import Distribution
-from wdsfs.errors import EntryExists, NoSuchEntry, StaleShard, UsageError, WdsfsError, counted, several
+from wdsfs.errors import EntryExists, NoSuchEntry, StaleShard, UsageError, WdsfsError, bytes_text, counted, several
 from wdsfs.index.record import Record
 from wdsfs.plots.plots import Plot, plots_of
 from wdsfs.previews import plain
@@ -81,18 +81,6 @@ Answer = Callable[["Pages", Snapshot, Request], Response]
 Value = TypeVar("Value")
 
 
-def size_text(size: int) -> str:
-    """A number of bytes for people."""
-    if size < 1000:
-        return f"{size} bytes"
-    amount = float(size)
-    for unit in ("kB", "MB", "GB", "TB"):
-        amount /= 1000
-        if amount < 999.5 or unit == "TB":
-            break
-    return f"{amount:.3g} {unit}" if amount < 999.5 else f"{amount:,.0f} {unit}"
-
-
 def _data_address(picture: Picture) -> str:
     return f"data:{picture.media_type};base64,{base64.b64encode(picture.data).decode()}"
 
@@ -126,7 +114,7 @@ class Pages:
             loader=loader, autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
         )
         self._templates.filters.update(
-            markup=markupsafe.Markup, text=text_of, size=size_text, path=quote, picture=_data_address
+            markup=markupsafe.Markup, text=text_of, size=bytes_text, path=quote, picture=_data_address
         )
         self._templates.globals.update(title=title, note=note, editable=edits is not None, counted=counted)
         self.app = Starlette(routes=[*self._routes()])

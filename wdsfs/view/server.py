@@ -83,7 +83,7 @@ def listen(port: int) -> socket.socket:
         found.listen(128)  # at once: until then another user could bind the same port, and listen first
     except OSError as error:
         found.close()
-        raise UsageError(f"port {port} cannot be used: {error.strerror}") from None
+        raise UsageError(f"port {port}: {error.strerror}; name another one with --port, or leave it out") from None
     return found
 
 

@@ -1,0 +1,169 @@
+"""What a newcomer meets in the first hour: messages, hints, other ways to say the same."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests import tars
+from tests.conftest import BOTH_ENGINES, Program
+from wdsfs import mount_table
+from wdsfs.dataset.distributions import Distribution
+from wdsfs.errors import bytes_text, counted
+from wdsfs.plots.plots import plots_of
+
+SHARD = tars.tar(tars.member(b"a.txt", b"a"), tars.member(b"b.txt", b"b"))
+
+
+@pytest.fixture
+def shard(program: Program) -> Program:
+    program.write("a.tar", SHARD)
+    return program
+
+
+# --- messages ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (("ls",), 2),
+        (("ls", "--nosuch", "a.tar"), 2),
+        (("mount", "--workers", "many", "a.tar", "mnt"), 2),
+        (("nosuch",), 2),
+        (("ls", "gone.tar"), 3),
+        (("mount", "gone.tar", "mnt"), 3),
+        (("mount", "a.tar", "gone"), 5),
+        (("umount", "mnt"), 5),
+        (("where", "a.tar"), 6),
+    ],
+)
+def test_every_message_begins_with_the_program(shard: Program, command: tuple[str, ...], code: int) -> None:
+    lines = shard.run(*command, code=code).stderr.decode().splitlines()
+    assert lines[-1].startswith("wdsfs: ")
+    assert not lines[-1].startswith("wdsfs: error")
+    assert all(line.startswith(("wdsfs: ", "Usage: ", "Try ")) or not line for line in lines)
+
+
+def test_one_function_for_numbers_of_things() -> None:
+    assert [bytes_text(size) for size in (0, 1, 1023, 1536, 5 << 20, 5 << 50)] == [
+        *("0 B", "1 B", "1023 B", "1.5 KiB", "5.0 MiB", "5,120.0 TiB")
+    ]
+    assert counted(1, "byte") == "1 byte"
+
+
+def test_one_byte_is_one_byte(program: Program) -> None:
+    program.write("a.tar", tars.tar(tars.member(b"a.txt", b"aa"), end=b"")[: tars.BLOCK + 1])
+    assert "1 byte before the end of the member" in program.run("ls", "a.tar").stderr.decode()
+    program.write("b.tar", SHARD + b"x")
+    assert "1 byte from offset" in program.run("ls", "b.tar").stderr.decode()
+
+
+# --- help --------------------------------------------------------------------------------------------------
+
+
+def test_a_page_is_rendered_on_a_terminal(program: Program) -> None:
+    """By the pager; in a pipe it is the text itself."""
+    pager = program.home / "pager"
+    pager.write_text("#!/bin/sh\necho PAGED\nexec cat\n")
+    pager.chmod(0o755)
+    program.environment |= {"PAGER": str(pager), "TERM": "xterm"}
+    keyboard, terminal = os.openpty()
+    shown = program.on_terminal("help", "layouts", stdin=terminal).decode()
+    os.close(keyboard)
+    os.close(terminal)
+    assert shown.startswith("PAGED")
+    assert "Which layout for which loader" in shown
+    assert "# Which" not in shown
+    assert "](" not in shown
+    assert "\n## " not in shown
+    assert program.run("help", "layouts").stdout.startswith(b"# ")
+
+
+def test_unmount_is_umount(shard: Program) -> None:
+    assert b"MOUNTPOINT" in shard.run("unmount", "--help").stdout
+    assert b"MOUNTPOINT" in shard.run("help", "unmount").stdout
+    shard.run("mount", "a.tar", shard.mountpoint)
+    shard.run("unmount", shard.mountpoint)
+    assert not os.path.ismount(shard.mountpoint)
+
+
+# --- mounts ------------------------------------------------------------------------------------------------
+
+
+@BOTH_ENGINES
+def test_hints_come_after_success_only(program: Program, engine: str) -> None:
+    program.write("a.tar", tars.tar(tars.member(b"a.jpg", b"x"), tars.member(b"a.cls", b"0")))
+    with program.mounted("a.tar") as mounted:
+        assert "help layouts" in mounted.output
+    file = program.write("file", b"")
+    assert "help layouts" not in program.run("mount", "--engine", engine, "a.tar", file, code=5).stderr.decode()
+
+
+def test_a_mount_that_is_used_names_who_uses_it(shard: Program) -> None:
+    with shard.mounted("a.tar") as mounted:
+        sleep = ["sleep", "1000"]
+        with (
+            subprocess.Popen(sleep, cwd=mounted.path / "a") as inside,
+            (mounted.path / "a/a/txt").open() as file,
+            subprocess.Popen(sleep, stdin=file) as reader,
+        ):
+            file.close()
+            try:
+                said = shard.refused("umount", mounted.path, code=5)
+            finally:
+                inside.kill()
+                reader.kill()
+        assert f"wdsfs: {mounted.path}: is in use by " in said
+        assert f"sleep ({inside.pid}, its working directory)" in said
+        assert f"sleep ({reader.pid}, an open file)" in said
+        assert f"wdsfs umount --lazy {mounted.path}" in said
+
+
+def test_who_uses_a_mount_is_found_without_looking_into_it(tmp_path: Path) -> None:
+    """By the texts of links alone; a path that only begins alike is another one."""
+    (tmp_path / "mnt").mkdir()
+    (tmp_path / "mnt2").mkdir()
+    with subprocess.Popen(["sleep", "1000"], cwd=tmp_path / "mnt2") as other:
+        try:
+            assert mount_table.users(os.fsencode(tmp_path / "mnt")) == []
+            [use] = mount_table.users(os.fsencode(tmp_path / "mnt2"))
+        finally:
+            other.kill()
+    assert (use.pid, use.command, use.what) == (other.pid, "sleep", "its working directory")
+
+
+def test_restore_takes_a_path_alone(shard: Program) -> None:
+    """As `where` does."""
+    with shard.mounted("--overlay", "up", "a.tar") as mounted:
+        for name in "ab":
+            (mounted.path / f"a/{name}/txt").write_bytes(b"new")
+        shard.run("restore", mounted.path / "a/a/txt")
+        assert [(mounted.path / f"a/{name}/txt").read_bytes() for name in "ab"] == [b"a", b"new"]
+        os.remove(mounted.path / "a/a/txt")
+        shard.run("restore", "a/txt", mounted.path / "a/b", cwd=mounted.path / "a")
+        assert [(mounted.path / f"a/{name}/txt").read_bytes() for name in "ab"] == [b"a", b"b"]
+        assert "--all" in shard.refused("restore", mounted.path, code=2)
+
+
+# --- view, index, plots ------------------------------------------------------------------------------------
+
+
+def test_a_port_that_is_taken(shard: Program) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = shard.refused("view", "--no-browser", "--port", str(port), "a.tar", code=2)
+    assert f"port {port}: Address already in use; name another one with --port, or leave it out" in said
+
+
+def test_a_plot_on_a_page_has_no_title_of_its_own() -> None:
+    """The page has it as a heading."""
+    for plot in plots_of(Distribution()):
+        texts = [one.text for one in ElementTree.fromstring(plot.svg).iter("{http://www.w3.org/2000/svg}text")]
+        assert plot.title not in texts
+        assert plot.figure.shapes[0].text == plot.title  # type: ignore[union-attr]  # it is the first Text
