@@ -77,6 +77,17 @@ def test_a_page_can_be_typed(program: Program, shards: list[Path], title: str) -
     assert not os.path.ismount(program.mountpoint), "the page does not unmount"
 
 
+def test_a_page_can_be_typed_after_another(program: Program, shards: list[Path]) -> None:
+    """In the same directory: each page has names of its own for what it leaves there."""
+    need_fuse()
+    need_tool(NEEDS["Megatron-Energon"])
+    data = program.directory("data")
+    for shard in shards:
+        shutil.copy(shard, data)
+    for title in ("webdataset", "Megatron-Energon"):
+        type_page(program, title, data)
+
+
 def test_every_tool_has_a_page_that_does_something() -> None:
     assert set(PAGES) == set(RUN_BY)
     for title, page in PAGES.items():

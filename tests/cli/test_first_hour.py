@@ -167,3 +167,12 @@ def test_a_plot_on_a_page_has_no_title_of_its_own() -> None:
         texts = [one.text for one in ElementTree.fromstring(plot.svg).iter("{http://www.w3.org/2000/svg}text")]
         assert plot.title not in texts
         assert plot.figure.shapes[0].text == plot.title  # type: ignore[union-attr]  # it is the first Text
+
+
+def test_pack_does_not_speak_of_commits(program: Program) -> None:
+    files = program.directory("files")
+    for name in ("a.txt", "a.txt~", ".x", "noext"):
+        (files / name).write_bytes(b"1")
+    assert "commit" not in program.run("pack", "-o", "new/%d.tar", files, code=7).stderr.decode()
+    said = program.run("pack", "--leave-out", "-o", "new/%d.tar", files).stdout.decode()
+    assert "a.txt~: looks like what an editor or a desktop has left behind; --with-leavings packs it" in said

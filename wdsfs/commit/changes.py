@@ -38,7 +38,7 @@ DOUBLED = (
     "has an extension twice, in members that lie apart: side by side readers refuse them; remove or rename one"
 )
 # Left out unless asked for.
-LEAVING = "looks like what an editor or a desktop has left behind; a commit packs it with --with-leavings"
+LEAVING = "looks like what an editor or a desktop has left behind; --with-leavings packs it"
 # Notes: nothing is left out.
 JOINED = "is several tars joined: a commit makes one of them, which every reader sees whole"
 APART = "has samples whose members lie apart: a commit puts them side by side, as other readers need them"
