@@ -36,6 +36,7 @@ def shard(program: Program) -> Program:
         (("ls", "--nosuch", "a.tar"), 2),
         (("mount", "--workers", "many", "a.tar", "mnt"), 2),
         (("nosuch",), 2),
+        (("export", "a.tar"), 2),
         (("ls", "gone.tar"), 3),
         (("mount", "gone.tar", "mnt"), 3),
         (("mount", "a.tar", "gone"), 5),
@@ -48,6 +49,12 @@ def test_every_message_begins_with_the_program(shard: Program, command: tuple[st
     assert lines[-1].startswith("wdsfs: ")
     assert not lines[-1].startswith("wdsfs: error")
     assert all(line.startswith(("wdsfs: ", "Usage: ", "Try ")) or not line for line in lines)
+
+
+def test_without_arguments_there_is_help(program: Program) -> None:
+    said = program.run(code=2).stderr
+    assert said == program.run("--help").stdout
+    assert said.count(b"Usage:") == 1
 
 
 def test_one_function_for_numbers_of_things() -> None:

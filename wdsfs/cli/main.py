@@ -95,11 +95,15 @@ class _Group(click.Group):
         """As click's own, but a wrong call gets a message like all others."""
         try:
             code = super().main(*args, **{**extra, "standalone_mode": False})
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message(), err=True)
+            code = error.exit_code
         except click.ClickException as error:
             if isinstance(error, click.UsageError) and error.ctx is not None:
                 hint = f"Try '{error.ctx.command_path} --help' for help."
                 say(*error.ctx.get_usage().split("\n"), hint, err=True)
-            say(f"wdsfs: {error.format_message()}", err=True)  # of an argument, which may be the name of a file
+            # On one line: click has a line for each value that an option may have.
+            say(" ".join(["wdsfs:", *map(str.strip, error.format_message().splitlines())]), err=True)
             code = error.exit_code
         sys.exit(code if isinstance(code, int) else 0)
 
