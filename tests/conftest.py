@@ -23,8 +23,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +31,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import warm_start
+from tests import processes, warm_start
+from tests.processes import PATIENCE, Process, wait_until
 from tests.warm_start import WarmProcess, WarmStart
 from wdsfs import mount_table
 from wdsfs.image.mounted import image_of
@@ -40,6 +40,8 @@ from wdsfs.status import control
 
 if TYPE_CHECKING:
     from tests.servers import Server
+
+processes.mark_programs()
 
 # Many a container sets this. Then every process that the tests start compiles all of wdsfs anew: a sixth of
 # the time that these processes take.
@@ -62,7 +64,6 @@ settings.load_profile("wdsfs")
 ROOT = Path(__file__).parent.parent
 REQUIRED = bool(os.environ.get("WDSFS_REQUIRE_FUSE"))
 USER_HOME = f"wdsfs-test-{os.getpid()}-"
-PATIENCE = 60.0  # seconds until a wait for something that must happen is given up; no test measures time
 DESCRIPTORS_OF_CHANGES = 264  # of files and directories of an overlay
 # That a process of a mount may have besides those of shards: log, FUSE, epoll, LMDB, pipes, and the connections of
 # commands that were open when it was forked.
@@ -77,6 +78,7 @@ _WORTH_A_LOOK = re.compile(
 _CLONE_NEWNS, _MS_REC, _MS_SLAVE, _MNT_DETACH = 0x20000, 0x4000, 0x80000, 2
 _CACHESTAT = 451  # the number of the system call, on all architectures
 
+_FAILED, _NOTED = pytest.StashKey[bool](), pytest.StashKey[bool]()
 _WARM: list[WarmStart] = []  # none: every program is started by an interpreter of its own
 
 
@@ -86,6 +88,9 @@ def pytest_configure(config: pytest.Config) -> None:
     Commands such as `status` list every mount of the machine, so a test would also see those that the tests beside
     it make and end at that moment, with their odd names.
     """
+    assert float(config.getini("timeout")) >= 5 * PATIENCE, (
+        "a wait is to fail before its test, and to say for what"
+    )
     libc = ctypes.CDLL(None)
     if hasattr(config, "workerinput") and libc.unshare(_CLONE_NEWNS) == 0:
         # What is mounted here is seen by nobody else. What others unmount outside goes here, too, but not where
@@ -94,14 +99,6 @@ def pytest_configure(config: pytest.Config) -> None:
         for one in reversed(mount_table.mounts()):
             if one.fstype == "fuse.wdsfs" or image_of(one) is not None:
                 libc.umount2(one.path, _MNT_DETACH)  # it may be gone already
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    """Return when the condition holds, or fail after PATIENCE. No test depends on how long it takes."""
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, f"waited too long for: {what}"
-        time.sleep(0.01)
 
 
 def drop_pages(fd: int) -> None:
@@ -177,14 +174,32 @@ def _open_to_all(device: str) -> bool:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _reap_orphans() -> Iterator[None]:
-    """Become the parent of every daemon, so that its exit status can be had and none is overlooked."""
+def _reap_orphans(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Become the parent of every daemon, so that its exit status can be had and none is overlooked.
+
+    What is left of all that the tests have started is killed, and the last test fails.
+    """
     assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
+    processes.start_keeper(tmp_path_factory.getbasetemp(), Path(tempfile.gettempdir()) / USER_HOME)
     if os.environ.get("WDSFS_COLD_START") != "1":
         _WARM.append(WarmStart())
     yield
     while _WARM:
         _WARM.pop().close()
+    assert processes.kill_marked(os.environ[processes.MARK], PATIENCE) == {}, "what the tests have left"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """When a test has failed, kill what it has left, so that it does not disturb the next ones."""
+    report = yield
+    item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
+    if call.when == "teardown" and item.stash[_FAILED] and item.stash.get(_NOTED, False):
+        names = processes.marked(os.environ[processes.MARK])
+        for pid in new_processes() & names.keys():
+            print(f"ended after a test that has failed: {names[pid]}")
+            processes.kill(pid)
+    return report
 
 
 @contextlib.contextmanager
@@ -313,7 +328,7 @@ class Program:
         if _WARM and not new_interpreter and warm_start.serves(given):
             user = (self.user.uid, self.user.gid) if self.user else None
             return WarmProcess(_WARM[0], [os.fspath(one) for one in arguments], user, **given)
-        return subprocess.Popen(self.command(*arguments), **given)
+        return Process(self.command(*arguments), **given)
 
     def run(
         self, *arguments: str | bytes | Path, code: int | None = 0, **options: Any
@@ -650,19 +665,19 @@ def open_the_way(path: Path) -> None:
 
 def force_unmount(path: Path) -> None:
     """End a FUSE mount, whose requests that hang get an error, or one of an image."""
-    command = ["fusermount3", "-u", "-z", "--"] if os.geteuid() else ["umount", "--force", "--lazy"]
     for _ in range(3):  # there may be one on top of another
         mounted = mount_table.mounted_at(path)
         if mounted is not None and mounted.fstype.startswith(("fuse", "erofs")):
-            subprocess.run([*command, path], capture_output=True, check=False)
+            processes.unmount(path)
 
 
 _EARLIER: set[int] = set()
 
 
 @pytest.fixture(autouse=True)
-def _note_processes() -> None:
-    """Note the processes that earlier tests have left, which the next test does not count as its own."""
+def _note_processes(request: pytest.FixtureRequest) -> None:
+    """Note the processes of earlier tests and of wider fixtures, which the test does not count as its own."""
+    request.node.stash[_NOTED] = True
     _EARLIER.clear()
     _EARLIER.update(descendants(os.getpid()))
 

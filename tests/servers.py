@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ctypes
 import hashlib
 import hmac
 import http.client
@@ -33,14 +32,13 @@ import pytest
 
 from tests.conftest import PATIENCE, wait_until
 from tests.peers import REQUIRED, TOOLS
+from tests.processes import Process
 
 BUCKET = "bucket"  # which each store has, empty
 KEY, SECRET = "wdsfs-test-key", "wdsfs-test-secret-2b7e1516"
 AZURE_ACCOUNT = "devstoreaccount1"
 # The well-known key of the emulator, which its documentation prints.
 AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-
-_SET_PDEATHSIG = 1  # prctl(2)
 
 
 @dataclass(frozen=True)
@@ -89,17 +87,12 @@ def _reserved(port: int) -> bool:
     return False
 
 
-def _end_with_parent() -> None:
-    """Have the kernel end this process with the thread that has started it, when the tests are killed, too."""
-    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
 @contextlib.contextmanager
 def process(command: list[Any], directory: Path, ready: Callable[[], object]) -> Iterator[None]:
     """Run a server until the block ends. What it says is in `directory`/log."""
     log = directory / "log"
     with log.open("wb") as output:
-        started = subprocess.Popen(
+        started = Process(
             [os.fspath(part) if isinstance(part, Path) else str(part) for part in command],
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -107,7 +100,6 @@ def process(command: list[Any], directory: Path, ready: Callable[[], object]) ->
             cwd=directory,
             env={**os.environ, "HOME": str(directory)},
             start_new_session=True,
-            preexec_fn=_end_with_parent,
         )
 
     def is_ready() -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import tars
+from tests.processes import PATIENCE, Process
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
 from wdsfs.index.store import Index, Summary, summarize
@@ -18,7 +19,6 @@ from wdsfs.storage.identity import Fingerprint
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-PATIENCE = 60.0  # seconds until a process is given up
 
 
 def content(number: int, samples: int = 3, text: bytes = b"") -> bytes:
@@ -83,7 +83,7 @@ def start(code: str, *arguments: str | Path, **options: Any) -> subprocess.Popen
     """A Python process that runs `code` with these `sys.argv[1:]`."""
     command = [sys.executable, "-W", "error", "-c", code, *map(os.fspath, arguments)]
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, env=ENVIRONMENT, **{**streams, **options})
+    return Process(command, env=ENVIRONMENT, **{**streams, **options})
 
 
 def run(code: str, *arguments: str | Path, wrapper: Sequence[str] = (), **options: Any) -> str:

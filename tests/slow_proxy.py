@@ -15,6 +15,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.processes import PATIENCE, Process
+
 LATENCY, RATE = 0.02, 80e6
 PIECE = 1 << 18
 
@@ -82,14 +84,14 @@ def running(host: str, port: int, latency: float = LATENCY, rate: float = RATE) 
     """The port of a proxy to this server, while the block lasts."""
     command = [sys.executable, "-m", "tests.slow_proxy", f"{host}:{port}", str(latency * 1000), str(rate)]
     root = Path(__file__).parent.parent
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root) as process:
+    with Process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
             yield int(process.stdout.readline())
         finally:
             process.stdin.close()
-            process.wait(20)
+            process.wait(PATIENCE)
 
 
 async def _main(target: str, milliseconds: str = "20", rate: str = str(RATE)) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.processes import Process
 from wdsfs import mount_table
 
 TABLE = rb"""22 27 0:21 / /proc rw,relatime - proc proc rw
@@ -163,7 +164,7 @@ def test_local_types(fstype: str) -> None:
 def test_a_process_with_a_mount_table_of_its_own_holds_what_it_sees() -> None:
     as_root = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     command = ["unshare", "--mount", "--propagation", "private", *as_root, "sh", "-c", "echo there; read line"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with Process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         if process.stdout.readline() != b"there\n":

@@ -12,6 +12,7 @@ import pytest
 from tests import sets
 from tests.conftest import Program, wait_until
 from tests.image.test_image import end_mount, need_erofs
+from tests.processes import Process
 from tests.servers import need_server
 
 UNITS = Path(__file__).parent.parent / "systemd"
@@ -93,7 +94,7 @@ def test_the_guard_may_end_the_mount_in_containers(program: Program) -> None:
     bounded = ["setpriv", "--inh-caps=-all", f"--bounding-set=-all,{kept}", *mount]
     try:
         subprocess.run(bounded, env=program.environment, check=True, capture_output=True)
-        with subprocess.Popen(["unshare", "--mount", "sleep", "infinity"]) as container:
+        with Process(["unshare", "--mount", "sleep", "infinity"]) as container:
             try:
                 table = Path(f"/proc/{container.pid}/ns/mnt")
                 wait_until(lambda: table.readlink() != Path("/proc/self/ns/mnt").readlink(), "its namespace")

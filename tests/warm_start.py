@@ -18,13 +18,14 @@ import pkgutil
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.processes import Process
 
 ROOT = Path(__file__).parent.parent
 # What an interpreter reads when it starts, here and in every environment of the program.
@@ -78,7 +79,7 @@ class WarmStart:
         self._ours, theirs = socket.socketpair()
         self._lock = threading.Lock()  # tests start programs from several threads
         with theirs:
-            self._process = subprocess.Popen(
+            self._process = Process(
                 [sys.executable, *START, str(theirs.fileno())],
                 cwd=ROOT,
                 env={**os.environ, **INTERPRETER},
@@ -104,7 +105,7 @@ class WarmStart:
         return pid
 
 
-class WarmProcess(subprocess.Popen[bytes]):
+class WarmProcess(Process):
     """A Popen whose process is a fork of `start`, for a program that needs no other interpreter."""
 
     def __init__(

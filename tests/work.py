@@ -12,6 +12,7 @@ import time
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
+from tests.processes import PATIENCE
 from wdsfs.errors import CorruptShard, MissingShard
 
 
@@ -52,7 +53,7 @@ def two_at_once(path: bytes) -> int:
     directory = os.path.dirname(path)
     with open(directory + b"/%d.process" % os.getpid(), "wb"):
         pass
-    for _ in range(60 * 100):
+    for _ in range(int(PATIENCE) * 100):
         if sum(name.endswith(b".process") for name in os.listdir(directory)) > 1:
             return os.getpid()
         time.sleep(0.01)

@@ -20,6 +20,7 @@ import pytest
 
 from tests import sets
 from tests.conftest import PATIENCE, Program
+from tests.processes import Process
 from wdsfs import __version__
 from wdsfs.cli.completion import SHELLS, script
 from wdsfs.cli.main import main
@@ -54,7 +55,7 @@ class Terminal:
         self.text = b""
         self._main, terminal = pty.openpty()
         termios.tcsetwinsize(terminal, (50, 1000))  # no line is broken, however long paths are here
-        self._process = subprocess.Popen(
+        self._process = Process(
             command,
             stdin=terminal,
             stdout=terminal,

@@ -23,6 +23,7 @@ from tests.commit.test_plan import EDITS, FIRST, SECOND, Set, bare, half_way, ke
 from tests.commit.test_shard_writer import Killed
 from tests.conftest import PATIENCE, Program
 from tests.image.test_image import told
+from tests.processes import Process
 from tests.uppers import OPAQUE, WHITEOUT, write_upper
 from tests.writables import shard
 from wdsfs.cli import main
@@ -462,7 +463,7 @@ def test_stopped_while_writing(number: int, program: Program) -> None:  # noqa: 
     here = Set(program.home, big, big, big).edit({f"s{n}": {"0": {"cls": b""}} for n in range(3)})
     command = [sys.executable, "-m", "wdsfs", "commit", "--overlay", "o", "-o", "out/%d.tar", "s{0..2}.tar"]
     options: dict[str, Any] = {"cwd": program.home, "env": {**os.environ, **program.environment}}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+    process = Process(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
     out = Path(program.home, "out")
     deadline = time.monotonic() + PATIENCE
     while not (out.exists() and os.listdir(out)) and process.poll() is None:

@@ -15,6 +15,7 @@ import pytest
 
 from tests import sets, tars
 from tests.conftest import Program, wait_until
+from tests.processes import PATIENCE
 from tests.uppers import write_upper
 from tests.web_server import Fault, WebServer
 
@@ -157,11 +158,12 @@ def test_an_interrupt_does_not_wait_for_a_silent_store(program: Program, web: We
     for served in web.objects.values():
         served.always, served.only_gets = Fault(silent=True), True
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with program.start("index", web.url + "/set/x-{0..2}.tar", **streams) as process:
+    never = {"WDSFS_STORE_OPTIONS": "timeout=10000 total_time=10000"}  # would it be given up
+    with program.start("index", web.url + "/set/x-{0..2}.tar", **streams, env=never) as process:
         wait_until(lambda: len(web.gets()) >= 3 or process.poll() is not None, "three requests")
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        assert b"interrupted" in process.communicate(timeout=20)[1]  # a store is given up after 60 s
+        assert b"interrupted" in process.communicate(timeout=PATIENCE)[1]
     assert process.returncode == 130
 
 

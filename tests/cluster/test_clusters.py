@@ -21,6 +21,7 @@ import pytest
 from tests import sets
 from tests.conftest import PATIENCE, ROOT, descendants, wait_until
 from tests.peers import TOOLS, need_tool
+from tests.processes import Process
 from tests.servers import free_ports, listens
 from wdsfs.interop import energon
 
@@ -30,9 +31,8 @@ SHARDS = 6
 RAY_PORTS = ("object-manager", "node-manager", "metrics-export", "runtime-env-agent")
 RAY_PORTS += ("dashboard-agent-listen", "dashboard-agent-grpc")
 
-pytestmark = pytest.mark.timeout(
-    300
-)  # engines take seconds to start, and many times that on a machine with other work
+# Engines take seconds to start, and many times that on a machine with other work.
+pytestmark = pytest.mark.timeout(10 * PATIENCE)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def drive(home: Path, *words: str, launcher: tuple[Any, ...] = (PYTHON,), code: 
 def running(home: Path, *command: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A process of a cluster, which is ended with all that it has started."""
     with (home / f"log-{Path(command[0]).name}").open("wb") as log:
-        process = subprocess.Popen(
+        process = Process(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment(home), cwd=home
         )
     try:

@@ -26,6 +26,7 @@ from tests.commit.test_plan import keys, samples
 from tests.conftest import PATIENCE, Program, fails, wait_until
 from tests.fuse.test_supervisor import Patched
 from tests.overlay.test_overlay_mount import a_disk
+from tests.processes import Process
 from tests.writables import MTIME, shard
 
 SHARDS, SAMPLES = 3, 30
@@ -328,7 +329,7 @@ class Commit:
     def __init__(self, program: Program, path: Path) -> None:
         self.program = program
         command = [*program.command()[:1], "-c", SLOW, "commit", "--in-place", "--jobs", "1", path]
-        self.process = subprocess.Popen(
+        self.process = Process(
             command, env=program.environment, cwd=program.home, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         wait_until(lambda: (program.home / "waits").exists() or self.process.poll() is not None, "the commit")
@@ -524,7 +525,7 @@ def test_a_commit_that_is_killed_before_it_has_begun_changes_nothing(a_set: Prog
         edit(top)
         patch = SLOW.replace('b"s1.tar"', 'b"commit.json"')
         command = [*a_set.command()[:1], "-c", patch, "commit", "--in-place", top]
-        with subprocess.Popen(command, env=a_set.environment, cwd=a_set.home) as process:
+        with Process(command, env=a_set.environment, cwd=a_set.home) as process:
             wait_until(lambda: (a_set.home / "waits").exists(), "the commit")
             with fails(errno.EBUSY):
                 (top / "new").mkdir()

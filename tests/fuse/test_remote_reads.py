@@ -7,7 +7,6 @@ import io
 import os
 import random
 import signal
-import subprocess
 import sys
 import tarfile
 import threading
@@ -20,6 +19,7 @@ import pytest
 from tests.conftest import PATIENCE, ROOT, Mounted, Program, drop_pages, wait_until
 from tests.fuse.test_supervisor import FILES, Patched, content, files_of, kill, read_raw, workers_of
 from tests.fuse.test_supervisor import shard as shard  # a fixture
+from tests.processes import Process
 from wdsfs.status import control
 
 
@@ -172,9 +172,7 @@ def test_a_reader_of_a_server_that_never_answers_can_be_killed(
     patched: Patched, shard: Path, number: signal.Signals
 ) -> None:
     with far(patched, shard, "never") as there:
-        reader = subprocess.Popen(
-            [sys.executable, "-c", "import sys; open(sys.argv[1], 'rb').read()", there.paths[5]]
-        )
+        reader = Process([sys.executable, "-c", "import sys; open(sys.argv[1], 'rb').read()", there.paths[5]])
         wait_until(lambda: there.mounted.status()["requests"].get("read", 0), "the read")
         reader.send_signal(number)
         assert reader.wait(PATIENCE) == -number
@@ -195,7 +193,7 @@ except Woken:
     sys.exit(7)
 """
     with far(patched, shard, "never") as there:
-        reader = subprocess.Popen([sys.executable, "-c", script, there.paths[5]])
+        reader = Process([sys.executable, "-c", script, there.paths[5]])
         wait_until(lambda: there.mounted.status()["requests"].get("read", 0), "the read")
         reader.send_signal(signal.SIGUSR1)
         assert reader.wait(PATIENCE) == 7

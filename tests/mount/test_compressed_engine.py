@@ -8,7 +8,6 @@ import fcntl
 import gzip
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 from tests import tars
 from tests.conftest import PATIENCE, Program, descriptors, wait_until
 from tests.image.test_image import end_mount, need_erofs, told
+from tests.processes import Process
 from wdsfs import mount_table
 from wdsfs.errors import MountError
 from wdsfs.image.opened import OpenDevice
@@ -91,7 +91,7 @@ def require_guarded(program: Program) -> None:
     code = "import os, sys; os.pwrite(os.open(sys.argv[1], os.O_WRONLY), b'?' * 3000, 2048)"
     with (
         member(program).open("rb", buffering=0) as opened,
-        subprocess.Popen([sys.executable, "-c", code, copy]) as writer,
+        Process([sys.executable, "-c", code, copy]) as writer,
     ):
         wait_until(lambda: mount_table.mounted_at(program.mountpoint) is None, "the mount to end")
         assert opened.read(10) == b"o" * 10

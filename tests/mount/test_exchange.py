@@ -16,6 +16,7 @@ import pytest
 from tests import tars
 from tests.conftest import Program, wait_until
 from tests.image.test_image import end_mount, need_erofs
+from tests.processes import PATIENCE, Process
 from wdsfs import mount_table
 from wdsfs.cli.own_arguments import may_have_secrets
 from wdsfs.mount import kernel_mount
@@ -82,7 +83,7 @@ while len(seen) < 2:
 @contextmanager
 def reader(file: Path) -> Iterator[subprocess.Popen[str]]:
     """Reads a file again and again until its content is another one; fails if it is not there, or is a mix."""
-    with subprocess.Popen([sys.executable, "-c", READ, file], stdout=subprocess.PIPE, text=True) as found:
+    with Process([sys.executable, "-c", READ, file], stdout=subprocess.PIPE, text=True) as found:
         assert found.stdout is not None
         assert found.stdout.readline() == "[111]\n"
         yield found
@@ -99,7 +100,7 @@ def test_readers_find_the_old_or_the_new_content(mounts: Program) -> None:
         assert f"the old content is shown until: wdsfs refresh {mounts.mountpoint}" in shown
         answer = mounts.json("refresh", mounts.mountpoint)
         assert answer["replaced"] == [str(mounts.home / "set" / "s0.tar")]
-        assert reading.wait(60) == 0
+        assert reading.wait(PATIENCE) == 0
         assert file.read_bytes() == b"n" * SIZE
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         assert opened.read() == b"o" * (SIZE - 10)
@@ -133,12 +134,12 @@ def test_after_a_refresh_writers_wait_all_the_same(mounts: Program) -> None:
     with (mounts.mountpoint / "s1" / "a" / "x").open("rb", buffering=0) as opened:
         mounts.run("refresh", mounts.mountpoint)
         code = "import os, sys; os.pwrite(os.open(sys.argv[1], os.O_WRONLY), b'z' * 3000, 512)"
-        with subprocess.Popen([sys.executable, "-c", code, mounts.home / "set" / "s1.tar"]) as writer:
+        with Process([sys.executable, "-c", code, mounts.home / "set" / "s1.tar"]) as writer:
             wait_until(lambda: mount_table.mounted_at(mounts.mountpoint) is None, "the mount to end")
             assert opened.read() == b"p" * SIZE
             assert writer.poll() is None
             opened.close()
-            assert writer.wait(60) == 0
+            assert writer.wait(PATIENCE) == 0
 
 
 def test_who_writes_an_old_shard_waits_for_its_readers(mounts: Program) -> None:
@@ -149,10 +150,10 @@ def test_who_writes_an_old_shard_waits_for_its_readers(mounts: Program) -> None:
         replace(mounts, "s0.tar", b"n")
         mounts.run("refresh", mounts.mountpoint)
         code = "import os, sys; os.truncate(sys.argv[1], 512)"
-        with subprocess.Popen([sys.executable, "-c", code, old]) as writer:
+        with Process([sys.executable, "-c", code, old]) as writer:
             assert opened.read() == b"o" * SIZE
             opened.close()
-            assert writer.wait(60) == 0
+            assert writer.wait(PATIENCE) == 0
     assert (mounts.mountpoint / "s0" / "a" / "x").read_bytes() == b"n" * SIZE
     assert guard(mounts).pid == first.pid
 
@@ -241,11 +242,11 @@ def test_a_mount_whose_guard_was_killed_is_guarded_again(mounts: Program) -> Non
         assert second.leased == 2
         assert mount_table.mounted_at(mounts.mountpoint) == before
         code = "import os, sys; os.truncate(sys.argv[1], 512)"
-        with subprocess.Popen([sys.executable, "-c", code, mounts.home / "set" / "s0.tar"]) as writer:
+        with Process([sys.executable, "-c", code, mounts.home / "set" / "s0.tar"]) as writer:
             wait_until(lambda: mount_table.mounted_at(mounts.mountpoint) is None, "the mount to end")
             assert opened.read() == b"o" * SIZE
             opened.close()
-            assert writer.wait(60) == 0
+            assert writer.wait(PATIENCE) == 0
 
 
 @pytest.mark.parametrize("in_place", [True, False], ids=["in place", "replaced"])
@@ -306,7 +307,7 @@ def test_in_the_foreground_as_a_unit_has_it(mounts: Program) -> None:
         with mounts.start(*words, stderr=subprocess.DEVNULL) as process:
             wait_until(lambda: (found := guard_of(str(mounts.mountpoint))) and found.alive, "the guard")
             kill(guard(mounts))
-            process.wait(60)
+            process.wait(PATIENCE)
     assert (mounts.mountpoint / "s0" / "a" / "x").read_bytes() == b"o" * SIZE
     shutil.rmtree(mounts.home / "set")
     assert (mounts.mountpoint / "s0" / "a" / "x").read_bytes() == b"o" * SIZE

@@ -16,6 +16,7 @@ import pytest
 
 from tests import servers, sets, tars
 from tests.conftest import BOTH_ENGINES, Mounted, Program, wait_until
+from tests.processes import PATIENCE
 from tests.servers import BUCKET, Server
 from tests.web_server import WebServer
 from wdsfs.errors import UsageError
@@ -146,7 +147,7 @@ def links(mountpoint: Path) -> dict[str, str]:
         return {}
 
 
-@pytest.mark.timeout(90 + 30 * ROUNDS)
+@pytest.mark.timeout(5 * PATIENCE + 30 * ROUNDS)
 def test_two_mounts_follow_one_directory(program: Program) -> None:
     """Shards come, are replaced and go, and processes are killed: both mounts show what is there, byte for byte.
 

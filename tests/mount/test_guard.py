@@ -20,6 +20,7 @@ import pytest
 from tests import sets, tars
 from tests.conftest import PATIENCE, Program, wait_until
 from tests.image.test_image import end_mount, need_erofs, told
+from tests.processes import Process
 from wdsfs import host, mount_calls, mount_table
 from wdsfs.errors import MountError
 from wdsfs.image.opened import OpenDevice
@@ -112,7 +113,7 @@ def test_a_writer_waits_for_readers(code: str, program: Program) -> None:
     """The mount ends at once; what is open of it can be read on, as it was; then the writer goes on."""
     with mounted(program) as (shard, file), file.open("rb", buffering=0) as reader:
         assert reader.read(SIZE // 2) == OLD * (SIZE // 2)
-        with subprocess.Popen([sys.executable, "-c", code, shard]) as writer:
+        with Process([sys.executable, "-c", code, shard]) as writer:
             wait_until(lambda: mount_table.mounted_at(program.mountpoint) is None, "the mount to end")
             assert not file.exists()
             os.posix_fadvise(reader.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -141,13 +142,13 @@ while True:
 """
     with mounted(program) as (shard, file):
         command = [sys.executable, "-c", reading, file]
-        readers = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
+        readers = [Process(command, stdout=subprocess.PIPE) for _ in range(2)]
         for reader in readers:
             assert reader.stdout is not None
             reader.stdout.readline()  # it is reading
-        subprocess.run([sys.executable, "-c", WRITE, shard], check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", WRITE, shard], check=True, timeout=PATIENCE)
         for reader in readers:
-            reader.communicate(timeout=60)
+            reader.communicate(timeout=PATIENCE)
             assert reader.returncode == 0
 
 
@@ -188,7 +189,7 @@ def in_another_namespace(path: Path) -> Iterator[Callable[[], bool]]:
     """A process in a mount namespace of its own, as in a container; it can be asked if the path exists there."""
     script = 'while echo; read line; do test -e "$0" && echo there || echo gone; done'
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, path]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with Process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         given, said = process.stdin, process.stdout
@@ -252,7 +253,7 @@ def test_a_signal_waits_for_readers(program: Program) -> None:
         assert guard is not None
         os.kill(guard.pid, 15)
         wait_until(lambda: mount_table.mounted_at(program.mountpoint) is None, "the mount to end")
-        with subprocess.Popen([sys.executable, "-c", WRITE, shard]) as writer:
+        with Process([sys.executable, "-c", WRITE, shard]) as writer:
             assert reader.read() == OLD * SIZE
             assert writer.poll() is None
             os.kill(guard.pid, 15)

@@ -20,6 +20,7 @@ import pytest
 
 from tests import tars
 from tests.conftest import PATIENCE, Mounted, Program, fails, wait_until
+from tests.processes import Process
 from tests.web_server import Fault, WebServer
 
 SAMPLES, SIZE = 30, 100_000
@@ -170,7 +171,7 @@ def test_a_reader_of_a_server_that_does_not_answer_can_be_killed(program: Progra
     with cold_mount(program, web) as mounted:
         web.hold.clear()
         path = mounted.path / "x-0" / "000" / "jpg"
-        with subprocess.Popen(["cat", path], stdout=subprocess.DEVNULL) as reader:
+        with Process(["cat", path], stdout=subprocess.DEVNULL) as reader:
             wait_until(lambda: web.under_way, "a request under way")
             reader.kill()
             assert reader.wait(PATIENCE) == -signal.SIGKILL
@@ -289,7 +290,7 @@ def test_a_server_that_does_not_answer_holds_up_only_who_reads_from_it(program: 
     with cold_mount(program, web) as mounted:
         web.hold.clear()
         paths = [mounted.path / f"x-{number}" / "000" / "jpg" for number in range(2)]
-        readers = [subprocess.Popen(["cat", path], stdout=subprocess.PIPE) for path in paths]
+        readers = [Process(["cat", path], stdout=subprocess.PIPE) for path in paths]
         wait_until(lambda: {one.path for one in web.gets()} == {"/x-0.tar", "/x-1.tar"}, "both to be asked for")
         assert program.tool("stat", "-c", "%s", mounted.path / "x-1" / "007" / "jpg") == b"%d\n" % SIZE
         web.hold.set()

@@ -227,7 +227,6 @@ def test_a_listing_is_in_the_order_of_the_tar(program: Program) -> None:
 
 
 @BOTH_ENGINES
-@pytest.mark.timeout(300)  # it is much work: 80 s where twenty others want each processor
 @pytest.mark.parametrize(("options", "count"), [([], 50_000), (["--merge"], 10_000)])
 def test_a_huge_directory_in_small_pieces(program: Program, options: list[str], count: int) -> None:
     """Complete and none twice, whatever the size of the buffer that the entries are asked for with."""
@@ -293,7 +292,6 @@ def test_10000_extensions_in_one_sample(program: Program, engine: str) -> None:
         assert not (sample / "10000").exists()
 
 
-@pytest.mark.timeout(300)  # it is much work: 80 s where twenty others want each processor
 def test_1000000_samples_in_one_shard(program: Program) -> None:
     """Ready, and found by name, in memory that does not grow with the shard."""
     count = 1_000_000

@@ -26,7 +26,7 @@ def device() -> Iterator[tuple[socket.socket, socket.socket]]:
     """A socket in place of the FUSE descriptor, and the kernel's end of it; each notification is one message."""
     ours, kernels = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, kernels:
-        kernels.settimeout(30)
+        kernels.settimeout(PATIENCE)
         yield ours, kernels
 
 
@@ -352,7 +352,7 @@ def test_a_busy_directory_does_not_keep_from_looking(
     finally:
         done.set()
         writer.join()
-        waiter.join(30)
+        waiter.join(PATIENCE)
     assert found == [{0}]
     assert in_time == [{0}]
 
@@ -376,7 +376,7 @@ class Follower:
     def __exit__(self, *_: object) -> None:
         self.kernels.close()  # a notification that waits is over
         self.heard.end()
-        self.thread.join(30)
+        self.thread.join(PATIENCE)
         assert not self.thread.is_alive(), "it must end with those who serve"
 
     def note(self) -> bytes:
@@ -421,17 +421,17 @@ def test_a_shard_that_is_being_written_is_not_a_flood(
 
     def sleep(seconds: float) -> None:
         paused.release()
-        assert pause.wait(30)
+        assert pause.wait(PATIENCE)
 
     monkeypatch.setattr(watch.time, "sleep", sleep)
     with Follower(heard, *device, epochs=True) as follower:
         path = sets.path_of(heard.shards[0])
         touch(path)
-        assert paused.acquire(timeout=30)
+        assert paused.acquire(timeout=PATIENCE)
         for _ in range(1000):
             append(path)
         pause.set()
-        assert paused.acquire(timeout=30)
+        assert paused.acquire(timeout=PATIENCE)
         assert follower.tags.alarms == 2
         assert [len(follower.note()) for _ in range(2)] == [16, 16]
         device[1].setblocking(False)

@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tarfile
 from collections.abc import Mapping, Sequence
@@ -30,6 +29,7 @@ from tests.cli.test_main import program  # noqa: F401  # a fixture
 from tests.conftest import Program, new_processes, wait_until
 from tests.dataset.test_shard_tree import a_tree, check_consistency
 from tests.overlay.test_overlay_mount import a_disk
+from tests.processes import Process
 from tests.thorough import examples
 from wdsfs import names
 from wdsfs.cluster.workers import Workers
@@ -605,7 +605,7 @@ def test_a_pack_that_is_killed_goes_on_when_it_is_repeated(program: Program) -> 
     tree = write(program.home / "tree", {f"{number:05d}.txt": b"%d" % number * 99 for number in range(4200)})
     arguments = ("pack", "tree", "--maxcount", "100", "-j", "2", "-o")
     command = [sys.executable, "-c", STOPPING, *arguments, "out/%03d.tar"]
-    with subprocess.Popen(command, cwd=program.home, env=program.environment) as process:
+    with Process(command, cwd=program.home, env=program.environment) as process:
         first = program.home / "out/000.tar"
         wait_until(lambda: first.exists() or process.poll() is not None, "the first shard")
         process.kill()

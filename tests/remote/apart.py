@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.processes import PATIENCE, Process
 from tests.remote.clocks import JumpingClock
 from wdsfs.errors import WdsfsError
 from wdsfs.remote.counters import Counters
@@ -88,7 +89,7 @@ def running(log: Path, environment: dict[str, str]) -> Iterator[Apart]:
     program = "from tests.remote import apart; apart.serve()"
     with (
         log.open("wb") as said,
-        subprocess.Popen(
+        Process(
             [sys.executable, "-c", program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -101,7 +102,7 @@ def running(log: Path, environment: dict[str, str]) -> Iterator[Apart]:
             yield Apart(process)
             assert process.stdin is not None
             process.stdin.close()
-            assert process.wait(20) == 0
+            assert process.wait(PATIENCE) == 0
         finally:
             process.kill()
     assert log.read_text() == ""

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.processes import Process
 from tests.remote.cached import LIMIT, URL, content_of, file_of, flip, opened, pin_of
 from tests.sets import in_own_mounts, run
 from wdsfs.remote import block_table, cache_directory, cached_object
@@ -477,7 +478,7 @@ class Child:
     """Another process that works on the same cache; it says `ready` in a line."""
 
     def __init__(self, code: str, *arguments: object) -> None:
-        self._process = subprocess.Popen(
+        self._process = Process(
             [sys.executable, "-c", _CHILD + code, *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import wait_until
+from tests.processes import Process
 from tests.remote.stores import content
 from tests.web_server import WebServer
 from wdsfs.errors import ObjectChanged, UnreadableShard
@@ -220,7 +220,7 @@ def test_a_command_ends_when_nobody_waits_for_it(here: Here) -> None:
     spec = "pipe:echo $$ > shell; sleep 1000; echo"
     environment = {**os.environ, "WDSFS_CACHE_DIR": str(here.directory / "cache")}
     shell = here.directory / "shell"
-    with subprocess.Popen([sys.executable, "-c", program, spec], cwd=here.directory, env=environment) as asking:
+    with Process([sys.executable, "-c", program, spec], cwd=here.directory, env=environment) as asking:
         wait_until(lambda: shell.exists() and shell.read_text().endswith("\n"), "the command")
         asking.kill()
     wait_until(lambda: _has_ended(int(shell.read_text())), "the end of the command")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import PATIENCE
 from wdsfs.errors import MissingShard, ShardError, SpecError, UsageError
 from wdsfs.remote import shards
 from wdsfs.remote.shards import open_shard
@@ -265,7 +266,7 @@ for shard in expand(sys.argv[1:]):
 
 def expanded(content: bytes, *specs: str) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-c", _EXPAND, *specs]
-    return subprocess.run(command, input=content, capture_output=True, check=False, timeout=60)
+    return subprocess.run(command, input=content, capture_output=True, check=False, timeout=PATIENCE)
 
 
 def test_the_standard_input_is_a_shard() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import Process
 from wdsfs import host, mount_table
 from wdsfs.status import control
 from wdsfs.status.control import Daemon
@@ -112,7 +113,7 @@ def test_any_path_survives(runtime: Path) -> None:
 
 
 def test_a_daemon_is_alive_until_its_process_ends() -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+    with Process([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         one = daemon(pid=process.pid)
         assert one.alive
         assert not replace(one, start_ticks=one.start_ticks + 1).alive, "another process with the same number"

@@ -30,6 +30,7 @@ import xz
 from tests import sets, tars
 from tests.bounded import bounded
 from tests.conftest import Program, wait_until
+from tests.processes import PATIENCE
 from wdsfs.dataset import content as content_module
 from wdsfs.dataset import freshness, indexing, open_files
 from wdsfs.dataset.shard_set import ShardSet
@@ -785,7 +786,7 @@ def test_killed_in_the_middle(tmp_path: Path, cache: unpack_cache.UnpackCache) -
     started = context.Event()
     process = context.Process(target=_hold, args=(str(tmp_path / "a.tar.gz"), started))
     process.start()
-    assert started.wait(60)
+    assert started.wait(PATIENCE)
     assert kinds_in(cache) == ["part"]
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)

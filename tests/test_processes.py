@@ -1,0 +1,88 @@
+"""What a test starts ends with it (tests/processes.py)."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import need_fuse
+from tests.processes import Process, wait_until
+from tests.sets import ENVIRONMENT
+from wdsfs import mount_table
+
+SLEEP = "import signal; signal.pause()"
+
+
+def test_a_process_is_killed_where_its_block_fails() -> None:
+    with pytest.raises(ZeroDivisionError), Process([sys.executable, "-c", SLEEP]) as process:
+        raise ZeroDivisionError
+    assert process.returncode == -signal.SIGKILL
+
+
+# What pytest does at its start; then a program that leaves its session and its parent, and a fork.
+TESTS = f"""
+import os, subprocess, sys, time
+from tests import processes
+processes.mark_programs()
+processes.start_keeper(os.getcwd())
+subprocess.run([sys.executable, "-c", '''
+import os, subprocess, sys
+if not os.fork():
+    os.setsid()
+    subprocess.run([sys.executable, "-c", {SLEEP!r} + "#" + os.getcwd()])
+'''])
+if not os.fork():
+    open("forked", "w").write(str(os.getpid()))
+    time.sleep(10000)
+while True:
+    time.sleep(10000)
+"""
+
+
+def test_nothing_stays_of_tests_that_are_killed(tmp_path: Path) -> None:
+    def those_left() -> list[str]:
+        shown = subprocess.run(["ps", "-wweo", "stat,args"], capture_output=True, check=True, text=True).stdout
+        return [line for line in shown.splitlines() if str(tmp_path) in line and not line.startswith("Z")]
+
+    with Process([sys.executable, "-c", TESTS], cwd=tmp_path, env=ENVIRONMENT) as tests:
+        wait_until((tmp_path / "forked").exists, "a fork")
+        wait_until(lambda: len(those_left()) == 2, "the program, and the keeper")
+        forked = int((tmp_path / "forked").read_text())
+        tests.kill()
+    wait_until(lambda: not those_left(), "the end of the program, and of the keeper")
+    wait_until(lambda: not _lives(forked), "the end of the fork")
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+MOUNTS = """
+import os, signal, sys
+from pathlib import Path
+from tests import processes, tars
+processes.mark_programs()
+processes.start_keeper(os.getcwd())
+from tests.conftest import Program
+program = Program(Path.cwd())
+program.write("a.tar", tars.tar(tars.member(b"a.txt", b"a")))
+program.run("mount", "a.tar", program.mountpoint)
+Path("mounted").touch()
+signal.pause()
+"""
+
+
+def test_the_mounts_of_tests_that_are_killed_end(tmp_path: Path) -> None:
+    need_fuse()
+    with Process([sys.executable, "-c", MOUNTS], cwd=tmp_path, env=ENVIRONMENT) as tests:
+        wait_until(lambda: (tmp_path / "mounted").exists() or tests.poll() is not None, "a mount")
+        assert tests.poll() is None
+        tests.kill()
+    wait_until(lambda: mount_table.mounted_at(tmp_path / "mnt") is None, "the unmount")
