@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tests import tars
 from tests.processes import PATIENCE, Process
 from wdsfs.index.record import Record
@@ -37,6 +39,22 @@ def make(directory: Path, count: int, samples: int = 3) -> list[Shard]:
     for number in range(count):
         (directory / f"s{number}.tar").write_bytes(content(number, samples))
     return [at(directory / f"s{number}.tar") for number in range(count)]
+
+
+def write_samples(path: Path, count: int, first: int = 0, name: bytes = b"%s.x") -> None:
+    """A shard of this many samples, each an empty member; `name` has the place of the seven digits of a number."""
+    header, place = np.frombuffer(tars.header(name % b"0000000"), np.uint8), name.index(b"%s")
+    total = int(header[148:154].tobytes(), 8)
+    with path.open("wb") as file:
+        for begin in range(first, first + count, 100_000):
+            numbers = np.arange(begin, min(begin + 100_000, first + count))[:, np.newaxis]
+            digits = numbers // 10 ** np.arange(6, -1, -1) % 10
+            sums = total + digits.sum(1, keepdims=True)
+            blocks = np.tile(header, (len(numbers), 1))
+            blocks[:, place : place + 7] += digits.astype(np.uint8)
+            blocks[:, 148:154] = sums // 8 ** np.arange(5, -1, -1) % 8 + ord("0")
+            file.write(blocks)
+        file.write(tars.END)
 
 
 def at(path: Path | bytes) -> Shard:

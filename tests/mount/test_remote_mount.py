@@ -186,7 +186,7 @@ SLOW = ("--store-option", f"total_time={2 * PATIENCE:g}", "--store-option", f"ti
 def waiting(web: WebServer, command: list[str | Path], path: str) -> Iterator[subprocess.Popen[bytes]]:
     """A command whose request to the server, for this object, is under way and not answered."""
     before = len(web.gets(path))
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+    with Process(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
         try:
             wait_until(lambda: len(web.gets(path)) > before, "the request")
             yield process
@@ -207,7 +207,7 @@ def test_who_waits_for_a_shard_to_be_indexed_can_be_killed(program: Program, web
             with contextlib.ExitStack() as stack:
                 listing: list[str | Path] = ["ls", mounted.path / "x-0"]
                 first = stack.enter_context(waiting(web, listing, "/x-0.tar"))
-                more = [stack.enter_context(subprocess.Popen(listing)) for _ in range(20)]
+                more = [stack.enter_context(Process(listing)) for _ in range(20)]
                 with pytest.raises(subprocess.TimeoutExpired):
                     more[-1].wait(0.5)
                 assert dies(first)
@@ -256,7 +256,7 @@ def test_who_waits_for_a_compressed_shard_can_be_killed(program: Program, web: W
         web.hold.clear()
         try:
             listing: list[str | Path] = ["ls", mounted.path / "y-0"]
-            with waiting(web, listing, "/y-0.tar.gz") as first, subprocess.Popen(listing) as second:
+            with waiting(web, listing, "/y-0.tar.gz") as first, Process(listing) as second:
                 with pytest.raises(subprocess.TimeoutExpired):
                     second.wait(0.5)
                 assert dies(second)

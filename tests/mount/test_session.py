@@ -27,10 +27,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tests import tars
+from tests import sets, tars
 from tests.conftest import (
     BOTH_ENGINES,
     FUSE,
@@ -204,10 +203,10 @@ def getdents(directory: Path, size: int = 1 << 15) -> list[tuple[int, bytes, int
     try:
         while got := libc.syscall(217, fd, buffer, size):  # x86-64; the test of small buffers says so
             assert got > 0, os.strerror(ctypes.get_errno())
-            at = 0
+            data, at = ctypes.string_at(buffer, got), 0  # once: `buffer.raw` copies all of it each time
             while at < got:
-                inode, _, length, kind = struct.unpack_from("<QqHB", buffer.raw, at)
-                found.append((inode, buffer.raw[at + 19 : at + length].partition(b"\0")[0], kind))
+                inode, _, length, kind = struct.unpack_from("<QqHB", data, at)
+                found.append((inode, data[at + 19 : at + length].partition(b"\0")[0], kind))
                 at += length
     finally:
         os.close(fd)
@@ -295,7 +294,7 @@ def test_10000_extensions_in_one_sample(program: Program, engine: str) -> None:
 def test_1000000_samples_in_one_shard(program: Program) -> None:
     """Ready, and found by name, in memory that does not grow with the shard."""
     count = 1_000_000
-    write_samples(program.home / "a.tar", count)
+    sets.write_samples(program.home / "a.tar", count)
     with program.mounted("a.tar") as mounted:
         for number in (0, 1, 499_999, 999_999):
             assert (mounted.path / f"a/{number:07d}/x").stat().st_size == 0
@@ -305,21 +304,6 @@ def test_1000000_samples_in_one_shard(program: Program) -> None:
         report = mounted.status()
         assert (report["samples"], report["members"]) == (count, count)
         assert report["memory_bytes"] < 200 << 20
-
-
-def write_samples(path: Path, count: int) -> None:
-    """A shard of this many samples, each an empty member `<7 digits>.x`."""
-    block = np.frombuffer(tars.header(b"0000000.x"), np.uint8)
-    total = int(block.sum()) - int(block[148:156].sum()) + 8 * ord(" ")
-    with path.open("wb") as out:
-        for first in range(0, count, 100_000):
-            numbers = np.arange(first, min(first + 100_000, count))[:, np.newaxis]
-            blocks = np.tile(block, (len(numbers), 1))
-            blocks[:, :7] += (numbers // 10 ** np.arange(6, -1, -1) % 10).astype(np.uint8)
-            sums = total + (blocks[:, :7].astype(np.int64) - ord("0")).sum(1, keepdims=True)
-            blocks[:, 148:154] = sums // 8 ** np.arange(5, -1, -1) % 8 + ord("0")
-            out.write(blocks.tobytes())
-        out.write(tars.END)
 
 
 # --- names -------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests import sets
+from tests.processes import Process
 from tests.writables import FILES, Mount, a_set, fast_directory
 from wdsfs.errors import OverlayBusy, OverlayUnusable
 from wdsfs.inodes import UP
@@ -186,7 +187,7 @@ def _lock_as_nobody(path: Path) -> subprocess.Popen[bytes]:
     command = ["flock", "-n", path, "sh", "-c", "echo locked && read -r _"]
     who = {"user": "nobody", "group": "nogroup", "extra_groups": []}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, cwd="/", **pipes, **who)
+    return Process(command, cwd="/", **pipes, **who)
 
 
 @as_root

@@ -5,12 +5,10 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tests import tars
+from tests import sets
 from tests.conftest import Program, wait_until
 from tests.view.viewing import Browser, Viewer, viewing
 
@@ -24,22 +22,9 @@ def million(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewer]:
     program = Program(tmp_path_factory.mktemp("million"))
     each = SAMPLES // SHARDS
     for number in range(SHARDS):
-        _write(program.home / f"m-{number:06d}.tar", number * each, each)
+        sets.write_samples(program.home / f"m-{number:06d}.tar", each, number * each, b"k%s.cls")
     with viewing(program, "m-{000000..000003}.tar") as found:
         yield found
-
-
-def _write(path: Path, first: int, count: int) -> None:
-    """A shard of samples with one empty member each: half the bytes for a disk that others keep busy."""
-    header = np.frombuffer(tars.member(b"k0000000.cls"), np.uint8)
-    digits = (np.arange(first, first + count)[:, None] // 10 ** np.arange(6, -1, -1)) % 10
-    sums = int(header[148:154].tobytes(), 8) + digits.sum(axis=1)
-    blocks = np.tile(header, (count, 1))
-    blocks[:, 1:8] = digits + ord("0")
-    blocks[:, 148:154] = (sums[:, None] >> 3 * np.arange(5, -1, -1)) % 8 + ord("0")
-    with path.open("wb") as file:
-        file.write(blocks)
-        file.write(tars.END)
 
 
 def test_pages_search_and_filters_of_a_million_samples(browser: Browser, million: Viewer) -> None:
@@ -105,6 +90,8 @@ def test_the_next_sample_is_looked_for_page_by_page(million: Viewer, page: str, 
 def test_a_thousand_pages_leave_nothing_in_memory(million: Viewer) -> None:
     for number in range(PAGES):
         place = number * 7919 % (SAMPLES - 60)
-        path = (f"/?at={place}", f"/random?seed={number}", f"/?q=k0{place:06d}", f"/go?number={place}")[number % 4]
+        path = (f"/?at={place}", f"/random?seed={number}", f"/go?number={place}")[number % 3]
+        if number % 10 == 0:  # the slow one: it goes through all keys
+            path = f"/?q=k0{place:06d}"
         assert million.ask(path).status in (200, 303)
     assert million.memory < MEMORY
