@@ -96,7 +96,7 @@ class _Group(click.Group):
         try:
             code = super().main(*args, **{**extra, "standalone_mode": False})
         except click.exceptions.NoArgsIsHelpError as error:
-            click.echo(error.format_message(), err=True)
+            say(*error.format_message().split("\n"), err=True)
             code = error.exit_code
         except click.ClickException as error:
             if isinstance(error, click.UsageError) and error.ctx is not None:
