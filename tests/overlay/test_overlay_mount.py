@@ -899,3 +899,23 @@ def test_a_mount_point_in_the_overlay_or_above(small: Program, at: str, reason: 
     with small.mounted(*OVERLAY) as mounted:
         (mounted.path / "s/a/new").touch()
     assert reason in small.refused("mount", "-o", "nonempty", *OVERLAY, small.home / at, code=5)
+
+
+def test_directories_with_changes_show_the_shard_that_was_replaced(program: Program) -> None:
+    """A worker meets the change while it finds out what lies below them, and has to index the shard first."""
+    before = [("d/a.cls", b"1"), ("d/a.txt", b"a"), ("d/b.cls", b"2"), ("d/b.txt", b"b")]
+    source = program.write("s0.tar", shard(before))
+    with program.mounted("--overlay", "edits", source) as mounted:
+        mounted.expect_log("has changed")
+        mounted.allow_log("ESTALE")
+        (mounted.path / "s0/d/a/cls").write_bytes(b"7")
+        (mounted.path / "s0/d/b/cls").unlink()
+        program.write("new", shard([("d/a.json", b"{}"), *before])).rename(source)
+
+        def shown() -> dict[str, list[str]]:
+            with contextlib.suppress(OSError):
+                return {name: sorted(os.listdir(mounted.path / "s0/d" / name)) for name in ("a", "b")}
+            return {}
+
+        wait_until(lambda: shown() == {"a": ["cls", "json", "txt"], "b": ["txt"]}, "the new shard")
+        assert (mounted.path / "s0/d/a/cls").read_bytes() == b"7"

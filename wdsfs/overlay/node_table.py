@@ -38,6 +38,7 @@ class NodeTable:
         self.inherited = inherited
         self.by_inode: dict[int, UpperNode] = {}
         self.generation = -1
+        self._is_half_bound = False
         self.gone: set[int] = set()  # files and directories of the lower that have no name any more
         self._known = None if inherited else 0
 
@@ -49,6 +50,10 @@ class NodeTable:
         Returns copies of the lower's files that may lack some of their names: a copy-up may have been stopped.
         """
         first = self.generation < 0
+        # The numbers in a shard change all together, those in a merged tree one by one. A call that stopped for a
+        # shard to be indexed may have done a part of them.
+        deep = first or self.tree.merged or self._is_half_bound
+        self._is_half_bound = True
         self.upper.top.lower = ROOT
         waiting = [self.upper.top]
         while waiting:
@@ -56,9 +61,9 @@ class NodeTable:
             for name, child in directory.children.items():
                 if child.kind != DIRECTORY or child.opaque:
                     continue
-                # The numbers in a shard change all together, those in a merged tree one by one.
-                if self._bind_one(directory, name, child) or first or self.tree.merged:
+                if self._bind_one(directory, name, child) or deep:
                     waiting.append(child)
+        self._is_half_bound = False
         return self._number_all() if first else []
 
     def _bind_one(self, directory: UpperNode, name: bytes, child: UpperNode) -> bool:
