@@ -654,7 +654,7 @@ def test_check_has_a_line_for_each_finding(program: Program) -> None:
     done = program.run("check", shard, code=1)
     assert f"{shard}:{split}: a: [split sample]".encode() in done.stdout
     assert b"[directory]" not in done.stdout
-    assert b"1 note (--notes shows them)" in done.stderr
+    assert b"2 notes (--notes shows them)" in done.stderr
     assert b"[directory]" in program.run("check", "--notes", "--jobs", "1", shard, code=1).stdout
     found = [json.loads(line) for line in lines(program.run("check", "--json", shard, code=1).stdout)]
     assert all(set(one) == {"shard", "kind", "offset", "member", "text"} for one in found)

@@ -93,6 +93,8 @@ class _Group(click.Group):
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """As click's own, but a wrong call gets a message like all others."""
+        if not extra.get("standalone_mode", True):
+            return super().main(*args, **extra)
         try:
             code = super().main(*args, **{**extra, "standalone_mode": False})
         except click.exceptions.NoArgsIsHelpError as error:
