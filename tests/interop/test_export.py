@@ -91,7 +91,7 @@ def test_a_shard_that_dali_cannot_read_is_no_obstacle_to_others(program: Program
     assert {name for name in files(home) if name.endswith(".idx")} == {"s0.idx", "s3.idx"}
     told = program.run("export", "--format", "dali", "-o", ".", "s{0..4}.tar", code=9)
     assert told.stdout == b"2 files written, 2 failures\n"
-    assert told.stderr.count(b"wdsfs: ") == 2
+    assert len([line for line in told.stderr.splitlines() if b"wdsfs: warning: " not in line]) == 2
 
 
 def test_only_plain_tars_are_exported(program: Program) -> None:  # noqa: F811
