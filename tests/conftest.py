@@ -47,9 +47,12 @@ processes.mark_programs()
 # the time that these processes take.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# What a script starts in the background ignores interrupts, and so would all programs that the tests interrupt.
+# What a script starts in the background ignores interrupts, and what `nohup` starts ignores SIGHUP; so would all
+# programs to which the tests send these signals.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # No test measures time: they count steps, requests or bytes. In continuous integration all runs look at the same
 # examples; elsewhere the search for others goes on.

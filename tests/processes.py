@@ -42,6 +42,11 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
+def outlive_parent() -> None:
+    """Called in a fork of pytest whose parent ends first."""
+    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
 def wait_until(condition: Callable[[], object], what: str) -> None:
     """Return when the condition holds, or fail after PATIENCE. No test depends on how long it takes."""
     end = time.monotonic() + PATIENCE

@@ -129,8 +129,10 @@ class WebServer:
         started.set()
         await stop.wait()
         server.close()
-        for writer in list(self._writers):  # a client may be gone, or not read what is left
-            writer.transport.abort()
+        for transport in [writer.transport for writer in self._writers]:
+            # A client may be gone, or not read what is left. A transport that is closed can not be aborted.
+            if not transport.is_closing() or transport.get_write_buffer_size():
+                transport.abort()
         await asyncio.sleep(0)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

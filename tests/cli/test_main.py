@@ -1047,5 +1047,5 @@ def test_what_cannot_be_unpacked_is_said_once(program: Program) -> None:
     with gzip.open(program.home / "bomb.tar.gz", "wb", compresslevel=1) as file:
         file.write(tars.member(b"a.bin", bytes(100 << 20)) + tars.END)
     said = program.refused("ls", "--unpack", "never", "bomb.tar.gz", "bomb/a", code=3)
-    assert "it can only be unpacked, since" in said
+    assert said.count("200 times") == 1
     assert "200 times" in program.refused("cat", "--unpack", "never", "bomb.tar.gz", "bomb/a/bin", code=3)

@@ -318,8 +318,9 @@ def test_a_command_that_fails_is_a_damaged_shard(program: Program, local: Path, 
         program.run("info", "--strict", spec, code=3)
 
 
-def test_a_command_without_output_is_an_empty_shard(program: Program) -> None:
-    assert json.loads(program.run("info", "--json", "pipe:true").stdout)["samples"] == 0
+def test_a_command_without_output_makes_no_shard(program: Program) -> None:
+    assert "is empty (0 bytes), not a tar" in program.refused("info", "--json", "pipe:true", code=3)
+    assert program.json("info", "pipe:head -c 10240 /dev/zero")["samples"] == 0
 
 
 def test_a_command_is_not_in_the_list_of_processes(program: Program, tmp_path: Path) -> None:

@@ -768,6 +768,7 @@ import sys, subprocess
 from pathlib import Path
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", sys.argv[1]], check=True)
 from tests.commit.test_plan import *
+from wdsfs.errors import bytes_text
 here = Set(Path(sys.argv[1]), *[numbered(110, size=500)] * 4)
 here.edit({f"s{n}": {"001": {"txt": bytes(1000)}} for n in range(4)})
 before = here.set()
@@ -777,7 +778,7 @@ for jobs in (4, 1):
     try:
         here.commit(in_place=True, jobs=jobs)
     except CommitError as error:
-        print(str(error).replace(f"{growth + 4 * len(before[0]):,}", "NEEDED"))
+        print(str(error).replace(bytes_text(growth + 4 * len(before[0])), "NEEDED"))
         assert here.set() == before and not unfinished(here.place)
     else:
         print("done", samples(here.set()[3])["001"] == {"txt": bytes(1000)})
@@ -792,7 +793,7 @@ for jobs in (4, 1):
             pytest.skip("no file system can be mounted here")
         raise
     refused, done = out.splitlines()
-    assert refused.startswith(f"{tmp_path}/small: the commit needs NEEDED bytes on this file system")
+    assert refused.startswith(f"{tmp_path}/small: the new shards need NEEDED on this file system")
     assert "are free: make room, write fewer shards at a time (--jobs, now 4)" in refused
     assert done == "done True"
 

@@ -239,6 +239,7 @@ ERRNOS = {
     "NoRanges": errno.EIO,
     "NoSuchEntry": errno.ENOENT,
     "NotADirectory": errno.ENOTDIR,
+    "NotATar": errno.EIO,
     "NotEmpty": errno.ENOTEMPTY,
     "NotPermitted": errno.EPERM,
     "ObjectChanged": errno.ESTALE,

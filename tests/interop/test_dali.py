@@ -371,7 +371,7 @@ def packed(*offsets: int) -> bytes:
         (b"", "it has 0 samples, the shard 3"),
         (packed(0, 2048, 3072, 6144), "it has offset 3072 where sample 2 starts at 3584"),
         (packed(0, 2048, 3584, 6656), "it has offset 6656 where the samples end at 6144"),
-        (packed(0, 2048, 3584, 6144) + b"x", "33 bytes are no whole number of offsets"),
+        (packed(0, 2048, 3584, 6144) + b"x", "33 bytes: no whole number of offsets"),
     ],
 )
 def test_an_energon_offset_file_that_lies_there(index: bytes, message: str | None) -> None:

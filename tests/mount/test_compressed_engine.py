@@ -20,7 +20,7 @@ from tests.conftest import PATIENCE, Program, descriptors, wait_until
 from tests.image.test_image import end_mount, need_erofs, told
 from tests.processes import Process
 from wdsfs import mount_table
-from wdsfs.errors import MountError
+from wdsfs.errors import MountError, bytes_text
 from wdsfs.image.opened import OpenDevice
 from wdsfs.mount import held_shards
 from wdsfs.mount.guard import Registration, guard_of
@@ -242,7 +242,7 @@ def test_what_the_cache_has_no_room_for(mounts: Program) -> None:
     mounts.run("index", "-q", "set")
     mounts.run("cache", "--clear")
     message = mounts.refused(*KERNEL, "--cache-size", str(SIZE // 2), "set", mounts.mountpoint, code=5)
-    assert f"it unpacks to more than the cache may hold ({SIZE // 2} bytes)" in message
+    assert f"it unpacks to more than the cache may hold ({bytes_text(SIZE // 2)})" in message
     assert "--cache-size gives it more room" in message
     assert "--engine auto takes FUSE then" in message
     message = mounts.refused(*KERNEL, "--cache-size", "100", "set", mounts.mountpoint, code=5)

@@ -367,7 +367,7 @@ def test_a_parquet_file_with_values_that_python_has_not(previewer: Previewer) ->
     assert cells["no"] == "(string)"
     assert cells["list"].endswith("18, 19, … 5 more]")
     assert cells["map"] == "[{'key': 'a', 'value': 1}]"
-    assert cells["struct"] == "{'a': ['1 bytes'], 'b': ''}"
+    assert cells["struct"] == "{'a': ['1 byte'], 'b': ''}"
     assert cells["word"] == "x"
 
 

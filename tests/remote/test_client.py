@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests import processes
 from tests.conftest import wait_until
 from tests.remote import fake_fetcher
 from tests.remote.fake_fetcher import PIN, SIZE, FakeCache, body_of
@@ -204,6 +205,7 @@ def test_the_fetcher_ends_with_the_last_process_that_could_ask(remote: Callable[
     wait, go = os.pipe()
 
     def last() -> bool:
+        processes.outlive_parent()
         os.close(go)
         os.read(wait, 1)
         return os.write(into, b"+" if ours.stat([url("plain")]) == [PIN] else b"-") == 1

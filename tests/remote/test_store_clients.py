@@ -101,7 +101,7 @@ def test_keys_in_the_files_of_the_aws_tools(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "e")
     assert store_clients.access(url, {}).kind == "access key of the environment"
     (tmp_path / ".aws" / "credentials").write_text("no such file as it should be")
-    with pytest.raises(Unreachable, match=r"wdsfs\[aws\]"):
+    with pytest.raises(Unreachable, match=r"pip install .*\[aws\]"):
         store_clients.access(url, {"profile": "nosuch"})
 
 

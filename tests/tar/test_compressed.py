@@ -34,7 +34,7 @@ from tests.processes import PATIENCE
 from wdsfs.dataset import content as content_module
 from wdsfs.dataset import freshness, indexing, open_files
 from wdsfs.dataset.shard_set import ShardSet
-from wdsfs.errors import CorruptShard, NotATar, StaleShard, UnreadableShard, UsageError
+from wdsfs.errors import CorruptShard, NotATar, StaleShard, UnreadableShard, UsageError, bytes_text
 from wdsfs.index import record_of_file
 from wdsfs.index.record import Record
 from wdsfs.index.store import open_index
@@ -219,7 +219,10 @@ def test_pieces_that_are_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         write(tmp_path / name, WHOLE[name])
     with opened(tmp_path / "zst of several frames") as (tar, _, _):
         assert content_of(tar) == TAR
-    with pytest.raises(UnreadableShard, match=f"in pieces of up to {len(TAR)} bytes"), opened(tmp_path / "xz"):
+    with (
+        pytest.raises(UnreadableShard, match=f"in pieces of up to {bytes_text(len(TAR))}"),
+        opened(tmp_path / "xz"),
+    ):
         pass
 
 

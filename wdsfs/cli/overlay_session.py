@@ -228,7 +228,8 @@ def _held(overlay: str, wanted: Wanted, opening: Opening, whole: bool) -> Iterat
             if not unfinished(place):
                 raise
             text = (
-                "a commit of this overlay was stopped half-way: put the shard back, or an empty file in its place"
+                "a commit of this overlay was stopped half-way: put the shard back, or an empty tar in its place "
+                "(truncate -s 10240 FILE)"
             )
             raise CommitError(
                 f"{error}; {text}, then finish it (--in-place) or end it as it is (--abandon)"
