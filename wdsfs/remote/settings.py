@@ -93,7 +93,7 @@ class Settings(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """How fast a server has to answer: `pace` makes it of options."""
+    """Limits on the time of an answer; `pace` makes them of options."""
 
     silence: float  # seconds without a byte until a request counts as not answered
     rate: float  # bytes a second below which it does, too
