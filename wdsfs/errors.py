@@ -54,7 +54,7 @@ from collections.abc import Sequence
 
 from wdsfs.names import shown
 
-# What taking apart JSON of another program raises, which may be nested without end and hold anything anywhere.
+# Errors that JSON of another program can cause: it may be nested without end, and hold any type anywhere.
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 

@@ -1,4 +1,4 @@
-"""What to type for libraries that are not installed: the extras of wdsfs (`view`, `compressed` ...).
+"""The command that installs missing libraries: those of an extra of wdsfs (`view`, `compressed` ...).
 
 wdsfs is on no package index that pip would look at, so the answer depends on how it was installed: by pip, pipx or
 uv, from a checkout, a repository or a file. The metadata of the installed distribution says that (PEP 376's

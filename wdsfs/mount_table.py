@@ -169,7 +169,7 @@ def users(mountpoint: bytes) -> list[Use]:
 
 
 def _use(process: str, mountpoint: bytes) -> str:
-    """What a process has in a mount, in words; "" for nothing."""
+    """Return in words why a process keeps a mount busy; "" if it does not."""
     for link, what in (("cwd", "its working directory"), ("root", "its root directory"), ("exe", "its program")):
         if _leads_into(f"{process}/{link}", mountpoint):
             return what

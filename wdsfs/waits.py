@@ -2,8 +2,8 @@
 
 A program that waits for an answer of a mount dies only when it has that answer. The kernel's INTERRUPT comes once,
 also for signals after which a program goes on, and to any process of a mount that receives, or to none while all
-of them wait. So who waits looks for itself, several times a second, if the client has been told to end. For a
-client that cannot be seen (in a process namespace above ours) the wait goes on to its own end.
+of them wait. So the process that waits looks several times a second if a signal that ends the client is pending.
+For a client that cannot be seen (in a process namespace above ours) the wait goes on to its own end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ENDING = sum(1 << number - 1 for number in _ENDS)
 
 
 def is_ending(thread: int) -> bool:
-    """True if a thread has been told to end, and has not yet heard of it."""
+    """True if a signal that ends a thread is pending."""
     try:
         with open(f"/proc/{thread}/status", "rb") as file:
             masks = {name: int(mask, 16) for name, mask in _SIGNALS.findall(file.read())}

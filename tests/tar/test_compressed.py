@@ -906,4 +906,4 @@ def test_commands(program: Program) -> None:
     assert "'1.5G' is no size" in program.refused("index", "--cache-size", "1.5G", "cut.tar.gz", code=2)
     program.write("bomb.tar.zst", zstd.compress(bytes(9 << 20)))
     done = program.run("index", "--cache-size", "8M", "bomb.tar.zst", code=3)
-    assert b"unpacks to more than half of what the cache may hold (8388608 bytes)" in done.stderr
+    assert b"unpacks to more than half of what the cache may hold (8.0 MiB)" in done.stderr

@@ -78,7 +78,7 @@ class Remount:
             _end(self.guard.mountpoint)
 
     def _ask(self, question: list[Shard] | None) -> str:
-        """Have the process do the next step; returns why it could not, else an empty text."""
+        """Send the process its next step; return why the step failed, or ""."""
         try:
             self._process_end.send(question)
             answer: str = self._process_end.recv()
@@ -173,7 +173,7 @@ def _remount(connection: Connection, guard: Registration, opening: Opening) -> N
 
 
 def _exchange(guard: Registration, wanted: ImageMount, shards: Sequence[Shard]) -> str:
-    """Have the guard exchange the mounts; returns why it did not, else an empty text."""
+    """Ask the guard to exchange the mounts; return why it did not, or ""."""
     from wdsfs.status import control
 
     if not guard.alive:

@@ -261,21 +261,21 @@ def _owner(directory: bytes) -> int:
 
 
 def access_of(paths: Iterable[bytes], shared: bool, allow_missing: bool = False) -> Access:
-    """How a mount of these files reaches them. `shared`: others than its user may see it, or its user is root.
+    """Return the access of a mount to these files. `shared`: other users may see it, or its user is root.
 
     Raises RefusedShard for a file that such a mount must not show, unless some may be missing.
     """
     if not shared or trust.trusted().everyone:
         return Access()
-    found = GuardedAccess(paths)
-    if found.refused and not allow_missing:
-        raise RefusedShard(found.refused[0])
-    return found
+    guarded = GuardedAccess(paths)
+    if guarded.refused and not allow_missing:
+        raise RefusedShard(guarded.refused[0])
+    return guarded
 
 
 def refuse_foreign_lists(files: Iterable[str], shared: bool) -> None:
-    """Raise RefusedShard for a list of shards that is read through a link as a shard must not be shown.
+    """Raise RefusedShard for a list of shards whose path has a link that is refused for a shard.
 
-    `files` are paths and URLs. What a list names is for the user to judge, who has named it.
+    `files` are paths and URLs. The content of a list is not judged here: the user has chosen the list.
     """
     access_of((os.fsencode(os.path.abspath(file)) for file in files if "://" not in file and file != "-"), shared)

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class Built(NamedTuple):
-    """What was made: the shards that are devices, the inodes, and the size of the file (bytes)."""
+    """An image that was made: the shards that are devices, the inodes, and the size of the file (bytes)."""
 
     devices: int
     inodes: int

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from wdsfs.errors import MALFORMED
 from wdsfs.index.record import BY_EXTENSION, BY_NAME, FILES, STRAY, Record
 from wdsfs.inodes import FOLDER, MEMBER, SAMPLE, index_of, kind_of
 from wdsfs.tar.extension_headers import DEPTH_MAX
@@ -38,7 +39,7 @@ def opened(buffer: Any) -> Record:
         _check_aliases(record)
     except UnsoundRecord:
         raise
-    except (ValueError, KeyError, TypeError, IndexError, OverflowError, AttributeError, RecursionError) as error:
+    except (*MALFORMED, OverflowError) as error:
         raise UnsoundRecord(f"it is no record ({error})") from None
     return record
 

@@ -34,12 +34,16 @@ _METADATA = ("169.254.", "metadata.google.internal", "fd00:ec2::254")
 _EXPIRED = frozenset({"ExpiredToken", "RequestTimeTooSkewed", "InvalidToken", "TokenRefreshRequired"})
 
 _RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
-_AUTHORITY = (
-    "{}: the certificate of its server is that of an authority (CA:TRUE), which is for signing others; make "
-    "another for the server and for certificates=: openssl req -x509 -newkey rsa:2048 -nodes -days 365 "
-    "-keyout key.pem -out certificate.pem -subj /CN=HOST -addext subjectAltName=DNS:HOST "
-    "-addext basicConstraints=critical,CA:FALSE"
-)
+# Words in the texts of obstore's errors of which another attempt is no way out, and what to say of them.
+_LASTING = {
+    "TooManyRedirects": "its server redirects in a circle",
+    "BadScheme": "its server redirects from https to http, which is not followed",
+    "CaUsedAsEndEntity": "the certificate of its server is that of an authority (CA:TRUE), which is for signing "
+    "others; make another for the server and for certificates=: openssl req -x509 -newkey rsa:2048 -nodes "
+    "-days 365 -keyout key.pem -out certificate.pem -subj /CN=HOST -addext subjectAltName=DNS:HOST "
+    "-addext basicConstraints=critical,CA:FALSE",
+    "TooLarge": "its server sends headers that are too large: over 100, or over 400 KiB",
+}
 
 THROTTLING = frozenset({429, 503})
 _TRANSIENT = THROTTLING | {408, 425, 500, 502, 504}
@@ -101,24 +105,19 @@ def _of_connection(text: str, url: Url) -> ShardError | Transient:
         return OtherAnswer(f"{wrong_range()}", attempts=_WRONG_ANSWERS)
     if "MissingContentLength" in text:
         return OtherAnswer("its server does not say how large it is", attempts=1)
-    if "TooManyRedirects" in text:
-        return Unreachable(f"{url}: its server redirects in a circle")
-    if "BadScheme" in text:
-        return Unreachable(f"{url}: its server redirects from https to http, which is not followed")
+    lasting = next((reason for word, reason in _LASTING.items() if word in text), None)
+    if lasting is not None:
+        return Unreachable(f"{url}: {lasting}")
     if "BareRedirect" in text and url.scheme in WEB:
         return Unreachable(f"{url}: its server redirects, but does not say where to")
     if "BareRedirect" in text:
         return Unreachable(
             f"{url}: its store redirects to nowhere: set the right region, --store-option {url.store}:region=..."
         )
-    if "CaUsedAsEndEntity" in text:
-        return Unreachable(_AUTHORITY.format(url))
     if "certificate" in text.lower():
         return Unreachable(
             f"{url}: the certificate of its server is not trusted: --store-option {url.store}:certificates=FILE"
         )
-    if "TooLarge" in text:
-        return Unreachable(f"{url}: its server sends headers that are too large: over 100, or over 400 KiB")
     if "Parse(" in text:
         return Transient("its server sends something that is no answer of HTTP", attempts=_WRONG_ANSWERS)
     kind = _KIND.search(text)

@@ -60,9 +60,8 @@ class Clock:
 class Patience(NamedTuple):
     """How long a request is tried for."""
 
-    total: float = (
-        TOTAL_TIME  # seconds from the request on, waits for its turn included, after which no attempt is begun
-    )
+    # Seconds from the request on, waits for its turn included, after which no attempt is begun.
+    total: float = TOTAL_TIME
     first: float = 0.1  # the longest wait before the second attempt; doubles with each
     longest: float = 15.0
     refused: int | None = None  # attempts, if connections are refused

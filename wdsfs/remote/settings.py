@@ -100,7 +100,7 @@ class Pace(NamedTuple):
     total: float  # seconds that a reader waits for a store
 
     def seconds(self, size: int) -> float:
-        """The seconds that an answer may take, from the request to the last of so many bytes of its body."""
+        """The seconds that an answer may take, from the request to the end of a body of `size` bytes."""
         return min(self.silence + (HEAD + size) / self.rate, self.total)
 
 

@@ -212,7 +212,7 @@ class Stores:
             self._route(url).traffic.bytes += transfer.at - before
 
     async def _in_other_answers(self, transfer: _Transfer) -> None:
-        """What is still to come of a range, in answers that may have more or less of it, and be in chunks."""
+        """The rest of a range, from answers that may be wider or narrower than asked for, or in chunks."""
         url, pin = transfer.url, transfer.pin
         while (at := transfer.at) < transfer.end:
             end = min(transfer.end, at + OTHER_PIECE)
@@ -544,7 +544,7 @@ class Stores:
             raise
 
     async def _ask_how_long(self, url: Url, failed: ShardError | Transient) -> None:
-        """Have an error of a web server that is throttling say how long to wait, if the server says so."""
+        """Note in an error of a web server that is throttling how long to wait, if the server says so."""
         if isinstance(failed, Transient) and failed.throttled and url.scheme in WEB:
             failed.wait = await self._how_long(url)
 

@@ -275,39 +275,43 @@ class _Expansion:
     def words(self, text: str, base: str = "", origin: str = "") -> Iterator[Word]:
         """Yield the words of one spec. Relative paths are below `base`, which is empty or ends in a slash."""
         _refuse_no_path(text)
+        word = self._literal(base, text, origin)
+        if word is not None:
+            yield word
+            return
+        for part in objects.parts(text):
+            for name in _braces(_substituted(part)):
+                if not name:
+                    raise SpecError(f"an empty shard name in {objects.without_secrets(text)!r}")
+                yield from self._named(base, name, origin)
+
+    def _literal(self, base: str, text: str, origin: str) -> Word | None:
+        """Return the word of a text that names an existing path. Raises SpecError for a command in a list."""
         path = _existing(base, text)
         if path is not None:
-            yield Word(path, origin)
-            return
+            return Word(path, origin)
         if self.inside:
             objects.refuse_command(text, base)
-        for part in objects.parts(text):
-            for word in _braces(_substituted(part)):
-                if not word:
-                    raise SpecError(f"an empty shard name in {objects.without_secrets(text)!r}")
-                yield from self._of_word(base, word, origin)
+        return None
 
-    def _of_word(self, base: str, word: str, origin: str) -> Iterator[Word]:
-        """Yield the words that one word stands for, in which braces are expanded."""
-        path = _existing(base, word)
-        if path is not None:
-            yield Word(path, origin)
-            return
-        if self.inside:
-            objects.refuse_command(word, base)
-        if word == located.STDIN:
-            yield Word(objects.standard_input() if self.read else word, origin)
-        elif word.startswith(LIST):
-            yield from self._list(base, word.removeprefix(LIST))
+    def _named(self, base: str, name: str, origin: str) -> Iterator[Word]:
+        """Yield the words of a name, whose braces are expanded."""
+        word = self._literal(base, name, origin)
+        if word is not None:
+            yield word
+        elif name == located.STDIN:
+            yield Word(objects.standard_input() if self.read else name, origin)
+        elif name.startswith(LIST):
+            yield from self._list(base, name.removeprefix(LIST))
         else:
-            for path in _matching(base, shard_lists.without_scheme(word)):
+            for path in _matching(base, shard_lists.without_scheme(name)):
                 yield Word(path, origin)
 
     def _list(self, base: str, name: str) -> Iterator[Word]:
         """Yield the words of the specs in a text file, one spec a line."""
-        path = None if name == located.STDIN else _existing(base, name)
-        if path is None:
-            path = name if name == located.STDIN else _below(base, os.path.expanduser(name))
+        path = name
+        if name != located.STDIN:
+            path = _existing(base, name) or _below(base, os.path.expanduser(name))
         objects.refuse_local(path, base)
         if objects.is_command(path):
             raise SpecError(

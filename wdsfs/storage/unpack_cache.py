@@ -232,7 +232,7 @@ class UnpackCache:
         free, disk = self.limit - used, cache_place.disk_room(self.directory)
         if free < more and is_large and used > done:
             raise NoRoom(
-                f"it unpacks to more than half of what the cache may hold ({self.limit} bytes), "
+                f"it unpacks to more than half of what the cache may hold ({bytes_text(self.limit)}), "
                 "and the rest is in use"
             )
         if free < more:

@@ -14,7 +14,7 @@ COMPRESSED = {
 }
 
 AGAIN = "download it again"
-# What a failed download leaves in place of a tar (in lower case, without spaces before it), and the way out.
+# Files that failed downloads leave in place of a tar: their beginning (in lower case), a name, the way out.
 _LEFT_BEHIND = (
     (b"version https://git-lfs.github.com/", "a git LFS pointer", "its content comes by: git lfs pull"),
     (b"<!doctype html", "an HTML page", AGAIN),

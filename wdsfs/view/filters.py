@@ -24,7 +24,7 @@ from urllib.parse import urlencode
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsfs.errors import NoSuchEntry, StaleShard, WdsfsError
+from wdsfs.errors import MALFORMED, NoSuchEntry, StaleShard, WdsfsError
 from wdsfs.index.record import STRAY, Record
 from wdsfs.previews.preview import Source
 from wdsfs.view.library import Sample, Snapshot
@@ -139,7 +139,7 @@ class Filter:
             found: Any = json.loads(data)
             for step in self.field.split("."):
                 found = found[int(step)] if isinstance(found, list) else found[step]
-        except (ValueError, LookupError, TypeError, RecursionError):
+        except MALFORMED:
             return False
         if isinstance(found, list) and not any(isinstance(one, dict | list) for one in found):
             return any(_same(_text_of(one), self.value) for one in found)
@@ -495,7 +495,7 @@ def draws(total: int, seed: int, after: int = 0) -> Iterator[tuple[int, int]]:
 
 
 def draws_of(total: int) -> int:
-    """How many places there are in the order of `draws`."""
+    """The number of places in the order of `draws`."""
     return 1 << 2 * _half(total)
 
 

@@ -243,7 +243,7 @@ class Snapshot:
 
     @property
     def names(self) -> str:
-        """How the files of a sample are called: `ext` or `full`."""
+        """The naming of the files of a sample: `ext` or `full`."""
         return self._tree.view.names
 
     def version_of(self, shard: int) -> tuple[int, int, int]:
@@ -280,7 +280,7 @@ class Snapshot:
         return node
 
     def distrust(self) -> None:
-        """Have every shard looked at before it is used again."""
+        """Check every shard before its next use."""
         self._lower.distrust()
 
     # --- samples

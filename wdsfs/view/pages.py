@@ -67,7 +67,7 @@ VIDEOS = ("mp4", "m4v", "mov", "webm", "mkv", "ogv", "avi", "mpg")
 LABELS = ("cls", "label", "class", "labels")
 BEGINNINGS = ("txt", "transcript", "caption", "text", *sorted(TEXTS), "json", "jsonl", "csv", "tsv", *LABELS)
 
-# What the page of a sample begins with, by its decoder.
+# Decoders whose files come first on the page of a sample.
 SEEN = ("picture", "video", "audio", "array", "arrays")
 
 SEARCHES = ("/", "/random", "/next", "/previous")  # which read files where values are looked for
@@ -569,7 +569,7 @@ class _Piece(NamedTuple):
 
     @property
     def room(self) -> int:
-        """How many samples the page has room for."""
+        """The number of samples that the page has room for."""
         return PAGE - self.have
 
     def further(self, more: str, found: Found) -> str | None:
@@ -611,7 +611,7 @@ def _bounded(preview: Preview, name: bytes, source: Source) -> tuple[str, str]:
 
 
 def _count_lines(name: bytes, source: Source) -> int | None:
-    """How many lines a text has; None where that takes too long, or its bytes do not show it."""
+    """The number of lines of a text; None where counting takes too long, or its bytes do not show them."""
     if source.size > COUNTED_MAX or content_of(os.fsdecode(name), source.read(0, HEAD)).decoder != "text":
         return None
     if source.read(0, 2) in plain.UTF_16:

@@ -44,7 +44,7 @@ KINDS = {
 }
 LINE_MAX = json_fields.JSON_MAX  # bytes of a line of JSON, characters of a row of CSV
 VALUE_MAX = 64 << 20  # bytes of a value in SQLite
-# What reading SQLite may cost for each byte of the file, and for any file. A damaged tree of pages has no end.
+# Bounds of reading SQLite: for each byte of the file, and at least. A damaged tree of pages may have no end.
 WORK, WORK_LEAST = 100, 1 << 20  # bytes of values, steps of SQLite's machine
 _ROW, _STEPS = 16, 100_000  # bytes that a row counts for; steps between two looks at what is left
 COLUMNS_MAX = 1 << 16  # different columns of one file
@@ -465,13 +465,13 @@ _COPIES_TRIED = 5
 
 
 class _Bounds:
-    """What reading a database may still cost, in steps of SQLite's machine and in bytes of values."""
+    """The remaining cost of reading a database: steps of SQLite's machine, bytes of values."""
 
     def __init__(self, size: int) -> None:
         self.steps = self.bytes = WORK * size + WORK_LEAST
 
     def is_spent(self) -> bool:
-        """Whether SQLite has to stop; it asks after _STEPS, so that an interrupt comes through, too."""
+        """True if SQLite has to stop. It calls this every _STEPS, which also lets an interrupt through."""
         self.steps -= _STEPS
         return self.steps < 0
 
