@@ -21,7 +21,7 @@ import click
 
 from wdsfs import __version__
 from wdsfs.cli.completion import commands
-from wdsfs.cli.output import say, write_page
+from wdsfs.cli.output import complain, say, write_page
 from wdsfs.cli.own_arguments import hide_secrets
 from wdsfs.cli.progress import INTERRUPTED
 from wdsfs.errors import UsageError, WdsfsError
@@ -105,7 +105,7 @@ class _Group(click.Group):
                 hint = f"Try '{error.ctx.command_path} --help' for help."
                 say(*error.ctx.get_usage().split("\n"), hint, err=True)
             # On one line: click has a line for each value that an option may have.
-            say(" ".join(["wdsfs:", *map(str.strip, error.format_message().splitlines())]), err=True)
+            complain(" ".join(map(str.strip, error.format_message().splitlines())))
             code = error.exit_code
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -118,10 +118,10 @@ class _Group(click.Group):
             return result
         except WdsfsError as error:
             if shown(str(error)) not in _LOG.said:
-                say(*f"wdsfs: {error}".split("\n"), err=True)
+                complain(f"{error}")
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
-            say(f"wdsfs: interrupted{ctx.meta.get(INTERRUPTED, '')}", err=True)
+            complain(f"interrupted{ctx.meta.get(INTERRUPTED, '')}")
             ctx.exit(130)
         except BrokenPipeError:  # `wdsfs ls ... | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -129,7 +129,7 @@ class _Group(click.Group):
         except OSError as error:
             if error.filename is not None:
                 raise
-            say(f"wdsfs: the output cannot be written: {error.strerror}", err=True)
+            complain(f"the output cannot be written: {error.strerror}")
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             ctx.exit(1)
 

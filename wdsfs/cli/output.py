@@ -81,6 +81,11 @@ def say(*lines: str, err: bool = False) -> None:
         click.echo(shown(line), err=err)
 
 
+def complain(text: str) -> None:
+    """Write an error message of the program, of one line or several."""
+    say(*f"wdsfs: {text}".split("\n"), err=True)
+
+
 def write_json(value: object) -> None:
     """Write a result as one line of JSON."""
     click.echo(json.dumps(value))

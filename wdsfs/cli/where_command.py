@@ -11,7 +11,7 @@ import click
 
 from wdsfs.cli import completion
 from wdsfs.cli.options import json_option
-from wdsfs.cli.output import print_block, say, write_json
+from wdsfs.cli.output import complain, print_block, write_json
 from wdsfs.errors import bytes_text
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def where(paths: tuple[str, ...], as_json: bool) -> None:
         write_json(rows)
     for one in found:
         if isinstance(one, NoOrigin):
-            say(f"wdsfs: {one.error}", err=True)
+            complain(f"{one.error}")
         elif not as_json:
             print_block(_head(one), _rows(one))
     failed = [one.error.exit_code for one in found if isinstance(one, NoOrigin)]

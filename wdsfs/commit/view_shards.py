@@ -56,7 +56,7 @@ def _no_file(path: bytes) -> int:
     raise CommitError(f"{os.fsdecode(path)}: a view has no overlay")
 
 
-FIRST = 1000  # members
+FIRST_MEMBERS = 1000  # of the first shard, that a commit reports
 
 
 class ViewCommit:
@@ -81,9 +81,8 @@ class ViewCommit:
         self.plan = Plan()  # of the shards so far, without their pieces
         self.done: list[Step] = []  # those of them that were written now
         self.left_out = 0  # members of the set that are in no sample
-        self.first: list[
-            tuple[bytes, bytes]
-        ] = []  # members at the start of the first shard, by `steps.member_names`
+        # Members at the start of the first shard, as `steps.member_names` has them.
+        self.first: list[tuple[bytes, bytes]] = []
 
     def run(self, write: bool) -> None:
         """Write the shards, or only plan them. Shards that a killed commit has finished are kept.
@@ -96,7 +95,7 @@ class ViewCommit:
             target = step.output.target
             self._refuse_target(target, made)
             made.add(canonical(target))
-            self.first = self.first or [*itertools.islice(member_names(step.output, self.lower), FIRST)]
+            self.first = self.first or [*itertools.islice(member_names(step.output, self.lower), FIRST_MEMBERS)]
             # Only the length is kept, or memory would grow with the set.
             short = step._replace(output=Output(target, [Zeros(step.output.length)]))
             if write and self._write(step.output):

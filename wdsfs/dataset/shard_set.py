@@ -169,15 +169,8 @@ class ShardSet:
         if found is None:
             self._failures.refuse(number, fingerprint)
             raise NotIndexed(self, number)
-        self._check_is_tar(number, found)
+        self.index.check_is_tar(self.shards[number], found)
         return found
-
-    def _check_is_tar(self, number: int, summary: Summary | None) -> None:
-        """Raise NotATar for a shard with this summary that is something else than a tar."""
-        if summary is not None and summary.problems and not summary.members:
-            record = self.index.record(self._keys[number], summary.fingerprint, verify=False)
-            if record is not None:
-                record.check_is_tar(self.path_text(number))
 
     def samples_of(self, number: int) -> int:
         """How many samples a shard has; had, for one that is not in the set any more, or about to be taken out.
@@ -213,7 +206,8 @@ class ShardSet:
             if tag != freshness.states[number].tag:
                 if not tag:  # that of a shard which cannot be read, and was listed all the same
                     self._failures.refuse(number, fingerprint)
-                    self._check_is_tar(number, self.index.summary(self._keys[number], fingerprint))
+                    summary = self.index.summary(self._keys[number], fingerprint)
+                    self.index.check_is_tar(self.shards[number], summary)
                 raise StaleShard(f"{self.path_text(number)} has changed since this was opened")
         if self._records.snapshot != self.index.snapshot:  # another set that shares the index has renewed it
             self._drop_records()

@@ -221,15 +221,18 @@ class Index:
         found: dict[bytes, ShardError] = {}
         for one in shards:
             summary = None if self.is_whole(one.key) else self.summary(one.key)
-            if summary is None or summary.members or not summary.problems:
-                continue
-            record = self.record(one.key, summary.fingerprint, verify=False)
             try:
-                if record is not None:
-                    record.check_is_tar(os.fsdecode(one.path))
+                self.check_is_tar(one, summary)
             except NotATar as error:
                 found[one.path] = error
         return found
+
+    def check_is_tar(self, shard: Shard, summary: Summary | None) -> None:
+        """Raise NotATar for a shard with this summary that is something else than a tar."""
+        if summary is not None and summary.problems and not summary.members:
+            record = self.record(shard.key, summary.fingerprint, verify=False)
+            if record is not None:
+                record.check_is_tar(os.fsdecode(shard.path))
 
     def is_whole(self, path: bytes) -> bool:
         """True if `stale` has just seen that a shard has no damage: to look at its summary again is not needed."""

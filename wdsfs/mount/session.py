@@ -289,8 +289,8 @@ def _mount(
         with _released_last() if "auto_unmount" in options else contextlib.nullcontext():
             pyfuse3.init(pyfuse3.Operations(), mount.mountpoint, options)
     except (RuntimeError, UnicodeEncodeError) as error:
-        found = "; ".join(doctor(mount.mountpoint, parsed.fuse))
-        why = found or f"libfuse has said more above; `wdsfs doctor {shlex.quote(mount.mountpoint)}` finds nothing"
+        nothing = f"libfuse has said more above; `wdsfs doctor {shlex.quote(mount.mountpoint)}` finds nothing"
+        why = "; ".join(doctor(mount.mountpoint, parsed.fuse)) or nothing
         raise MountError(f"{mount.mountpoint}: libfuse could not mount ({error}): {why}") from None
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import re
+from datetime import UTC, datetime
+from email.utils import format_datetime
 from typing import NamedTuple
 
 from wdsfs.storage.identity import Fingerprint
 
 SPOOLED = '"spooled-'  # how the ETags begin that we make of the bytes of objects (`spooled_objects.py`)
+_PRINTABLE = re.compile(r"[\x20-\x7e]+")
 
 
 class Pin(NamedTuple):
@@ -37,6 +41,14 @@ class Pin(NamedTuple):
     def is_spooled(self) -> bool:
         """True if its store says nothing of it, so that it comes from the cache only."""
         return self.etag.startswith(SPOOLED)
+
+    @property
+    def condition(self) -> dict[str, str]:
+        """The header with which a request is refused when the object is another one by now, if there is one."""
+        if _PRINTABLE.fullmatch(self.strong_etag):
+            return {"If-Match": self.strong_etag}
+        when = datetime.fromtimestamp(self.mtime_ns // 10**9, UTC)
+        return {"If-Unmodified-Since": format_datetime(when, usegmt=True)} if self.mtime_ns else {}
 
     def fingerprint(self, shown: str) -> Fingerprint:
         """The fingerprint of the object at this URL (as it is shown)."""

@@ -13,8 +13,6 @@ import re
 import socket
 import urllib.request
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from email.utils import format_datetime
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -84,7 +82,8 @@ class PlainServer:
         loop = asyncio.get_running_loop()
         if loop.time() < self._other_way_until:
             return None
-        lines = f"{self._lines}Range: bytes={begin}-{end - 1}\r\n{_condition(pin)}"
+        condition = "".join(f"{name}: {value}\r\n" for name, value in pin.condition.items())
+        lines = f"{self._lines}Range: bytes={begin}-{end - 1}\r\n{condition}"
         answer = await self._asked(f"GET /{url.key} HTTP/1.1\r\n{lines}\r\n".encode(), end - begin)
         if answer is not None:
             body = _checked(answer, url, pin, begin, end)
@@ -259,16 +258,6 @@ class _Connection(asyncio.BufferedProtocol):
 def _has_proxy(host: str) -> bool:
     proxies = urllib.request.getproxies()
     return bool(proxies.keys() & {"http", "all"}) and not urllib.request.proxy_bypass(host)
-
-
-def _condition(pin: Pin) -> str:
-    """The header with which a request is refused when the object is another one by now, if there is one."""
-    if pin.strong_etag and _HEADER.fullmatch(pin.strong_etag):
-        return f"If-Match: {pin.strong_etag}\r\n"
-    if pin.mtime_ns:
-        when = datetime.fromtimestamp(pin.mtime_ns // 10**9, UTC)
-        return f"If-Unmodified-Since: {format_datetime(when, usegmt=True)}\r\n"
-    return ""
 
 
 def _headers_of(head: bytes) -> dict[str, str]:

@@ -44,7 +44,6 @@ import time
 from collections import OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
-from email.utils import format_datetime
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -217,7 +216,7 @@ class Stores:
         while (at := transfer.at) < transfer.end:
             end = min(transfer.end, at + OTHER_PIECE)
             most = end - at + WIDER
-            status, headers, body = await self._by_urllib(url, at, end, _condition(pin), most)
+            status, headers, body = await self._by_urllib(url, at, end, pin.condition, most)
             text = body.decode("latin-1") if status >= 300 else ""
             begin, stop = answers.range_of(status, headers, text, url, pin)
             length = headers.get("content-length", f"{stop - begin}")
@@ -576,14 +575,6 @@ class _Transfer:
         """Raise Transient if there is more to come."""
         if self.at < self.end:
             raise Transient("its server sends less than it says")
-
-
-def _condition(pin: Pin) -> dict[str, str]:
-    """The header with which a request is refused when the object is another one by now, if there is one."""
-    if pin.strong_etag:
-        return {"If-Match": pin.strong_etag}
-    when = datetime.fromtimestamp(pin.mtime_ns // 10**9, UTC)
-    return {"If-Unmodified-Since": format_datetime(when, usegmt=True)} if pin.mtime_ns else {}
 
 
 def _of_size(url: Url, pin: Pin, found: GetResult) -> GetResult:

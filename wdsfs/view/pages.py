@@ -241,34 +241,34 @@ class Pages:
         """Samples in the order of the set, those that pass the filter."""
         query = _query(request)
         wanted, piece = Filter.of(query), _Piece.of(query, "at")
-        unknown = self._unknown(wanted, now, piece)
+        objection = self._objection(wanted, now, piece)
         after = piece.at if "at" in query else None
-        found = unknown.found or self.search.find(wanted, now, after, piece.room, _pace(request))
+        found = objection.found or self.search.find(wanted, now, after, piece.room, _pace(request))
         back = None
         if piece.start:
             back = f"/?{wanted.query()}" if wanted else f"/?at={max(piece.start - PAGE, 0)}"
-        return self._grid(wanted, now, found, piece, unknown.notes, page="/", back=back, seed=None)
+        return self._grid(wanted, now, found, piece, objection.notes, page="/", back=back, seed=None)
 
     def random(self, now: Snapshot, request: Request) -> Response:
         """A random sample of the set, or of what passes the filter; the same one for the same seed."""
         query = _query(request)
         wanted, piece = Filter.of(query), _Piece.of(query, "after")
         seed = _number(query.get("seed", "0")) % SEED_MAX
-        unknown = self._unknown(wanted, now, piece)
-        found = unknown.found or self.search.draw(wanted, now, seed, piece.at, piece.room, _pace(request))
+        objection = self._objection(wanted, now, piece)
+        found = objection.found or self.search.draw(wanted, now, seed, piece.at, piece.room, _pace(request))
         back = f"/random?{wanted.query(seed=seed)}" if piece.start else None
-        return self._grid(wanted, now, found, piece, unknown.notes, page="/random", back=back, seed=seed)
+        return self._grid(wanted, now, found, piece, objection.notes, page="/random", back=back, seed=seed)
 
-    def _unknown(self, wanted: Filter, now: Snapshot, piece: _Piece) -> _Unknown:
-        """What is wrong with a filter, as far as the names of columns show it."""
+    def _objection(self, wanted: Filter, now: Snapshot, piece: _Piece) -> _Objection:
+        """The faults of a filter that show without a search."""
         if wanted.value and not wanted.column:
-            return _Unknown(["A value is looked for in a column: type its name, too."], Found([], None, 1.0, 0))
+            return _Objection(["A value is looked for in a column: type its name, too."], Found([], None, 1.0, 0))
         unknown = self.search.unknown(wanted, now, Pace()) if not piece.turn else None
         if unknown is None:
-            return _Unknown([], None)
+            return _Objection([], None)
         missing, known = (several([text_of(name) for name in names], COLUMNS) for names in unknown)
         note = f"No sample has a column {missing}. Columns of this set: {known or 'none'}."
-        return _Unknown([note], Found([], None, 1.0, 0) if wanted.needs(unknown.missing) else None)
+        return _Objection([note], Found([], None, 1.0, 0) if wanted.needs(unknown.missing) else None)
 
     def _grid(
         self, wanted: Filter, now: Snapshot, found: Found, piece: _Piece, notes: list[str], **values: Any
@@ -581,8 +581,8 @@ class _Piece(NamedTuple):
         return f"{more}&have={have}&unread={unread}&start={self.start}&turn={self.turn + 1}"
 
 
-class _Unknown(NamedTuple):
-    """What is wrong with a filter, in sentences; `found` is the empty answer where it needs no search."""
+class _Objection(NamedTuple):
+    """Faults of a filter, in sentences; `found` is the empty answer where no search is needed."""
 
     notes: list[str]
     found: Found | None
