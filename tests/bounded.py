@@ -19,7 +19,8 @@ from wdsfs.errors import WdsfsError
 
 T = TypeVar("T")
 
-MEMORY, SECONDS = 256 << 20, 60
+MEMORY = 256 << 20  # bytes above what the process has at its start
+SECONDS = 60  # of a processor
 
 
 def bounded(function: Callable[[], T], memory: int = MEMORY, seconds: int = SECONDS) -> T:

@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests import sets, tars
-from tests.bounded import bounded
+from tests.bounded import SECONDS, bounded
 from tests.remote import apart
 from tests.sets import at as shard_at
 from tests.thorough import THOROUGH
@@ -59,8 +59,6 @@ from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar import member_codecs, streams
 from wdsfs.views import composition, json_fields, label_files
 
-MEMORY = 256 << 20  # bytes above what the process has at its start
-SECONDS = 60  # of a processor, for a run that is not thorough; it takes a few
 LARGEST = 1 << 17  # bytes of an input: much less than what it may take
 
 Read = Callable[[bytes], object]
@@ -76,7 +74,7 @@ TARGETS: dict[str, _Fuzzed] = {}
 
 
 def target(examples: int) -> Callable[[Target], Target]:
-    """Have a function tested: it gives inputs that are right, and reads changed ones. So many examples a run."""
+    """Add a target to `TARGETS`, with the number of examples of a run."""
 
     def add(make: Target) -> Target:
         TARGETS[make.__name__] = _Fuzzed(make, examples)
@@ -385,4 +383,4 @@ class _RawServer:
 @pytest.mark.timeout(0)  # a search by hand takes hours; the limit is that of the processor
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_result_or_a_clear_error(name: str, tmp_path: Path) -> None:
-    bounded(lambda: search(name, tmp_path), MEMORY, SECONDS * THOROUGH)
+    bounded(lambda: search(name, tmp_path), seconds=SECONDS * THOROUGH)  # it takes a few

@@ -177,9 +177,11 @@ def commit(wanted: Wanted, packing: Packing, composition: Composition, opening: 
     whole = not (options.in_place or options.changed_only or packing.abandon)
     held = overlay_session(wanted, opening, freeze=not packing.dry_run, whole=whole)
     with disk_errors(), ended_in_order(), held as session:
+        committed = None
         if packing.abandon:
             _abandon(session, as_json)
-        committed = None if packing.abandon else _commit(session, wanted, packing, opening)
+        else:
+            committed = _commit(session, wanted, packing, opening)
     code = MountError.exit_code if session.mount_is_wrong else 0
     if committed is not None:
         plan = committed.plan
@@ -194,8 +196,8 @@ def commit(wanted: Wanted, packing: Packing, composition: Composition, opening: 
 
 
 class Committed(NamedTuple):
-    """A commit that is done: its plan, the steps that were done now, the numbers of samples that the new shards
-    cannot express, the set as it was before, and a note about the new one."""
+    """A commit that is done: its plan, the steps that this command did, the numbers of removed and renamed samples
+    that the new shards do not show, the set before it, and a note about the new set."""
 
     plan: Plan
     done: list[Step]

@@ -46,7 +46,7 @@ class Remount:
         self.guard, self.failed = guard, False
         self._has_image = False
         self._reason = ""  # why the mount was ended
-        self._may_mount = False  # that there was no guard is no reason not to mount it again
+        self._may_mount = False  # only the guard was missing, so it can be mounted again
         forking = multiprocessing.get_context("fork")
         self._process_end, other = forking.Pipe()
         self._process = forking.Process(target=_work, args=(self._process_end, other, guard, opening))

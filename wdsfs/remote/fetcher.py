@@ -64,6 +64,25 @@ class CacheLike(Protocol):
     def drop_pin(self, shown: str) -> None: ...
 
 
+class _Coming:
+    """An object that is fetched whole: `left` bytes are not in the cache yet. `progress` gets the others."""
+
+    def __init__(self, item: RemoteObject, left: int, progress: Callable[[int], None]) -> None:
+        self.left = left
+        self._item, self._progress, self._reported = item, progress, 0
+
+    def report(self, arrived: int = 0) -> None:
+        """Report the bytes in the cache and the `arrived` ones of unfinished parts: never fewer than before."""
+        self._reported = max(self._reported, self._item.pin.size - self.left + arrived)
+        self._progress(self._reported)
+
+    async def beat(self) -> None:
+        """Report again and again, without an end."""
+        while True:
+            await asyncio.sleep(BEAT)
+            self.report(min(self._item.arrived, self.left))
+
+
 class Fetcher:
     """Objects that are open, and what can be done with them; `replies` go to the kernel."""
 
@@ -194,44 +213,31 @@ class Fetcher:
         if cached is None:
             raise UnreadableShard(f"{item.url.shown}: there is no cache to fetch it into")
         missing = cached.missing(0, item.pin.size)
-        left = sum(end - begin for begin, end in missing)
-        said = 0
+        coming = _Coming(item, sum(end - begin for begin, end in missing), progress)
         turn = asyncio.Semaphore(FETCHES)
 
         async def bring(begin: int, end: int) -> None:
-            nonlocal left
             async with turn:
                 await self._read(item, begin, end)
                 await self.demand.stored(item, begin, end)
             if cached.missing(begin, end):
                 raise _no_room(item)
-            left -= end - begin
+            coming.left -= end - begin
             self._coming -= end - begin
-            say()
+            coming.report()
 
-        def say(arrived: int = 0) -> None:
-            nonlocal said
-            said = max(said, item.pin.size - left + arrived)
-            progress(said)
-
-        async def beat() -> None:
-            """Let what has come of parts count, too."""
-            while True:
-                await asyncio.sleep(BEAT)
-                say(min(item.arrived, left))
-
-        say()
-        self._coming += left
-        beating = asyncio.create_task(beat())
+        coming.report()
+        self._coming += coming.left
+        beating = asyncio.create_task(coming.beat())
         try:
-            if left and not await asyncio.to_thread(cached.has_room, self._coming):
+            if coming.left and not await asyncio.to_thread(cached.has_room, self._coming):
                 raise _no_room(item)
             async with asyncio.TaskGroup() as group:
                 for span in split(missing, PART):
                     group.create_task(bring(*span))
         finally:
             beating.cancel()
-            self._coming -= left
+            self._coming -= coming.left
 
     # --- requests of the kernel
 

@@ -158,10 +158,9 @@ async def again(
     """The result of the first attempt that succeeds. Raises the last Transient when time is up."""
     attempts, begun = 0, None
     while True:
+        left = patience.total if begun is None else max(begun + patience.total - clock.now(), 0.0)
         try:
-            entered = await limit.enter(
-                patience.total if begun is None else max(begun + patience.total - clock.now(), 0.0)
-            )
+            entered = await limit.enter(left)
         except Transient:
             _give_up(traffic, patience.total)
             raise

@@ -193,17 +193,17 @@ def _keys_with(record: Record, part: bytes) -> NDArray[np.bool_]:
     found = np.zeros(record.entries, np.bool_)
     folder_part, slash, name_part = part.rpartition(b"/")
     if not slash:
-        starts = np.asarray(record.entry_name.starts)
-        at = _places_in(record.entry_name.text, part)
+        text, starts = record.entry_name.text, np.asarray(record.entry_name.starts)
+        at = _places_in(text, part)
         entries = np.searchsorted(starts, at, "right") - 1
         inside = at + len(part) <= starts[entries + 1]
         found[entries[inside]] = True
         for place in at[~inside].tolist():  # it may have hidden hits that begin inside of it
-            for match in re.finditer(
-                b"(?=" + re.escape(part) + b")", record.entry_name.text[place + 1 : place + 2 * len(part)]
-            ):
-                entry = bisect.bisect_right(record.entry_name.starts, place + 1 + match.start()) - 1
-                found[entry] |= place + 1 + match.start() + len(part) <= record.entry_name.starts[entry + 1]
+            rest = text[place + 1 : place + 2 * len(part)]
+            for match in re.finditer(b"(?=" + re.escape(part) + b")", rest):
+                begin = place + 1 + match.start()
+                entry = bisect.bisect_right(record.entry_name.starts, begin) - 1
+                found[entry] |= begin + len(part) <= starts[entry + 1]
     for folder in range(1, record.folders):
         entries_in = record.folder_entries(folder)
         path = record.folder_path(folder) if entries_in else b""

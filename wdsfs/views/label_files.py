@@ -47,6 +47,9 @@ VALUE_MAX = 64 << 20  # bytes of a value in SQLite
 # Bounds of reading SQLite: for each byte of the file, and at least. A damaged tree of pages may have no end.
 WORK, WORK_LEAST = 100, 1 << 20  # bytes of values, steps of SQLite's machine
 _ROW, _STEPS = 16, 100_000  # bytes that a row counts for; steps between two looks at what is left
+_WAL = slice(18, 20)  # of the header of a database: 2 for one with a log
+_COPIES_TRIED = 5  # of a database that others write
+_PRAGMAS = ((sqlite3.SQLITE_PRAGMA, "table_xinfo"), (sqlite3.SQLITE_PRAGMA, "trusted_schema"))  # that we use
 COLUMNS_MAX = 1 << 16  # different columns of one file
 _ASKED = 500  # keys in one query
 _NAMED = 20  # columns that a message names
@@ -433,9 +436,6 @@ def _database(path: bytes, open_file: Callable[[bytes], OpenShard], copy: Path) 
             yield f"{Path(os.fsdecode(path)).as_uri()}?mode=ro", size
 
 
-_WAL = slice(18, 20)  # of the header of a file: 2 for one with a log
-
-
 def _size_of(path: bytes) -> int:
     with contextlib.suppress(FileNotFoundError):
         return os.stat(path).st_size
@@ -461,9 +461,6 @@ def _copied(path: bytes, copy: Path) -> Iterator[None]:
             left.unlink()
 
 
-_COPIES_TRIED = 5
-
-
 class _Bounds:
     """The remaining cost of reading a database: steps of SQLite's machine, bytes of values."""
 
@@ -484,10 +481,7 @@ class _Bounds:
 def _may(action: int, name: str | None, _: str | None, __: str | None, by: str | None) -> int:
     """Let SQLite read what is stored in tables, and compute nothing that the file says: no view, no function."""
     is_read = action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ) and by is None
-    return sqlite3.SQLITE_OK if is_read or (action, name) in _ALLOWED else sqlite3.SQLITE_DENY
-
-
-_ALLOWED = ((sqlite3.SQLITE_PRAGMA, "table_xinfo"), (sqlite3.SQLITE_PRAGMA, "trusted_schema"))
+    return sqlite3.SQLITE_OK if is_read or (action, name) in _PRAGMAS else sqlite3.SQLITE_DENY
 
 
 @contextlib.contextmanager
