@@ -1,4 +1,4 @@
-"""Which sets the webdataset loader of Hugging Face's `datasets` refuses.
+"""Finds sets that the webdataset loader of Hugging Face's `datasets` refuses.
 
 It takes the columns of a set from its first samples, and raises ValueError if these differ in their columns.
 """
@@ -21,7 +21,7 @@ class FirstSample(NamedTuple):
 
 
 class Uneven(NamedTuple):
-    """The first sample that differs from the one before it, and in what."""
+    """The first sample whose columns are not those of the first one, and a text that says so."""
 
     sample: FirstSample
     text: str

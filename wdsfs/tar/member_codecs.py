@@ -11,7 +11,8 @@ from wdsfs.storage.unpack_cache import DAMAGED, TRAILING, TRUNCATED, WHOLE
 from wdsfs.tar import streams
 
 SUFFIXES = (b".gz", b".bz2", b".xz", b".zst")
-KINDS = ("gzip", "bzip2", "xz", "zstd")
+_KINDS = ("gzip", "bzip2", "xz", "zstd")  # in the same order
+_WRONG = {TRAILING: "something else follows it", TRUNCATED: "it is cut off", DAMAGED: "it is damaged"}
 DECODED_MAX = 64 << 20  # bytes; a larger one is not decoded: it would be a bomb, or not fit into a worker's memory
 
 
@@ -37,16 +38,13 @@ def decode(codec: int, data: bytes) -> bytes:
             raise CorruptShard(f"holds more than {DECODED_MAX >> 20} MiB, the most that is decoded")
 
     try:
-        state, size = streams.unpack(KINDS[codec], _Bytes(data), write)
+        state, size = streams.unpack(_KINDS[codec], _Bytes(data), write)
     except streams.TooLarge as error:
         raise CorruptShard(f"is not decoded: {error}") from None
     if state != WHOLE:
         why = _WRONG[state] if size or state != TRAILING else "it begins with something else"
         raise CorruptShard(f"is no whole {name} data ({why})")
     return bytes(content)
-
-
-_WRONG = {TRAILING: "something else follows it", TRUNCATED: "it is cut off", DAMAGED: "it is damaged"}
 
 
 class _Bytes:
