@@ -34,7 +34,7 @@ class Fault:
     silent: bool = False  # no answer at all, until the client goes
     stalls: int | None = None  # so many bytes of the body, then nothing, until the client goes
     chunked: bool = False  # in chunks, without its length
-    widens: tuple[int, int] = (0, 0)  # a range begins so many bytes earlier than it should, and ends so many later
+    widens: tuple[int, int] = (0, 0)  # bytes by which a range begins too early and ends too late
     drips: str = ""  # "head" or "body": this part comes byte by byte, DRIPS bytes of it in DRIP_SECONDS each
     meanwhile: Callable[[], None] | None = None  # called between the head of the answer and its body
 

@@ -377,7 +377,7 @@ def _image_mount(
     opening: Opening,
     advice: list[str],
 ) -> ImageMount:
-    """Make the image for a mount by the kernel; return what is to be mounted. `advice` gets hints for the user.
+    """Make the image for a mount by the kernel, and return the mount. `advice` gets hints for the user.
 
     Raises CannotServe, WdsfsError.
     """

@@ -96,8 +96,7 @@ class OverlaySession:
 
     @property
     def mount_is_wrong(self) -> bool:
-        """True when the mount could not be made to show the new shards, or has ended for that reason. To be asked
-        after the end of the session."""
+        """True if the mount does not show the new shards, or has ended. REQUIRES: the session has ended."""
         return self.daemon_is_silent or (self.remount is not None and self.remount.failed)
 
     def changes(self, rules: Rules | None = None) -> Changes:
@@ -156,7 +155,7 @@ class OverlaySession:
             log.warning(text, self.place.outputs, error.strerror)
 
     def prepare_new(self, new: Sequence[bytes]) -> None:
-        """Prepare the mount, if there is one, for `new` shards. Raises CommitError: it stays as it is."""
+        """Prepare the mount, if there is one, for `new` shards. Raises CommitError: the mount is unchanged."""
         if self.remount is not None:
             from wdsfs.spec.expand import extended
 

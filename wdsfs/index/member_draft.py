@@ -23,8 +23,8 @@ from wdsfs.tar import headers
 from wdsfs.tar.columns import Chunk
 from wdsfs.tar.problems import PROBLEMS_MAX, Problem
 
-# Folders that any shard may have, and one more for each so many bytes of it: some 350 bytes of memory each. A new
-# folder needs a member, and that has a header of 512 bytes.
+# Folders that any shard may have, and the bytes of a shard that allow one more. A folder takes some 350 bytes of
+# memory, and needs a member, whose header has 512 bytes.
 FOLDERS_FREE, FOLDER_BYTES = 1 << 16, 128
 
 

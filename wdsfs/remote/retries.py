@@ -205,7 +205,7 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _give_up(traffic: Traffic, tried: float) -> None:
-    """Count a request that was given up after so many seconds."""
+    """Count a request that was given up after `tried` seconds."""
     traffic.failures += 1
     if traffic.offline_since is None:
         traffic.offline_since = time.time() - tried

@@ -349,7 +349,7 @@ class Stores:
         await self._again(target, attempt, seconds)
 
     def _sending(self, url: Url, size: int) -> float:
-        """The seconds that a request may take whose answer comes when so many bytes are sent or copied."""
+        """The seconds that a request may take whose answer comes after `size` bytes are sent or copied."""
         pace = settings.pace(self._options(url), settings.LOWEST_RATE_OF_UPLOADS)
         # Few timeouts, as each needs a client of its own.
         return pace.silence + 2.0 ** math.ceil(math.log2(1 + size / pace.rate))
@@ -505,7 +505,7 @@ class Stores:
         raise failed
 
     def _to_wait(self, url: Url, error: Transient, seconds: float) -> Unreachable:
-        """The error for an object that is to be left alone for longer than a reader waits.
+        """Note, for an object, a Retry-After that is longer than a reader waits; return its error.
 
         Other objects are tried, and it is asked for again in a while: both may be answered all the same.
         """

@@ -45,7 +45,7 @@ AUTO, ALWAYS, NEVER = "auto", "always", "never"
 POLICIES = (AUTO, ALWAYS, NEVER)  # whether shards are unpacked into the cache
 
 _COPIES_TRIED = 5  # of one shard, if others remove them at the same time
-RATIO_MAX = 200  # how many times its size a file may unpack to, unless it is to be unpacked ALWAYS
+RATIO_MAX = 200  # the most that a file may unpack to, as a multiple of its size, unless the policy is ALWAYS
 ALLOWED = 64 << 20  # bytes that any file may unpack to
 
 
