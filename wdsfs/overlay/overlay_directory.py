@@ -336,15 +336,9 @@ def hold(place: OverlayDirectory, make: bool = True, served_at: str | None = Non
             os.pwrite(fd, b"%d\n" % os.getpid(), 0)
         _refuse_use_by_kernel(place, served_at)
     except BlockingIOError:
-        holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip() if ours else ""
-        stranger = trust.foreign_holder(fd)
+        busy = _busy(place, fd, ours)
         os.close(fd)
-        if stranger is not None:
-            raise OverlayBusy(
-                f"the overlay {place.path} cannot be locked, because {stranger} has locked it: end that process; "
-                f"and let nobody else read it: chmod 0700 {shlex.quote(str(place.path))}"
-            ) from None
-        raise OverlayBusy(f"the overlay {place.path} is in use{_holder_text(holder)}") from None
+        raise busy from None
     except BaseException:
         os.close(fd)
         raise
@@ -368,6 +362,18 @@ def _refuse_use_by_kernel(place: OverlayDirectory, served_at: str | None) -> Non
         f"the overlay {place.path} is in use: the kernel serves it at {where}, without a guard; end that with: "
         f"wdsfs umount {shlex.quote(where)}"
     )
+
+
+def _busy(place: OverlayDirectory, fd: int, ours: bool) -> OverlayBusy:
+    """The error for an overlay whose lock, open as `fd`, another process has."""
+    stranger = trust.foreign_holder(fd)
+    if stranger is not None:
+        return OverlayBusy(
+            f"the overlay {place.path} cannot be locked, because {stranger} has locked it: end that process; "
+            f"and let nobody else read it: chmod 0700 {shlex.quote(str(place.path))}"
+        )
+    holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip() if ours else ""
+    return OverlayBusy(f"the overlay {place.path} is in use{_holder_text(holder)}")
 
 
 def _holder_text(holder: str) -> str:

@@ -223,7 +223,8 @@ class UnpackCache:
         youngest = time.time() - RECENT_SECONDS if spare_recent else float("inf")
         is_large = done + more > self.limit // 2
         # The second round is for files that are open: their bytes stay until they are closed.
-        for also_open in () if is_large else (False,) if spare_recent else (False, True):
+        rounds = (False,) if spare_recent else (False, True)
+        for also_open in () if is_large else rounds:
             for one in others:
                 if min(self.limit - used, cache_place.disk_room(self.directory)) >= more:
                     break
