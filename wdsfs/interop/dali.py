@@ -22,7 +22,7 @@ from wdsfs.index.record import Record
 from wdsfs.names import readable
 from wdsfs.reading import PLAIN, Reading
 from wdsfs.tar import headers, scan
-from wdsfs.tar.problems import HARMLESS
+from wdsfs.tar.problems import HARMLESS, Problems
 
 LINES = 1024  # lines of a text that are handed on at a time
 ENTRIES = 4096  # samples whose numbers are Python objects at a time
@@ -158,7 +158,7 @@ def dali_misfit(fd: int, index: BinaryIO, reading: Reading = PLAIN) -> str | Non
     index.seek(0)
     numbers: dict[bytes, int] = {}
     there, wanted = DaliRows.empty(), 0
-    for chunk in scan.scan(fd, [], marks=reading.marks()):
+    for chunk in scan.scan(fd, Problems(), marks=reading.marks()):
         columns = (chunk.names, chunk.types.tolist(), chunk.datas.tolist(), chunk.sizes.tolist())
         for name, kind, data, size in zip(*columns, strict=True):
             if kind == headers.REGULAR:

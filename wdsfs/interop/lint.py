@@ -248,7 +248,7 @@ class _ShardLinter:
         clashes = [(offset, name) for name, offset in self.strays.items() if hash(name) in self.folders]
         splits = filter(None, map(names.split, self.dotted))
         if any(_digest(one.folder + one.stem) in self.seen for one in splits):
-            for chunk in scan.scan(source, [], marks=self.reading.marks()):
+            for chunk in scan.scan(source, Problems(), marks=self.reading.marks()):
                 rows = zip(chunk.heads.tolist(), chunk.names, chunk.types.tolist(), strict=True)
                 clashes += [
                     (at, name) for at, name, kind in rows if kind == headers.REGULAR and name in self.dotted

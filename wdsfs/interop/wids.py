@@ -15,6 +15,7 @@ from wdsfs import names
 from wdsfs.names import readable
 from wdsfs.storage.source import TarBytes, pread, size_of
 from wdsfs.tar import headers, magic, scan
+from wdsfs.tar.problems import Problems
 
 # `splitname` of wids: the first dot after the last slash ends the key; if there is none, one in a folder does.
 _WIDS_KEY = re.compile(rb"^((?:.*/)?.*?)(\..*)$")
@@ -89,7 +90,7 @@ def wids_misreading(fd: TarBytes) -> str | None:
 
 def _seen_by_us(fd: TarBytes) -> Iterator[_SeenMember]:
     last = None
-    for chunk in scan.scan(fd, []):
+    for chunk in scan.scan(fd, Problems()):
         for name, kind, data in zip(chunk.names, chunk.types.tolist(), chunk.datas.tolist(), strict=True):
             split = names.split(name) if kind == headers.REGULAR else None
             if split is not None:
