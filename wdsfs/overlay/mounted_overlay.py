@@ -69,8 +69,8 @@ class MountedOverlay:
             trust.directory(directory, create=True)
             self._lock = hold(self.place, served_at=served_at)  # open as long as this process or a worker is there
             if self.is_half_committed:
-                which = shlex.quote(served_at or str(directory))
-                which = which if served_at is not None else f"--overlay {which} SHARDS..."
+                own = f"--overlay {shlex.quote(str(directory))} SHARDS..."
+                which = own if served_at is None else shlex.quote(served_at)
                 raise OverlayUnusable(
                     f"a commit in place of {directory} was stopped half-way; finish it first: wdsfs commit "
                     f"--in-place {which} (or end it as it is: use --abandon instead of --in-place)"
