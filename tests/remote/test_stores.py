@@ -7,6 +7,7 @@ import shutil
 import ssl
 import subprocess
 import time
+from dataclasses import replace
 from email.utils import formatdate
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from tests.conftest import PATIENCE
 from tests.remote.apart import Apart
 from tests.servers import need_server
-from tests.web_server import Fault, Served, WebServer
+from tests.web_server import Fault, Request, Served, WebServer, right_answer
 from wdsfs.errors import DeniedObject, MissingObject, NoRanges, ObjectChanged, ShardError, Unreachable
 from wdsfs.remote import urls
 from wdsfs.remote.pin import Pin
@@ -290,6 +291,66 @@ def test_an_answer_that_lies_in_both_ways_is_not_taken(
     served.always = Fault(chunked=True, cut=50)
     with pytest.raises(Unreachable, match="less than it says"):
         apart.get(url, pin, 0, 100)
+
+
+def test_an_honest_answer_with_a_byte_at_a_time_is_given_up(
+    apart: Apart, web: WebServer, served: Served, url: str
+) -> None:
+    """Also one that is narrower each time, for it may come more slowly than one byte after the other."""
+    pin = apart.head(url)
+    apart.configure((web.url, {"timeout": "0.3", "total_time": "0.3", "lowest_rate": "1000000"}))
+
+    async def one_byte(request: Request) -> tuple[int, dict[str, str], bytes]:
+        begin = request.headers["range"].partition("-")[0]
+        return right_answer(replace(request, headers={"range": f"{begin}-{begin.removeprefix('bytes=')}"}), served)
+
+    web.handler = one_byte
+    with pytest.raises(Unreachable, match="too little at a time"):
+        apart.get(url, pin, 0, len(CONTENT))
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"Retry-After": "9" * 32},
+        {"Retry-After": "9" * 400},
+        {"Retry-After": "Fri, 31 Dec 9999 23:59:59 GMT"},
+        {"Retry-After": f"Mon, {'9' * 20} Jan 2020 00:00:00 GMT"},
+        {f"X-{number}": "y" for number in range(200)},
+    ],
+)
+def test_a_complaint_with_nonsense_in_its_headers_is_an_error_that_names_the_shard(
+    apart: Apart, web: WebServer, served: Served, url: str, nonsense: dict[str, str]
+) -> None:
+    pin = apart.head(url)
+    served.faults.append(Fault(status=429))  # then the question for Retry-After
+    served.always = Fault(status=429, headers=nonsense)
+    with pytest.raises(Unreachable, match=f"{re.escape(url)}: "):
+        apart.get(url, pin, 0, 10)
+
+
+def test_a_time_that_is_none_is_another_one(apart: Apart, web: WebServer, served: Served, url: str) -> None:
+    served.etag = None
+    pin = apart.head(url)
+    served.always = Fault(headers={"Last-Modified": f"Mon, {'9' * 20} Jan 2020 00:00:00 GMT"})
+    with pytest.raises(ShardError, match=f"{re.escape(url)}: "):
+        apart.get(url, pin, 0, 10)
+
+
+def test_an_error_whose_body_breaks_off_in_chunks_names_the_shard(
+    apart: Apart, web: WebServer, served: Served, url: str
+) -> None:
+    pin = apart.head(url)
+
+    async def answer(request: Request) -> tuple[int, dict[str, str], bytes] | None:
+        if request.headers.get("accept-encoding") != "identity":  # not urllib
+            return None
+        return 500, {"Transfer-Encoding": "chunked"}, b"no size of a chunk\r\n"
+
+    web.handler = answer
+    served.always = Fault(chunked=True)
+    with pytest.raises(Unreachable, match=f"{re.escape(url)}: "):
+        apart.get(url, pin, 0, 10)
 
 
 def test_headers_that_are_too_large_are_named(apart: Apart, web: WebServer, served: Served, url: str) -> None:

@@ -50,6 +50,7 @@ _TRANSIENT = THROTTLING | {408, 425, 500, 502, 504}
 _WRONG_RANGE = ("ParseContentRange", "NoContentRange", "InvalidRange")
 _WRONG_HEADERS = ("MissingLastModified", "MissingEtag", "InvalidContentLength")
 _LATE = ("timed out", "TimedOut", "deadline has elapsed")  # in place of a refusal
+LONGEST_WAIT = 366 * 86400.0  # seconds, longer than any reader waits
 _WRONG_ANSWERS = 3  # a balancer may have one bad server among several: more attempts than that are of no use
 
 
@@ -172,7 +173,7 @@ def _time_ns(text: str) -> int:
     """The time of a Last-Modified; 0 without one."""
     try:
         return int(parsedate_to_datetime(text).timestamp()) * 10**9
-    except ValueError:
+    except (ValueError, OverflowError):  # the second by a number of any length in the place of a day
         return 0
 
 
@@ -183,10 +184,13 @@ def etag_of(found: Mapping[str, Any]) -> str:
 
 
 def seconds_of(said: str, now: float) -> float | None:
-    """The seconds that a Retry-After asks for, a number or a date; `now` in seconds of the Unix era."""
+    """The seconds that a Retry-After asks for, a number or a date; `now` in seconds of the Unix era.
+
+    No more than `LONGEST_WAIT`, so that the time at which it ends can be written as a date.
+    """
     if said.isdecimal():
-        return float(said)
+        return min(float(said), LONGEST_WAIT)
     try:
-        return max(0.0, parsedate_to_datetime(said).timestamp() - now)
-    except ValueError:
+        return min(max(0.0, parsedate_to_datetime(said).timestamp() - now), LONGEST_WAIT)
+    except (ValueError, OverflowError):
         return None

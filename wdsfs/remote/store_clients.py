@@ -276,6 +276,9 @@ _ACCESS: dict[str, Callable[[Url, Options], StoreAccess]] = {
 # --- what obstore does not say --------------------------------------------------------------------------------
 
 
+_NO_ANSWER = (OSError, ValueError, http.client.HTTPException)  # of urllib, at any moment of an answer
+
+
 class _Stay(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: object) -> None:
         """Not followed: the headers of the first place are no business of another."""
@@ -292,7 +295,7 @@ def ask_how_long(url: Url, options: Options, now: Callable[[], float]) -> float 
     except urllib.error.HTTPError as error:
         with error:
             said = error.headers.get("Retry-After", "") if error.code in THROTTLING else ""
-    except (OSError, ValueError):
+    except _NO_ANSWER:
         return None
     return seconds_of(said, now())
 
@@ -307,16 +310,22 @@ def read_range(
     """
     headers = {**condition, "Range": f"bytes={begin}-{end - 1}"}
     try:
-        with _asked(url, options, headers, pace(options).silence) as answer:
+        with _answer(url, options, headers, pace(options).silence) as answer:
             body = answer.read(most)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, {}, error.read(most)
     except TimeoutError:
         raise Transient("its server does not answer", silent=True) from None
-    except (OSError, ValueError, http.client.HTTPException):
+    except _NO_ANSWER:
         raise Transient("the connection to its server broke") from None
-    return answer.status, {name.lower(): value for name, value in answer.headers.items()}, body
+    named = {} if answer.status >= 300 else answer.headers
+    return answer.status, {name.lower(): value for name, value in named.items()}, body
+
+
+def _answer(url: Url, options: Options, headers: dict[str, str], timeout: float) -> Any:
+    """As `_asked`, also for a status that is an error."""
+    try:
+        return _asked(url, options, headers, timeout)
+    except urllib.error.HTTPError as error:
+        return error
 
 
 def _asked(url: Url, options: Options, headers: dict[str, str], timeout: float) -> Any:

@@ -211,22 +211,35 @@ class Stores:
             self._route(url).traffic.bytes += transfer.at - before
 
     async def _in_other_answers(self, transfer: _Transfer) -> None:
-        """The rest of a range, from answers that may be wider or narrower than asked for, or in chunks."""
-        url, pin = transfer.url, transfer.pin
-        while (at := transfer.at) < transfer.end:
-            end = min(transfer.end, at + OTHER_PIECE)
-            most = end - at + WIDER
-            status, headers, body = await self._by_urllib(url, at, end, pin.condition, most)
-            text = body.decode("latin-1") if status >= 300 else ""
-            begin, stop = answers.range_of(status, headers, text, url, pin)
-            length = headers.get("content-length", f"{stop - begin}")
-            if not begin <= at < stop or at - begin > WIDER or length != f"{stop - begin}":
-                raise answers.wrong_range()
-            if len(body) < min(stop - begin, most):
-                raise Transient("its server sends less than it says")
-            if (begin, stop) != (at, end) or "content-length" not in headers:
-                self._other_way[url.store] = self._clock.now() + OTHER_WAY_SECONDS
-            transfer.add(body[at - begin : stop - begin])
+        """What is still to come of a range, in answers that may have more or less of it, and be in chunks.
+
+        As many answers as it takes, but no slower than the pace of the store: one byte with each is too slow.
+        """
+        pace = self._route(transfer.url).pace
+        while transfer.at < transfer.end:
+            end = min(transfer.end, transfer.at + OTHER_PIECE)
+            try:
+                async with asyncio.timeout(pace.seconds(end - transfer.at)):
+                    while transfer.at < end:
+                        await self._other_answer(transfer, end)
+            except TimeoutError:
+                raise Transient("its server answers with too little at a time", silent=True) from None
+
+    async def _other_answer(self, transfer: _Transfer, end: int) -> None:
+        """One such answer to a request for what is still to come before `end`."""
+        url, pin, at = transfer.url, transfer.pin, transfer.at
+        most = end - at + WIDER
+        status, headers, body = await self._by_urllib(url, at, end, pin.condition, most)
+        text = body.decode("latin-1") if status >= 300 else ""
+        begin, stop = answers.range_of(status, headers, text, url, pin)
+        length = headers.get("content-length", f"{stop - begin}")
+        if not begin <= at < stop or at - begin > WIDER or length != f"{stop - begin}":
+            raise answers.wrong_range()
+        if len(body) < min(stop - begin, most):
+            raise Transient("its server sends less than it says")
+        if (begin, stop) != (at, end) or "content-length" not in headers:
+            self._other_way[url.store] = self._clock.now() + OTHER_WAY_SECONDS
+        transfer.add(body[at - begin : stop - begin])
 
     async def _by_urllib(
         self, url: Url, begin: int, end: int, condition: dict[str, str], most: int = WIDER
