@@ -459,6 +459,9 @@ def test_after_the_end_of_all_processes_everything_is_there(program: Program, se
         mounted.wait_for_exit()
         with fails(107, 103), kept:
             kept.write(b"x")
+        said = program.refused("commit", "--in-place", mounted.path, code=5)
+        assert "its daemon does not answer" in said
+        assert f"wdsfs umount {mounted.path}" in said
         program.run("umount", mounted.path)
     with program.mounted(*OPTIONS) as mounted:
         for number, one in enumerate(writers):

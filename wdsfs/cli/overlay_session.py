@@ -447,12 +447,14 @@ def silent(mountpoint: str, error: Exception) -> MountError:
 
 
 def _sync(mountpoint: str) -> None:
-    """Flush dirty pages of mapped files to the overlay. Raises CommitError."""
+    """Flush dirty pages of mapped files to the overlay. Raises CommitError, and MountError for a dead mount."""
     from wdsfs.overlay.system_calls import sync_filesystem
 
     try:
         sync_filesystem(mountpoint)
     except OSError as error:
+        if error.errno in (errno.ENOTCONN, errno.ECONNABORTED):
+            raise silent(mountpoint, error) from None
         # The kernel says this once, whichever file it is of; what it could not write is dropped.
         why = "its shard was replaced meanwhile" if error.errno == errno.ESTALE else error.strerror
         raise CommitError(
