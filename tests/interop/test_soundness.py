@@ -143,6 +143,33 @@ def test_what_is_no_tar_may_be_missing(program: Program) -> None:
         mounted.allow_log("has changed")
 
 
+@pytest.mark.parametrize("merge", [False, True])
+def test_what_was_changed_beside_a_file_that_is_no_tar(program: Program, merge: bool) -> None:
+    """It is shown and undone; these commands have no --allow-missing that a message could name."""
+    program.write("a.tar", LABELLED)
+    program.write("b.tar", b"<html>")
+    options = ["--merge"] if merge else []
+    path = "a" if merge else "a/a"
+    with program.mounted(*options, "--allow-missing", "--overlay", "up", "{a,b}.tar") as mounted:
+        mounted.allow_log(r"b\.tar: is an HTML page")
+        (mounted.path / path / "txt").write_bytes(b"new")
+        if merge:
+            for command in (["diff", mounted.path], ["restore", mounted.path / path]):
+                message = program.refused(*command, code=3)
+                assert "b.tar: is an HTML page" in message
+                assert "--allow-missing" not in message
+            return
+        shown = program.run("diff", mounted.path)
+        assert shown.stdout == b"changed  a/a ~txt\n"
+        assert "b.tar: is an HTML page" in shown.stderr.decode()
+        program.run("restore", mounted.path / path)
+        assert (mounted.path / path / "txt").read_bytes() == b"a"
+        (mounted.path / path / "txt").write_bytes(b"new")
+        assert "--allow-missing goes on" in program.refused("commit", "-o", "new-%d.tar", mounted.path, code=3)
+    assert program.run("diff", "--overlay", "up", "{a,b}.tar").stdout == b"changed  a/a ~txt\n"
+    program.run("restore", "--overlay", "up", "a/a")
+
+
 def test_what_is_no_tar_and_lazy(program: Program) -> None:
     program.write("a.tar", LABELLED)
     program.write("b.tar", b"<html>")

@@ -367,7 +367,8 @@ def _opening(
     from wdsfs.interop.tolerance import Tolerance
 
     workers = workers_of(executor, jobs)
-    return Opening(path_of(index_dir), jobs_of(jobs), quiet, tolerance or Tolerance(), workers)
+    tolerance = tolerance or Tolerance(is_option=False)
+    return Opening(path_of(index_dir), jobs_of(jobs), quiet, tolerance, workers)
 
 
 def path_of(text: str | None) -> Path | None:

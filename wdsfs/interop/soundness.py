@@ -38,14 +38,14 @@ def judge(below: ShardSet, unreadable: Mapping[bytes, ShardError], tolerance: To
     if tolerance.strict:
         _refuse_all(below, unreadable)
     if not tolerance.allow_missing:
+        advice = "; --allow-missing goes on without" if tolerance.is_option else ""
         # As shards that are not there: a download has failed, and will not be better later.
         no_tars = [str(error) for error in unreadable.values() if isinstance(error, NotATar)]
-        if no_tars:
-            raise NotATar(f"{several(no_tars)}; --allow-missing goes on without")
+        if no_tars and tolerance.is_option:
+            raise NotATar(f"{several(no_tars)}{advice}")
         if whole and texts:
             raise UnreadableShard(
-                f"without what cannot be read the set would be smaller: {several(texts)}; "
-                "--allow-missing goes on without"
+                f"without what cannot be read the set would be smaller: {several(texts)}{advice}"
             )
     damaged = [
         f"{path}: {problems_text(first, count)}; {LISTED_BY_STRICT if first.kind in OF_VIEWS else LISTED_BY_CHECK}"

@@ -8,10 +8,14 @@ from wdsfs.errors import UsageError
 
 
 class Tolerance(NamedTuple):
-    """`--allow-missing`: shards that cannot be read may be missing; `strict`: nothing may be wrong at all."""
+    """`--allow-missing`: shards that cannot be read may be missing; `strict`: nothing may be wrong at all.
+
+    `is_option` is False for commands that have neither option: they show or undo changes, and make no set.
+    """
 
     allow_missing: bool = False
     strict: bool = False
+    is_option: bool = True
 
     def check(self) -> Tolerance:
         """Raises UsageError where both are asked for."""
