@@ -10,12 +10,15 @@ import contextlib
 import fcntl
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from wdsfs import mount_table, trust, waits
 from wdsfs.errors import IndexUnusable, MountError, WdsfsError
+
+PROGRAMS = ("/usr/local/bin", "/usr/bin", "/bin")
 
 
 def set_readahead(device: int, size: int) -> None:
@@ -222,6 +225,11 @@ def in_directory(path: str) -> Iterator[None]:
 def default_jobs() -> int:
     """The default number of processes: the cores that this one may use."""
     return len(os.sched_getaffinity(0))
+
+
+def program(name: str) -> str | None:
+    """Return the path of a program of the system, wherever PATH leads, as libfuse does; None if it is missing."""
+    return shutil.which(name, path=os.pathsep.join((*PROGRAMS, os.environ.get("PATH", ""))))
 
 
 def kernel_version(release: str | None = None) -> tuple[int, ...]:

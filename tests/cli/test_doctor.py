@@ -7,6 +7,7 @@ import resource
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -208,15 +209,26 @@ def test_the_helper_has_to_be_setuid_for_users(tmp_path: Path, user: int) -> Non
     assert_remedy(doctor.check_fusermount(program), "fail", "3.14.0, is not setuid root", "chmod u+s")
 
 
+def test_the_helper_on_a_disk_without_setuid(user: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, statvfs = host.program("fusermount3"), os.statvfs
+    assert program is not None
+
+    def nosuid(path: str) -> SimpleNamespace:
+        return SimpleNamespace(f_flag=statvfs(path).f_flag | os.ST_NOSUID)
+
+    monkeypatch.setattr(os, "statvfs", nosuid)
+    assert_remedy(doctor.check_fusermount(program), "fail", "mounted nosuid", "sudo mount -o remount,suid /")
+
+
 def test_root_does_without_the_helper(tmp_path: Path, root: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.check_fusermount(fake_fusermount(tmp_path, 0o755)).level == "ok"
-    monkeypatch.setattr(doctor, "PROGRAMS", ())
+    monkeypatch.setattr(host, "PROGRAMS", ())
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     assert_remedy(doctor.check_fusermount(), "ok", "root does not need it", "")
 
 
 def test_a_user_without_the_helper(tmp_path: Path, user: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "PROGRAMS", ())
+    monkeypatch.setattr(host, "PROGRAMS", ())
     monkeypatch.setenv("PATH", str(tmp_path))
     assert_remedy(doctor.check_fusermount(), "fail", "not found", "apt install fuse3")
 

@@ -142,15 +142,11 @@ def _has_capability(fields: Mapping[str, str], which: str) -> bool:
     return bool(int(fields.get(which, "0").strip() or "0", 16) >> CAP_SYS_ADMIN & 1)
 
 
-PROGRAMS = ("/usr/local/bin", "/usr/bin", "/bin")
-
-
 def check_fusermount(program: str | None = None) -> MachineFinding:
     """The helper that mounts for ordinary users: there and setuid root. Root mounts without it."""
     name = "fusermount3"
     needed = os.geteuid() != 0
-    # libfuse starts that of the system, wherever PATH leads.
-    program = program or shutil.which(name, path=os.pathsep.join((*PROGRAMS, os.environ.get("PATH", ""))))
+    program = program or host.program(name)
     if program is None:
         detail = "not found" if needed else "not found; root does not need it"
         return MachineFinding(name, "fail" if needed else "ok", detail, "sudo apt install fuse3" if needed else "")
@@ -159,6 +155,11 @@ def check_fusermount(program: str | None = None) -> MachineFinding:
     if needed and not (found.st_mode & stat.S_ISUID and found.st_uid == 0):
         quoted = shlex.quote(program)
         return MachineFinding(name, "fail", f"{shown}, is not setuid root", f"sudo chmod u+s {quoted}")
+    if needed and os.statvfs(program).f_flag & os.ST_NOSUID:
+        mount = mount_table.mount_of(program)
+        where = "/" if mount is None else shlex.quote(os.fsdecode(mount.path))
+        detail = f"{shown}, lies on a file system that is mounted nosuid, so it cannot become root"
+        return MachineFinding(name, "fail", detail, f"sudo mount -o remount,suid {where}")
     return MachineFinding(name, "ok", shown)
 
 

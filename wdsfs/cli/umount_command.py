@@ -44,6 +44,9 @@ def umount(mountpoints: tuple[str, ...], everything: bool, lazy: bool) -> None:
         mountpoints = (*(daemon.mountpoint for daemon in found), *images)
         if not mountpoints:
             say("no wdsfs mounts")
+    # This process does not keep the mount busy that it is typed in.
+    mountpoints = tuple(map(control.canonical, mountpoints))
+    os.chdir("/")
     code = 0
     for mountpoint in mountpoints:
         try:

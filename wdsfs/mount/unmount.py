@@ -75,17 +75,17 @@ def _is_dead(path: str) -> bool:
 def _detach_mount(path: str, lazy: bool) -> None:
     import subprocess
 
-    command = ["umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]
+    name, *options = ["umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]
     if lazy:
-        command.append("-l" if command[0] == "umount" else "-z")
-    try:
-        # In English, for the message is searched below.
-        environment = {**os.environ, "LC_ALL": "C"}
-        done = subprocess.run(
-            [*command, "--", path], capture_output=True, text=True, errors="replace", check=False, env=environment
-        )
-    except FileNotFoundError:
-        raise MountError(f"{command[0]} is not installed; `wdsfs doctor` says what to type") from None
+        options.append("-l" if name == "umount" else "-z")
+    program = host.program(name)
+    if program is None:
+        package = "mount" if name == "umount" else "fuse3"
+        raise MountError(f"{name} is not installed; type: sudo apt install {package}")
+    # In English, for the message is searched below.
+    environment = {**os.environ, "LC_ALL": "C"}
+    command = [program, *options, "--", path]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=environment)
     if done.returncode:
         text = done.stderr.strip()
         raise MountError(_busy_text(path) if "busy" in text else text)
