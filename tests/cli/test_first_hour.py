@@ -88,6 +88,7 @@ def test_a_page_is_rendered_on_a_terminal(program: Program) -> None:
     assert "Which layout for which loader" in shown
     assert "# Which" not in shown
     assert "](" not in shown
+    assert "(#" not in shown  # a terminal does not follow links inside the page
     assert "\n## " not in shown
     assert program.run("help", "layouts").stdout.startswith(b"# ")
 
@@ -132,6 +133,27 @@ def test_a_mount_that_is_used_names_who_uses_it(shard: Program) -> None:
         assert f"wdsfs umount --lazy {mounted.path}" in said
 
 
+def test_a_mount_can_be_ended_from_inside(shard: Program) -> None:
+    """The command itself does not keep it busy, nor is it named as who does."""
+    with shard.mounted("a.tar", ends_itself=True) as mounted:
+        with subprocess.Popen(["sleep", "1000"], cwd=mounted.path / "a") as inside:
+            try:
+                said = shard.refused("umount", "..", cwd=mounted.path / "a", code=5)
+            finally:
+                inside.kill()
+        assert f"is in use by sleep ({inside.pid}, its working directory); end that" in said
+        shard.run("umount", ".", cwd=mounted.path)
+        assert not os.path.ismount(mounted.path)
+
+
+def test_umount_finds_the_programs_of_the_system_without_a_path(shard: Program) -> None:
+    """As libfuse does for the mount, and as `doctor` says."""
+    with shard.mounted("a.tar", ends_itself=True) as mounted:
+        shard.environment |= {"PATH": "/nonexistent"}
+        shard.run("umount", mounted.path)
+        assert not os.path.ismount(mounted.path)
+
+
 def test_who_uses_a_mount_is_found_without_looking_into_it(tmp_path: Path) -> None:
     """By the texts of links alone; a path that only begins alike is another one."""
     (tmp_path / "mnt").mkdir()
@@ -156,6 +178,8 @@ def test_restore_takes_a_path_alone(shard: Program) -> None:
         shard.run("restore", "a/txt", mounted.path / "a/b", cwd=mounted.path / "a")
         assert [(mounted.path / f"a/{name}/txt").read_bytes() for name in "ab"] == [b"a", b"b"]
         assert "--all" in shard.refused("restore", mounted.path, code=2)
+    for other in ("gone", "a.tar"):
+        assert f"{other}: no mount of wdsfs is there" in shard.refused("restore", other, code=5)
 
 
 # --- view, index, plots ------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import importlib
 import io
 import logging
 import os
+import re
 import signal
 import sys
 from collections import deque
@@ -205,6 +206,9 @@ def _page(name: str) -> str:
         return file.read()
 
 
+_LINKS_INSIDE = re.compile(r"\[([^]]*)\]\(#[^)]*\)")  # of a page of Markdown: a terminal does not follow them
+
+
 def _show_page(text: str) -> None:
     """Show a page of Markdown: by a pager on a terminal, else as it is."""
     if sys.stdout is None or not sys.stdout.isatty():
@@ -214,6 +218,7 @@ def _show_page(text: str) -> None:
     from rich.markdown import Markdown
 
     console = Console()
+    text = _LINKS_INSIDE.sub(r"\1", text)
     with console.capture() as capture:
         console.print(Markdown(text, hyperlinks=False))
     click.echo_via_pager(capture.get())

@@ -91,6 +91,8 @@ def restore(
     if everything and given:
         raise UsageError("--all takes no PATH")
     if not everything and not given:
+        if mountpoint is not None and guard_of_overlay(mountpoint) is None:
+            daemon_of(mountpoint)  # which says so, where it is no mount
         raise UsageError("name the PATHs that are to be restored, or --all")
     with _mounted(mountpoint, opening) if mountpoint is not None else _held(str(overlay), opening) as session:
         _refuse_unfinished(session.place)
