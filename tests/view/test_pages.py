@@ -68,6 +68,15 @@ def test_the_extracting_command_extracts(program: Program, options: tuple[str, .
     assert program.run(*words[1:-2]).stdout == content
 
 
+@pytest.mark.parametrize("options", [[], ["--overlay", "up"]])
+def test_the_address_of_a_file_is_no_sample(program: Program, options: list[str]) -> None:
+    program.write("a.tar", tars.tar(tars.member(b"b.txt", b"b")))
+    with viewing(program, *options, "a.tar") as viewer:
+        answer = viewer.ask("/sample/a/b/txt")
+    assert answer.status == 404
+    assert "a/b/txt: is a file, no sample" in answer.text
+
+
 def test_next_and_previous_sample_by_key(browser: Browser, looking: Viewer) -> None:
     browser.open(looking)
     browser.follow(".grid a")

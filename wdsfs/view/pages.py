@@ -30,7 +30,17 @@ from starlette.staticfiles import StaticFiles
 
 from wdsfs import names as naming
 from wdsfs.dataset.distributions import Distribution
-from wdsfs.errors import EntryExists, NoSuchEntry, StaleShard, UsageError, WdsfsError, bytes_text, counted, several
+from wdsfs.errors import (
+    EntryExists,
+    NoSuchEntry,
+    NotADirectory,
+    StaleShard,
+    UsageError,
+    WdsfsError,
+    bytes_text,
+    counted,
+    several,
+)
 from wdsfs.index.record import Record
 from wdsfs.plots.plots import Plot, plots_of
 from wdsfs.previews import plain
@@ -228,9 +238,12 @@ class Pages:
         return self.library.answer(lambda now: question(self.source(now, path)))
 
     def _files(self, now: Snapshot, path: bytes) -> list[File]:
-        if self.edits is None or self._mark(path) == "removed":
-            return now.files(path)
-        return self.edits.files.list(path)
+        try:
+            if self.edits is None or self._mark(path) == "removed":
+                return now.files(path)
+            return self.edits.files.list(path)
+        except (NotADirectory, NotADirectoryError):
+            raise NoSuchEntry(f"{text_of(path)}: is a file, no sample") from None
 
     def _mark(self, path: bytes) -> str:
         return "" if self.edits is None else self.edits.mark(path)
