@@ -170,6 +170,12 @@ def test_what_was_changed_beside_a_file_that_is_no_tar(program: Program, merge: 
     program.run("restore", "--overlay", "up", "a/a")
 
 
+def test_a_joined_file_that_is_no_tar_is_named_once(program: Program) -> None:
+    program.write("a.tar", LABELLED)
+    program.write("b.tar", b"<html>")
+    assert program.refused("ls", "--join", "b.tar", "a.tar", code=3).count("is an HTML page") == 1
+
+
 def test_what_is_no_tar_and_lazy(program: Program) -> None:
     program.write("a.tar", LABELLED)
     program.write("b.tar", b"<html>")

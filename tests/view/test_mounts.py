@@ -68,6 +68,20 @@ def test_classes_of_the_mount_are_classes_here(shards: Program) -> None:
 
 
 @BOTH_ENGINES
+@pytest.mark.parametrize("begins_so", [True, False])
+def test_a_mount_with_a_file_that_is_no_tar(shards: Program, begins_so: bool) -> None:
+    """The mount goes on, and so do its pages."""
+    page = b"<html>"
+    if begins_so:
+        shards.write("set/t-1.tar", page)
+    with shards.mounted("--allow-missing", "set") as mounted:
+        mounted.allow_log("is an HTML page", "has changed")
+        if not begins_so:
+            shards.write("new", page).rename(shards.home / "set/t-1.tar")
+        with viewing(shards, mounted.path) as viewer:
+            assert paths(viewer) == ["t-0/s00", "t-0/s01"]
+
+
 def test_what_a_split_leaves_out_is_left_out(program: Program) -> None:
     program.write("set/t-0.tar", a_shard(0))
     program.write("set/.nv-meta/.info.json", b'{"shard_counts": {"t-0.tar": 2}}')

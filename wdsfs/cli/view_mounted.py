@@ -96,7 +96,8 @@ class _MountedSet:
 
     @contextlib.contextmanager
     def opened(self, opening: Opening) -> Iterator[ShardSet]:
-        """The set, with the options of the mount."""
+        """The set, with the options of the mount, which has been judged: it shows the shards that it can."""
+        opening = opening._replace(tolerance=opening.tolerance._replace(is_option=False))
         with contextlib.ExitStack() as stack:
             with self._where_it_was_typed():
                 found = opened_set(self.told.shards, opening, self._composition, access=self.told.access)

@@ -34,15 +34,15 @@ def judge(below: ShardSet, unreadable: Mapping[bytes, ShardError], tolerance: To
     Raises NotATar for files that are no shards, UnreadableShard when shards would be missing, CorruptShard for
     what `strict` does not allow; that is logged before, in full.
     """
-    texts = [*map(str, unreadable.values())]
+    texts = [*dict.fromkeys(map(str, unreadable.values()))]  # one that is joined can be known by two names
     if tolerance.strict:
         _refuse_all(below, unreadable)
     if not tolerance.allow_missing:
         advice = "; --allow-missing goes on without" if tolerance.is_option else ""
         # As shards that are not there: a download has failed, and will not be better later.
-        no_tars = [str(error) for error in unreadable.values() if isinstance(error, NotATar)]
+        no_tars = dict.fromkeys(str(error) for error in unreadable.values() if isinstance(error, NotATar))
         if no_tars and tolerance.is_option:
-            raise NotATar(f"{several(no_tars)}{advice}")
+            raise NotATar(f"{several([*no_tars])}{advice}")
         if whole and texts:
             raise UnreadableShard(
                 f"without what cannot be read the set would be smaller: {several(texts)}{advice}"

@@ -10,7 +10,8 @@ from wdsfs.errors import UsageError
 class Tolerance(NamedTuple):
     """`--allow-missing`: shards that cannot be read may be missing; `strict`: nothing may be wrong at all.
 
-    `is_option` is False for commands that have neither option: they show or undo changes, and make no set.
+    `is_option` is False where neither option is for the user to give: what shows a mount, or shows or undoes its
+    changes, makes no set of its own.
     """
 
     allow_missing: bool = False
