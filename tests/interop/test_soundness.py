@@ -13,6 +13,7 @@ import pytest
 
 from tests import sets, tars
 from tests.conftest import Program, fails, wait_until
+from tests.image.test_image import end_mount, need_erofs
 from wdsfs.errors import UsageError
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
@@ -174,6 +175,21 @@ def test_a_joined_file_that_is_no_tar_is_named_once(program: Program) -> None:
     program.write("a.tar", LABELLED)
     program.write("b.tar", b"<html>")
     assert program.refused("ls", "--join", "b.tar", "a.tar", code=3).count("is an HTML page") == 1
+
+
+def test_a_refresh_by_the_kernel_with_a_file_that_is_no_tar(program: Program) -> None:
+    """The mount goes on with what it has; `refresh` has no option that the message could name."""
+    need_erofs()
+    program.write("set/a.tar", LABELLED)
+    program.run("mount", "-q", "--engine", "kernel", "set", program.mountpoint)
+    try:
+        program.write("set/b.tar", b"<html>")
+        message = program.refused("refresh", program.mountpoint, code=3)
+        assert os.listdir(program.mountpoint) == ["a"]
+    finally:
+        end_mount(program.mountpoint)
+    assert "b.tar: is an HTML page" in message
+    assert "the mount shows what it has shown, and takes options when it is mounted" in message
 
 
 def test_what_is_no_tar_and_lazy(program: Program) -> None:

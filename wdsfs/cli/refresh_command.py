@@ -13,7 +13,7 @@ import click
 from wdsfs.cli import completion
 from wdsfs.cli.options import json_option
 from wdsfs.cli.output import say, write_json
-from wdsfs.errors import MountError, counted, several
+from wdsfs.errors import MountError, ShardError, counted, several
 
 if TYPE_CHECKING:
     from wdsfs.mount.guard import Registration
@@ -116,7 +116,11 @@ def _exchanged(guard: Registration) -> dict[str, Any]:
     if guard.overlay is not None:
         _refuse_half_done(guard)
     with put_back(guard.image, guard.was_exchanged):
-        wanted = prepared_again(guard.made)
+        try:
+            wanted = prepared_again(guard.made)
+        except ShardError as error:  # it may name an option of `mount`
+            text = f"{error}; the mount shows what it has shown, and takes options when it is mounted"
+            raise type(error)(text) from None
         if identity_of(wanted.image) == guard.identity:
             _refuse_old_image(guard)
         else:
