@@ -387,11 +387,9 @@ def tree_below(
 ) -> Iterator[LowerTree]:
     """The tree below an overlay. Warns of shards that have changed since the overlay was made."""
     from wdsfs.dataset.merged_tree import make_tree
-    from wdsfs.overlay.overlay_directory import read_settings, unfinished
+    from wdsfs.overlay.overlay_directory import read_settings
 
     settings = read_settings(place)
-    if unfinished(place):  # an empty file may stand for a shard that is lost
-        opening = opening._replace(tolerance=opening.tolerance._replace(is_option=False))
     with _opened(shards, view, opening, whole, access) as below:
         if settings is not None:
             _warn_of_changed(place, settings, below)
