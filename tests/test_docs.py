@@ -76,6 +76,12 @@ def test_every_command_and_option_in_a_document_exists(document: Path) -> None:
             assert set(re.findall(r"(?<!\S)--[a-z][a-z-]*", line)) <= options, line
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_no_document_has_an_unfilled_place(document: Path) -> None:
+    """A comment is not shown: what has only one, in a table or elsewhere, says nothing to readers."""
+    assert "<!--" not in document.read_text().replace("<!-- bench: ", "")
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_explains_itself_and_is_in_the_readme(name: str) -> None:
     command = COMMANDS[name]
