@@ -341,6 +341,19 @@ def test_silly_nesting_and_numbers_are_refused(here: Path) -> None:
     assert "too large" in refused(SpecError, "{0.." + "9" * 5000 + "}")
 
 
+def test_a_glob_of_very_many_directories_is_refused(here: Path) -> None:
+    """Each is a level of recursion; Python has a thousand."""
+    touch("a/b/c.tar")
+    assert "too many directories for a glob: 256 are the most" in refused(SpecError, "*/" * 2000 + "*.tar")
+    assert names_of("*/" * 2 + "*.tar") == ["c"]
+    assert "no file matches" in refused(SpecError, "*/" * 256 + "*.tar")
+
+
+def test_a_message_about_a_long_spec_is_short(here: Path) -> None:
+    for spec in ("{" + "a," * 10_000 + "}", "*a" * 5000, "{a,b" * 30 + "x" * 5000, "{0..99}" * 500):
+        assert len(refused(SpecError, spec)) < 500
+
+
 @given(st.text("{}{},,..019aZ\\\n", max_size=24))
 def test_the_count_of_an_expression_is_what_the_library_makes_of_it(text: str) -> None:
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import io
 import json
 import os
@@ -161,6 +162,30 @@ def test_an_error_does_not_show_a_signature(web: WebServer, spec: str) -> None:
 )
 def test_the_address_of_a_host_is_not_taken_apart(spec: str, parts: list[str]) -> None:
     assert objects.parts(spec) == parts
+
+
+def test_a_long_list_of_short_words_is_taken_apart_in_linear_time() -> None:
+    """Looking for an address to the end of the text, at each of them, took half a minute."""
+    assert objects._SEPARATOR.pattern.count("{0,45}") == 1
+    address = "[2001:0db8:85a3:0000:0000:8a2e:255.255.255.255]"  # as long as they get
+    assert objects.parts(f"http://{address}/x.tar::" + "a::" * 100_000 + "b")[::100_001] == [
+        f"http://{address}/x.tar",
+        "b",
+    ]
+
+
+def test_a_pattern_of_many_stars_is_matched_in_polynomial_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+
+    def counting(name: str, pattern: str) -> bool:
+        nonlocal calls
+        calls += 1
+        return fnmatch.fnmatchcase(name, pattern)
+
+    monkeypatch.setattr(objects, "fnmatchcase", counting)
+    assert not objects._fits(["a"] * 30, ["**", "a"] * 12 + ["b"])
+    assert objects._fits(["a"] * 30, ["**", "a"] * 12)
+    assert calls < 1000
 
 
 def test_no_secret_is_shown_of_a_url_with_an_ipv6_address() -> None:

@@ -505,6 +505,27 @@ def test_an_exclude_of_many_slashes_is_read_once() -> None:
     assert calls(20_000) < calls(2) + 100
 
 
+def test_metadata_of_another_user_names_nothing_outside_of_its_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else who may write in a directory of sets decides which files a mount by root shows."""
+    touch("secret.tar", "set/a.tar", "set/deep/b.tar")
+    outside = ("../secret.tar", "deep/../../secret.tar", os.path.abspath("secret.tar"), "file:../secret.tar")
+    for name in outside:
+        write("set/.nv-meta/.info.json", {"shard_counts": {"a.tar": 1, name: 1}})
+        assert listed("set") == ["set/a.tar", "secret.tar"]  # one's own
+        os.chown("set/.nv-meta/.info.json", 65534, 65534)
+        message = error_of("set")
+        assert "set/.nv-meta/.info.json: shard_counts[" in message
+        assert "a shard outside of the dataset, which others may have named" in message
+        assert "belongs to another user (nobody)" in message
+        monkeypatch.setenv("WDSFS_TRUST", "nobody")
+        assert listed("set") == ["set/a.tar", "secret.tar"]
+        monkeypatch.delenv("WDSFS_TRUST")
+        os.chown("set/.nv-meta/.info.json", 0, 0)
+    write("set/.nv-meta/.info.json", {"shard_counts": {"a.tar": 1, "deep/b.tar": 1}})
+    os.chown("set/.nv-meta/.info.json", 65534, 65534)
+    assert listed("set") == ["set/a.tar", "set/deep/b.tar"]
+
+
 @pytest.mark.parametrize("name", ["split.yaml", "split.json"])
 def test_splits_and_excludes(name: str) -> None:
     as_json = {

@@ -43,12 +43,12 @@ def expand(text: str) -> Iterator[str]:
         raise SpecError(f"the braces of {text[:60]!r}... are nested too deeply: {MAX_DEPTH} levels are the most")
     try:
         if _expansions(text) > MAX_WORDS:
-            raise SpecError(f"{text!r} names more than {MAX_WORDS:,} shards: check the range")
+            raise SpecError(f"{text[:200]!r} names more than {MAX_WORDS:,} shards: check the range")
         words: Iterator[str] = braceexpand(text)
         return words
     except ValueError:  # braceexpand.UnbalancedBracesError is one, but is not in its type hints
         raise SpecError(
-            rf"unbalanced braces in {text!r}: close them, or write \{{ and \}} for braces in the name"
+            rf"unbalanced braces in {text[:200]!r}: close them, or write \{{ and \}} for braces in the name"
         ) from None
 
 

@@ -46,6 +46,7 @@ LIST = "@"
 IMAGE_SUFFIX = ".erofs"
 MAX_LISTS = 1000  # read in one call: lists that each name the next one twice would never end
 MAX_NESTED = 20
+MAX_STEPS = 256  # directories in a glob: each is a level of recursion
 MAX_PASSES = 10  # rounds of replacing variables, as in the webdataset library
 MAX_SPEC = 1 << 20  # characters of one spec; a longer one has variables that refer to themselves
 
@@ -282,7 +283,7 @@ class _Expansion:
         for part in objects.parts(text):
             for name in _braces(_substituted(part)):
                 if not name:
-                    raise SpecError(f"an empty shard name in {objects.without_secrets(text)!r}")
+                    raise SpecError(f"an empty shard name in {objects.without_secrets(text)[:200]!r}")
                 yield from self._named(base, name, origin)
 
     def _literal(self, base: str, text: str, origin: str) -> Word | None:
@@ -430,11 +431,13 @@ def _matching(base: str, word: str) -> list[str]:
     if not _GLOB.search(_ESCAPED.sub("", word)):
         literal = _ESCAPED.sub(r"\1", path)
         return [path if literal == path else objects.local(literal)]
+    if word.count("/") > MAX_STEPS:
+        raise SpecError(f"{word[:60]!r}... has too many directories for a glob: {MAX_STEPS} are the most")
     pattern = path if path == expanded else glob.escape(base) + expanded
     dependencies.note_glob(pattern)
     matches = sorted(map(objects.local, glob.iglob(pattern, recursive=True)), key=os.fsencode)
     if not matches:
-        raise SpecError(f"no file matches {objects.without_secrets(word)!r}")
+        raise SpecError(f"no file matches {objects.without_secrets(word)[:200]!r}")
     return matches
 
 

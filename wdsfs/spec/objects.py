@@ -28,7 +28,8 @@ LISTING_PAYS = 64
 ASKED_AGAIN = 64  # objects in a round of `ask_again`, at most, for which there is no listing
 
 # Between specs that are joined; not in the address of a host, as in http://[2001:db8::1]/x.tar.
-_SEPARATOR = re.compile(r"::(?![0-9a-fA-F:.]*\](?:[:/]|$))")
+# An address has up to 45 characters: looking further ahead would take quadratic time for a list of short words.
+_SEPARATOR = re.compile(r"::(?![0-9a-fA-F:.]{0,45}\](?:[:/]|$))")
 _GLOB = re.compile(r"[*?\[]")
 _SUFFIXES = tuple(os.fsdecode(suffix) for suffix in names.SHARD_SUFFIXES)
 
@@ -209,15 +210,33 @@ def _listed(prefix: Url) -> list[tuple[str, str]]:
 
 
 def _fits(parts: Sequence[str], patterns: Sequence[str]) -> bool:
-    """True if the parts of a key match those of a pattern."""
-    if not patterns or not parts:
-        return not patterns and not parts
-    head, rest = patterns[0], patterns[1:]
-    if head == "**":
-        return _fits(parts, rest) or (not parts[0].startswith(".") and _fits(parts[1:], patterns))
-    if parts[0].startswith(".") and not head.startswith("."):
-        return False
-    return fnmatchcase(parts[0], head) and _fits(parts[1:], rest)
+    """True if the parts of a key match those of a pattern.
+
+    All places of the pattern where a match can be are followed at once: one by one they would be exponentially
+    many for many `**`, and the pattern may come from somebody else's list.
+    """
+    places = _past_stars({0}, patterns)
+    for part in parts:
+        following = set()
+        for place in places - {len(patterns)}:
+            pattern = patterns[place]
+            if part.startswith(".") and not pattern.startswith("."):
+                continue
+            if pattern == "**":
+                following.add(place)
+            elif fnmatchcase(part, pattern):
+                following.add(place + 1)
+        places = _past_stars(following, patterns)
+    return len(patterns) in places
+
+
+def _past_stars(places: set[int], patterns: Sequence[str]) -> set[int]:
+    """Return these places, and those after each `**`, which may match no part at all."""
+    found = set(places)
+    for place, pattern in enumerate(patterns):
+        if pattern == "**" and place in found:
+            found.add(place + 1)
+    return found
 
 
 def presumed(path: str, pin: Pin | None) -> bool:

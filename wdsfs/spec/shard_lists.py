@@ -9,7 +9,8 @@
 
 docs/format.md has the fields. Relative paths in a file are below the directory of the file, not below the working
 directory. A shard may lie anywhere: a file is as trustworthy as its author. But a file at a URL names nothing of
-this machine. `spec/expand.py` checks if the shards exist.
+this machine, and `.nv-meta` of another user nothing outside of its dataset: who names a directory
+does not name that file. `spec/expand.py` checks if the shards exist.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
+from wdsfs import trust
 from wdsfs.errors import DeniedObject, SpecError
 from wdsfs.remote import urls
 from wdsfs.remote.pin import Pin
@@ -279,10 +281,32 @@ def energon(dataset: str, split: str | None, split_file: str | None = None) -> I
         if name not in excluded.shards:
             found = True
             path = _path(base, name, place)
+            if _leads_out(name) and not urls.is_url(path):
+                _require_own(info, place)
             yield Word(path, place, shards[name].number(), frozenset(excluded.samples.get(name, ())))
     if not found:
         part = "the dataset" if split is None else f"the split {split!r}"
         raise SpecError(f"{part} in {os.path.join(dataset, META)!r} has no shard that is not excluded")
+
+
+def _leads_out(name: str) -> bool:
+    """True for the name of a shard that may be anywhere, not below the directory of its dataset."""
+    return name.startswith(("/", "file:")) or ".." in name.split("/")
+
+
+def _require_own(info: str, place: Field) -> None:
+    """Check that nobody else can have written a file that names a shard outside of its dataset.
+
+    Semantics decision: who may write in a directory of sets does not decide which files elsewhere a mount by root
+    shows, neither by a link nor by a name. Raises SpecError.
+    """
+    try:
+        trust.content(info, trust.behind_sudo())
+    except trust.Untrusted as error:
+        raise place.wrong(
+            f"a shard outside of the dataset, which others may have named ({error.strerror}): "
+            "name the shard itself, or --trust those who do it"
+        ) from None
 
 
 def _split_part(splits: Field, split: str, shards: Collection[str]) -> Iterator[tuple[str, Field]]:
