@@ -132,3 +132,13 @@ def test_what_a_mount_tells_of_them(forging: Program) -> None:
         assert is_safe(forging.run("refresh", at).stdout.decode())
         mounted.allow_log("forged")
         assert is_safe(mounted.log())
+
+
+def test_findings_have_the_names_themselves_in_json(program: Program) -> None:
+    """A line of text has the name escaped once, and other letters of it as they are."""
+    program.write("a.tar", tars.tar(tars.member(b"b.txt", b"1"), tars.member(os.fsencode(f"\u00e4{NAME}"), b"2")))
+    said = program.run("check", "--notes", "--json", "a.tar", code=None).stdout
+    assert f"\u00e4{NAME}" in [json.loads(line).get("member") for line in said.splitlines()]
+    lines = program.run("check", "--notes", "a.tar", code=None).stdout.decode()
+    assert is_safe(lines)
+    assert f": \u00e4{SHOWN}: [" in lines

@@ -19,6 +19,7 @@ from tests.tars import BLOCK, END, member, tar
 from wdsfs.errors import MissingShard, UnreadableShard
 from wdsfs.interop import lint as lint_module
 from wdsfs.interop.lint import Judge, Lint, LintFinding, lint
+from wdsfs.names import shown
 
 
 def write(directory: Path, content: bytes, name: str = "s.tar") -> bytes:
@@ -241,8 +242,7 @@ def test_findings_are_text_on_one_line(names: list[bytes]) -> None:
             reader.read(chunk)
     reader.end_sample()
     for one in found.findings:
-        assert one.member.isprintable()
-        assert one.text.isprintable()
+        assert shown(one.line("a.tar")).isprintable()  # as it is written; the name itself is exact
         (one.member + one.text).encode()
 
 

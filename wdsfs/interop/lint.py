@@ -435,6 +435,5 @@ def _digest(key: bytes) -> int:
 
 
 def text_of(name: bytes) -> str:
-    """A name on one line, whatever bytes it has."""
-    text = name.decode("utf-8", "backslashreplace")
-    return text if text.isprintable() else text.encode("unicode_escape").decode()
+    """A name as text, exact but for bytes that are no UTF-8. Lines of it are escaped where they are written."""
+    return name.decode("utf-8", "backslashreplace")
