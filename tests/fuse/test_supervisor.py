@@ -589,8 +589,11 @@ protocol.resend = lambda: protocol.header(0, 0, -1000)
 
 
 def _links(pid: int) -> dict[int, str]:
-    place = f"/proc/{pid}/fd"
-    return {int(name): os.readlink(f"{place}/{name}") for name in os.listdir(place)}
+    place, links = f"/proc/{pid}/fd", {}
+    for name in os.listdir(place):
+        with contextlib.suppress(FileNotFoundError):  # it is closed by now
+            links[int(name)] = os.readlink(f"{place}/{name}")
+    return links
 
 
 def _devices(pid: int) -> list[int]:

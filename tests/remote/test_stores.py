@@ -385,19 +385,38 @@ def _certificate(directory: Path, *more: str) -> tuple[Path, ssl.SSLContext]:
     return certificate, context
 
 
-def test_a_certificate_of_an_authority_is_refused_with_the_command_for_one_that_is_taken(
+def test_a_certificate_that_openssl_makes_is_taken_from_a_web_server(apart: Apart, tmp_path: Path) -> None:
+    """By itself `openssl req -x509` makes one of an authority, which obstore does not take for a server."""
+    certificate, context = _certificate(tmp_path)
+    with WebServer(context).running() as server:
+        server.put("/a.tar", CONTENT)
+        address = f"{server.url}/a.tar"
+        with pytest.raises(Unreachable, match="certificate of its server is not trusted"):
+            apart.head(address)
+        apart.configure((server.url, {"certificates": str(certificate)}))
+        pin = apart.head(address)
+        assert pin.size == len(CONTENT)
+        assert apart.get(address, pin, 100, 5000) == CONTENT[100:5000]
+        with pytest.raises(MissingObject):
+            apart.head(f"{server.url}/none.tar")
+        server.put("/a.tar", CONTENT[:-1])
+        with pytest.raises(ObjectChanged):
+            apart.get(address, pin, 100, 5000)
+
+
+def test_a_certificate_of_an_authority_is_refused_for_a_bucket_with_the_command_for_one_that_is_taken(
     apart: Apart, tmp_path: Path
 ) -> None:
     """Which is then tried."""
     certificate, context = _certificate(tmp_path)
     with WebServer(context).running() as server:
-        server.put("/a.tar", CONTENT)
-        apart.configure((server.url, {"certificates": str(certificate)}))
+        options = {"certificates": str(certificate), "endpoint": server.url, "anonymous": "true"}
+        apart.configure(("s3://", options))
         with pytest.raises(Unreachable, match=r"authority \(CA:TRUE\).*: openssl req -x509 ") as caught:
-            apart.head(f"{server.url}/a.tar")
+            apart.head("s3://bucket/a.tar")
         assert apart.waits() == []
-    told = str(caught.value).partition("subjectAltName=DNS:HOST ")[2].split()
-    certificate, context = _certificate(tmp_path, *told)
+    words = str(caught.value).partition("subjectAltName=DNS:HOST ")[2].split()
+    certificate, context = _certificate(tmp_path, *words)
     with WebServer(context).running() as server:
         server.put("/a.tar", CONTENT)
         apart.configure((server.url, {"certificates": str(certificate)}))

@@ -38,12 +38,16 @@ _RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 _LASTING = {
     "TooManyRedirects": "its server redirects in a circle",
     "BadScheme": "its server redirects from https to http, which is not followed",
-    "CaUsedAsEndEntity": "the certificate of its server is that of an authority (CA:TRUE), which is for signing "
-    "others; make another for the server and for certificates=: openssl req -x509 -newkey rsa:2048 -nodes "
-    "-days 365 -keyout key.pem -out certificate.pem -subj /CN=HOST -addext subjectAltName=DNS:HOST "
-    "-addext basicConstraints=critical,CA:FALSE",
     "TooLarge": "its server sends headers that are too large: over 100, or over 400 KiB",
 }
+
+_AUTHORITY = "CaUsedAsEndEntity"
+_OF_AUTHORITY = (
+    "the certificate of its server is that of an authority (CA:TRUE), which is for signing others; make another "
+    "for the server and for certificates=: openssl req -x509 -newkey rsa:2048 -nodes -days 365 -keyout key.pem "
+    "-out certificate.pem -subj /CN=HOST -addext subjectAltName=DNS:HOST "
+    "-addext basicConstraints=critical,CA:FALSE"
+)
 
 THROTTLING = frozenset({429, 503})
 _TRANSIENT = THROTTLING | {408, 425, 500, 502, 504}
@@ -56,6 +60,10 @@ _WRONG_ANSWERS = 3  # a balancer may have one bad server among several: more att
 
 class OtherAnswer(Transient):
     """obstore takes no answers of this kind, but what it says may be right: `store_clients.read_range` looks."""
+
+
+class OtherServer(OtherAnswer):
+    """obstore takes no answers of this server, whose certificate others take, as curl does."""
 
 
 def failure(error: Exception, url: Url) -> ShardError | Transient:
@@ -99,6 +107,12 @@ def wrong_range() -> Transient:
     return Transient("its server answers with another range than was asked for", attempts=_WRONG_ANSWERS)
 
 
+def untrusted(url: Url) -> Unreachable:
+    return Unreachable(
+        f"{url}: the certificate of its server is not trusted: --store-option {url.store}:certificates=FILE"
+    )
+
+
 def _of_connection(text: str, url: Url) -> ShardError | Transient:
     if any(word in text for word in _WRONG_RANGE):
         return wrong_range()
@@ -106,6 +120,10 @@ def _of_connection(text: str, url: Url) -> ShardError | Transient:
         return OtherAnswer(f"{wrong_range()}", attempts=_WRONG_ANSWERS)
     if "MissingContentLength" in text:
         return OtherAnswer("its server does not say how large it is", attempts=1)
+    if _AUTHORITY in text and url.scheme in WEB:
+        return OtherServer(_OF_AUTHORITY, attempts=1)
+    if _AUTHORITY in text:
+        return Unreachable(f"{url}: {_OF_AUTHORITY}")
     lasting = next((reason for word, reason in _LASTING.items() if word in text), None)
     if lasting is not None:
         return Unreachable(f"{url}: {lasting}")
@@ -116,9 +134,7 @@ def _of_connection(text: str, url: Url) -> ShardError | Transient:
             f"{url}: its store redirects to nowhere: set the right region, --store-option {url.store}:region=..."
         )
     if "certificate" in text.lower():
-        return Unreachable(
-            f"{url}: the certificate of its server is not trusted: --store-option {url.store}:certificates=FILE"
-        )
+        return untrusted(url)
     if "Parse(" in text:
         return Transient("its server sends something that is no answer of HTTP", attempts=_WRONG_ANSWERS)
     kind = _KIND.search(text)
@@ -162,10 +178,20 @@ def pin_of(headers: Mapping[str, str], size: int) -> Pin:
     return Pin(size, _time_ns(headers.get("last-modified", "")), etag_of({"e_tag": headers.get("etag")}), "")
 
 
-def size_of(headers: Mapping[str, str]) -> int | None:
-    """The size of the object of which an answer has a range; None if it does not say so."""
+def head_of(status: int, headers: Mapping[str, str], text: str, url: Url) -> Pin:
+    """The pin of the object of which an answer to GET has the first byte, or all; names in lower case.
+
+    Raises ShardError, Transient for an answer that has neither.
+    """
+    if status in (404, 410):
+        raise MissingObject(f"{url}: there is no such object")
+    if status not in (200, 206):
+        raise of_status(status, text, url)
     said = _RANGE.fullmatch(headers.get("content-range", ""))
-    return None if said is None else int(said[3])
+    size = said[3] if said is not None else headers.get("content-length", "") if status == 200 else ""
+    if not size.isdecimal():
+        raise Unreachable(f"{url}: its server does not say how large it is")
+    return pin_of(headers, int(size))
 
 
 @lru_cache(4096)

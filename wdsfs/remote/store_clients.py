@@ -24,7 +24,7 @@ from wdsfs import __version__
 from wdsfs.errors import Unreachable
 from wdsfs.extras import install_command
 from wdsfs.remote import aws_profiles
-from wdsfs.remote.answers import THROTTLING, seconds_of
+from wdsfs.remote.answers import THROTTLING, seconds_of, untrusted
 from wdsfs.remote.retries import Transient
 from wdsfs.remote.settings import pace
 from wdsfs.remote.urls import BUCKETS, Url, is_signed
@@ -306,7 +306,8 @@ def read_range(
     """The answer of a web server to GET for a range: status, headers with names in lower case, and up to `most`
     bytes of the body.
 
-    Of those that obstore does not take, as one in chunks. Redirects are not followed. Blocks; raises Transient.
+    Of those that obstore does not take, as one in chunks. Redirects are not followed. Blocks; raises Transient,
+    Unreachable.
     """
     headers = {**condition, "Range": f"bytes={begin}-{end - 1}"}
     try:
@@ -314,7 +315,9 @@ def read_range(
             body = answer.read(most)
     except TimeoutError:
         raise Transient("its server does not answer", silent=True) from None
-    except _NO_ANSWER:
+    except _NO_ANSWER as error:
+        if isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
+            raise untrusted(url) from None
         raise Transient("the connection to its server broke") from None
     named = {} if answer.status >= 300 else answer.headers
     return answer.status, {name.lower(): value for name, value in named.items()}, body

@@ -16,6 +16,7 @@ an answer has nothing to compare       ObjectChanged
 Range is ignored (200 for 206)         NoRanges: `get_all` reads such an object, from its first byte
 Content-Range is nonsense              asked again, in all 3 times; then Unreachable (EIO)
 a wider or narrower range, in chunks   taken, by urllib (web servers only), and by it alone for a minute
+a certificate of an authority          likewise, if `certificates` names it; from buckets Unreachable
 Content-Range has another size         ObjectChanged
 the body is cut, or too short          asked again, for the rest of a long range
 redirects                              followed, Authorization only to the same host, never from https to http
@@ -53,7 +54,7 @@ from obstore.store import ObjectStore
 
 from wdsfs.errors import DeniedObject, MissingObject, NoRanges, ObjectChanged, ShardError, Unreachable
 from wdsfs.remote import answers, settings, store_clients, urls
-from wdsfs.remote.answers import OtherAnswer
+from wdsfs.remote.answers import OtherAnswer, OtherServer
 from wdsfs.remote.counters import Counters, Traffic
 from wdsfs.remote.hub import Hub
 from wdsfs.remote.parts import Buffer, Take
@@ -147,11 +148,8 @@ class Stores:
         except (NoRanges, ObjectChanged):  # whole objects only, or not even one byte
             found = await self._asked(url, obstore.get_async(client, path))
         except OtherAnswer:
-            _, headers, _ = await self._by_urllib(url, 0, 1, {})
-            size = answers.size_of(headers)
-            if size is None:
-                raise Unreachable(f"{url}: its server does not say how large it is") from None
-            return answers.pin_of(headers, size)
+            status, headers, body = await self._by_urllib(url, 0, 1, {})
+            return answers.head_of(status, headers, body.decode("latin-1"), url)
         return _pin(found.meta)
 
     async def _list(self, prefix: Url) -> list[tuple[Url, Pin]]:
@@ -202,9 +200,11 @@ class Stores:
                 while (piece := await self._asked(url, _next(pieces), PIECE)) is not None:
                     transfer.add(piece)
             transfer.check()
-        except OtherAnswer:
+        except OtherAnswer as error:
             if url.scheme not in WEB:
                 raise
+            if isinstance(error, OtherServer):
+                self._other_way[url.store] = self._clock.now() + OTHER_WAY_SECONDS
             self._route(url).traffic.retries += 1
             await self._in_other_answers(transfer)
         finally:
