@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.remote.conftest import FOREIGN
+from tests.web_server import Fault, WebServer
 from wdsfs.errors import Unreachable
 from wdsfs.remote import answers, store_clients, urls
+from wdsfs.remote.retries import Transient
 
 SECRET = "c2VjcmV0"  # keys of Azure are base64
 S3, GS, AZ, AIS, HF, WEB = "s3://b/x", "gs://b/x", "az://b/x", "ais://b/x", "hf://datasets/a/b/x", "https://h/x"
@@ -74,6 +76,14 @@ def test_the_kind_of_credentials(
     assert SECRET not in found
     if "/x.json" not in [*options.values(), *environment.values()]:  # which obstore would read
         store_clients.make(urls.parse(url), options)
+
+
+def test_a_body_that_comes_byte_by_byte_holds_no_thread(web: WebServer) -> None:
+    """The threads for such answers are few: one that went on would be missing for other servers."""
+    web.put("/a.tar", bytes(100_000)).always = Fault(chunked=True, drips="body")
+    with pytest.raises(Transient) as caught:
+        store_clients.read_range(urls.parse(f"{web.url}/a.tar"), {}, 0, 100_000, {}, 100_000, 0.1)
+    assert caught.value.silent
 
 
 def test_keys_in_the_files_of_the_aws_tools(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import importlib
 import os
 import re
 import ssl
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -301,18 +302,22 @@ def ask_how_long(url: Url, options: Options, now: Callable[[], float]) -> float 
 
 
 def read_range(
-    url: Url, options: Options, begin: int, end: int, condition: dict[str, str], most: int
+    url: Url, options: Options, begin: int, end: int, condition: dict[str, str], most: int, seconds: float
 ) -> tuple[int, dict[str, str], bytes]:
     """The answer of a web server to GET for a range: status, headers with names in lower case, and up to `most`
     bytes of the body.
 
-    Of those that obstore does not take, as one in chunks. Redirects are not followed. Blocks; raises Transient,
-    Unreachable.
+    Of those that obstore does not take, as one in chunks. Redirects are not followed. Blocks, and reads no body
+    for longer than `seconds`, for its thread is one of few. Raises Transient, Unreachable.
     """
     headers = {**condition, "Range": f"bytes={begin}-{end - 1}"}
     try:
         with _answer(url, options, headers, pace(options).silence) as answer:
-            body = answer.read(most)
+            body, late = bytearray(), time.monotonic() + seconds
+            while len(body) < most and (piece := answer.read1(most - len(body))):
+                body += piece
+                if time.monotonic() > late:
+                    raise TimeoutError
     except TimeoutError:
         raise Transient("its server does not answer", silent=True) from None
     except _NO_ANSWER as error:
@@ -320,7 +325,7 @@ def read_range(
             raise untrusted(url) from None
         raise Transient("the connection to its server broke") from None
     named = {} if answer.status >= 300 else answer.headers
-    return answer.status, {name.lower(): value for name, value in named.items()}, body
+    return answer.status, {name.lower(): value for name, value in named.items()}, bytes(body)
 
 
 def _answer(url: Url, options: Options, headers: dict[str, str], timeout: float) -> Any:

@@ -244,8 +244,9 @@ class Stores:
     async def _by_urllib(
         self, url: Url, begin: int, end: int, condition: dict[str, str], most: int = WIDER
     ) -> tuple[int, dict[str, str], bytes]:
-        read = partial(store_clients.read_range, url, self._options(url), begin, end, condition, most)
-        return await blocking(read, self._route(url).pace.seconds(most))
+        seconds = self._route(url).pace.seconds(most)
+        read = partial(store_clients.read_range, url, self._options(url), begin, end, condition, most, seconds)
+        return await blocking(read, seconds)
 
     async def _short(self, url: Url, pin: Pin, begin: int, end: int) -> Any:
         """The bytes of a short range, in one piece: by the way that is the least work."""
