@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable
 
@@ -10,7 +11,7 @@ import pytest
 
 from tests.remote.clocks import JumpingClock
 from wdsfs.remote.counters import Traffic
-from wdsfs.remote.retries import Limit, Patience, Transient, again
+from wdsfs.remote.retries import Limit, Patience, Transient, again, blocking
 
 
 def failing(
@@ -210,3 +211,19 @@ def test_a_request_that_is_cancelled_while_it_waits_keeps_no_place() -> None:
 
     asyncio.run(run())
     assert limit.under_way == 0
+
+
+def test_a_blocking_call_that_ends_when_it_is_cancelled_is_cancelled() -> None:
+    """Else a limit of time around many such calls is lost, and they go on for ever."""
+
+    async def cancel_at_the_end() -> None:
+        ended = threading.Event()
+        task = asyncio.ensure_future(blocking(ended.set, 60))
+        await asyncio.sleep(0)
+        assert ended.wait(60)  # the loop stands still, and learns of both at once
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    for _ in range(300):
+        asyncio.run(cancel_at_the_end())

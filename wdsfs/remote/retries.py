@@ -194,7 +194,9 @@ async def again(
 async def blocking(work: Callable[[], Result], seconds: float) -> Result:
     """The result of a call that waits for a server. Raises Transient when it takes longer; its thread goes on."""
     try:
-        return await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(_threads(), work), seconds)
+        # Not by `wait_for`: before Python 3.12 it loses a cancellation that comes when the result does.
+        async with asyncio.timeout(seconds):
+            return await asyncio.get_running_loop().run_in_executor(_threads(), work)
     except TimeoutError:
         raise Transient("its server does not answer in time", silent=True) from None
 
