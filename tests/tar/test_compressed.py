@@ -413,9 +413,12 @@ def test_what_honest_users_make_fits(level: str) -> None:
     """As `xz -9` does, and `zstd -22 --ultra`."""
     preset = 9 | lzma.PRESET_EXTREME if "9" in level else 6
     found: list[bytes] = []
-    assert streams.unpack("xz", _Given(lzma.compress(TAR, preset=preset)), found.append) == ("tar", len(TAR))
+    assert streams.unpack("xz", member_codecs.BytesReader(lzma.compress(TAR, preset=preset)), found.append) == (
+        "tar",
+        len(TAR),
+    )
     options = {zstd.CompressionParameter.window_log: 27, zstd.CompressionParameter.content_size_flag: 0}
-    given = _Given(zstd.compress(TAR, options=options))
+    given = member_codecs.BytesReader(zstd.compress(TAR, options=options))
     assert streams.unpack("zstd", given, found.append) == ("tar", len(TAR))
 
 
@@ -430,19 +433,6 @@ def test_members_ask_for_no_more(kind: str, monkeypatch: pytest.MonkeyPatch) -> 
     for wrong in (content + b"something", content[:-5], b"something"):
         with pytest.raises(CorruptShard, match="is no whole"):
             member_codecs.decode(codec, wrong)
-
-
-class _Given:
-    """A file of these bytes."""
-
-    def __init__(self, content: bytes) -> None:
-        self.size, self._content = len(content), content
-
-    def pread(self, size: int, offset: int, /) -> bytes:
-        return self._content[offset : offset + size]
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.mark.parametrize("name", ["gzip", "bzip2", "xz", "zstd"])
@@ -465,14 +455,14 @@ def test_many_empty_streams_cost_no_more_than_their_size(name: str, monkeypatch:
 
     monkeypatch.setattr(streams, "_decoder_of", lambda kind: (Counting, failures))
     content = tars.COMPRESS[name](b"") * 2000
-    assert streams.unpack(name, _Given(content), lambda data: None) == ("tar", 0)
+    assert streams.unpack(name, member_codecs.BytesReader(content), lambda data: None) == ("tar", 0)
     assert fed <= 2000 * 600
 
 
 def test_a_skippable_frame_is_no_decoder_for_each_byte_behind_it() -> None:
     content = b"\x50\x2a\x4d\x18\0\0\0\0" * 1000 + zstd.compress(TAR)
     found: list[bytes] = []
-    assert streams.unpack("zstd", _Given(content), found.append) == ("tar", len(TAR))
+    assert streams.unpack("zstd", member_codecs.BytesReader(content), found.append) == ("tar", len(TAR))
     assert b"".join(found) == TAR
 
 

@@ -225,15 +225,19 @@ def trust_option(command: Command) -> Command:
     )(command)
 
 
+def _size_option(flag: str, variable: str, text: str) -> Callable[[Command], Command]:
+    """An option for a number of bytes, which is passed on by this variable of the environment."""
+    return click.option(
+        flag, metavar="SIZE", envvar=variable, expose_value=False, callback=_size(variable), help=text
+    )
+
+
 def cache_size_option(command: Command) -> Command:
     """The option for the room of the caches; passed on by the environment."""
-    return click.option(
+    return _size_option(
         "--cache-size",
-        metavar="SIZE",
-        envvar="WDSFS_CACHE_SIZE",
-        expose_value=False,
-        callback=_size("WDSFS_CACHE_SIZE"),
-        help="Room for unpacked shards, and as much for remote ones, such as 800M or 2T.  [default: 32G for "
+        "WDSFS_CACHE_SIZE",
+        "Room for unpacked shards, and as much for remote ones, such as 800M or 2T.  [default: 32G for "
         "unpacked, half of the free disk for remote ones; env WDSFS_CACHE_SIZE]",
     )(command)
 
@@ -249,13 +253,10 @@ def compressed_options(command: Command) -> Command:
         help="Compressed shards: unpack them into the cache (always), read them where they are (never), or so "
         "only when there is no room (auto).  [default: auto; env WDSFS_UNPACK]",
     )
-    memory = click.option(
+    memory = _size_option(
         "--unpack-memory",
-        metavar="SIZE",
-        envvar="WDSFS_UNPACK_MEMORY",
-        expose_value=False,
-        callback=_size("WDSFS_UNPACK_MEMORY"),
-        help="Memory that the data of a compressed shard may ask for, in each process that unpacks: 2G for `zstd "
+        "WDSFS_UNPACK_MEMORY",
+        "Memory that the data of a compressed shard may ask for, in each process that unpacks: 2G for `zstd "
         "--long=31`.  [default: 256M; env WDSFS_UNPACK_MEMORY]",
     )
     decorated: Command = unpack(memory(cache_size_option(command)))
@@ -294,13 +295,10 @@ def _allowed(_: click.Context, __: click.Parameter, value: bool) -> None:
 
 def remote_options(command: Command) -> Command:
     """The options of shards at URLs. They are passed on by the environment, so no command gets them."""
-    memory = click.option(
+    memory = _size_option(
         "--fetch-memory",
-        metavar="SIZE",
-        envvar="WDSFS_FETCH_MEMORY",
-        expose_value=False,
-        callback=_size("WDSFS_FETCH_MEMORY"),
-        help="Memory for what is fetched from stores and not in the cache yet, such as 1G.  [default: 256M; "
+        "WDSFS_FETCH_MEMORY",
+        "Memory for what is fetched from stores and not in the cache yet, such as 1G.  [default: 256M; "
         "env WDSFS_FETCH_MEMORY]",
     )
     commands = click.option(

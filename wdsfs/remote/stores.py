@@ -110,13 +110,11 @@ class Stores:
         self._making = asyncio.Lock()
         self._limits: dict[str, Limit] = {}
         self._plain_servers = PlainServers()
-        self._down: dict[
-            str, tuple[float, str]
-        ] = {}  # by store: until when it is not asked what is there, and why
-        self._other_way: dict[
-            str, float
-        ] = {}  # by store: until when it is known to give answers that obstore refuses
-        self._told: OrderedDict[Url, tuple[float, str]] = OrderedDict()  # likewise, by object: told to wait
+        # By store: until when it is not asked what is there, and why. By object: until when it is told to wait.
+        self._down: dict[str, tuple[float, str]] = {}
+        self._told: OrderedDict[Url, tuple[float, str]] = OrderedDict()
+        # By store: until when it is known to give answers that obstore refuses.
+        self._other_way: dict[str, float] = {}
         self._route = lru_cache(ROUTES)(self._new_route)
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._hub = Hub(self._clock, time.time)

@@ -38,7 +38,7 @@ def decode(codec: int, data: bytes) -> bytes:
             raise CorruptShard(f"holds more than {DECODED_MAX >> 20} MiB, the most that is decoded")
 
     try:
-        state, size = streams.unpack(_KINDS[codec], _Bytes(data), write)
+        state, size = streams.unpack(_KINDS[codec], BytesReader(data), write)
     except streams.TooLarge as error:
         raise CorruptShard(f"is not decoded: {error}") from None
     if state != WHOLE:
@@ -47,7 +47,7 @@ def decode(codec: int, data: bytes) -> bytes:
     return bytes(content)
 
 
-class _Bytes:
+class BytesReader:
     """Bytes as a `source.TarReader`."""
 
     def __init__(self, data: bytes) -> None:
