@@ -1,7 +1,7 @@
 # One word per task; `make` alone lists them. All set-up is done by .ci/setup, which each task runs first.
 # PYTHON=/path/to/python3 chooses the interpreter of .venv.
 
-.PHONY: help demo test tools dali bench setup lint format house constraints clean
+.PHONY: help demo test tools dali bench setup lint format house rooms constraints clean
 .DEFAULT_GOAL := help
 .SILENT:
 export PYTHON
@@ -52,6 +52,9 @@ format: setup  ## let ruff lay the code out and mend what it can
 
 house: setup  ## sizes of the code, its rooms and what they import; HOUSE=-v names them
 	$(BIN)/python .ci/house.py $(HOUSE)
+
+rooms: setup  ## the modules of each room, each with the first sentence of its docstring
+	$(BIN)/python .ci/house.py rooms
 
 constraints:  ## choose the newest versions for development anew; the oldest Python decides
 	new=$$(mktemp -d) && trap 'rm -rf "$$new"' EXIT && \

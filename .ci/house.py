@@ -8,6 +8,7 @@ lines of code.
 """
 
 import ast
+import re
 import statistics
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 class Module(NamedTuple):
     """A module: its name with dots, its room ("" for the ground), lines of code and of imports, the modules that
-    it imports, and the lengths of its functions (lines)."""
+    it imports, and the lengths of its functions (lines), and the first sentence of its docstring."""
 
     name: str
     room: str
@@ -29,6 +30,7 @@ class Module(NamedTuple):
     import_lines: int
     imports: frozenset[str]
     functions: list[int]
+    summary: str
 
 
 def read(path: Path, names: set[str]) -> Module:
@@ -49,7 +51,8 @@ def read(path: Path, names: set[str]) -> Module:
     imports = frozenset(target for node in statements for target in targets(node) if target in names)
     lengths = [(node.end_lineno or 0) - node.lineno + 1 for node in nodes if isinstance(node, FUNCTION)]
     room = parts[1] if len(parts) > 2 or (path.name == "__init__.py" and len(parts) == 2) else ""
-    return Module(name, room, len(code), len(import_lines & code), imports - {name}, lengths)
+    summary = re.split(r"(?<=\.)\s", ast.get_docstring(tree) or "", maxsplit=1)[0].replace("\n", " ")
+    return Module(name, room, len(code), len(import_lines & code), imports - {name}, lengths, summary)
 
 
 def docstring_lines(node: DOCUMENTED) -> range:
@@ -124,6 +127,12 @@ def main() -> None:
     }
     for text, value in rows.items():
         print(f"{text:45}{value:>8}" if isinstance(value, str) else f"{text:45}{value:>8,}")
+    if "rooms" in sys.argv:
+        for room in sorted(rooms):
+            print(f"\n{room}")
+            for module in sorted(modules.values(), key=lambda module: module.name):
+                if module.room == room and "." in module.name.removeprefix("wdsfs."):
+                    print(f"  {module.name.rpartition('.')[2]:22}{module.summary}")
     if "-v" in sys.argv:
         print("\nArrows:", *(f"  {room or 'ground'} -> {other or 'ground'}" for room, other in arrows), sep="\n")
         print("\nCould join:", *(f"  {name} -> {user}" for name, user in joins), sep="\n")

@@ -15,13 +15,12 @@ import pytest
 
 from tests.conftest import PATIENCE, Program, need_fuse
 from tests.peers import LONG_PATIENCE
-from tests.test_layers import FILES, ROOMS
 from tests.typed import steps_of, type_in
 from wdsfs.cli.main import main
-from wdsfs.commit import changes
 from wdsfs.index import lmdb_env, record, record_builder, store
 from wdsfs.interop import lint
 from wdsfs.overlay import upper_format
+from wdsfs.packing import changes
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar import header_encoder
 from wdsfs.tar.headers import BLOCK
@@ -170,7 +169,7 @@ def test_overlay_md_has_every_reason_and_every_attribute() -> None:
     text = (ROOT / "docs/overlay.md").read_text().replace("\\_", "_")
     reasons = [
         str(node.value.value)
-        for node in ast.parse((ROOT / "wdsfs/commit/changes.py").read_text()).body
+        for node in ast.parse((ROOT / "wdsfs/packing/changes.py").read_text()).body
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and " " in str(node.value.value)
     ]
     assert changes.OUTSIDE in reasons
@@ -208,21 +207,3 @@ def _write_set(directory: Path) -> None:
                     info = tarfile.TarInfo(f"images/{key}.{extension}")
                     info.size, info.mtime = len(content), 1_700_000_000
                     tar.addfile(info, io.BytesIO(content))
-
-
-def test_design_md_has_every_module_and_draws_every_import_downwards() -> None:
-    text = (ROOT / "docs/design.md").read_text()
-    chapter = text[text.index("## The rooms") : text.index("## Ground")]
-    modules = {file.relative_to(ROOT / "wdsfs").with_suffix("").as_posix() for file in FILES.values()}
-    assert sorted(re.findall(r"^\| `([a-z_/]+)` \|", chapter, re.MULTILINE)) == sorted(
-        module for module in modules if not module.endswith("__")
-    )
-    named = {name for name in re.findall(r"`([a-z]+/[a-z_]+)`", text) if name.partition("/")[0] in ROOMS}
-    assert named <= modules
-    assert [room for room in ROOMS if f"\n## {room.capitalize()}\n" not in text] == []
-    drawing = chapter.split("```")[1]
-    storeys = {room: at for at, line in enumerate(drawing.splitlines()) for room in line[:30].split()}
-    assert sorted(storeys) == sorted(ROOMS)
-    for room, row in ROOMS.items():
-        for below in row.may_import:
-            assert storeys[room] < storeys[below], f"{room} -> {below}"

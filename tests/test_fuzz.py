@@ -31,20 +31,15 @@ from tests.bounded import SECONDS, bounded
 from tests.remote import apart
 from tests.sets import at as shard_at
 from tests.thorough import THOROUGH
-from wdsfs.commit.commit_journal import plan_to_json, read_plan
-from wdsfs.commit.pieces import CopiedRange, NewMember, Zeros
-from wdsfs.commit.steps import Output, Plan, SourceShard, Step
-from wdsfs.dataset import content as content_module
-from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import WdsfsError
-from wdsfs.image import manifest
-from wdsfs.image.manifest import Device, ImageSet, Manifest
 from wdsfs.index import record_of_file
 from wdsfs.index.portable import PortableIndex
 from wdsfs.index.portable_writer import checked_target, write_index
 from wdsfs.index.record import Record
 from wdsfs.index.store import open_index
 from wdsfs.interop.lint import lint
+from wdsfs.kernel import manifest
+from wdsfs.kernel.manifest import Device, ImageSet, Manifest
 from wdsfs.overlay.overlay_directory import (
     OverlayDirectory,
     OverlaySettings,
@@ -52,12 +47,17 @@ from wdsfs.overlay.overlay_directory import (
     read_outputs,
     read_settings,
 )
+from wdsfs.packing.commit_journal import plan_to_json, read_plan
+from wdsfs.packing.pieces import CopiedRange, NewMember, Zeros
+from wdsfs.packing.steps import Output, Plan, SourceShard, Step
 from wdsfs.remote.pin import Pin
 from wdsfs.spec import index_file
 from wdsfs.spec.expand import expand
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar import member_codecs, streams
-from wdsfs.views import composition, json_fields, label_files
+from wdsfs.tree import composition, json_fields, label_files
+from wdsfs.tree import content as content_module
+from wdsfs.tree.shard_set import ShardSet
 
 LARGEST = 1 << 17  # bytes of an input: much less than what it may take
 

@@ -17,14 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import sets, tars
-from tests.commit.test_plan import Set
 from tests.conftest import Program
 from tests.interop.test_lint import findings, write
+from tests.packing.test_plan import Set
 from tests.tars import BLOCK, END, member, tar
 from tests.uppers import WHITEOUT
 from wdsfs.cli.mount_helper import translate
-from wdsfs.dataset.indexing import indexed
-from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.index.record import Record
 from wdsfs.index.record_builder import build
 from wdsfs.index.record_of_file import build_file
@@ -36,6 +34,8 @@ from wdsfs.spec.selection import Selection
 from wdsfs.storage.identity import GONE
 from wdsfs.tar import scan
 from wdsfs.tar.problems import Problem
+from wdsfs.tree.indexing import indexed
+from wdsfs.tree.shard_set import ShardSet
 
 ZEROS, BY_KEY, BOTH = Reading(ignore_zeros=True), Reading(group_by_key=True), Reading(True, True)
 OPTIONS = {PLAIN: [], ZEROS: ["--ignore-zeros"], BY_KEY: ["--group-by-key"], BOTH: BOTH.arguments}

@@ -20,7 +20,6 @@ import pytest
 from tests import sets, tars
 from tests.conftest import Program
 from wdsfs import host, mount_table, trust
-from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import IndexUnusable, MountError, OverlayUnusable, UsageError
 from wdsfs.index.store import Index, open_index
 from wdsfs.interop import export
@@ -28,8 +27,9 @@ from wdsfs.overlay.overlay_directory import OverlayDirectory, hold
 from wdsfs.storage.durable import Disk, temporary_of
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.storage.unpack_cache import NoRoom, cache
+from wdsfs.tree import label_files
+from wdsfs.tree.shard_set import ShardSet
 from wdsfs.trust import Untrusted
-from wdsfs.views import label_files
 
 NOBODY = 65534
 SMALL = tars.tar(tars.member(b"a.txt", b"aaa"), tars.member(b"a.cls", b"1"))

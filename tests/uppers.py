@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from wdsfs.commit import changes, diff
-from wdsfs.commit.changes import Changes
-from wdsfs.dataset.merged_tree import make_tree
-from wdsfs.dataset.shard_set import ShardSet
-from wdsfs.dataset.tree import LowerTree, View
 from wdsfs.index.store import open_index
 from wdsfs.overlay import upper_format
 from wdsfs.overlay.upper_format import UpperNode, open_below
+from wdsfs.packing import changes, diff
+from wdsfs.packing.changes import Changes
 from wdsfs.reading import PLAIN, Reading
 from wdsfs.spec.expand import expand
+from wdsfs.tree.merged_tree import make_tree
+from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.tree import LowerTree, View
 
 NO_RULES = changes.Rules()
 WHITEOUT, OPAQUE = object(), object()  # in a description of an upper: a name that is gone; see `write_upper`

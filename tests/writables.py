@@ -19,9 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from wdsfs.dataset.merged_tree import make_tree
-from wdsfs.dataset.shard_set import ShardSet
-from wdsfs.dataset.tree import LowerTree, Node, View
 from wdsfs.errors import WdsfsError
 from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
@@ -32,6 +29,9 @@ from wdsfs.overlay.upper_dir import UpperDirectory
 from wdsfs.overlay.upper_format import DIRECTORY, OPEN_DIRECTORY, WHITEOUT, load
 from wdsfs.overlay.writable_tree import AttributeChange, WritableTree
 from wdsfs.spec.expand import expand
+from wdsfs.tree.merged_tree import make_tree
+from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.tree import LowerTree, Node, View
 
 EXT, FULL, FILES = View(), View(names="full"), View("files")
 MTIME = 1_600_000_000

@@ -14,10 +14,10 @@ from click.testing import CliRunner
 
 from tests import tars
 from tests.conftest import Program
-from tests.image.test_image import end_mount, need_erofs
+from tests.kernel.test_image import end_mount, need_erofs
 from tests.remote.cached import content_of, flip, pin_of
 from wdsfs.cli.main import main
-from wdsfs.image import kept
+from wdsfs.kernel import kept
 from wdsfs.remote import cache_room, object_cache
 from wdsfs.storage import unpack_cache
 

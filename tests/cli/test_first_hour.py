@@ -13,9 +13,9 @@ import pytest
 from tests import tars
 from tests.conftest import BOTH_ENGINES, Program
 from wdsfs import mount_table
-from wdsfs.dataset.distributions import Distribution
 from wdsfs.errors import bytes_text, counted
 from wdsfs.plots.plots import plots_of
+from wdsfs.tree.distributions import Distribution
 
 SHARD = tars.tar(tars.member(b"a.txt", b"a"), tars.member(b"b.txt", b"b"))
 

@@ -607,7 +607,7 @@ def test_an_interrupt_leaves_a_valid_index(program: Program, jobs: str) -> None:
 @pytest.mark.parametrize(("module", "code", "text"), [
     ("wdsfs.cli.main", -signal.SIGINT, b""),
     ("click", -signal.SIGINT, b""),
-    ("wdsfs.dataset.statistics", 130, b"wdsfs: interrupted\n"),
+    ("wdsfs.tree.statistics", 130, b"wdsfs: interrupted\n"),
     ("numpy", 130, b"wdsfs: interrupted\n"),
 ])  # fmt: skip
 def test_an_interrupt_of_an_import(shards: Program, module: str, code: int, text: bytes) -> None:

@@ -19,17 +19,17 @@ from click.testing import CliRunner
 
 from tests import tars
 from tests.cli.test_main import program  # noqa: F401  # a fixture
-from tests.commit.test_plan import EDITS, FIRST, SECOND, Set, bare, half_way, keys
-from tests.commit.test_shard_writer import Killed
 from tests.conftest import PATIENCE, Program
-from tests.image.test_image import told
+from tests.kernel.test_image import told
+from tests.packing.test_plan import EDITS, FIRST, SECOND, Set, bare, half_way, keys
+from tests.packing.test_shard_writer import Killed
 from tests.processes import Process
 from tests.uppers import OPAQUE, WHITEOUT, write_upper
 from tests.writables import shard
 from wdsfs.cli import main
-from wdsfs.dataset.tree import View
 from wdsfs.reading import Reading
 from wdsfs.storage.durable import Disk
+from wdsfs.tree.tree import View
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 
 from tests.cluster import dying
 from wdsfs.cli.main import main
-from wdsfs.commit import cluster_run
 from wdsfs.index import store
+from wdsfs.packing import cluster_run
 
 SET = "set/s*.tar"
 

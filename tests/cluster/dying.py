@@ -7,9 +7,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from wdsfs.commit import cluster_run
-from wdsfs.commit.output_units import OutputUnit
 from wdsfs.index import record_of_file
+from wdsfs.packing import cluster_run
+from wdsfs.packing.output_units import OutputUnit
 
 
 def die_once(note: bytes) -> None:

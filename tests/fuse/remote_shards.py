@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.remote import fake_fetcher
-from wdsfs.dataset.content import Content
-from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.fuse.supervisor import Supervisor
 from wdsfs.remote import launch
 from wdsfs.remote.client import Remote, RemoteTar
 from wdsfs.remote.pin import Pin
 from wdsfs.remote.urls import Url
+from wdsfs.tree.content import Content
+from wdsfs.tree.shard_set import ShardSet
 
 
 def install(kind: str, shard: str, settings: dict[str, str], log: str) -> None:

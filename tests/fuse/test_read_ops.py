@@ -20,10 +20,6 @@ from hypothesis import strategies as st
 
 from tests import wire
 from wdsfs import errors, log_lines
-from wdsfs.dataset import content
-from wdsfs.dataset.content import Content
-from wdsfs.dataset.indexing import ATTEMPTS_MAX, NotIndexed
-from wdsfs.dataset.tree import Entry, Node, Totals
 from wdsfs.errors import (
     CorruptShard,
     EntryError,
@@ -40,6 +36,10 @@ from wdsfs.inodes import ROOT
 from wdsfs.owner import Owner
 from wdsfs.status import counters as boards
 from wdsfs.status.counters import DEADLY, DEADLY_NS, Board
+from wdsfs.tree import content
+from wdsfs.tree.content import Content
+from wdsfs.tree.indexing import ATTEMPTS_MAX, NotIndexed
+from wdsfs.tree.tree import Entry, Node, Totals
 
 FILE, DIRECTORY, LINK = stat.S_IFREG | 0o444, stat.S_IFDIR | 0o555, stat.S_IFLNK | 0o777
 TIME_NS = 1_500_000_000_000_000_001

@@ -22,13 +22,13 @@ import pytest
 import trio
 
 from tests.conftest import PATIENCE, Mounted, Program, drop_pages, wait_until
-from wdsfs.dataset.generations import Generations
 from wdsfs.fuse.supervisor import LATE_MAX, Supervisor, _Worker
 from wdsfs.inodes import TAG_MAX
 from wdsfs.status import control
 from wdsfs.status import counters as boards
 from wdsfs.status.counters import DEADLY, Board
 from wdsfs.storage.identity import Fingerprint
+from wdsfs.tree.generations import Generations
 
 FILES = 200
 SIZE = 3000
@@ -324,7 +324,7 @@ def test_reads_that_wait_for_a_disk_do_not_hold_up_others(patched: Patched, shar
 # A worker that is asked for the content of the file 0007 dies.
 KILLER = """
 import os
-from wdsfs.dataset.shard_tree import ShardTree
+from wdsfs.tree.shard_tree import ShardTree
 original = ShardTree.content
 def content(self, inode):
     if inode & 0x3FFFFFFF == 7:
@@ -387,7 +387,7 @@ def _errno_of(question: Callable[[], object]) -> int:
 # file `open` is there. A worker that starts while the file `first` is there serves nothing until it has gone.
 HELD = """
 import os, time
-from wdsfs.dataset.shard_tree import ShardTree
+from wdsfs.tree.shard_tree import ShardTree
 from wdsfs.fuse.read_ops import Operations
 original, start, home = ShardTree.content, Operations.attach, os.getcwd()
 def content(self, inode):
@@ -533,7 +533,7 @@ def test_a_worker_that_hangs_is_replaced(patched: Patched, shard: Path) -> None:
 import os, time
 from pathlib import Path
 from wdsfs.fuse import supervisor as engine
-from wdsfs.dataset.shard_tree import ShardTree
+from wdsfs.tree.shard_tree import ShardTree
 from wdsfs.status import counters
 engine.LOOK_SECONDS = 0.1
 content_before, busy, hung = ShardTree.content, counters.Slot.busy_seconds.fget, Path("hung").absolute()

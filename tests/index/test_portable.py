@@ -15,8 +15,6 @@ from pathlib import Path
 import pytest
 
 from tests import sets, tars
-from wdsfs.dataset.indexing import NotIndexed, indexed
-from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import SpecError, StaleShard, UsageError
 from wdsfs.index import portable, record_check
 from wdsfs.index.portable import Match, attached
@@ -32,6 +30,8 @@ from wdsfs.spec.expand import Shard, expand
 from wdsfs.spec.index_file import HEADER_SIZE, ROW_SIZE, Row
 from wdsfs.storage import source
 from wdsfs.storage.identity import GONE, Fingerprint
+from wdsfs.tree.indexing import NotIndexed, indexed
+from wdsfs.tree.shard_set import ShardSet
 
 DAY = 86_400 * 10**9
 

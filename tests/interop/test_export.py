@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 
 from tests.cli.test_main import program  # noqa: F401  # a fixture
-from tests.commit.test_plan import EDITS, FIRST, SECOND, Set
-from tests.commit.test_shard_writer import Faulty, Killed, every_step
 from tests.conftest import Program
+from tests.packing.test_plan import EDITS, FIRST, SECOND, Set
+from tests.packing.test_shard_writer import Faulty, Killed, every_step
 from tests.sets import at
 from tests.tars import A, B, member, tar
-from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import ExportError
 from wdsfs.index.store import open_index
 from wdsfs.interop.export import DALI, ENERGON, WIDS, Export, below, energon_root
 from wdsfs.storage.durable import Disk
+from wdsfs.tree.shard_set import ShardSet
 
 ONE = tar(A, member(b"a.cls", b"1"), B)
 TWO = tar(member(b"d/c.txt", b"cc"))

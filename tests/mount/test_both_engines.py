@@ -23,7 +23,7 @@ import pytest
 
 from tests import tars
 from tests.conftest import KERNEL, Program, fails
-from tests.image.test_image import LINKS, end_mount, need_erofs, plain_tar
+from tests.kernel.test_image import LINKS, end_mount, need_erofs, plain_tar
 from tests.tars import member
 
 SIZE_MAX = 1 << 40  # of files whose bytes are compared: one of the odd tars claims more

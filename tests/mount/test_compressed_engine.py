@@ -17,11 +17,11 @@ import pytest
 
 from tests import tars
 from tests.conftest import PATIENCE, Program, descriptors, wait_until
-from tests.image.test_image import end_mount, need_erofs, told
+from tests.kernel.test_image import end_mount, need_erofs, told
 from tests.processes import Process
 from wdsfs import mount_table
 from wdsfs.errors import MountError, bytes_text
-from wdsfs.image.opened import OpenDevice
+from wdsfs.kernel.opened import OpenDevice
 from wdsfs.mount import held_shards
 from wdsfs.mount.guard import Registration, guard_of
 from wdsfs.storage import held_files

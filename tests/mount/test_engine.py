@@ -15,7 +15,7 @@ import pytest
 
 from tests import sets, tars
 from tests.conftest import ROOT, Program
-from tests.image.test_image import end_mount, need_erofs, told
+from tests.kernel.test_image import end_mount, need_erofs, told
 from wdsfs import host, mount_table
 from wdsfs.cli import kernel_engine, mount_helper
 from wdsfs.mount import kernel_mount, session

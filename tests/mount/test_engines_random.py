@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from tests import tars
 from tests.conftest import Program
-from tests.image.test_image import end_mount, need_erofs
+from tests.kernel.test_image import end_mount, need_erofs
 from tests.mount.test_both_engines import both, compared
 from tests.overlay.test_edits import (
     FILES,

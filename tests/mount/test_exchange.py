@@ -15,7 +15,7 @@ import pytest
 
 from tests import tars
 from tests.conftest import Program, wait_until
-from tests.image.test_image import end_mount, need_erofs
+from tests.kernel.test_image import end_mount, need_erofs
 from tests.processes import PATIENCE, Process
 from wdsfs import mount_table
 from wdsfs.cli.own_arguments import may_have_secrets

@@ -19,11 +19,11 @@ import pytest
 
 from tests import sets, tars
 from tests.conftest import PATIENCE, Program, wait_until
-from tests.image.test_image import end_mount, need_erofs, told
+from tests.kernel.test_image import end_mount, need_erofs, told
 from tests.processes import Process
 from wdsfs import host, mount_calls, mount_table
 from wdsfs.errors import MountError
-from wdsfs.image.opened import OpenDevice
+from wdsfs.kernel.opened import OpenDevice
 from wdsfs.mount import guard as guard_module
 from wdsfs.mount import held_shards, image_mount
 from wdsfs.mount.guard import MadeBy, guard_of

@@ -17,16 +17,16 @@ from typing import Any
 import pytest
 
 from tests.conftest import PATIENCE, Program, fails, wait_until
-from tests.image.test_image import end_mount, need_erofs, told
+from tests.kernel.test_image import end_mount, need_erofs, told
 from tests.writables import shard, walk_directory
 from wdsfs import mount_calls, mount_table
 from wdsfs.cli import kernel_engine, remount
-from wdsfs.commit.replace_in_place import Replacement
 from wdsfs.errors import OverlayBusy
 from wdsfs.mount import kernel_overlay
 from wdsfs.mount.guard import Registration, guard_of
 from wdsfs.overlay import kernel_use
 from wdsfs.overlay.overlay_directory import OverlayDirectory, held
+from wdsfs.packing.replace_in_place import Replacement
 from wdsfs.status import control
 
 BUSY = 8  # exit code: the overlay is in use, or cannot be used

@@ -13,11 +13,6 @@ from typing import Any
 import pytest
 
 from tests import sets, tars
-from wdsfs.dataset import content, shard_access
-from wdsfs.dataset.generations import Generations
-from wdsfs.dataset.indexing import indexed
-from wdsfs.dataset.shard_access import access_of
-from wdsfs.dataset.tree import LowerTree, View
 from wdsfs.errors import IsADirectory, MissingShard, NoSuchEntry, ShardError, StaleShard, UnreadableShard
 from wdsfs.index import store
 from wdsfs.index.portable_writer import checked_target, write_index
@@ -32,9 +27,14 @@ from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import Shard, expand
 from wdsfs.spec.growth import Change
 from wdsfs.spec.selection import Selection
-from wdsfs.views.companions import Companions
-from wdsfs.views.composition import Composition, columns_of
-from wdsfs.views.view_set import ViewSet, open_set
+from wdsfs.tree import content, shard_access
+from wdsfs.tree.companions import Companions
+from wdsfs.tree.composition import Composition, columns_of
+from wdsfs.tree.generations import Generations
+from wdsfs.tree.indexing import indexed
+from wdsfs.tree.shard_access import access_of
+from wdsfs.tree.tree import LowerTree, View
+from wdsfs.tree.view_set import ViewSet, open_set
 
 LONG_AGO = 1_000_000_000.0
 

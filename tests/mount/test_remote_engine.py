@@ -12,7 +12,7 @@ import pytest
 
 from tests import tars
 from tests.conftest import Program, wait_until
-from tests.image.test_image import end_mount, need_erofs
+from tests.kernel.test_image import end_mount, need_erofs
 from tests.remote.cached import flip
 from tests.web_server import WebServer
 from wdsfs import mount_table

@@ -17,8 +17,8 @@ import pytest
 
 from tests import tars
 from tests.conftest import Mounted, Program, drop_pages, fails, wait_until
-from wdsfs.dataset.generations import Generations
 from wdsfs.storage.identity import Fingerprint
+from wdsfs.tree.generations import Generations
 
 Answer = TypeVar("Answer")
 

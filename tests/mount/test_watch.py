@@ -13,10 +13,10 @@ import pytest
 
 from tests import sets, wire
 from tests.conftest import PATIENCE, wait_until
-from wdsfs.dataset.generations import Generations
 from wdsfs.mount import watch
 from wdsfs.mount.watch import Watch
 from wdsfs.spec.expand import Shard
+from wdsfs.tree.generations import Generations
 
 MARK = "zz-mark.tar"
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.overlay.test_model import SETS
 from tests.writables import Mount, a_set, mounted
-from wdsfs.dataset.tree import LowerTree
+from wdsfs.tree.tree import LowerTree
 
 
 @pytest.fixture(scope="module")

@@ -40,19 +40,19 @@ from tests.writables import (
     shard,
     walk_directory,
 )
-from wdsfs.commit import changes
-from wdsfs.commit.changes import Changes, Rules
-from wdsfs.commit.plan import CommitOptions, Planner
-from wdsfs.commit.replace_in_place import Replacement
-from wdsfs.commit.run import Runner
-from wdsfs.commit.upper_files import Files
-from wdsfs.dataset.merged_tree import make_tree
-from wdsfs.dataset.shard_set import ShardSet
-from wdsfs.dataset.tree import View
 from wdsfs.index.store import open_index
 from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings, ShardSeen, write_settings
+from wdsfs.packing import changes
+from wdsfs.packing.changes import Changes, Rules
+from wdsfs.packing.plan import CommitOptions, Planner
+from wdsfs.packing.replace_in_place import Replacement
+from wdsfs.packing.run import Runner
+from wdsfs.packing.upper_files import Files
 from wdsfs.spec.expand import expand
 from wdsfs.storage.identity import Fingerprint
+from wdsfs.tree.merged_tree import make_tree
+from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.tree import View
 
 SEEDS = int(os.environ.get("WDSFS_EDITS", "60"))
 FIRST = int(os.environ.get("WDSFS_FIRST_EDIT", "0"))

@@ -30,8 +30,8 @@ from tests.writables import (
     fast_directory,
     walk_directory,
 )
-from wdsfs.dataset.tree import LowerTree, View
 from wdsfs.overlay.system_calls import EXCHANGE, NOREPLACE, WITH_WHITEOUT, SystemCalls
+from wdsfs.tree.tree import LowerTree, View
 
 SAMPLES: list[Members] = [
     [("a.x", b"ax"), ("a.y", b"ay" * 3), ("d/b.x", b"dbx"), ("d/a.y", b"day"), ("a/b.x", b"abx")],

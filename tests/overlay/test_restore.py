@@ -13,12 +13,12 @@ import pytest
 from tests.overlay.test_model import SETS
 from tests.overlay.test_writable_tree import Seam, Stopped
 from tests.writables import Mount, a_set, mounted
-from wdsfs.dataset.tree import LowerTree
 from wdsfs.errors import EntryError, NoSuchEntry
 from wdsfs.overlay import upper_format
 from wdsfs.overlay.restore import Restoration, RestoredChange, matching
 from wdsfs.overlay.system_calls import EXCHANGE, SystemCalls
 from wdsfs.overlay.upper_format import UpperNode
+from wdsfs.tree.tree import LowerTree
 
 Walk = dict[bytes, tuple[Any, ...]]
 

@@ -17,10 +17,10 @@ import pytest
 from tests.overlay.test_model import SETS, Refusing, WithoutDevices
 from tests.thorough import THOROUGH
 from tests.writables import FILES, MTIME, Mount, a_set, check_whiteouts, fast_directory
-from wdsfs.dataset.tree import LowerTree
 from wdsfs.errors import EntryError, NoSuchEntry, Unsupported
 from wdsfs.inodes import ROOT, UP
 from wdsfs.overlay.system_calls import EXCHANGE, NOREPLACE, SystemCalls
+from wdsfs.tree.tree import LowerTree
 
 CALLS = [name for name in vars(SystemCalls) if not name.startswith("_")]
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from wdsfs.dataset.distributions import BINS, UNREADABLE, Distribution
 from wdsfs.errors import UsageError
 from wdsfs.plots.drawing import document_of, stacked
 from wdsfs.plots.plots import Plot, plot_classes, plot_shards, plot_sizes, plots_of
 from wdsfs.plots.raster import png_of
+from wdsfs.tree.distributions import BINS, UNREADABLE, Distribution
 
 SVG = "{http://www.w3.org/2000/svg}"
 

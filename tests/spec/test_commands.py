@@ -17,7 +17,7 @@ from wdsfs.remote import shards
 from wdsfs.remote.shards import open_shard
 from wdsfs.spec import objects
 from wdsfs.spec.expand import expand, expand_again, names_a_shard, settled
-from wdsfs.views.label_files import label_file, settled_label
+from wdsfs.tree.label_files import label_file, settled_label
 
 TAR = b"what is in a tar"
 

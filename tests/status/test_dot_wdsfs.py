@@ -25,9 +25,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests import sets, tars, wire
 from tests.conftest import Program, fails
 from wdsfs import inodes
-from wdsfs.dataset.merged_tree import make_tree
-from wdsfs.dataset.shard_set import ShardSet
-from wdsfs.dataset.tree import View
 from wdsfs.fuse.hidden_ops import HiddenDirectoryOperations
 from wdsfs.fuse.protocol import Request
 from wdsfs.fuse.read_ops import Operations, ReadOperations
@@ -51,6 +48,9 @@ from wdsfs.status.control import Daemon
 from wdsfs.status.counters import KINDS, Board
 from wdsfs.status.dot_wdsfs import HiddenDirectory
 from wdsfs.status.text_ring import SNAPSHOTS, TEXT_MAX, TextRing
+from wdsfs.tree.merged_tree import make_tree
+from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.tree import View
 
 DAEMON = Daemon(os.getpid(), 0, '/mnt/a "b"\\c\n\udcff', ["s.tar"], "samples", "ext", False, 1.5e9, None)
 READ_MAX = 1 << 20

@@ -31,9 +31,6 @@ from tests import sets, tars
 from tests.bounded import bounded
 from tests.conftest import Program, wait_until
 from tests.processes import PATIENCE
-from wdsfs.dataset import content as content_module
-from wdsfs.dataset import freshness, indexing, open_files
-from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import CorruptShard, NotATar, StaleShard, UnreadableShard, UsageError, bytes_text
 from wdsfs.index import record_of_file
 from wdsfs.index.record import Record
@@ -43,6 +40,9 @@ from wdsfs.spec.expand import Shard
 from wdsfs.storage import cache_place, seekable, source, unpack_cache
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar import compressed, member_codecs, streams
+from wdsfs.tree import content as content_module
+from wdsfs.tree import freshness, indexing, open_files
+from wdsfs.tree.shard_set import ShardSet
 
 if sys.version_info >= (3, 14):
     from compression import zstd

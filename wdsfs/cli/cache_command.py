@@ -68,7 +68,7 @@ def cache(
       wdsfs cache --trim 100G
       wdsfs cache --clear s3://bucket/old-
     """
-    from wdsfs.image import kept
+    from wdsfs.kernel import kept
     from wdsfs.remote import object_cache
     from wdsfs.storage import unpack_cache
     from wdsfs.storage.cache_place import parse_size
@@ -109,7 +109,7 @@ def _prefix(url: str) -> str:
 
 def _mounted() -> dict[str, list[str]]:
     """The images that are mounted, with their mount points."""
-    from wdsfs.image.mounted import mounted_images
+    from wdsfs.kernel.mounted import mounted_images
     from wdsfs.mount.guard import living_guards
 
     found: dict[str, list[str]] = {}
@@ -199,7 +199,7 @@ def _report(remote: ObjectCache, entries: Sequence[CachedEntry], unpacked: Unpac
 
 
 def _images() -> dict[str, Any]:
-    from wdsfs.image import kept
+    from wdsfs.kernel import kept
 
     mounted = _mounted()
     return {

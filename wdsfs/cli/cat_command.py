@@ -38,10 +38,10 @@ def cat(
     """
     import stat
 
-    from wdsfs.dataset import content as content_module
-    from wdsfs.dataset.indexing import indexed
-    from wdsfs.dataset.merged_tree import is_merged, make_tree
     from wdsfs.errors import IsADirectory, NoSuchEntry
+    from wdsfs.tree import content as content_module
+    from wdsfs.tree.indexing import indexed
+    from wdsfs.tree.merged_tree import is_merged, make_tree
 
     *shards, path = arguments
     if not shards:

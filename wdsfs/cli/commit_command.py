@@ -1,6 +1,6 @@
 """The command `commit`: packs the changes of an overlay into shards.
 
-What is written is decided in `commit/plan.py` and `commit/replace_in_place.py`.
+What is written is decided in `packing/plan.py` and `packing/replace_in_place.py`.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from wdsfs.cli.tree_options import composition_options
 from wdsfs.errors import CommitError, ExportError, MountError, UsageError, counted
 
 if TYPE_CHECKING:
-    from wdsfs.commit.changes import Changes
-    from wdsfs.commit.plan import CommitOptions
-    from wdsfs.commit.replace_in_place import Replacement
-    from wdsfs.commit.run import Runner
-    from wdsfs.commit.steps import Plan, Step
-    from wdsfs.dataset.shard_set import ShardSet
     from wdsfs.interop.tolerance import Tolerance
+    from wdsfs.packing.changes import Changes
+    from wdsfs.packing.plan import CommitOptions
+    from wdsfs.packing.replace_in_place import Replacement
+    from wdsfs.packing.run import Runner
+    from wdsfs.packing.steps import Plan, Step
     from wdsfs.spec.expand import Shard
-    from wdsfs.views.composition import Composition
+    from wdsfs.tree.composition import Composition
+    from wdsfs.tree.shard_set import ShardSet
 
 
 class Packing(NamedTuple):
@@ -58,7 +58,7 @@ class Packing(NamedTuple):
 
     def check(self, tolerance: Tolerance) -> Packing:
         """Return the same, with what is tolerated. Raises UsageError for options that do not go together."""
-        from wdsfs.commit.plan import CommitOptions
+        from wdsfs.packing.plan import CommitOptions
 
         options = dataclasses.replace(self.options, allow_missing=tolerance.allow_missing)
         if not self.abandon:
@@ -77,7 +77,7 @@ def _packing(
     as_json: bool,
     **given: Any,
 ) -> Packing:
-    from wdsfs.commit.plan import CommitOptions
+    from wdsfs.packing.plan import CommitOptions
 
     return Packing(CommitOptions(**given), abandon, copy, exports, space_check, dry_run, as_json)
 
@@ -230,7 +230,7 @@ def _commit(session: OverlaySession, wanted: Wanted, packing: Packing, opening: 
 
 def _uneven(plan: Plan, lower: ShardSet, options: CommitOptions) -> str:
     """Return a note if Hugging Face's loader would refuse the set after this commit, which changes its start."""
-    from wdsfs.commit.steps import member_names
+    from wdsfs.packing.steps import member_names
 
     if not plan.steps or options.changed_only:  # no set of its own
         return ""
@@ -268,8 +268,8 @@ def _plan(session: OverlaySession, found: Changes | None, options: CommitOptions
 
     Raises CommitError, ShardErrors.
     """
-    from wdsfs.commit.commit_journal import read_plan
-    from wdsfs.commit.plan import Planner
+    from wdsfs.packing.commit_journal import read_plan
+    from wdsfs.packing.plan import Planner
 
     below = session.tree.lower
     return read_plan(session.place, below) if found is None else Planner(below, found, options).make()
@@ -279,8 +279,8 @@ def _write(
     session: OverlaySession, plan: Plan, found: Changes | None, packing: Packing, opening: Opening
 ) -> list[Step]:
     """Write the shards of the plan; returns the steps that were done. Raises CommitError and ShardErrors."""
-    from wdsfs.commit.replace_in_place import Replacement
-    from wdsfs.commit.run import Elsewhere, Runner
+    from wdsfs.packing.replace_in_place import Replacement
+    from wdsfs.packing.run import Elsewhere, Runner
 
     label = "packing and sending" if plan.sent else "packing"
     with bytes_bar(label, plan.length + plan.sent, opening.quiet) as on_bytes:
@@ -341,10 +341,10 @@ def _export(plan: Plan, before: Sequence[Shard], packing: Packing, opening: Open
 
 def _abandon(session: OverlaySession, as_json: bool) -> None:
     """End a commit in place as it is, and list the shards that are not written. Raises CommitError."""
-    from wdsfs.commit.commit_journal import read_plan
-    from wdsfs.commit.replace_in_place import Replacement
-    from wdsfs.commit.run import Runner
     from wdsfs.overlay.overlay_directory import unfinished
+    from wdsfs.packing.commit_journal import read_plan
+    from wdsfs.packing.replace_in_place import Replacement
+    from wdsfs.packing.run import Runner
 
     if not unfinished(session.place):
         raise CommitError("no commit in place of this overlay was stopped half-way, so there is none to abandon")
@@ -372,7 +372,7 @@ def _abandon(session: OverlaySession, as_json: bool) -> None:
 
 def _check(options: CommitOptions, copy: bool) -> None:
     """Refuse options that do not go together, and names that no shard can have. Raises UsageError."""
-    from wdsfs.commit.output_names import check_output
+    from wdsfs.packing.output_names import check_output
     from wdsfs.remote.urls import is_url
 
     in_store = options.output is not None and is_url(options.output)

@@ -1,4 +1,4 @@
-"""The command `diff`: what an overlay changes. What that is, is decided in `commit/diff.py`."""
+"""The command `diff`: what an overlay changes. What that is, is decided in `packing/diff.py`."""
 
 from __future__ import annotations
 

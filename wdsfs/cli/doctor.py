@@ -21,7 +21,7 @@ from typing import Literal
 
 from wdsfs import host, mount_table, trust
 from wdsfs.errors import MountError, bytes_text
-from wdsfs.image.mounted import image_of
+from wdsfs.kernel.mounted import image_of
 from wdsfs.mount import mountpoint
 from wdsfs.mount.guard import guard_of
 from wdsfs.status import control

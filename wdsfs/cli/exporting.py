@@ -19,9 +19,9 @@ from wdsfs.errors import ExportError, several
 from wdsfs.interop import formats
 
 if TYPE_CHECKING:
-    from wdsfs.dataset.shard_set import ShardSet
     from wdsfs.interop.export import Report
     from wdsfs.spec.expand import Shard
+    from wdsfs.tree.shard_set import ShardSet
 
 log = logging.getLogger("wdsfs")
 

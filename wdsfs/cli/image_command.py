@@ -1,4 +1,4 @@
-"""The command `image`: writes an image that the kernel mounts. What is in it is decided in `image/build.py`."""
+"""The command `image`: writes an image that the kernel mounts. What is in it is decided in `kernel/build.py`."""
 
 from __future__ import annotations
 
@@ -105,10 +105,10 @@ def image(
       wdsfs image 'train-{000000..000999}.tar' -o train.erofs
       wdsfs mount train.erofs /mnt/train
     """
-    from wdsfs.dataset.numbered_tree import check_name, make_numbered
-    from wdsfs.image import manifest
-    from wdsfs.image.image_options import ImageOptions
+    from wdsfs.kernel import manifest
+    from wdsfs.kernel.image_options import ImageOptions
     from wdsfs.owner import Owner
+    from wdsfs.tree.numbered_tree import check_name, make_numbered
 
     target = os.path.abspath(os.fsencode(output))
     base = os.path.dirname(target) if making.base is None else os.path.abspath(os.fsencode(making.base))
@@ -142,7 +142,7 @@ def _octal(text: str) -> int:
 def _version(text: str) -> tuple[int, int]:
     """The first two numbers of a kernel's version: `6.12.3-amd64` is (6, 12). Raises UsageError."""
     from wdsfs import host
-    from wdsfs.image.erofs import OLDEST_KERNEL
+    from wdsfs.kernel.erofs import OLDEST_KERNEL
 
     numbers = host.kernel_version(text)
     if len(numbers) < 2:

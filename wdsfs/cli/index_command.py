@@ -69,7 +69,7 @@ def index(
     """
     from wdsfs.errors import IndexUnusable
     from wdsfs.index.portable_writer import checked_target
-    from wdsfs.views import label_files
+    from wdsfs.tree import label_files
 
     since = time.monotonic()
     if output is not None and update is not None:
@@ -154,9 +154,9 @@ def _write(
 
 def _warn(index: Index, shards: Sequence[Shard], done: Refreshed) -> None:
     """Log what is wrong with the shards, and counts of samples that differ from those in a list of shards."""
-    from wdsfs.dataset.shard_set import ShardSet
     from wdsfs.interop.soundness import judge
     from wdsfs.interop.tolerance import Tolerance
+    from wdsfs.tree.shard_set import ShardSet
 
     below = ShardSet(shards, index)
     remarks = judge(below, done.unreadable, Tolerance(allow_missing=True), whole=False)

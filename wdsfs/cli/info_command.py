@@ -1,6 +1,6 @@
 """The command `info`: counts of a set, and plots of them.
 
-What is counted is in `dataset/statistics.py` and `dataset/distributions.py`, what is drawn in `plots/plots.py`.
+What is counted is in `tree/statistics.py` and `tree/distributions.py`, what is drawn in `plots/plots.py`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from wdsfs.errors import UsageError, bytes_text, counted
 from wdsfs.names import shown
 
 if TYPE_CHECKING:
-    from wdsfs.dataset.distributions import Distribution
     from wdsfs.spec.selection import Selection
-    from wdsfs.views.composition import Composition
+    from wdsfs.tree.composition import Composition
+    from wdsfs.tree.distributions import Distribution
 
 log = logging.getLogger("wdsfs")
 
@@ -73,8 +73,8 @@ def info(
       wdsfs info 'train-{000000..000999}.tar'
       wdsfs info --plot train.svg --class-from cls 'train-{000000..000999}.tar'
     """
-    from wdsfs.dataset.distributions import Distribution, count_classes
-    from wdsfs.dataset.statistics import gather
+    from wdsfs.tree.distributions import Distribution, count_classes
+    from wdsfs.tree.statistics import gather
 
     composition = _composition(plot_file, class_from, class_names)
     plotted = Distribution() if plot_file is not None else None
@@ -110,7 +110,7 @@ def info(
 
 def _composition(plot_file: str | None, class_from: str | None, class_names: str | None) -> Composition:
     """The view whose folders are the classes, or the plain one. Raises UsageError."""
-    from wdsfs.views.composition import SKIP, Column, Composition, class_source
+    from wdsfs.tree.composition import SKIP, Column, Composition, class_source
 
     if plot_file is not None:
         _suffix_of(plot_file)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from wdsfs import host, mount_table
 from wdsfs.cli.doctor import MachineFinding
-from wdsfs.image.erofs import OLDEST_KERNEL
+from wdsfs.kernel.erofs import OLDEST_KERNEL
 from wdsfs.mount.kernel_mount import FILES_SINCE, LOOPS, OVERTAKING_SINCE, refusal_of_kernel
 from wdsfs.names import SHARD_SUFFIXES, suffix_of
 from wdsfs.storage import held_files

@@ -20,11 +20,11 @@ from wdsfs.errors import CorruptShard, MountError, ShardError, UnreadableShard
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from wdsfs.dataset.local_copies import LocalCopies
-    from wdsfs.dataset.shard_set import ShardSet
-    from wdsfs.image.image_options import ImageOptions
+    from wdsfs.kernel.image_options import ImageOptions
     from wdsfs.mount.image_mount import ImageMount
     from wdsfs.spec.expand import Shard
+    from wdsfs.tree.local_copies import LocalCopies
+    from wdsfs.tree.shard_set import ShardSet
 
 log = logging.getLogger("wdsfs")
 
@@ -37,7 +37,7 @@ class CannotServe(Exception):
 
 def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
     """Why the kernel cannot serve these shards; None if nothing is known to prevent it. Raises ShardErrors."""
-    from wdsfs.image.erofs import OLDEST_KERNEL
+    from wdsfs.kernel.erofs import OLDEST_KERNEL
     from wdsfs.mount.kernel_mount import refusal_of_kernel
     from wdsfs.remote.any_shard import is_remote
 
@@ -122,9 +122,9 @@ def image_mount(
     `options` are those of `-o`, `overlay` is the directory of an overlay above it. `adviser` is called
     with the set when its image is made. Raises CannotServe, ImageError, ShardErrors, UsageError.
     """
-    from wdsfs.image import kept
-    from wdsfs.image.erofs import OWN_TIMES_KERNEL
-    from wdsfs.image.image_options import ImageOptions
+    from wdsfs.kernel import kept
+    from wdsfs.kernel.erofs import OWN_TIMES_KERNEL
+    from wdsfs.kernel.image_options import ImageOptions
     from wdsfs.mount.fuse_options import parse_options
     from wdsfs.mount.image_mount import ImageMount
 
@@ -145,8 +145,8 @@ def image_mount(
     rest = [one for one in ",".join(options).split(",") if one.partition("=")[0] not in _OWNER]
     found = ImageMount(str(target), mountpoint, "/", [one for one in rest if one], trusting, copies=copies)
     if overlay is not None:
-        from wdsfs.dataset.merged_tree import is_merged
         from wdsfs.mount.kernel_overlay import OverlayOver
+        from wdsfs.tree.merged_tree import is_merged
 
         view, index = tree.view(opening.tolerance.allow_missing), opening.index_dir
         merged = is_merged(view, tree.merge)
@@ -165,7 +165,7 @@ def _is_known(
     That can be if shards are shown as they are and nothing is to be said of them: then the key follows from their
     fingerprints. To open the index takes longer than all the rest of a mount.
     """
-    from wdsfs.image import kept
+    from wdsfs.kernel import kept
     from wdsfs.remote.any_shard import is_remote
     from wdsfs.storage.identity import Fingerprint
 
@@ -194,8 +194,8 @@ def _made(
 
     Raises what `image_mount` raises.
     """
-    from wdsfs.dataset.numbered_tree import check_name, make_numbered
-    from wdsfs.image import kept
+    from wdsfs.kernel import kept
+    from wdsfs.tree.numbered_tree import check_name, make_numbered
 
     view = tree.view(opening.tolerance.allow_missing)
     with opened_set(shards, opening, tree.composition, whole=True, shared=True) as below:
@@ -220,8 +220,8 @@ def _note_use(image: Path, mountpoint: str) -> None:
 
 def _copies_of(below: ShardSet, quiet: bool) -> LocalCopies:
     """The copies that the kernel is to read in the place of shards. Raises CannotServe, ShardErrors."""
-    from wdsfs.dataset import local_copies
     from wdsfs.mount.held_shards import raise_file_limit
+    from wdsfs.tree import local_copies
 
     needed = local_copies.wanted(below)
     raise_file_limit(2 * len(needed))

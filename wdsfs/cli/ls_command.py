@@ -24,8 +24,8 @@ from wdsfs.errors import WdsfsError
 from wdsfs.names import SHARD_SUFFIXES, shown
 
 if TYPE_CHECKING:
-    from wdsfs.dataset.tree import Entry, LowerTree, Node
     from wdsfs.spec.selection import Selection
+    from wdsfs.tree.tree import Entry, LowerTree, Node
 
 log = logging.getLogger("wdsfs")
 
@@ -82,9 +82,9 @@ def ls(
       wdsfs ls train-000000.tar train-000000/images17
       wdsfs ls -R --layout files train-000000.tar
     """
-    from wdsfs.dataset.merged_tree import is_merged
-    from wdsfs.dataset.numbered_tree import check_name, make_numbered
     from wdsfs.spec.expand import split_path
+    from wdsfs.tree.merged_tree import is_merged
+    from wdsfs.tree.numbered_tree import check_name, make_numbered
 
     shards, path = split_path(arguments)
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
@@ -122,8 +122,8 @@ def _walk(
 
     An error of a directory below it is logged and appended to `failed`; the listing goes on.
     """
-    from wdsfs.dataset.indexing import indexed
-    from wdsfs.dataset.tree import AT_PARENT
+    from wdsfs.tree.indexing import indexed
+    from wdsfs.tree.tree import AT_PARENT
 
     cursor = AT_PARENT
     while True:

@@ -34,11 +34,11 @@ from wdsfs.host import in_directory
 from wdsfs.names import MEDIA, SHARD_SUFFIXES
 
 if TYPE_CHECKING:
-    from wdsfs.dataset.shard_set import ShardSet
     from wdsfs.mount.guard import MadeBy
     from wdsfs.mount.image_mount import ImageMount
     from wdsfs.mount.options import MountOptions
     from wdsfs.spec.selection import Selection
+    from wdsfs.tree.shard_set import ShardSet
 
 
 log = logging.getLogger("wdsfs")
@@ -389,7 +389,7 @@ def _image_mount(
     with noted() as used:
         found = expand(shards, *selection._replace(allow_missing=opening.tolerance.allow_missing))
     if used.files:
-        from wdsfs.dataset.shard_access import refuse_foreign_lists  # late: most sets are named without a list
+        from wdsfs.tree.shard_access import refuse_foreign_lists  # late: most sets are named without a list
 
         refuse_foreign_lists(used.files, shared=True)
     reason = kernel_engine.obstacle(found, of_image.trust_shards)
@@ -465,7 +465,7 @@ def _current_directory() -> str:
 
 def _is_image(spec: str) -> bool:
     """True if this is an image, or was one and is damaged, as far as its name tells."""
-    from wdsfs.image.manifest import is_image
+    from wdsfs.kernel.manifest import is_image
     from wdsfs.spec.expand import IMAGE_SUFFIX
 
     return "://" not in spec and (is_image(spec) or (spec.endswith(IMAGE_SUFFIX) and os.path.isfile(spec)))
@@ -562,8 +562,8 @@ def _suffix_hint(below: ShardSet, tree: TreeOptions, writable: bool) -> str | No
 
     None if there is no such file in the first shards, or they are not indexed.
     """
-    from wdsfs.dataset.indexing import NotIndexed
     from wdsfs.errors import ShardError
+    from wdsfs.tree.indexing import NotIndexed
 
     if tree.layout != "samples" or tree.names == "full":
         return None
@@ -585,10 +585,10 @@ def _class_hint(below: ShardSet, class_names: str | None) -> str | None:
 
     None also while not all shards are indexed.
     """
-    from wdsfs.dataset.indexing import NotIndexed
     from wdsfs.errors import ShardError
-    from wdsfs.views.class_numbers import folders_of, misnumbered, numbers_of
-    from wdsfs.views.composition import read_class_names
+    from wdsfs.tree.class_numbers import folders_of, misnumbered, numbers_of
+    from wdsfs.tree.composition import read_class_names
+    from wdsfs.tree.indexing import NotIndexed
 
     try:
         named = None if class_names is None else numbers_of(read_class_names(class_names))

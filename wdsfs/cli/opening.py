@@ -12,13 +12,13 @@ from wdsfs.cli.options import Opening
 from wdsfs.cli.progress import make_view, refresh_index
 
 if TYPE_CHECKING:
-    from wdsfs.dataset.shard_access import Access
-    from wdsfs.dataset.shard_set import ShardSet
-    from wdsfs.dataset.tree import LowerTree, Node
     from wdsfs.errors import ShardError
     from wdsfs.spec.expand import Shard
     from wdsfs.spec.selection import Selection
-    from wdsfs.views.composition import Composition
+    from wdsfs.tree.composition import Composition
+    from wdsfs.tree.shard_access import Access
+    from wdsfs.tree.shard_set import ShardSet
+    from wdsfs.tree.tree import LowerTree, Node
 
 log = logging.getLogger("wdsfs")
 
@@ -57,14 +57,14 @@ def opened_set(
 
     `shared`: others than this user will see them, so what no mount shows to others is refused (RefusedShard).
     """
-    from wdsfs.dataset.shard_access import access_of, refuse_foreign_lists
-    from wdsfs.dataset.shard_set import ShardSet
     from wdsfs.index.portable import attached
     from wdsfs.index.store import open_index
     from wdsfs.interop.soundness import judge
     from wdsfs.spec.dependencies import noted
-    from wdsfs.views.companions import Companions
-    from wdsfs.views.view_set import open_set
+    from wdsfs.tree.companions import Companions
+    from wdsfs.tree.shard_access import access_of, refuse_foreign_lists
+    from wdsfs.tree.shard_set import ShardSet
+    from wdsfs.tree.view_set import open_set
 
     with noted() as used:
         companions = None if composition is None else Companions(composition, shards[0].reading)
@@ -106,10 +106,10 @@ _TOP_NAMED = 3  # names at the top of a tree that a message has
 
 def resolved(tree: LowerTree, path: bytes) -> Node:
     """The node at a path of a tree. Raises EntryError; for an unknown first name it has names that exist."""
-    from wdsfs.dataset.indexing import indexed
-    from wdsfs.dataset.tree import text_of
     from wdsfs.errors import NoSuchEntry
     from wdsfs.inodes import ROOT
+    from wdsfs.tree.indexing import indexed
+    from wdsfs.tree.tree import text_of
 
     try:
         return indexed(tree.resolve, path)

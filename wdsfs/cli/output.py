@@ -20,7 +20,7 @@ from wdsfs.names import shown
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from wdsfs.dataset.tree import Node
+    from wdsfs.tree.tree import Node
 
 
 log = logging.getLogger("wdsfs")

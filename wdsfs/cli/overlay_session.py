@@ -1,7 +1,7 @@
 """The overlay that `diff`, `commit` and `restore` work on, over its set; it may be mounted or not.
 
 As in `cli/main.py`, what is worked with is imported when it is needed. What an overlay changes is decided in
-`commit/diff.py`.
+`packing/diff.py`.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from wdsfs.errors import (
 
 if TYPE_CHECKING:
     from wdsfs.cli.remount import Remount
-    from wdsfs.commit.changes import Changes, Rules
-    from wdsfs.commit.steps import Plan
-    from wdsfs.commit.upper_files import Files
-    from wdsfs.dataset.shard_access import Access
-    from wdsfs.dataset.shard_set import ShardSet
-    from wdsfs.dataset.tree import LowerTree
     from wdsfs.mount.guard import Registration
     from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings
     from wdsfs.overlay.upper_format import UpperNode
+    from wdsfs.packing.changes import Changes, Rules
+    from wdsfs.packing.steps import Plan
+    from wdsfs.packing.upper_files import Files
     from wdsfs.spec.expand import Shard
     from wdsfs.spec.selection import Selection
     from wdsfs.status.control import Daemon, Talk
+    from wdsfs.tree.shard_access import Access
+    from wdsfs.tree.shard_set import ShardSet
+    from wdsfs.tree.tree import LowerTree
 
 log = logging.getLogger("wdsfs")
 
@@ -101,9 +101,9 @@ class OverlaySession:
 
     def changes(self, rules: Rules | None = None) -> Changes:
         """Find the changes of the overlay, by these rules. Raises ShardErrors, and OSErrors that name a file."""
-        from wdsfs.commit import changes, diff
         from wdsfs.overlay import upper_format
         from wdsfs.overlay.overlay_directory import load_upper
+        from wdsfs.packing import changes, diff
 
         directory = -1 if self.directory is None else self.directory
 
@@ -116,13 +116,13 @@ class OverlaySession:
 
     def files(self) -> Files:
         """The files of the upper, for a commit to open."""
-        from wdsfs.commit.upper_files import Files
+        from wdsfs.packing.upper_files import Files
 
         return Files(-1 if self.directory is None else self.directory)
 
     def refuse_inside(self, plan: Plan) -> None:
         """Raise UsageError for new shards that would come to lie in the overlay, or in the mount of it."""
-        from wdsfs.commit.output_names import refuse_below
+        from wdsfs.packing.output_names import refuse_below
 
         refuse_below(plan, str(self.place.path), "the directory of the overlay")
         if self.mountpoint is not None:
@@ -130,8 +130,8 @@ class OverlaySession:
 
     def note_outputs(self, plan: Plan, changes: Changes, pattern: str, done: bool) -> None:
         """Record which shards have the changes of the overlay, so that it is not used over them."""
-        from wdsfs.commit.output_names import canonical
         from wdsfs.overlay.overlay_directory import Written, add_outputs, sample_of
+        from wdsfs.packing.output_names import canonical
         from wdsfs.remote.any_shard import is_remote
 
         written = []
@@ -262,9 +262,9 @@ def mounted(mountpoint: str, opening: Opening, freeze: bool, whole: bool = False
     """The overlay of a mount; with `freeze` all writes to the mount are refused meanwhile."""
     from pathlib import Path
 
-    from wdsfs.dataset.shard_access import access_from_json
     from wdsfs.overlay.overlay_directory import OverlayDirectory, refuse_outputs, unfinished
     from wdsfs.status import control
+    from wdsfs.tree.shard_access import access_from_json
 
     guard = guard_of_overlay(mountpoint)
     if guard is not None:
@@ -305,7 +305,7 @@ def guard_of_overlay(mountpoint: str) -> Registration | None:
     Raises MountError if nothing is known of it any more.
     """
     from wdsfs import mount_table
-    from wdsfs.image.mounted import image_of
+    from wdsfs.kernel.mounted import image_of
     from wdsfs.mount.guard import guard_of
     from wdsfs.overlay.kernel_use import upper_of
     from wdsfs.status import control
@@ -386,8 +386,8 @@ def tree_below(
     access: Access | None = None,
 ) -> Iterator[LowerTree]:
     """The tree below an overlay. Warns of shards that have changed since the overlay was made."""
-    from wdsfs.dataset.merged_tree import make_tree
     from wdsfs.overlay.overlay_directory import read_settings
+    from wdsfs.tree.merged_tree import make_tree
 
     settings = read_settings(place)
     with _opened(shards, view, opening, whole, access) as below:
@@ -399,7 +399,7 @@ def tree_below(
 def mount_above(path: str) -> str | None:
     """The mount point of the wdsfs mount that a path lies in, below its top; None if it lies in none."""
     from wdsfs import mount_table
-    from wdsfs.image.mounted import image_of
+    from wdsfs.kernel.mounted import image_of
     from wdsfs.status import control
 
     found = mount_table.mount_of(path)
@@ -433,7 +433,7 @@ def daemon_of(mountpoint: str) -> tuple[Daemon, str]:
 
 def _shows_an_image(mountpoint: str) -> bool:
     from wdsfs import mount_table
-    from wdsfs.image.mounted import image_of
+    from wdsfs.kernel.mounted import image_of
     from wdsfs.status import control
 
     found = mount_table.mounted_at(control.canonical(mountpoint))

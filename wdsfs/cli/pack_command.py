@@ -1,6 +1,6 @@
 """The command `pack`: makes shards of directories of files.
 
-What is written is decided in `pack/packing_plan.py`.
+What is written is decided in `packing/packing_plan.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from wdsfs.cli.progress import bytes_bar, disk_errors, ended_in_order, when_inte
 from wdsfs.errors import ExportError, UsageError, bytes_text, counted
 
 if TYPE_CHECKING:
-    from wdsfs.pack.packing_plan import PackingPlan, PackOptions, PlannedShard
+    from wdsfs.packing.packing_plan import PackingPlan, PackOptions, PlannedShard
 
 log = logging.getLogger("wdsfs")
 
@@ -56,9 +56,9 @@ def _packed(
     with_leavings: bool,
     **given: Any,
 ) -> Packed:
-    from wdsfs.pack.order import parse_splits
-    from wdsfs.pack.packing_plan import PackOptions
-    from wdsfs.pack.tree_walk import WalkRules
+    from wdsfs.packing.order import parse_splits
+    from wdsfs.packing.packing_plan import PackOptions
+    from wdsfs.packing.tree_walk import WalkRules
 
     typed = {name: value for name, value in given.items() if value is not None}
     rules = WalkRules(follow_links, with_leavings)
@@ -172,8 +172,8 @@ def pack(directories: tuple[str, ...], packed: Packed, opening: Opening) -> None
       wdsfs pack --split train=0.9 --split val=0.1 images/ -o 'out/{split}-%06d.tar'
       wdsfs pack --layout samples /mnt/train/* -o 's3://bucket/new/train-%06d.tar'
     """
-    from wdsfs.pack.packing_plan import make_plan
-    from wdsfs.pack.run import PackRun
+    from wdsfs.packing.pack_run import PackRun
+    from wdsfs.packing.packing_plan import make_plan
 
     since = time.monotonic()
     with ended_in_order():
@@ -204,7 +204,7 @@ def _uneven(plan: PackingPlan) -> str:
     """Return a note if Hugging Face's loader would refuse the new set."""
     from wdsfs.interop.huggingface import SAMPLES
     from wdsfs.names import split
-    from wdsfs.pack.shard_unit import members
+    from wdsfs.packing.shard_unit import members
 
     if not plan.shards:
         return ""

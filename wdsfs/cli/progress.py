@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
 
     from wdsfs.cli.options import Opening
-    from wdsfs.dataset.shard_set import ShardSet
-    from wdsfs.dataset.tree import LowerTree
     from wdsfs.errors import ShardError
-    from wdsfs.image.build import Built
-    from wdsfs.image.image_options import ImageOptions
     from wdsfs.index.store import Index
+    from wdsfs.kernel.build import Built
+    from wdsfs.kernel.image_options import ImageOptions
     from wdsfs.spec.expand import Shard
+    from wdsfs.tree.shard_set import ShardSet
+    from wdsfs.tree.tree import LowerTree
 
 log = logging.getLogger("wdsfs")
 
@@ -151,7 +151,7 @@ def make_view(below: ShardSet, quiet: bool) -> dict[bytes, ShardError]:
     Raises ViewError when the view is refused.
     """
     from wdsfs.errors import ViewError
-    from wdsfs.views.view_set import ViewSet
+    from wdsfs.tree.view_set import ViewSet
 
     if not isinstance(below, ViewSet):
         return {}
@@ -203,8 +203,8 @@ def shards_bar(label: str, total: int, quiet: bool) -> Iterator[Callable[[], Non
 
 def write_image(shown: LowerTree, target: bytes, options: ImageOptions, quiet: bool) -> Built:
     """Write the image of a tree, with a bar. Raises ImageError and ShardErrors."""
-    from wdsfs.dataset.merged_tree import is_merged
-    from wdsfs.image.build import build
+    from wdsfs.kernel.build import build
+    from wdsfs.tree.merged_tree import is_merged
 
     # A merged tree is not written shard by shard.
     names = 0 if is_merged(shown.view, options.merge) else len(shown.lower)

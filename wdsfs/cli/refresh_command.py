@@ -83,7 +83,7 @@ def _ask(mountpoint: str) -> dict[str, Any]:
 def _by_kernel(mountpoint: str) -> dict[str, Any] | None:
     """The answer for a mount of an image, which its guard exchanges; None if none is there. Raises WdsfsError."""
     from wdsfs import mount_table
-    from wdsfs.image.mounted import image_of
+    from wdsfs.kernel.mounted import image_of
     from wdsfs.mount.guard import guard_of
 
     mounted = mount_table.mounted_at(mountpoint)
@@ -101,9 +101,9 @@ def _by_kernel(mountpoint: str) -> dict[str, Any] | None:
 def _exchanged(guard: Registration) -> dict[str, Any]:
     """Have the guard mount the image of the set as it is now. Raises WdsfsError."""
     from wdsfs.cli.mount_command import prepared_again
-    from wdsfs.image import manifest
-    from wdsfs.image.identity import identity_of
-    from wdsfs.image.kept import put_back
+    from wdsfs.kernel import manifest
+    from wdsfs.kernel.identity import identity_of
+    from wdsfs.kernel.kept import put_back
     from wdsfs.names import without_suffix
     from wdsfs.status import control
 

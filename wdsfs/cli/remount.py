@@ -150,9 +150,9 @@ def _remount(connection: Connection, guard: Registration, opening: Opening) -> N
     from pathlib import Path
 
     from wdsfs.cli.kernel_engine import image_mount
-    from wdsfs.image.kept import put_back
+    from wdsfs.kernel.kept import put_back
     from wdsfs.mount.image_mount import mount_in_background
-    from wdsfs.views.composition import Composition
+    from wdsfs.tree.composition import Composition
 
     shards: list[Shard] = connection.recv()
     tree = TreeOptions(guard.layout, guard.names, guard.merge, index_tree=False, composition=Composition())

@@ -33,10 +33,10 @@ from wdsfs.errors import CommitError, MountError, NoSuchEntry, OverlayBusy, Over
 from wdsfs.names import shown
 
 if TYPE_CHECKING:
-    from wdsfs.dataset.tree import LowerTree
     from wdsfs.overlay.overlay_directory import OverlayDirectory
     from wdsfs.overlay.restore import RestoredChange
     from wdsfs.overlay.upper_format import UpperNode
+    from wdsfs.tree.tree import LowerTree
 
 
 class _RestoreSession(NamedTuple):
@@ -84,8 +84,8 @@ def restore(
       wdsfs restore --dry-run --all /mnt/train
       wdsfs restore --overlay edits train-000000/images/dog1
     """
-    from wdsfs.dataset.indexing import indexed
     from wdsfs.overlay.restore import Restoration
+    from wdsfs.tree.indexing import indexed
 
     mountpoint, given = (None, arguments) if overlay is not None else _apart(arguments)
     if everything and given:
@@ -160,11 +160,11 @@ def _held(overlay: str, opening: Opening) -> Iterator[_RestoreSession]:
     """The overlay with the shards that it was made over: it has their paths."""
     from pathlib import Path
 
-    from wdsfs.dataset.indexing import indexed
     from wdsfs.overlay.overlay_directory import OverlayDirectory, held, load_upper, read_settings
     from wdsfs.overlay.upper_dir import UpperDirectory
     from wdsfs.overlay.writable_tree import WritableTree
     from wdsfs.spec.expand import Shard
+    from wdsfs.tree.indexing import indexed
 
     place = OverlayDirectory(Path(os.path.abspath(overlay)))
     with contextlib.ExitStack() as stack:
@@ -221,8 +221,8 @@ def _below(path: str, mountpoint: str | None) -> bytes:
 
 def _expanded(paths: Sequence[bytes], session: _RestoreSession) -> list[bytes]:
     """The paths, with what patterns among them match. Raises NoSuchEntry for one that nothing has."""
-    from wdsfs.dataset.indexing import indexed
     from wdsfs.overlay.restore import PATTERN, Restoration, matching
+    from wdsfs.tree.indexing import indexed
 
     find, resolve = Restoration(session.tree, session.top).find, session.tree.resolve
     found = []

@@ -19,10 +19,10 @@ from wdsfs.cli.tree_options import TreeOptions, tree_options
 from wdsfs.errors import MountError, OverlayBusy, UsageError, several
 
 if TYPE_CHECKING:
-    from wdsfs.dataset.shard_access import Access
     from wdsfs.mount.shown_image import ShownImage
     from wdsfs.spec.expand import Shard
     from wdsfs.status.control import Daemon
+    from wdsfs.tree.shard_access import Access
 
 ANSWER_SECONDS = 5.0  # how long a page waits for the list of shards
 
@@ -115,7 +115,7 @@ class _ByFuse:
         self._patience = FREEZE_SECONDS  # no page waits for the first answer
 
     def told(self) -> Told:
-        from wdsfs.dataset.shard_access import access_from_json
+        from wdsfs.tree.shard_access import access_from_json
 
         answer = self._ask({"do": "shards"}, self._patience)
         self._patience = ANSWER_SECONDS

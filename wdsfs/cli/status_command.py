@@ -50,7 +50,7 @@ def status(mountpoint: str | None, as_json: bool) -> None:
       wdsfs status /mnt/train
       wdsfs status --json
     """
-    from wdsfs.image.mounted import mounted_images
+    from wdsfs.kernel.mounted import mounted_images
     from wdsfs.mount.guard import without_image
     from wdsfs.status import control
 
@@ -106,7 +106,7 @@ def _foreign_report(found: Any) -> dict[str, Any]:
 
 def _image_report(found: Any) -> dict[str, Any]:
     from wdsfs.errors import MountError
-    from wdsfs.image import manifest
+    from wdsfs.kernel import manifest
     from wdsfs.mount.guard import guard_of
     from wdsfs.overlay.kernel_use import upper_of
     from wdsfs.overlay.overlay_directory import is_half_done

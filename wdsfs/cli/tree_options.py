@@ -11,8 +11,8 @@ from wdsfs.cli.options import Decorator, handing_over
 from wdsfs.errors import UsageError
 
 if TYPE_CHECKING:
-    from wdsfs.dataset.tree import View
-    from wdsfs.views.composition import Composition
+    from wdsfs.tree.composition import Composition
+    from wdsfs.tree.tree import View
 
 
 _OF_CLASSES = ("class_from", "class_names", "class_digits")
@@ -42,7 +42,7 @@ class TreeOptions(NamedTuple):
 
 def view_of(layout: str, names: str, index_tree: bool = False, partial: bool = False) -> View:
     """The options as trees take them. Raises UsageError for those that do not go together."""
-    from wdsfs.dataset.tree import View
+    from wdsfs.tree.tree import View
 
     if layout != "samples" and index_tree:
         raise UsageError(f"--index-tree is for --layout samples; in --layout {layout} a sample has no directory")
@@ -56,14 +56,14 @@ def _settled(join: tuple[str, ...], associate: tuple[str, ...]) -> tuple[tuple[s
     if not (join or associate):
         return (), ()
     from wdsfs.spec.expand import settled
-    from wdsfs.views.label_files import settled_label
+    from wdsfs.tree.label_files import settled_label
 
     return tuple(map(settled, join)), tuple(map(settled_label, associate))
 
 
 def composition_of(layout: str, **typed: Any) -> Composition:
     """The options of a view, as they were typed, checked. Raises UsageError."""
-    from wdsfs.views.composition import Composition, class_source, columns_of, fields_of, refuse_one_name
+    from wdsfs.tree.composition import Composition, class_source, columns_of, fields_of, refuse_one_name
 
     given = [f"--{name.replace('_', '-')}" for name in _OF_CLASSES if typed[name] is not None]
     if layout != "classes" and given:

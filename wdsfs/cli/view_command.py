@@ -35,10 +35,10 @@ from wdsfs.errors import OverlayBusy, UsageError, several
 
 if TYPE_CHECKING:
     from wdsfs.overlay.mounted_overlay import MountedOverlay
+    from wdsfs.pages.library import Library
     from wdsfs.spec.expand import Shard
     from wdsfs.spec.selection import Selection
-    from wdsfs.view.library import Library
-    from wdsfs.views.composition import Composition
+    from wdsfs.tree.composition import Composition
 
 log = logging.getLogger("wdsfs")
 
@@ -115,8 +115,8 @@ def view(
         from wdsfs.extras import install_command
 
         raise UsageError(f"the page needs {several(missing)}; type: {install_command('view')}")
-    from wdsfs.view.pages import Pages
-    from wdsfs.view.server import listen, serve
+    from wdsfs.pages.pages import Pages
+    from wdsfs.pages.server import listen, serve
 
     mount = mount_of(sources)
     if mount is not None:
@@ -195,7 +195,7 @@ def _remove_if_left_behind(place: str) -> None:
 def _of_shards(
     sources: Sequence[str], selection: Selection, composition: Composition, opening: Opening
 ) -> Iterator[Viewed]:
-    from wdsfs.view.library import Library
+    from wdsfs.pages.library import Library
 
     with opened(sources, selection, opening, composition) as below:
         yield Viewed(Library(samples_of(below)))
@@ -208,11 +208,11 @@ def _of_an_overlay(
     """The set with an overlay that no mount uses."""
     from pathlib import Path
 
-    from wdsfs.dataset.indexing import indexed
     from wdsfs.overlay.overlay_directory import OverlayDirectory, read_settings
+    from wdsfs.pages.edits import Edits, OwnFiles
+    from wdsfs.pages.library import Library
     from wdsfs.spec.expand import expand, refuse_left_out
-    from wdsfs.view.edits import Edits, OwnFiles
-    from wdsfs.view.library import Library
+    from wdsfs.tree.indexing import indexed
 
     place = OverlayDirectory(Path(os.path.abspath(directory)))
     settings = read_settings(place)

@@ -20,12 +20,12 @@ from wdsfs.host import in_directory
 
 if TYPE_CHECKING:
     from wdsfs.cli.served_mount import ServedMount
-    from wdsfs.dataset.shard_set import ShardSet
-    from wdsfs.dataset.tree import LowerTree
-    from wdsfs.view.edits import Edits
-    from wdsfs.view.library import Library
-    from wdsfs.view.renewal import Renewal
-    from wdsfs.views.composition import Composition
+    from wdsfs.pages.edits import Edits
+    from wdsfs.pages.library import Library
+    from wdsfs.pages.renewal import Renewal
+    from wdsfs.tree.composition import Composition
+    from wdsfs.tree.shard_set import ShardSet
+    from wdsfs.tree.tree import LowerTree
 
 
 class Viewed(NamedTuple):
@@ -39,7 +39,7 @@ class Viewed(NamedTuple):
 
 def samples_of(below: ShardSet, names: str = "ext") -> LowerTree:
     """The tree of the pages: a directory for each sample, below that of its shard."""
-    from wdsfs.dataset.merged_tree import make_tree
+    from wdsfs.tree.merged_tree import make_tree
 
     return make_tree(below, view_of("samples", names), merge=False)
 
@@ -48,9 +48,9 @@ def samples_of(below: ShardSet, names: str = "ext") -> LowerTree:
 def of_a_mount(mount: ServedMount, opening: Opening) -> Iterator[Viewed]:
     """The set of a mount, with the changes of its overlay, which are made through the mount."""
     from wdsfs.overlay.overlay_directory import OverlayDirectory
-    from wdsfs.view.edits import Edits, MountedFiles
-    from wdsfs.view.library import Library
-    from wdsfs.view.renewal import Renewal
+    from wdsfs.pages.edits import Edits, MountedFiles
+    from wdsfs.pages.library import Library
+    from wdsfs.pages.renewal import Renewal
 
     if opening.index_dir is None and mount.index:
         opening = opening._replace(index_dir=Path(mount.index))
@@ -106,7 +106,7 @@ class _MountedSet:
 
     @property
     def _composition(self) -> Composition | None:
-        from wdsfs.views.view_set import is_view
+        from wdsfs.tree.view_set import is_view
 
         wanted = self._mount.tree.composition
         return wanted if is_view(self.told.shards, wanted) else None
@@ -130,11 +130,11 @@ class _MountedSet:
 
     def _opened_again(self, below: ShardSet) -> ShardSet:
         """The set as it is now, over the same index; what is new is indexed when it is asked for."""
-        from wdsfs.dataset.indexing import indexed
-        from wdsfs.dataset.shard_set import ShardSet
         from wdsfs.index.portable import attached
-        from wdsfs.views.companions import Companions
-        from wdsfs.views.view_set import open_set
+        from wdsfs.tree.companions import Companions
+        from wdsfs.tree.indexing import indexed
+        from wdsfs.tree.shard_set import ShardSet
+        from wdsfs.tree.view_set import open_set
 
         shards, index, composition, access = self.told.shards, below.index, self._composition, self.told.access
         companions = None if composition is None else Companions(composition, shards[0].reading)

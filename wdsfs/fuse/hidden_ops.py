@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 
-from wdsfs.dataset.tree import Tree
 from wdsfs.fuse import protocol
 from wdsfs.fuse.protocol import Request
 from wdsfs.fuse.read_ops import Handler, Operations, Reply, not_implemented
@@ -17,6 +16,7 @@ from wdsfs.inodes import ROOT
 from wdsfs.owner import Owner
 from wdsfs.status.counters import Board, Slot
 from wdsfs.status.dot_wdsfs import NAME, HiddenDirectory
+from wdsfs.tree.tree import Tree
 
 # Requests that get the same reply for the hidden directory as for any other inode: they do not depend on its
 # content.

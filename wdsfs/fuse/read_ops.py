@@ -1,6 +1,6 @@
 """The FUSE adapter: translates requests into calls of the tree, and its answers into replies.
 
-No policy: what exists and how it looks is decided by a tree (`dataset/tree.py`). Handlers leave errors to
+No policy: what exists and how it looks is decided by a tree (`tree/tree.py`). Handlers leave errors to
 `Operations.answer`, which maps every exception to an errno: no error at a request ends the worker.
 
 Files and directories are never opened here: OPEN and OPENDIR are answered once, with ENOSYS. From then on the
@@ -19,10 +19,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from wdsfs import waits
-from wdsfs.dataset import content as content_module
-from wdsfs.dataset.content import Content
-from wdsfs.dataset.indexing import Attempts, NotIndexed
-from wdsfs.dataset.tree import Entry, LowerTree, Node, Tree
 from wdsfs.errors import EntryError, Interrupted, NoSuchEntry, ShardError, StaleShard, WdsfsError
 from wdsfs.fuse import protocol
 from wdsfs.fuse.protocol import Attributes, Request
@@ -32,6 +28,10 @@ from wdsfs.names import NAME_MAX
 from wdsfs.owner import Owner
 from wdsfs.status.counters import KINDS, Board, Slot
 from wdsfs.status.dot_wdsfs import NAME as HIDDEN_NAME
+from wdsfs.tree import content as content_module
+from wdsfs.tree.content import Content
+from wdsfs.tree.indexing import Attempts, NotIndexed
+from wdsfs.tree.tree import Entry, LowerTree, Node, Tree
 
 if TYPE_CHECKING:
     from wdsfs.remote.client import Remote

@@ -33,12 +33,12 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from wdsfs.dataset.tree import MountedTree
 from wdsfs.errors import MountError
 from wdsfs.fuse import protocol, worker
 from wdsfs.fuse.protocol import Request
 from wdsfs.fuse.read_ops import BACKGROUND, BACKGROUND_REMOTE, Operations
 from wdsfs.status.counters import DEADLY, DEADLY_NS, SLOTS, Board
+from wdsfs.tree.tree import MountedTree
 
 if TYPE_CHECKING:
     from wdsfs.remote.client import Remote

@@ -14,7 +14,6 @@ import stat
 import time
 from collections.abc import Callable
 
-from wdsfs.dataset.tree import Node, text_of
 from wdsfs.errors import NoSuchEntry, ReadOnly
 from wdsfs.fuse import protocol
 from wdsfs.fuse.protocol import NOW, Attributes, Request
@@ -25,6 +24,7 @@ from wdsfs.overlay.writable_tree import AttributeChange, WritableTree
 from wdsfs.owner import Owner
 from wdsfs.status.counters import KINDS, Board
 from wdsfs.status.dot_wdsfs import NAME as HIDDEN_NAME
+from wdsfs.tree.tree import Node, text_of
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ number of shards.
 Tables are sorted by the CRC-32 of the path. Different paths with equal sums are kept apart: there a *start* is a
 row at which a path begins, and its *mark* is a hash of the path with a seed of the table. Anybody can make paths
 with equal sums, but who makes a shard does not know the seed. A path that is alone with its sum has no mark, so
-ask its first shard. `dataset/merged_paths.py` does that; docs/format.md shows the bytes.
+ask its first shard. `tree/merged_paths.py` does that; docs/format.md shows the bytes.
 """
 
 from __future__ import annotations

@@ -253,7 +253,7 @@ class Record:
         # adjacent.
         self.end_marks: int = meta.get("end_marks", 0)
         self.apart: int = meta.get("apart", 0)
-        # Of a record that was derived from others (`views/view_record.py`): where its members are. Else None.
+        # Of a record that was derived from others (`tree/view_record.py`): where its members are. Else None.
         self.view: dict[str, Any] | None = meta.get("view")
         # Of a record that only some headers show to be of its shard (`index/portable.py`): the members whose
         # headers were compared. Else None.

@@ -462,7 +462,7 @@ class Index:
 
     @property
     def label_tables(self) -> Path:
-        """The directory of the tables made from label files (`views/label_files.py`). Raises IndexUnusable."""
+        """The directory of the tables made from label files (`tree/label_files.py`). Raises IndexUnusable."""
         return host.beside_index(self.directory) / "labels"
 
     @property

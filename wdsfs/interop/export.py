@@ -25,8 +25,6 @@ from typing import Any, TypeVar
 
 from wdsfs import __version__
 from wdsfs.cluster.workers import Workers
-from wdsfs.dataset.indexing import indexed
-from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import MALFORMED, ExportError, ShardError, StaleShard, UnreadableShard, several
 from wdsfs.index import process_pool, remote_scan
 from wdsfs.index.portable_writer import PortableWriter
@@ -38,6 +36,8 @@ from wdsfs.spec import objects
 from wdsfs.spec.expand import Shard
 from wdsfs.storage import source
 from wdsfs.storage.durable import Disk, new_file, temporary_of
+from wdsfs.tree.indexing import indexed
+from wdsfs.tree.shard_set import ShardSet
 
 WDSIDX_NAME = b"set.wdsidx"
 WIDS_NAME = b"shardindex.json"  # as `widsindex create` calls it

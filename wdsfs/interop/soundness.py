@@ -11,12 +11,12 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from wdsfs.dataset.indexing import indexed
-from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import CorruptShard, NotATar, ShardError, UnreadableShard, several
 from wdsfs.interop import lint
 from wdsfs.interop.tolerance import Tolerance
 from wdsfs.tar.problems import OF_VIEWS, problems_text
+from wdsfs.tree.indexing import indexed
+from wdsfs.tree.shard_set import ShardSet
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,6 @@ from typing import Any
 
 import trio
 
-from wdsfs.dataset.numbered_tree import NAME as BY_INDEX
 from wdsfs.errors import counted, several
 from wdsfs.fuse import protocol
 from wdsfs.fuse.supervisor import Supervisor
@@ -37,6 +36,7 @@ from wdsfs.mount.watch import follower
 from wdsfs.spec.expand import Shard
 from wdsfs.spec.growth import Change
 from wdsfs.status.set_state import SetState
+from wdsfs.tree.numbered_tree import NAME as BY_INDEX
 
 log = logging.getLogger(__name__)
 

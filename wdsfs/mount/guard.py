@@ -38,10 +38,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdsfs import host, mount_table
 from wdsfs.errors import MountError, StaleShard, WdsfsError, several
-from wdsfs.image import copies, manifest
-from wdsfs.image.identity import identity_of
-from wdsfs.image.mounted import MountedImage, image_of
-from wdsfs.image.opened import check_devices, check_image, open_image
+from wdsfs.kernel import copies, manifest
+from wdsfs.kernel.identity import identity_of
+from wdsfs.kernel.mounted import MountedImage, image_of
+from wdsfs.kernel.opened import check_devices, check_image, open_image
 from wdsfs.mount import all_mounts, kernel_mount
 from wdsfs.mount.held_shards import HeldShards, raise_file_limit, superblocks
 from wdsfs.mount.mountpoint import check_mountpoint

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from wdsfs import mount_calls, mount_table
 from wdsfs.errors import MountError
-from wdsfs.image.manifest import Manifest
-from wdsfs.image.opened import OpenDevice, close_devices, open_devices
+from wdsfs.kernel.manifest import Manifest
+from wdsfs.kernel.opened import OpenDevice, close_devices, open_devices
 from wdsfs.mount import all_mounts
 from wdsfs.mount.all_mounts import FileSystem
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wdsfs import host, mount_calls, mount_table
 from wdsfs.errors import MountError, StaleShard, UsageError, several
-from wdsfs.image import copies, manifest
-from wdsfs.image.identity import identity_of, is_mounted_at
-from wdsfs.image.manifest import Manifest
-from wdsfs.image.mounted import image_of
-from wdsfs.image.opened import OpenDevice, check_devices, open_image
+from wdsfs.kernel import copies, manifest
+from wdsfs.kernel.identity import identity_of, is_mounted_at
+from wdsfs.kernel.manifest import Manifest
+from wdsfs.kernel.mounted import image_of
+from wdsfs.kernel.opened import OpenDevice, check_devices, open_image
 from wdsfs.mount import all_mounts, daemon
 from wdsfs.mount.daemon_log import open_log
 from wdsfs.mount.fuse_options import parse_options
@@ -29,9 +29,9 @@ from wdsfs.mount.mountpoint import check_mountpoint
 from wdsfs.status import control
 
 if TYPE_CHECKING:
-    from wdsfs.dataset.local_copies import LocalCopies
     from wdsfs.mount.kernel_overlay import OverlayOver
     from wdsfs.overlay.overlay_directory import OverlayDirectory
+    from wdsfs.tree.local_copies import LocalCopies
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from wdsfs import host, mount_calls, mount_table
-from wdsfs.dataset.tree import View
 from wdsfs.errors import MountError, OverlayBusy, OverlayUnusable
 from wdsfs.mount import kernel_mount
 from wdsfs.overlay.kernel_use import escaped, is_used
@@ -34,6 +33,7 @@ from wdsfs.overlay.upper_format import OPEN_DIRECTORY
 from wdsfs.overlay.whiteouts import PROTOTYPE
 from wdsfs.spec.expand import Shard
 from wdsfs.status import control
+from wdsfs.tree.tree import View
 
 _SETTINGS = (
     (b"redirect_dir", b"nofollow"),

@@ -15,12 +15,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from wdsfs import trust
-from wdsfs.dataset import shard_access
-from wdsfs.dataset.indexing import indexed
-from wdsfs.dataset.numbered_tree import NAME as BY_INDEX
-from wdsfs.dataset.numbered_tree import make_numbered
-from wdsfs.dataset.shard_access import GuardedAccess
-from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import MissingShard, MountError, NotATar, ShardError, WdsfsError
 from wdsfs.host import default_jobs
 from wdsfs.index.portable import attached
@@ -37,7 +31,13 @@ from wdsfs.spec.expand import LIST, Shard, expand_again
 from wdsfs.spec.growth import Change
 from wdsfs.storage.source import open_beside
 from wdsfs.tar import magic
-from wdsfs.views.view_set import open_set
+from wdsfs.tree import shard_access
+from wdsfs.tree.indexing import indexed
+from wdsfs.tree.numbered_tree import NAME as BY_INDEX
+from wdsfs.tree.numbered_tree import make_numbered
+from wdsfs.tree.shard_access import GuardedAccess
+from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.view_set import open_set
 
 log = logging.getLogger(__name__)
 

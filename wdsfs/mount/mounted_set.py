@@ -11,20 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from wdsfs.dataset.generations import Generations
-from wdsfs.dataset.indexing import indexed
-from wdsfs.dataset.numbered_tree import make_numbered
-from wdsfs.dataset.shard_access import Access
-from wdsfs.dataset.tree import LowerTree, MountedTree
 from wdsfs.errors import ShardError
 from wdsfs.index.store import Index
 from wdsfs.mount.options import MountOptions
 from wdsfs.overlay.mounted_overlay import MountedOverlay
 from wdsfs.spec.expand import Shard, extended
 from wdsfs.spec.growth import Change, changed
-from wdsfs.views.companions import Companions
-from wdsfs.views.composition import Composition
-from wdsfs.views.view_set import open_set
+from wdsfs.tree.companions import Companions
+from wdsfs.tree.composition import Composition
+from wdsfs.tree.generations import Generations
+from wdsfs.tree.indexing import indexed
+from wdsfs.tree.numbered_tree import make_numbered
+from wdsfs.tree.shard_access import Access
+from wdsfs.tree.tree import LowerTree, MountedTree
+from wdsfs.tree.view_set import open_set
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from wdsfs.dataset.merged_tree import is_merged
-from wdsfs.dataset.tree import View
 from wdsfs.errors import UsageError
 from wdsfs.fuse.worker import SPIN_SECONDS
 from wdsfs.interop.tolerance import Tolerance
@@ -18,8 +16,10 @@ from wdsfs.spec import objects
 from wdsfs.spec.expand import Shard, refuse_left_out
 from wdsfs.spec.selection import Selection
 from wdsfs.status import control
-from wdsfs.views.composition import Composition
-from wdsfs.views.view_set import is_view
+from wdsfs.tree.composition import Composition
+from wdsfs.tree.merged_tree import is_merged
+from wdsfs.tree.tree import View
+from wdsfs.tree.view_set import is_view
 
 
 @dataclass(slots=True)

@@ -27,10 +27,6 @@ import pyfuse3
 import trio
 
 from wdsfs import host, mount_table
-from wdsfs.dataset.generations import Generations
-from wdsfs.dataset.numbered_tree import check_name
-from wdsfs.dataset.shard_access import access_of, refuse_foreign_lists
-from wdsfs.dataset.shard_set import ShardSet
 from wdsfs.errors import MountError, NotATar, ShardError, UnreadableShard, counted
 from wdsfs.fuse.hidden_ops import HiddenDirectoryOperations
 from wdsfs.fuse.read_ops import TIMEOUT_SECONDS, ReadOperations
@@ -61,9 +57,13 @@ from wdsfs.status.counters import Board
 from wdsfs.status.dot_wdsfs import HiddenDirectory
 from wdsfs.status.set_state import SetState
 from wdsfs.status.text_ring import TextRing
-from wdsfs.views.companions import Companions
-from wdsfs.views.composition import Composition
-from wdsfs.views.view_set import ViewSet, open_set
+from wdsfs.tree.companions import Companions
+from wdsfs.tree.composition import Composition
+from wdsfs.tree.generations import Generations
+from wdsfs.tree.numbered_tree import check_name
+from wdsfs.tree.shard_access import access_of, refuse_foreign_lists
+from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.view_set import ViewSet, open_set
 
 log = logging.getLogger(__name__)
 

@@ -12,18 +12,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from wdsfs import mount_table
-from wdsfs.dataset.shard_access import Access
 from wdsfs.errors import MountError, RefusedShard, ShardError
-from wdsfs.image import copies, manifest
-from wdsfs.image.identity import identity_of, is_mounted_at
-from wdsfs.image.manifest import Device, ImageSet, Manifest
-from wdsfs.image.mounted import image_of
+from wdsfs.kernel import copies, manifest
+from wdsfs.kernel.identity import identity_of, is_mounted_at
+from wdsfs.kernel.manifest import Device, ImageSet, Manifest
+from wdsfs.kernel.mounted import image_of
 from wdsfs.mount.guard import Registration, guard_of
 from wdsfs.mount_table import MountPoint
 from wdsfs.reading import Reading
 from wdsfs.remote import any_shard
 from wdsfs.spec.expand import Shard
 from wdsfs.storage.identity import GONE, Fingerprint
+from wdsfs.tree.shard_access import Access
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 
 from inotify_simple import INotify, flags
 
-from wdsfs.dataset.generations import Generations
 from wdsfs.errors import ShardError, WdsfsError
 from wdsfs.fuse import protocol
 from wdsfs.fuse.supervisor import Supervisor
@@ -31,6 +30,7 @@ from wdsfs.remote.any_shard import is_remote
 from wdsfs.spec import objects
 from wdsfs.spec.expand import Shard
 from wdsfs.storage.identity import GONE, Fingerprint
+from wdsfs.tree.generations import Generations
 
 log = logging.getLogger(__name__)
 

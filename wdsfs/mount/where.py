@@ -16,12 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wdsfs import mount_table, names
-from wdsfs.dataset import numbered_tree
-from wdsfs.dataset.tree import XATTR
 from wdsfs.errors import MissingShard, NoSuchEntry, UnreadableShard, UsageError, WdsfsError
-from wdsfs.image import copies, manifest
-from wdsfs.image.mounted import image_of
-from wdsfs.image.places_in_image import ImagePlaces
+from wdsfs.kernel import copies, manifest
+from wdsfs.kernel.mounted import image_of
+from wdsfs.kernel.places_in_image import ImagePlaces
 from wdsfs.mount.guard import guard_of
 from wdsfs.mount.shown_image import check_is_of_mount
 from wdsfs.mount_table import MountPoint
@@ -35,6 +33,8 @@ from wdsfs.storage.held_files import HeldFile
 from wdsfs.tar.compressed import kind_at
 from wdsfs.tar.problems import Problems
 from wdsfs.tar.scan import scan
+from wdsfs.tree import numbered_tree
+from wdsfs.tree.tree import XATTR
 
 FUSE, KERNEL = "fuse", "kernel"
 FILE, LINK, SAMPLE, DIRECTORY = "file", "link", "sample", "directory"

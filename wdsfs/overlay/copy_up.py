@@ -9,13 +9,13 @@ from __future__ import annotations
 import stat
 from collections.abc import Iterator
 
-from wdsfs.dataset import content as content_module
-from wdsfs.dataset.tree import Node, text_of
 from wdsfs.errors import InvalidRequest, NameTooLong, NoSuchEntry, NotADirectory
 from wdsfs.names import NAME_MAX
 from wdsfs.overlay.merged_view import MergedView
 from wdsfs.overlay.upper_attributes import UpperAttributes
 from wdsfs.overlay.upper_format import DIRECTORY, THE_WHITEOUT, UpperNode
+from wdsfs.tree import content as content_module
+from wdsfs.tree.tree import Node, text_of
 
 CHUNK = 1 << 20  # bytes that are copied up at a time
 

@@ -1,4 +1,4 @@
-"""Shards and upper as one tree: the questions of `dataset/tree.py`, answered for both together.
+"""Shards and upper as one tree: the questions of `tree/tree.py`, answered for both together.
 
 A name is looked up in the upper (in memory, `upper_format.UpperNode`), then in the lower. The same holds for an
 inode number: `overlay/node_table.py` has those of the upper. Nothing is changed here.
@@ -16,15 +16,15 @@ import stat
 from collections.abc import Iterator
 
 from wdsfs import inodes
-from wdsfs.dataset import content as content_module
-from wdsfs.dataset.content import Content
-from wdsfs.dataset.tree import AT_PARENT, AT_SELF, XATTR, Entry, LowerTree, Node, Totals, text_of
 from wdsfs.errors import InvalidRequest, IsADirectory, NoSuchAttribute, NoSuchEntry, NotADirectory
 from wdsfs.inodes import ROOT, UP
 from wdsfs.overlay.name_order import NameOrder
 from wdsfs.overlay.node_table import NodeTable
 from wdsfs.overlay.upper_dir import UpperDirectory
 from wdsfs.overlay.upper_format import DIRECTORY, FILE, RESERVED, SYMLINK, THE_WHITEOUT, UpperNode
+from wdsfs.tree import content as content_module
+from wdsfs.tree.content import Content
+from wdsfs.tree.tree import AT_PARENT, AT_SELF, XATTR, Entry, LowerTree, Node, Totals, text_of
 
 _USER = b"user."
 

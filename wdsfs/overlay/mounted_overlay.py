@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from wdsfs import trust
-from wdsfs.dataset.tree import LowerTree, View
 from wdsfs.errors import OverlayUnusable, ShardError, several
 from wdsfs.overlay import request_journal
 from wdsfs.overlay.overlay_directory import (
@@ -35,6 +34,7 @@ from wdsfs.reading import PLAIN
 from wdsfs.remote import any_shard
 from wdsfs.spec.expand import Shard
 from wdsfs.storage.identity import GONE
+from wdsfs.tree.tree import LowerTree, View
 
 log = logging.getLogger(__name__)
 

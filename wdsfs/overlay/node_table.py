@@ -12,12 +12,12 @@ import logging
 import stat
 
 from wdsfs import inodes
-from wdsfs.dataset.tree import LowerTree, text_of
 from wdsfs.errors import NoSuchEntry, ShardError
 from wdsfs.inodes import MEMBER, ROOT, UP, kind_of
 from wdsfs.overlay.restore import number_of
 from wdsfs.overlay.upper_dir import UpperDirectory
 from wdsfs.overlay.upper_format import DIRECTORY, THE_WHITEOUT, Origin, UpperNode
+from wdsfs.tree.tree import LowerTree, text_of
 
 log = logging.getLogger(__name__)
 

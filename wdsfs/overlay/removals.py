@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import stat
 
-from wdsfs.dataset.tree import AT_PARENT, Node, text_of
 from wdsfs.errors import NoSuchEntry, NotEmpty
 from wdsfs.overlay.copy_up import CopyUp
 from wdsfs.overlay.merged_view import MergedView
 from wdsfs.overlay.request_journal import RequestJournal
 from wdsfs.overlay.upper_format import DIRECTORY, THE_WHITEOUT, UpperNode
+from wdsfs.tree.tree import AT_PARENT, Node, text_of
 
 
 class Removals:

@@ -6,7 +6,6 @@ with its files.
 
 from __future__ import annotations
 
-from wdsfs.dataset.tree import AT_PARENT, Node, text_of
 from wdsfs.errors import CrossDevice, EntryExists, InvalidRequest, IsADirectory, NoSuchEntry, NotADirectory
 from wdsfs.inodes import ROOT, SAMPLE, kind_of
 from wdsfs.overlay.copy_up import CopyUp
@@ -15,6 +14,7 @@ from wdsfs.overlay.removals import Removals, is_directory
 from wdsfs.overlay.request_journal import RequestJournal
 from wdsfs.overlay.system_calls import EXCHANGE, NOREPLACE
 from wdsfs.overlay.upper_format import THE_WHITEOUT, UpperNode
+from wdsfs.tree.tree import AT_PARENT, Node, text_of
 
 
 class Renames:

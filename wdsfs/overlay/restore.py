@@ -16,11 +16,11 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from wdsfs import inodes
-from wdsfs.dataset.shard_set import ShardSet
-from wdsfs.dataset.tree import LowerTree, text_of
 from wdsfs.errors import NoSuchEntry, NotADirectory, ShardError, StaleShard
 from wdsfs.inodes import ROOT, kind_of
 from wdsfs.overlay.upper_format import DIRECTORY, THE_WHITEOUT, Origin, UpperNode
+from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.tree import LowerTree, text_of
 
 CHANGED, REMOVED, RENAMED, NEW = "changed", "removed", "renamed", "new"
 PATTERN = frozenset(b"*?[")

@@ -16,7 +16,6 @@ import stat
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from wdsfs.dataset.tree import LowerTree, Node, text_of
 from wdsfs.errors import (
     EntryExists,
     IsADirectory,
@@ -35,6 +34,7 @@ from wdsfs.overlay.undo import Undo
 from wdsfs.overlay.upper_attributes import UpperAttributes
 from wdsfs.overlay.upper_dir import UpperDirectory
 from wdsfs.overlay.upper_format import DIRECTORY, FILE, SYMLINK, UpperNode
+from wdsfs.tree.tree import LowerTree, Node, text_of
 
 
 class AttributeChange(NamedTuple):

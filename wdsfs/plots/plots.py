@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsfs.dataset.distributions import UNREADABLE, Distribution
 from wdsfs.errors import counted
 from wdsfs.names import shown
 from wdsfs.plots.drawing import BAR, GRID, LETTER, SOFT, Box, Figure, Shape, Text, cut, svg_of
+from wdsfs.tree.distributions import UNREADABLE, Distribution
 
 WIDTH = 720  # pixels
 COLUMNS_SHOWN = 10

@@ -30,9 +30,6 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple, TypeVar
 
 from wdsfs import inodes, names
-from wdsfs.dataset.indexing import indexed
-from wdsfs.dataset.shard_set import MANY
-from wdsfs.dataset.tree import AT_PARENT, AT_SELF, DIRECTORY_MODE, Entry, Node, Totals, Tree, text_of
 from wdsfs.errors import (
     ExportError,
     InvalidRequest,
@@ -50,6 +47,9 @@ from wdsfs.status import control, status_report
 from wdsfs.status.counters import Board
 from wdsfs.status.set_state import SetState
 from wdsfs.status.text_ring import TEXT_MAX, TextRing
+from wdsfs.tree.indexing import indexed
+from wdsfs.tree.shard_set import MANY
+from wdsfs.tree.tree import AT_PARENT, AT_SELF, DIRECTORY_MODE, Entry, Node, Totals, Tree, text_of
 
 NAME = names.HIDDEN_DIRECTORY
 KEPT_BYTES = 32 << 20  # of texts that a worker caches; the last one is always cached
@@ -74,7 +74,7 @@ class HiddenDirectory:
     """The hidden directory. Made before the workers are forked; each then calls `attach`. `half_done` returns
     True if a commit in place was interrupted.
 
-    A tree (`dataset/tree.py`) of the inodes of this directory only; any other inode gets StaleEntry.
+    A tree (`tree/tree.py`) of the inodes of this directory only; any other inode gets StaleEntry.
     """
 
     merged = False  # its directories are not kept by the kernel in a merged tree, nor need they be

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wdsfs import names
-from wdsfs.dataset.shard_set import ShardSet
-from wdsfs.dataset.tree import Totals
 from wdsfs.status import remote_report
 from wdsfs.status.counters import Board
 from wdsfs.status.remote_report import offline_seconds
+from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.tree import Totals
 
 DAMAGED_MAX = 100  # shards whose damage is listed; the others are counted
 LABEL_MAX = 1000  # bytes from the end of a mount point that are in the label

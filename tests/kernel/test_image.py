@@ -1,0 +1,693 @@
+"""Images equal the trees that FUSE shows: name for name, attribute for attribute, byte for byte.
+
+Most tests read images by a reader of their own (`tests/erofs.py`) and compare with the tree that a worker would
+serve; some have the kernel mount them.
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import itertools
+import logging
+import os
+import random
+import shutil
+import signal
+import stat
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import sets, tars
+from tests.conftest import Program, wait_until
+from tests.erofs import ErofsImage, Inode, Unreadable
+from tests.servers import need_server
+from tests.tars import member
+from tests.tree.test_shard_tree import SHARDS, content_of, tar, walk
+from wdsfs import mount_table
+from wdsfs.cli import main
+from wdsfs.errors import CorruptShard, ImageError
+from wdsfs.index.record import Record
+from wdsfs.index.store import open_index
+from wdsfs.inodes import ROOT
+from wdsfs.kernel import erofs, manifest, shard_table
+from wdsfs.kernel.build import build
+from wdsfs.kernel.image_file import ImageFile
+from wdsfs.kernel.image_options import ImageOptions
+from wdsfs.kernel.layout import places
+from wdsfs.kernel.opened import close_devices, open_devices
+from wdsfs.kernel.table import Table
+from wdsfs.mount import kernel_mount
+from wdsfs.mount.guard import forget, guard_of
+from wdsfs.owner import Owner
+from wdsfs.spec.expand import expand
+from wdsfs.tree.companions import Companions
+from wdsfs.tree.composition import Composition, columns_of, fields_of
+from wdsfs.tree.merged_tree import MergedTree
+from wdsfs.tree.numbered_tree import make_numbered
+from wdsfs.tree.tree import LowerTree, Node, View
+from wdsfs.tree.view_set import ViewSet, open_set
+
+OLD, NEW = (5, 16), (6, 15)  # kernels: the first that is supported, and the first with times in compact inodes
+OWNER = Owner(1, 70_000, 0o007)
+SIZE_MAX = 1 << 40  # of files whose bytes are compared: one of the odd tars claims more
+
+
+@contextmanager
+def a_tree(
+    home: Path,
+    shards: Sequence[bytes],
+    view: View,
+    merge: bool = False,
+    wanted: Composition | None = None,
+    at: int = 0,
+) -> Iterator[LowerTree]:
+    """The tree over these shards, called s0, s1 ... in the directory `home`, as `wdsfs image` opens it.
+
+    They get the time `at` (seconds) unless that is 0.
+    """
+    for number, data in enumerate(shards):
+        (home / f"s{number}.tar").write_bytes(data)
+        if at:
+            os.utime(home / f"s{number}.tar", (at, at))
+    found = expand([f"{home}/s{{0..{len(shards) - 1}}}.tar"])
+    index, companions = open_index(home / "index"), Companions(wanted or Composition())
+    index.refresh([*found, *companions.shards])
+    below = open_set(found, index, wanted or Composition(), companions)
+    if isinstance(below, ViewSet):
+        assert below.make() is None
+    tree = make_numbered(below, view, merge)
+    try:
+        yield tree
+    finally:
+        tree.lower.close()
+
+
+def image_of(home: Path, tree: LowerTree, since: tuple[int, int] = OLD, owner: Owner = OWNER) -> ErofsImage:
+    """The image of a tree, opened by the reader of the tests."""
+    target = home / "set.erofs"
+    options = ImageOptions(owner, os.fsencode(home), since, tree.merged, "")
+    build(tree, os.fsencode(target), options)
+    found = manifest.read(target)
+    return ErofsImage(target, [home / one.path for one in found.devices], since >= NEW)
+
+
+def nodes_of(tree: LowerTree) -> dict[bytes, Node]:
+    """All paths of a tree, with their attributes."""
+    return {b"": tree.getattr(ROOT)} | {path: entry.node for path, entry in walk(tree)}
+
+
+def content_or_damage(tree: LowerTree, node: Node) -> bytes | None:
+    """The bytes of a file, as FUSE reads them; None where that fails."""
+    try:
+        return content_of(tree, node.inode)
+    except CorruptShard:
+        return None
+
+
+def check(tree: LowerTree, image: ErofsImage, owner: Owner = OWNER) -> dict[bytes, Inode]:
+    """An image is the same as its tree; returns the inodes by path."""
+    shown = nodes_of(tree)
+    found = dict(image.walk())
+    assert set(found) == set(shown)
+    assert len({one.nid for one in found.values()}) == image.inodes
+    numbers: dict[int, int] = {}
+    for path, node in shown.items():
+        one = found[path]
+        expected = (node.mode & ~owner.umask, node.links, node.mtime_ns, *owner[:2])
+        assert (one.mode, one.links, one.mtime_ns, one.uid, one.gid) == expected, path
+        assert numbers.setdefault(node.inode, one.nid) == one.nid, "a hard link is another file"
+        if stat.S_ISDIR(node.mode):
+            continue
+        assert one.size == node.size
+        if stat.S_ISLNK(node.mode):
+            assert image.read(one) == tree.readlink(node.inode)
+        elif node.size < SIZE_MAX:
+            content = content_or_damage(tree, node)
+            if content is None:
+                with pytest.raises(Unreadable):
+                    image.read(one)
+            else:
+                assert image.read(one) == content, path
+    return found
+
+
+WAYS = [
+    (View(), False, OLD),
+    (View("files"), False, NEW),
+    (View(names="full", index_tree=True), True, NEW),
+    (View("files"), True, NEW),
+]
+
+
+@pytest.mark.parametrize("name", tars.ODD)
+def test_odd_tars(name: str, tmp_path: Path) -> None:
+    """In one shard, where no device number is left for what is missing, and in two."""
+    for view, merge, since in WAYS:
+        with a_tree(tmp_path, [tars.ODD[name].tar()] * (2 if merge else 1), view, merge) as tree:
+            check(tree, image_of(tmp_path, tree, since))
+
+
+# Names that get into each other's way, in one shard and in several.
+_PARTS = st.sampled_from(["a", "b", "a.x", "b.x.y", "a~2", "a~2.x", ".a", "%", "k" * 254])
+RIVALS = st.lists(
+    st.lists(st.lists(_PARTS, min_size=1, max_size=3).map("/".join), max_size=9), min_size=1, max_size=4
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(shards=SHARDS | RIVALS, way=st.sampled_from(WAYS), merge=st.booleans())
+def test_any_names(shards: list[list[str]], way: tuple[View, bool, tuple[int, int]], merge: bool) -> None:
+    view, _, since = way
+    contents = [
+        tar([(name, b"" if name.endswith("/") else b"%d:%d" % (n, at)) for at, name in enumerate(one)])
+        for n, one in enumerate(shards)
+    ]
+    with TemporaryDirectory() as home, a_tree(Path(home), contents, view, merge) as tree:
+        check(tree, image_of(Path(home), tree, since))
+
+
+def plain_tar(
+    seed: int, count: int, names: Sequence[bytes] = (b"jpg", b"left.json", b"a-b", b"-x", b"~")
+) -> bytes:
+    """A tar in which nothing is odd: folders, strays, samples of some columns, sizes and times of all kinds."""
+    choose, members = random.Random(seed), []
+    for number in range(count):
+        folder = choose.choice([b"", b"d/", b"d/e.f/", b"+/", b"long" * 6 + b"/"])
+        key = folder + choose.choice([b"%06d", b"!%d", b"k" * 60 + b"%d", b"%d"]) % number
+        for extension in choose.sample(names, choose.randint(1, len(names))):
+            content = bytes([number % 256]) * choose.choice([0, 1, 512, 513, 3000])
+            members.append(member(key + b"." + extension, content, mtime=choose.choice([5, 1_700_000_000])))
+        if number % 9 == 0:
+            members.append(member(folder + b".hidden%d" % number, b"stray"))
+    return tars.tar(*members)
+
+
+@pytest.mark.parametrize("view", [View(), View(names="full"), View("files")], ids=str)
+@pytest.mark.parametrize("since", [OLD, NEW], ids=str)
+@pytest.mark.parametrize("merge", [False, True])
+def test_many_members(view: View, since: tuple[int, int], merge: bool, tmp_path: Path) -> None:
+    """Keys of several shards are the same ones in part."""
+    with a_tree(tmp_path, [plain_tar(seed, 150) for seed in range(3)], view, merge) as tree:
+        check(tree, image_of(tmp_path, tree, since))
+
+
+@given(things=st.lists(st.tuples(st.integers(1, 16), st.booleans()), max_size=80))
+def test_what_is_whole_crosses_no_block(things: list[tuple[int, bool]]) -> None:
+    """Things lie one behind the other; before a whole one lie only its gap and some of those that follow it."""
+    slots = np.array([count for count, _ in things], np.int64)
+    whole = np.array([is_whole for _, is_whole in things], bool)
+    found = places(slots, whole).tolist()
+    order = sorted(range(len(found)), key=found.__getitem__)
+    end = 0
+    for nth in order:
+        count, is_whole = things[nth]
+        assert found[nth] >= end
+        if found[nth] > end:  # a gap: only where nothing could fill it
+            assert (is_whole, found[nth] % 16, found[nth] - end < 16) == (True, 0, True)
+            followers = list(itertools.takewhile(lambda one: not one[1], things[nth + 1 :]))
+            ahead = itertools.accumulate((one[0] for one in followers), initial=0)
+            assert all((end + before) % 16 + count > 16 for before in ahead)
+        assert not is_whole or found[nth] % 16 + count <= 16
+        end = found[nth] + count
+    groups = np.cumsum(whole)  # with each whole thing those that follow it
+    assert groups[order].tolist() == sorted(groups.tolist())
+    assert [nth for nth in order if not whole[nth]] == np.flatnonzero(~whole).tolist()
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 7])
+def test_no_room_is_lost_between_samples(columns: int, tmp_path: Path) -> None:
+    names = [b"%d.jpg" % n for n in range(columns)]
+    data = tars.tar(*(member(b"%05d.%s" % (n, name), b"x", mtime=5) for n in range(1000) for name in names))
+    with a_tree(tmp_path, [data], View()) as tree:
+        image = image_of(tmp_path, tree, NEW)
+        used = sum(
+            -(-(one.end - (image.meta + one.nid * 32) + (8 if one.content == 4 else one.size)) // 32) * 32
+            if one.content
+            else 32 + one.size
+            for _, one in image.walk()
+        )
+    assert image.blocks * erofs.BLOCK - used < 16 * erofs.BLOCK
+
+
+@pytest.mark.parametrize("view", [View(), View("files")], ids=str)
+def test_rivals_in_a_merged_tree(view: View, tmp_path: Path) -> None:
+    """Equal names, numbers that are taken, names that are cut, equal checksums, folders that are samples."""
+    long = "n" * 250
+    names = [
+        ["plumless.x", "d/e.x", f"{long}.x", "t.x", "t.x~2", "only/in/one.x", "%.x"],
+        ["plumless.x", "buckeroo.x", "d/e.x", "d/f.x", f"{long}.x", "t/a.x", "%/a.x"],
+        ["plumless~2.x", "d.x", "d/e~2.x", "t.y", "t/a.x", "t/x.z"],
+        ["plumless.x", "d/e.x", "d/f/g.x", f"{long}~2.x", "t.x", "t/x.x"],
+    ]
+    contents = [tar([(name, b"%d" % n) for name in one]) for n, one in enumerate(names)]
+    with a_tree(tmp_path, contents, view, merge=True) as tree:
+        found = check(tree, image_of(tmp_path, tree))
+    assert {b"/plumless~3/x", b"/d/e~3/x"} <= set(found) or view.layout == "files"
+
+
+@pytest.mark.parametrize("view", [View(), View(names="full", index_tree=True), View("files")], ids=str)
+def test_names_are_not_asked_for_one_by_one(view: View, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where all shards want the same ones."""
+    asked = list[int]()
+    place_in = MergedTree.place_in
+
+    def noted(self: MergedTree, number: int, record: Record, where: int) -> tuple[int, bytes]:
+        asked.append(where)
+        return place_in(self, number, record, where)
+
+    monkeypatch.setattr(MergedTree, "place_in", noted)
+    contents = [tar([(f"d{n % 3}/{n}.{column}", b"x") for n in range(100) for column in "xy"])] * 3
+    with a_tree(tmp_path, contents, view, merge=True) as tree:
+        image = image_of(tmp_path, tree)
+        assert not asked
+        check(tree, image)
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_directories_of_100_000_entries(merge: bool, tmp_path: Path) -> None:
+    check_large(tmp_path, 100_000, merge)
+
+
+def check_large(home: Path, count: int, merge: bool) -> None:
+    data = b"".join(member(b"%d.x" % (n * 7919 % count), b"") for n in range(count)) + tars.END
+    with a_tree(home, [data], View(), merge) as tree:
+        image = image_of(home, tree, NEW)
+        listing = image.listing(image.inode(image.root))
+        top = listing if merge else image.listing(image.inode(listing[b"s0"][0]))
+        assert set(top) - {b".", b".."} == {b"%d" % n for n in range(count)}
+        for name in random.Random(1).sample(sorted(set(top) - {b".", b".."}), 100):
+            assert set(image.listing(image.inode(top[name][0]))) == {b".", b"..", b"x"}
+
+
+def test_views(tmp_path: Path) -> None:
+    """Joined columns, labels, decoded members and classes: what is in no shard as it is lies in the image."""
+    large = random.Random(1).randbytes(3000)
+    shards = [
+        tars.tar(
+            *(
+                member(b"%d%d.%s" % (number, n, extension), content)
+                for n in range(3)
+                for extension, content in (
+                    (b"jpg", b"jpg%d" % n),
+                    (b"json.gz", gzip.compress(large[: n * 1000], mtime=0)),
+                )
+            )
+        )
+        for number in range(2)
+    ]
+    depth = [member(b"%d%d.depth" % (number, n), b"depth" * n) for number in range(2) for n in range(3)]
+    (tmp_path / "depth.tar").write_bytes(tars.tar(*depth))
+    rows = [f"{number}{n},{n % 2}" for number in range(2) for n in range(3)]
+    (tmp_path / "labels.csv").write_text("\n".join(["key,cls", *rows, ""]))
+    options: dict[str, Any] = {
+        "join": (str(tmp_path / "depth.tar"),),
+        "associate": (str(tmp_path / "labels.csv"),),
+        "decode": True,
+    }
+    for view, wanted in (
+        (View(), Composition(**options)),
+        (View("files"), Composition(**options, columns=columns_of(["json", "cls", "depth"]))),
+        (View("classes"), Composition(**options, classes=True)),
+    ):
+        with a_tree(tmp_path, shards, view, wanted.classes, wanted) as tree:
+            found = check(tree, image_of(tmp_path, tree))
+            assert any(path.endswith(b"json") for path in found)
+            if wanted.classes:
+                assert {path.split(b"/")[1] for path in found if path} == {b"0", b"1"}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shards=st.lists(
+        st.dictionaries(
+            st.sampled_from(["a", "b", "c/a", "c/b", "c/d/a"]),
+            st.sets(st.sampled_from(["jpg", "json.gz", "json", "cls"]), min_size=1),
+            max_size=4,
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    chosen=st.sets(st.sampled_from(["join", "associate", "decode", "fields", "columns", "classes"])),
+    view=st.sampled_from([View(), View("files"), View(names="full", index_tree=True)]),
+    merge=st.booleans(),
+    stored_max=st.sampled_from([20, 1 << 20]),
+)
+def test_any_views(
+    shards: list[dict[str, set[str]]], chosen: set[str], view: View, merge: bool, stored_max: int
+) -> None:
+    """All ways to make a view together, of samples that lack what others have; in one table for a shard, and in
+    several."""
+    json = b'{"caption": "%s"}'
+    content = {
+        "jpg": lambda n: b"j" * 600 * (n % 3),
+        "json": lambda n: json % (b"text" * (n % 5)),
+        "json.gz": lambda n: gzip.compress(json % (b"g" * 100 * (n % 7)), mtime=0),
+        "cls": lambda n: b"%d" % (n % 2),
+    }
+    contents = [
+        tar([(f"{key}.{one}", content[one](at)) for at, key in enumerate(keys) for one in sorted(keys[key])])
+        for keys in shards
+    ]
+    with TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
+        home = Path(place)
+        patch.setattr(shard_table, "STORED_MAX", stored_max)
+        (home / "depth.tar").write_bytes(tar([(f"{key}.depth", key.encode()) for key in ("a", "c/a", "c/d/a")]))
+        (home / "labels.csv").write_text("key,label\na,one\nb,\nc/b,three\n")
+        options: dict[str, Any] = {
+            "join": (str(home / "depth.tar"),),
+            "associate": (str(home / "labels.csv"),),
+            "decode": True,
+            "fields": fields_of(["caption.txt=json:caption"]),
+            "columns": columns_of(["img=jpg;depth", "json", "cls", "label"]),
+            "classes": True,
+        }
+        wanted = Composition(missing="empty", duplicates="empty", **{one: options[one] for one in chosen})
+        if wanted.classes:
+            view, merge = View("classes"), True
+        with a_tree(home, contents, view, merge, wanted) as tree:
+            check(tree, image_of(home, tree))
+
+
+@pytest.mark.parametrize("view", [View(), View("files")], ids=str)
+@pytest.mark.parametrize("merge", [False, True])
+def test_little_is_in_memory(view: View, merge: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much of a shard is stored in the image."""
+    monkeypatch.setattr(shard_table, "STORED_MAX", 5000)
+    append, stored = ImageFile.append, list[int]()
+
+    def noted(self: ImageFile, table: Table) -> Any:
+        stored.append(int(table.stored.contents.lengths.sum()))
+        return append(self, table)
+
+    monkeypatch.setattr(ImageFile, "append", noted)
+    data = random.Random(1).randbytes(1000)
+    packed = tar([(f"d{n % 2}/{n:02}.bin.gz", gzip.compress(data, mtime=0)) for n in range(40)])
+    with a_tree(tmp_path, [packed, tar([("d0/x.y", b"z")])], view, merge, Composition(decode=True)) as tree:
+        check(tree, image_of(tmp_path, tree))
+    assert (sum(stored), max(stored)) == (40_000, 5000)
+
+
+def test_the_same_bytes_every_time(tmp_path: Path) -> None:
+    """Whoever makes an image, whenever: by another index, with other inode numbers of the shards."""
+    shards = [plain_tar(1, 20), tars.ODD["hard links"].tar()]
+    images = set()
+    for name in ("a", "b"):
+        home = tmp_path / name
+        home.mkdir()
+        with a_tree(home, shards, View(index_tree=True), at=7) as tree:
+            image_of(home, tree)
+        images.add((home / "set.erofs").read_bytes())
+    assert len(images) == 1
+
+
+def test_limits_are_refused() -> None:
+    with pytest.raises(ImageError, match="65,534 shards at most, and these are 65,535; make several"):
+        erofs.device_table([(b"s", 512)] * 65_535)
+    with pytest.raises(ImageError, match="up to 2 TiB"):
+        erofs.device_table([(b"s", 1 << 41)])
+    assert [erofs.missing_device(count) for count in (1, 2, 3, 4, 7)] == [None, 3, None, 5, None]
+
+
+# --- mounted -----------------------------------------------------------------------------------------------
+
+
+def need_erofs() -> None:
+    """Skip a test that mounts images where that cannot be done."""
+    if os.geteuid() != 0:
+        pytest.skip("only root mounts images")
+    if b"\terofs\n" not in Path("/proc/filesystems").read_bytes():
+        pytest.skip("this kernel has no EROFS")
+
+
+def end_mount(path: Path) -> None:
+    """End what is mounted there, if anything is."""
+    while mount_table.mounted_at(path) is not None:
+        subprocess.run(["umount", "--lazy", path], check=True)
+    guard = guard_of(str(path))
+    wait_until(lambda: guard is None or not guard.alive, "the guard to end")
+    if guard is not None:
+        forget(guard)  # one that was killed
+
+
+_MOUNTED = ["hard links", "sparse GNU", "sparse 1.0", "no padding at the end", "cut in content"]
+LINKS = tars.tar(
+    member(b"d/l", kind=tars.SYMLINK, link=b"../a"),
+    member(b"e", kind=tars.SYMLINK, link=b""),
+    *(tars.gnu_long(b"x/" * 300, b"K"), member(b"far", kind=tars.SYMLINK, link=b"x/")),
+)
+
+
+@pytest.mark.parametrize("since", [OLD, NEW], ids=["5.16", "6.15"])
+@pytest.mark.parametrize(("view", "merge"), [(View(index_tree=True), False), (View("files"), True)])
+def test_another_program_extracts_the_same(
+    view: View, merge: bool, since: tuple[int, int], tmp_path: Path
+) -> None:
+    """fsck.erofs of erofs-utils, which knows the format from elsewhere, finds nothing wrong."""
+    fsck = need_server(shutil.which("fsck.erofs"), "erofs-utils")
+    image, copy = tmp_path / "set.erofs", tmp_path / "copy"
+    odd = (tars.ODD[name].tar() for name in _MOUNTED if "cut" not in name)
+    link = tars.tar(member(b"d/l", kind=tars.SYMLINK, link=b"../a"))
+    with a_tree(tmp_path, [*odd, plain_tar(2, 40), link], view, merge) as tree:
+        image_of(tmp_path, tree, since)
+        devices = [f"--device={tmp_path / one.path}" for one in manifest.read(image).devices]
+        command = [fsck, f"--extract={copy}", "--no-preserve", *devices, image]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if "blksize 512 isn't supported" in done.stderr:
+            pytest.skip("this fsck.erofs is too old (1.5, of Debian 12) for blocks of 512 bytes")
+        assert done.returncode == 0, done
+        shown = nodes_of(tree)
+        assert {os.fsencode(path)[len(bytes(copy)) :] for path in copy.rglob("*")} == shown.keys() - {b""}
+        for path, node in shown.items():
+            found = bytes(copy) + path
+            assert stat.S_IFMT(os.lstat(found).st_mode) == stat.S_IFMT(node.mode)
+            if stat.S_ISLNK(node.mode):
+                assert os.readlink(found) == tree.readlink(node.inode)
+            elif stat.S_ISREG(node.mode):
+                assert Path(os.fsdecode(found)).read_bytes() == content_of(tree, node.inode)
+
+
+@pytest.mark.parametrize("by_loops", [False, True])
+def test_the_kernel_shows_the_same(by_loops: bool, tmp_path: Path) -> None:
+    """By the shards themselves, and by loop devices, which go away with the mount."""
+    need_erofs()
+    shards = [*(tars.ODD[name].tar() for name in _MOUNTED), plain_tar(2, 40), LINKS]
+    mountpoint = tmp_path / "mnt"
+    mountpoint.mkdir()
+    with a_tree(tmp_path, shards, View("files")) as tree:
+        image_of(tmp_path, tree, OLD, Owner())
+        image = str(tmp_path / "set.erofs")
+        devices = open_devices(manifest.read(image), os.fsencode(tmp_path), False)
+        mount = kernel_mount.mount_by_loops if by_loops else kernel_mount.mount_image
+        try:
+            mount(image, str(mountpoint), [one.fd for one in devices], 0)
+            close_devices(devices)
+            compare_mounted(tree, os.fsencode(mountpoint))
+            source = mount_table.mounted_at(mountpoint)
+            assert source is not None
+            assert source.source.startswith(b"/dev/loop") == by_loops
+        finally:
+            end_mount(mountpoint)
+    # Whatever looks at new disks may have one open for a moment; it goes with its last user.
+    wait_until(lambda: not any(os.fsencode(tmp_path) in one for one in looped()), "the loop devices to go")
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+def test_no_loop_device_is_left_of_a_process_that_was_killed(
+    steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, between and after its loop devices: the kernel releases them with their last user."""
+    need_erofs()
+    with a_tree(tmp_path, [plain_tar(1, 5), plain_tar(2, 5)], View()) as tree:
+        image_of(tmp_path, tree)
+    image, mountpoint = tmp_path / "set.erofs", tmp_path / "mnt"
+    mountpoint.mkdir()
+    plainly = kernel_mount._loop_device
+
+    def make(fd: int) -> tuple[int, str]:
+        made.append(fd)
+        found = plainly(fd)
+        if len(made) == steps:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    made: list[int] = []
+    monkeypatch.setattr(kernel_mount, "_loop_device", make)
+    with open(tmp_path / "s0.tar", "rb") as one, open(tmp_path / "s1.tar", "rb") as other:
+        pid = os.fork()
+        if not pid:
+            try:
+                kernel_mount.mount_by_loops(str(image), str(mountpoint), [one.fileno(), other.fileno()], 0)
+            finally:  # also of an error: this process must not go on with the tests
+                os.kill(os.getpid(), signal.SIGKILL)
+        assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    assert (mount_table.mounted_at(mountpoint) is not None) == (steps > 3)
+    end_mount(mountpoint)
+    wait_until(lambda: not any(os.fsencode(tmp_path) in one for one in looped()), "the loop devices to go")
+
+
+def looped() -> Iterator[bytes]:
+    """The files of all loop devices of this machine, some of which are going."""
+    for file in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with suppress(OSError):
+            yield file.read_bytes()
+
+
+def compare_mounted(tree: LowerTree, mountpoint: bytes) -> None:
+    """What is mounted is the same as the tree."""
+    shown = nodes_of(tree)
+    seen = {b""}
+    for directory, below, files in os.walk(mountpoint):
+        seen |= {directory[len(mountpoint) :] + b"/" + name for name in [*below, *files]}
+    assert seen == set(shown)
+    for path, node in shown.items():
+        found = os.lstat(mountpoint + path)
+        assert (found.st_mode, found.st_nlink, found.st_mtime_ns) == (node.mode, node.links, node.mtime_ns), path
+        assert (found.st_uid, found.st_gid) == (0, 0)
+        if stat.S_ISLNK(node.mode):
+            assert os.readlink(mountpoint + path) == tree.readlink(node.inode)
+        elif stat.S_ISREG(node.mode):
+            assert found.st_size == node.size
+            content = content_or_damage(tree, node)
+            if content is None:
+                with pytest.raises(OSError, match=r"Input/output error|No such device") as raised:
+                    Path(os.fsdecode(mountpoint + path)).read_bytes()
+                assert raised.value.errno in (errno.EIO, errno.ENODEV)
+            else:
+                assert Path(os.fsdecode(mountpoint + path)).read_bytes() == content
+
+
+def test_image_and_mount_by_the_program(program: Program) -> None:
+    """Made, mounted, shown by `status`, ended; with its shards moved to another directory."""
+    need_erofs()
+    one = program.write("set/s0.tar", sets.content(0))
+    program.write("set/s1.tar", sets.content(1))
+    image = program.home / "set" / "set.erofs"
+    made = program.json("image", str(one.parent / "s{0..1}.tar"), "-o", image)
+    assert (made["devices"], made["size"]) == (2, image.stat().st_size)
+    assert made["files"] == [str(one), str(one.with_name("s1.tar"))]
+    (program.home / "set").rename(program.home / "moved")
+    image = program.home / "moved" / "set.erofs"
+    try:
+        program.run("mount", "-o", "noexec", image, program.mountpoint)
+        assert (program.mountpoint / "s1" / "d1" / "1-1" / "txt").read_bytes() == b"1"
+        (report,) = program.json("status", program.mountpoint)
+        assert (report["state"], report["specs"], report["shards"]) == ("served by the kernel", [str(image)], 2)
+        found = mount_table.mounted_at(program.mountpoint)
+        assert found is not None
+        assert {"ro", "nosuid", "nodev", "noexec"} <= set(found.options)
+        program.run("umount", program.mountpoint)
+        assert not list(program.mountpoint.iterdir())
+    finally:
+        end_mount(program.mountpoint)
+
+
+def told(home: Path, *words: str | Path, code: int) -> str:
+    """What the program says in this process, with this exit code."""
+    environment, root = {"WDSFS_INDEX_DIR": str(home / "index")}, logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    done = CliRunner().invoke(main.main, [*map(str, words)], env=environment, prog_name="wdsfs")
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def test_what_has_changed_is_not_mounted(program: Program) -> None:
+    need_erofs()
+    home, shard = program.home, program.write("s0.tar", sets.content(0))
+    image, mountpoint = home / "set.erofs", program.mountpoint
+    told(home, "image", shard, "-o", image, code=0)
+    os.utime(shard, (7, 7))
+    message = told(home, "mount", "-f", image, mountpoint, code=3)
+    assert f"not as they were when the image was made: {shard}; make the image anew" in message
+    assert "--trust-shards" in message
+    try:
+        program.run("mount", "--trust-shards", image, mountpoint)
+        assert [file.name for file in mountpoint.iterdir()] == ["s0"]
+        words = ("-f", "--trust-shards", image, mountpoint)
+        assert "is mounted there already, served by the kernel" in told(home, "mount", *words, code=5)
+    finally:
+        end_mount(mountpoint)
+    with shard.open("ab") as file:
+        file.write(bytes(512))
+    assert "not as they were" in told(home, "mount", "-f", "--trust-shards", image, mountpoint, code=3)
+    shard.unlink()
+    message = told(home, "mount", "-f", image, mountpoint, code=3)
+    assert f"{shard}: there is no such shard; --base DIR says where the shards of an image are" in message
+    whole = image.read_bytes()
+    for size in (-1, 2000, 100, 0):
+        image.write_bytes(whole[:size])
+        assert "the image is not whole" in told(home, "mount", "-f", image, mountpoint, code=5)
+
+
+def test_an_image_whose_super_block_is_damaged(program: Program) -> None:
+    need_erofs()
+    shard, image = program.write("s0.tar", sets.content(0)), program.home / "set.erofs"
+    told(program.home, "image", shard, "-o", image, code=0)
+    whole = image.read_bytes()
+    at = 1024 + 14  # the number of the top
+    image.write_bytes(whole[:at] + b"\x99" + whole[at + 1 :])
+    message = told(program.home, "mount", "-f", image, program.mountpoint, code=5)
+    assert f"does not mount {image}" in message
+    assert "it is damaged; remove it, and make it anew" in message
+
+
+def test_an_image_is_no_shard(tmp_path: Path) -> None:
+    shard, image = tmp_path / "s0.tar", tmp_path / "set.erofs"
+    shard.write_bytes(sets.content(0))
+    told(tmp_path, "image", shard, "-o", image, code=0)
+    for words in (["info", image], ["ls", image], ["check", shard, image]):
+        assert f"'{image}': is an image over shards" in told(tmp_path, *words, code=2)
+    assert "--engine fuse: an image is for" in told(tmp_path, "mount", "--engine", "fuse", image, tmp_path, code=2)
+
+
+def test_options_that_an_image_does_not_take(tmp_path: Path) -> None:
+    shard, image = tmp_path / "s0.tar", tmp_path / "set.erofs"
+    shard.write_bytes(sets.content(0))
+    told(tmp_path, "image", shard, "-o", image, "--uid", "5", "--umask", "027", "--layout", "files", code=0)
+    reader = ErofsImage(image, [shard])
+    top = reader.inode(reader.root)
+    assert (top.mode, top.uid, top.gid) == (0o40750 & 0o40555, 5, 0)
+    for words, text in (
+        (["--layout", "files"], "--layout: not for the mount of an image"),
+        (["--overlay", str(tmp_path / "upper")], "--overlay: not for the mount of an image"),
+        (["-o", "uid=5"], "uid, gid and umask are for FUSE"),
+        (["-o", "auto_unmount"], "-o auto_unmount: not for an image"),
+    ):
+        assert text in told(tmp_path, "mount", *words, image, tmp_path, code=2)
+    assert "is for images" in told(tmp_path, "mount", "--trust-shards", shard, tmp_path, code=2)
+    for words, text in ((["--umask", "9"], "--umask 9"), (["--linux", "4.9"], "5.16"), (["--linux", "x"], "x:")):
+        assert text in told(tmp_path, "image", shard, "-o", image, *words, code=2)
+
+
+def test_shards_that_cannot_be_in_an_image(tmp_path: Path) -> None:
+    """Nothing is left of an image that cannot be made, and no shard is overwritten."""
+    shard, packed, target = tmp_path / "s0.tar", tmp_path / "z.tar.gz", tmp_path / "set.erofs"
+    shard.write_bytes(sets.content(0))
+    packed.write_bytes(gzip.compress(sets.content(1)))
+    message = told(tmp_path, "image", packed, "-o", target, code=9)
+    assert f"{packed}: is compressed; the copy that the kernel could read is in a cache" in message
+    assert "is a shard of the set" in told(tmp_path, "image", shard, "-o", shard, code=9)
+    assert shard.read_bytes() == sets.content(0)
+    missing = tmp_path / "no" / "set.erofs"
+    assert "No such file or directory" in told(tmp_path, "image", shard, "-o", missing, code=9)
+    assert not [name for name in os.listdir(tmp_path) if "erofs" in name]
+
+
+def test_a_user_is_told_who_may_mount(user_program: Program) -> None:
+    shard = user_program.write("s0.tar", sets.content(0))
+    image = user_program.home / "set.erofs"
+    user_program.run("image", shard, "-o", image)
+    message = user_program.refused("mount", image, user_program.mountpoint, code=5)
+    assert "only root may do that" in message

@@ -1,1 +1,0 @@
-"""Packing trees of files."""

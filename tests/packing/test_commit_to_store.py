@@ -1,0 +1,418 @@
+"""Commits whose new shards are objects in a store: what is there afterwards, also when something comes between."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import urllib.request
+from email.message import Message
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import servers, tars
+from tests.conftest import PATIENCE, Program, wait_until
+from tests.overlay.test_overlay_mount import a_disk
+from tests.packing.conftest import Answer, FakeS3
+from tests.servers import BUCKET, KEY, SECRET, Server
+
+SHARDS = [f"s{number}.tar" for number in range(3)]
+NAMES = [f"new/t-{number}.tar" for number in range(3)]
+PATTERN = f"s3://{BUCKET}/new/t-%d.tar"
+
+
+@pytest.fixture
+def a_set(program: Program) -> Program:
+    """Three shards, and an overlay that changes the first one."""
+    for number, name in enumerate(SHARDS):
+        members = [tars.member(b"%03d.jpg" % sample, bytes([number]) * 3000) for sample in range(20)]
+        (program.home / name).write_bytes(tars.tar(*members))
+    changed = program.home / "o/upper/s0/003/jpg"
+    changed.parent.mkdir(parents=True)
+    changed.write_bytes(b"changed")
+    for name in list(program.environment):
+        if name.startswith(("AWS_", "AZURE_")) or name.lower().endswith("_proxy"):
+            del program.environment[name]
+    return program
+
+
+@pytest.fixture
+def with_fake(a_set: Program, s3: FakeS3) -> Program:
+    a_set.environment.update(s3.environment)
+    return a_set
+
+
+def configure(program: Program, store: str, options: dict[str, str]) -> None:
+    directory = program.home / ".config/wdsfs"
+    directory.mkdir(parents=True)
+    lines = [f'[store."{store}"]', *(f'{name} = "{value}"' for name, value in options.items())]
+    (directory / "config.toml").write_text("\n".join(lines))
+    (directory / "config.toml").chmod(0o600)
+
+
+def commit(program: Program, *more: str, output: str = PATTERN, **options: Any) -> tuple[str, str]:
+    done = program.run("commit", "--overlay", "o", "-o", output, *more, *SHARDS, **options)
+    return done.stdout.decode(), done.stderr.decode()
+
+
+def expected(program: Program) -> dict[str, bytes]:
+    """What the same commit writes to files."""
+    commit(program, output="here/t-%d.tar")
+    return {name: (program.home / "here" / os.path.basename(name)).read_bytes() for name in NAMES}
+
+
+def outputs(program: Program) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((program.home / "o/outputs.json").read_text())["shards"]
+    return found
+
+
+def left_over(program: Program) -> list[Path]:
+    """Files in the place from where shards are sent that are none of the cache's."""
+    [place] = program.home.rglob("remote")
+    return [path for path in place.iterdir() if path.suffix not in (".pin", ".data", ".table", "")]
+
+
+def fetched(server: Server, scheme: str, key: str) -> tuple[bytes, Message]:
+    """Content and headers of an object, without wdsfs."""
+    url = f"{server.url}/{BUCKET}/{key}?{servers.azure_signature()}"
+    with urllib.request.urlopen(servers.sign(server, key) if scheme == "s3" else url, timeout=PATIENCE) as answer:
+        return answer.read(), answer.headers
+
+
+@pytest.mark.parametrize("scheme", ["s3", "az"])
+def test_the_objects_have_the_bytes_that_files_have(
+    a_set: Program, request: pytest.FixtureRequest, scheme: str
+) -> None:
+    server: Server = request.getfixturevalue({"s3": "seaweedfs", "az": "azurite"}[scheme])
+    configure(a_set, f"{scheme}://{BUCKET}", server.options)
+    wanted = expected(a_set)
+    place = f"{scheme}://{BUCKET}/{a_set.home.name}"
+    said, _ = commit(a_set, "--jobs", "2", output=f"{place}/t-%d.tar")
+    assert said.startswith("shards: 1 rewritten, 2 copied; 60 samples")
+    found = {one["path"]: one for one in outputs(a_set)}
+    assert found[f"{place}/t-0.tar"]["size"] == len(wanted[NAMES[0]])
+    for name in NAMES:
+        assert fetched(server, scheme, f"{a_set.home.name}/{os.path.basename(name)}")[0] == wanted[name]
+    said, _ = commit(a_set, "--executor", "tests.work:threads", output=f"{place}/t-%d.tar")
+    assert "3 of them there already" in said
+    # Over its own output the overlay would be committed twice.
+    refused = a_set.run("diff", "--overlay", "o", f"{place}/t-{{0..2}}.tar", code=8).stderr
+    assert f"{place}/t-0.tar was written by a commit of the overlay" in refused.decode()
+    changed = a_set.home / "p/upper/t-1/003/jpg"
+    changed.parent.mkdir(parents=True)
+    changed.write_bytes(b"changed")
+    # Elsewhere in the bucket the store makes the copies.
+    a_set.run("commit", "--overlay", "p", "-o", f"{place}/again/u-%d.tar", f"{place}/t-{{0..2}}.tar")
+    for number, is_copy in ((0, True), (1, False), (2, True)):
+        content, headers = fetched(server, scheme, f"{a_set.home.name}/again/u-{number}.tar")
+        assert (content == wanted[NAMES[number]]) == is_copy
+        assert (headers["ETag"].endswith('-1"') if scheme == "s3" else "x-ms-copy-id" in headers) == is_copy
+    replaced = a_set.run("commit", "--overlay", "p", "--in-place", f"{place}/t-{{0..2}}.tar").stdout
+    assert replaced.startswith(b"shards: 1 rewritten; 20 samples")
+    assert a_set.run("cat", f"{place}/t-1.tar", "t-1/003/jpg").stdout == b"changed"
+
+
+@pytest.mark.parametrize("scheme", ["gs", "ais"])
+def test_stores_whose_conditions_or_paths_are_others(a_set: Program, s3: FakeS3, scheme: str) -> None:
+    """There is no AIStore here, and the emulator of Google's store has no such uploads."""
+    a_set.environment.pop("STORAGE_EMULATOR_HOST", None)
+    configure(a_set, f"{scheme}://", {"endpoint": s3.web.url, **({"token": SECRET} if scheme == "gs" else {})})
+    wanted, urls = expected(a_set), [f"{scheme}://{BUCKET}/{name}" for name in NAMES]
+    output = f"{scheme}://{BUCKET}/new/t-%d.tar"
+    commit(a_set, output=output)
+    assert s3.objects == wanted
+    assert "3 of them there already" in commit(a_set, output=output)[0]
+    changed = a_set.home / "p/upper/t-1/003/jpg"
+    changed.parent.mkdir(parents=True)
+    changed.write_bytes(b"changed")
+    s3.faults.append(lambda key, _: s3.store(key, wanted[NAMES[2]]) and None)  # somebody else has a newer one
+    a_set.run("commit", "--overlay", "p", "--in-place", *urls, code=7)
+    assert s3.objects[NAMES[1]] == wanted[NAMES[2]]
+    a_set.run("commit", "--overlay", "p", "--abandon", *urls)
+    a_set.run("commit", "--overlay", "p", "--in-place", *urls)
+    assert tars.by_webdataset(s3.objects[NAMES[1]])[3]["jpg"] == b"changed"
+    s3.store("other/t-1.tar", b"somebody else's")
+    commit(a_set, output=f"{scheme}://{BUCKET}/other/t-%d.tar", code=7)
+    assert s3.objects["other/t-1.tar"] == b"somebody else's"
+
+
+def test_a_name_that_is_taken_stops_the_commit_before_anything_is_sent(with_fake: Program, s3: FakeS3) -> None:
+    s3.store(NAMES[1], b"somebody else's")
+    _, said = commit(with_fake, code=7)
+    assert f"{PATTERN.replace('%d', '1')} exists already and is something else: choose another --output" in said
+    assert not s3.puts
+    assert s3.objects == {NAMES[1]: b"somebody else's"}
+
+
+def test_an_object_that_appears_meanwhile_is_not_overwritten(with_fake: Program, s3: FakeS3) -> None:
+    def appears(key: str, _: bytes) -> None:
+        s3.store(key, b"newer")
+
+    s3.faults.append(appears)
+    _, said = commit(with_fake, "--jobs", "1", code=7)
+    assert "s3://bucket/new/t-0.tar is there already: somebody else has written it meanwhile" in said
+    assert s3.objects[NAMES[0]] == b"newer"
+
+
+def test_workers_send_the_same_objects(with_fake: Program, s3: FakeS3) -> None:
+    wanted = expected(with_fake)
+    commit(with_fake, "--executor", "tests.work:threads")
+    assert s3.objects == wanted
+
+
+def test_an_answer_that_is_lost_is_no_error(with_fake: Program, s3: FakeS3) -> None:
+    def lost(key: str, content: bytes) -> Answer:
+        s3.store(key, content)
+        raise ConnectionResetError
+
+    s3.faults.append(lost)
+    wanted = expected(with_fake)
+    commit(with_fake, "--jobs", "1")
+    assert s3.objects == wanted
+    assert s3.puts == [NAMES[0], *NAMES]
+
+
+def test_a_store_that_is_busy_is_asked_again(with_fake: Program, s3: FakeS3) -> None:
+    s3.faults += [lambda *_: (503, {}, b"<Error><Code>SlowDown</Code></Error>")] * 2
+    shown = with_fake.on_terminal("commit", "--overlay", "o", "-o", PATTERN, "--jobs", "1", *SHARDS)
+    assert b"packing and sending" in shown
+    assert s3.puts == [NAMES[0], NAMES[0], *NAMES]
+
+
+def test_a_sum_that_is_no_md5_has_the_object_read_back(with_fake: Program, s3: FakeS3) -> None:
+    s3.etag = lambda content: f"kms-{len(content)}"
+    wanted = expected(with_fake)
+    commit(with_fake)
+    assert s3.objects == wanted
+    assert {request.path.removeprefix("/bucket/") for request in s3.web.gets()} == set(NAMES)
+
+
+def test_an_object_that_is_not_what_was_sent_is_an_error(with_fake: Program, s3: FakeS3) -> None:
+    def damages(key: str, content: bytes) -> Answer:
+        damaged = content[:5000] + b"x" + content[5001:]
+        return 200, {"ETag": str(s3.store(key, damaged).etag)}, b""
+
+    s3.faults.append(damages)
+    s3.hangs = NAMES[1]
+    _, said = commit(with_fake, "--jobs", "1", code=3)
+    assert "s3://bucket/new/t-0.tar: what the store has is not what was sent; remove it" in said
+    assert list(s3.objects) == NAMES[:1]
+    assert not left_over(with_fake)
+
+
+@pytest.mark.parametrize("whom", ["command", "fetcher"])
+def test_a_commit_that_is_killed_sends_only_the_rest_when_it_is_repeated(
+    with_fake: Program, s3: FakeS3, whom: str
+) -> None:
+    wanted = expected(with_fake)
+    s3.hangs = NAMES[2]
+    with with_fake.start("commit", "--overlay", "o", "--jobs", "1", "-o", PATTERN, *SHARDS) as process:
+        wait_until(lambda: NAMES[2] in s3.hanging, "the upload of the last shard")
+        assert list(s3.objects) == NAMES[:2]
+        if whom == "fetcher":  # then the command starts another one, and goes on
+            s3.hangs = None
+            os.kill(child_of(process), signal.SIGKILL)
+            assert process.wait(PATIENCE) == 0
+            assert s3.puts == [*NAMES, NAMES[2]]
+            assert s3.objects == wanted
+            return
+        process.kill()
+    s3.hangs = None
+    s3.puts.clear()
+    said, _ = commit(with_fake)
+    assert "2 of them there already" in said
+    assert s3.puts == NAMES[2:]
+    assert s3.objects == wanted
+
+
+def child_of(process: subprocess.Popen[bytes]) -> int:
+    [child] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return int(child)
+
+
+def test_an_interrupt_ends_an_upload(with_fake: Program, s3: FakeS3) -> None:
+    s3.hangs = NAMES[1]
+    with with_fake.start(
+        "commit", "--overlay", "o", "--jobs", "1", "-o", PATTERN, *SHARDS, stderr=subprocess.PIPE
+    ) as process:
+        wait_until(lambda: NAMES[1] in s3.hanging, "the upload of the second shard")
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 130
+    assert b"what is finished is kept, and the same command goes on from there" in said
+    assert list(s3.objects) == NAMES[:1]
+    assert not left_over(with_fake)
+
+
+def test_a_store_that_refuses(a_set: Program, seaweedfs: Server) -> None:
+    configure(a_set, "s3://", {**seaweedfs.options, "secret_access_key": "wrong-s3cr3t"})
+    _, said = commit(a_set, code=3)
+    assert "its store refuses it (403" in said
+    assert "s3cr3t" not in said
+    assert KEY not in said
+
+
+def test_places_that_cannot_be_written(a_set: Program) -> None:
+    for output, wrong in (
+        (
+            f"https://user:{SECRET}@host/t-%d.tar?sig={SECRET}",
+            "--output https://host/t-0.tar: new shards go to files",
+        ),
+        ("hf://datasets/a/b/t-%d.tar", "not to hf://"),
+        (f"s3://{BUCKET}/new/", f"name the shards in it, for example s3://{BUCKET}/new/train-%06d.tar"),
+        (f"s3://{BUCKET}/t-%d.tar.gz", "readers would unpack them"),
+    ):
+        _, said = commit(a_set, output=output, code=2)
+        assert wrong in said
+        assert SECRET not in said
+    for option in (["--link"], ["--export", "wids"]):
+        _, said = commit(a_set, *option, code=2)
+        assert option[0] in said
+
+
+def test_remote_shards_are_sources(with_fake: Program, s3: FakeS3) -> None:
+    wanted = expected(with_fake)
+    for name in SHARDS:
+        s3.store(name, (with_fake.home / name).read_bytes())
+        (with_fake.home / name).unlink()
+    with_fake.run("commit", "--overlay", "o", "-o", PATTERN, f"s3://{BUCKET}/s{{0..2}}.tar")
+    assert {name: s3.objects[name] for name in NAMES} == wanted
+
+
+# --- in place
+
+URLS = f"s3://{BUCKET}/s{{0..2}}.tar"
+
+
+@pytest.fixture
+def in_store(with_fake: Program, s3: FakeS3) -> Program:
+    """The set in a store, and an overlay that changes two of its shards and adds one."""
+    for name in SHARDS:
+        s3.store(name, (with_fake.home / name).read_bytes())
+        (with_fake.home / name).unlink()
+    for path in ("s2/004/jpg", "more/x/jpg"):
+        file = with_fake.home / "o/upper" / path
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"new")
+    return with_fake
+
+
+def in_place(program: Program, *more: str, **options: Any) -> tuple[str, str]:
+    done = program.run("commit", "--overlay", "o", *(more or ("--in-place",)), "--jobs", "1", URLS, **options)
+    return done.stdout.decode(), done.stderr.decode()
+
+
+def changes(program: Program) -> list[str]:
+    return program.run("diff", "--overlay", "o", URLS, code=None).stdout.decode().splitlines()
+
+
+@pytest.fixture(params=["here", "elsewhere"])
+def anywhere(request: pytest.FixtureRequest, in_store: Program) -> Program:
+    """The same; the new shards are written and sent by this process, or as units of work of an executor."""
+    if request.param == "elsewhere":
+        in_store.environment["WDSFS_EXECUTOR"] = "tests.work:threads"
+    return in_store
+
+
+def test_shards_in_a_store_are_replaced(anywhere: Program, s3: FakeS3) -> None:
+    in_store, old = anywhere, s3.objects
+    said, _ = in_place(in_store)
+    assert said.startswith("shards: 2 rewritten, 1 new; 41 samples")
+    assert s3.puts == ["s0.tar", "s2.tar", "s3.tar"]
+    assert tars.by_webdataset(s3.objects["s0.tar"])[3]["jpg"] == b"changed"
+    assert tars.by_webdataset(s3.objects["s2.tar"])[4]["jpg"] == b"new"
+    assert [sample["__key__"] for sample in tars.by_webdataset(s3.objects["s3.tar"])] == ["x"]
+    assert s3.objects["s1.tar"] == old["s1.tar"]
+    s3.web.requests.clear()
+    assert in_store.run("cat", f"s3://{BUCKET}/s2.tar", "s2/004/jpg").stdout == b"new"
+    assert not s3.web.gets()  # what was sent is in the cache
+    assert changes(in_store) == []
+    assert in_place(in_store)[0] == "the overlay changes no shard\n"
+
+
+def test_a_shard_that_is_replaced_meanwhile_is_not_lost(in_store: Program, s3: FakeS3) -> None:
+    newer = tars.tar(tars.member(b"newer.jpg", b"newer"))
+
+    def appears(key: str, _: bytes) -> None:
+        s3.store(key, newer)
+
+    s3.faults += [lambda *_: None, appears]
+    s3.hangs = "s3.tar"
+    _, said = in_place(in_store, code=7)
+    assert f"s3://{BUCKET}/s2.tar was changed by somebody else meanwhile" in said
+    assert s3.objects["s2.tar"] == newer
+    _, said = in_place(in_store, code=7)
+    assert "so it cannot be finished. Use --abandon instead of --in-place" in said
+    said, _ = in_place(in_store, "--abandon")
+    assert said.startswith("abandoned: 1 of 3 shards written")
+    assert s3.objects["s2.tar"] == newer
+    assert changes(in_store) == ["added    s2/004", "added    more/x"]
+
+
+@pytest.mark.parametrize(
+    ("anywhere", "stored", "etag"),
+    [
+        ("here", False, "md5"),
+        ("here", True, "md5"),
+        ("here", False, "other"),
+        ("here", True, "other"),
+        ("elsewhere", False, "md5"),
+        ("elsewhere", True, "md5"),
+    ],
+    indirect=["anywhere"],
+)
+def test_a_commit_in_place_that_is_killed_is_finished_by_the_next(
+    anywhere: Program, s3: FakeS3, stored: bool, etag: str
+) -> None:
+    in_store = anywhere
+    if etag == "other":
+        s3.etag = lambda content: f"other-{hashlib.sha256(content).hexdigest()}"
+
+    def arrives(key: str, content: bytes) -> None:
+        if stored:
+            s3.store(key, content)
+        s3.hangs = key
+
+    s3.faults += [lambda *_: None, arrives]
+    with in_store.start("commit", "--overlay", "o", "--in-place", "--jobs", "1", URLS) as process:
+        wait_until(lambda: s3.hanging, "the upload of the second shard")
+        process.kill()
+    s3.hangs = None
+    s3.puts.clear()
+    assert "was stopped half-way" in in_store.run("diff", "--overlay", "o", URLS, code=7).stderr.decode()
+    in_place(in_store)
+    assert s3.puts == ["s3.tar"] if stored else ["s2.tar", "s3.tar"]
+    assert tars.by_webdataset(s3.objects["s2.tar"])[4]["jpg"] == b"new"
+    assert changes(in_store) == []
+
+
+def test_a_mount_shows_the_replaced_shards(in_store: Program, s3: FakeS3) -> None:
+    with in_store.mounted("--overlay", "o", URLS) as mounted:
+        assert (mounted.path / "s1/000/jpg").read_bytes() == b"\1" * 3000
+        (mounted.path / "s1/000/jpg").write_bytes(b"by the mount")
+        shutil.rmtree(mounted.path / "s2/005")
+        in_store.run("commit", "--in-place", mounted.path)
+        assert sorted(os.listdir(mounted.path)) == ["s0", "s1", "s2", "s3"]
+        assert (mounted.path / "s0/003/jpg").read_bytes() == b"changed"
+        assert (mounted.path / "s1/000/jpg").read_bytes() == b"by the mount"
+        assert (mounted.path / "s3/x/jpg").read_bytes() == b"new"
+        assert not (mounted.path / "s2/005").exists()
+        assert not list((in_store.home / "o/upper").iterdir())
+    assert tars.by_webdataset(s3.objects["s1.tar"])[0]["jpg"] == b"by the mount"
+
+
+def test_a_place_without_room_for_a_shard_is_named_before_anything_is_sent(with_fake: Program, s3: FakeS3) -> None:
+    with a_disk(with_fake, "tmpfs") as disk:
+        (disk / "cache").mkdir(mode=0o700)
+        free = os.statvfs(disk)
+        (disk / "full").write_bytes(bytes(free.f_bavail * free.f_bsize - 120_000))
+        with_fake.environment["WDSFS_CACHE_DIR"] = str(disk / "cache")
+        _, said = commit(with_fake, "--jobs", "2", code=7)
+        assert f"{disk}/cache/remote: 1" in said
+        assert "bytes are needed there for shards before they are sent" in said
+        assert not s3.puts

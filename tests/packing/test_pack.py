@@ -1,0 +1,646 @@
+"""Shards of trees of files: which samples there are, in which order, and what stops a pack."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import itertools
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import tarfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import webdataset
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests import tars
+from tests.cli.test_main import program  # noqa: F401  # a fixture
+from tests.conftest import Program, new_processes, wait_until
+from tests.overlay.test_overlay_mount import a_disk
+from tests.processes import Process
+from tests.thorough import examples
+from tests.tree.test_shard_tree import a_tree, check_consistency
+from wdsfs import names
+from wdsfs.cluster.workers import Workers
+from wdsfs.errors import CommitError, UsageError
+from wdsfs.packing import shard_unit
+from wdsfs.packing.order import parse_splits
+from wdsfs.packing.pack_run import PackRun
+from wdsfs.packing.packing_plan import PackingPlan, PackOptions, make_plan
+from wdsfs.packing.tree_walk import WalkRules
+from wdsfs.storage.durable import Disk, temporary_of
+from wdsfs.tree.tree import View
+
+Files = Mapping[Any, bytes]
+
+FLAT = {"a.jpg": b"A", "a.cls": b"0", "b.seg.png": b"BB", "b.cls": b"", "d/a.jpg": b"d"}
+SAMPLES = {"d/a/jpg": b"A", "d/a/cls": b"0", "b/left.jpg": b"BB", "b/json": b"{}"}
+FULL = {"d/a/a.jpg": b"A", "d/a/a.cls": b"0", "b/b.left.jpg": b"BB"}
+CLASSES = {"dog/1.jpg": b"D", "cat/2.jpg": b"CC", "cat/1.jpg": b"C"}
+
+
+def write(home: Path, files: Files, mtime: int = 1_600_000_000) -> Path:
+    for name, content in files.items():
+        path = home / os.fsdecode(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        os.utime(path, (mtime, mtime))
+    home.mkdir(exist_ok=True)
+    return home
+
+
+def plan_of(*trees: Path, output: str = "out/s-%06d.tar", **options: Any) -> PackingPlan:
+    output = str(trees[0].parent / output)
+    return make_plan([str(tree) for tree in trees], PackOptions(output, **options))
+
+
+def pack(*trees: Path, jobs: int = 1, **options: Any) -> list[bytes]:
+    """Return the bytes of the shards."""
+    plan = plan_of(*trees, **options)
+    PackRun(plan, jobs).write()
+    return [Path(os.fsdecode(shard.target)).read_bytes() for shard in plan.shards]
+
+
+def members(*shards: bytes) -> list[tuple[bytes, bytes]]:
+    """Names and contents, in the order of the tars."""
+    return [(one.name, tar[one.data : one.data + one.size]) for tar in shards for one in tars.by_tarfile(tar)]
+
+
+def keys(*shards: bytes) -> list[str]:
+    return [sample["__key__"] for shard in shards for sample in tars.by_webdataset(shard)]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):  # it was gone before it was opened, or read
+        return False
+
+
+def left_behind(home: Path) -> list[str]:
+    return sorted(path.name for path in (home / "out").glob("*")) if (home / "out").exists() else []
+
+
+# --- layouts -------------------------------------------------------------------------------------------------
+
+
+def test_files_are_packed_as_they_are(tmp_path: Path) -> None:
+    """The files of a directory come before its directories, both by name."""
+    (shard,) = pack(write(tmp_path / "tree", FLAT))
+    assert members(shard) == [(os.fsencode(name), FLAT[name]) for name in sorted(FLAT)]
+    assert keys(shard) == ["a", "b", "d/a"]
+    with tarfile.open(fileobj=io.BytesIO(shard)) as archive:
+        facts = {(one.mode, one.uid, one.uname, one.mtime, one.type) for one in archive}
+    assert facts == {(0o444, 0, "bigdata", 1_600_000_000, tarfile.REGTYPE)}
+
+
+@pytest.mark.parametrize("files", [SAMPLES, FULL])
+def test_directories_of_samples_are_packed_as_a_mount_shows_them(tmp_path: Path, files: Files) -> None:
+    (shard,) = pack(write(tmp_path / "tree", files))
+    assert keys(shard) == ["b", "d/a"]
+    view = View(names="full" if files is FULL else "ext")
+    with a_tree([shard], view, merge=True) as tree:
+        assert check_consistency(tree) == {b"/" + os.fsencode(name): content for name, content in files.items()}
+
+
+def test_files_of_a_sample_stay_together_beside_the_samples_below_it(tmp_path: Path) -> None:
+    (shard,) = pack(write(tmp_path / "tree", {"a/jpg": b"", "a/b/jpg": b"", "a/txt": b""}))
+    assert [name for name, _ in members(shard)] == [b"a.jpg", b"a.txt", b"a/b.jpg"]
+
+
+def test_classes_are_numbered_in_the_order_of_their_names(tmp_path: Path) -> None:
+    (shard,) = pack(write(tmp_path / "tree", CLASSES), layout="classes")
+    assert members(shard) == [
+        *((b"cat/1.cls", b"0"), (b"cat/1.jpg", b"C"), (b"cat/2.cls", b"0"), (b"cat/2.jpg", b"CC")),
+        *((b"dog/1.cls", b"1"), (b"dog/1.jpg", b"D")),
+    ]
+    assert (tmp_path / "out/classes.txt").read_bytes() == b"cat\ndog\n"
+
+
+def test_what_a_mount_shows_in_classes_can_be_packed_again(tmp_path: Path) -> None:
+    (shard,) = pack(write(tmp_path / "tree", {"00/s--a.jpg": b"A", "01/s--b.jpg": b"B"}), layout="classes")
+    assert keys(shard) == ["00/s--a", "01/s--b"]
+
+
+@pytest.mark.parametrize(
+    ("options", "added"),
+    [
+        ({"class_as": "name"}, {b"cat/1.cls": b"cat", b"cat/2.cls": b"cat", b"dog/1.cls": b"dog"}),
+        ({"class_as": "none"}, {}),
+        (
+            {"class_column": "label.txt"},
+            {b"cat/1.label.txt": b"0", b"cat/2.label.txt": b"0", b"dog/1.label.txt": b"1"},
+        ),
+        ({"class_names": "names"}, {b"cat/1.cls": b"7", b"cat/2.cls": b"7", b"dog/1.cls": b"1"}),
+    ],
+)
+def test_the_column_of_the_class(tmp_path: Path, options: dict[str, Any], added: dict[bytes, bytes]) -> None:
+    (tmp_path / "names").write_text('{"7": "cat", "1": "dog"}')
+    if "class_names" in options:
+        options = {"class_names": str(tmp_path / "names")}
+    (shard,) = pack(write(tmp_path / "tree", CLASSES), layout="classes", **options)
+    assert dict(members(shard)) == {os.fsencode(name): content for name, content in CLASSES.items()} | added
+    assert (tmp_path / "out/classes.txt").exists() == ("class_column" in options)
+
+
+def test_names_of_classes_that_lines_cannot_have(tmp_path: Path) -> None:
+    pack(write(tmp_path / "tree", {b"a\nb/1.jpg": b"", b"\xff/1.jpg": b""}), layout="classes")
+    assert json.loads((tmp_path / "out/classes.json").read_text()) == ["a\nb", "\udcff"]
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        (FLAT, "files"),
+        (SAMPLES, "samples"),
+        (FULL, "samples"),
+        ({"0/1.jpg": b"", "0/1.txt": b""}, "files"),
+        ({"a.jpg": b""}, "files"),
+        ({"README": b"", "a.jpg": b""}, "files"),
+        ({"README": b"", "a/jpg": b""}, "samples"),
+        (CLASSES, "can be a class"),
+        ({"a/jpg": b"", "b/1.jpg": b""}, "looks like a column"),
+        ({"a/jpg": b"", "1.jpg": b""}, "looks like a column"),
+        ({}, "there is no file to pack"),
+    ],
+)
+def test_a_layout_is_detected_or_refused(tmp_path: Path, files: Files, found: str) -> None:
+    tree = write(tmp_path / "tree", files)
+    if found in ("files", "samples"):
+        assert plan_of(tree, leave_out=True).layout.name == found
+    else:
+        with pytest.raises(CommitError, match=found):
+            plan_of(tree, leave_out=True)
+
+
+# --- what cannot be packed -----------------------------------------------------------------------------------
+
+
+ODD = {
+    "README": "has no extension",
+    "end.": "has no extension",
+    ".hidden.jpg": "starts? with a dot",
+    "a..jpg": "starts? with a dot",
+    "b.JPG": "only in letter case",
+    "a.__key__": "readers keep something",
+    "__a.b__": "a name like __this__",
+    "__meta__/a.jpg": "a name like __this__",
+    ".git/a.jpg": "hidden directory",
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_would_be_in_no_sample_is_refused(tmp_path: Path, name: str) -> None:
+    tree = write(tmp_path / "tree", {"b.jpg": b"", "b.JPG": b""} if name == "b.JPG" else {"b.jpg": b"", name: b""})
+    with pytest.raises(CommitError, match=f"1 file cannot be packed:\n.*{ODD[name]}.*\n--leave-out goes ahead"):
+        pack(tree)
+    assert len(members(*pack(tree, leave_out=True))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("x.jpg", "outside of a sample"),
+        ("a.b/jpg", "has a dot"),
+        ("c/.jpg", "dot"),
+        ("c/JPG", "case"),
+    ],
+)
+def test_what_is_in_no_directory_of_a_sample_is_refused(tmp_path: Path, name: str, reason: str) -> None:
+    tree = write(tmp_path / "tree", {"c/jpg": b"", name: b""})
+    plan = plan_of(tree, layout="samples", leave_out=True)
+    assert [one.reason for one in plan.left_out.unpackable if reason in one.reason]
+    assert len(members(*pack(tree, layout="samples", leave_out=True))) == 1
+
+
+def test_what_is_outside_of_classes_is_refused(tmp_path: Path) -> None:
+    tree = write(tmp_path / "tree", {**CLASSES, "readme.txt": b""})
+    with pytest.raises(CommitError, match="outside of a class"):
+        pack(tree, layout="classes")
+
+
+def test_special_files_are_refused(tmp_path: Path) -> None:
+    tree = write(tmp_path / "tree", {"a.jpg": b"A"})
+    os.mkfifo(tree / "fifo.jpg")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tree / "socket.jpg"))
+    plan = plan_of(tree, leave_out=True)
+    assert {os.path.basename(one.path) for one in plan.left_out.unpackable} == {b"fifo.jpg", b"socket.jpg"}
+    with pytest.raises(CommitError, match="2 files cannot be packed"):
+        plan_of(tree)
+
+
+def test_symbolic_links_are_packed_only_on_demand(tmp_path: Path) -> None:
+    elsewhere = write(tmp_path / "elsewhere", {"x.jpg": b"X", "d/y.jpg": b"Y"})
+    tree = write(tmp_path / "tree", {"a.jpg": b"A"})
+    (tree / "x.jpg").symlink_to(elsewhere / "x.jpg")
+    (tree / "d").symlink_to(elsewhere / "d")
+    with pytest.raises(CommitError, match=r"2 files cannot be packed:\n.*--follow-links"):
+        pack(tree)
+    assert keys(*pack(tree, leave_out=True)) == ["a"]
+    (tree / "nothing.jpg").symlink_to("nowhere")
+    (tree / "itself.jpg").symlink_to("itself.jpg")
+    (elsewhere / "d/up").symlink_to(tree)
+    followed = plan_of(tree, leave_out=True, walk=WalkRules(follow_links=True), output="f-%d.tar")
+    PackRun(followed).write()
+    assert keys((tmp_path / "f-0.tar").read_bytes()) == ["a", "x", "d/y"]
+    found = {os.path.basename(one.path): one.reason for one in followed.left_out.unpackable}
+    assert set(found) == {b"nothing.jpg", b"itself.jpg", b"up"}
+
+
+def test_leavings_of_programs_are_left_out(tmp_path: Path) -> None:
+    tree = write(tmp_path / "tree", {"a.jpg": b"A", "a.jpg~": b"", ".DS_Store": b"", "Thumbs.db": b"db"})
+    plan = plan_of(tree)
+    assert plan.left_out.summary == "3 files that programs have left behind"
+    assert keys(*pack(tree, leave_out=True, walk=WalkRules(with_leavings=True))) == ["Thumbs", "a"]
+
+
+def test_hard_links_and_empty_files_are_files(tmp_path: Path) -> None:
+    tree = write(tmp_path / "tree", {"a.jpg": b"A", "c.jpg": b""})
+    os.link(tree / "a.jpg", tree / "b.jpg")
+    assert members(*pack(tree)) == [(b"a.jpg", b"A"), (b"b.jpg", b"A"), (b"c.jpg", b"")]
+
+
+def test_a_file_that_cannot_be_read_is_found_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = write(tmp_path / "tree", {"a.jpg": b"A", "b.jpg": b"B"})
+    (tree / "b.jpg").chmod(0)
+    # As for a user who is not root; what root may read is asked of the kernel.
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "access", lambda name, mode, dir_fd: os.stat(name, dir_fd=dir_fd).st_mode & 0o444)
+    with pytest.raises(CommitError, match=r"b\.jpg: cannot be read by this user"):
+        plan_of(tree)
+
+
+def test_a_key_in_two_trees_is_refused(tmp_path: Path) -> None:
+    one, other = (write(tmp_path / name, {"a.jpg": b"", f"{name}.jpg": b""}) for name in ("x", "y"))
+    with pytest.raises(CommitError, match=r"the key 'a' comes twice, in .*/x and .*/y: pack the directory above"):
+        plan_of(one, other)
+    (other / "a.jpg").unlink()
+    assert keys(*pack(one, other)) == ["a", "x", "y"]
+
+
+def test_trees_in_one_another_are_refused(tmp_path: Path) -> None:
+    tree = write(tmp_path / "tree", FLAT)
+    with pytest.raises(UsageError, match="would be packed twice"):
+        plan_of(tree, tree / "d")
+
+
+def test_shards_among_the_files_that_are_packed_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"tree/out/000\.tar would be in .*/tree, which is packed"):
+        plan_of(write(tmp_path / "tree", FLAT), output="tree/out/%03d.tar")
+
+
+def test_a_sample_with_a_column_of_the_class_is_refused(tmp_path: Path) -> None:
+    tree = write(tmp_path / "tree", {**CLASSES, "cat/1.CLS": b"9"})
+    with pytest.raises(CommitError, match=r"cat/1.CLS is the column .* --class-column"):
+        plan_of(tree, layout="classes")
+
+
+# --- names, times, sizes -------------------------------------------------------------------------------------
+
+_NAME = st.binary(min_size=1, max_size=12).map(
+    lambda raw: raw.translate(bytes.maketrans(b"\0/.", b"0_-")).replace(b"~", b"-")
+)
+_EXTENSION = st.sampled_from([b"jpg", b"seg.png", b"json", b"x\ny", b"\xff", b"e" * 100])
+_PATH = st.tuples(st.lists(_NAME, max_size=2), _NAME, _EXTENSION).map(
+    lambda parts: b"/".join([*parts[0], parts[1] + b"." + parts[2]])
+)
+
+
+def escaped(path: bytes) -> bytes:
+    """A path as a mount shows it: of what reads like an escape, the percent sign is escaped."""
+    return b"/".join(map(names.escape, path.split(b"/")))
+
+
+@examples(8)
+@given(st.dictionaries(_PATH, st.binary(max_size=1200), min_size=1, max_size=6))
+@example({b"%00.jpg": b"", b"%/a.jpg": b""})
+@example({b"d/\xff\n.jpg": b"x", b"n" * 200 + b".jpg": b"", b"d/" + b"m" * 120 + b"/a.jpg": b"y"})
+def test_a_mount_of_a_packed_tree_shows_the_tree(files: dict[bytes, bytes]) -> None:
+    with TemporaryDirectory() as name:
+        tree = Path(name, "tree")
+        kept: dict[bytes, bytes] = {}
+        for path, content in files.items():
+            try:
+                write(tree, {path: content})
+            except (NotADirectoryError, IsADirectoryError, FileExistsError):
+                continue  # another file or directory has the name
+            kept[path] = content
+        write(tree, {"always.txt": b"there"})
+        kept[b"always.txt"] = b"there"
+        # Files that are refused are not in the shards: they must be all that is missing.
+        plan = plan_of(tree, layout="files", leave_out=True, maxcount=2)
+        left_out = tuple(os.path.relpath(one.path, os.fsencode(tree)) + b"/" for one in plan.left_out.named)
+        kept = {path: content for path, content in kept.items() if not (path + b"/").startswith(left_out)}
+        PackRun(plan).write()
+        shards = [Path(os.fsdecode(shard.target)).read_bytes() for shard in plan.shards]
+        with a_tree(shards, View("files"), merge=True) as merged:
+            shown = check_consistency(merged)
+    assert shown == {b"/" + escaped(path): content for path, content in kept.items()}
+    assert [len(shard) for shard in shards] == [shard.length for shard in plan.shards]
+
+
+@pytest.mark.parametrize("mtime", [-5, 8**11])
+def test_times_that_need_more_than_a_field(tmp_path: Path, mtime: int) -> None:
+    plan = plan_of(write(tmp_path / "tree", CLASSES), layout="classes", mtime=mtime)
+    PackRun(plan).write()
+    shard = (tmp_path / "out/s-000000.tar").read_bytes()
+    assert {one.mtime for one in tars.by_tarfile(shard)} == {mtime}
+    assert len(shard) == plan.length
+
+
+def test_large_files_are_read_in_pieces(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 12_000
+    (shard,) = pack(write(tmp_path / "tree", {"a.bin": content, "b.bin": content[:-1]}))
+    assert members(shard) == [(b"a.bin", content), (b"b.bin", content[:-1])]
+
+
+def test_copies_with_other_times_give_the_same_bytes_with_one_time(tmp_path: Path) -> None:
+    one = pack(write(tmp_path / "a/tree", FLAT, mtime=5), mtime=7)
+    other = pack(write(tmp_path / "b/tree", dict(reversed(FLAT.items())), mtime=6), mtime=7)
+    assert one == other
+    assert pack(tmp_path / "a/tree", output="own/%d.tar") != pack(tmp_path / "b/tree", output="own/%d.tar")
+
+
+# --- order, shards, splits -----------------------------------------------------------------------------------
+
+MANY: Files = {f"{number:03d}.txt": b"%d" % number for number in range(200)}
+
+
+def test_a_shuffle_is_the_same_everywhere(tmp_path: Path) -> None:
+    tree = write(tmp_path / "tree", MANY)
+    shuffled = keys(*pack(tree, shuffle="1", maxcount=50))
+    assert sorted(shuffled) == [name.partition(".")[0] for name in map(os.fsdecode, MANY)]
+    # By what the documentation says, with nothing of wdsfs.
+    by_hash = sorted(
+        shuffled, key=lambda key: hashlib.blake2b(b"wdsfs shuffle 1\0" + key.encode(), digest_size=8).digest()
+    )
+    assert shuffled == by_hash
+    assert keys(*pack(tree, shuffle="2", output="two/%d.tar")) != shuffled
+
+
+def test_the_order_of_a_list(tmp_path: Path) -> None:
+    tree = write(tmp_path / "tree", FLAT)
+    listed = tmp_path / "keys"
+    listed.write_bytes(b"d/a\r\nb\n")
+    with pytest.raises(CommitError, match="a: its key is not in the list"):
+        plan_of(tree, order=str(listed))
+    assert keys(*pack(tree, order=str(listed), leave_out=True)) == ["d/a", "b"]
+    for text, wrong in ((b"b\0nothing\0", "'nothing', key 2 of the list, is the key"), (b"a\na\n", "comes twice")):
+        listed.write_bytes(text)
+        with pytest.raises(UsageError, match=wrong):
+            plan_of(tree, order=str(listed))
+    with pytest.raises(UsageError, match="longer than a list of all"):
+        plan_of(tree, order="/dev/zero")
+
+
+def test_shards_are_cut_as_by_the_webdataset_library(tmp_path: Path) -> None:
+    tree = write(tmp_path / "tree", {f"{number}.txt": b"x" * number * 100 for number in range(1, 10)})
+    (tmp_path / "theirs").mkdir()
+    with webdataset.ShardWriter(f"{tmp_path}/theirs/%d.tar", maxcount=3, maxsize=1100, verbose=0) as writer:
+        for number in range(1, 10):
+            writer.write({"__key__": str(number), "txt": "x" * number * 100})
+    theirs = [keys(path.read_bytes()) for path in sorted((tmp_path / "theirs").iterdir())]
+    assert [keys(shard) for shard in pack(tree, maxcount=3, maxsize=1100)] == theirs
+
+
+def test_splits_are_exact_in_each_class_and_the_same_for_every_order(tmp_path: Path) -> None:
+    files = {f"{'a' if number < 30 else 'b'}/{number}.jpg": b"" for number in range(100)}
+    tree = write(tmp_path / "tree", files)
+    splits = tuple(parse_splits(["train=0.8", "val=0.1", "test=0.1"]))
+    found = {}
+    for name, options in {"plain": {}, "shuffled": {"shuffle": "x"}}.items():
+        plan = plan_of(tree, layout="classes", splits=splits, output=name + "/{split}/%d.tar", **options)
+        PackRun(plan).write()
+        found[name] = {one.name: keys((tmp_path / name / one.name / "0.tar").read_bytes()) for one in splits}
+        assert (tmp_path / name / "classes.txt").exists()
+    counts = {
+        one: [sum(key.startswith(label) for key in some) for label in ("a/", "b/")]
+        for one, some in found["plain"].items()
+    }
+    assert counts == {"train": [24, 56], "val": [3, 7], "test": [3, 7]}
+    assert sorted(itertools.chain(*found["plain"].values())) == sorted(name.partition(".")[0] for name in files)
+    for one in splits:
+        assert set(found["plain"][one.name]) == set(found["shuffled"][one.name])
+    assert found["plain"]["train"] != found["shuffled"]["train"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "wrong"),
+    [
+        (["train=0.9"], "0.9 together"),
+        (["train"], "write NAME=FRACTION"),
+        (["a=0.5", "a=0.5"], "a name of its own"),
+        (["a=nan", "b=0.5"], "write NAME=FRACTION"),
+        (["a/b=1"], "write NAME=FRACTION"),
+    ],
+)
+def test_splits_that_mean_nothing(texts: Sequence[str], wrong: str) -> None:
+    with pytest.raises(UsageError, match=wrong):
+        parse_splits(texts)
+
+
+def test_a_split_without_samples_is_refused(tmp_path: Path) -> None:
+    tree = write(tmp_path / "tree", {"a.jpg": b""})
+    with pytest.raises(CommitError, match=r"--split val=0.1: of 1 samples that is none"):
+        plan_of(tree, splits=tuple(parse_splits(["train=0.9", "val=0.1"])), output="{split}-%d.tar")
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        ({"shuffle": "1", "order": "x"}, "exclude each other"),
+        ({"output": "{split}-%d.tar"}, "belong together"),
+        ({"output": "s.tar.gz"}, "readers would unpack"),
+        ({"class_column": ".x"}, "no extension"),
+        ({"class_as": "none", "class_names": "x"}, "--class-names is for"),
+        ({"class_names": "x"}, "--class-names is for --layout classes"),
+        ({"output": "s.tar", "maxcount": 1}, "names 1 shard"),
+    ],
+)
+def test_options_that_do_not_go_together(tmp_path: Path, options: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(UsageError, match=wrong):
+        plan_of(write(tmp_path / "tree", FLAT), **options)
+
+
+# --- writing -------------------------------------------------------------------------------------------------
+
+
+def test_processes_write_what_one_writes(tmp_path: Path) -> None:
+    tree = write(tmp_path / "tree", {f"{number:04d}.txt": b"%d" % number for number in range(4100)})
+    alone = pack(tree, maxcount=500)
+    assert pack(tree, maxcount=500, jobs=2, output="two/%d.tar") == alone
+    assert len(alone) == 9
+
+
+def test_workers_of_a_cluster_write_the_same_and_may_repeat_a_shard(tmp_path: Path) -> None:
+    tree = write(tmp_path / "tree", CLASSES)
+    alone = pack(tree, layout="classes", maxcount=1)
+    plan = plan_of(tree, layout="classes", maxcount=1, output="far/%d.tar")
+    with ThreadPoolExecutor(2) as executor:
+        assert PackRun(plan, workers=Workers.of(executor)).write() == plan.shards
+    for shard, content in zip(plan.shards, alone, strict=True):
+        shard_unit.publish(plan.unit(shard))  # as after a worker whose answer was lost
+        assert Path(os.fsdecode(shard.target)).read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "change", ["grows", "shrinks", "same size", "vanishes", "becomes a link", "loses its place"]
+)
+def test_a_file_that_changes_meanwhile_is_named(tmp_path: Path, change: str) -> None:
+    tree = write(tmp_path / "tree", FLAT)
+    plan = plan_of(tree)
+    path = tree / "d/a.jpg"
+    match change:
+        case "grows":
+            path.write_bytes(b"more")
+        case "shrinks":
+            path.write_bytes(b"")
+        case "same size":
+            path.write_bytes(b"e")
+        case "vanishes":
+            path.unlink()
+        case "becomes a link":
+            path.rename(tree / "elsewhere")
+            path.symlink_to("../elsewhere")
+        case _:
+            path.parent.rename(tree / "elsewhere")
+    with pytest.raises(CommitError, match=r"tree/d/a\.jpg"):
+        PackRun(plan).write()
+    assert left_behind(tmp_path) == []
+
+
+def test_what_is_there_is_kept_if_it_is_the_same_and_refused_if_not(tmp_path: Path) -> None:
+    tree = write(tmp_path / "tree", CLASSES)
+    options: dict[str, Any] = {"layout": "classes", "maxcount": 1}
+    shards = pack(tree, **options)
+    titles = [f"s-{number:06d}.tar" for number in range(3)]
+    assert left_behind(tmp_path) == ["classes.txt", *titles]
+    (tmp_path / "out" / titles[1]).unlink()
+    (tmp_path / "out/classes.txt").unlink()
+    plan = plan_of(tree, **options)
+    assert PackRun(plan).write() == [plan.shards[1]]
+    assert [(tmp_path / "out" / name).read_bytes() for name in titles] == shards
+
+    (tmp_path / "out" / titles[0]).write_bytes(shards[0].replace(b"C", b"c", 1))  # as long as before
+    with pytest.raises(CommitError, match=f"{titles[0]} exists already and is something else"):
+        PackRun(plan_of(tree, **options)).write()
+    (tmp_path / "out" / titles[0]).write_bytes(shards[0])
+    (tmp_path / "out/classes.txt").write_text("dog\ncat\n")
+    with pytest.raises(CommitError, match=r"classes\.txt exists already, and has other classes"):
+        PackRun(plan_of(tree, **options)).write()
+    (tmp_path / "out/classes.txt").unlink()
+    (tmp_path / "out/s-000003.tar").touch()
+    with pytest.raises(CommitError, match=r"s-000003\.tar exists, and this set ends before it"):
+        PackRun(plan_of(tree, **options)).write()
+
+
+def test_a_shard_is_read_back_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(write(tmp_path / "tree", FLAT))
+    monkeypatch.setattr(Disk, "sync", lambda _, fd: os.pwrite(fd, b"?", 600))
+    with pytest.raises(CommitError, match="cannot be read back"):
+        PackRun(plan).write()
+    assert left_behind(tmp_path) == []
+
+
+def test_a_shard_that_appears_meanwhile_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(write(tmp_path / "tree", FLAT))
+    target = tmp_path / "out/s-000000.tar"
+    monkeypatch.setattr(Disk, "sync", lambda _, fd: target.write_bytes(b"somebody's"))
+    with pytest.raises(CommitError, match="is there already"):
+        PackRun(plan).write()
+    assert target.read_bytes() == b"somebody's"
+
+
+def test_a_full_disk_leaves_whole_shards_only(program: Program) -> None:  # noqa: F811
+    tree = write(program.home / "tree", {f"{number}.bin": bytes(3 << 20) for number in range(4)})
+    with a_disk(program, "tmpfs") as disk:
+        plan = make_plan([str(tree)], PackOptions(f"{disk}/%d.tar", maxcount=1))
+        with pytest.raises(CommitError, match=r"the shards need 12.0 MiB on this file system"):
+            PackRun(plan).write()
+        assert os.listdir(disk) == []
+        with pytest.raises(OSError, match="No space left") as caught:
+            PackRun(plan, space_check=False).write()
+        assert caught.value.errno == errno.ENOSPC
+        assert sorted(os.listdir(disk)) == ["0.tar", "1.tar"]
+        (disk / "0.tar").unlink()
+        (disk / "1.tar").unlink()
+        small = plan_of(tree, maxcount=4, output=f"{disk}/all-%d.tar")
+        with pytest.raises(OSError, match="No space left"):
+            PackRun(small, space_check=False).write()
+        assert os.listdir(disk) == []
+
+
+# `wdsfs`, which hands out 20 shards to its processes and then no more.
+STOPPING = """
+import itertools, signal
+from wdsfs.cli.main import main
+from wdsfs.packing.packing_plan import PackingPlan
+original, calls = PackingPlan.unit, itertools.count()
+def unit(self, shard):
+    while next(calls) >= 20:
+        signal.pause()
+    return original(self, shard)
+PackingPlan.unit = unit
+main(prog_name="wdsfs")
+"""
+
+
+def test_a_pack_that_is_killed_goes_on_when_it_is_repeated(program: Program) -> None:  # noqa: F811
+    tree = write(program.home / "tree", {f"{number:05d}.txt": b"%d" % number * 99 for number in range(4200)})
+    arguments = ("pack", "tree", "--maxcount", "100", "-j", "2", "-o")
+    command = [sys.executable, "-c", STOPPING, *arguments, "out/%03d.tar"]
+    with Process(command, cwd=program.home, env=program.environment) as process:
+        first = program.home / "out/000.tar"
+        wait_until(lambda: first.exists() or process.poll() is not None, "the first shard")
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    wait_until(lambda: not any(map(is_running, new_processes())), "the end of its processes")
+    done = [path.name for path in (program.home / "out").glob("*.tar")]
+    assert 0 < len(done) < 42
+    leftover = Path(os.fsdecode(temporary_of(os.fsencode(program.home / "out/041.tar"))))
+    leftover.write_bytes(b"of a process that was killed, too")
+    report = program.json(*arguments, "out/%03d.tar", "--json")
+    assert report["written"] == 42 - len(done)
+    plan = make_plan([str(tree)], PackOptions(str(program.home / "out/%03d.tar"), maxcount=100))
+    assert all(shard_unit.is_there(plan.unit(shard)) for shard in plan.shards)
+    assert len(list((program.home / "out").iterdir())) == 42
+
+
+# --- the command ---------------------------------------------------------------------------------------------
+
+
+def test_the_command(program: Program) -> None:  # noqa: F811
+    write(program.home / "tree", {**FLAT, "README": b"", ".DS_Store": b""})
+    arguments = ("pack", "tree", "-o", "out/s-%06d.tar", "--maxcount", "2")
+    assert b"1 file cannot be packed" in program.run(*arguments, code=7).stderr
+    assert "taken for files" in program.run(*arguments, "--leave-out", "-n").stderr.decode()
+    assert not (program.home / "out").exists()
+    done = program.run(*arguments, "--leave-out", "--export", "dali", "--export", "wids")
+    assert "2 shards: 3 samples, " in done.stdout.decode()
+    assert "1 file that cannot be packed, 1 file that programs have left behind" in done.stdout.decode()
+    assert left_behind(program.home) == [
+        *("s-000000.idx", "s-000000.tar", "s-000001.idx", "s-000001.tar", "shardindex.json")
+    ]
+    report = json.loads(program.run(*arguments, "--leave-out", "--json").stdout)
+    assert report["written"] == 0
+    assert [(row["samples"], row["bytes"]) for row in report["shards"]] == [(2, 4608), (1, 2048)]
+    assert report["left_out_count"] == 2
+    shutil.rmtree(program.home / "out")
+    program.refused("pack", "tree", "-o", "s3://bucket/%d.tar", "--leave-out", "--export", "dali", code=2)
+    program.refused("pack", "nowhere", "-o", "out/%d.tar", code=7)

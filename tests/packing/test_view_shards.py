@@ -1,0 +1,201 @@
+"""`wdsfs commit` with the options of a view: the new shards have what a mount would show."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tarfile
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tests import sets, tars
+from tests.conftest import Program
+from tests.packing.conftest import FakeS3
+from tests.servers import BUCKET
+from tests.thorough import examples
+from tests.tree.test_fields import COLUMNS, FIELDS, contents, samples_of
+from tests.tree.test_view_record import Sample, a_view, as_lines, member, write
+from wdsfs.errors import CommitError, UsageError
+from wdsfs.packing.plan import CommitOptions
+from wdsfs.packing.view_shards import ViewCommit
+from wdsfs.tree.composition import EMPTY, SKIP, Composition, columns_of, fields_of, refuse_one_name
+
+OPTIONS = ("--columns", "img=jpg;png", "--field", "caption.txt=json:caption")
+
+
+def members(path: Path) -> list[tuple[str, bytes]]:
+    """The members of a shard, as Python's tarfile reads it."""
+    with tarfile.open(path) as archive:
+        found = []
+        for one in archive:
+            stream = archive.extractfile(one)
+            assert stream is not None
+            found.append((one.name, stream.read()))
+        return found
+
+
+def a_set(home: Path) -> None:
+    for number in range(3):
+        samples: list[Sample] = []
+        for nth in range(number):  # the first shard has none
+            caption = json.dumps({"caption": f"{number}-{nth}", "n": nth}).encode()
+            samples.append((b"z/%d" % (9 - nth), [(b"json", caption), (b"png", b"P"), (b"jpg", b"J%d" % nth)]))
+        write(home / f"s{number}.tar", samples, member(b"README", b"no sample"))
+
+
+def test_what_a_mount_shows_is_in_the_new_shards(program: Program) -> None:
+    a_set(program.home)
+    planned = program.json("commit", *OPTIONS, "-n", "-o", "new/%d.tar", "s{0..2}.tar")
+    assert not (program.home / "new").exists()
+    done = program.run("commit", *OPTIONS, "-o", "new/%d.tar", "s{0..2}.tar")
+    assert b"3 samples" in done.stdout
+    assert b"left out: 3 members of the shards in no sample" in done.stdout
+    assert sorted(path.name for path in (program.home / "new").iterdir()) == ["0.tar", "1.tar"]
+    assert [row["bytes"] for row in planned] == [(program.home / f"new/{n}.tar").stat().st_size for n in range(2)]
+    # In the order of the tar.
+    assert members(program.home / "new/1.tar") == [
+        *(("z/9.img", b"J0"), ("z/9.caption.txt", b"2-0")),
+        *(("z/8.img", b"J1"), ("z/8.caption.txt", b"2-1")),
+    ]
+    shown = program.run("ls", "-R", "--layout", "files", "--merge", *OPTIONS, "s{0..2}.tar").stdout
+    assert shown.replace(b"~2", b"") == program.run(
+        "ls", "-R", "--layout", "files", "--merge", "new/{0..1}.tar"
+    ).stdout.replace(b"~2", b"")
+
+
+def test_a_commit_that_is_repeated_keeps_what_is_there(program: Program) -> None:
+    a_set(program.home)
+    command = ("commit", *OPTIONS, "-o", "new/%d.tar", "s{0..2}.tar")
+    program.run(*command)
+    before = {path.name: (path.stat().st_ino, path.read_bytes()) for path in (program.home / "new").iterdir()}
+    (program.home / "new/0.tar").unlink()
+    assert program.json(*command)["written"] == 1
+    after = {path.name: (path.stat().st_ino, path.read_bytes()) for path in (program.home / "new").iterdir()}
+    assert after["1.tar"] == before["1.tar"]
+    assert after["0.tar"][1] == before["0.tar"][1]
+    (program.home / "new/0.tar").write_bytes(b"something else")
+    assert "new/0.tar exists already and is something else" in program.refused(*command, code=7)
+
+
+def test_samples_are_split_up_anew_and_sorted(program: Program) -> None:
+    a_set(program.home)
+    command = ("commit", *OPTIONS, "--sort", "--maxcount", "2", "--export", "wids", "-o", "new/%d.tar")
+    program.run(*command, "s{0..2}.tar")
+    names = [[name for name, _ in members(program.home / f"new/{n}.tar")] for n in range(2)]
+    # A sample of the same key as the one before it begins another shard.
+    assert names == [
+        ["z/9.img", "z/9.caption.txt", "z/8.img", "z/8.caption.txt"],
+        ["z/9.img", "z/9.caption.txt"],
+    ]
+    listed = json.loads((program.home / "new/shardindex.json").read_text())
+    assert [one["nsamples"] for one in listed["shardlist"]] == [2, 1]
+
+
+def test_joined_decoded_and_labelled_columns_are_packed(program: Program) -> None:
+    write(program.home / "s.tar", [(b"k", [(b"txt.gz", gzip.compress(b"text")), (b"big", bytes(3 << 20))])])
+    write(program.home / "j.tar", [(b"k", [(b"depth", b"D")])])
+    as_lines(program.home / "l.jsonl", [{"key": "k", "label": 7}])
+    options = ("--join", "j.tar", "--associate", "l.jsonl", "--decode-members", "--columns", "text=txt")
+    more = ("--columns", "depth", "--columns", "label", "--columns", "big")
+    program.run("commit", *options, *more, "-o", "new.tar", "s.tar")
+    found = dict(members(program.home / "new.tar"))
+    assert found == {"k.big": bytes(3 << 20), "k.text": b"text", "k.depth": b"D", "k.label": b"7"}
+
+
+def test_what_cannot_be_packed_is_refused_before_anything_is_written(program: Program) -> None:
+    broken: list[Sample] = [(b"a", [(b"jpg", b"J"), (b"json", b"{")])]
+    write(program.home / "broken.tar", broken)
+    text = program.run("commit", *OPTIONS, "-o", "new/%d.tar", "broken.tar", code=7).stderr.decode()
+    assert "a.json: is no JSON" in text
+    write(program.home / "case.tar", [(b"a", [(b"jpg", b"J"), (b"PNG", b"P")])])
+    text = program.refused("commit", "--columns", "png=jpg", "--columns", "PNG", "-o", "n.tar", "case.tar", code=7)
+    assert "a.PNG cannot be packed: differs from another file" in text
+    text = program.refused("commit", "--columns", "__key__=jpg", "-o", "n.tar", "case.tar", code=7)
+    assert "a.__key__ cannot be packed: readers keep something of their own" in text
+    # Two samples of one key between which another one is left out.
+    twice = [member(b"k.jpg", b"1"), member(b"x.txt", b"2"), member(b"k.jpg", b"3")]
+    (program.home / "twice.tar").write_bytes(tars.tar(*twice))
+    command = ("commit", "--columns", "img=jpg", "--missing", "skip", "-o", "n.tar", "twice.tar")
+    assert "the key 'k' comes twice in a row" in program.refused(*command, code=7)
+    text = program.refused("commit", "--columns", "jpg", "-o", "case.tar", "case.tar", code=7)
+    assert "case.tar is one of the shards" in text
+    assert not (program.home / "new").exists()
+    assert not (program.home / "n.tar").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--in-place",), "--in-place: not with the options of a view: the shards stay as they are"),
+        (("--changed-only", "-o", "n.tar"), "--changed-only: not with the options of a view"),
+        (("--link", "-o", "n.tar"), "--link: not with the options of a view"),
+        (("--merge", "-o", "n.tar"), "--merge: not with the options of a view"),
+        (("--overlay", "edits", "-o", "n.tar"), "--overlay: not with the options of a view"),
+        ((), "name the new shards with --output"),
+    ],
+)
+def test_options_that_are_not_for_views(program: Program, arguments: tuple[str, ...], text: str) -> None:
+    a_set(program.home)
+    program.directory("edits")
+    assert text in program.refused("commit", "--columns", "jpg", *arguments, "s1.tar", code=2)
+
+
+def test_a_mount_is_named_by_its_shards(program: Program) -> None:
+    a_set(program.home)
+    with program.mounted("s1.tar", *OPTIONS) as mounted:
+        text = program.refused("commit", *OPTIONS, "-o", "n.tar", mounted.path, code=2)
+        assert "is a mount: name its SHARDS" in text
+        text = program.refused("commit", "-o", "n.tar", mounted.path, code=5)
+        assert (
+            "by: wdsfs commit --columns 'img=jpg;png' --field caption.txt=json:caption -o PATTERN SHARDS" in text
+        )
+
+
+def test_new_shards_may_be_objects(program: Program, s3: FakeS3) -> None:
+    a_set(program.home)
+    program.environment.update(s3.environment)
+    command = ("commit", *OPTIONS, "-o", f"s3://{BUCKET}/new/%d.tar", "s{0..2}.tar")
+    assert program.json(*command)["written"] == 2
+    program.run("commit", *OPTIONS, "-o", "here/%d.tar", "s{0..2}.tar")
+    for number in range(2):
+        assert s3.objects[f"new/{number}.tar"] == (program.home / f"here/{number}.tar").read_bytes()
+    assert program.json(*command)["written"] == 0
+
+
+@examples(40)
+@given(samples_of(), COLUMNS, FIELDS, st.sampled_from([SKIP, EMPTY]), st.booleans())
+def test_new_shards_show_what_the_view_shows(
+    samples: list[Sample], columns: list[str], fields: list[str], missing: str, resplit: bool
+) -> None:
+    try:
+        wanted = Composition(
+            columns=columns_of(columns), fields=fields_of(fields), missing=missing, duplicates=SKIP
+        )
+        refuse_one_name(wanted.columns, wanted.fields)
+    except UsageError:
+        return
+    assume(not wanted.is_plain)
+    with tempfile.TemporaryDirectory() as directory:
+        home = Path(directory)
+        shard = write(home / "s.tar", samples)
+        options = CommitOptions(f"{directory}/new-%d.tar", maxcount=1 if resplit else None)
+        with a_view(home, [shard], wanted) as below:
+            expected = contents(below)
+            made = ViewCommit(below, options)
+            if not expected or any(data is None for _, shown in expected for _, data in shown):
+                with pytest.raises(CommitError):
+                    made.run(write=True)
+                assert not list(home.glob("new-*"))
+                return
+            made.run(write=True)
+        new = [sets.at(path) for path in sorted(home.glob("new-*.tar"))]
+        assert len(new) == (len(expected) if resplit else 1)
+        found = []
+        for one in new:
+            with a_view(home, [one], Composition()) as below:
+                found += contents(below)
+        assert found == expected

@@ -1,0 +1,77 @@
+"""One browser for all tests of a process, one server for all that only look; files for previews: any bytes, read
+as a server reads them, with a count of the requests."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Hashable, Iterator
+from pathlib import Path
+from typing import Any
+
+import av
+import pytest
+from PIL import Image
+
+from tests.conftest import Program
+from tests.pages.viewing import Browser, Viewer, a_browser, a_shard, viewing
+from wdsfs.pages.pool import Limits
+from wdsfs.pages.previewer import Previewer
+
+MEMORY = 256 << 20  # bytes that a worker may need above its libraries
+
+
+class Bytes:
+    """A source of these bytes; with `size` it claims to be so large, and repeats them."""
+
+    def __init__(self, data: bytes, size: int | None = None, key: Hashable = None) -> None:
+        self._data, self.key = data, key
+        self.size = len(data) if size is None else size
+        self.reads = self.bytes_read = 0
+        self.before_read: Callable[[int], object] = lambda offset: None
+
+    def read(self, offset: int, length: int) -> bytes:
+        self.before_read(offset)
+        self.reads += 1
+        length = max(min(length, self.size - offset), 0)
+        self.bytes_read += length
+        start = offset % len(self._data)
+        return (self._data * (length // len(self._data) + 2))[start : start + length]
+
+
+def film(form: str, codec: str, size: tuple[int, int] = (320, 240), frames: int = 3) -> bytes:
+    """A film in FFmpeg's format of this name: red at first, then blue."""
+    target = io.BytesIO()
+    with av.open(target, "w", format=form) as container:
+        stream: Any = container.add_stream(codec, rate=10)
+        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
+        for number in range(frames):
+            picture = Image.new("RGB", size, (0, 0, 255) if number else (255, 0, 0))
+            container.mux(stream.encode(av.VideoFrame.from_image(picture)))
+        container.mux(stream.encode())
+    return target.getvalue()
+
+
+@pytest.fixture(scope="module")
+def previewer() -> Iterator[Previewer]:
+    """One worker, so that it is known which one decodes."""
+    found = Previewer(workers=1, limits=Limits(memory=MEMORY, seconds=20))
+    yield found
+    pids = found.workers
+    found.close()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with a_browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def looking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewer]:
+    """A server of three shards with 120 samples, that changes nothing."""
+    program = Program(tmp_path_factory.mktemp("looking"))
+    for number in range(3):
+        program.write(f"train-{number:06d}.tar", a_shard(number))
+    with viewing(program, "train-{000000..000002}.tar") as found:
+        yield found

@@ -1,0 +1,169 @@
+"""What a filter lets through, against a look at every sample."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import threading
+from collections.abc import MutableMapping
+from typing import Any
+
+import pytest
+
+from tests import tars
+from tests.conftest import PATIENCE
+from tests.tree.test_shard_tree import a_tree
+from wdsfs.index.record import Record
+from wdsfs.index.record_of_file import build_file
+from wdsfs.pages import filters
+from wdsfs.pages.filters import Filter, Pace, Search, draws
+from wdsfs.pages.library import Library, Snapshot
+from wdsfs.pages.pages import Pages
+from wdsfs.pages.preview import Source
+from wdsfs.reading import PLAIN
+from wdsfs.tree.tree import View
+
+NAMES = [b"".join(one) for length in (1, 2, 3) for one in itertools.product(b"a b".split(), repeat=length)]
+FOLDERS = (b"", b"ab/", b"ab/ba/", b"b/")
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """Samples whose names run into each other: aabab..."""
+    path = tmp_path_factory.mktemp("filters") / "a.tar"
+    members = [
+        tars.member(folder + name + (b".x" if at % 3 else b".y"))
+        for folder in FOLDERS
+        for at, name in enumerate(NAMES)
+    ]
+    path.write_bytes(tars.tar(*members, tars.member(b"README")))
+    return Record(build_file(os.fsencode(path), PLAIN))
+
+
+def _passing(record: Record, wanted: Filter) -> set[bytes]:
+    mask = wanted.mask(record)
+    return {record.entry_path(entry) for entry in range(record.entries) if mask[entry]}
+
+
+@pytest.mark.parametrize("part", [*NAMES, b"aaaa", b"abab", b"ab/b", b"b/a", b"ab/ba/b", b"a.b", b"README"])
+def test_a_part_of_a_key(record: Record, part: bytes) -> None:
+    keys = [folder + name for folder in FOLDERS for name in NAMES]
+    assert _passing(record, Filter(q=part)) == {key for key in keys if part in key}
+
+
+def test_classes_and_columns(record: Record) -> None:
+    below = {b"ab/" + name for name in NAMES} | {b"ab/ba/" + name for name in NAMES}
+    assert _passing(record, Filter(class_=b"ab")) == below
+    assert _passing(record, Filter(class_=b"a")) == set()
+    has = _passing(record, Filter(has=b"y"))
+    assert has == {folder + name for folder in FOLDERS for name in NAMES[::3]}
+    assert _passing(record, Filter(lacks=b"x")) == has
+    assert _passing(record, Filter(has=b"x,y")) == set()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "data", "expected"),
+    [
+        ("", "3", b"3\n", True),
+        ("", "3", b"3.0", True),
+        ("", "3", b"33", False),
+        ("", "*at", b"a cat", True),
+        ("", "a*a", b"a", False),
+        ("", "a*a", b"aa", True),
+        ("", "a**b*c", b"a b b c", True),
+        ("", "a*b*c", b"a c b", False),
+        ("", "*a*b*c*d", b"ab " * 80_000, False),  # by a regular expression, years
+        ("a.b", "x", b'{"a": {"b": "x"}}', True),
+        ("a.1", "2", b'{"a": [1, 2]}', True),
+        ("a", "2", b'{"a": [1, 2]}', True),
+        ("a", "true", b'{"a": true}', True),
+        ("a", "x", b'{"b": "x"}', False),
+        ("a", "x", b"no JSON", False),
+        ("a", "x", b"[" * 100_000, False),
+    ],
+)
+def test_values(field: str, value: str, data: bytes, expected: bool) -> None:
+    assert Filter(column=b"json", field=field, value=value).matches(data) is expected
+
+
+def test_a_shard_is_found_by_its_name_or_a_pattern() -> None:
+    for wanted, expected in ((b"a[1]", {b"a[1]", b"a1"}), (b"a*", {b"a[1]", b"a1"}), (b"a[0-9]", {b"a1"})):
+        assert {name for name in (b"a[1]", b"a1", b"b") if Filter(shard=wanted).takes_shard(name)} == expected
+
+
+@pytest.mark.parametrize("total", [1, 5, 1000, 10**9])
+def test_a_random_order_goes_on_from_any_place(total: int) -> None:
+    """Also from one beyond millions of others, at once."""
+    whole = list(itertools.islice(draws(total, 7), 50))
+    for start in (0, 1, 20):
+        assert list(itertools.islice(draws(total, 7, start), 10)) == [one for one in whole if one[0] >= start][:10]
+    assert len(list(itertools.islice(draws(10**9, 7, 9 * 10**8), 10))) == 10
+    assert list(draws(total, 7, 1 << 62)) == []
+
+
+@pytest.mark.parametrize("total", [1, 2, 3, 17, 1000])
+def test_a_random_order_has_every_sample_once(total: int) -> None:
+    orders = [list(draws(total, seed)) for seed in range(3)]
+    assert all(sorted(number for _, number in one) == list(range(total)) for one in orders)
+    if total > 3:
+        assert orders[0] != orders[1] != orders[2]
+
+
+def test_nobody_searches_for_a_client_that_is_gone() -> None:
+    members = [tars.member(b"s%03d.cls" % number, b"x") for number in range(200)]
+    looked: list[bytes] = []
+
+    def source_of(now: Snapshot, path: bytes) -> Source:
+        looked.append(path)
+        return now.source(path)
+
+    with a_tree([tars.tar(*members)], View()) as tree, Library(tree).snapshot() as now:
+        search, wanted = Search(source_of), Filter(column=b"cls", value="y")
+        assert search.find(wanted, now, 0, 60, Pace(lambda: len(looked) >= 50)).after == 50
+        # Each answer comes further, however late it is.
+        assert search.find(wanted, now, 50, 60, Pace(lambda: True)).after == 51
+        assert search.next(wanted, now, 51, False, Pace(lambda: True)).after == 52
+        assert search.next(wanted, now, 52, True, Pace(lambda: True)).after == 51
+        assert len(looked) == 53
+
+
+def test_the_search_of_a_page_ends_with_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the server's interface: after the request comes the end of the connection."""
+    monkeypatch.setattr(filters, "SECONDS", PATIENCE)
+    count = 20_000
+    closed, body = threading.Event(), bytearray()
+    messages = iter([{"type": "http.request", "body": b""}, {"type": "http.disconnect"}])
+
+    async def receive() -> dict[str, Any]:
+        message = next(messages)
+        if message["type"] == "http.disconnect":
+            closed.set()
+        return message
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        body.extend(message.get("body", b""))
+
+    shard = tars.tar(*(tars.member(b"s%05d.cls" % number, b"x") for number in range(count)))
+    with a_tree([shard], View()) as tree, contextlib.closing(Pages(Library(tree), "a set")) as pages:
+        reads: list[bytes] = []
+
+        def source_of(now: Snapshot, path: bytes) -> Source:
+            assert closed.wait(PATIENCE)  # no file is read before
+            reads.append(path)
+            return now.source(path)
+
+        pages.search._source_of = source_of
+        query = b"column=cls&value=none"
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/",
+            "raw_path": b"/",
+            "query_string": query,
+            "headers": [],
+        }
+        asyncio.run(pages.app({**scope, "scheme": "http", "server": ("127.0.0.1", 80)}, receive, send))
+    assert 0 < len(reads) < count / 2
+    assert b"None found yet" in body

@@ -1,0 +1,248 @@
+"""`wdsfs view MOUNT` of what the kernel serves: what the mount shows, and never what has taken its place since.
+
+Most tests of `test_mounts.py` and `test_edits.py` are also for these mounts.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import tars
+from tests.conftest import Program, User, open_the_way, program_of, wait_until
+from tests.kernel.test_image import end_mount, need_erofs
+from tests.pages.test_mounts import paths
+from tests.pages.viewing import viewing
+from tests.web_server import WebServer
+from wdsfs.kernel import manifest
+from wdsfs.mount.guard import guard_of
+
+ALL = ["t-0/a", "t-0/b", "t-1/a", "t-1/b"]
+
+
+def shard(letter: bytes) -> bytes:
+    """Two samples; files of all shards have one size."""
+    keys = (b"a", b"b")
+    return tars.tar(*(tars.member(key + b"." + name, letter * 3) for key in keys for name in (b"txt", b"cls")))
+
+
+@pytest.fixture
+def mounts(program: Program) -> Iterator[Program]:
+    """A directory `set` with two shards."""
+    need_erofs()
+    for number in range(2):
+        program.write(f"set/t-{number}.tar", shard(b"o"))
+    try:
+        yield program
+    finally:
+        end_mount(program.mountpoint)
+
+
+def mount(program: Program, *words: str | Path) -> None:
+    program.run("mount", "-q", "--engine", "kernel", *words, program.mountpoint)
+
+
+def put(program: Program, name: str, content: bytes) -> None:
+    """As rsync does: another file takes the name."""
+    program.write("new", content).rename(program.home / name)
+
+
+@pytest.mark.parametrize("begun", ["before", "after"])
+def test_a_shard_that_was_replaced_is_not_shown_in_the_place_of_the_old_one(mounts: Program, begun: str) -> None:
+    mount(mounts, "set")
+    times = os.stat(mounts.home / "set/t-0.tar")
+    if begun == "after":
+        put(mounts, "set/t-0.tar", shard(b"n"))
+        os.utime(mounts.home / "set/t-0.tar", ns=(times.st_atime_ns, times.st_mtime_ns))  # as `cp -p`
+    with viewing(mounts, mounts.mountpoint) as viewer:
+        if begun == "before":
+            assert viewer.ask("/file/t-0/a/txt").body == b"ooo"
+            put(mounts, "set/t-0.tar", shard(b"n"))
+        wait_until(lambda: paths(viewer) == ALL[2:], "the shard to be left out")
+        assert (mounts.mountpoint / "t-0/a/txt").read_bytes() == b"ooo"
+        answer = viewer.ask("/file/t-0/a/txt")
+        assert (answer.status, b"nnn" in answer.body) == (502, False)
+        assert viewer.ask("/file/t-1/a/txt").body == b"ooo"
+        wait_until(lambda: f"wdsfs refresh {mounts.mountpoint}" in viewer.ask("/plots").text, "the word")
+        assert f"{mounts.home}/set/t-0.tar" in viewer.ask("/problems").text
+        mounts.run("refresh", mounts.mountpoint)
+        wait_until(lambda: paths(viewer) == ALL, "the new shard")
+        assert viewer.ask("/file/t-0/a/txt").body == b"nnn"
+        assert "wdsfs refresh" not in viewer.ask("/").text
+
+
+def test_a_removed_shard_is_one_that_the_page_cannot_show(mounts: Program) -> None:
+    mount(mounts, "set")
+    (mounts.home / "set/t-1.tar").unlink()
+    with viewing(mounts, mounts.mountpoint) as viewer:
+        assert paths(viewer) == ALL[:2]
+        assert f"since they were mounted: {mounts.home}/set/t-1.tar" in viewer.ask("/").text
+
+
+def test_labels_are_those_of_the_mount(mounts: Program) -> None:
+    """The image has the old ones, wherever the file with them has gone to."""
+    mounts.write("labels.csv", b"key,mood\na,good\nb,bad\n")
+    mount(mounts, "--associate", "labels.csv", "set")
+    elsewhere = mounts.directory("elsewhere")
+    with viewing(mounts, mounts.mountpoint, cwd=elsewhere) as viewer:
+        assert paths(viewer, "?column=mood&value=bad") == ["t-0/b", "t-1/b"]
+        put(mounts, "labels.csv", b"key,mood\na,sad!\nb,bad\n")
+        wait_until(lambda: "wdsfs refresh" in viewer.ask("/").text, "the word")
+        assert b"sad!" not in viewer.ask("/file/t-0/a/mood").body
+        refused = mounts.refused("view", mounts.mountpoint, code=3)
+        assert f"{mounts.home}/labels.csv: is another file" in refused
+        mounts.run("refresh", mounts.mountpoint)
+        wait_until(lambda: paths(viewer, "?column=mood&value=sad!") == ["t-0/a", "t-1/a"], "the new labels")
+        assert viewer.ask("/file/t-0/a/mood").body == b"sad!"
+        assert (mounts.mountpoint / "t-0/a/mood").read_bytes() == b"sad!"
+
+
+def test_a_compressed_shard_that_was_replaced(mounts: Program) -> None:
+    put(mounts, "set/t-2.tar.gz", gzip.compress(shard(b"o")))
+    mount(mounts, "set")
+    with viewing(mounts, mounts.mountpoint) as viewer:
+        assert paths(viewer) == [*ALL, "t-2/a", "t-2/b"]
+        assert viewer.ask("/file/t-2/a/txt").body == b"ooo"
+        mounts.write("set/t-2.tar.gz", gzip.compress(shard(b"n")))  # in place: the kernel reads its copy
+        wait_until(lambda: paths(viewer) == ALL, "the shard to be left out")
+        assert (mounts.mountpoint / "t-2/a/txt").read_bytes() == b"ooo"
+
+
+def test_a_remote_shard_that_was_replaced_in_its_store(web_program: Program) -> None:
+    """The page shows what is in the cache, as the mount does."""
+    need_erofs()
+    with WebServer().running() as web:
+        web.put("/t-0.tar", shard(b"o"), etag='"0"')
+        url = f"{web.url}/t-0.tar"
+        web_program.run("fetch", url)
+        try:
+            mount(web_program, url)
+            with viewing(web_program, web_program.mountpoint) as viewer:
+                assert viewer.ask("/file/t-0/a/txt").body == b"ooo"
+                web.put("/t-0.tar", shard(b"n"), etag='"1"')
+                web_program.run("fetch", url)
+                wait_until(lambda: not paths(viewer), "the shard to be left out")
+                web_program.run("refresh", web_program.mountpoint)
+                wait_until(lambda: paths(viewer) == ALL[:2], "the new shard")
+                assert viewer.ask("/file/t-0/a/txt").body == b"nnn"
+        finally:
+            end_mount(web_program.mountpoint)
+
+
+def test_an_image_that_was_carried_elsewhere(mounts: Program) -> None:
+    """With names beside it that are relative, and without the index, the guard and the shards of its maker."""
+    home = mounts.home
+    mounts.write("labels.csv", b"key,mood\na,good\nb,bad\n")
+    for number in range(2):
+        mounts.write(f"more/t-{number}.tar", tars.tar(tars.member(b"a.more", b"m"), tars.member(b"b.more", b"m")))
+    options = ("--associate", "labels.csv", "--join", "more/t-{0..1}.tar", "--names", "full")
+    mounts.run("image", "-q", *options, "set", "-o", "set.erofs", "--base", home)
+    there = mounts.directory("there")
+    for name in ("set", "more", "labels.csv", "set.erofs", "index"):
+        (home / name).rename(there / name)
+    shutil.rmtree(there / "index")
+    mounts.run("mount", "-q", there / "set.erofs", mounts.mountpoint)
+    with viewing(mounts, mounts.mountpoint) as viewer:
+        assert paths(viewer) == ALL
+        for name in ("txt", "more", "mood"):
+            expected = (mounts.mountpoint / f"t-1/b/b.{name}").read_bytes()
+            assert viewer.ask(f"/file/t-1/b/b.{name}").body == expected
+
+
+def test_copies_with_other_times(mounts: Program) -> None:
+    mounts.run("image", "-q", "set", "-o", "set/set.erofs")
+    for number in range(2):
+        os.utime(mounts.home / f"set/t-{number}.tar", (1, 1))
+    mounts.run("mount", "-q", "--trust-shards", "set/set.erofs", mounts.mountpoint)
+    with viewing(mounts, mounts.mountpoint) as viewer:
+        assert paths(viewer) == ALL
+    guard = guard_of(str(mounts.mountpoint))
+    assert guard is not None
+    os.kill(guard.pid, 9)
+    wait_until(lambda: not guard.alive, "the guard to die")
+    with viewing(mounts, mounts.mountpoint) as viewer:
+        assert viewer.ask("/file/t-1/b/txt").body == b"ooo"
+
+
+def test_an_image_of_another_version(mounts: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts.run("image", "-q", "set", "-o", "set/set.erofs")
+    image = mounts.home / "set/set.erofs"
+    own = manifest.read(str(image))
+    blocks = image.read_bytes().removesuffix(own.encoded())
+    monkeypatch.setattr(manifest, "FORMAT", manifest.FORMAT - 1)
+    image.write_bytes(blocks + own.encoded())
+    assert "another version of wdsfs" in mounts.refused("mount", "-q", image, mounts.mountpoint, code=5)
+
+
+def test_another_mount_at_the_same_place_is_not_shown(mounts: Program) -> None:
+    mount(mounts, "set")
+    with viewing(mounts, mounts.mountpoint) as viewer:
+        mounts.run("umount", mounts.mountpoint)
+        wait_until(lambda: "the mount has ended" in viewer.ask("/").text, "the word")
+        mount(mounts, "--layout", "files", "set")
+        wait_until(lambda: "another mount is there by now" in viewer.ask("/").text, "the word")
+        assert paths(viewer) == ALL
+
+
+def test_another_user_sees_what_this_user_may_read(mounts: Program) -> None:
+    mounts.run("image", "-q", "set", "-o", "set/set.erofs")
+    mounts.run("mount", "-q", "set/set.erofs", mounts.mountpoint)
+    open_the_way(mounts.home)
+    with program_of(User(65534, 65534)) as other:
+        with viewing(other, mounts.mountpoint) as viewer:
+            assert viewer.ask("/file/t-0/a/txt").body == b"ooo"
+        (mounts.home / "set/set.erofs").chmod(0o600)
+        assert b"serving" not in other.run("view", "--no-browser", mounts.mountpoint, code=2).stderr
+
+
+def test_changes_are_made_through_the_mount(mounts: Program) -> None:
+    mount(mounts, "--overlay", "edits", "set")
+    top = mounts.mountpoint
+    with viewing(mounts, top) as viewer:
+        assert viewer.edit("t-0/a/cls", "5").status == 303
+        assert (top / "t-0/a/cls").read_bytes() == b"5"
+        assert viewer.edit("t-0/a/cls", "6").status == 303
+        for expected in (b"5", b"ooo"):
+            assert viewer.ask("/undo", {}).status == 303
+            assert (top / "t-0/a/cls").read_bytes() == expected
+        assert mounts.json("diff", top)["samples"] == []  # also the time is what it was
+        (top / "t-0/n").mkdir()
+        (top / "t-0/n/cls").write_bytes(b"7")
+        assert viewer.ask("/remove", {"path": "t-0/n"}).status == 303
+        assert viewer.ask("/undo", {}).status == 303
+        assert (top / "t-0/n/cls").read_bytes() == b"7"
+        assert viewer.ask("/remove", {"path": "t-1/b"}).status == 303
+        assert not (top / "t-1/b").exists()
+        assert paths(viewer) == [*ALL, "t-0/n"]  # the one that was removed is marked
+
+
+def test_what_cannot_be_taken_back_is_said(mounts: Program) -> None:
+    mount(mounts, "--overlay", "edits", "set")
+    top = mounts.mountpoint
+    with viewing(mounts, top) as viewer:
+        assert viewer.edit("t-0/a/cls", "5").status == 303
+        assert viewer.ask("/remove", {"path": "t-0/a"}).status == 303
+        shown = viewer.ask("/changes").text
+        assert f"wdsfs restore --overlay {mounts.home}/edits PATH" in shown
+        assert "<button" not in shown  # neither undo nor restore
+        assert "Restore" not in viewer.ask("/sample/t-0/a").text
+        answer = viewer.ask("/restore", {"path": "t-0/a"})
+        assert (answer.status, "while it is mounted" in answer.text) == (502, True)
+        assert viewer.ask("/undo", {}).status == 404
+        assert not (top / "t-0/a").exists()
+
+
+def test_a_commit_shows_on_the_page(mounts: Program) -> None:
+    mount(mounts, "--overlay", "edits", "set")
+    with viewing(mounts, mounts.mountpoint) as viewer:
+        assert viewer.edit("t-0/a/cls", "5").status == 303
+        mounts.run("commit", "--in-place", mounts.mountpoint)
+        wait_until(lambda: "0 changed samples" in viewer.ask("/changes").text, "the end of the change")
+        wait_until(lambda: paths(viewer) == ALL, "the new shard")
+        assert viewer.ask("/file/t-0/a/cls").body == b"5"
+        assert viewer.edit("t-1/a/cls", "6").status == 303

@@ -1,0 +1,138 @@
+"""`wdsfs view MOUNT`: the pages show the set that the mount shows, also when it grows."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+from tests import tars
+from tests.conftest import BOTH_ENGINES, Program, wait_until
+from tests.pages.viewing import Viewer, viewing
+
+NAMES = b"cat\ndog\n"
+
+
+def a_shard(number: int) -> bytes:
+    """Two samples, whose classes are in the other order than their keys."""
+    members = []
+    for at in range(2):
+        key = b"s%d%d" % (number, at)
+        members += [tars.member(key + b".cls", b"%d" % (1 - at)), tars.member(key + b".txt", b"text of " + key)]
+        members += [tars.member(key + b".json", b'{"caption": "about %s"}' % key)]
+    return tars.tar(*members)
+
+
+@pytest.fixture
+def shards(program: Program) -> Program:
+    for number in range(2):
+        program.write(f"set/t-{number}.tar", a_shard(number))
+    return program
+
+
+def paths(viewer: Viewer, query: str = "") -> list[str]:
+    """The samples of a page, by their paths."""
+    return [re.split('[?"]', part)[0] for part in viewer.ask(f"/{query}").text.split('href="/sample/')[1:]]
+
+
+@BOTH_ENGINES
+def test_columns_and_fields_of_the_mount(shards: Program) -> None:
+    shards.write("labels.csv", b"key,mood\ns00,good\ns01,bad\ns10,good\ns11,bad\n")
+    options = ("--columns", "about=caption.txt", "--columns", "mood", "--field", "caption.txt=json:caption")
+    # Relative paths are of the directory of the mount's command.
+    with shards.mounted(*options, "--associate", "labels.csv", "set") as mounted:
+        elsewhere = shards.directory("elsewhere")
+        with viewing(shards, mounted.path, cwd=elsewhere) as viewer:
+            assert paths(viewer) == ["t-0/s00", "t-0/s01", "t-1/s10", "t-1/s11"]
+            assert paths(viewer, "?column=mood&value=bad") == ["t-0/s01", "t-1/s11"]
+            shown = viewer.ask("/sample/t-0/s00").text
+            assert [one in shown for one in (">about", ">mood", ">json", ">cls")] == [True, True, False, False]
+            assert viewer.ask("/file/t-0/s00/about").body == (mounted.path / "t-0/s00/about").read_bytes()
+
+
+@BOTH_ENGINES
+def test_classes_of_the_mount_are_classes_here(shards: Program) -> None:
+    shards.write("names.txt", NAMES)
+    with (
+        shards.mounted("-q", "--layout", "classes", "--class-names", "names.txt", "set") as mounted,
+        viewing(shards, mounted.path) as viewer,
+    ):
+        # In the order of the tars, in which a dog comes first.
+        assert paths(viewer) == ["t-0/dog/t-0--s00", "t-0/cat/t-0--s01", "t-1/dog/t-1--s10", "t-1/cat/t-1--s11"]
+        assert paths(viewer, "?class=cat") == ["t-0/cat/t-0--s01", "t-1/cat/t-1--s11"]
+        assert viewer.ask("/go?number=3").headers["location"] == "/sample/t-1/cat/t-1--s11"
+        assert "Sample 3 of the set" in viewer.ask("/sample/t-1/cat/t-1--s11").text
+        content = viewer.ask("/file/t-1/cat/t-1--s11/txt").body
+        assert content == (mounted.path / "cat/t-1--s11.txt").read_bytes() == b"text of s11"
+
+
+@BOTH_ENGINES
+@pytest.mark.parametrize("begins_so", [True, False])
+def test_a_mount_with_a_file_that_is_no_tar(shards: Program, begins_so: bool) -> None:
+    """The mount goes on, and so do its pages."""
+    page = b"<html>"
+    if begins_so:
+        shards.write("set/t-1.tar", page)
+    with shards.mounted("--allow-missing", "set") as mounted:
+        mounted.allow_log("is an HTML page", "has changed")
+        if not begins_so:
+            shards.write("new", page).rename(shards.home / "set/t-1.tar")
+        with viewing(shards, mounted.path) as viewer:
+            assert paths(viewer) == ["t-0/s00", "t-0/s01"]
+
+
+def test_what_a_split_leaves_out_is_left_out(program: Program) -> None:
+    program.write("set/t-0.tar", a_shard(0))
+    program.write("set/.nv-meta/.info.json", b'{"shard_counts": {"t-0.tar": 2}}')
+    program.write("set/.nv-meta/split.yaml", b"split_parts:\n  train: [t-0.tar]\nexclude: [t-0.tar/s00]\n")
+    with program.mounted("-q", "--split", "train", "set") as mounted:
+        assert os.listdir(mounted.path / "t-0") == ["s01"]
+        with viewing(program, mounted.path) as viewer:
+            assert paths(viewer) == ["t-0/s01"]
+
+
+@BOTH_ENGINES
+@pytest.mark.parametrize("options", [(), ("--field", "caption.txt=json:caption")])
+def test_shards_that_come_and_go_do_so_on_the_page(shards: Program, options: tuple[str, ...]) -> None:
+    def shows(viewer: Viewer, expected: list[str]) -> bool:
+        return paths(viewer) == expected
+
+    typed = shards.directory("typed")
+    with shards.mounted(*options, "set") as mounted, viewing(shards, mounted.path, cwd=typed) as viewer:
+        typed.rmdir()
+        assert paths(viewer) == ["t-0/s00", "t-0/s01", "t-1/s10", "t-1/s11"]
+        assert paths(viewer, "?q=s20") == []
+        shards.write("set/t-2.tar", a_shard(2))
+        shards.run("refresh", mounted.path)
+        expected = ["t-0/s00", "t-0/s01", "t-1/s10", "t-1/s11", "t-2/s20", "t-2/s21"]
+        wait_until(lambda: shows(viewer, expected), "the new shard")
+        assert "1 shard came since this view began." in viewer.ask("/random").text
+        assert paths(viewer, "?q=s20") == ["t-2/s20"]
+        assert viewer.ask("/file/t-2/s20/txt").body == b"text of s20"
+        (shards.home / "set/t-0.tar").unlink()
+        shards.run("refresh", mounted.path)
+        wait_until(lambda: shows(viewer, expected[2:]), "the end of a shard")
+        assert "1 shard came and 1 shard went since this view began." in viewer.ask("/plots").text
+        assert "Sample 2 of the set" in viewer.ask("/sample/t-2/s20").text
+        assert "Check all 2 shards" in viewer.ask("/problems").text
+
+
+@BOTH_ENGINES
+def test_a_mount_that_ends_leaves_the_pages(shards: Program) -> None:
+    with shards.mounted("set", ends_itself=True) as mounted, viewing(shards, mounted.path) as viewer:
+        shards.run("umount", mounted.path)
+        wait_until(lambda: "the mount has ended" in viewer.ask("/").text, "the word on the page")
+        assert len(paths(viewer)) == 4
+
+
+@BOTH_ENGINES
+def test_a_merged_mount_says_how_the_pages_differ(shards: Program) -> None:
+    with shards.mounted("--merge", "set") as mounted, viewing(shards, mounted.path) as viewer:
+        assert "one tree over all shards" in viewer.ask("/").text
+        assert len(paths(viewer)) == 4
+
+
+def test_an_empty_directory_is_no_mount(program: Program) -> None:
+    message = program.refused("view", program.directory("empty"), code=2)
+    assert "nothing is mounted" in message

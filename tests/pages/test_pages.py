@@ -1,0 +1,445 @@
+"""The pages in a real browser: grid, one sample, search, filters, random, plots, problems, keyboard, screens."""
+
+from __future__ import annotations
+
+import html
+import io
+import shlex
+import struct
+import wave
+import zlib
+from pathlib import Path
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from tests import tars
+from tests.conftest import Program, wait_until
+from tests.pages.conftest import film
+from tests.pages.viewing import Browser, Viewer, picture, viewing
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+SAMPLE = "/sample/train-000000/class0/image0000"
+
+
+def test_the_grid_shows_thumbnails_and_captions(browser: Browser, looking: Viewer) -> None:
+    browser.open(looking)
+    assert browser.texts(".grid .key")[:2] == ["class0/image0000", "class1/image0001"]
+    assert "0 to 59 of 120 samples in 3 shards" in browser.texts(".summary")[0]
+    browser.wait_for_what_is_seen()
+    widths = "return [...document.querySelectorAll('.grid img')].slice(0, 4).map(one => one.naturalWidth)"
+    assert browser.run(widths) == [96] * 4
+    assert browser.texts(".grid .caption")[:3] == ["0", "1", "2"]
+    assert browser.texts(".grid .columns")[0] == "png json cls npy"
+
+
+def test_the_grid_turns_its_pages(browser: Browser, looking: Viewer) -> None:
+    browser.open(looking)
+    browser.follow("a[rel=next]")
+    assert browser.texts(".grid .key")[0] == "class0/image1020"
+    assert not browser.all("a[rel=next]")
+    browser.follow("a[rel=prev]")
+    assert browser.texts(".grid .key")[0] == "class0/image0000"
+
+
+def test_a_sample_shows_all_its_columns_and_where_they_are(browser: Browser, looking: Viewer) -> None:
+    browser.open(looking)
+    browser.follow(".grid a")
+    assert [text.split()[0] for text in browser.texts("section h2")] == ["png", "npy", "json", "cls"]
+    browser.wait_for_previews(4)
+    assert '"label": 0' in browser.texts("pre.json")[0]
+    assert "float32" in " ".join(browser.texts(".preview .summary"))
+    shard, member, offset, _, command = browser.texts("section[id=png] dd")
+    assert shard.endswith("train-000000.tar")
+    assert (member, offset) == ("class0/image0000.png", "512")
+    assert command.startswith("wdsfs cat ")
+
+
+@pytest.mark.parametrize("options", [(), ("--columns", "x=png")])
+def test_the_extracting_command_extracts(program: Program, options: tuple[str, ...]) -> None:
+    content = picture(3)
+    program.write("a.tar", tars.tar(tars.member(b"y.png", b""), tars.member(b"x/b c.png", content)))
+    name = "x" if options else "png"
+    with viewing(program, *options, "a.tar") as viewer:
+        page = html.unescape(viewer.ask(f"/preview/a/x/b%20c/{name}").text)
+    command = page.partition("<code>")[2].partition("</code>")[0]
+    words = shlex.split(command)
+    assert (words[0], words[-2:]) == ("wdsfs", [">", f"b c.{name}"])  # as *Save the file* calls it
+    assert program.run(*words[1:-2]).stdout == content
+
+
+@pytest.mark.parametrize("options", [[], ["--overlay", "up"]])
+def test_the_address_of_a_file_is_no_sample(program: Program, options: list[str]) -> None:
+    program.write("a.tar", tars.tar(tars.member(b"b.txt", b"b")))
+    with viewing(program, *options, "a.tar") as viewer:
+        answer = viewer.ask("/sample/a/b/txt")
+    assert answer.status == 404
+    assert "a/b/txt: is a file, no sample" in answer.text
+
+
+def test_next_and_previous_sample_by_key(browser: Browser, looking: Viewer) -> None:
+    browser.open(looking)
+    browser.follow(".grid a")
+    for key, expected in (
+        ("j", "class1/image0001"),
+        (Keys.ARROW_RIGHT, "class2/image0002"),
+        ("k", "class1/image0001"),
+    ):
+        browser.press(key)
+        assert browser.texts("h1") == [expected]
+
+
+def test_the_slash_key_goes_to_the_search(browser: Browser, looking: Viewer) -> None:
+    browser.open(looking)
+    browser.one("body").send_keys("/")
+    browser.driver.switch_to.active_element.send_keys("image1007")
+    browser.press(Keys.ENTER)
+    assert browser.texts(".grid .key") == ["class3/image1007"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"q": "image2039"}, ["class3/image2039"]),
+        ({"q": "class3/image2039"}, ["class3/image2039"]),
+        ({"q": "nothing"}, []),
+        ({"shard": "train-000001", "has": "txt"}, [f"class{n % 4}/image10{n:02d}" for n in (1, 11, 21, 31)]),
+        ({"shard": "*2", "class": "class0", "has": "npy"}, ["class0/image2000", "class0/image2020"]),
+        ({"q": "image000", "lacks": "npy,txt"}, [f"class{n % 4}/image000{n}" for n in range(2, 10)]),
+        ({"q": "image000", "column": "cls", "value": "2"}, ["class2/image0002", "class2/image0006"]),
+        ({"column": "json", "field": "label", "value": "6", "shard": "*0", "q": "image000"}, ["class2/image0006"]),
+        ({"column": "json", "field": "of.shard", "value": "s*", "q": "image2000"}, ["class0/image2000"]),
+        ({"column": "txt", "value": "*caption*sample 31*", "shard": "train-000000"}, ["class3/image0031"]),
+    ],
+)
+def test_filters(browser: Browser, looking: Viewer, fields: dict[str, str], expected: list[str]) -> None:
+    browser.open(looking)
+    browser.search(**fields)
+    assert browser.texts(".grid .key") == expected
+
+
+def test_a_search_for_a_value_goes_on_by_itself(browser: Browser, program: Program) -> None:
+    """However many answers it takes: on the machines of today some four."""
+    count = 40_000
+    members = (tars.member(b"k%05d.cls" % number, b"%d" % (number % 1000)) for number in range(count))
+    program.write("a.tar", tars.tar(*members))
+    with viewing(program, "a.tar") as viewer:
+        browser.open(viewer)
+        browser.search(column="cls", value="999")
+        wait_until(lambda: not browser.all(".searching"), "the end of the search")
+        assert browser.texts(".grid .key") == [f"k{number:05d}" for number in range(999, count, 1000)]
+        assert "40 samples found here; looked at 40,000 of 40,000 samples" in browser.texts(".summary")[0]
+        assert not browser.all("a[rel=next]")
+        browser.wait_for_what_is_seen()
+        assert browser.texts(".grid .tile")[:6] == ["999"] * 6
+        assert browser.one(".summary").get_attribute("aria-busy") == "false"
+
+
+def test_the_parts_of_a_page_add_up(looking: Viewer) -> None:
+    """As the script asks for them: what is found goes into one page of up to 60."""
+    page = looking.ask("/?column=json&field=label&value=*&at=40&start=0&have=20&turn=1").text
+    assert "60 samples found here; looked at 80 of" in " ".join(page.split())
+    assert page.count('href="/sample/') == 40
+    assert 'href="/?column=json&amp;field=label&amp;value=%2A&amp;at=80"' in page
+    assert "data-on" not in page  # it is full
+
+
+@pytest.mark.parametrize(
+    ("query", "note"),
+    [
+        ("has=jpg", "No sample has a column jpg. Columns of this set: cls, json, npy, png, txt."),
+        ("lacks=jpg,cls", "No sample has a column jpg. Columns"),
+        ("column=josn&field=label&value=3", "No sample has a column josn. Columns"),
+        ("value=3", "A value is looked for in a column: type its name, too."),
+        ("has=png&column=txt&value=none", ""),
+    ],
+)
+@pytest.mark.parametrize("page", ["/", "/random"])
+def test_an_unknown_column_is_named(looking: Viewer, page: str, query: str, note: str) -> None:
+    answer = " ".join(looking.ask(f"{page}?{query}").text.split())
+    assert answer.partition('role="alert">')[2].startswith(note)
+    assert ('role="alert"' in answer) == bool(note)
+
+
+def test_files_that_cannot_be_read_are_counted(program: Program) -> None:
+    members = [tars.member(key + b".txt", bytes(5000)) for key in (b"a", b"b", b"c")]
+    program.write("cut.tar", tars.tar(*members)[:-4096])
+    with viewing(program, "cut.tar") as viewer:
+        page = viewer.ask("/?column=txt&value=none").text
+        assert "1 file could not be read, and so did not pass." in page
+        further = viewer.ask("/?column=txt&value=none&at=0&unread=3&turn=1").text
+        assert "4 files could not be read" in further
+
+
+def test_next_and_previous_keep_the_filter(browser: Browser, looking: Viewer) -> None:
+    browser.open(looking)
+    browser.search(column="cls", value="3", has="png")
+    browser.follow(".grid a", 1)
+    assert browser.texts("h1") == ["class3/image0007"]
+    for key, expected in (("j", "image0011"), ("k", "image0007"), ("k", "image0003"), ("j", "image0007")):
+        browser.press(key)
+        assert browser.texts("h1") == [f"class3/{expected}"]
+    assert "with column png, column cls, value 3" in browser.texts(".summary q")[0]
+    browser.follow(".summary q + a")
+    assert browser.texts(".grid .key")[0] == "class3/image0007"
+
+
+@pytest.mark.parametrize("query", ["column=cls&value=1", "class=class1", "q=image0001"])
+def test_there_is_an_end_of_what_passes(looking: Viewer, query: str) -> None:
+    first = looking.ask(f"/previous?number=1&{query}")
+    assert (first.status, "no sample before this one passes" in first.text) == (404, True)
+    last = looking.ask(f"/next?number=119&{query}")
+    assert (last.status, "no sample after this one passes" in last.text) == (404, True)
+
+
+def test_a_turn_goes_over_shards_in_both_directions(looking: Viewer) -> None:
+    for page, number, expected in (
+        ("next", 39, "train-000001/class0/image1000"),
+        ("previous", 80, "train-000001"),
+    ):
+        location = looking.ask(f"/{page}?number={number}&has=npy").headers["location"]
+        assert location.startswith(f"/sample/{expected}")
+        assert location.endswith("?has=npy")
+
+
+def test_media_come_first_on_the_page_of_a_sample(program: Program) -> None:
+    names = [b"cls", b"json", b"npy", b"txt", b"wav", b"seg.png", b"mp4", b"jpg"]
+    program.write("a.tar", tars.tar(*(tars.member(b"x." + name, b"0") for name in names)))
+    with viewing(program, "a.tar") as viewer:
+        page = viewer.ask("/sample/a/x").text
+        shown = [part.partition('"')[0] for part in page.split('<section id="')[1:]]
+        assert shown == ["seg.png", "jpg", "mp4", "wav", "npy", "cls", "json", "txt"]
+
+
+def test_tiles_of_samples_without_pictures(browser: Browser, program: Program) -> None:
+    columns = {
+        b"a": {b"cls": b"3", b"txt": b"what was said", b"wav": b"RIFF"},
+        b"b": {b"cls": b"4", b"json": b'{"caption": "a dog"}'},
+        b"c": {b"csv": b"name,age\nanna,3\nbert,4\n"},
+        b"d": {b"cls": b"5"},
+        b"e": {b"sentence": "in a column of another name, in Czech: \u017elu\u0165".encode()},
+        b"f": {b"bin": bytes(range(256))},
+        b"g": {b"txt": "\ufeffwide".encode("utf-16-le")},
+    }
+    members = [
+        tars.member(key + b"." + name, data) for key, files in columns.items() for name, data in files.items()
+    ]
+    program.write("a.tar", tars.tar(*members))
+    with viewing(program, "a.tar") as viewer:
+        browser.open(viewer)
+        browser.wait_for_what_is_seen()
+        tiles = browser.run("return [...document.querySelectorAll('.tile')].map(one => one.textContent)")
+        assert tiles == [
+            "what was said",
+            '{"caption": "a dog"}',
+            "name,age\nanna,3\nbert,4",
+            "5",
+            "in a column of another name, in Czech: \u017elu\u0165",
+            "bin",
+            "wide",
+        ]
+        assert browser.texts(".caption") == ["3", "4"]
+        player = browser.one(".grid audio")
+        assert [player.get_attribute("preload"), player.get_attribute("aria-label")] == ["none", "Sound of a"]
+        assert (player.get_attribute("src") or "").endswith("/media/a/a/wav")
+
+
+@pytest.mark.parametrize(
+    ("text", "more"),
+    [
+        (b"\n" * 500_000, "the file has 498,000 more lines."),
+        (b"x\n" * 2000 + b"y", "the file has 1 more line."),
+        (b"x\n" * 2000, ""),
+        (b"x\n" * (3 << 20), "there are more."),
+    ],
+)
+def test_a_page_shows_a_bounded_number_of_lines(program: Program, text: bytes, more: str) -> None:
+    program.write("a.tar", tars.tar(tars.member(b"x.txt", text)))
+    with viewing(program, "--overlay", "o", "a.tar") as viewer:
+        page = viewer.ask("/preview/a/x/txt").text
+        shown = page.partition("<pre")[2].partition("</pre>")[0]
+        assert shown.count("\n") <= 2000
+        assert page.count("\n") < 4500  # nowhere else either
+        assert ("2,000 lines are shown; " + more in page) == bool(more)
+        assert ("Save the whole file" in page) == bool(more)
+
+
+def test_values_of_a_label_file(program: Program) -> None:
+    program.write("a.tar", tars.tar(*(tars.member(key + b".txt", b"x") for key in (b"a", b"b", b"c"))))
+    program.write("labels.csv", b"key,kind\na,dog\nb,cat\nc,dog\n")
+    with viewing(program, "--associate", "labels.csv", "a.tar") as viewer:
+        page = viewer.ask("/?column=kind&value=dog").text
+        assert [f'href="/sample/a/{key}?' in page for key in "abc"] == [True, False, True]
+
+
+def test_the_same_seed_gives_the_same_random_sample(browser: Browser, looking: Viewer) -> None:
+    browser.open(looking)
+    browser.go(looking, "/random?seed=7")
+    first = browser.texts(".grid .key")
+    assert len(set(first)) == 60
+    assert first != sorted(first)
+    browser.go(looking, "/random?seed=8")
+    assert browser.texts(".grid .key") != first
+    browser.go(looking, "/random?seed=7")
+    assert browser.texts(".grid .key") == first
+    browser.follow("a[rel=next]")
+    assert set(browser.texts(".grid .key")).isdisjoint(first)
+
+
+def test_a_random_sample_of_what_passes_a_filter(browser: Browser, looking: Viewer) -> None:
+    browser.open(looking)
+    browser.go(looking, "/random?seed=1&has=npy")
+    assert len(browser.texts(".grid .key")) == 12
+
+
+def test_plots(browser: Browser, looking: Viewer) -> None:
+    browser.open(looking)
+    browser.go(looking, "/plots")
+    assert len(browser.all(".plot svg")) == 3
+    assert all(one.get_attribute("aria-label") for one in browser.all(".plot [role=img]"))
+    assert "class3" in " ".join(browser.texts(".plot td"))
+
+
+def test_problems_lead_to_where_they_are(browser: Browser, program: Program) -> None:
+    names = (b"a.txt", b"b.txt", b"a.cls", b"c.txt")
+    program.write("good.tar", tars.tar(tars.member(b"z.txt", b"x")))
+    program.write("odd.tar", tars.tar(*(tars.member(name, b"x") for name in names)))
+    program.write("cut.tar", tars.tar(tars.member(b"y.txt", bytes(5000)))[:3000])
+    with viewing(program, "good.tar", "odd.tar", "cut.tar") as viewer:
+        browser.open(viewer)
+        browser.go(viewer, "/problems")
+        assert any("cut.tar" in text for text in browser.texts("main li"))
+        browser.follow("main form button")
+        wait_until(lambda: "all 3 shards checked" in " ".join(browser.texts(".summary")), "the end of the check")
+        assert "split sample" in browser.texts("td:first-child")
+        at = next(at for at, text in enumerate(browser.texts("td a")) if text.startswith("odd/"))
+        browser.follow("td a", at)
+        assert browser.texts("h1") == ["a~2"]
+
+
+def test_a_broken_shard_does_not_hide_the_others(program: Program) -> None:
+    program.write("a.tar", tars.tar(tars.member(b"x.txt", b"x")))
+    program.write("b.tar", b"this is no tar" * 100)
+    with viewing(program, "--allow-missing", "a.tar", "b.tar") as viewer:
+        assert "1 sample in 2 shards" in viewer.ask("/").text
+        assert "b.tar" in viewer.ask("/problems").text
+
+
+def test_a_narrow_screen_has_nothing_beside_it(browser: Browser, looking: Viewer) -> None:
+    browser.open(looking)
+    browser.set_width(360)
+    try:
+        for path in ("/", SAMPLE, "/plots", "/problems"):
+            browser.go(looking, path)
+            assert browser.run("return document.documentElement.scrollWidth <= innerWidth"), path
+    finally:
+        browser.set_width(1200)
+
+
+def test_everything_that_can_be_used_has_a_name(browser: Browser, looking: Viewer) -> None:
+    """By the browser's own tree of accessible names."""
+    browser.open(looking)
+    roles = ("link", "button", "textbox", "searchbox", "image")
+    for path in ("/", "/random?seed=3", SAMPLE, "/problems"):
+        browser.go(looking, path)
+        browser.wait_for_what_is_seen()
+        nodes = browser.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+        used = [node for node in nodes if not node.get("ignored") and node["role"]["value"] in roles]
+        assert used
+        assert [node for node in used if not node["name"]["value"]] == [], path
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark(browser: Browser, looking: Viewer, scheme: str) -> None:
+    """The text can be read. The pictures in docs/ come from here: remove them to have them made anew."""
+    browser.set_colours(scheme)
+    try:
+        browser.open(looking)
+        browser.wait_for_what_is_seen()
+        found = browser.run("const one = getComputedStyle(document.body); return [one.color, one.backgroundColor]")
+        assert isinstance(found, list)
+        text, ground = map(_brightness, found)
+        assert (text < 80 and ground > 200) if scheme == "light" else (text > 200 and ground < 80)
+        shot, place = browser.driver.get_screenshot_as_png(), DOCS / f"view-{scheme}.png"
+        if not place.exists():
+            place.write_bytes(shot)
+    finally:
+        browser.set_colours("light")
+
+
+def _brightness(colour: str) -> float:
+    numbers = [float(one) for one in colour.partition("(")[2].rstrip(")").split(",")[:3]]
+    return sum(numbers) / 3
+
+
+def test_a_player_plays(browser: Browser, program: Program) -> None:
+    sound = io.BytesIO()
+    with wave.open(sound, "wb") as file:
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+        file.writeframes(bytes(16000))
+    program.write("a.tar", tars.tar(tars.member(b"x.wav", sound.getvalue())))
+    with viewing(program, "a.tar") as viewer:
+        browser.open(viewer)
+        browser.go(viewer, "/sample/a/x")
+        browser.wait_for_previews(1)
+        wait_until(lambda: browser.run("return document.querySelector('audio').readyState"), "the sound")
+        assert browser.run("return document.querySelector('audio').duration") == 1
+
+
+def test_a_bomb_is_told_and_the_rest_is_shown(browser: Browser, program: Program) -> None:
+    """A PNG that says that it has 100,000 x 100,000 pixels, beside one that can be seen."""
+    body = b"IHDR" + struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
+    head = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body))
+    data = zlib.compress(bytes(1 << 20), 9)
+    chunk = struct.pack(">I", len(data)) + b"IDAT" + data + struct.pack(">I", zlib.crc32(b"IDAT" + data))
+    members = (tars.member(b"x.png", head + chunk), tars.member(b"x.seg.png", picture(1)))
+    program.write("a.tar", tars.tar(*members))
+    with viewing(program, "a.tar") as viewer:
+        browser.open(viewer)
+        wait_until(lambda: browser.texts(".grid .tile"), "the tile in place of the picture")
+        browser.go(viewer, "/sample/a/x")
+        browser.wait_for_previews(2)
+        assert browser.texts("section[id=png] .problem")
+        assert browser.run("return document.querySelector('.pictures img').naturalWidth") == 96
+
+
+def test_nothing_is_loaded_from_elsewhere(browser: Browser, looking: Viewer) -> None:
+    browser.open(looking)
+    browser.driver.get_log("browser")
+    browser.go(looking, SAMPLE)
+    browser.wait_for_previews(4)
+    names = browser.run("return performance.getEntriesByType('resource').map(one => one.name)")
+    assert isinstance(names, list)
+    assert names
+    assert [name for name in names if not name.startswith((f"http://{looking.netloc}/", "data:"))] == []
+    assert browser.driver.get_log("browser") == []
+
+
+def test_the_pages_work_without_scripts(looking: Viewer) -> None:
+    """Every page links to what a script would fill in."""
+    assert 'href="/preview/train-000000/class0/image0000/json"' in looking.ask(SAMPLE).text
+    assert "&#34;label&#34;: 0" in looking.ask("/preview/train-000000/class0/image0000/json").text
+
+
+def test_a_video_has_a_picture_in_the_grid_and_loads_nothing_else(browser: Browser, program: Program) -> None:
+    members = [tars.member(b"a.mp4", film("mp4", "mpeg4")), tars.member(b"b.mp4", b"no film")]
+    program.write("v.tar", tars.tar(*members))
+    with viewing(program, "v.tar") as viewer:
+        browser.open(viewer)
+        browser.wait_for_what_is_seen()
+        [picture] = [
+            part.partition('"')[0] for part in viewer.ask("/").text.split('src="')[1:] if "/a/mp4" in part
+        ]
+        assert viewer.ask(picture).headers["content-type"].startswith("image/")
+        wait_until(lambda: browser.texts(".grid .tile") == ["no picture"], "the word for the broken one")
+        browser.go(viewer, "/sample/v/a")
+        browser.wait_for_previews(1)
+        player = browser.one("video")
+        assert [player.get_attribute("preload"), (player.get_attribute("poster") or "")[:10]] == [
+            "none",
+            "data:image",
+        ]
+        browser.go(viewer, "/sample/v/b")
+        browser.wait_for_previews(1)
+        assert browser.one("video").get_attribute("preload") == "metadata"
+        assert "no picture" in browser.texts(".problem")[0]

@@ -1,0 +1,536 @@
+"""Previews of real files of each kind: what is shown of them, and that what is odd or broken is said."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import pickle
+import struct
+import wave
+import zipfile
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.pages.conftest import Bytes, film
+from wdsfs.errors import StaleShard
+from wdsfs.pages.kinds import PLAYERS
+from wdsfs.pages.preview import CARD, WHOLE, Detail, Picture, Preview
+from wdsfs.pages.previewer import Previewer
+
+
+def image_of(picture: Picture) -> Image.Image:
+    found = Image.open(io.BytesIO(picture.data))
+    found.load()
+    assert found.get_format_mimetype() == picture.media_type
+    assert found.size == (picture.width, picture.height)
+    return found
+
+
+def photo(width: int = 640, height: int = 480, mode: str = "RGB") -> Image.Image:
+    """A picture with a bright red upper left quarter."""
+    found = Image.effect_mandelbrot((width, height), (-2, -1.5, 1, 1.5), 20).convert("RGB")
+    found.paste((255, 0, 0), (0, 0, width // 2, height // 2))
+    return found.convert(mode)
+
+
+def written(image: Image.Image, kind: str, **options: Any) -> bytes:
+    target = io.BytesIO()
+    image.save(target, kind, **options)
+    return target.getvalue()
+
+
+def npy(array: np.ndarray, **options: Any) -> bytes:
+    target = io.BytesIO()
+    np.save(target, array, **options)
+    return target.getvalue()
+
+
+def is_red(colour: Any) -> bool:
+    return colour[0] > 200 and max(colour[1:3]) < 60
+
+
+@pytest.mark.parametrize(
+    ("extension", "kind", "mode"),
+    [
+        ("jpg", "JPEG", "RGB"),
+        ("left.jpeg", "JPEG", "CMYK"),
+        ("PNG", "PNG", "RGBA"),
+        ("seg.png", "PNG", "P"),
+        ("webp", "WEBP", "RGB"),
+        ("gif", "GIF", "P"),
+        ("bmp", "BMP", "RGB"),
+        ("tiff", "TIFF", "RGB"),
+        ("ppm", "PPM", "RGB"),
+        ("image", "JPEG", "RGB"),  # known by its bytes
+    ],
+)
+def test_a_picture_is_drawn_anew_small(previewer: Previewer, extension: str, kind: str, mode: str) -> None:
+    data = written(photo(mode=mode), kind)
+    found = previewer.preview(extension, Bytes(data), CARD)
+    assert found.kind == "image"
+    assert found.summary.startswith(f"640 x 480 pixels, {kind}")
+    assert not found.problem
+    [picture] = found.pictures
+    small = image_of(picture).convert("RGB")
+    assert small.size == (256, 192)
+    assert is_red(small.getpixel((20, 20)))
+    assert not is_red(small.getpixel((200, 150)))
+    assert found.pictures[0] == previewer.thumbnail(extension, Bytes(data))
+
+
+def test_numbers_as_pixels_are_stretched(previewer: Previewer) -> None:
+    depths = np.linspace(1000, 1100, 200 * 100).reshape(100, 200).astype(np.uint16)
+    found = previewer.preview("depth.png", Bytes(written(Image.fromarray(depths), "PNG")))
+    grey = np.asarray(image_of(found.pictures[0]).convert("L"))
+    assert grey.shape == (100, 200)
+    assert grey[0, 0] < 15
+    assert grey[-1, -1] > 240
+    assert "smallest value shown black" in found.summary
+
+
+def test_a_mask_keeps_its_colours(previewer: Previewer) -> None:
+    mask = Image.fromarray((np.indices((900, 900)).sum(0) // 7 % 3 * 100).astype(np.uint8)).convert("P")
+    mask.putpalette([255, 0, 0] * 100 + [0, 255, 0] * 100 + [0, 0, 255] * 56)
+    small = image_of(previewer.preview("png", Bytes(written(mask, "PNG")), CARD).pictures[0])
+    assert set(small.convert("RGB").get_flattened_data()) == {(255, 0, 0), (0, 255, 0), (0, 0, 255)}
+
+
+def test_a_picture_is_upright_and_without_metadata(previewer: Previewer) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn to the right
+    exif[0x010E] = "a secret place"
+    data = written(photo(), "JPEG", exif=exif)
+    [picture] = previewer.preview("jpg", Bytes(data)).pictures
+    upright = image_of(picture)
+    assert upright.size == (480, 640)
+    assert is_red(upright.getpixel((400, 100)))
+    assert b"secret" not in picture.data
+    assert not upright.getexif()
+
+
+def test_a_picture_that_is_cut_off_is_shown_as_far_as_it_goes(previewer: Previewer) -> None:
+    data = written(photo(), "JPEG")
+    found = previewer.preview("jpg", Bytes(data[: len(data) // 2]))
+    assert is_red(image_of(found.pictures[0]).getpixel((50, 10)))
+    assert "damaged or cut off" in found.problem
+
+
+def test_what_is_no_picture_is_shown_in_hex(previewer: Previewer) -> None:
+    found = previewer.preview("jpg", Bytes(b"not a picture"))
+    assert found.kind == "hex"
+    assert found.text.startswith("00000000  6e 6f 74 20")
+    assert "none of JPEG" in found.problem
+    assert previewer.thumbnail("jpg", Bytes(b"not a picture")) is None
+
+
+def test_json_is_laid_out_as_it_is_written(previewer: Previewer) -> None:
+    data = b'{"b": 1e400, "a": [1.50, 12345678901234567890123, null, true, {"k": "\\u00e9\\u202e"}],'
+    data += b' "b": "twice", "e": {}}'
+    found = previewer.preview("json", Bytes(data))
+    assert found.kind == "json"
+    assert found.summary == "an object of 4 fields"
+    assert not found.is_cut
+    assert found.text.splitlines() == [
+        "{",
+        '  "b": 1e400,',
+        '  "a": [',
+        "    1.50,",
+        "    12345678901234567890123,",
+        "    null,",
+        "    true,",
+        "    {",
+        '      "k": "é\ufffd"',
+        "    }",
+        "  ],",
+        '  "b": "twice",',
+        '  "e": {}',
+        "}",
+    ]
+
+
+def test_what_is_long_or_deep_in_json_is_left_out(previewer: Previewer) -> None:
+    value = {"list": list(range(1000)), "deep": json.loads("[" * 30 + "]" * 30), "long": "x" * 10_000}
+    found = previewer.preview("json", Bytes(json.dumps(value).encode()))
+    assert found.is_cut
+    assert "… 800 more" in found.text
+    assert "[ … 1 inside ]" in found.text
+    assert "… 6,000 more" in found.text
+
+
+def test_half_a_character_reaches_no_page(previewer: Previewer) -> None:
+    data = json.dumps({"\ud800": "\udfff" + "x" * 10_000, "short": "\ud800"}).encode()
+    text = previewer.preview("json", Bytes(data)).text
+    assert '"?": "?xxx' in text
+    assert '"short": "?"' in text
+    assert text.encode()
+
+
+def test_json_lines(previewer: Previewer) -> None:
+    found = previewer.preview("jsonl", Bytes(b'{"a": 1}\n\n{"b":[1,\t2]}\n'))
+    assert (found.kind, found.summary) == ("json", "3 lines")
+    assert found.text == '{"a": 1}\n{"b": [1, 2]}'
+    broken = previewer.preview("jsonl", Bytes(b'{"a": 1}\n{"b"\n'))
+    assert (broken.kind, broken.text) == ("text", '{"a": 1}\n{"b"\n')
+    assert "line 2" in broken.problem
+
+
+def test_what_is_no_json_is_shown_as_text(previewer: Previewer) -> None:
+    found = previewer.preview("json", Bytes(b"{'a': 1}"))
+    assert (found.kind, found.text) == ("text", "{'a': 1}")
+    assert "not shown as JSON" in found.problem
+
+
+def test_texts(previewer: Previewer) -> None:
+    def of(data: bytes, name: str = "txt") -> Preview:
+        return previewer.preview(name, Bytes(data))
+
+    assert of("Grüße\r\n".encode())[:2] == ("text", "7 characters in 1 line")
+    assert of("Grüße\r\n".encode()).text == "Grüße\n"
+    assert of(b"a\x00b\x1b[31m").text == "a␀b␛[31m"
+    assert of("für".encode("latin-1")).text == "f\ufffdr"
+    assert "not all of it is utf-8" in of("für".encode("latin-1")).problem.lower()
+    assert of("für".encode("utf-16")).text == "für"
+    assert of(b"plain", "anything").kind == "text"
+    assert of(bytes(range(256)), "anything").kind == "hex"
+    assert of(b"7\n", "cls") == Preview("text", "label", text="7")
+    assert of(b"", "cls").summary == "empty"
+    assert of(b"", "jpg").summary == "empty"
+
+
+def test_a_long_text_is_cut_between_characters(previewer: Previewer) -> None:
+    source = Bytes("€".encode() * 1000, 3_000_000_000)
+    found = previewer.preview("txt", source, Detail(10, 100, 1))
+    assert found.text == "€" * 100
+    assert found.is_cut
+    assert not found.problem
+    assert source.bytes_read < 10_000
+
+
+@pytest.mark.parametrize("extension", ["svg", "html", "xml", "js"])
+def test_active_content_is_text(previewer: Previewer, extension: str) -> None:
+    data = b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(1)'><script>alert(2)</script></svg>"
+    found = previewer.preview(extension, Bytes(data))
+    assert (found.kind, found.text, found.media_type) == ("text", data.decode(), "")
+    assert "nothing in it is run" in found.summary
+
+
+def test_a_pdf_is_not_opened(previewer: Previewer) -> None:
+    found = previewer.preview("pdf", Bytes(b"%PDF-1.7\n1 0 obj"))
+    assert (found.kind, found.pictures) == ("document", ())
+    assert "extract the member" in found.problem
+
+
+def test_arrays(previewer: Previewer) -> None:
+    values = np.arange(3 * 20 * 30, dtype=np.float32).reshape(3, 20, 30)
+    values[0, 0, 0] = np.nan
+    found = previewer.preview("npy", Bytes(npy(values)))
+    assert found.summary == "float32, 3 x 20 x 30, from 1.0 to 1799.0, 1 not finite"
+    assert found.text.startswith("[nan  1.  2.")
+    assert image_of(found.pictures[0]).size == (30, 20)
+    assert found.pictures[0].alt.startswith("array of float32")
+    plain = previewer.preview("npy", Bytes(npy(np.array(7))))
+    assert plain.summary == "int64, a single value, from 7 to 7"
+    assert not plain.pictures
+    words = previewer.preview("npy", Bytes(npy(np.array([b"ab", b"c"]))))
+    assert (words.summary, words.text) == ("|S2, 2", "[b'ab' b'c']")
+    mixed = previewer.preview("npy", Bytes(npy(np.zeros(2, "i4,f8"))))
+    assert "('f0', '<i4')" in mixed.summary
+    nothing = previewer.preview("npy", Bytes(npy(np.zeros((0, 3)))))
+    assert nothing.summary == "float64, 0 x 3, no values"
+
+
+def test_a_picture_of_an_array_has_its_colours(previewer: Previewer) -> None:
+    red = np.zeros((40, 60, 3), np.uint8)
+    red[:20, :30, 0] = 255
+    for array in (red, red.transpose(2, 0, 1), np.asfortranarray(red)):
+        shown = image_of(previewer.preview("npy", Bytes(npy(array))).pictures[0])
+        assert is_red(shown.convert("RGB").getpixel((10, 10)))
+        assert not is_red(shown.convert("RGB").getpixel((50, 30)))
+
+
+def test_an_array_that_is_cut_off(previewer: Previewer) -> None:
+    found = previewer.preview("npy", Bytes(npy(np.arange(1000, dtype=np.int64))[:-4000]))
+    assert "500 of 1,000 values are there" in found.problem
+    assert "from 0 to 499" in found.summary
+
+
+def test_an_npz_file_is_a_table_of_its_arrays(previewer: Previewer) -> None:
+    target = io.BytesIO()
+    np.savez_compressed(target, mask=np.eye(64, dtype=bool), one=np.array([1, 2]), odd=np.array([{}], object))
+    found = previewer.preview("npz", Bytes(target.getvalue()))
+    assert found.summary == "3 arrays"
+    assert [row[:4] for row in found.rows[1:]] == [
+        ("mask", "bool", "64 x 64", "from False to True"),
+        ("one", "int64", "2", "from 1 to 2"),
+        ("odd", "object", "1", ""),
+    ]
+    assert "never loaded" in found.rows[3][4]
+    [picture] = found.pictures
+    assert picture.alt.startswith("mask:")
+
+
+class Trap:
+    """Loaded from a pickle it would raise, and so be noticed."""
+
+    def __reduce__(self) -> Any:
+        return exec, ("raise SystemExit('unpickled')",)
+
+
+def test_pickles_are_never_loaded(previewer: Previewer) -> None:
+    data = pickle.dumps(Trap())
+    for extension in ("pkl", "pyd", "pickle", "pth", "pt"):
+        found = previewer.preview(extension, Bytes(data))
+        assert (found.kind, "never is" in found.problem) == ("hex", True)
+    for array in (npy(np.array([Trap()], object), allow_pickle=True),):
+        assert "never loaded" in previewer.preview("npy", Bytes(array)).problem
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w") as archive:
+        archive.writestr("archive/data.pkl", data)
+    found = previewer.preview("pth", Bytes(target.getvalue()))
+    assert found.rows == (("name", "bytes"), ("archive/data.pkl", str(len(data))))
+
+
+def test_csv_and_tsv(previewer: Previewer) -> None:
+    data = 'key,name,score\n1,"Zoë\nB",0.5\n2,C,\n3,D,1e3\n'.encode()
+    found = previewer.preview("csv", Bytes(data), Detail(10, 100, 2))
+    assert found.kind == "table"
+    assert found.summary == "3 rows of 3 columns"
+    assert found.rows == (
+        ("key (integer)", "name (text)", "score (number)"),
+        ("1", "Zoë\nB", "0.5"),
+        ("2", "C", ""),
+    )
+    assert found.is_cut
+    assert previewer.preview("tsv", Bytes(b"a\tb,c\n1\t2\n")).rows == (
+        ("a (integer)", "b,c (integer)"),
+        ("1", "2"),
+    )
+    assert previewer.preview("csv", Bytes(b"a;b\n1;x\n")).rows[1] == ("1", "x")
+    assert previewer.preview("csv", Bytes(b"only")).rows == (("only",),)
+
+
+def test_parquet(previewer: Previewer) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pyarrow.table(
+        {"id": range(5000), "word": ["x"] * 5000, "raw": [b"\x00\x01"] * 5000, "none": [None] * 5000}
+    )
+    target = io.BytesIO()
+    parquet.write_table(table, target)
+    source = Bytes(target.getvalue())
+    found = previewer.preview("parquet", source, Detail(10, 100, 3))
+    assert found.summary == "5,000 rows of 4 columns"
+    assert found.rows[0] == ("id (int64)", "word (string)", "raw (binary)", "none (null)")
+    assert found.rows[1:] == tuple((str(n), "x", "2 bytes", "") for n in range(3))
+    broken = previewer.preview("parquet", Bytes(b"PAR1" + bytes(100)))
+    assert (broken.kind, "cannot be decoded" in broken.problem) == ("hex", True)
+
+
+def test_a_parquet_file_with_values_that_python_has_not(previewer: Previewer) -> None:
+    """Nanoseconds, time zones, far dates, texts that are not UTF-8: each cell is shown as far as it can be."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    no_text = pyarrow.Array.from_buffers(
+        pyarrow.string(), 1, [None, *map(pyarrow.py_buffer, (struct.pack("<ii", 0, 2), b"\xff\xfe"))]
+    )
+    columns = {
+        "ns": pyarrow.array([1], pyarrow.timestamp("ns")),
+        "zone": pyarrow.array([0], pyarrow.timestamp("us", tz="Europe/Berlin")),
+        "far": pyarrow.array([2**31 - 1], pyarrow.date32()),
+        "time": pyarrow.array([5], pyarrow.time64("ns")),
+        "for": pyarrow.array([2**62], pyarrow.duration("ns")),
+        "no": no_text,
+        "list": [list(range(25))],
+        "map": pyarrow.array([[("a", 1)]], pyarrow.map_(pyarrow.string(), pyarrow.int8())),
+        "struct": [{"a": [b"x"], "b": None}],
+        "word": pyarrow.array(["x"]).dictionary_encode(),
+    }
+    target = io.BytesIO()
+    parquet.write_table(pyarrow.table(columns), target)
+    found = previewer.preview("parquet", Bytes(target.getvalue()))
+    assert found.problem == ""
+    cells = dict(zip(columns, found.rows[1], strict=True))
+    assert cells["ns"] == "1970-01-01 00:00:00.000000001"
+    assert cells["zone"] == "1970-01-01 00:00:00.000000Z"
+    assert "2147483647" in cells["far"]
+    assert cells["time"] == "00:00:00.000000005"
+    assert "4611686018427387904" in cells["for"]
+    assert cells["no"] == "(string)"
+    assert cells["list"].endswith("18, 19, … 5 more]")
+    assert cells["map"] == "[{'key': 'a', 'value': 1}]"
+    assert cells["struct"] == "{'a': ['1 byte'], 'b': ''}"
+    assert cells["word"] == "x"
+
+
+def test_json_lines_end_at_line_ends_only(previewer: Previewer) -> None:
+    """Not at the other characters that end lines for Python, which texts may hold."""
+    found = previewer.preview("jsonl", Bytes('{"a": "x\u2028y\x85z"}\r\n{"b": 1}\n'.encode()))
+    assert (found.kind, found.summary, found.problem) == ("json", "2 lines", "")
+
+
+def test_the_rows_of_a_csv_file_in_utf_16(previewer: Previewer) -> None:
+    found = previewer.preview("csv", Bytes("a,b\n1,ü\n".encode("utf-16")))
+    assert (found.summary, found.rows[1]) == ("1 row of 2 columns", ("1", "ü"))
+
+
+def test_the_pictures_of_many_arrays_are_small(previewer: Previewer) -> None:
+    """A page has all of them."""
+    arrays = {f"a{at}": np.random.default_rng(at).integers(0, 255, (600, 600), np.uint8) for at in range(12)}
+    target = io.BytesIO()
+    np.savez(target, **arrays)
+    found = previewer.preview("npz", Bytes(target.getvalue()))
+    assert len(found.pictures) == 12
+    assert found.weight < 1 << 20
+
+
+def test_without_pyarrow_the_page_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, previewer: Previewer
+) -> None:
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pyarrow" else real(name))
+    found = previewer.preview("parquet", Bytes(b"PAR1 and more"))
+    assert found.kind == "hex"
+    assert "[parquet]'" in found.problem
+
+
+def test_sound(previewer: Previewer) -> None:
+    target = io.BytesIO()
+    with wave.open(target, "wb") as sound:
+        sound.setparams((2, 2, 16000, 0, "NONE", ""))
+        sound.writeframes(bytes(4 * 16000 * 90))
+    source = Bytes(target.getvalue())
+    found = previewer.preview("wav", source)
+    assert found == Preview(
+        "audio", "WAV, 1:30, 16,000 Hz, 2 channels, 16 bits", media_type="audio/wav", problem=""
+    )
+    assert source.bytes_read < 1_000_000
+    assert previewer.preview("audio", source).media_type == "audio/wav"
+    broken = previewer.preview("flac", Bytes(b"nothing of the kind"))
+    assert (broken.kind, broken.media_type) == ("audio", "audio/flac")
+    assert broken.problem
+
+
+def box(name: bytes, *parts: bytes) -> bytes:
+    body = b"".join(parts)
+    return struct.pack(">I4s", 8 + len(body), name) + body
+
+
+@pytest.mark.parametrize(
+    ("extension", "form", "codec", "said"),
+    [
+        ("mp4", "mp4", "mpeg4", "MP4, 0.3 s, 320 x 240 pixels, mpeg4"),
+        ("webm", "webm", "libvpx", "WEBM, 0.3 s, 320 x 240 pixels, vp8"),
+        ("mkv", "matroska", "libx264", "MKV, 0.3 s, 320 x 240 pixels, h264"),
+        ("avi", "avi", "mpeg4", "AVI, 0.3 s, 320 x 240 pixels, mpeg4"),
+    ],
+)
+def test_the_first_picture_of_a_video(
+    previewer: Previewer, extension: str, form: str, codec: str, said: str
+) -> None:
+    data = film(form, codec)
+    found = previewer.preview(extension, Bytes(data))
+    assert (found.kind, found.summary, found.media_type) == ("video", said, PLAYERS.get(extension, ""))
+    [picture] = found.pictures
+    assert (picture.width, picture.height) == (320, 240)
+    assert is_red(image_of(picture).convert("RGB").getpixel((160, 120)))
+    small = previewer.thumbnail(extension, Bytes(data), 64)
+    assert small is not None
+    assert (small.width, small.height) == (64, 48)
+    cut = previewer.preview(extension, Bytes(data[:200]))
+    assert (cut.kind, cut.pictures) == ("video", ())
+    assert "no picture" in cut.problem
+
+
+def test_a_video_without_pictures(previewer: Previewer) -> None:
+    target = io.BytesIO()
+    with av.open(target, "w", format="mp4") as container:
+        stream: Any = container.add_stream("aac", rate=16000)
+        sound = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        sound.sample_rate = 16000
+        container.mux([*stream.encode(sound), *stream.encode()])
+    found = previewer.preview("mp4", Bytes(target.getvalue()))
+    assert (found.kind, found.pictures, found.media_type) == ("video", (), "video/mp4")
+    assert "no video in it" in found.problem
+
+
+def test_video_without_the_library(monkeypatch: pytest.MonkeyPatch, previewer: Previewer) -> None:
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "av" else real(name))
+    head = box(b"mvhd", struct.pack(">4xIIII", 0, 0, 1000, 65_500), bytes(80))
+    sound = box(b"trak", box(b"tkhd", bytes(84)))
+    track = box(b"trak", box(b"tkhd", bytes(76), struct.pack(">HxxHxx", 1920, 1080)))
+    # The index lies behind the pictures: only it is read.
+    data = box(b"ftyp", b"isom") + box(b"mdat", bytes(5_000_000)) + box(b"moov", head, sound, track)
+    source = Bytes(data)
+    found = previewer.preview("mp4", source)
+    assert found == Preview("video", "MP4, 1:06, 1,920 x 1,080 pixels", media_type="video/mp4")
+    assert source.bytes_read < 1_000_000
+    assert previewer.preview("mp4", Bytes(b"broken" * 10)).media_type == "video/mp4"
+    assert "do not play" in previewer.preview("avi", Bytes(b"RIFF....AVI ")).problem
+
+
+@pytest.mark.parametrize(
+    ("extension", "pack"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)]
+)
+def test_compressed_members(previewer: Previewer, extension: str, pack: Any) -> None:
+    found = previewer.preview(f"json.{extension}", Bytes(pack(b'{"a":1}')))
+    assert (found.kind, found.text) == ("json", '{\n  "a": 1\n}')
+    assert f"unpacked from {extension}" in found.summary
+    picture = previewer.preview(f"png.{extension}", Bytes(pack(written(photo(), "PNG"))))
+    assert is_red(image_of(picture.pictures[0]).getpixel((50, 50)))
+    assert previewer.preview(f"mp4.{extension}", Bytes(pack(b"sound"))).media_type == ""
+    long = previewer.preview(f"bin.{extension}", Bytes(pack(bytes(20 << 20))), CARD)
+    assert (long.kind, long.is_cut) == ("hex", True)
+    assert long.summary == "8,388,608 bytes; only its first 8 MiB were unpacked"
+    assert "cannot be decoded" in previewer.preview(f"txt.{extension}", Bytes(b"nothing")).problem
+
+
+def test_a_preview_is_made_once(previewer: Previewer) -> None:
+    data = written(photo(), "PNG")
+    first, second = Bytes(data, key=("s", 1)), Bytes(data, key=("s", 1))
+    made = previewer.preview("png", first, WHOLE)
+    assert previewer.preview("png", second, WHOLE) is made
+    assert (first.reads > 0, second.reads) == (True, 0)
+    assert previewer.preview("png", Bytes(data, key=("s", 2)), WHOLE) is not made
+
+
+def test_the_cache_is_bounded() -> None:
+    with_little = Previewer(cache_bytes=10_000)
+    try:
+        for number in range(100):
+            with_little.preview("txt", Bytes(b"x" * 1000, key=number))
+        again = Bytes(b"x" * 1000, key=99)
+        with_little.preview("txt", again)
+        assert again.reads == 0
+        gone = Bytes(b"x" * 1000, key=1)
+        with_little.preview("txt", gone)
+        assert gone.reads > 0
+    finally:
+        with_little.close()
+
+
+def test_what_reading_raises_is_raised(previewer: Previewer) -> None:
+    def stale(offset: int) -> None:
+        if offset:
+            raise StaleShard("s.tar has changed")
+
+    source = Bytes(written(photo(1000, 1000), "BMP"))
+    source.before_read = stale
+    with pytest.raises(StaleShard, match=r"s\.tar has changed"):
+        previewer.preview("bmp", source)
+    workers = previewer.workers
+    assert previewer.preview("bmp", Bytes(written(photo(), "BMP"))).kind == "image"
+    assert previewer.workers == workers

@@ -1,0 +1,492 @@
+"""`--columns NAME=...` and `--field`: what they show, against a model; on a mount, by commands and in an image."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conftest import Program
+from tests.kernel.test_image import a_tree, check, image_of
+from tests.thorough import examples
+from tests.tree.test_view_record import Sample, a_view, as_lines, one_shard, settled, write
+from wdsfs.cli.tree_options import composition_of
+from wdsfs.errors import CorruptShard, UsageError, ViewError
+from wdsfs.index.record import STRAY
+from wdsfs.tar.problems import BROKEN_FIELD
+from wdsfs.tree import content as content_module
+from wdsfs.tree import json_fields
+from wdsfs.tree.composition import EMPTY, SKIP, Column, Composition, columns_of, fields_of, refuse_one_name
+from wdsfs.tree.merged_tree import make_tree
+from wdsfs.tree.tree import View
+
+
+def document(**values: Any) -> bytes:
+    return json.dumps(values).encode()
+
+
+# --- renamed columns --------------------------------------------------------------------------------------------
+
+MIXED: list[Sample] = [
+    (b"a", [(b"png", b"P"), (b"jpg", b"J"), (b"cls", b"0")]),
+    (b"b", [(b"png", b"PP"), (b"cls", b"1")]),
+]
+
+
+def test_a_named_column_has_the_first_alternative_in_the_order_of_typing(tmp_path: Path) -> None:
+    assert one_shard(tmp_path, MIXED, columns=columns_of(["img=jpg;png"])) == [
+        (b"a", [(b"img", b"J")]),
+        (b"b", [(b"img", b"PP")]),
+    ]
+    # Without a name it is the first in the tar, as before.
+    assert one_shard(tmp_path, MIXED, columns=columns_of(["jpg;png"]))[0] == (b"a", [(b"png", b"P")])
+
+
+def test_one_member_under_several_names(tmp_path: Path) -> None:
+    found = one_shard(tmp_path, MIXED, columns=columns_of(["img=jpg;png", "thumb=png", "png", "label.txt=cls"]))
+    assert found[0] == (b"a", [(b"thumb", b"P"), (b"png", b"P"), (b"img", b"J"), (b"label.txt", b"0")])
+    assert found[1] == (b"b", [(b"img", b"PP"), (b"thumb", b"PP"), (b"png", b"PP"), (b"label.txt", b"1")])
+
+
+def test_a_named_column_that_is_missing(tmp_path: Path) -> None:
+    columns = columns_of(["img=jpg", "cls"])
+    with pytest.raises(ViewError, match="sample 'b' has no column 'jpg'"):
+        one_shard(tmp_path, MIXED, columns=columns)
+    assert [key for key, _ in one_shard(tmp_path, MIXED, columns=columns, missing=SKIP)] == [b"a"]
+    found = one_shard(tmp_path, MIXED, columns=columns, missing=EMPTY)
+    assert found[1] == (b"b", [(b"cls", b"1"), (b"img", b"")])
+
+
+def test_names_for_joined_columns_in_every_layout(tmp_path: Path) -> None:
+    shards = [write(tmp_path / f"s{number}.tar", MIXED) for number in range(2)]
+    for number in range(2):
+        write(
+            tmp_path / f"j{number}.tar", [(b"a", [(b"depth.png", b"D%d" % number)]), (b"b", [(b"depth.png", b"")])]
+        )
+    columns = columns_of(["img.jpg=jpg;png", "depth=depth.png", "class=cls"])
+    wanted = Composition(columns=columns, join=(str(tmp_path / "j*.tar"),))
+    with a_view(tmp_path, shards, wanted) as below:
+        for view, merge, paths in (
+            (View(), False, [b"s1/a/img.jpg", b"s1/a/depth", b"s1/a/class"]),
+            (View(names="full"), False, [b"s1/a/a.img.jpg", b"s1/a/a.depth", b"s1/a/a.class"]),
+            (View("files"), True, [b"a.img.jpg", b"a.depth", b"a.class", b"a.depth~2"]),
+        ):
+            tree = make_tree(below, view, merge)
+            assert [tree.resolve(path).size for path in paths] == [1, 2, 1, 2][: len(paths)]
+    with a_view(tmp_path, shards, replace(wanted, classes=True)) as below:
+        tree = make_tree(below, View("classes"), merge=True)
+        assert [tree.resolve(b"0/s1--a." + name).size for name in (b"img.jpg", b"depth", b"class")] == [1, 2, 1]
+
+
+def test_a_named_column_in_any_letter_case(tmp_path: Path) -> None:
+    samples: list[Sample] = [(b"a", [(b"PNG", b"P"), (b"Jpg", b"J")])]
+    columns = columns_of(["Img=jpg;png"])
+    assert one_shard(tmp_path, samples, columns=columns, ignore_case=True) == [(b"a", [(b"Img", b"J")])]
+
+
+def test_what_is_typed_is_read_and_written_alike() -> None:
+    assert columns_of(["img=jpg;png", "a;b", "x=y=z"]) == (
+        Column((b"jpg", b"png"), b"img"),
+        Column((b"a", b"b")),
+        Column((b"y=z",), b"x"),
+    )
+    wanted = Composition(columns=columns_of(["img=jpg;png"]), fields=fields_of(["caption.txt=json:a.b[0]"]))
+    assert wanted.text == "--columns 'img=jpg;png' --field 'caption.txt=json:a.b[0]'"
+
+
+@pytest.mark.parametrize(
+    ("columns", "fields", "text"),
+    [
+        (["=jpg"], [], "the name before = is empty"),
+        (["a/b=jpg"], [], "cannot be that of a file"),
+        (["img="], [], "an extension is empty"),
+        (["img=jpg", "img=png"], [], "would both make files called 'img'"),
+        (["jpg=png", "jpg"], [], "would both make files called 'jpg'"),
+        (["txt=cls"], ["txt=json:a"], "would both make files called 'txt'"),
+        ([], ["txt=json:a", "txt=json:b"], "another --field makes a file of this name"),
+        ([], ["txt"], "write a name, a column and a field"),
+        ([], ["txt=json"], "write a name, a column and a field"),
+        ([], ["=json:a"], "the name before = is empty"),
+        ([], ["..=json:a"], "cannot be that of a file"),
+        ([], ["txt=json:a..b"], "is no path to a field of JSON"),
+        ([], ["txt=json:a[x]"], "is no path to a field of JSON"),
+        ([], ['txt=json:["\\u12"]'], "is no path to a field of JSON"),
+        ([], ["txt=json:" + ".".join("a" * 65)], "is no path to a field of JSON"),
+    ],
+)
+def test_options_that_cannot_be_meant(columns: list[str], fields: list[str], text: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        refuse_one_name(columns_of(columns), fields_of(fields))
+    assert text in str(refused.value)
+
+
+# --- fields -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("text", b'caf\xc3\xa9 "x"'),
+        ("none", None),
+        ("null", None),
+        ("yes", b"true"),
+        ("whole", b"7"),
+        ("part", b"0.5"),
+        ("empty", b""),
+        ("list", '[1, "é", null]'.encode()),
+        ("list[1]", "é".encode()),
+        ("list[-3]", b"1"),
+        ("list[3]", None),
+        ("list[-4]", None),
+        ("list.a", None),
+        ("text[0]", None),
+        ("deep.er[0].x", b"y"),
+        ("deep", b'{"er": [{"x": "y"}], "a.b": {"[0]": 1}}'),
+        ('deep["a.b"]["[0]"]', b"1"),
+    ],
+)
+def test_what_a_file_of_a_field_holds(tmp_path: Path, path: str, content: bytes | None) -> None:
+    deep = {"er": [{"x": "y"}], "a.b": {"[0]": 1}}
+    values = {"null": None, "yes": True, "whole": 7, "part": 0.5, "empty": "", "list": [1, "é", None]}
+    data = document(text='café "x"', deep=deep, **values)
+    samples: list[Sample] = [(b"d/k", [(b"json", data), (b"jpg", b"J")])]
+    made = [] if content is None else [(b"caption.txt", content)]
+    assert one_shard(tmp_path, samples, fields=fields_of([f"caption.txt=json:{path}"])) == [
+        (b"d/k", [(b"json", data), (b"jpg", b"J"), *made])
+    ]
+
+
+def test_fields_beside_chosen_columns(tmp_path: Path) -> None:
+    samples: list[Sample] = [
+        (b"a", [(b"json", document(t="A", n=1)), (b"jpg", b"J"), (b"txt", b"own")]),
+        (b"b", [(b"json", document(n=2)), (b"jpg", b"JJ")]),
+        (b"c", [(b"jpg", b"JJJ")]),
+    ]
+    fields = fields_of(["t.txt=json:t", "n=json:n"])
+    assert one_shard(tmp_path, samples, fields=fields, columns=columns_of(["img=jpg"])) == [
+        (b"a", [(b"img", b"J"), (b"t.txt", b"A"), (b"n", b"1")]),
+        (b"b", [(b"img", b"JJ"), (b"n", b"2")]),
+        (b"c", [(b"img", b"JJJ")]),
+    ]
+    # One that --columns names is a column like others: an alternative, renamed, refused where it is missing.
+    named = {"fields": fields, "columns": columns_of(["caption=txt;t.txt"])}
+    with pytest.raises(ViewError, match="sample 'b' has no column"):
+        one_shard(tmp_path, samples, **named)
+    assert one_shard(tmp_path, samples[:1], **named) == [(b"a", [(b"caption", b"own"), (b"n", b"1")])]
+    named["columns"] = columns_of(["caption=t.txt;txt"])
+    assert one_shard(tmp_path, samples[:1], **named) == [(b"a", [(b"caption", b"A"), (b"n", b"1")])]
+
+
+def test_a_column_of_the_name_of_a_field(tmp_path: Path) -> None:
+    samples: list[Sample] = [
+        (b"a", [(b"json", document(t="A")), (b"txt", b"own")]),
+        (b"b", [(b"json", document(t="B"))]),
+    ]
+    fields = fields_of(["txt=json:t"])
+    with pytest.raises(ViewError, match=r"'a' has a column of the name of a --field itself; --duplicates skip"):
+        one_shard(tmp_path, samples, fields=fields)
+    assert [key for key, _ in one_shard(tmp_path, samples, fields=fields, duplicates=SKIP)] == [b"b"]
+    own, made = one_shard(tmp_path, samples, fields=fields, duplicates=EMPTY)
+    assert (own[1][1], made[1][1]) == ((b"txt", b"own"), (b"txt", b"B"))
+    # What is not shown does not clash.
+    found = one_shard(tmp_path, samples, fields=fields, columns=columns_of(["meta=json"]))
+    assert [columns[1] for _, columns in found] == [(b"txt", b"A"), (b"txt", b"B")]
+
+
+def test_fields_of_joined_decoded_and_labelled_columns(tmp_path: Path) -> None:
+    write(tmp_path / "j.tar", [(b"k", [(b"meta.json.gz", gzip.compress(document(t="joined")))])])
+    labels = as_lines(tmp_path / "l.jsonl", [{"key": "k", "extra": {"t": "label"}}])
+    found = one_shard(
+        tmp_path,
+        [(b"k", [(b"JSON", document(t="own"))])],
+        join=(str(tmp_path / "j.tar"),),
+        associate=(str(labels),),
+        decode=True,
+        ignore_case=True,
+        fields=fields_of(["a=json:t", "b=meta.json:t", "c=extra:t"]),
+        columns=columns_of(["x=json"]),
+    )
+    assert found == [(b"k", [(b"x", document(t="own")), (b"a", b"own"), (b"b", b"joined"), (b"c", b"label")])]
+
+
+def test_what_is_no_json_is_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_fields, "JSON_MAX", 100)
+    broken = [b"", b"{", b"[" * 90, b'{"t": "%s"}' % (b"x" * 100), b'{"t": "\\ud800"}', b"\xff\xfe\x00"]
+    samples: list[Sample] = [(b"k%d" % n, [(b"json", data)]) for n, data in enumerate(broken)]
+    samples.append((b"right", [(b"json", document(t="T"))]))
+    shard = write(tmp_path / "s.tar", samples)
+    with a_view(tmp_path, [shard], Composition(fields=fields_of(["t=json:t"]))) as below:
+        record = settled(below, 0)
+        problems = [one.text for one in record.problems if one.kind == BROKEN_FIELD]
+        assert [text.split(":")[0] for text in problems] == [f"k{n}.json" for n in range(len(broken))]
+        assert "is parsed up to" in problems[3]
+        made = [member for member in range(record.members) if record.extension(member) == b"t"]
+        assert [record.size_and_time(member)[0] for member in made] == [*(max(1, len(one)) for one in broken), 1]
+        for member in made[:-1]:
+            content = below.content(0, below.tag(0), member)
+            with pytest.raises(CorruptShard, match=r"s\.tar: k\d\.t: "):
+                content_module.read(content, 0, 1)
+        assert content_module.read(below.content(0, below.tag(0), made[-1]), 0, 9) == b"T"
+
+
+def test_any_depth_is_shown_or_fails_to_be_read(tmp_path: Path) -> None:
+    documents = {n: b'{"t": ' + b"[" * n + b"]" * n + b"}" for n in range(1, 3000, 53)}
+    samples: list[Sample] = [(b"k%d" % n, [(b"json", data)]) for n, data in documents.items()]
+    shard = write(tmp_path / "s.tar", samples)
+    with a_view(tmp_path, [shard], Composition(fields=fields_of(["t=json:t"]))) as below:
+        found = dict(contents(below))
+    for key, columns in samples:
+        assert dict(found[key])[b"t"] in (None, columns[0][1][6:-1])
+    assert dict(found[b"k1"])[b"t"] == b"[]"
+
+
+def test_only_what_is_shown_is_a_problem(tmp_path: Path) -> None:
+    shard = write(tmp_path / "s.tar", [(b"a", [(b"txt", b"own"), (b"json", b"{")]), (b"b", [(b"txt", b"own")])])
+    fields = fields_of(["c=json:a", "d=json:b"])
+    for columns, count in ((["x=txt;c", "y=txt;d"], 0), (["x=txt;c"], 1), (["x=c;txt", "y=txt;d"], 1)):
+        with a_view(tmp_path, [shard], Composition(fields=fields, columns=columns_of(columns))) as below:
+            assert [one.kind for one in settled(below, 0).problems] == [BROKEN_FIELD] * count
+
+
+def test_a_huge_document_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_fields, "JSON_MAX", 1000)
+    shard = write(tmp_path / "s.tar", [(b"k", [(b"json", b'"' + b"x" * 5000 + b'"')])])
+    with a_view(tmp_path, [shard], Composition(fields=fields_of(["t=json:t"]))) as below:
+        content = below.content(0, below.tag(0), 1)
+        monkeypatch.setattr("wdsfs.tree.derived_content.content_module.member_reader.read", lambda *_: 1 / 0)
+        with pytest.raises(CorruptShard, match="5,002 bytes"):
+            content_module.read(content, 0, 1)
+
+
+def test_where_a_field_comes_from_and_its_inode(tmp_path: Path) -> None:
+    shard = write(tmp_path / "s.tar", [(b"d/k", [(b"jpg", b"J"), (b"json", document(t="T"))])])
+    wanted = Composition(fields=fields_of(["t.txt=json:t"]), columns=columns_of(["img=jpg"]))
+    inodes = set()
+    for _ in range(2):
+        with a_view(tmp_path, [shard], wanted) as below:
+            tree = make_tree(below, View(names="full"), merge=False)
+            inode = tree.resolve(b"s/d/k/k.t.txt").inode
+            inodes.add(inode)
+            told = {name: tree.getxattr(inode, name) for name in tree.xattrs(inode)}
+            renamed = tree.resolve(b"s/d/k/k.img").inode
+            assert tree.getxattr(renamed, b"user.wdsfs.member") == b"d/k.jpg"
+    assert len(inodes) == 1
+    assert told == {
+        b"user.wdsfs.shard": shard.path,
+        b"user.wdsfs.key": b"d/k",
+        b"user.wdsfs.member": b"d/k.json",
+        b"user.wdsfs.offset": b"1536",
+    }
+
+
+def test_the_class_may_be_a_field(tmp_path: Path) -> None:
+    shard = write(tmp_path / "s.tar", [(b"k", [(b"json", document(tags=["cat"]))])])
+    for options in (
+        {"class_from": b"json", "class_field": "tags[0]"},
+        {"class_from": b"tag", "fields": fields_of(["tag=json:tags[0]"])},
+    ):
+        wanted = Composition(classes=True, **options)  # type: ignore[arg-type]  # of two types
+        with a_view(tmp_path, [shard], wanted) as below:
+            assert make_tree(below, View("classes"), merge=True).resolve(b"cat/s--k.json").size
+
+
+# --- against a model ------------------------------------------------------------------------------------------
+
+EXTENSIONS = [b"jpg", b"png", b"txt", b"json"]
+LISTS = st.lists(st.integers(), max_size=2)
+VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=3), LISTS)
+DOCUMENTS = st.one_of(
+    st.dictionaries(st.sampled_from("ab"), st.one_of(VALUES, st.dictionaries(st.just("b"), VALUES))),
+    VALUES,
+).map(lambda value: json.dumps(value).encode())
+CONTENTS = {b"json": st.one_of(DOCUMENTS, st.just(b"{"))}
+
+
+@st.composite
+def samples_of(draw: st.DrawFn) -> list[Sample]:
+    found: list[Sample] = []
+    for number in range(draw(st.integers(0, 3))):
+        chosen = draw(st.lists(st.sampled_from(EXTENSIONS), unique=True, min_size=1))
+        columns = [(one, draw(CONTENTS.get(one, st.binary(max_size=3)))) for one in chosen]
+        found.append((b"k%d" % number, columns))
+    return found
+
+
+COLUMNS = st.lists(
+    st.sampled_from(["img=jpg;png", "img=png;jpg", "jpg;png", "png", "x=txt;c", "txt", "c", "y=json;c;d"]),
+    max_size=3,
+    unique=True,
+)
+TYPED_FIELDS = ["c=json:a", "d=json:a.b", "txt=json:b", "e=json:a[0]"]
+FIELDS = st.lists(st.sampled_from(TYPED_FIELDS), max_size=2, unique=True)
+
+
+@examples(60)
+@given(samples_of(), COLUMNS, FIELDS, st.sampled_from([SKIP, EMPTY]), st.sampled_from([SKIP, EMPTY]))
+def test_a_view_with_names_and_fields_is_what_the_model_says(
+    samples: list[Sample], columns: list[str], fields: list[str], missing: str, duplicates: str
+) -> None:
+    typed: dict[str, Any] = {"columns": columns, "field": fields, "missing": missing, "duplicates": duplicates}
+    others = dict.fromkeys(["class_from", "class_names", "class_digits"])
+    others |= {"decode_members": False, "ignore_case": False, "join": (), "associate": ()}
+    try:
+        wanted = composition_of("samples", **typed, **others)
+    except UsageError:
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        shard = write(Path(directory) / "s.tar", samples)
+        with a_view(Path(directory), [shard], wanted) as below:
+            found = contents(below)
+    assert found == [one for sample in samples if (one := model(*sample, wanted)) is not None]
+
+
+Shown = tuple[bytes, list[tuple[bytes, bytes | None]]]  # None: cannot be read
+
+
+def contents(below: Any) -> list[Shown]:
+    record, found = settled(below, 0), []
+    for entry in range(record.entries):
+        assert not record.entry_flags[entry] & STRAY
+        columns: list[tuple[bytes, bytes | None]] = []
+        for member in record.entry_members(entry):
+            content, size = below.content(0, below.tag(0), member), record.size_and_time(member)[0]
+            try:
+                data = content_module.read(content, 0, size + 1)
+                assert len(data) == size
+            except CorruptShard:
+                data = None
+                assert size
+            columns.append((record.extension(member), data))
+        found.append((record.entry_path(entry), columns))
+    return found
+
+
+def model(key: bytes, own: list[tuple[bytes, bytes]], wanted: Composition) -> Shown | None:
+    named = {one for column in wanted.columns for one in column.alternatives}
+    columns: list[tuple[bytes, bytes | None]] = [*own]
+    made = []
+    for field in wanted.fields:
+        data = dict(own).get(field.column)
+        if data is None:
+            continue
+        value = field_of(data, field.path)
+        if value is None:
+            continue
+        if field.name in dict(own) and (not named or field.name in named):
+            if wanted.duplicates == SKIP:
+                return None
+            continue
+        made.append((field.name, value if value != "broken" else None))
+    columns += made  # type: ignore[arg-type]  # a text is "broken" alone
+    if wanted.columns:
+        free = [len(own) + at for at, (name, _) in enumerate(made) if name not in named]
+        found = [(at, columns[at][0]) for at in free]
+        taken, empty = set(free), []
+        for column in wanted.columns:
+            at = [n for n, (name, _) in enumerate(columns) if name in column.alternatives and n not in free]
+            if column.name:
+                at.sort(key=lambda n: column.alternatives.index(columns[n][0]))  # used at once
+            if not at:
+                if wanted.missing == SKIP:
+                    return None
+                empty.append((column.name or column.alternatives[0], b""))
+            elif column.name:
+                found.append((at[0], column.name))
+            elif at[0] not in taken:
+                taken.add(at[0])
+                found.append((at[0], columns[at[0]][0]))
+        columns = [(name, columns[n][1]) for n, name in sorted(found, key=lambda one: one[0])] + empty  # type: ignore[assignment]
+    return (key, columns) if columns else None
+
+
+def field_of(data: bytes, path: str) -> bytes | str | None:
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return "broken"
+    for step in path.replace("[0]", ".0").split("."):
+        try:
+            value = value[0] if step == "0" and isinstance(value, list) else dict(value)[step]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return None
+    if value is None:
+        return None
+    return value.encode() if isinstance(value, str) else json.dumps(value, ensure_ascii=False).encode()
+
+
+# --- in every command -------------------------------------------------------------------------------------------
+
+OPTIONS = ("--columns", "img=jpg;png", "--field", "caption.txt=json:caption")
+
+
+def captions(path: Path) -> None:
+    write(
+        path,
+        [
+            (b"d/0", [(b"jpg", b"J"), (b"json", document(caption="a cat"))]),
+            (b"d/1", [(b"png", b"PP"), (b"json", document())]),
+            (b"d/2", [(b"png", b"P"), (b"json", b'{"caption": ')]),
+        ],
+    )
+
+
+def test_a_mount_shows_names_and_fields(program: Program) -> None:
+    captions(program.home / "s.tar")
+    with program.mounted("s.tar", *OPTIONS, "--names", "full") as mounted:
+        mounted.expected.append(r"d/2\.json: is no JSON")
+        mounted.allowed.append("is no JSON")
+        top = mounted.path / "s" / "d"
+        shown_ = {one: sorted(os.listdir(top / one)) for one in os.listdir(top)}
+        assert shown_ == {"0": ["0.caption.txt", "0.img"], "1": ["1.img"], "2": ["2.caption.txt", "2.img"]}
+        assert (top / "0" / "0.caption.txt").stat().st_size == len("a cat")
+        assert (top / "0" / "0.caption.txt").read_text() == "a cat"
+        assert (top / "1" / "1.img").read_bytes() == b"PP"
+        with pytest.raises(OSError, match="Input/output error") as failed:
+            (top / "2" / "2.caption.txt").read_bytes()
+        assert failed.value.errno == errno.EIO
+        for change in (
+            lambda: (top / "0" / "0.caption.txt").write_text("x"),
+            lambda: (top / "0" / "0.img").unlink(),
+            lambda: (top / "1" / "1.caption.txt").write_text("x"),
+        ):
+            with pytest.raises(OSError, match="Read-only file system"):
+                change()
+        (status,) = program.json("status", mounted.path)
+        assert status["composition"] == "--columns 'img=jpg;png' --field caption.txt=json:caption"
+        assert "d/2.json: is no JSON" in (mounted.path / ".wdsfs" / "problems.txt").read_text()
+
+
+def test_every_layout_and_command_takes_them(program: Program) -> None:
+    captions(program.home / "s.tar")
+    assert program.run("cat", "s.tar", *OPTIONS, "s/d/0/caption.txt").stdout == b"a cat"
+    listed = program.run("ls", "-R", "-q", "s.tar", *OPTIONS, "--layout", "files", "--merge").stdout
+    assert sorted(listed.decode().split()) == [
+        *("d/", "d/0.caption.txt", "d/0.img", "d/1.img", "d/2.caption.txt", "d/2.img")
+    ]
+    refused = program.refused("mount", "--overlay", "edits", "s.tar", *OPTIONS, program.mountpoint, code=2)
+    assert "--overlay" in refused
+
+
+def test_a_field_that_no_sample_has_is_mentioned(program: Program) -> None:
+    write(program.home / "s.tar", [(b"k", [(b"jpg", b"J"), (b"json", document(caption="C"))])])
+    options = ("--field", "t.txt=json:capton")
+    assert b"--field t.txt=json:capton: no sample" in program.run("ls", "s.tar", *options).stderr
+    assert b"--field" not in program.run("ls", "-q", "s.tar", *options).stderr
+    assert b"no sample" not in program.run("ls", "s.tar", *OPTIONS).stderr
+
+
+def test_an_image_holds_fields(tmp_path: Path) -> None:
+    captions(tmp_path / "captions.tar")
+    wanted = Composition(columns=columns_of(["img=jpg;png"]), fields=fields_of(["caption.txt=json:caption"]))
+    with a_tree(tmp_path, [(tmp_path / "captions.tar").read_bytes()], View(), wanted=wanted) as tree:
+        found = check(tree, image_of(tmp_path, tree))
+    assert found[b"/s0/d/0/caption.txt"].size == len("a cat")

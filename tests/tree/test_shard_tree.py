@@ -1,0 +1,512 @@
+"""The tree without FUSE: what exists, under which name and inode, for one shard and for many merged."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import tarfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests import tars
+from wdsfs import inodes
+from wdsfs.errors import IsADirectory, NoSuchAttribute, NoSuchEntry, NotADirectory, StaleShard, UnreadableShard
+from wdsfs.index import record
+from wdsfs.index.store import open_index
+from wdsfs.inodes import MEMBER, ROOT, kind_of
+from wdsfs.names import NAME_MAX
+from wdsfs.spec.expand import expand
+from wdsfs.tree import content as content_module
+from wdsfs.tree.indexing import NotIndexed
+from wdsfs.tree.merged_tree import make_tree
+from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.tree import Entry, LowerTree, Node, View
+
+VIEWS = [View(), View(names="full"), View("files")]
+
+Item = tuple[str, bytes]  # a member's name and content; a name that ends in "/" is a directory
+
+
+def tar(items: Sequence[Item]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, content in items:
+            info = tarfile.TarInfo(name)
+            if name.endswith("/"):
+                info.type = tarfile.DIRTYPE
+            info.size, info.mtime = len(content), 1_600_000_000
+            archive.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+@contextmanager
+def a_tree(shards: Sequence[bytes], view: View, merge: bool = False, indexed: bool = True) -> Iterator[LowerTree]:
+    """The tree over these shards, called s0, s1 ..., in a directory of its own."""
+    with TemporaryDirectory() as home:
+        for number, data in enumerate(shards):
+            Path(home, f"s{number}.tar").write_bytes(data)
+        found = expand([f"{home}/s{{0..{len(shards) - 1}}}.tar"])
+        index = open_index(Path(home, "index"))
+        assert not index.notices
+        if indexed:
+            index.refresh(found)
+        tree = make_tree(ShardSet(found, index), view, merge)
+        try:
+            yield tree
+        finally:
+            tree.lower.close()
+
+
+def names_in(tree: LowerTree, path: bytes = b"") -> list[bytes]:
+    return [entry.name for entry in tree.listing(tree.resolve(path).inode)][2:]
+
+
+def content_of(tree: LowerTree, inode: int) -> bytes:
+    content = tree.content(inode)
+    return content_module.read(content, 0, content.size)
+
+
+def walk(tree: LowerTree, inode: int = ROOT, path: bytes = b"") -> Iterator[tuple[bytes, Entry]]:
+    for entry in list(tree.listing(inode))[2:]:
+        below = path + b"/" + entry.name
+        yield below, entry
+        if entry.node.mode & 0o040000:
+            yield from walk(tree, entry.node.inode, below)
+
+
+def check_consistency(tree: LowerTree) -> dict[bytes, bytes]:
+    """Everything that must hold of any tree; returns its files with their contents."""
+    files: dict[bytes, bytes] = {}
+    directories = [(b"", ROOT)]
+    for path, inode in directories:
+        entries = list(tree.listing(inode))
+        names = [entry.name for entry in entries]
+        assert names[:2] == [b".", b".."]
+        assert entries[0].node == tree.getattr(inode)
+        assert max(Counter(names).values()) == 1, f"a name twice in {path!r}: {names}"
+        cursors = [entry.cursor for entry in entries]
+        assert len(set(cursors)) == len(cursors)
+        for at, entry in enumerate(entries):
+            assert [e.name for e in tree.listing(inode, entry.cursor)] == names[at + 1 :], "resumed elsewhere"
+            if at < 2:
+                continue
+            assert entry.name not in (b"", b".", b"..")
+            assert not {b"/"[0], 0} & set(entry.name)
+            assert len(entry.name) <= NAME_MAX
+            assert tree.lookup(inode, entry.name) == entry.node == tree.getattr(entry.node.inode)
+            assert (inode, entry.name) in tree.places(entry.node.inode)
+            if entry.node.mode & 0o040000:
+                assert tree.parent(entry.node.inode) == inode
+                directories.append((path + b"/" + entry.name, entry.node.inode))
+            else:
+                files[path + b"/" + entry.name] = content_of(tree, entry.node.inode)
+                assert len(files[path + b"/" + entry.name]) == entry.node.size
+    found = [tree.resolve(path.rpartition(b"/")[0]).inode for path in files]
+    assert len(found) == len(files)
+    return files
+
+
+# --- one shard, in order ------------------------------------------------------------------------------------
+
+ORDINARY: list[Item] = [
+    ("images17/image194.left.jpg", b"left"),
+    ("images17/image194.right.jpg", b"right"),
+    ("images17/image194.json", b"{}"),
+    ("images12/image4.left.jpg", b"L"),
+    ("images12/image4.json", b"[]"),
+]
+
+
+def test_a_sample_is_a_directory_of_files_named_by_their_extensions() -> None:
+    with a_tree([tar(ORDINARY)], View()) as tree:
+        assert names_in(tree) == [b"s0"]
+        assert names_in(tree, b"s0") == [b"images17", b"images12"]  # the order of the tar
+        assert names_in(tree, b"s0/images17") == [b"image194"]
+        assert names_in(tree, b"s0/images17/image194") == [b"left.jpg", b"right.jpg", b"json"]
+        assert check_consistency(tree)[b"/s0/images12/image4/left.jpg"] == b"L"
+
+
+def test_full_names_put_the_stem_in_front() -> None:
+    with a_tree([tar(ORDINARY)], View(names="full")) as tree:
+        full = [b"image194.left.jpg", b"image194.right.jpg", b"image194.json"]
+        assert names_in(tree, b"s0/images17/image194") == full
+
+
+def test_the_files_layout_is_what_tar_extracts() -> None:
+    items = [("d/", b""), *ORDINARY, ("README", b"read me"), ("d/.hidden", b"h"), ("__m__/info.json", b"1")]
+    with a_tree([tar(items)], View("files")) as tree:
+        expected = {b"/s0/" + name.encode(): content for name, content in items if not name.endswith("/")}
+        assert check_consistency(tree) == expected
+
+
+def test_a_key_that_is_also_a_folder_shares_its_directory() -> None:
+    items = [("a.jpg", b"1"), ("a/b.jpg", b"2"), ("a.cls", b"3")]
+    with a_tree([tar(items)], View()) as tree:
+        # `a.cls` comes again after another sample: a second run of the key, so it has a directory of its own.
+        assert check_consistency(tree) == {b"/s0/a/jpg": b"1", b"/s0/a/b/jpg": b"2", b"/s0/a~2/cls": b"3"}
+    with a_tree([tar(items)], View("files")) as tree:
+        assert check_consistency(tree) == {b"/s0/a.jpg": b"1", b"/s0/a/b.jpg": b"2", b"/s0/a.cls": b"3"}
+
+
+def test_a_column_that_meets_a_sub_key_gets_the_suffix() -> None:
+    with a_tree([tar([("a.b", b"column"), ("a/b.jpg", b"sample")])], View()) as tree:
+        assert check_consistency(tree) == {b"/s0/a/b/jpg": b"sample", b"/s0/a/b~2": b"column"}
+
+
+def test_a_repeated_extension_and_a_repeated_key_get_a_suffix() -> None:
+    items = [("a.x", b"1"), ("a.x", b"2"), ("b.x", b"3"), ("a.x", b"4"), ("a~2.x", b"5")]
+    with a_tree([tar(items)], View()) as tree:
+        assert check_consistency(tree) == {
+            b"/s0/a/x": b"1",
+            b"/s0/a/x~2": b"2",
+            b"/s0/b/x": b"3",
+            b"/s0/a~3/x": b"4",  # a~2 is a key of its own
+            b"/s0/a~2/x": b"5",
+        }
+
+
+def test_letter_case_is_kept() -> None:
+    with a_tree([tar([("A.JPG", b"1"), ("A.jpg", b"2"), ("a.jpg", b"3")])], View()) as tree:
+        assert set(check_consistency(tree)) == {b"/s0/A/JPG", b"/s0/A/jpg", b"/s0/a/jpg"}
+
+
+def test_nothing_leads_outside_the_mount() -> None:
+    items = [("../up.jpg", b"1"), ("/abs/a.jpg", b"2"), ("./dot.jpg", b"3"), ("a//b.jpg", b"4"), ("e.", b"5")]
+    with a_tree([tar(items)], View()) as tree:
+        assert check_consistency(tree) == {
+            b"/s0/%2E%2E/up/jpg": b"1",
+            b"/s0/%/abs/a/jpg": b"2",
+            b"/s0/dot/jpg": b"3",
+            b"/s0/a/%/b/jpg": b"4",
+            b"/s0/e/%": b"5",
+        }
+
+
+def test_link_counts_and_times() -> None:
+    with a_tree([tar([("d/", b""), *ORDINARY])], View()) as tree:
+        assert tree.getattr(ROOT).links == 3
+        assert tree.resolve(b"s0").links == 4  # images17, images12; the empty folder d is not shown
+        assert tree.resolve(b"s0/images17").links == 3
+        assert tree.resolve(b"s0/images17/image194").links == 2
+        assert tree.resolve(b"s0/images17/image194/json").mtime_ns == 1_600_000_000 * 10**9
+        assert tree.resolve(b"s0/images17/image194").mtime_ns == 1_600_000_000 * 10**9  # of its first member
+        shard = os.stat(tree.lower.path_text(0)).st_mtime_ns  # of what has no member of its own
+        assert tree.resolve(b"s0").mtime_ns == tree.resolve(b"s0/images17").mtime_ns == shard
+    with a_tree([tar([("d/", b""), *ORDINARY])], View("files")) as tree:
+        assert tree.resolve(b"s0").links == 5
+        assert tree.resolve(b"s0/d").mtime_ns == 1_600_000_000 * 10**9
+
+
+def test_provenance() -> None:
+    data = tar(ORDINARY)
+    with a_tree([data], View()) as tree:
+        node = tree.resolve(b"s0/images17/image194/right.jpg")
+        values = {name: tree.getxattr(node.inode, name) for name in tree.xattrs(node.inode)}
+        assert values[b"user.wdsfs.member"] == b"images17/image194.right.jpg"
+        assert values[b"user.wdsfs.key"] == b"images17/image194"
+        assert values[b"user.wdsfs.shard"].endswith(b"/s0.tar")
+        offset = int(values[b"user.wdsfs.offset"])
+        assert data[offset : offset + 5] == b"right"
+        sample = tree.resolve(b"s0/images17/image194")
+        assert tree.getxattr(sample.inode, b"user.wdsfs.key") == b"images17/image194"
+        with pytest.raises(NoSuchAttribute):
+            tree.getxattr(sample.inode, b"user.wdsfs.offset")
+        with pytest.raises(NoSuchAttribute):
+            tree.getxattr(ROOT, b"user.wdsfs.shard")
+    link = tarfile.TarInfo("link")
+    link.type, link.linkname = tarfile.SYMTYPE, "README"
+    buffer = io.BytesIO(tar([("README", b"stray"), ("k.a", b"1")]))
+    with tarfile.open(fileobj=buffer, mode="a") as archive:
+        archive.addfile(link)
+    with a_tree([buffer.getvalue()], View("files")) as tree:
+        assert tree.xattrs(tree.resolve(b"s0/link").inode) == []
+        stray = tree.resolve(b"s0/README").inode
+        assert [name.rpartition(b".")[2] for name in tree.xattrs(stray)] == [b"shard", b"member", b"offset"]
+        assert all(tree.getxattr(stray, name) for name in tree.xattrs(stray))
+
+
+def test_errors_name_what_is_wrong() -> None:
+    with a_tree([tar(ORDINARY)], View()) as tree:
+        file = tree.resolve(b"s0/images17/image194/json").inode
+        with pytest.raises(NoSuchEntry, match="nothing"):
+            tree.lookup(ROOT, b"nothing")
+        with pytest.raises(NotADirectory):
+            tree.lookup(file, b"x")
+        with pytest.raises(NotADirectory):
+            tree.open_directory(file)
+        with pytest.raises(IsADirectory):
+            tree.content(tree.resolve(b"s0/images17").inode)
+        for inode in (0, 2, 1 << 40, inodes.pack(0, 7, inodes.position(MEMBER, 0))):
+            with pytest.raises((NoSuchEntry, StaleShard, UnreadableShard)):
+                tree.getattr(inode)
+
+
+def test_an_inode_number_is_the_same_in_every_view_and_after_a_remount() -> None:
+    numbers = []
+    with TemporaryDirectory() as home:
+        Path(home, "s0.tar").write_bytes(tar(ORDINARY))
+        for view in (View(), View(), View(names="full"), View("files")):
+            index = open_index(Path(home, "index"))
+            shards = expand([f"{home}/s0.tar"])
+            index.refresh([one for one, _ in index.stale(shards)])
+            tree = make_tree(ShardSet(shards, index), view, merge=False)
+            numbers.append({e.node.inode for _, e in walk(tree) if kind_of(e.node.inode) == MEMBER})
+            tree.lower.close()
+    assert len(numbers[0]) == 5
+    assert numbers[0] == numbers[1] == numbers[2] == numbers[3]
+
+
+def test_a_shard_is_indexed_when_it_is_first_looked_into() -> None:
+    with a_tree([tar(ORDINARY), tar(ORDINARY)], View(), indexed=False) as tree:
+        assert names_in(tree) == [b"s0", b"s1"]  # without an index
+        node = tree.lookup(ROOT, b"s1")
+        with pytest.raises(NotIndexed) as wanted:
+            list(tree.listing(node.inode))
+        assert wanted.value.number == 1
+        assert not tree.lower.settled(1)
+        tree.lower.install(1, tree.lower.build(1))
+        assert names_in(tree, b"s1") == [b"images17", b"images12"]
+        assert tree.totals().indexed == 1
+
+
+# --- many shards as one tree ----------------------------------------------------------------------------------
+
+
+def test_merged_shards_make_one_tree() -> None:
+    first = tar([("d/a.jpg", b"1"), ("b.jpg", b"2")])
+    second = tar([("d/c.jpg", b"3"), ("e/f.jpg", b"4")])
+    with a_tree([first, second], View(), merge=True) as tree:
+        assert names_in(tree) == [b"d", b"b", b"e"]
+        assert names_in(tree, b"d") == [b"a", b"c"]
+        assert check_consistency(tree) == {
+            b"/d/a/jpg": b"1",
+            b"/b/jpg": b"2",
+            b"/d/c/jpg": b"3",
+            b"/e/f/jpg": b"4",
+        }
+
+
+def test_merged_directories_have_one_link() -> None:
+    """To count their subdirectories would take a look into each shard."""
+    with a_tree([tar(ORDINARY), tar(ORDINARY)], View(), merge=True) as tree:
+        assert tree.getattr(ROOT).links == tree.resolve(b"images17").links == 1
+
+
+def test_the_same_path_from_two_shards_is_shown_twice() -> None:
+    shards = [tar([("a.jpg", b"1")]), tar([("a.jpg", b"2"), ("a.cls", b"x")]), tar([("a.jpg", b"3")])]
+    with a_tree(shards, View(), merge=True) as tree:
+        expected = {b"/a/jpg": b"1", b"/a~2/jpg": b"2", b"/a~2/cls": b"x", b"/a~3/jpg": b"3"}
+        assert check_consistency(tree) == expected
+    with a_tree(shards, View("files"), merge=True) as tree:
+        expected = {b"/a.jpg": b"1", b"/a.jpg~2": b"2", b"/a.cls": b"x", b"/a.jpg~3": b"3"}
+        assert check_consistency(tree) == expected
+
+
+def test_merged_a_sample_and_a_folder_of_other_shards_share_a_directory() -> None:
+    shards = [tar([("a/b.jpg", b"1")]), tar([("a.jpg", b"2"), ("a.b", b"3")]), tar([("a.jpg", b"4")])]
+    with a_tree(shards, View(), merge=True) as tree:
+        assert check_consistency(tree) == {
+            b"/a/b/jpg": b"1",
+            b"/a/jpg": b"2",
+            b"/a/b~2": b"3",
+            b"/a~2/jpg": b"4",
+        }
+
+
+def test_merged_paths_with_one_checksum_are_numbered_apart() -> None:
+    one, other = b"plumless", b"buckeroo"
+    assert zlib.crc32(one) == zlib.crc32(other)
+    keys = [[one], [other, one], [other], [one, other], [one + b"~2"], [one]]
+    shards = [tar([(key.decode() + ".x", b"%d" % n + key) for key in own]) for n, own in enumerate(keys)]
+    with a_tree(shards, View(), merge=True) as tree:
+        assert check_consistency(tree) == {
+            b"/plumless/x": b"0plumless",
+            b"/plumless~3/x": b"1plumless",
+            b"/plumless~4/x": b"3plumless",
+            b"/plumless~5/x": b"5plumless",
+            b"/plumless~2/x": b"4plumless~2",
+            b"/buckeroo/x": b"1buckeroo",
+            b"/buckeroo~2/x": b"2buckeroo",
+            b"/buckeroo~3/x": b"3buckeroo",
+        }
+        for missing in (b"buckeroo~4", b"plumless~6"):
+            with pytest.raises(NoSuchEntry):
+                tree.lookup(ROOT, missing)
+
+
+@pytest.mark.parametrize("length", [244, 245, 246, 253, 254, 255])
+def test_merged_names_that_are_cut_for_their_numbers_are_found(length: int) -> None:
+    keys = ["k" * length, "l" * (length - 2) + "~2", "l" * (length - 2)]
+    with a_tree([tar([(f"d/{key}.x", b"%d" % n) for key in keys]) for n in range(11)], View(), merge=True) as tree:
+        assert len(check_consistency(tree)) == 33
+
+
+Counted = Literal["listed", "looked up", "last page"]
+
+
+def steps(tree: LowerTree, folder: bytes) -> dict[Counted, float]:
+    """Calls of functions for each name of a folder, in all."""
+    inode, count = tree.resolve(folder).inode, 0
+
+    def call(*_: object) -> None:
+        nonlocal count
+        count += 1
+
+    def counted(question: Callable[[], object], names: int) -> float:
+        nonlocal count
+        question()  # once, so that records are open
+        count = 0
+        sys.setprofile(call)
+        try:
+            question()
+        finally:
+            sys.setprofile(None)
+        return count / names
+
+    entries = list(tree.listing(inode))[2:]
+    return {
+        "listed": counted(lambda: list(tree.listing(inode)), len(entries)),
+        "looked up": counted(lambda: [tree.lookup(inode, one.name) for one in entries], len(entries)),
+        "last page": counted(lambda: list(tree.listing(inode, entries[-2].cursor)), 1),
+    }
+
+
+@pytest.mark.parametrize("view", [View(), View("files")], ids=str)
+@pytest.mark.parametrize(
+    "paths",
+    [
+        pytest.param(lambda shard: [f"d/{n}.x" for n in range(4)], id="equal"),
+        pytest.param(lambda shard: [f"d/{shard}-{n}.x" for n in range(4)], id="unique"),
+        pytest.param(lambda shard: ["d/a.x", "d/a~2.x", "d/b.x", "d/b.x"], id="numbered"),
+        pytest.param(lambda shard: ["d.y", "d/a.x", "d/a/b.x", "d/c.x", "d/~2.x"], id="shared"),
+        pytest.param(lambda shard: ["d/" + "a" * 255 + ".x", "d/b.x"], id="cut"),
+    ],
+)
+def test_merged_a_name_takes_as_many_steps_in_many_shards_as_in_few(
+    paths: Callable[[int], list[str]], view: View
+) -> None:
+    def measured(count: int) -> dict[Counted, float]:
+        shards = [tar([(path, b"") for path in paths(shard)]) for shard in range(count)]
+        with a_tree(shards, view, merge=True) as tree:
+            return steps(tree, b"d")
+
+    few, many = measured(6), measured(60)
+    assert {what: value for what, value in many.items() if value > 1.25 * few[what]} == {}, (few, many)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.parametrize("ends", [[".x"], [".x", "~2.x", "~3.x"], ["/f.x", ".x"]])
+def test_names_of_one_checksum_are_found_by_bisection(view: View, merge: bool, ends: list[str]) -> None:
+    """Anybody can make them, and a search among them one by one takes time for each of the others."""
+
+    def measured(bits: int) -> dict[Counted, float]:
+        own = [name.decode() + end for name in tars.names_of_one_checksum(bits) for end in ends]
+        with a_tree([tar([(f"d/{name}", b"") for name in own])] * 2, view, merge=merge) as tree:
+            return steps(tree, b"d" if merge else b"s0/d")
+
+    few, many = measured(4), measured(9)
+    assert many["listed"] < 2.5 * few["listed"]
+    assert many["looked up"] < 2.5 * few["looked up"]
+
+
+def test_a_merged_listing_is_not_continued_in_a_changed_shard() -> None:
+    shards = [tar([("a.jpg", b"1"), ("b.jpg", b"2")]), tar([("c.jpg", b"3")])]
+    with a_tree(shards, View(), merge=True) as tree:
+        first = list(tree.listing(ROOT))[2]
+        assert [entry.name for entry in tree.listing(ROOT, first.cursor)] == [b"b", b"c"]
+        changed = os.fsdecode(tree.lower.shards[1].path)
+        Path(changed).write_bytes(tar([("d.jpg", b"4"), ("e.jpg", b"5")]))
+        tree.lower.distrust()
+        with pytest.raises(NotIndexed):
+            tree.lower.record(1)
+        tree.lower.index_now(1)
+        with pytest.raises(StaleShard, match="has changed while"):
+            list(tree.listing(ROOT, first.cursor))
+        assert names_in(tree) == [b"a", b"b", b"d", b"e"]
+
+
+# --- any shards ------------------------------------------------------------------------------------------
+
+NAMES = st.text(alphabet="ab./~2%", min_size=1, max_size=7).filter(lambda name: name.strip("/") != "")
+SHARDS = st.lists(st.lists(NAMES, max_size=8), min_size=1, max_size=3)
+
+
+def _sample_members(items: Sequence[Item], layout: str, tree: LowerTree, number: int) -> int:
+    one = tree.lower.record(number)
+    if layout == "files":
+        return one.members
+    stray = [one.entry_flags[one.entry_of(m)] & record.STRAY for m in range(one.members)]
+    return len(stray) - sum(map(bool, stray))
+
+
+@settings(max_examples=150, deadline=None)
+@example(shards=[["./"]], view=View(layout="files"), merge=False)
+@given(shards=SHARDS, view=st.sampled_from(VIEWS), merge=st.booleans())
+def test_every_member_is_shown_once_under_a_name_of_its_own(
+    shards: list[list[str]], view: View, merge: bool
+) -> None:
+    """For any names nothing is hidden, nothing is shown twice, and each listed name can be looked up."""
+    contents = [
+        [(name, b"" if name.endswith("/") else f"{n}:{i}".encode()) for i, name in enumerate(one)]
+        for n, one in enumerate(shards)
+    ]
+    with a_tree([tar(one) for one in contents], view, merge) as tree:
+        files = check_consistency(tree)
+        expected = sum(_sample_members(one, view.layout, tree, n) for n, one in enumerate(contents))
+        assert len(files) == expected
+        assert len(set(files.values())) == expected
+        written = {content for one in contents for name, content in one if not name.endswith("/")}
+        assert set(files.values()) <= written
+        if view.layout == "files":
+            assert set(files.values()) == written
+
+
+def test_odd_bytes_in_the_path_of_a_shard(tmp_path: Path) -> None:
+    directory = os.fsencode(tmp_path) + b"/\xff\xfe"
+    os.mkdir(directory)
+    with open(directory + b"/\xffx.tar", "wb") as file:
+        file.write(tar(ORDINARY))
+    index = open_index(tmp_path / "index")
+    shards = expand([directory + b"/\xffx.tar"])
+    index.refresh(shards)
+    tree = make_tree(ShardSet(shards, index), View(), merge=False)
+    assert names_in(tree) == [b"\xffx"]
+    tree.lower.close()
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=str)
+def test_a_run_is_the_rest_of_a_listing(view: View) -> None:
+    """From every place in a directory: the same names, numbers, sizes and times; none where something is odd."""
+    plain = tar([(f"d/{n:03d}.{e}", b"x" * n) for n in range(30) for e in ("jpg", "json")] + [("d/README", b"r")])
+    odd = tar([("d/a.jpg", b""), ("d/a.jpg", b"")])
+    with a_tree([plain, odd], view) as tree:
+        folder = tree.resolve(b"s0/d").inode
+        listed = list(tree.listing(folder))
+        runs = 0
+        for at, entry in enumerate(listed):
+            run = tree.run(folder, entry.cursor, 1000)
+            if run is None:
+                continue
+            runs += 1
+            told = [
+                Entry(name, Node(run.inode + n, run.mode, run.links, size, mtime_ns), run.cursor + n)
+                for n, (name, size, mtime_ns) in enumerate(
+                    zip(run.names, run.sizes.tolist(), run.mtimes_ns.tolist(), strict=True)
+                )
+            ]
+            assert told == listed[at + 1 :]
+            assert len(tree.run(folder, entry.cursor, 7).names) == min(7, len(told))  # type: ignore[union-attr]
+        assert runs == (0 if view.layout == "samples" else 61)
+        odd_folder = tree.resolve(b"s1/d").inode
+        assert all(tree.run(odd_folder, entry.cursor, 9) is None for entry in tree.listing(odd_folder))

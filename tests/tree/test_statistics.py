@@ -1,0 +1,157 @@
+"""The statistics of a shard set against a count in plain Python and NumPy over what tarfile sees."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import sets, tars
+from wdsfs.index import record_of_file, store
+from wdsfs.index.store import open_index
+from wdsfs.spec.expand import Shard
+from wdsfs.tree import indexing, statistics
+from wdsfs.tree.shard_set import ShardSet
+
+
+@contextlib.contextmanager
+def lower_of(directory: Path, shards: list[Shard]) -> Iterator[ShardSet]:
+    index = open_index(directory / "index")
+    index.refresh(shards)
+    below = ShardSet(shards, index)
+    try:
+        yield below
+    finally:
+        below.close()
+
+
+def write(directory: Path, *contents: bytes) -> list[Shard]:
+    shards = []
+    for number, content in enumerate(contents):
+        path = directory / f"s{number}.tar"
+        path.write_bytes(content)
+        shards.append(sets.at(path))
+    return shards
+
+
+def test_totals_and_sizes_equal_a_count_by_hand(tmp_path: Path) -> None:
+    choose = random.Random(5)
+    sizes: defaultdict[str, list[int]] = defaultdict(list)
+    contents = []
+    samples = 0
+    for _ in range(4):
+        members = []
+        for sample in range(choose.randrange(40)):
+            samples += 1
+            for extension in choose.sample(["jpg", "cls", "json", "seg.png"], choose.randrange(1, 5)):
+                size = choose.choice([0, 1, choose.randrange(300), choose.randrange(5000)])
+                sizes[extension].append(size)
+                members.append(tars.member(f"{sample}.{extension}".encode(), bytes(size)))
+        members.append(tars.member(b"no extension", b"1234"))
+        contents.append(tars.tar(*members))
+    shards = write(tmp_path, *contents)
+    with lower_of(tmp_path, shards) as below:
+        report = statistics.gather(below)
+    rows = report.pop("extensions")
+    assert report == {
+        "shards": 4,
+        "samples": samples,
+        "members": sum(map(len, sizes.values())) + 4,
+        "more_extensions": 0,
+        "bytes": sum(map(sum, sizes.values())) + 16,
+        "shard_bytes": sum(map(len, contents)),
+        "damaged": 0,
+        "in_no_sample": 4,
+        "apart": 0,
+        "joined": 0,
+    }
+    assert rows == [
+        {
+            "extension": extension,
+            "count": len(found),
+            "bytes": sum(found),
+            "min": min(found),
+            "median": int(np.quantile(found, 0.5, method="nearest")),
+            "p90": int(np.quantile(found, 0.9, method="nearest")),
+            "max": max(found),
+        }
+        for extension, found in sorted(sizes.items(), key=lambda item: (-len(item[1]), item[0]))
+    ]
+
+
+def test_an_empty_set_of_members(tmp_path: Path) -> None:
+    with lower_of(tmp_path, write(tmp_path, tars.END, tars.tar(tars.member(b"stray")))) as below:
+        report = statistics.gather(below)
+    assert (report["members"], report["in_no_sample"], report["extensions"]) == (1, 1, [])
+
+
+def test_names_that_are_no_utf8_and_sizes_beyond_32_bits(tmp_path: Path) -> None:
+    path = tmp_path / "large.tar"
+    tars.write_large(path)
+    shards = [sets.at(path), *write(tmp_path, tars.tar(tars.member(b"a.\xff", b"x")))]
+    with lower_of(tmp_path, shards) as below:
+        report = statistics.gather(below)
+    rows = {row["extension"]: row for row in report["extensions"]}
+    assert rows["\\xff"]["count"] == 1
+    assert rows["bin"]["median"] == rows["bin"]["max"] == rows["bin"]["bytes"] == 9 << 30
+    assert report["bytes"] == (9 << 30) + 3 + 1
+
+
+def test_shards_that_are_missing_damaged_or_changed(tmp_path: Path) -> None:
+    contents = [sets.content(number) for number in range(4)]
+    shards = write(tmp_path, *contents)
+    with lower_of(tmp_path, shards) as below:
+        sets.path_of(shards[0]).unlink()
+        sets.path_of(shards[1]).write_bytes(contents[1][:1000])
+        sets.path_of(shards[2]).write_bytes(sets.content(2, samples=7))
+        report = statistics.gather(below)
+    assert (report["shards"], report["damaged"]) == (4, 2)
+    assert report["samples"] == 1 + 7 + 3
+
+
+def test_a_record_that_was_damaged_is_built_again(tmp_path: Path) -> None:
+    shards = write(tmp_path, sets.content(1))
+    with lower_of(tmp_path, shards) as below:
+        key = b"r" + store._digest(shards[0].path)
+        below.index._write([(key, b"nonsense")])
+        assert statistics.gather(below)["samples"] == 3
+
+
+def test_a_shard_that_is_written_all_the_time_counts_as_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = write(tmp_path, sets.content(1), sets.content(2))
+    with lower_of(tmp_path, shards) as below:
+        old = record_of_file.build_file(shards[0].path)
+        os.utime(shards[0].path, (1, 1))
+        monkeypatch.setattr(below, "build", lambda number: old)
+        monkeypatch.setattr(indexing, "ATTEMPTS_MAX", 2)  # each one waits for the disk
+        report = statistics.gather(below)
+    assert (report["damaged"], report["samples"]) == (1, 3)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 1000])
+def test_quantiles_of_many_sizes_are_taken_from_every_nth_of_all(
+    monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    """... however they are spread over shards: bounded memory, and no shard weighs more than another."""
+    monkeypatch.setattr(statistics, "SAMPLED_SIZES", 100)
+    sizes = statistics._Sizes()
+    values = np.random.default_rng(3).integers(0, 1 << 40, 5000, dtype=np.uint64)
+    for start in range(0, len(values), chunk):
+        sizes.add(values[start : start + chunk])
+        assert sum(map(len, sizes.kept)) <= 100
+    kept = np.concatenate(sizes.kept)
+    assert len(kept) >= 50
+    assert kept.tolist() == values[:: sizes.step].tolist()
+    report: dict[str, Any] = sizes.report(b"x")
+    assert report["count"] == 5000
+    assert report["bytes"] == int(values.sum())
+    assert (report["min"], report["max"]) == (values.min(), values.max())

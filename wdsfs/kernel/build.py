@@ -1,0 +1,209 @@
+"""Makes an image of a tree: opens the file, walks the tree, and writes super block, device table and manifest.
+
+The same shards and options give the same bytes by the same version of wdsfs, on any machine: nothing in an image
+depends on when, where or by whom it was made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from wdsfs.errors import ImageError, MissingShard, StaleShard
+from wdsfs.inodes import ROOT
+from wdsfs.kernel import erofs
+from wdsfs.kernel.content_places import ContentPlaces, DeviceFile
+from wdsfs.kernel.erofs_columns import Times
+from wdsfs.kernel.image_file import ImageFile
+from wdsfs.kernel.image_options import ImageOptions
+from wdsfs.kernel.manifest import Device, ImageSet, Manifest, stored_path
+from wdsfs.kernel.put_tree import put_tree
+from wdsfs.remote import any_shard
+from wdsfs.remote.any_shard import is_remote
+from wdsfs.storage.durable import Disk, named, new_file, write_at
+from wdsfs.storage.held_files import HeldFile
+from wdsfs.storage.identity import GONE, Fingerprint
+from wdsfs.tree.indexing import indexed
+from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.tree import AT_PARENT, LowerTree
+
+log = logging.getLogger(__name__)
+
+
+class Built(NamedTuple):
+    """An image that was made: the shards that are devices, the inodes, and the size of the file (bytes)."""
+
+    devices: int
+    inodes: int
+    size: int
+
+
+class _Source(NamedTuple):
+    """A shard that becomes a device, its fingerprint, and the copy that the kernel reads in its place."""
+
+    path: bytes
+    fingerprint: Fingerprint
+    copy: HeldFile | None = None
+
+    @property
+    def size(self) -> int:
+        """The bytes of the device."""
+        return self.fingerprint.size if self.copy is None else self.copy.size
+
+
+def build(
+    tree: LowerTree, target: bytes, options: ImageOptions, on_shard: Callable[[], None] = lambda: None
+) -> Built:
+    """Write the image of `tree`, all of whose shards are indexed, to the file `target`, which it replaces.
+
+    `on_shard` is called for each name at the top. Raises ImageError, ShardErrors, CommitError, OSError.
+    """
+    if options.writable:
+        tree.make_writable()
+    sources = _sources(tree.lower, options.copies)
+    refuse_overwriting([one.path for one in sources], target)
+    devices = {one.path: DeviceFile(number, one.size) for number, one in enumerate(sources, 1)}
+    missing = None
+    if any(True for below in (*tree.lower.sources, tree.lower) for _ in below.damaged()):
+        if erofs.missing_device(len(sources)) is None:
+            sources.append(sources[-1])  # one number more, so that there is one without a device
+        missing = erofs.missing_device(len(sources))
+    table = erofs.device_table([(_tag(one.path), one.size) for one in sources])  # or a refusal, at once
+    shown = _set(tree.lower, options)
+    manifest = Manifest(
+        [_device(one, options.base) for one in sources],
+        *(tree.view.layout, tree.view.names, options.merge, tree.view.index_tree),
+        *(options.composition, ".".join(map(str, options.since)), shown, options.key),
+    )
+    times = Times(_common_time(tree), options.since)
+    disk = Disk()
+    with named(target), new_file(disk, target) as fd:
+        image = ImageFile(fd, len(sources), times, options.owner, options.private)
+        root = put_tree(tree, image, ContentPlaces(devices, missing), on_shard)
+        _refuse_changed(sources)
+        if _set(tree.lower, options) != shown:
+            raise StaleShard("label files have changed while the image was made; run the command again")
+        size = _finish(fd, image, root, table, times, manifest, options)
+        disk.sync(fd)
+    disk.sync_directory(os.path.dirname(target))
+    return Built(len(sources), image.inodes, size)
+
+
+def _device(source: _Source, base: bytes) -> Device:
+    size, mtime_ns, _ = source.fingerprint
+    path = os.fsdecode(source.path) if is_remote(source.path) else stored_path(source.path, base)
+    return Device(path, size, mtime_ns, source.copy)
+
+
+def _set(lower: ShardSet, options: ImageOptions) -> ImageSet:
+    """What the image says of the set. Raises UnreadableShard for a label file."""
+    shards, base = lower.shards, options.base
+    return ImageSet(
+        shards=[os.fsdecode(one.name) for one in shards],
+        reading=shards[0].reading._asdict(),
+        without={os.fsdecode(one.name): sorted(map(os.fsdecode, one.without)) for one in shards if one.without},
+        labels=[_device(_Source(path, _look_beside(path)), base) for path in lower.label_files],
+        directory="" if options.directory is None else os.fsdecode(os.path.relpath(options.directory, base)),
+    )
+
+
+def _look_beside(path: bytes) -> Fingerprint:
+    """The fingerprint of a label file; GONE if it is not there, or empty, as SQLite may leave one."""
+    try:
+        found = any_shard.look(path)
+    except MissingShard:
+        return GONE
+    return found if found.size else GONE
+
+
+def _sources(lower: ShardSet, copies: Mapping[bytes, HeldFile]) -> list[_Source]:
+    """All shards that files of the set may lie in. Raises ImageError for one that cannot be a device."""
+    found: dict[bytes, _Source] = {}
+    for below in lower.sources:
+        for number, shard in enumerate(below.shards):
+            copy = copies.get(shard.path)
+            if is_remote(shard.path) and copy is None:
+                raise ImageError(
+                    f"{below.path_text(number)}: an image is over files, not those in a cache of this machine. "
+                    "Copy it to a file first; or fetch it, and mount the set in one step: wdsfs mount --engine "
+                    "kernel"
+                )
+            if below.is_compressed(number) and copy is None:
+                raise ImageError(
+                    f"{below.path_text(number)}: is compressed; the copy that the kernel could read is in a cache "
+                    "of this machine, to which an image for others cannot refer. Unpack it first, or mount the "
+                    "set in one step: wdsfs mount --engine kernel"
+                )
+            found.setdefault(shard.path, _Source(shard.path, below.fingerprint(number), copy))
+    return list(found.values())
+
+
+def refuse_overwriting(shards: Sequence[bytes], target: bytes) -> None:
+    """Raise ImageError if the image would replace one of its shards, or what is no file."""
+    try:
+        there = os.stat(target)
+    except OSError:
+        return
+    if not stat.S_ISREG(there.st_mode):
+        raise ImageError(f"{os.fsdecode(target)}: is no regular file; name another one for the image")
+    for path in shards:
+        if not is_remote(path) and os.path.samestat(there, os.stat(path)):
+            raise ImageError(f"{os.fsdecode(target)}: is a shard of the set; name another file for the image")
+
+
+def _common_time(tree: LowerTree) -> int:
+    """A time (ns) that many files have: of the first one found."""
+    inode = ROOT
+    while True:
+        entry = indexed(lambda at: next(tree.listing(at, AT_PARENT), None), inode)
+        if entry is None:
+            return 0
+        if not stat.S_ISDIR(entry.node.mode):
+            return max(entry.node.mtime_ns, 0)
+        inode = entry.node.inode
+
+
+def _refuse_changed(sources: Sequence[_Source]) -> None:
+    """Raise StaleShard if a shard is not what it was when the image was begun."""
+    for one in sources:
+        if any_shard.look(one.path) != one.fingerprint:
+            text = "has changed while the image was made; run the command again"
+            raise StaleShard(f"{os.fsdecode(one.path)} {text}")
+
+
+def _finish(
+    fd: int,
+    image: ImageFile,
+    root: int,
+    table: bytes,
+    times: Times,
+    manifest: Manifest,
+    options: ImageOptions,
+) -> int:
+    """Write what is in front of the metadata and behind it; returns the size of the file (bytes)."""
+    end = image.blocks * erofs.BLOCK
+    tail = manifest.encoded()
+    text = repr((erofs.LAYOUT, options.owner))
+    identity = hashlib.blake2b(tail + text.encode(), digest_size=16).digest()
+    head = erofs.super_block(
+        root=root,
+        inodes=image.inodes,
+        blocks=image.blocks,
+        metadata=image.metadata,
+        epoch_ns=times.epoch_ns,
+        identity=identity,
+        devices=len(manifest.devices),
+    )
+    os.ftruncate(fd, end)
+    write_at(fd, head + table, erofs.SUPER_OFFSET)
+    write_at(fd, tail, end)
+    return end + len(tail)
+
+
+def _tag(path: bytes) -> bytes:
+    """The name of a device in the table, as far as it fits: only people read it."""
+    return os.path.basename(path)[:63]

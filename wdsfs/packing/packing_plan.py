@@ -1,0 +1,336 @@
+"""Decides which shards a packed set has, and which samples are in each.
+
+A `PackingPlan` is complete before the first byte is written: `--dry-run` can show it, and refusals come first.
+The same files and options give the same plan, so a command that is repeated finds its own shards again.
+
+Reads directories and lists, writes nothing. One thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsfs.errors import CommitError, UsageError, counted
+from wdsfs.packing.file_table import LeftOut
+from wdsfs.packing.layouts import AUTO, CLASSES, Layout, layout_of
+from wdsfs.packing.order import Numbers, Split, order_of, split_of
+from wdsfs.packing.output_names import namer, refuse_compressed_name
+from wdsfs.packing.pieces import MAXSIZE
+from wdsfs.packing.samples import Samples, group
+from wdsfs.packing.shard_unit import BLOCK, ClassColumn, ShardUnit
+from wdsfs.packing.tree_walk import WalkRules, walk
+from wdsfs.remote.any_shard import is_remote
+from wdsfs.tar import header_encoder
+from wdsfs.tree.composition import read_class_names
+
+# Samples in a shard. Not the 100,000 of webdataset's ShardWriter: a loader wants more shards than it has workers,
+# also of a set of small files.
+MAXCOUNT = 10_000
+
+NUMBER, NAME, NONE = "number", "name", "none"
+SPLIT_FIELD = "{split}"
+CLASSES_NAME = b"classes"
+
+NAMED_MAX = 10  # files left out that an error names
+
+
+@dataclass(frozen=True, slots=True)
+class PackOptions:
+    """Options of the command line.
+
+    `output` names the new shards: `%06d` or braces for the number, `{split}` for the split. `class_as` is what the
+    column of the class has: its NUMBER, its NAME; NONE: there is no such column. `class_names` is a file of
+    classes by number. `shuffle` is a seed, `order` a file of keys. `mtime` (seconds) is that of all members.
+    `leave_out`: go ahead without what cannot be packed.
+    """
+
+    output: str
+    layout: str = AUTO
+    class_as: str = NUMBER
+    class_column: str = "cls"
+    class_names: str | None = None
+    shuffle: str | None = None
+    order: str | None = None
+    splits: tuple[Split, ...] = ()
+    maxcount: int = MAXCOUNT
+    maxsize: float = MAXSIZE
+    mtime: int | None = None
+    leave_out: bool = False
+    walk: WalkRules = field(default_factory=WalkRules)
+
+    def check(self) -> PackOptions:
+        """Return the same. Raises UsageError for options that do not go together, and names no shard can have."""
+        column = os.fsencode(self.class_column)
+        if not column or column.startswith(b".") or b"/" in column or b"\0" in column:
+            raise UsageError(f"--class-column {self.class_column!r} is no extension: write for example cls")
+        if self.shuffle is not None and self.order is not None:
+            raise UsageError("--shuffle and --order exclude each other: both say in which order the samples are")
+        if bool(self.splits) != (SPLIT_FIELD in self.output):
+            raise UsageError(
+                "--split and {split} in --output belong together: --split train=0.9 --split val=0.1 "
+                "-o 'out/{split}-%06d.tar'"
+            )
+        if self.class_as == NONE and self.class_names is not None:
+            raise UsageError("--class-names is for the column of the classes, and --class-as none leaves that out")
+        for name in self.names:
+            refuse_compressed_name(name(0))
+        return self
+
+    @property
+    def names(self) -> list[Callable[[int], bytes]]:
+        """The paths of new shards by number, for each split, or for the whole set. Raises UsageError."""
+        patterns = [self.output.replace(SPLIT_FIELD, one.name) for one in self.splits] or [self.output]
+        return [namer(pattern) for pattern in patterns]
+
+
+class PlannedShard(NamedTuple):
+    """A shard to be written: its path, its split ("" if there are none), its samples, and its bytes."""
+
+    target: bytes
+    split: str
+    samples: Numbers
+    length: int
+
+
+class SmallFile(NamedTuple):
+    """A file that is written beside the shards."""
+
+    target: bytes
+    content: bytes
+
+
+class PackingPlan:
+    """All shards that are to be written, in order.
+
+    `beyond` are the names after the last shard, which must be free: a glob over the set would take those for it.
+    `classes_file` has the names of the classes by number, if their numbers are in the samples.
+    """
+
+    def __init__(self, samples: Samples, options: PackOptions, labels: Sequence[bytes], left_out: LeftOut) -> None:
+        self.samples, self.options, self.labels, self.left_out = samples, options, labels, left_out
+        self.shards: list[PlannedShard] = []
+        self.beyond: list[bytes] = []
+        self.classes_file: SmallFile | None = None
+
+    @property
+    def layout(self) -> Layout:
+        return self.samples.layout
+
+    @property
+    def length(self) -> int:
+        """The bytes that will be written."""
+        return sum(shard.length for shard in self.shards)
+
+    @property
+    def sent(self) -> int:
+        """The bytes of these that will go to a store."""
+        return sum(shard.length for shard in self.shards if is_remote(shard.target))
+
+    def unit(self, shard: PlannedShard) -> ShardUnit:
+        """Return the work of writing a shard. It is large: make it when its turn has come."""
+        samples, table, options = self.samples, self.samples.table, self.options
+        rows, starts = samples.rows_of(shard.samples)
+        directories, directory_of = np.unique(samples.directory_of[shard.samples], return_inverse=True)
+        counts = np.diff(np.append(starts, len(rows)))
+        column = None
+        if self.labels:
+            extension = os.fsencode(options.class_column)
+            class_of = array("i", samples.class_of[shard.samples].tobytes())
+            column = ClassColumn(extension, tuple(self.labels), array("q", starts.tobytes()), class_of)
+        return ShardUnit(
+            shard.target,
+            shard.length,
+            tuple(table.path_of(table.directories[one]) for one in directories.tolist()),
+            tuple(map(samples.prefix, directories.tolist())),
+            table.names_of(rows),
+            array("i", np.repeat(directory_of.astype(np.int32), counts).tobytes()),
+            array("q", np.frombuffer(table.sizes, np.int64)[rows].tobytes()),
+            array("q", np.frombuffer(table.times_ns, np.int64)[rows].tobytes()),
+            column,
+            options.mtime,
+            options.walk.follow_links,
+        )
+
+    def class_header(self, sample: int) -> bytes:
+        """Return the header of the member that has the class of a sample."""
+        name = self.samples.key(sample) + b"." + os.fsencode(self.options.class_column)
+        first = int(self.samples.rows[self.samples.starts[sample]])
+        size = len(self.labels[int(self.samples.class_of[sample])])
+        return header_encoder.encode(name, size, self.mtime_of(self.samples.table.times_ns[first]))
+
+    def mtime_of(self, mtime_ns: int) -> int:
+        """The time that a member has in its header, in seconds."""
+        return mtime_ns // 10**9 if self.options.mtime is None else self.options.mtime
+
+
+def make_plan(directories: Sequence[str], options: PackOptions) -> PackingPlan:
+    """Plan a set of the files in these directories. Writes nothing.
+
+    Raises UsageError for options that do not go together, CommitError if something cannot be packed.
+    """
+    options.check()
+    left_out = LeftOut()
+    table = walk(directories, options.walk, left_out)
+    if not len(table):
+        _refuse_losses(left_out, options)
+    layout = layout_of(table, options.layout)
+    column = None if options.class_as == NONE else os.fsencode(options.class_column).lower()
+    samples = group(table, layout, left_out, column)
+    order = order_of(samples, options.shuffle, options.order, left_out)
+    _refuse_losses(left_out, options)
+    if not len(order):
+        raise CommitError(f"there is no sample to pack in {', '.join(directories)}, {layout.text}")
+    plan = PackingPlan(samples, options, _labels(samples, options), left_out)
+    _distribute(plan, order)
+    _refuse_clashes(plan)
+    plan.classes_file = _classes_file(plan)
+    return plan
+
+
+def _refuse_losses(left_out: LeftOut, options: PackOptions) -> None:
+    if left_out.unpackable_count and not options.leave_out:
+        raise CommitError(
+            f"{counted(left_out.unpackable_count, 'file')} cannot be packed:",
+            *_listing(left_out),
+            "--leave-out goes ahead without",
+        )
+
+
+def _listing(left_out: LeftOut) -> list[str]:
+    lines = [f"  {os.fsdecode(one.path)}: {one.reason}" for one in left_out.unpackable[:NAMED_MAX]]
+    more = left_out.unpackable_count - len(lines)
+    return lines + ([f"  ... and {more} more"] if more else [])
+
+
+# --- classes -------------------------------------------------------------------------------------------------
+
+
+def _labels(samples: Samples, options: PackOptions) -> list[bytes]:
+    """Return the content of the column of the class, by class. Raises UsageError, CommitError."""
+    if samples.layout.name != CLASSES:
+        if options.class_names is not None:
+            raise UsageError(f"--class-names is for --layout classes, and these are {samples.layout.text}")
+        return []
+    if options.class_as == NONE:
+        return []
+    if options.class_as == NAME and options.class_names is None:
+        return samples.classes
+    numbers = {name: b"%d" % number for number, name in enumerate(samples.classes)}
+    if options.class_names is not None:
+        given = read_class_names(options.class_names)
+        numbers = {name.encode("utf-8", "surrogateescape"): os.fsencode(label) for label, name in given.items()}
+    unknown = [name for name in samples.classes if name not in numbers]
+    if unknown:
+        text = "no class of this name is in"
+        raise CommitError(f"{os.fsdecode(unknown[0])!r}: {text} --class-names {options.class_names}")
+    return samples.classes if options.class_as == NAME else [numbers[name] for name in samples.classes]
+
+
+def _classes_file(plan: PackingPlan) -> SmallFile | None:
+    options = plan.options
+    if not plan.labels or options.class_as != NUMBER or options.class_names is not None:
+        return None
+    texts = [name.decode("utf-8", "surrogateescape") for name in plan.samples.classes]
+    lines = "".join(f"{text}\n" for text in texts)
+    # A list of lines is what most tools take; it cannot have all names.
+    plain = [line.strip() for line in lines.splitlines()] == texts and lines[:1] not in ("[", "{")
+    suffix, content = (b".txt", os.fsencode(lines)) if plain else (b".json", json.dumps(texts, indent=1).encode())
+    # Not `commonpath`: that takes `s3://` for a path.
+    parts = zip(*(os.path.dirname(shard.target).split(b"/") for shard in plan.shards), strict=False)
+    common = [some[0] for some in itertools.takewhile(lambda some: len(set(some)) == 1, parts)]
+    return SmallFile(b"/".join([*common, CLASSES_NAME + suffix]), content)
+
+
+# --- samples to shards -----------------------------------------------------------------------------------------
+
+
+def _distribute(plan: PackingPlan, order: Numbers) -> None:
+    """Make the shards of the plan."""
+    options = plan.options
+    parts = split_of(plan.samples, order, options.splits) if options.splits else [order]
+    titles = [one.name for one in options.splits] or [""]
+    sizes, lengths = plan.samples.sizes, _lengths(plan)
+    for name, title, numbers in zip(options.names, titles, parts, strict=True):
+        count = 0
+        for count, (first, stop) in enumerate(_rolled(sizes[numbers].tolist(), options), 1):
+            found = numbers[first:stop]
+            length = int(lengths[found].sum()) + len(header_encoder.END)
+            plan.shards.append(PlannedShard(name(count - 1), title, found, length))
+        if "%" in options.output:
+            plan.beyond.append(name(count))
+
+
+def _rolled(sizes: Sequence[int], options: PackOptions) -> Iterator[tuple[int, int]]:
+    """Yield the first sample of each shard and the one after its last. As in ShardWriter, and in a commit, a full
+    shard is noticed before a sample is written."""
+    first, size = 0, 0
+    for number, one in enumerate(sizes):
+        if number > first and (number - first >= options.maxcount or size >= options.maxsize):
+            yield first, number
+            first, size = number, 0
+        size += one
+    if sizes:
+        yield first, len(sizes)
+
+
+def _lengths(plan: PackingPlan) -> Numbers:
+    """Return how many bytes of a tar each sample takes."""
+    samples, table = plan.samples, plan.samples.table
+    lengths = _in_blocks(np.frombuffer(table.sizes, np.int64))
+    long = _long_headers(plan)
+    for number in np.flatnonzero(long).tolist():
+        directory, prefix = table.directories[number], samples.prefix(number)
+        for row in range(directory.first, directory.stop):
+            time = plan.mtime_of(table.times_ns[row])
+            lengths[row] += len(header_encoder.encode(prefix + table.name(row), table.sizes[row], time)) - BLOCK
+    found: Numbers = np.add.reduceat(lengths[samples.rows], samples.starts[:-1])
+    if plan.labels:
+        found += _in_blocks(np.array([len(label) for label in plan.labels], np.int64))[samples.class_of]
+        for sample in np.flatnonzero(long[samples.directory_of]).tolist():
+            found[sample] += len(plan.class_header(sample)) - BLOCK
+    return found
+
+
+def _in_blocks(sizes: Numbers) -> Numbers:
+    """Return how many bytes members of these sizes take, with a header of one block."""
+    return BLOCK + (sizes + BLOCK - 1) // BLOCK * BLOCK
+
+
+def _long_headers(plan: PackingPlan) -> NDArray[np.bool_]:
+    """Return which directories have files whose headers may take more than a block."""
+    samples, table = plan.samples, plan.samples.table
+    seconds = np.frombuffer(table.times_ns, np.int64) // 10**9
+    if plan.options.mtime is not None:
+        seconds = np.full(1, plan.options.mtime, np.int64)
+    odd = bool(((seconds < 0) | (seconds > header_encoder.OCTAL_MAX)).any())
+    odd = odd or bool((np.frombuffer(table.sizes, np.int64) > header_encoder.OCTAL_MAX).any())
+    column = len(os.fsencode(plan.options.class_column)) + 1
+    found = np.full(len(table.directories), odd)
+    for number, directory in enumerate(table.directories):
+        longest = max(map(len, table.names_in(directory))) + column
+        found[number] |= len(samples.prefix(number)) + longest > header_encoder.NAME_BYTES
+    return found
+
+
+def _refuse_clashes(plan: PackingPlan) -> None:
+    """Raise CommitError if two shards have one name, UsageError if one would be among the packed files."""
+    roots = [os.path.realpath(root) for root in plan.samples.table.roots]
+    seen: set[bytes] = set()
+    for shard in plan.shards:
+        target = shard.target if is_remote(shard.target) else os.path.realpath(shard.target)
+        if target in seen:
+            raise CommitError(f"{os.fsdecode(target)} would be written twice")
+        seen.add(target)
+        for root in [] if is_remote(target) else roots:
+            if os.path.commonpath([root, target]) == root:
+                text = f"would be in {os.fsdecode(root)}, which is packed"
+                raise UsageError(f"{os.fsdecode(target)} {text}: name another directory with --output")

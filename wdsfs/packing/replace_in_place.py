@@ -1,0 +1,517 @@
+"""Commit in place: new shards replace the old ones, and the overlay is emptied.
+
+A journal makes this atomic: after a kill at any instant the commit can be finished or abandoned.
+
+The journal, in the directory `state_of(place)`::
+
+    commit.json   the plan, whole, written and synced before the first shard is replaced
+    commit.log    a line for each shard, synced before the shard gets its name: its inode, size, mtime;
+                  of one in a store the size and MD5; a last line when all are there
+    commit.log.*  the same line for one shard each, written by a worker of a cluster that sends it to a store
+    committed/    the old upper while it is being removed
+
+Files that the plan leaves out are in no shard, so they stay in the overlay, under their paths.
+
+While commit.json exists, only the commit that finishes it may use the overlay: some changes are in the shards
+already, and names in the tree depend on them. For the same reason the commit is not planned anew.
+
+`commit_journal.py` has the plan as JSON, `free_space.py` refuses a commit that would fill the disk.
+Writes shards with `run.Runner`, and the overlay's directory; no FUSE. The caller holds the overlay
+(`overlay_directory.held`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from wdsfs import trust
+from wdsfs.errors import CommitError, ShardError, StaleShard, several
+from wdsfs.overlay.overlay_directory import (
+    OverlayDirectory,
+    OverlaySettings,
+    ShardSeen,
+    clean,
+    read_settings,
+    state_of,
+    write_settings,
+)
+from wdsfs.overlay.upper_format import OPAQUE, OPAQUE_OF_ROOT
+from wdsfs.packing.cluster_run import ObjectNote, Publication
+from wdsfs.packing.commit_journal import plan_to_json
+from wdsfs.packing.free_space import refuse_without_space
+from wdsfs.packing.output_names import refuse_foreign_link
+from wdsfs.packing.pieces import NewMember
+from wdsfs.packing.run import Runner
+from wdsfs.packing.steps import NEW, REWRITE, Step
+from wdsfs.remote.any_shard import is_remote, look
+from wdsfs.storage.durable import named, new_file
+from wdsfs.storage.identity import Fingerprint
+from wdsfs.tree.indexing import NotIndexed, indexed
+
+DONE, LEFT, CHANGED = "done", "left", "changed"  # states of a shard of an unfinished commit
+
+log = logging.getLogger(__name__)
+
+
+class Replacement:
+    """An in-place commit of the overlay at `place`, which the caller holds.
+
+    `written` is called with the new shards when all are there, before the overlay is emptied; if it fails, the
+    commit can be repeated. `emptied` is called with the new shards and the replaced ones when the new overlay
+    exists and the old one is not yet removed: a mount has to change over before the commit ends. `check_space`
+    refuses a commit that the file systems have no room for.
+    """
+
+    def __init__(
+        self,
+        place: OverlayDirectory,
+        runner: Runner,
+        emptied: Callable[[Sequence[bytes], Sequence[bytes]], None] = lambda _new, _published: None,
+        check_space: bool = True,
+        written: Callable[[Sequence[bytes]], None] = lambda _: None,
+    ) -> None:
+        self.place, self.runner, self.disk = place, runner, runner.disk
+        self.emptied, self.check_space, self.written = emptied, check_space, written
+        self.directory = state_of(place)
+        self.journal, self.log = self.directory / "commit.json", self.directory / "commit.log"
+        # Ties the log to the journal: a power cut may bring the log of an earlier commit back.
+        self.sum = _sum(self.journal.read_bytes()) if self.journal.exists() else ""
+        self._lock = threading.Lock()
+        self._kept = {one.path for one in runner.plan.left_out}  # files of the upper that are in no shard
+
+    def begin(self) -> None:
+        """Write the plan down. From here on the commit has to be finished."""
+        if self.place.is_bare:
+            self.runner.plan.upper = dict(_stamps(os.fsencode(self.place.path), b""))
+        else:
+            self.place.upper.mkdir(exist_ok=True)  # of an overlay that is an empty directory
+        self._add_checksums()
+        data = plan_to_json(self.runner.plan)
+        self.sum = _sum(data)
+        with named(os.fsencode(self.journal)):
+            self._write_journal(data)
+
+    def _write_journal(self, data: bytes) -> None:
+        self.directory.mkdir(exist_ok=True)
+        # Left by an earlier commit that was killed at its very end.
+        shutil.rmtree(self.directory / "committed", ignore_errors=True)
+        self._create_log()
+        temporary = os.fsencode(self.directory / "commit.json.tmp")
+        with new_file(self.disk, os.fsencode(self.journal), temporary=temporary) as fd:
+            self.disk.write(fd, data)
+            self.disk.sync(fd)
+        self.disk.sync_directory(os.fsencode(self.directory))
+        self.disk.sync_directory(os.fsencode(self.directory.parent))
+
+    def _add_checksums(self) -> None:
+        """Add checksums of the shards to be replaced, so that they are recognised with another time or mode."""
+        sources, lower = self.runner.plan.sources, self.runner.lower
+        for number, source in sources.items():
+            with contextlib.suppress(NotIndexed):  # it has just changed, which stops the commit anyway
+                sources[number] = source._replace(checksum=lower.record(number).checksum())
+
+    def _create_log(self) -> None:
+        """Make an empty log, on disk: a line that is synced later must not be lost with the name of its file."""
+        fd = trust.open_file(self.log, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            os.ftruncate(fd, 0)
+            self.disk.sync(fd)
+        finally:
+            os.close(fd)
+        self.disk.sync_directory(os.fsencode(self.directory))
+
+    def finish(self) -> list[Step]:
+        """Replace the remaining shards, then empty the overlay; return the steps that were done now.
+
+        Raises CommitError if another program has changed a shard meanwhile, or if there is no room.
+        """
+        lines = self._lines()
+        states = self._states(lines)
+        if _are_published(lines):
+            self._empty(_done(states))
+            return []
+        changed = [os.fsdecode(step.output.target) for step, state in states if state == CHANGED]
+        if changed and not lines:
+            self.disk.remove(os.fsencode(self.journal))
+            raise CommitError(
+                f"{several(changed)}: changed by somebody else, or gone, since the commit was begun. Nothing had "
+                "been replaced, so the commit is undone: repeat the command"
+            )
+        if changed:
+            raise CommitError(
+                f"{several(changed)}: changed by somebody else, or gone, since the commit was begun, so it cannot "
+                "be finished. Use --abandon instead of --in-place to end it: shards that are replaced stay so, "
+                "the changes of the others stay in the overlay, for another commit"
+            )
+        left = [step for step, state in states if state == LEFT]
+        self.runner.lower.release()  # a shard that is open keeps its space when it is replaced
+        try:
+            if self.check_space:
+                self._refuse_without_space(left)
+            if self.runner.cluster:
+                self.runner.cluster.each(left, self.runner.prepare, self._publication, self._note)
+            else:
+                self.runner.each(left, self._replace)
+        except BaseException as error:
+            if not self._lines():  # nothing has been replaced: undo the beginning
+                self.disk.remove(os.fsencode(self.journal))
+            elif isinstance(error, StaleShard):
+                text = "or use --abandon instead of --in-place to end the commit as it is"
+                raise CommitError(f"{error}; {text}") from None
+            raise
+        self._log({"published": True})
+        self._empty(self.runner.plan.steps)
+        return left
+
+    def _refuse_without_space(self, left: Sequence[Step]) -> None:
+        refuse_without_space([step for step in left if not is_remote(step.output.target)], self.runner.together)
+        remote = [step.output for step in left if is_remote(step.output.target)]
+        if remote:
+            self.runner.objects.refuse_without_space(remote, 0 if self.runner.cluster else self.runner.jobs)
+
+    # --- the shards
+
+    def _replace(self, step: Step) -> None:
+        if is_remote(step.output.target):
+            self._replace_object(step)
+        else:
+            self.runner.writer.publish(step.output, *self._publication(step))
+
+    def _publication(self, step: Step) -> Publication:
+        target = step.output.target
+        if step.number is not None:
+            refuse_foreign_link(self._path(step))
+        replaces = os.stat(target) if step.action == REWRITE else None
+
+        def tell(found: os.stat_result) -> None:
+            source = None if step.number is None else self.runner.plan.sources[step.number]
+            if source is not None and Fingerprint.at(target) != source.fingerprint:
+                raise CommitError(f"{os.fsdecode(target)} was changed by somebody else meanwhile")
+            self._log({"target": os.fsdecode(target), "file": [found.st_ino, found.st_size, found.st_mtime_ns]})
+
+        return Publication(replaces, tell)
+
+    def _replace_object(self, step: Step) -> None:
+        target = os.fsdecode(step.output.target)
+
+        def tell(size: int, digest: str) -> None:
+            self._log({"target": target, "object": [size, digest]})
+
+        self.runner.objects.replace(step.output, self._replaced_object(step), tell)
+
+    def _replaced_object(self, step: Step) -> Fingerprint | None:
+        return None if step.number is None else self.runner.plan.sources[step.number].fingerprint
+
+    def _note(self, step: Step) -> ObjectNote:
+        """Where a worker notes what it sends: in a file of its own beside the log."""
+        name = f"commit.log.{_sum(step.output.target)}"
+        return ObjectNote(os.fsencode(self.directory / name), self.sum, self._replaced_object(step))
+
+    def _states(self, lines: Sequence[dict[str, Any]]) -> list[tuple[Step, str]]:
+        """Return the state of each step, by the lines of the log about its shard."""
+        logged: dict[str, list[dict[str, Any]]] = {}
+        for line in lines:
+            logged.setdefault(line.get("target", ""), []).append(line)
+        remote = [path for step in self.runner.plan.steps if is_remote(path := step.output.target)]
+        if remote:
+            self.runner.objects.look(remote)
+        return [
+            (step, self._state(step, logged.get(os.fsdecode(step.output.target), [])))
+            for step in self.runner.plan.steps
+        ]
+
+    def _state(self, step: Step, lines: Sequence[dict[str, Any]]) -> str:
+        """Return the state of a step: DONE for the new shard, LEFT for the old one, CHANGED for anything else."""
+        target = step.output.target
+        if is_remote(target):
+            return self._state_of_object(step, lines)
+        try:
+            found = os.stat(target)
+        except FileNotFoundError:
+            return LEFT if step.action == NEW else CHANGED
+        # Not its time: another program may have touched it. It cannot have the inode number of the old shard,
+        # which existed while it was written.
+        file = [found.st_ino, found.st_size]
+        if any(line["file"][:2] == file for line in lines):
+            return DONE
+        return LEFT if step.number is not None and self._is_source(step.number, target) else CHANGED
+
+    def _state_of_object(self, step: Step, lines: Sequence[dict[str, Any]]) -> str:
+        target, objects = step.output.target, self.runner.objects
+        if not objects.exists(target):
+            return LEFT if step.action == NEW else CHANGED
+        if any(objects.is_written(target, *line["object"]) for line in lines):
+            return DONE
+        return LEFT if step.number is not None and self._is_source(step.number, target) else CHANGED
+
+    def _is_source(self, number: int, target: bytes) -> bool:
+        """True if a shard is the one that the commit was planned for.
+
+        The plan depends on the places and names of members only. If these are the same it is still valid, and
+        other changes since then go into the new shard, as if the commit were planned now.
+        """
+        source, lower = self.runner.plan.sources[number], self.runner.lower
+        try:
+            if look(target) == source.fingerprint:
+                return True
+            record = indexed(lower.record, number)
+        except ShardError:
+            return False
+        if source.checksum:
+            is_same = record.checksum() == source.checksum
+        else:  # of a journal that had none yet: another mode or inode number
+            is_same = record.fingerprint[:2] == source.fingerprint[:2]
+        if not is_same:
+            return False
+        log.warning("%s: has another time, mode or place than before, and the same members", os.fsdecode(target))
+        self.runner.plan.sources[number] = source._replace(fingerprint=record.fingerprint)
+        return True
+
+    # --- the log
+
+    def _log(self, line: dict[str, Any]) -> None:
+        with self._lock, named(os.fsencode(self.log)):
+            fd = trust.open_file(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                self.disk.write(fd, json.dumps({**line, "commit": self.sum}).encode() + b"\n")
+                self.disk.sync(fd)
+            finally:
+                os.close(fd)
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """Return the lines of this commit, without one that a kill cut short: nothing was done after it."""
+        lines = []
+        for file in [self.log, *sorted(self.directory.glob("commit.log.*"))]:
+            with contextlib.suppress(FileNotFoundError):
+                for text in file.read_bytes().split(b"\n"):
+                    with contextlib.suppress(ValueError):
+                        line = json.loads(text)
+                        if line["commit"] == self.sum:
+                            lines.append(line)
+        return lines
+
+    # --- giving up
+
+    def abandon(self, merged: bool) -> tuple[list[Step], Path | None]:
+        """End the commit as it is; return the steps that are done, and where the overlay was moved, if it was.
+
+        Changes that are in shards are removed from the overlay, those of other shards stay. In a merged tree the
+        shard of a change is unknown, since names depend on all shards: there the whole upper is moved aside,
+        unless nothing was done. If all shards are there, only the overlay is emptied. Idempotent.
+        """
+        lines = self._lines()
+        done = _done(self._states(lines))
+        if _are_published(lines):
+            self._empty(done)
+            return list(self.runner.plan.steps), None
+        upper = self.place.path if self.directory != self.place.work else self.place.path / "upper"
+        aside = None
+        if merged and lines:
+            aside = upper.with_name(f"{upper.name}.abandoned-{self.sum[:8]}")
+            self._put_aside(upper, aside)
+        else:
+            for step in done:
+                self._take_out(upper, step)
+        self.disk.sync_directory(os.fsencode(upper))
+        settings = read_settings(self.place)
+        if settings is not None:
+            write_settings(self.place, renewed(settings, {self._path(step) for step in done}))
+        self.emptied(_further(done), self._replaced(done))
+        self.disk.remove(os.fsencode(self.journal))
+        self.disk.sync_directory(os.fsencode(self.directory))
+        clean(self.place)
+        return done, aside
+
+    def _replaced(self, steps: Sequence[Step]) -> list[bytes]:
+        """Return the replaced shards, under their paths in the set."""
+        return [self._path(step) for step in steps if step.number is not None]
+
+    def _path(self, step: Step) -> bytes:
+        return self.runner.plan.sources[step.number].path if step.number is not None else b""
+
+    def _put_aside(self, upper: Path, aside: Path) -> None:
+        aside.mkdir(exist_ok=True)
+        for name in sorted(os.listdir(upper)):
+            self.disk.rename(os.fsencode(upper / name), os.fsencode(aside / name))
+        self.disk.sync_directory(os.fsencode(aside))
+
+    def _take_out(self, upper: Path, step: Step) -> None:
+        """Remove from an upper the files that a step has written to a shard."""
+        if step.number is not None:
+            self._remove_below(os.fsencode(upper), self.runner.lower.shards[step.number].name)
+            return
+        for piece in step.output.pieces:
+            if isinstance(piece, NewMember):
+                path = os.path.join(os.fsencode(upper), piece.path)
+                with contextlib.suppress(FileNotFoundError):
+                    self.disk.remove(path)
+                with contextlib.suppress(OSError):  # not empty, or the upper itself
+                    while (path := os.path.dirname(path)) != os.fsencode(upper):
+                        os.rmdir(path)
+
+    def _remove_below(self, upper: bytes, name: bytes) -> None:
+        self._remove_planned(upper, b"", only=name)
+
+    # --- the overlay
+
+    def _empty(self, done: Sequence[Step]) -> None:
+        """Remove the changes that are in the shards. Idempotent.
+
+        `done` are the steps whose shards are still the ones that were written.
+        """
+        self.written(_further(done))
+        if self.directory == self.place.work:
+            self._exchange_upper()
+        else:
+            self._remove_planned(os.fsencode(self.place.path), b"")
+            self.disk.sync_directory(os.fsencode(self.place.path))
+        self.place.outputs.unlink(missing_ok=True)  # the changes that it is about are no longer in the overlay
+        self.emptied(_further(done), self._replaced(done))
+        self.disk.remove(os.fsencode(self.journal))  # this ends the commit; the rest is cleaning up
+        self.disk.sync_directory(os.fsencode(self.directory))
+        self.disk.remove(os.fsencode(self.log))
+        if self.directory == self.place.work:
+            self._remove_tree(self.directory / "committed")
+        else:
+            self._remove_tree(self.directory)
+
+    def _exchange_upper(self) -> None:
+        old, upper = self.directory / "committed", self.place.path / "upper"
+        if not old.exists():
+            self.disk.rename(os.fsencode(upper), os.fsencode(old))
+        self._make_like(os.fsencode(upper), os.fsencode(old))
+        self._move_kept_back(os.fsencode(old), os.fsencode(upper))
+        # Both, before the journal is removed: the old upper without a journal would be committed a second time.
+        self.disk.sync_directory(os.fsencode(self.place.path))
+        self.disk.sync_directory(os.fsencode(self.directory))
+        settings = read_settings(self.place)
+        if settings is not None:
+            write_settings(self.place, renewed(settings))
+
+    def _make_like(self, directory: bytes, old: bytes) -> None:
+        """Make a directory with the mode and owner of another, if it is not there. It is never opaque."""
+        if not os.path.isdir(directory):
+            like = os.stat(old)
+            self.disk.make_directory(directory)
+            os.chmod(directory, stat.S_IMODE(like.st_mode))
+            with contextlib.suppress(PermissionError):
+                os.chown(directory, like.st_uid, like.st_gid)
+
+    def _move_kept_back(self, old: bytes, upper: bytes) -> None:
+        """Move files that are in no shard from the old upper to the new one, on disk."""
+        directories = set()
+        for path in sorted(self._kept):
+            if not os.path.lexists(os.path.join(old, path)):
+                continue  # moved already, before a kill
+            inner = b""
+            for name in path.split(b"/")[:-1]:
+                directories.add(os.path.join(upper, inner))
+                inner = os.path.join(inner, name)
+                self._make_like(os.path.join(upper, inner), os.path.join(old, inner))
+            directories.add(os.path.join(upper, inner))
+            self.disk.rename(os.path.join(old, path), os.path.join(upper, path))
+        for directory in sorted(directories):
+            self.disk.sync_directory(directory)
+
+    def _remove_planned(self, directory: bytes, path: bytes, only: bytes | None = None) -> None:
+        """Remove the files of an upper that are in the shards.
+
+        Files in no shard stay, and those that were added to an upper of the kernel's since the commit began.
+        `only` limits this to one name in the directory, and all below it.
+        """
+        with os.scandir(directory) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if only is not None and entry.name != only:
+                    continue
+                inner = path + b"/" + entry.name if path else entry.name
+                found = entry.stat(follow_symlinks=False)
+                if entry.is_dir(follow_symlinks=False):
+                    self._remove_planned(entry.path, inner)
+                    try:
+                        os.rmdir(entry.path)
+                    except OSError:  # not empty: something stays; removed files must not reappear
+                        _make_transparent(entry.path)
+                        self.disk.sync_directory(entry.path)
+                elif inner not in self._kept and self._was_planned(inner, found):
+                    self.disk.remove(entry.path)
+
+    def _was_planned(self, path: bytes, found: os.stat_result) -> bool:
+        """True if a file was in the upper when the commit began. Nobody else changes our own overlay."""
+        return self.directory == self.place.work or self.runner.plan.upper.get(path) in _stamps_of(found)
+
+    def _remove_tree(self, path: Path) -> None:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _are_published(lines: Sequence[dict[str, Any]]) -> bool:
+    """True if the log says that all shards are there: later changes of them do not concern the commit."""
+    return any("published" in line for line in lines)
+
+
+def _done(states: Sequence[tuple[Step, str]]) -> list[Step]:
+    return [step for step, state in states if state == DONE]
+
+
+def _further(steps: Sequence[Step]) -> list[bytes]:
+    return [step.output.target for step in steps if step.action == NEW]
+
+
+def _sum(journal: bytes) -> str:
+    return hashlib.blake2b(journal, digest_size=16).hexdigest()
+
+
+def _stamps(directory: bytes, path: bytes) -> Iterator[tuple[bytes, tuple[int, int]]]:
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            inner = path + b"/" + entry.name if path else entry.name
+            if entry.is_dir(follow_symlinks=False):
+                yield from _stamps(entry.path, inner)
+            else:
+                found = entry.stat(follow_symlinks=False)
+                yield inner, _stamps_of(found)[found.st_nlink > 1]
+
+
+def _stamps_of(found: os.stat_result) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return inode with ctime, and inode with mtime: they identify a file of an upper of the kernel's.
+
+    Not a Fingerprint: ctime is surer, but a file with several names (the kernel's whiteouts are all one file) gets
+    another one when a name goes. Then only the mtime can be compared.
+    """
+    return (found.st_ino, found.st_ctime_ns), (found.st_ino, found.st_mtime_ns)
+
+
+def _make_transparent(directory: bytes) -> None:
+    """Remove the opaque attributes of a directory that stays, so that it shows what is in the shards now."""
+    for name in (OPAQUE, OPAQUE_OF_ROOT):
+        with contextlib.suppress(OSError):  # no such attribute; only root can see and remove that of root
+            if os.getxattr(directory, name) == b"y":
+                os.removexattr(directory, name)
+
+
+def renewed(settings: OverlaySettings, paths: Collection[bytes] | None = None) -> OverlaySettings:
+    """Return the settings with the present fingerprints of all shards, or of those with these paths.
+
+    A shard that cannot be read keeps its fingerprint: it may be missing, or removed since it was written.
+    """
+
+    def seen(one: ShardSeen) -> ShardSeen:
+        with contextlib.suppress(ShardError):
+            if paths is None or one.path in paths:
+                return replace(one, fingerprint=look(one.path))
+        return one
+
+    return replace(settings, shards=tuple(map(seen, settings.shards)))

@@ -1,0 +1,254 @@
+"""The places of the members in a source shard, and how it is cut into pieces around changes.
+
+Reads source shards and their records. `packing/plan.py` decides which cuts are made.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsfs.errors import CommitError, StaleShard
+from wdsfs.index.record import LINK, Record
+from wdsfs.packing.pieces import CopiedRange, GlobalHeader, NewMember, Piece, Zeros, joined, split_trailing
+from wdsfs.remote.any_shard import OpenShard, fingerprint_of
+from wdsfs.storage.durable import named
+from wdsfs.storage.identity import Fingerprint
+from wdsfs.storage.source import TarBytes, size_of
+from wdsfs.tar import gaps, header_encoder, headers, member_reader
+from wdsfs.tar.compressed import opened_shard
+from wdsfs.tar.problems import HARMLESS
+
+Numbers = NDArray[np.int64]
+
+
+class Cut(NamedTuple):
+    """A change of a shard: the bytes `start` to `end` are replaced by new members, or by later ones of the shard.
+
+    `kept` are global PAX headers between the headers of a removed member: the members after it depend on them.
+    """
+
+    start: int
+    end: int
+    new: tuple[Piece, ...] = ()
+    kept: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(slots=True)
+class SourceLayout:
+    """The places of the members in a shard, in the order of the tar, without hard links, directories and devices.
+
+    `heads` and `ends` are the first byte of a member's headers and the byte after its padding, `sizes` those of
+    the content; `members` and `entries` are numbers in the record. `tail` is where the end mark starts, or would
+    start. `globals` are the first and last bytes (the latter exclusive) of global PAX headers between members, in
+    order, `common` the keywords of all global PAX headers.
+
+    Each cut repairs what other readers do not see (`reading.Reading`): `marks` are end marks to leave out (from
+    byte, to byte), `moves` members that lie apart from their sample, each with the member to follow.
+    """
+
+    number: int
+    path: bytes
+    size: int
+    fingerprint: Fingerprint
+    heads: Numbers
+    ends: Numbers
+    sizes: Numbers
+    members: Numbers
+    entries: Numbers
+    tail: int
+    globals: list[tuple[int, int]] = field(default_factory=list)
+    common: tuple[bytes, ...] = ()
+    marks: list[tuple[int, int]] = field(default_factory=list)
+    moves: list[tuple[int, list[int]]] = field(default_factory=list)
+    _place: Numbers | None = None
+
+    def place(self, member: int) -> int:
+        """Return the place of a member (by its number in the record) in the order of the tar."""
+        if self._place is None:
+            self._place = np.full(int(self.members.max(initial=-1)) + 1, -1, dtype=np.int64)
+            self._place[self.members] = np.arange(len(self.members))
+        place = int(self._place[member]) if member < len(self._place) else -1
+        if place < 0:  # a negative one would count from the end of the list
+            raise ValueError(f"member {member} is a hard link, or there is none")
+        return place
+
+    def member(self, member: int) -> tuple[int, int]:
+        """Return the first byte of a member, and the one after its padding."""
+        at = self.place(member)
+        return int(self.heads[at]), int(self.ends[at])
+
+    def cut(
+        self, members: Mapping[int, tuple[NewMember, ...]], following: Mapping[int, tuple[NewMember, ...]]
+    ) -> list[Cut]:
+        """Return the cuts that replace some members and add others after some, sorted by their place.
+
+        Raises CorruptShard.
+        """
+        found = [Cut(*mark) for mark in self.marks]
+        moved = {member for _, some in self.moves for member in some}
+        after: dict[int, list[Piece]] = {one: list(new) for one, new in following.items() if one not in moved}
+        with named(self.path), opened_shard(self.path) as (_, tar):
+            for anchor, some in self.moves:
+                pieces = after.setdefault(anchor, [])
+                for member in some:
+                    start, end = self.member(member)
+                    kept = tuple(gaps.global_headers(tar.source, start, end))
+                    pieces += members.get(member, self._without(start, end, kept))
+                    pieces += following.get(member, ())
+                    found.append(Cut(start, end, (), kept))
+            for member, new in members.items():
+                if member not in moved:
+                    start, end = self.member(member)
+                    found.append(Cut(start, end, new, tuple(gaps.global_headers(tar.source, start, end))))
+        found += [Cut(self.member(one)[1], self.member(one)[1], tuple(new)) for one, new in after.items()]
+        return sorted(found, key=lambda cut: (cut.start, cut.end))
+
+    def _without(self, start: int, end: int, left_out: Sequence[tuple[int, int]]) -> Iterator[Piece]:
+        """Return the pieces of a range of the shard without some parts of it."""
+        for begin, stop in left_out:
+            yield from self._run(start, begin)
+            start = stop
+        yield from self._run(start, end)
+
+    def pieces(self, cuts: Sequence[Cut], appended: Sequence[NewMember] = ()) -> list[Piece]:
+        """Return the pieces of the whole shard with these cuts, then new members; at least an end mark follows."""
+        return self.whole([*self.between(0, self.tail, cuts), *appended])
+
+    def whole(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """Return a shard of these pieces, with the end of this one."""
+        return joined([*split_trailing(pieces)[0], *self.end()])
+
+    def between(self, start: int, end: int, cuts: Sequence[Cut]) -> Iterator[Piece]:
+        """Return the pieces of a range before the tail, with the cuts in it."""
+        for cut in cuts:
+            yield from self._run(start, cut.start)
+            for kept in cut.kept:
+                yield GlobalHeader(self.number, *kept)
+            yield from cut.new
+            start = cut.end
+        yield from self._run(start, end)
+
+    def _run(self, start: int, end: int) -> Iterator[Piece]:
+        first, last = (bisect.bisect_left(self.globals, (at,)) for at in (start, end))
+        for header_start, header_end in self.globals[first:last]:
+            yield CopiedRange(self.number, start, header_start)
+            yield GlobalHeader(self.number, header_start, header_end)
+            start = header_end
+        yield CopiedRange(self.number, min(start, self.size), min(end, self.size))
+        yield Zeros(max(end - max(self.size, start), 0))
+
+    def end(self) -> Iterator[Piece]:
+        """Yield the end mark and all bytes after it, unchanged. Two zero blocks if there is no mark."""
+        if self.size - self.tail >= headers.BLOCK:
+            yield CopiedRange(self.number, self.tail, self.size)
+        else:
+            yield Zeros(len(header_encoder.END))
+
+
+def layout(number: int, path: bytes, record: Record) -> SourceLayout:
+    """Return the layout of the shard at `path`. Raises CommitError for a damaged one, StaleShard, ShardErrors."""
+    damage = [problem for problem in record.problems if problem.kind not in HARMLESS]
+    if damage:
+        text = f"{os.fsdecode(path)} is damaged ({damage[0].text}): it can be copied as it is, but not changed"
+        raise CommitError(text)
+    with named(path), opened_shard(path) as (shard, tar):
+        check_unchanged(shard, path, record.fingerprint)
+        found = _measure(number, path, record, tar.source)
+        check_unchanged(shard, path, record.fingerprint)
+        return found
+
+
+def unpacked_size(path: bytes) -> int | None:
+    """Return the unpacked size of a compressed shard in bytes; None for a plain one, which is copied.
+
+    Raises CommitError for a damaged one, ShardErrors.
+    """
+    with named(path), opened_shard(path) as (shard, tar):
+        if tar.source is shard:
+            return None
+        if tar.problem is not None and tar.problem.kind not in HARMLESS:
+            raise CommitError(f"{os.fsdecode(path)} is damaged ({tar.problem.text}): it cannot be unpacked")
+        return size_of(tar.source)
+
+
+def _measure(number: int, path: bytes, record: Record, fd: TarBytes) -> SourceLayout:
+    heads = record.array("member.head").astype(np.int64) * headers.BLOCK
+    datas = heads + record.array("member.body").astype(np.int64) * headers.BLOCK
+    sizes = record.array("member.size").astype(np.int64)
+    ends = datas + ((sizes + headers.BLOCK - 1) & -headers.BLOCK)
+    first = record.array("entry.member").astype(np.int64)
+    entries = np.repeat(np.arange(record.entries), first[1:] - first[:-1])
+    for member in record.column.get("sparse.member", ()):  # their end does not follow from their size
+        ends[member] = member_reader.end_of(fd, int(heads[member]))
+    members = np.arange(record.members)
+    if record.has_links:
+        kept = (record.array("entry.flags")[entries] & LINK) == 0
+        members = members[kept]
+    members = members[np.argsort(heads[members], kind="stable")]
+    size = size_of(fd)
+    tail = max((end for _, end, _ in gaps.split_gap(fd, record.ends[0], size)), default=0)
+    found = SourceLayout(
+        number=number,
+        path=path,
+        size=size,
+        fingerprint=record.fingerprint,
+        heads=heads[members],
+        ends=ends[members],
+        sizes=sizes[members],
+        members=members,
+        entries=entries[members],
+        tail=tail,
+    )
+    found.moves = _moves(record)
+    _read_gaps(found, fd)
+    return found
+
+
+def _moves(record: Record) -> list[tuple[int, list[int]]]:
+    """Return for each sample with members apart the last one of its first run, and those to follow it."""
+    entries = record.samples_apart()
+    if not entries:
+        return []
+    order = record.members_in_order()
+    rank = np.empty(record.members, np.int64)
+    rank[order] = np.arange(len(order))
+    found = []
+    for entry in entries:
+        own = record.entry_members(entry)
+        first = int(np.argmax(np.diff(rank[own.start : own.stop]) != 1))
+        found.append((own[first], list(own[first + 1 :])))
+    return found
+
+
+def _read_gaps(found: SourceLayout, fd: TarBytes) -> None:
+    """Read the gaps between members: global PAX headers, with their keywords, and end marks."""
+    starts = np.concatenate(([0], found.ends))
+    stops = np.concatenate((found.heads, [found.tail]))
+    if (starts > stops).any():
+        raise CommitError(f"{os.fsdecode(found.path)}: its members overlap")
+    keywords: set[bytes] = set()
+    for gap in np.flatnonzero(starts < stops).tolist():
+        at, stop = int(starts[gap]), int(stops[gap])
+        while at < stop:
+            for start, end, words in gaps.split_gap(fd, at, stop):
+                if words is not None:
+                    found.globals.append((start, end))
+                    keywords |= words
+                at = end
+            if at < stop:  # another tar follows after the end mark
+                found.marks.append((at, gaps.end_of_zeros(fd, at, stop)))
+                at = found.marks[-1][1]
+    found.common = tuple(key for key in header_encoder.OVERRIDABLE if key in keywords)
+
+
+def check_unchanged(shard: OpenShard, path: bytes, fingerprint: Fingerprint) -> None:
+    """Raise StaleShard if the open shard is another file than when it was looked at."""
+    if fingerprint_of(shard) != fingerprint:
+        raise StaleShard(f"{os.fsdecode(path)} has changed while it was packed; start again")

@@ -1,0 +1,225 @@
+"""Writes what a set shows in a view as new shards: renamed columns, fields of JSON, joined columns, labels.
+
+Without an overlay: the options of the view are the changes. Every member gets a new header, and the content that
+a mount would show; the order is that of the tar. The plan of one shard at a time is in memory, and each shard is
+written and verified as in any commit (`shard_writer.py`).
+
+One thread, since a set is read by one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from wdsfs import names
+from wdsfs.errors import CommitError
+from wdsfs.index.record import Record
+from wdsfs.packing.changes import ONLY_CASE, RESERVED
+from wdsfs.packing.object_outputs import ObjectOutputs
+from wdsfs.packing.output_names import canonical, namer, refuse_compressed_name
+from wdsfs.packing.pieces import MAXCOUNT, MAXSIZE, NewMember, Zeros
+from wdsfs.packing.plan import CommitOptions
+from wdsfs.packing.shard_writer import ShardWriter
+from wdsfs.packing.steps import NEW, Output, Plan, Step, member_names
+from wdsfs.remote.any_shard import is_remote
+from wdsfs.storage.durable import CHUNK, make_directories
+from wdsfs.tar import header_encoder
+from wdsfs.tar.problems import HARMLESS
+from wdsfs.tree import content as content_module
+from wdsfs.tree.indexing import indexed
+from wdsfs.tree.numbered_tree import samples_of
+from wdsfs.tree.shard_set import ShardSet, readable_numbers
+
+
+class _Sample(NamedTuple):
+    key: bytes
+    members: list[NewMember]
+
+
+class ViewWriter(ShardWriter):
+    """Writes shards of members of a set. The `path` of each says where it is: shard, tag and number."""
+
+    def __init__(self, lower: ShardSet, on_bytes: Callable[[int], None]) -> None:
+        super().__init__({}, _no_file, None, on_bytes)
+        self.lower = lower
+
+    def _content(self, piece: NewMember) -> Iterator[bytes]:
+        content = indexed(self.lower.content, *map(int, piece.path.split()))
+        for at in range(0, content.size, CHUNK):
+            yield content_module.read(content, at, CHUNK)
+
+
+def _no_file(path: bytes) -> int:
+    raise CommitError(f"{os.fsdecode(path)}: a view has no overlay")
+
+
+FIRST_MEMBERS = 1000  # of the first shard, that a commit reports
+
+
+class ViewCommit:
+    """A commit of what `lower` shows. `options` are those of the output, `harmless` kinds of problems of a record.
+
+    `on_shard` is called after each shard of the set, `on_bytes` with each number of bytes written.
+    """
+
+    def __init__(
+        self,
+        lower: ShardSet,
+        options: CommitOptions,
+        harmless: frozenset[str] = frozenset(),
+        on_shard: Callable[[], None] = lambda: None,
+        on_bytes: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.lower, self.options, self._on_shard = lower, options, on_shard
+        self._harmless = HARMLESS | harmless
+        self.writer = ViewWriter(lower, on_bytes)
+        self._objects = ObjectOutputs[Output](self.writer, on_bytes)
+        self._sources = {canonical(shard.path) for below in lower.sources for shard in below.shards}
+        self.plan = Plan()  # of the shards so far, without their pieces
+        self.done: list[Step] = []  # those of them that were written now
+        self.left_out = 0  # members of the set that are in no sample
+        # Members at the start of the first shard, as `steps.member_names` has them.
+        self.first: list[tuple[bytes, bytes]] = []
+
+    def run(self, write: bool) -> None:
+        """Write the shards, or only plan them. Shards that a killed commit has finished are kept.
+
+        Raises CommitError, UsageError, ShardErrors, OSErrors.
+        """
+        self._refuse_damage()
+        made: set[bytes] = set()
+        for step in self._steps():
+            target = step.output.target
+            self._refuse_target(target, made)
+            made.add(canonical(target))
+            self.first = self.first or [*itertools.islice(member_names(step.output, self.lower), FIRST_MEMBERS)]
+            # Only the length is kept, or memory would grow with the set.
+            short = step._replace(output=Output(target, [Zeros(step.output.length)]))
+            if write and self._write(step.output):
+                self.done.append(short)
+            self.plan.steps.append(short)
+        if not self.plan.steps:
+            raise CommitError("nothing is left to be written: no sample is shown with these options")
+
+    def _refuse_damage(self) -> None:
+        """Refuse damaged shards before anything is written. Raises CommitError."""
+        for number in readable_numbers(self.lower, self.options.allow_missing):
+            if not indexed(self.lower.summary, number).problems:
+                continue
+            for problem in indexed(self.lower.record, number).problems:
+                if problem.kind not in self._harmless:
+                    text = "leave out the shard, the option, or the samples"
+                    raise CommitError(f"{self.lower.path_text(number)} is damaged ({problem.text}): {text}")
+
+    def _refuse_target(self, target: bytes, made: set[bytes]) -> None:
+        refuse_compressed_name(target)
+        if canonical(target) in made:
+            raise CommitError(f"{os.fsdecode(target)} would be written twice")
+        if canonical(target) in self._sources:
+            raise CommitError(f"{os.fsdecode(target)} is one of the shards: choose another --output")
+
+    def _write(self, output: Output) -> bool:
+        """Write a shard; False if it is there already. Raises CommitError if something else is there."""
+        if is_remote(output.target):
+            self._objects.look([output.target])
+            there, same, publish = (
+                self._objects.exists(output.target),
+                self._objects.is_done,
+                self._objects.publish,
+            )
+        else:
+            there, same, publish = os.path.lexists(output.target), self.writer.is_there, self.writer.publish
+        if there:
+            if not same(output):
+                text = "exists already and is something else: choose another --output"
+                raise CommitError(f"{os.fsdecode(output.target)} {text}")
+            return False
+        if is_remote(output.target):
+            self._objects.refuse_without_space([output], 1)
+        else:
+            make_directories(self.writer.disk, os.path.dirname(output.target))
+        publish(output)
+        return True
+
+    # --- which samples are in which shard
+
+    def _steps(self) -> Iterator[Step]:
+        name = namer(self.options.output)
+        for nth, (number, samples) in enumerate(self._shards()):
+            members = [member for sample in samples for member in sample.members]
+            # With layouts (of no source) what is written is read back.
+            output = Output(name(nth), [*members, Zeros(len(header_encoder.END))], {})
+            yield Step(output, NEW, number, len(samples))
+
+    def _shards(self) -> Iterator[tuple[int | None, list[_Sample]]]:
+        """Yield the samples of each new shard. Semantics decision: there is no shard without samples."""
+        if self.options.resplits:
+            yield from ((None, samples) for samples in self._rolled())
+            return
+        for number in readable_numbers(self.lower, self.options.allow_missing):
+            samples = list(self._samples(number))
+            for one, other in itertools.pairwise(samples):
+                if one.key == other.key:
+                    text = "comes twice in a row, and readers would make one sample of it; use --group-by-key"
+                    raise CommitError(f"{self.lower.path_text(number)}: the key {os.fsdecode(one.key)!r} {text}")
+            if samples:
+                yield number, samples
+            self._on_shard()
+
+    def _rolled(self) -> Iterator[list[_Sample]]:
+        """Yield the samples of each new shard; as in ShardWriter, limits are checked before each sample."""
+        maxcount, maxsize = self.options.maxcount or MAXCOUNT, self.options.maxsize or MAXSIZE
+        found: list[_Sample] = []
+        size = 0
+        for number in readable_numbers(self.lower, self.options.allow_missing):
+            for sample in self._samples(number):
+                if found and (len(found) >= maxcount or size >= maxsize or found[-1].key == sample.key):
+                    yield found
+                    found, size = [], 0
+                found.append(sample)
+                size += sum(member.size for member in sample.members)
+            self._on_shard()
+        if found:
+            yield found
+
+    def _samples(self, number: int) -> Iterator[_Sample]:
+        """The samples of a shard of the set, in the order of the tar or of their keys."""
+        entries = indexed(samples_of, self.lower, number)
+        record, tag = indexed(self.lower.record, number), self.lower.tag(number)
+        plain = indexed(self.lower.plain.record, number)
+        self.left_out += plain.entries - plain.samples
+        order = [int(entry) for entry in entries]
+        if self.options.sort:
+            order.sort(key=record.entry_path)
+        for entry in order:
+            yield self._sample(record, number, tag, entry)
+
+    def _sample(self, record: Record, number: int, tag: int, entry: int) -> _Sample:
+        key, members = record.entry_path(entry), []
+        taken: set[bytes] = set()
+        for member in record.entry_members(entry):
+            extension = record.extension(member)
+            name = key + b"." + extension
+            reason = _obstacle(name, key, extension, taken)
+            if reason is not None:
+                path = self.lower.path_text(number)
+                raise CommitError(
+                    f"{path}: {os.fsdecode(name)} cannot be packed: {reason}; see --columns NAME=..."
+                )
+            taken.add(extension.lower())
+            size, mtime_ns = record.size_and_time(member)
+            members.append(NewMember(name, b"%d %d %d" % (number, tag, member), size, mtime_ns))
+        return _Sample(key, members)
+
+
+def _obstacle(name: bytes, key: bytes, extension: bytes, taken: set[bytes]) -> str | None:
+    """Why readers would not find a member of this name in its sample; None if they would."""
+    parts = names.split(name)
+    if parts is None or (parts.folder + parts.stem, parts.extension) != (key, extension):
+        return "readers would take it for another sample, or for none"
+    if extension.lower() in taken:
+        return ONLY_CASE
+    return RESERVED if extension.lower() in names.RESERVED else None

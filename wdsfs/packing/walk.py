@@ -1,0 +1,333 @@
+"""Walks an upper beside the tree of the lower, and collects the changes of each member.
+
+`packing/summary.py` turns the result into samples. Nothing is written. One thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from wdsfs import inodes, names
+from wdsfs.errors import NoSuchEntry, NotADirectory
+from wdsfs.index.record import BY_EXTENSION, STRAY, Record
+from wdsfs.inodes import MEMBER, ROOT, SAMPLE, index_of, kind_of
+from wdsfs.overlay.upper_format import DIRECTORY, FILE, SYMLINK, WHITEOUT, Origin, UpperNode
+from wdsfs.packing.changes import (
+    DANGLING,
+    EMPTY_DIRECTORY,
+    LEAVING,
+    LINKED,
+    OF_MOUNT,
+    OLD_STEM,
+    OTHER_STEM,
+    SAME,
+    SPECIAL,
+    SYMBOLIC,
+    TIME_IGNORED,
+    TWICE,
+    Remark,
+    Rules,
+)
+from wdsfs.packing.homes import Home, Homes, Spot
+from wdsfs.packing.pieces import NewMember
+from wdsfs.storage.durable import named
+from wdsfs.tree import content as content_module
+from wdsfs.tree.tree import AT_PARENT, LowerTree
+
+CHUNK = 1 << 20  # bytes that are compared at a time
+
+
+class UpperFile(NamedTuple):
+    """A file of the upper, with its present `mtime_ns` and `size` (bytes)."""
+
+    node: UpperNode
+    path: bytes
+    size: int
+    mtime_ns: int
+
+    def new(self, name: bytes) -> NewMember:
+        """The new member with this name and the content of the file."""
+        return NewMember(name, self.path, self.size, self.mtime_ns)
+
+
+class Walk:
+    """Collects the changes of each member."""
+
+    def __init__(self, tree: LowerTree, open_file: Callable[[UpperNode], int], rules: Rules) -> None:
+        self.tree, self.lower, self.open_file, self.rules = tree, tree.lower, open_file, rules
+        self.gone: dict[int, set[int]] = {}  # by shard: members that are hidden
+        self.files: dict[int, dict[int, UpperFile]] = {}  # by shard and member: the files that replace it
+        self.times: dict[int, set[int]] = {}  # by shard: members that are replaced by the same content
+        self.kept: dict[int, set[int]] = {}  # by shard: members that a copy of themselves covers
+        self.fresh: dict[Home, dict[bytes, UpperFile]] = {}  # by sample and extension: new files
+        self.origins: dict[Home, Origin] = {}  # the sample that a new one was before
+        self.paths: dict[tuple[int, int], bytes] = {}  # by shard and entry: where the sample is shown
+        self.homes = Homes(tree, self.paths)
+        self.unpackable: list[Remark] = []
+        self.conflicts: list[Remark] = []
+        self.notes: list[Remark] = []
+        self.leavings: list[Remark] = []
+        self.covered: set[bytes] = set()  # paths of files of the upper that need not be written
+
+    def record(self, number: int) -> Record:
+        return self.lower.record(number)
+
+    # --- directories
+
+    def directory(self, node: UpperNode, spot: Spot) -> None:
+        """Collect the changes in a directory of the upper and in everything below it."""
+        waiting = [(node, spot)]
+        while waiting:
+            node, spot = waiting.pop()
+            if node.opaque and spot.lower:
+                self.hide(spot.lower, spot.path)
+            for name in sorted(node.children):
+                child = node.children[name]
+                inner = self._child(node, spot, name, child)
+                if inner is not None:
+                    waiting.append((child, inner))
+            if not spot.lower and not any(child.kind != WHITEOUT for child in node.children.values()):
+                self.notes.append(Remark(spot.path, EMPTY_DIRECTORY))
+
+    def _child(self, parent: UpperNode, spot: Spot, name: bytes, child: UpperNode) -> Spot | None:
+        """Collect one entry of a directory; returns the place to continue at if it is a directory."""
+        path = spot.below(name)
+        found = self._lookup(spot, name)
+        if child.kind == WHITEOUT:
+            if found is None:
+                if not parent.opaque:
+                    self.notes.append(Remark(path, DANGLING))
+            else:
+                self._hide_child(spot, name, found, path)
+            return None
+        if found is None and not spot.path and name == names.HIDDEN_DIRECTORY:
+            self.unpackable.append(Remark(path, OF_MOUNT))  # made where the kernel serves, which has no such name
+            return None
+        if child.kind == DIRECTORY:
+            return self._enter(spot, name, child, found)
+        if found is not None and (kind_of(found) != MEMBER or child.kind != FILE):
+            if child.kind == SYMLINK and self._is_same_link(found, child):
+                _, number, where = inodes.unpack(found)
+                self.kept.setdefault(number, set()).add(index_of(where))
+                self.covered.add(path)
+                return None
+            self._hide_child(spot, name, found, path)
+            found = None
+        if found is None and self._is_left(spot, name, child):
+            self.leavings.append(Remark(path, LEAVING))
+        elif child.kind != FILE:
+            self.unpackable.append(Remark(path, SYMBOLIC if child.kind == SYMLINK else SPECIAL))
+        elif found is not None:
+            self._replace(spot, name, found, child, path)
+        else:
+            # A directory that hides the lower has all that is left of a sample that was renamed to it.
+            self._add(spot, name, child, path, parent.opaque or not spot.lower)
+        return None
+
+    def _lookup(self, spot: Spot, name: bytes) -> int | None:
+        """Return the inode number of a child of the lower's directory, hidden or not."""
+        if not spot.lower:
+            return None
+        try:
+            return self.tree.lookup(spot.lower, name).inode
+        except (NoSuchEntry, NotADirectory):
+            return None
+
+    def _enter(self, spot: Spot, name: bytes, child: UpperNode, found: int | None) -> Spot:
+        path = spot.below(name)
+        if found is not None and kind_of(found) == MEMBER:
+            self._hide_child(spot, name, found, path)
+            found = None
+        left = spot.left or (found is None and names.is_leaving(name, directory=True))
+        if spot.lower == ROOT and not self.tree.merged:
+            number = None if found is None else inodes.unpack(found)[1]
+            inner = Spot(path, found or 0, number, name if number is None else b"", (), left)
+        else:
+            components = (*spot.components, self.homes.plain(name, found))
+            inner = Spot(path, found or 0, spot.shard, spot.top, components, left)
+        origin = child.origin
+        if found is None and origin is not None and not self.tree.files_layout and inner.components:
+            self.origins[self.homes.home(inner)] = origin
+        return inner
+
+    def _is_left(self, spot: Spot, name: bytes, child: UpperNode) -> bool:
+        """True if a new file is a leftover of some program.
+
+        Semantics decision: a column that a sample has in its shard is none, whatever its name; nor is it if the
+        sample is renamed. (An editor's `cls~` may be the file that was `cls` in the shard.)
+        """
+        if self.rules.with_leavings or not (spot.left or names.is_leaving(name)):
+            return False
+        place = None if child.origin is None else self.place_of(child.origin)
+        if place is None or kind_of(place[1]) != MEMBER:
+            return True
+        number, member = place[0], index_of(place[1])
+        if self.tree.domain == BY_EXTENSION:
+            return not names.is_leaving(self.record(number).extension(member))
+        return not names.is_leaving(self.homes.member_name(number, member).rpartition(b"/")[2])
+
+    def place_of(self, origin: Origin) -> tuple[int, int] | None:
+        """Return the shard and the position in its record of an origin; None if the shard has changed."""
+        _, number, where = inodes.unpack(origin.inode)
+        if number >= len(self.lower) or self.lower.fingerprint(number).sum != origin.sum:
+            return None
+        record = self.record(number)
+        if index_of(where) >= (record.entries if kind_of(where) == SAMPLE else record.members):
+            return None
+        return number, where
+
+    # --- removals
+
+    def hide(self, inode: int, path: bytes) -> None:
+        """Collect the removal of everything in the lower's directory."""
+        if kind_of(inode) == SAMPLE:
+            _, number, where = inodes.unpack(inode)
+            entry = index_of(where)
+            self.paths[number, entry] = path
+            self.gone.setdefault(number, set()).update(self.record(number).entry_members(entry))
+            return
+        for name, child, cursor in self._listed(inode):
+            self._hide_one(child, cursor, path + b"/" + name if path else name)
+
+    def _listed(self, inode: int) -> list[tuple[bytes, int, int]]:
+        return [(e.name, e.node.inode, e.cursor) for e in self.tree.listing(inode, AT_PARENT)]
+
+    def _hide_one(self, inode: int, cursor: int, path: bytes) -> None:
+        # The first shards at the mount's top have low cursors; their numbers suffice there.
+        if kind_of(inode) != MEMBER:
+            self.hide(inode, path)
+        elif self._is_link(inode, cursor):
+            self.conflicts.append(Remark(path, LINKED))
+        else:
+            self._hide_member(inode, path)
+
+    def _hide_child(self, spot: Spot, name: bytes, inode: int, path: bytes) -> None:
+        if kind_of(inode) == MEMBER and self._is_linked(inode):
+            self.conflicts.append(Remark(path, LINKED))
+        elif kind_of(inode) == MEMBER:
+            self._hide_member(inode, path)
+        else:
+            self.hide(inode, path)
+
+    def _hide_member(self, inode: int, path: bytes) -> None:
+        _, number, where = inodes.unpack(inode)
+        self._note_path(number, index_of(where), path)
+        self.gone.setdefault(number, set()).add(index_of(where))
+
+    def _note_path(self, number: int, member: int, path: bytes) -> None:
+        """Keep the path of a member's sample: its directory; in the files layout the member without extension."""
+        record = self.record(number)
+        entry = record.entry_of(member)
+        if record.entry_flags[entry] & STRAY:
+            shown = path
+        elif self.tree.files_layout and record.has_links and record.link_count(member) > 1:
+            # The path may be that of any link, in any folder.
+            top = [] if self.tree.merged else [self.lower.shards[number].name]
+            shown = b"/".join([*top, *map(names.escape, record.entry_path(entry).split(b"/"))])
+        elif self.tree.files_layout:
+            folder, base = names.split_folder(path)
+            shown = folder + base.partition(b".")[0]
+        else:
+            shown = path.rpartition(b"/")[0]
+        self.paths.setdefault((number, entry), shown)
+
+    def _is_link(self, inode: int, cursor: int) -> bool:
+        """True if the entry of a listing at `cursor` is another name of the member with this number."""
+        return self._is_linked(inode) and index_of(cursor) != index_of(inode)
+
+    def _is_linked(self, inode: int) -> bool:
+        _, number, where = inodes.unpack(inode)
+        record = self.record(number)
+        return record.has_links and record.link_count(index_of(where)) > 1
+
+    # --- replacements and additions
+
+    def _replace(self, spot: Spot, name: bytes, inode: int, child: UpperNode, path: bytes) -> None:
+        _, number, where = inodes.unpack(inode)
+        member, file = index_of(where), self._file(child, path)
+        if self.record(number).symlink(member) is not None:
+            self._hide_child(spot, name, inode, path)
+            self._add(spot, name, child, path, False)
+            return
+        same = self.has_content(number, member, file)
+        if same and (self.rules.ignore_times or self.has_time(number, member, file)):
+            self.kept.setdefault(number, set()).add(member)
+            self.covered.add(path)
+            self.notes.append(Remark(path, SAME if self.has_time(number, member, file) else TIME_IGNORED))
+        elif self._is_linked(inode) and not self._has_all_names(number, member, child):
+            self.conflicts.append(Remark(path, LINKED))
+        else:
+            self._note_path(number, member, path)
+            files = self.files.setdefault(number, {})
+            if member in files:  # further names of a file are links in the tar, too
+                self.covered.add(path)
+            else:
+                files[member] = file
+                if same:
+                    self.times.setdefault(number, set()).add(member)
+
+    def _has_all_names(self, number: int, member: int, child: UpperNode) -> bool:
+        """True if a file replaces all names of a member with hard links: they become links to the new one."""
+        return not self.tree.files_layout or len(child.places()) >= self.record(number).link_count(member)
+
+    def _file(self, node: UpperNode, path: bytes) -> UpperFile:
+        with self._opened(node) as fd:
+            status = os.fstat(fd)
+        return UpperFile(node, path, status.st_size, status.st_mtime_ns)
+
+    def has_time(self, number: int, member: int, file: UpperFile) -> bool:
+        """True if a file has the time of the member, in whole seconds."""
+        return file.mtime_ns // 10**9 == self.record(number).member(member).mtime_ns // 10**9
+
+    def has_content(self, number: int, member: int, file: UpperFile) -> bool:
+        """True if a file has the content of the member, as after a change of mode only."""
+        if file.size != self.record(number).member(member).size:
+            return False
+        content = self.lower.content(number, self.lower.tag(number), member)
+
+        def of_shard(offset: int) -> bytes:
+            with named(self.lower.shards[number].path):
+                return content_module.read(content, offset, CHUNK)
+
+        with self._opened(file.node) as fd:
+            return all(os.pread(fd, CHUNK, offset) == of_shard(offset) for offset in range(0, file.size, CHUNK))
+
+    @contextlib.contextmanager
+    def _opened(self, node: UpperNode) -> Iterator[int]:
+        """A file or directory of the upper, open; OSErrors name it."""
+        with named(node.path()):
+            fd = self.open_file(node)
+            try:
+                yield fd
+            finally:
+                os.close(fd)
+
+    def _is_same_link(self, inode: int, child: UpperNode) -> bool:
+        _, number, where = inodes.unpack(inode)
+        if kind_of(where) != MEMBER:
+            return False
+        target = self.record(number).symlink(index_of(where))
+        if target is None or child.parent is None:
+            return False
+        with self._opened(child.parent) as directory:
+            return os.readlink(child.name, dir_fd=directory) == target
+
+    def _add(self, spot: Spot, name: bytes, child: UpperNode, path: bytes, alone: bool) -> None:
+        """Collect a file that the lower does not have: of an existing sample, of a new one, or of none.
+
+        `alone`: its directory has no counterpart in the lower.
+        """
+        found = self.homes.find(spot, name)
+        if found == OTHER_STEM and alone and not name.startswith(b"."):
+            self.conflicts.append(Remark(path, OLD_STEM))  # leaving it out would lose the sample
+        elif isinstance(found, str):
+            self.unpackable.append(Remark(path, found))
+        else:
+            home, extension = found
+            files = self.fresh.setdefault(home, {})
+            if extension in files:
+                self.conflicts.append(Remark(path, TWICE))
+            files[extension] = self._file(child, path)

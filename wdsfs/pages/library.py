@@ -1,0 +1,451 @@
+"""The set as the pages ask for it: samples by number and by path, their files, where they come from.
+
+Shards change, come and go at any moment, so a page is made of one `Snapshot`: which shards there are, which
+content each has, and how many samples. It is the only way to the set. A question about a shard that has other
+content by now raises StaleShard, so no number ever stands for another sample; `Library.answer` asks a newer
+snapshot then.
+
+One lock protects the set and its records, which are for one thread at a time; questions under it read the index
+and no shard. The bytes of files are read outside of the lock, so a slow shard delays only the requests for its
+bytes. Nothing is kept for each sample: the numbers of the samples of a shard are in its record, and the order of
+the last few shards is remembered.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import itertools
+import os
+import stat
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsfs import inodes
+from wdsfs import names as naming
+from wdsfs.errors import NoSuchEntry, ShardError, StaleShard, UnreadableShard, WdsfsError
+from wdsfs.index.record import STRAY, Member, Record
+from wdsfs.inodes import MEMBER, ROOT, position
+from wdsfs.tar.member_reader import read_name
+from wdsfs.tree import content as content_module
+from wdsfs.tree.content import Content
+from wdsfs.tree.indexing import indexed
+from wdsfs.tree.numbered_tree import samples_of
+from wdsfs.tree.tree import AT_PARENT, LowerTree, Node
+
+ORDERS_MAX = 8  # shards whose order of samples is kept
+FILES_MAX = 1000  # files of one sample that a page lists
+DAMAGED_MAX = 200  # damaged shards that are listed
+UNREADABLE = -1  # in place of the tag of a shard that cannot be read
+ATTEMPTS = 3  # how often an answer is made while the shards that it is about change
+
+Answer = TypeVar("Answer")
+Order = Sequence[int] | NDArray[np.uint32]
+
+
+class Sample(NamedTuple):
+    """A sample of the shards: its number in the set, its shard, its entry there, the path of its directory.
+
+    Of its files: `columns` as they are called in the tar, `names` as they are shown, and sizes (bytes).
+    """
+
+    number: int
+    shard: int
+    entry: int
+    path: bytes
+    columns: tuple[bytes, ...]
+    names: tuple[bytes, ...]
+    sizes: tuple[int, ...]
+
+
+class File(NamedTuple):
+    """A file in the directory of a sample: name, size (bytes), time (ns)."""
+
+    name: bytes
+    size: int
+    mtime_ns: int
+
+
+class Origin(NamedTuple):
+    """Where a file comes from; `offset` is None for one that is no member of a shard."""
+
+    shard: bytes
+    member: bytes
+    key: bytes
+    offset: int | None
+
+
+class MemberSource:
+    """The bytes of a file of the shards, as `previews.preview.Source`."""
+
+    def __init__(self, library: Library, path: bytes, content: Content) -> None:
+        self._library, self._path, self._content, self.size = library, path, content, content.size
+        # Identifies the content; None for one that is in no shard in this form.
+        self.key = (
+            None if content.held is not None else (content.file.path, content.file.fingerprint, content.data)
+        )
+
+    def read(self, offset: int, length: int) -> bytes:
+        """These bytes, fewer only at the end. Raises ShardErrors."""
+        with self._library.lock:
+            if self._content.file.ended:  # closed meanwhile, for others that were opened
+                with self._library.snapshot() as now:
+                    self._content = now.content_again(self._path, self._content)
+            content = self._content
+            content.file.hold()
+        try:
+            return content_module.read(content, offset, length)
+        finally:
+            with self._library.lock:
+                content.file.let_go()
+
+
+@dataclass(eq=False, slots=True)
+class _Shown:
+    """A tree that is shown, or was when an answer began. `readers` are the answers that use it."""
+
+    tree: LowerTree
+    number: int  # a later tree has a higher one
+    readers: int = 0
+    orders: OrderedDict[tuple[int, int], Order] = field(default_factory=OrderedDict)  # by shard and tag
+
+
+class Library:
+    """A tree of shards, samples in directories, for threads. The caller closes the tree.
+
+    `in_classes`: the directories of samples are in those of their classes.
+    """
+
+    def __init__(self, tree: LowerTree, in_classes: bool = False) -> None:
+        self.in_classes = in_classes
+        self.lock = threading.RLock()
+        self._shown = _Shown(tree, 0)
+        self._last: Snapshot | None = None
+        self._depth = 0  # questions within questions, of the thread that has the lock
+
+    @property
+    def tree(self) -> LowerTree:
+        """The tree that is shown now."""
+        return self._shown.tree
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[None]:
+        """Hold the lock while a tree is asked."""
+        with self.lock:
+            if not self._depth:  # no record is in use
+                self.tree.lower.tidy()
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[Snapshot]:
+        """The set as it is now. Its shards stay open until the end of the block."""
+        with self.asking():
+            if self._last is None or self._is_old(self._last):
+                self._last = Snapshot(self, self._shown)
+            now = self._last
+            now.shown.readers += 1
+        try:
+            yield now
+        finally:
+            with self.lock:
+                now.shown.readers -= 1
+                self._release(now.shown)
+
+    def _is_old(self, snapshot: Snapshot) -> bool:
+        """True if the set has changed since a snapshot, as far as anybody has looked."""
+        shown = snapshot.shown
+        return shown is not self._shown or shown.tree.lower.generation != snapshot.generation
+
+    def _release(self, shown: _Shown) -> None:
+        """Close the shards of a tree that is not shown any more and that no answer uses."""
+        if shown is not self._shown and not shown.readers:
+            shown.tree.lower.release()  # a file that is being read is closed after that
+
+    def renew(self, tree: LowerTree) -> None:
+        """Show another set from now on, over the same index."""
+        with self.lock:
+            before, self._shown = self._shown, _Shown(tree, self._shown.number + 1)
+            self._release(before)
+
+    def answer(self, question: Callable[[Snapshot], Answer]) -> Answer:
+        """The answer to a question over one snapshot; over a newer one if the set has changed under the question.
+
+        Raises what the question raises: StaleShard for shards that change each time.
+        """
+        attempt = 0
+        while True:
+            attempt += 1
+            with self.snapshot() as now:
+                try:
+                    return question(now)
+                except WdsfsError as error:
+                    if attempt == ATTEMPTS or not self._has_outdated(now, error):
+                        raise
+
+    def _has_outdated(self, now: Snapshot, error: WdsfsError) -> bool:
+        """True if an error comes from a change of the set since a snapshot."""
+        with self.lock:
+            if isinstance(error, StaleShard):
+                now.distrust()  # a shard whose last look was a moment ago is believed to be what it was
+                self._last = None if self._last is now else self._last
+            return self._last is not now or self._is_old(now)
+
+
+class Snapshot:
+    """The set at one moment: it stays what it is, whatever its shards become.
+
+    A shard that could not be read has no samples, and is listed by `damaged`. Questions about a shard that has
+    changed since raise StaleShard, MissingShard and the like.
+    """
+
+    def __init__(self, library: Library, shown: _Shown) -> None:
+        self._library, self.shown = library, shown
+        self._tree, self._lower = shown.tree, shown.tree.lower
+        self.shards = self._lower.shards  # in the order of the set
+        self._tags = array("q")  # of the content that each shard has, or UNREADABLE
+        self._ends = array("q")  # the number after the last sample of each shard
+        self.total = 0  # samples
+        for number in range(len(self._lower)):
+            try:
+                samples, tag = indexed(self._lower.summary, number).samples, self._lower.tag(number)
+            except ShardError:
+                samples, tag = 0, UNREADABLE
+            self.total += samples
+            self._tags.append(tag)
+            self._ends.append(self.total)
+        self.generation = self._lower.generation
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Another one for a set of other content."""
+        return self.shown.number, self.generation
+
+    @property
+    def readable(self) -> Iterator[int]:
+        """The numbers of the shards that could be read."""
+        return (number for number, tag in enumerate(self._tags) if tag != UNREADABLE)
+
+    @property
+    def is_view(self) -> bool:
+        """True if the shards are not shown as they are: columns are renamed, joined and so on."""
+        return self._lower.plain is not self._lower
+
+    @property
+    def names(self) -> str:
+        """The naming of the files of a sample: `ext` or `full`."""
+        return self._tree.view.names
+
+    def version_of(self, shard: int) -> tuple[int, int, int]:
+        """A number of the content of a shard: another one whenever that changes."""
+        return self.shown.number, shard, self._tag(shard)
+
+    def _tag(self, shard: int) -> int:
+        """The tag of the content of a shard in this snapshot. Raises UnreadableShard."""
+        tag = self._tags[shard]
+        if tag == UNREADABLE:
+            raise UnreadableShard(f"{self._lower.path_text(shard)}: could not be read")
+        return tag
+
+    def _ask(self, question: Callable[[], Answer]) -> Answer:
+        """The answer to a question to the tree or its records."""
+        with self._library.asking():
+            return indexed(question)
+
+    def _record(self, shard: int) -> Record:
+        """The record of a shard, for the length of a question."""
+        return self._lower.record(shard, self._tag(shard))
+
+    def _node(self, path: bytes) -> Node:
+        """The node at a path, in a question."""
+        self._checked(self._tree.resolve(path.partition(b"/")[0]))  # or there may be no such path any more
+        return self._checked(self._tree.resolve(path))
+
+    def _checked(self, node: Node) -> Node:
+        """A node of the content that its shard has in this snapshot. Raises ShardErrors."""
+        tag, shard, _ = inodes.unpack(node.inode)
+        if node.inode != ROOT and tag != self._tags[shard]:
+            self._lower.summary(shard)  # raises the error of a shard that cannot be read
+            raise StaleShard(f"{self._lower.path_text(shard)} has changed meanwhile")
+        return node
+
+    def distrust(self) -> None:
+        """Check every shard before its next use."""
+        self._lower.distrust()
+
+    # --- samples
+
+    def first_of(self, shard: int) -> int:
+        """The number of the first sample of a shard."""
+        return self._ends[shard - 1] if shard else 0
+
+    def shard_of(self, number: int) -> int:
+        """The shard of the sample with this number; the number of shards if there is no such sample."""
+        return bisect.bisect_right(self._ends, number)
+
+    def order(self, shard: int) -> Order:
+        """The samples of a shard (entries of its record), in the order of the tar. Raises ShardErrors."""
+        with self._library.asking():
+            orders, key = self.shown.orders, (shard, self._tag(shard))
+            order = orders.get(key)
+            if order is None:
+                order = orders[key] = indexed(samples_of, self._lower, *key, self._library.in_classes)
+                if len(orders) > ORDERS_MAX:
+                    orders.popitem(last=False)
+            return order
+
+    def sample(self, number: int) -> Sample:
+        """The sample with this number. Raises NoSuchEntry, ShardErrors."""
+        shard = self.shard_of(number)
+        if number < 0 or shard >= len(self._ends):
+            raise NoSuchEntry(f"there is no sample {number:,}; the set has {self.total:,}")
+        entry = int(self.order(shard)[number - self.first_of(shard)])
+        return self._ask(lambda: self._sample_at(number, shard, entry))
+
+    def _sample_at(self, number: int, shard: int, entry: int) -> Sample:
+        record = self._record(shard)
+        members = record.entry_members(entry)
+        columns = tuple(record.extension(member) for member in members)
+        sizes = tuple(record.size_and_time(member)[0] for member in members)
+        names = tuple(self._place(shard, member)[1] for member in members)
+        return Sample(number, shard, entry, self._path(shard, members[0]), columns, names, sizes)
+
+    def _place(self, shard: int, member: int) -> tuple[int, bytes]:
+        """The directory that shows a member, by its inode, and the name there."""
+        return self._tree.places(inodes.pack(self._tag(shard), shard, position(MEMBER, member)))[0]
+
+    def _path(self, shard: int, member: int) -> bytes:
+        """The path of the directory that shows a member."""
+        inode, _ = self._place(shard, member)
+        parts = []
+        while inode != ROOT:
+            inode, name = self._tree.places(inode)[0]
+            parts.append(name)
+        return b"/".join(reversed(parts))
+
+    def number_at(self, path: bytes) -> int | None:
+        """The number of the sample whose directory this is; None if it is no sample, or in no shard."""
+        try:
+            place = self._ask(lambda: self._entry_at(path))
+        except StaleShard:
+            raise
+        except WdsfsError:
+            return None
+        return None if place is None else self.number_of(*place)
+
+    def _entry_at(self, path: bytes) -> tuple[int, int] | None:
+        """The shard and the entry of the sample at a path."""
+        node = self._node(path)
+        if not stat.S_ISDIR(node.mode) or node.inode == ROOT:
+            return None
+        first = next((entry.node for entry in self._tree.listing(node.inode, AT_PARENT)), None)
+        if first is None or not stat.S_ISREG(first.mode):
+            return None
+        _, shard, where = inodes.unpack(first.inode)
+        return shard, self._record(shard).entry_of(inodes.index_of(where))
+
+    def has(self, path: bytes) -> bool:
+        """True if the shards have something at a path, or may have it in a shard that cannot be read."""
+        try:
+            self._ask(lambda: self._node(path))
+        except NoSuchEntry:
+            return False
+        except StaleShard:
+            raise
+        except WdsfsError:
+            return True
+        return True
+
+    def number_of(self, shard: int, entry: int) -> int | None:
+        """The number in the set of an entry of a shard; None if it is no sample."""
+        order = self.order(shard)
+        at = np.flatnonzero(np.asarray(order) == entry) if not isinstance(order, range) else [entry]
+        return self.first_of(shard) + int(at[0]) if len(at) else None
+
+    def sample_at_offset(self, shard: int, offset: int) -> bytes | None:
+        """The path of the sample of a member, by the offset of the member's first header in its shard."""
+        return self._ask(lambda: self._sample_at_offset(shard, offset))
+
+    def _sample_at_offset(self, shard: int, offset: int) -> bytes | None:
+        record = self._record(shard)
+        if record.view is not None or not record.members:
+            return None
+        at = np.flatnonzero(record.array("member.head") == offset // 512)
+        if not len(at):
+            return None
+        member = int(at[0])
+        stray = record.entry_flags[record.entry_of(member)] & STRAY
+        return None if stray else self._path(shard, member)
+
+    def record(self, shard: int, question: Callable[[Record], Answer]) -> Answer:
+        """Call `question` with the record of a shard, under the lock. Raises ShardErrors."""
+        return self._ask(lambda: question(self._record(shard)))
+
+    def damaged(self) -> list[tuple[str, str]]:
+        """The first shards that are not whole, as the index knows them: path and what is wrong."""
+        return self._ask(lambda: list(itertools.islice(self._lower.damaged(), DAMAGED_MAX)))
+
+    # --- files
+
+    def files(self, path: bytes) -> list[File]:
+        """The files in the directory of a sample. Raises EntryError, ShardErrors."""
+        return self._ask(lambda: self._files(path))
+
+    def _files(self, path: bytes) -> list[File]:
+        entries = itertools.islice(self._tree.listing(self._node(path).inode, AT_PARENT), FILES_MAX)
+        return [File(one.name, one.node.size, one.node.mtime_ns) for one in entries if stat.S_ISREG(one.node.mode)]
+
+    def source(self, path: bytes) -> MemberSource:
+        """The bytes of a file. Raises EntryError, ShardErrors."""
+        return MemberSource(self._library, path, self._ask(lambda: self._content(path)))
+
+    def content_again(self, path: bytes, before: Content) -> Content:
+        """The content of a file whose shard was closed. Raises StaleShard if it is another one by now."""
+        content = self._ask(lambda: self._content(path))
+        same = content.file.fingerprint, content.data, content.size
+        if same != (before.file.fingerprint, before.data, before.size):
+            raise StaleShard(f"{os.fsdecode(before.file.path)} has changed since this was opened")
+        return content
+
+    def _content(self, path: bytes) -> Content:
+        node = self._node(path)
+        if not stat.S_ISREG(node.mode):
+            raise NoSuchEntry("only files can be read here")
+        return self._tree.content(node.inode)
+
+    def origin(self, path: bytes) -> Origin:
+        """Where a file comes from. Reads its header, without the lock. Raises EntryError, ShardErrors."""
+        with self._library.asking():
+            content, member = indexed(self._member, path)
+            content.file.hold()
+        try:
+            if member is None:
+                return Origin(content.file.path, path.rpartition(b"/")[2], b"", None)
+            raw = read_name(content.file.source, member.head)
+            content_module.check_unchanged(content)
+        finally:
+            with self._library.lock:
+                content.file.let_go()
+        split = naming.split(raw)
+        key = b"" if split is None else raw[: len(raw) - len(split.extension) - 1]
+        return Origin(content.file.path, raw, key, member.data)
+
+    def _member(self, path: bytes) -> tuple[Content, Member | None]:
+        """The content of a file, and the member that it is; None if it is no member of a shard."""
+        tag, number, where = inodes.unpack(self._node(path).inode)
+        below = self._lower.origin(number, inodes.index_of(where), tag)
+        if below is None:
+            return self._content(path), None
+        source, number, member = below
+        tag = source.tag(number)
+        return source.content(number, tag, member), source.record(number, tag).member(member)

@@ -1,0 +1,136 @@
+"""The bytes of a member: where they are, and how they are read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from wdsfs.errors import CorruptShard, StaleShard, UnreadableShard
+from wdsfs.tar import member_reader
+from wdsfs.tar.sparse import Extents
+from wdsfs.tree.open_files import ShardFile
+
+if TYPE_CHECKING:
+    from wdsfs.remote.client import RemoteTar
+
+READ_MAX = 1 << 20  # bytes; the most that the kernel asks for at once
+SAMPLE_MAX = 8 << 20  # bytes of a sample that is fetched with the first of its columns
+
+
+class Held:
+    """Bytes that are in no file in this form: `load` makes them, unless `data` has them already."""
+
+    __slots__ = ("data", "load")
+
+    def __init__(self, load: Callable[[], bytes], data: bytes | None = None) -> None:
+        self.load, self.data = load, data
+
+
+@dataclass(slots=True)
+class Content:
+    """Everything needed to read a member without the set of shards: its place (bytes) in which file.
+
+    With `held` the bytes are those; `file` is what they come from, and `extents` is not None.
+    """
+
+    file: ShardFile
+    data: int
+    size: int
+    extents: Extents | None
+    held: Held | None = None
+    # For a remote shard: where all columns of the sample lie, as begin and end (bytes).
+    sample: Callable[[], Sequence[tuple[int, int]]] | None = None
+
+
+class RemoteRange(NamedTuple):
+    """Bytes of a remote shard that a read needs, and what else belongs to the sample."""
+
+    tar: RemoteTar
+    begin: int
+    end: int
+    sample: Sequence[tuple[int, int]]
+
+
+_scratch = memoryview(bytearray(READ_MAX))
+
+
+def read(content: Content, offset: int, length: int) -> bytes:
+    """Read a member; the bytes are those of the shard that was indexed, or there are none.
+
+    Raises StaleShard when the shard has changed, CorruptShard when it ends too early, UnreadableShard.
+    """
+    file = content.file
+    try:
+        if content.held is not None:
+            data = _held(content.held, offset, length)
+        else:
+            data = member_reader.read(file.source, content.data, content.size, content.extents, offset, length)
+    except CorruptShard as error:
+        check_unchanged(content)
+        raise CorruptShard(f"{os.fsdecode(file.path)}: {error}") from None
+    except OSError as error:
+        raise UnreadableShard(f"{os.fsdecode(file.path)}: {error.strerror}") from None
+    # After the read: a change before or during it shows in the times, one after it does not matter.
+    check_unchanged(content)
+    return data
+
+
+def read_cached(content: Content, offset: int, length: int) -> memoryview | None:
+    """As `read`, but None if it would have to wait for a disk, or for members that need more than one read.
+
+    The bytes are valid until the next call: no memory is allocated for each read.
+    """
+    length = min(length, content.size - offset)
+    file = content.file
+    if content.extents is not None or not 0 < length <= READ_MAX:
+        return None if content.held is None else _held_cached(content, offset, length)
+    fd, data, begin = file.source, _scratch[:length], content.data + offset
+    if not isinstance(fd, int):
+        remote = file.remote
+        return data if remote is not None and remote.read_cached(data, begin) else None
+    file.look_ahead(begin, begin + length)
+    try:
+        got = os.preadv(fd, (data,), begin, os.RWF_NOWAIT)
+    except OSError:  # EAGAIN: not in the page cache; EOPNOTSUPP: the file system does not know
+        return None
+    if got < length:
+        return None
+    check_unchanged(content)
+    return data
+
+
+def remote_range(content: Content, offset: int, length: int) -> RemoteRange | None:
+    """Where the bytes of a read lie in a remote shard; None if they lie elsewhere, or not in one piece."""
+    tar, end = content.file.remote, min(offset + length, content.size)
+    if tar is None or content.extents is not None or offset >= end:
+        return None
+    sample = [] if content.sample is None else content.sample()
+    if sum(stop - start for start, stop in sample) > SAMPLE_MAX:
+        sample = []
+    return RemoteRange(tar, content.data + offset, content.data + end, sample)
+
+
+def _held(held: Held, offset: int, length: int) -> bytes:
+    if held.data is None:
+        held.data = held.load()
+    return held.data[offset : offset + length]
+
+
+def _held_cached(content: Content, offset: int, length: int) -> memoryview | None:
+    if content.held is None or content.held.data is None:
+        return None
+    check_unchanged(content)
+    return memoryview(content.held.data)[offset : offset + length]
+
+
+def check_unchanged(content: Content) -> None:
+    """Raise StaleShard when the shard is no longer the file that was indexed.
+
+    Asked at every read. Not by a Fingerprint: the ctime alone shows any change of an open file. What is open of a
+    remote shard is always the same object.
+    """
+    shard = content.file.shard
+    if isinstance(shard, int) and os.fstat(shard).st_ctime_ns != content.file.ctime_ns:
+        raise StaleShard(f"{os.fsdecode(content.file.path)} has changed since this was opened")

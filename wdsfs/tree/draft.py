@@ -1,0 +1,268 @@
+"""A derived record in the making: the samples of a shard, their members as columns, and what the steps share.
+
+The steps are functions over a `Draft`, one module each (`join`, `decode`, `associate`, `select_columns`,
+`classes`); `tree/view_record.py` runs them in their order and packs the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsfs.errors import ViewError
+from wdsfs.index.record import LINK, STRAY, Record
+from wdsfs.storage.identity import Fingerprint
+from wdsfs.tar import member_codecs
+from wdsfs.tar.problems import Problem
+from wdsfs.tree import json_fields
+from wdsfs.tree.composition import ERROR, SKIP, Composition, text_of
+
+SHARD, VALUES, DECODED, FIELD, NOTHING = "shard", "values", "decoded", "field", "empty"  # kinds of a place
+MISSING, TWICE = -1, -2  # instead of a shard's number: no shard has the key, or it occurs more than once
+OWN = 0  # the place of the shard itself
+SHIFT = 40  # bits of the number in an address while a record is made; a stored one has as few as possible
+COLUMNS_NAMED = 20  # columns that a message names
+MISSING_WAY_OUT = "--missing skip leaves such samples out, --missing empty shows them without"
+TWICE_WAY_OUT = "--duplicates skip leaves such samples out, --duplicates empty shows them without"
+
+
+class ContentSource(NamedTuple):
+    """A shard, as it is: its path, its name in the mount, its record, and keys of samples to leave out."""
+
+    path: bytes
+    name: bytes
+    record: Record
+    left_out: frozenset[bytes] = frozenset()
+
+
+class JoinedSet(Protocol):
+    """A joined set of shards, as the steps need it."""
+
+    def find(self, keys: list[bytes]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return for each key the number of its shard, MISSING or TWICE, and the sample's entry there."""
+
+    def record(self, number: int) -> Record: ...
+
+    def path(self, number: int) -> bytes: ...
+
+
+class Labels(Protocol):
+    """A label file: small columns by key."""
+
+    path: bytes
+    fingerprint: Fingerprint
+
+    def find(self, keys: Sequence[bytes]) -> dict[bytes, list[dict[bytes, bytes]]]:
+        """Return the rows of each key that has any: values by extension."""
+
+
+class Surroundings(NamedTuple):
+    """All that a view of a shard is made of, except the shard.
+
+    `read` returns the bytes of a member, by the path of its shard and its number there; it raises ShardError.
+    """
+
+    joined: Sequence[JoinedSet] = ()
+    labels: Sequence[Labels] = ()
+    class_names: dict[str, str] | None = None
+    read: Callable[[bytes, int], bytes] = lambda path, member: b""
+
+
+@dataclass(slots=True)
+class Rows:
+    """Members as columns; `entry` counts samples and strays."""
+
+    entry: NDArray[np.int64]
+    extension: NDArray[np.int64]
+    address: NDArray[np.int64]
+    size: NDArray[np.int64]
+    mtime: NDArray[np.int64]
+
+    def take(self, which: NDArray[Any]) -> Rows:
+        """The rows that a mask or numbers choose."""
+        return Rows(*(column[which] for column in self.columns()))
+
+    def columns(self) -> tuple[NDArray[np.int64], ...]:
+        """The columns in the order of the fields."""
+        return self.entry, self.extension, self.address, self.size, self.mtime
+
+    def plus(self, other: Rows) -> Rows:
+        """These rows and others, each after those of the same entry."""
+        together = Rows(*(np.concatenate(pair) for pair in zip(self.columns(), other.columns(), strict=True)))
+        return together.take(np.argsort(together.entry, kind="stable"))
+
+
+def rows_of(found: Sequence[tuple[int, int, int, int, int]]) -> Rows:
+    """Members, given as rows in the order of the fields, as columns."""
+    table = np.array(found, dtype=np.int64).reshape(-1, 5)
+    return Rows(*(np.ascontiguousarray(table[:, column]) for column in range(5)))
+
+
+@dataclass(slots=True)
+class Values:
+    """The values of label files that a record holds, each once."""
+
+    texts: list[bytes] = field(default_factory=list)
+    numbers: dict[bytes, int] = field(default_factory=dict)
+
+    def number(self, text: bytes) -> int:
+        """The number of a value, which is added if it is new."""
+        found = self.numbers.get(text)
+        if found is None:
+            found = self.numbers[text] = len(self.texts)
+            self.texts.append(text)
+        return found
+
+
+class Draft:
+    """One shard, being made into a derived record.
+
+    `paths`, `strays` and `classes` have an element for each entry, `rows` one for each member. Steps
+    change them in place, and keep `places`, `values`, `decoded` (address, codec), `fields` (address of the
+    JSON), `problems` and `if_shown` (problems of members by their address, if these are shown) for the
+    record.
+    """
+
+    def __init__(self, wanted: Composition, source: ContentSource, around: Surroundings) -> None:
+        self.wanted, self.source, self.around = wanted, source, around
+        record = self.record = source.record
+        self.paths = record.paths()
+        flags = np.array(record.entry_flags, np.uint8)
+        self.strays = (flags & STRAY) != 0
+        starts = np.asarray(record.entry_member).astype(np.int64)
+        counts = starts[1:] - starts[:-1]
+        # A shard of strays alone has none, and theirs is empty.
+        self.extensions = [record.extension_name[number] for number in range(len(record.extension_name))] or [b""]
+        self.numbers = {extension: number for number, extension in enumerate(self.extensions)}
+        members = np.arange(record.members, dtype=np.int64)
+        self.rows = Rows(
+            np.repeat(np.arange(record.entries, dtype=np.int64), counts),
+            record.array("member.ext").astype(np.int64),
+            members,
+            record.sizes(range(record.members)).astype(np.int64),
+            record.mtimes_ns(range(record.members)),
+        )
+        self.links: dict[int, bytes] = {}
+        self._settle_links(flags)
+        self.places: list[dict[str, Any]] = [self.shard_place(source.path, record)]
+        self.shard_places: dict[bytes, int] = {}
+        self.values = Values()
+        self.decoded: list[tuple[int, int]] = []
+        self.fields: list[int] = []
+        self.problems: list[Problem] = []
+        self.if_shown: dict[int, Problem] = {}
+        self.classes: list[bytes | None] = [None] * len(self.paths)
+
+    def _settle_links(self, flags: NDArray[np.uint8]) -> None:
+        """Make a hard link a file of its own; one that dangles is left out."""
+        record = self.record
+        if record.is_plain:
+            return
+        strays = np.flatnonzero(self.strays[self.rows.entry]).tolist()
+        for member in strays:
+            target = record.symlink(member)
+            if target is not None:
+                self.links[member] = target
+        dangling = [
+            member
+            for member in strays
+            if flags[self.rows.entry[member]] & LINK and record.link_target(member) is None
+        ]
+        self.rows = self.rows.take(~np.isin(self.rows.address, dangling))
+
+    def same(self) -> NDArray[np.int64]:
+        """For each extension the number of the first equal one: with --ignore-case in any letter case."""
+        first: dict[bytes, int] = {}
+        fold = bytes.lower if self.wanted.ignore_case else bytes
+        return np.array([first.setdefault(fold(one), at) for at, one in enumerate(self.extensions)], np.int64)
+
+    def codes(self, rows: Rows) -> NDArray[np.int64]:
+        """For each member a number that stands for its entry and extension."""
+        return rows.entry << 32 | self.same()[rows.extension]
+
+    def samples(self) -> NDArray[np.int64]:
+        """The entries that are samples, not strays."""
+        return np.flatnonzero(~self.strays)
+
+    def number_of(self, extension: bytes) -> int:
+        """Return the number of an extension, which is added if it is new."""
+        found = self.numbers.get(extension)
+        if found is None:
+            found = self.numbers[extension] = len(self.extensions)
+            self.extensions.append(extension)
+        return found
+
+    def columns(self) -> list[bytes]:
+        """The extensions that members have now."""
+        return [one for number in np.unique(self.rows.extension).tolist() if (one := self.extensions[number])]
+
+    def columns_there(self) -> str:
+        """Which columns the shard has, for a message about one that it has not."""
+        there = self.columns()
+        more = f" and {len(there) - COLUMNS_NAMED} more" if len(there) > COLUMNS_NAMED else ""
+        named = ", ".join(repr(text_of(one)) for one in there[:COLUMNS_NAMED])
+        return f"the shard has the columns {named}{more}" if there else "the shard has no columns"
+
+    def matching(self, extension: bytes) -> list[int]:
+        """The numbers of the extensions that this one stands for: with --ignore-case in any letter case."""
+        folded = extension.lower()
+        return [
+            number
+            for number, one in enumerate(self.extensions)
+            if one == extension or (self.wanted.ignore_case and one.lower() == folded)
+        ]
+
+    def rename(self, renamed: dict[int, bytes]) -> None:
+        """Show the extensions with these numbers under other names."""
+        numbers = np.arange(len(self.extensions))
+        for number, extension in renamed.items():
+            numbers[number] = self.number_of(extension)
+        self.rows.extension = numbers[self.rows.extension]
+
+    def keep(self, kept: NDArray[np.bool_]) -> None:
+        """Keep only these entries, with their members."""
+        if kept.all():
+            return
+        self.rows = self.rows.take(kept[self.rows.entry])
+        self.rows.entry = (np.cumsum(kept) - 1)[self.rows.entry]
+        self.paths = [path for path, keep in zip(self.paths, kept.tolist(), strict=True) if keep]
+        self.classes = [one for one, keep in zip(self.classes, kept.tolist(), strict=True) if keep]
+        self.strays = self.strays[kept]
+
+    def judged(self, policy: str, bad: NDArray[np.int64], what: str, way_out: str) -> NDArray[np.bool_]:
+        """Return which entries stay if these are bad, by `--missing` or `--duplicates`. Raises ViewError."""
+        kept = np.ones(len(self.paths), bool)
+        if len(bad) and policy == ERROR:
+            key = text_of(self.paths[bad[0]])
+            more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+            raise ViewError(f"{text_of(self.source.path)}: sample {key!r} {what}{more}; {way_out}")
+        if policy == SKIP:
+            kept[bad] = False
+        return kept
+
+    def place(self, kind: str, path: bytes, fingerprint: Fingerprint | tuple[()]) -> int:
+        """Add a place of bytes, with the fingerprint of its file if it has one; return its number."""
+        self.places.append({"kind": kind, "path": text_of(path), "fingerprint": fingerprint})
+        return len(self.places) - 1
+
+    @staticmethod
+    def shard_place(path: bytes, record: Record) -> dict[str, Any]:
+        """The place of a shard, for a derived record."""
+        return {"kind": SHARD, "path": text_of(path), "fingerprint": record.fingerprint}
+
+    def read(self, address: int) -> bytes:
+        """The bytes of the member at `address`. Raises ShardErrors."""
+        place, number = self.places[address >> SHIFT], address & (1 << SHIFT) - 1
+        if place["kind"] == VALUES:
+            return self.values.texts[number]
+        if place["kind"] == DECODED:
+            below, codec = self.decoded[number]
+            return member_codecs.decode(codec, self.read(below))
+        if place["kind"] == FIELD:
+            document = json_fields.parse(self.read(self.fields[number]))
+            return json_fields.content_at(document, place["field"]) or b""
+        return self.around.read(place["path"].encode("utf-8", "surrogateescape"), number)

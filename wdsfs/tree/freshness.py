@@ -1,0 +1,119 @@
+"""Decides that a shard is stale: that it is no longer the file that it was.
+
+A shard's path is checked when it is used, at most once a second, and at once after an alarm: a process of the
+mount has met a change, or `mount/watch.py` was notified of one. `shard_set.py` is called back and drops records
+and open files.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+
+from wdsfs.errors import MissingShard, RefusedShard, ShardError
+from wdsfs.storage.identity import GONE, Fingerprint
+from wdsfs.tree.generations import Generations
+
+log = logging.getLogger(__name__)
+
+FRESH_SECONDS = 1.0  # how long a look at a shard's path is believed
+
+
+@dataclass(slots=True)
+class State:
+    """A shard as of the last look at it."""
+
+    fingerprint: Fingerprint
+    looked: float  # monotonic seconds of the last look at its path
+    tag: int
+
+
+class Freshness:
+    """The state of each shard of a set as of the last look at it.
+
+    `look` returns the fingerprint of a shard's path now, or raises ShardError. `changed` is called with the
+    number, the fingerprint before and the one now (GONE: it cannot be read) when they differ, and before the new
+    one is kept. The shards `out` are not in the set any more.
+    """
+
+    def __init__(
+        self,
+        tags: Generations,
+        look: Callable[[int], Fingerprint],
+        changed: Callable[[int, Fingerprint, Fingerprint], None],
+        out: Set[int] = frozenset(),
+    ) -> None:
+        self.tags, self._out = tags, out
+        self.states: dict[int, State] = {}
+        self.heard = 0  # the alarms that this process has acted on
+        self._look, self._changed = look, changed
+        self._believed = 0.0  # looks from before this moment (monotonic seconds) are not believed
+        self._said = ""  # the last error that was logged
+
+    def fingerprint(self, number: int) -> Fingerprint:
+        """The fingerprint of a shard, at most a second old. Raises MissingShard, UnreadableShard."""
+        state, now, alarms = self.states.get(number), time.monotonic(), self.tags.alarms
+        if alarms != self.heard:
+            self.heard, self._believed = alarms, now
+        if state is None or now - state.looked >= FRESH_SECONDS or state.looked < self._believed:
+            return self._look_again(number, state, now)
+        return state.fingerprint if state.fingerprint != GONE else self._look_again(number, state, now)
+
+    def look_again(self, number: int) -> Fingerprint:
+        """The fingerprint of a shard as it is now. Raises MissingShard, UnreadableShard."""
+        return self._look_again(number, self.states.get(number), time.monotonic())
+
+    def _look_again(self, number: int, state: State | None, now: float) -> Fingerprint:
+        try:
+            found = self._look(number)
+        except ShardError as error:
+            if state is not None and state.fingerprint != GONE:
+                # A refusal is logged already. A view that lacks a companion gives the same error for many shards.
+                if str(error) != self._said and not isinstance(error, RefusedShard):
+                    # Of a set that is followed it is about to be taken out, as somebody wanted.
+                    is_wanted = self.tags.followed and isinstance(error, MissingShard)
+                    level = logging.INFO if is_wanted else logging.ERROR
+                    log.log(level, "%s; what was open from it gets ESTALE", error)
+                self._said = str(error)
+                self._changed(number, state.fingerprint, GONE)
+                self.states[number] = State(GONE, now, state.tag)
+            raise
+        if state is None:
+            self.states[number] = State(found, now, self.tags.of(number, found))
+        elif state.fingerprint != found:
+            self._said = ""
+            self._changed(number, state.fingerprint, found)
+            self.states[number] = State(found, now, self.tags.of(number, found))
+        else:
+            state.looked = now
+            state.tag = self.tags.of(number, found)  # others may have seen it go and come back
+        return found
+
+    def tag(self, number: int) -> int:
+        """The tag of the shard's inode numbers. Raises MissingShard, UnreadableShard."""
+        state = self.states.get(number)
+        if state is None or state.fingerprint == GONE:
+            self.fingerprint(number)
+            state = self.states[number]
+        return state.tag
+
+    def believed_until(self, number: int) -> float:
+        """The moment (monotonic seconds) up to which the last look at a shard is believed."""
+        return self.states[number].looked + FRESH_SECONDS
+
+    def version(self) -> int:
+        """A number that differs after each change of a shard that was noticed, also after many of them.
+
+        It is about what this process knows; the same in all that know the same, and after a remount. Shards that
+        come or go change nothing: what was listed before stays where it is.
+        """
+        states = [state for number, state in self.states.items() if number not in self._out]
+        missing = 0 if self.tags.followed else sum(state.fingerprint == GONE for state in states)
+        return 2 * (sum(state.tag for state in states) + self.tags.sum_out) + missing
+
+    def reconsider(self, number: int) -> None:
+        """A shard has other content under the fingerprint that it had: give it a new tag, and look again."""
+        self.tags.renew(number)
+        self.states.pop(number, None)

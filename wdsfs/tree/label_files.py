@@ -1,0 +1,583 @@
+"""Label files: small columns by key, from SQLite, CSV, TSV or JSON lines (`--associate`).
+
+A file of any format is read once into a table beside the index (SQLite: key, line, values), so that memory stays
+flat and a shard's keys are looked up in microseconds. The table contains the fingerprint of the file, and is valid
+as long as the file has the same.
+
+The idea is the webdataset library's `associate` (`filters.py`): a mapping from `__key__` to further columns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import io
+import itertools
+import json
+import os
+import re
+import reprlib
+import shutil
+import sqlite3
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, TextIO
+
+from wdsfs import host, names, trust
+from wdsfs.errors import CorruptShard, MissingShard, StaleShard, UnreadableShard, UsageError, ViewError
+from wdsfs.remote.any_shard import OpenShard, is_remote, open_shard
+from wdsfs.spec import objects
+from wdsfs.storage.identity import Fingerprint
+from wdsfs.tree import json_fields
+
+FORMAT = "1"
+KEYS = ("__key__", "key")
+_SQLITE, _CSV, _TSV, _LINES = "SQLite", "CSV", "TSV", "JSON lines"
+KINDS = {
+    **dict.fromkeys((".sqlite", ".sqlite3", ".db"), _SQLITE),
+    ".csv": _CSV,
+    ".tsv": _TSV,
+    **dict.fromkeys((".jsonl", ".ndjson"), _LINES),
+}
+LINE_MAX = json_fields.JSON_MAX  # bytes of a line of JSON, characters of a row of CSV
+VALUE_MAX = 64 << 20  # bytes of a value in SQLite
+# Bounds of reading SQLite: for each byte of the file, and at least. A damaged tree of pages may have no end.
+WORK, WORK_LEAST = 100, 1 << 20  # bytes of values, steps of SQLite's machine
+_ROW, _STEPS = 16, 100_000  # bytes that a row counts for; steps between two looks at what is left
+_WAL = slice(18, 20)  # of the header of a database: 2 for one with a log
+_COPIES_TRIED = 5  # of a database that others write
+_PRAGMAS = ((sqlite3.SQLITE_PRAGMA, "table_xinfo"), (sqlite3.SQLITE_PRAGMA, "trusted_schema"))  # that we use
+COLUMNS_MAX = 1 << 16  # different columns of one file
+_ASKED = 500  # keys in one query
+_NAMED = 20  # columns that a message names
+_BATCH = 10_000  # rows written at a time
+_VALUE = struct.Struct("<HI")  # number of the column, bytes
+
+Row = tuple[bytes, int, dict[str, bytes]]  # key, line, values by column
+
+
+class LabelFile(NamedTuple):
+    """A label file of the options: an absolute path, or a URL as it is shown, and for SQLite a table."""
+
+    path: bytes
+    kind: str
+    table: str | None = None
+
+    @property
+    def parts(self) -> list[bytes]:
+        """The files that it consists of: SQLite keeps the latest writes in files beside it."""
+        has_more = self.kind == _SQLITE and not is_remote(self.path)
+        return [self.path, self.path + b"-wal"] if has_more else [self.path]
+
+
+def settled_label(text: str) -> str:
+    """A label file of the options that means the same later, as `spec.expand.settled` has it."""
+    return os.path.abspath(text) if objects.is_url(text) and os.path.exists(text) else text
+
+
+def label_file(text: str) -> LabelFile:
+    """The label file of `--associate FILE` or `FILE.sqlite:TABLE`. Raises UsageError."""
+    path, table = text, None
+    if os.path.exists(text):  # whatever it looks like, as for SHARDS
+        path = text = os.path.abspath(text)
+    else:
+        before, colon, after = text.rpartition(":")
+        if colon and KINDS.get(Path(before).suffix.lower()) == _SQLITE:
+            path, table = before, after
+    shown = objects.without_secrets(text) if objects.is_url(text) else text
+    path = objects.path_of(path) if objects.is_url(path) else os.path.abspath(path)
+    kind = KINDS.get(Path(path.partition("?")[0] if objects.is_url(path) else path).suffix.lower())
+    if kind is None:
+        known = " ".join(KINDS)
+        raise UsageError(f"--associate {shown}: no kind of label file that is known; they end in {known}")
+    if not objects.is_file(path):
+        raise UsageError(f"--associate {shown}: there is no such file")
+    return LabelFile(os.fsencode(path), kind, table)
+
+
+class OpenLabels:
+    """A label file, opened for lookups. Made by `opened`."""
+
+    def __init__(self, path: bytes, fingerprint: Fingerprint, db: sqlite3.Connection) -> None:
+        self.path, self.fingerprint = path, fingerprint
+        self._db = db
+        self._columns = dict(db.execute("SELECT number, name FROM columns"))
+
+    def find(self, keys: Sequence[bytes]) -> dict[bytes, list[dict[bytes, bytes]]]:
+        """Return the rows of each of these keys that has any: values by extension."""
+        found: dict[bytes, list[dict[bytes, bytes]]] = {}
+        for start in range(0, len(keys), _ASKED):
+            asked = keys[start : start + _ASKED]
+            marks = ",".join("?" * len(asked))
+            for key, packed in self._db.execute(f"SELECT key, packed FROM labels WHERE key IN ({marks})", asked):
+                found.setdefault(key, []).append(self._unpack(packed))
+        return found
+
+    def _unpack(self, packed: bytes) -> dict[bytes, bytes]:
+        values, at = {}, 0
+        while at < len(packed):
+            number, size = _VALUE.unpack_from(packed, at)
+            at += _VALUE.size + size
+            values[self._columns[number]] = packed[at - size : at]
+        return values
+
+
+@contextlib.contextmanager
+def opened(
+    file: LabelFile,
+    fingerprint: Fingerprint,
+    directory: Path,
+    open_file: Callable[[bytes], OpenShard] = open_shard,
+) -> Iterator[OpenLabels]:
+    """Open a label file with this fingerprint; its table is in `directory`.
+
+    `open_file` opens it; SQLite opens a local one by its path.
+
+    Raises MissingShard, UnreadableShard, ViewError for a file that does not contain labels.
+    """
+    table = directory / (hashlib.blake2b(repr(file).encode(), digest_size=16).hexdigest() + ".sqlite")
+    try:
+        trust.directory(directory, create=True, tighten=True)
+        if not _fits(table, fingerprint):
+            with host.locked(directory / "lock"):
+                if not _fits(table, fingerprint):  # another process may have read it meanwhile
+                    _import(file, fingerprint, table, open_file)
+        with contextlib.closing(_open(table)) as db:
+            if _meta(db) != _state(fingerprint):
+                raise StaleShard(f"{os.fsdecode(file.path)} has changed while it was read")
+            yield OpenLabels(file.path, fingerprint, db)
+    except FileNotFoundError:
+        raise MissingShard(f"{os.fsdecode(file.path)}: the label file is gone") from None
+    except OSError as error:
+        raise UnreadableShard(f"{os.fsdecode(file.path)}: {error.strerror}") from None
+    except sqlite3.Error as error:
+        if error.sqlite_errorcode in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            table.unlink(missing_ok=True)  # the next process makes it again
+        raise UnreadableShard(f"the table of {os.fsdecode(file.path)} in {directory}: {error}") from None
+
+
+def prune(directory: Path) -> int:
+    """Drop the tables of label files that are gone, and unreadable ones; return how many."""
+    if not directory.is_dir():
+        return 0
+    with host.locked(directory / "lock"):
+        for unfinished in directory.glob("*.new*"):  # left by processes that were killed: others hold the lock
+            unfinished.unlink()
+    dropped = 0
+    for table in directory.glob("*.sqlite"):
+        try:
+            with contextlib.closing(_open(table)) as db:
+                (path,) = db.execute("SELECT path FROM meta").fetchone()
+            there = is_remote(path) or os.path.exists(path)
+        except (sqlite3.Error, TypeError):  # damaged, or half of one
+            there = False
+        if not there:
+            table.unlink(missing_ok=True)
+            dropped += 1
+    return dropped
+
+
+def _state(fingerprint: Fingerprint) -> str:
+    return f"{FORMAT} {' '.join(map(str, fingerprint))}"
+
+
+def _meta(db: sqlite3.Connection) -> str | None:
+    found = db.execute("SELECT state FROM meta").fetchone()
+    return None if found is None else str(found[0])
+
+
+def _open(table: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{table.as_uri()}?mode=ro", uri=True)
+
+
+def _fits(table: Path, fingerprint: Fingerprint) -> bool:
+    """True if there is an undamaged table of the file with this fingerprint."""
+    if not table.exists():
+        return False
+    try:
+        with contextlib.closing(_open(table)) as db:
+            return _meta(db) == _state(fingerprint)
+    except sqlite3.Error:
+        return False
+
+
+def _import(
+    file: LabelFile, fingerprint: Fingerprint, table: Path, open_file: Callable[[bytes], OpenShard]
+) -> None:
+    # Not by `storage/durable.py`: SQLite opens the file by its name, and takes its own locks on it.
+    new = table.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    try:
+        with contextlib.closing(sqlite3.connect(new)) as db:
+            db.executescript(
+                # A process that is killed leaves a file that no other uses.
+                "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;"
+                "CREATE TABLE labels (key BLOB, line INTEGER, packed BLOB);"
+                "CREATE TABLE columns (number INTEGER PRIMARY KEY, name BLOB);"
+                "CREATE TABLE meta (state TEXT, path BLOB);"
+            )
+            numbers: dict[str, int] = {}
+            batch: list[tuple[bytes, int, bytes]] = []
+            for key, line, values in _rows(file, open_file, table.with_suffix(".copy.new")):
+                batch.append((names.plain_key(key), line, _pack(file, line, values, numbers)))
+                if len(batch) == _BATCH:
+                    db.executemany("INSERT INTO labels VALUES (?, ?, ?)", batch)
+                    batch.clear()
+            db.executemany("INSERT INTO labels VALUES (?, ?, ?)", batch)
+            db.executemany(
+                "INSERT INTO columns VALUES (?, ?)", [(n, os.fsencode(name)) for name, n in numbers.items()]
+            )
+            db.execute("CREATE INDEX by_key ON labels (key)")
+            db.execute("INSERT INTO meta VALUES (?, ?)", (_state(fingerprint), file.path))
+            db.commit()
+        with open(new, "rb") as file_:  # a power cut could leave a table with holes, which looks whole
+            os.fsync(file_.fileno())
+        new.replace(table)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _pack(file: LabelFile, line: int, values: dict[str, bytes], numbers: dict[str, int]) -> bytes:
+    """Pack the values of a row; each column gets a number when it is first seen."""
+    parts = []
+    for column, value in values.items():
+        number = numbers.get(column)
+        if number is None:
+            _check_column(file, line, column)
+            if len(numbers) >= COLUMNS_MAX:
+                raise _wrong(file, line, f"the field {column!r} is one too many: there are {COLUMNS_MAX:,} others")
+            number = numbers[column] = len(numbers)
+        parts += [_VALUE.pack(number, len(value)), value]
+    return b"".join(parts)
+
+
+def _check_column(file: LabelFile, line: int, column: str) -> None:
+    try:
+        fits = 0 < len(os.fsencode(column)) <= names.NAME_MAX
+    except UnicodeEncodeError:
+        fits = False
+    if not fits or "/" in column or "\0" in column or column in (".", ".."):
+        raise _wrong(file, line, f"the column {column!r} cannot be the name of a file; rename it")
+
+
+def _wrong(file: LabelFile, line: int | None, text: str) -> ViewError:
+    where = os.fsdecode(file.path) if line is None else f"{os.fsdecode(file.path)}:{line}"
+    return ViewError(f"{where}: {text}")
+
+
+def _key_column(file: LabelFile, columns: Sequence[str], others: Sequence[str] = ()) -> str:
+    for name in (*KEYS, *others):
+        if name in columns:
+            return name
+    raise _wrong(
+        file,
+        None,
+        f"has no column '__key__' or 'key' that says which sample a row is for; it has {_listed(columns)}",
+    )
+
+
+def _is_shown(column: str) -> bool:
+    """Semantics decision: `__url__` and the like are metadata by the webdataset library's convention."""
+    return not column.startswith("__")
+
+
+def _value(file: LabelFile, line: int, column: str, value: Any) -> bytes | None:
+    """The content of the file for a value; None for no file."""
+    try:
+        return json_fields.content_of(value)
+    except CorruptShard as error:
+        raise _wrong(file, line, f"the field {column!r} {error}") from None
+
+
+@contextlib.contextmanager
+def _content(path: bytes, open_file: Callable[[bytes], OpenShard]) -> Iterator[BinaryIO]:
+    """A label file to read; a remote one is brought into the cache. Raises ShardError, OSError."""
+    found = open_file(path)
+    if isinstance(found, int):
+        with os.fdopen(found, "rb") as stream:
+            yield stream
+    else:
+        with contextlib.closing(found), open(f"/proc/self/fd/{found.whole()}", "rb") as stream:
+            yield stream
+
+
+def _rows(file: LabelFile, open_file: Callable[[bytes], OpenShard], copy: Path) -> Iterator[Row]:
+    """The rows of a label file; `copy` is a path for a copy. Raises ViewError, which names file, line and field.
+
+    Raises OSError.
+    """
+    if file.kind == _SQLITE:
+        yield from _sqlite_rows(file, open_file, copy)
+    elif file.kind == _LINES:
+        yield from _json_rows(file, open_file)
+    else:
+        yield from _csv_rows(file, open_file)
+
+
+def _csv_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iterator[Row]:
+    delimiter = "\t" if file.kind == _TSV else ","
+    before = csv.field_size_limit(LINE_MAX)
+    with _content(file.path, open_file) as raw:
+        stream = io.TextIOWrapper(raw, "utf-8-sig", "surrogateescape", newline="")
+        given = _Lines(file, stream)
+        lines = csv.reader(given, delimiter=delimiter, strict=True)
+        try:
+            columns = next(lines, [])
+            key = _checked_columns(file, columns)
+            given.next_row()
+            for fields in lines:
+                given.next_row()
+                if not fields:  # an empty line
+                    continue
+                if len(fields) != len(columns):
+                    raise _wrong(
+                        file, lines.line_num, f"has {len(fields)} fields; the first line has {len(columns)}"
+                    )
+                # Semantics decision: an empty field is no value, hence no file: CSV has no other way to write
+                # that.
+                shown = {
+                    name: os.fsencode(text)
+                    for name, text in zip(columns, fields, strict=True)
+                    if text and name != columns[key] and _is_shown(name)
+                }
+                yield os.fsencode(fields[key]), lines.line_num, shown
+        except csv.Error as error:
+            raise _wrong(file, lines.line_num, str(error)) from None
+        finally:
+            csv.field_size_limit(before)
+
+
+class _Lines:
+    """The lines of a CSV file, as far as a row of them is not too long: quotes may hold any number of lines."""
+
+    def __init__(self, file: LabelFile, stream: TextIO) -> None:
+        self._file, self._stream = file, stream
+        self._line = self._length = 0  # the lines until now, and the characters of this row
+
+    def next_row(self) -> None:
+        self._length = 0
+
+    def __iter__(self) -> Iterator[str]:
+        while line := self._stream.readline(LINE_MAX + 1):
+            self._line += 1
+            self._length += len(line)
+            if self._length > LINE_MAX:
+                raise _wrong(self._file, self._line, f"is part of a row of more than {LINE_MAX >> 20} MiB")
+            yield line
+
+
+def _checked_columns(file: LabelFile, columns: list[str]) -> int:
+    """Return the place of the key among the columns of a CSV file. Raises ViewError."""
+    if len(columns) > COLUMNS_MAX:
+        raise _wrong(file, 1, f"has {len(columns):,} columns; there may be {COLUMNS_MAX:,}")
+    twice = next((name for name, count in Counter(columns).items() if count > 1), None)
+    if twice is not None:
+        raise _wrong(file, 1, f"the column {_short(twice)} is there twice")
+    return columns.index(_key_column(file, columns))
+
+
+def _short(value: object) -> str:
+    """A value for a message: it may be as long as a line."""
+    return reprlib.repr(value)
+
+
+def _listed(columns: Iterable[str]) -> str:
+    """Names of columns for a message, the first ones of many."""
+    first = list(itertools.islice(columns, _NAMED + 1))
+    return (", ".join(map(_short, first[:_NAMED])) or "none") + (", ..." if len(first) > _NAMED else "")
+
+
+def _json_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard]) -> Iterator[Row]:
+    with _content(file.path, open_file) as stream:
+        for line, text in enumerate(iter(lambda: stream.readline(LINE_MAX + 1), b""), 1):
+            if not text.strip():
+                continue
+            if len(text) > LINE_MAX:
+                raise _wrong(file, line, f"is longer than {LINE_MAX >> 20} MiB; one object in each line is needed")
+            try:
+                row = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise _wrong(file, line, f"is no JSON: {error}") from None
+            if not isinstance(row, dict):
+                raise _wrong(file, line, "is no JSON object")
+            name = next((one for one in KEYS if one in row), None)
+            if name is None:
+                raise _wrong(file, line, f"has no field '__key__' or 'key'; it has {_listed(row)}")
+            key = _value(file, line, name, row[name])
+            if key is None or isinstance(row[name], dict | list | bool):
+                raise _wrong(file, line, f"the field {name!r} is no key: {_short(row[name])}")
+            found = {
+                column: _value(file, line, column, value)
+                for column, value in row.items()
+                if column != name and _is_shown(column)
+            }
+            yield key, line, {column: value for column, value in found.items() if value is not None}
+
+
+@contextlib.contextmanager
+def _database(path: bytes, open_file: Callable[[bytes], OpenShard], copy: Path) -> Iterator[tuple[str, int]]:
+    """The URI of a database to read, and its size in bytes: no file appears beside it. Raises ShardError, OSError.
+
+    A file in WAL mode would get two files beside it. So it is read alone; with what its log has, from a copy. Of a
+    remote one its file alone is read.
+    """
+    with _content(path, open_file) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        has_log = 2 in stream.read(_WAL.stop)[_WAL]
+        if has_log and not is_remote(path) and _size_of(path + b"-wal"):
+            with _copied(path, copy):
+                yield f"{copy.as_uri()}?mode=rw", size + _size_of(path + b"-wal")
+        elif has_log or is_remote(path):
+            yield f"file:/proc/self/fd/{stream.fileno()}?mode=ro&immutable=1", size
+        else:
+            yield f"{Path(os.fsdecode(path)).as_uri()}?mode=ro", size
+
+
+def _size_of(path: bytes) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        return os.stat(path).st_size
+    return 0
+
+
+@contextlib.contextmanager
+def _copied(path: bytes, copy: Path) -> Iterator[None]:
+    """A copy of a database with its log. Raises StaleShard if both change all the time, OSError."""
+    parts = {path: copy, path + b"-wal": copy.with_name(copy.name + "-wal")}
+    try:
+        for _ in range(_COPIES_TRIED):
+            before = list(map(Fingerprint.at, parts))
+            for part, to in parts.items():
+                shutil.copyfile(part, to)
+            if before == list(map(Fingerprint.at, parts)):
+                break
+        else:
+            raise StaleShard(f"{os.fsdecode(path)} changes all the time")
+        yield
+    finally:
+        for left in copy.parent.glob(copy.name + "*"):
+            left.unlink()
+
+
+class _Bounds:
+    """The remaining cost of reading a database: steps of SQLite's machine, bytes of values."""
+
+    def __init__(self, size: int) -> None:
+        self.steps = self.bytes = WORK * size + WORK_LEAST
+
+    def is_spent(self) -> bool:
+        """True if SQLite has to stop. It calls this every _STEPS, which also lets an interrupt through."""
+        self.steps -= _STEPS
+        return self.steps < 0
+
+    def spend(self, values: Iterable[bytes]) -> bool:
+        """Count a row of these values; True if that is too much."""
+        self.bytes -= _ROW + sum(map(len, values))
+        return self.bytes < 0
+
+
+def _may(action: int, name: str | None, _: str | None, __: str | None, by: str | None) -> int:
+    """Let SQLite read what is stored in tables, and compute nothing that the file says: no view, no function."""
+    is_read = action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ) and by is None
+    return sqlite3.SQLITE_OK if is_read or (action, name) in _PRAGMAS else sqlite3.SQLITE_DENY
+
+
+@contextlib.contextmanager
+def _guarded(uri: str, bounds: _Bounds) -> Iterator[sqlite3.Connection]:
+    """A database of somebody else's, opened to read. Raises sqlite3.Error, also of the block."""
+    with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
+        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, VALUE_MAX)
+        db.set_authorizer(_may)
+        db.set_progress_handler(bounds.is_spent, _STEPS)
+        # Text that is not UTF-8 is kept as it is.
+        db.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
+        try:
+            db.execute("PRAGMA trusted_schema = OFF")
+            yield db
+        except sqlite3.OperationalError as error:
+            # The exception of a signal's handler, which Python calls while SQLite asks, does not pass through it.
+            if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT and bounds.steps >= 0:
+                raise KeyboardInterrupt from None
+            raise
+
+
+def _sqlite_rows(file: LabelFile, open_file: Callable[[bytes], OpenShard], copy: Path) -> Iterator[Row]:
+    with _database(file.path, open_file, copy) as (uri, size):
+        bounds = _Bounds(size)
+        try:
+            with _guarded(uri, bounds) as db:
+                yield from _table_rows(file, db, bounds)
+        except sqlite3.Error as error:
+            raise _wrong(file, None, f"cannot be read as SQLite: {error}") from None
+
+
+def _table_rows(file: LabelFile, db: sqlite3.Connection, bounds: _Bounds) -> Iterator[Row]:
+    table = _table(file, db)
+    columns, primary = _stored_columns(file, db, table)
+    key = _key_column(file, columns, primary if len(primary) == 1 else ())
+    at = columns.index(key)
+    cursor = db.execute(f"SELECT {', '.join(map(_quoted, columns))} FROM {_quoted(table)}")
+    for line, row in enumerate(cursor, 1):
+        name = _value(file, line, key, row[at])
+        if name is None:
+            raise _wrong(file, line, f"the column {key!r} is NULL in this row of {table!r}")
+        found = {
+            column: content
+            for column, value in zip(columns, row, strict=True)
+            if column != key and (content := _value(file, line, column, value)) is not None
+        }
+        if bounds.spend(found.values()):
+            raise _wrong(file, line, f"the rows of {table!r} hold more than {WORK} times the bytes of the file")
+        yield name, line, found
+
+
+def _stored_columns(file: LabelFile, db: sqlite3.Connection, table: str) -> tuple[list[str], list[str]]:
+    """The columns of a table that are shown, and those of its primary key. Raises ViewError, sqlite3.Error."""
+    about = db.execute(f"PRAGMA table_xinfo({_quoted(table)})").fetchall()
+    shown = [(name, hidden) for _, name, *_, hidden in about if _is_shown(name) or name in KEYS]
+    computed = next((name for name, hidden in shown if hidden == _VIRTUAL), None)
+    if computed is not None:
+        raise _wrong(
+            file,
+            None,
+            f"the column {computed!r} of {table!r} is computed by what the file says, and only what is stored is "
+            "read; declare it STORED",
+        )
+    return [name for name, _ in shown], [name for _, name, *_, number, _ in about if number]
+
+
+_VIRTUAL = 2  # of a generated column that is not stored
+
+
+def _table(file: LabelFile, db: sqlite3.Connection) -> str:
+    schema = db.execute("SELECT type, name, rootpage, sql FROM sqlite_master").fetchall()
+    tables = [
+        name
+        for type_, name, root, sql in schema
+        if type_ == "table" and root and _PLAIN.match(sql or "") and not name.startswith("sqlite_")
+    ]
+    if file.table is None and len(tables) == 1:
+        return str(tables[0])
+    if file.table in tables:
+        return str(file.table)
+    computed = [name for type_, name, *_ in schema if type_ in ("table", "view") and name not in tables]
+    if file.table in computed or (file.table is None and computed and not tables):
+        name = file.table or computed[0]
+        raise _wrong(
+            file,
+            None,
+            f"{name!r} is computed by what the file says, and only what is stored is read; make a table of it: "
+            f"CREATE TABLE labels AS SELECT * FROM {_quoted(name)}",
+        )
+    what = "name one of its tables" if file.table is None else f"has no table {file.table!r}"
+    listed = ", ".join(tables[:_NAMED]) or "none"
+    raise _wrong(file, None, f"{what}, as in {os.path.basename(os.fsdecode(file.path))}:TABLE; it has {listed}")
+
+
+_PLAIN = re.compile(r"CREATE\s+TABLE\b", re.I)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

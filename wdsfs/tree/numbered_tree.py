@@ -1,0 +1,498 @@
+"""Samples by number: `--index-tree`, a tree of symbolic links beside what another tree shows.
+
+`by-index/000/000/000123 -> ../../../<where sample 123 is>`, numbered as wids counts: from 0, in the order of the
+tar within a shard, shards in the order of the set. The first two levels are the millions and the thousands.
+
+Nothing is kept for each sample: the sum of the samples up to each shard, and the order of those in the shards
+that were asked about last. The inode of everything here carries the version of the set: after any change there
+are other numbers, under which the kernel knows nothing. How many samples a shard has that cannot be read is not
+known, so while there is one, nothing here can be looked at (EIO): with other numbers a link would lead to
+another sample.
+
+Semantics decision: in a set that grows, new samples get further numbers, and those of shards that are gone stay
+unused: there is no link of such a number (ENOENT), and the directories leave it out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import stat
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsfs import inodes
+from wdsfs.errors import (
+    InvalidRequest,
+    IsADirectory,
+    MissingShard,
+    NoSuchAttribute,
+    NoSuchEntry,
+    NotADirectory,
+    ShardError,
+    StaleEntry,
+    UsageError,
+)
+from wdsfs.index.record import STRAY, Record
+from wdsfs.inodes import BY_INDEX, MILLION, NUMBERED, ROOT, SAMPLE, TAG_MAX, THOUSAND, pack_extra, position
+from wdsfs.spec.expand import Shard
+from wdsfs.tree.content import Content
+from wdsfs.tree.merged_tree import make_tree
+from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.shown_columns import ShownColumns
+from wdsfs.tree.texts import Texts
+from wdsfs.tree.tree import (
+    AT_PARENT,
+    AT_SELF,
+    DIRECTORY_MODE,
+    Entry,
+    ListingRun,
+    LowerTree,
+    Node,
+    Totals,
+    View,
+    resolve,
+    text_of,
+)
+
+NAME = b"by-index"
+LOOK_SECONDS = 5.0  # how often all shards are checked without an alarm
+ORDERS_MAX = 8  # shards whose order of samples is kept
+LINK_MODE, LINK_NAME, PER_DIRECTORY = stat.S_IFLNK | 0o777, b"%06d", 1_000
+
+_TAG_SHIFT = 46  # in the number of an extra: below it is that of a directory or sample
+_FIRST = AT_PARENT + 1  # the cursor of the first child
+_LAST = inodes.UP  # of `by-index` in the top: after everything that a tree may have there
+_TO_TOP = b"../../../"
+_TARGET_MAX = 4095  # bytes that the kernel reads of a link
+_TOO_LONG = b"the path of this sample is too long for a link"  # leads nowhere
+
+
+def _to(path: bytes) -> bytes:
+    """The target of the link to a sample at this path.
+
+    Semantics decision: a target that is longer than the kernel reads is replaced by a text. By FUSE it would be an
+    error, and cut off in an image.
+    """
+    target = _TO_TOP + path
+    return target if len(target) <= _TARGET_MAX else _TOO_LONG
+
+
+class _Level(NamedTuple):
+    """A kind of directory: what its children are, of how many samples each, how many of them, and their names."""
+
+    child: int
+    samples: int
+    children: int
+    name: bytes
+
+
+_LEVELS = {
+    BY_INDEX: _Level(MILLION, 1_000_000, 1 << _TAG_SHIFT, b"%03d"),
+    MILLION: _Level(THOUSAND, 1_000, 1_000, b"%03d"),
+    THOUSAND: _Level(NUMBERED, 1, PER_DIRECTORY, LINK_NAME),
+}
+_ABOVE = {MILLION: BY_INDEX, THOUSAND: MILLION, NUMBERED: THOUSAND}
+
+
+class Links(NamedTuple):
+    """The links to the samples of a shard: their numbers, their time (ns), and where each leads."""
+
+    numbers: range
+    mtime_ns: int
+    targets: Texts
+
+
+def make_numbered(lower: ShardSet, view: View, merge: bool) -> LowerTree:
+    """The tree that a mount with these options shows, with links by number if the view has them."""
+    tree = make_tree(lower, view, merge)
+    return NumberedTree(tree) if view.index_tree else tree
+
+
+def check_name(shards: Sequence[Shard], view: View, merge: bool) -> None:
+    """Raise UsageError when a shard has the name of the directory of links."""
+    for shard in shards:
+        if view.index_tree and not merge and shard.name == NAME:
+            raise UsageError(
+                f"{text_of(shard.path)}: is shown as {text_of(NAME)}, which is the directory of --index-tree; "
+                "rename the shard, or leave out --index-tree"
+            )
+
+
+def sample_order(record: Record) -> Sequence[int] | NDArray[np.uint32]:
+    """The entries of a record that are samples, in the order of the tar; a range if all are, in this order."""
+    found = record.samples_in_order()
+    if len(found) == record.entries and bool(np.all(found[1:] > found[:-1])):
+        return range(len(found))
+    return found.astype(np.uint32)
+
+
+def view_order(
+    record: Record, plain: Record, own: Callable[[int], int | None] = lambda _: None
+) -> NDArray[np.uint32]:
+    """The samples of a derived record, in the order of the tar; `plain` is the record that it is made of.
+
+    A derived record has no offsets, but the same keys. Samples of one key are distinguished by their members:
+    `own` returns the number that a member has in `plain`. A sample without such a member takes the first place
+    that is left.
+    """
+    places: dict[bytes, list[tuple[int, int]]] = {}
+    keys, own_keys = plain.paths(), record.paths()
+    for place, entry in enumerate(sample_order(plain)):
+        places.setdefault(keys[entry], []).append((place, int(entry)))
+
+    def place_of(entry: int) -> int:
+        among = places[own_keys[entry]]
+        if len(among) == 1:
+            return among[0][0]
+        rows = {own(member) for member in record.entry_members(entry)}
+        found = next((one for one in among if not rows.isdisjoint(plain.entry_members(one[1]))), among[0])
+        among.remove(found)
+        return found[0]
+
+    entries = np.flatnonzero((record.array("entry.flags") & STRAY) == 0)
+    order = np.argsort([place_of(entry) for entry in entries.tolist()], kind="stable")
+    return entries[order].astype(np.uint32)
+
+
+def class_order(record: Record, plain: Record, own: Callable[[int], int | None]) -> NDArray[np.uint32]:
+    """As `view_order` of a record whose samples are in the folders of their classes, and so have other keys."""
+    places = {int(entry): place for place, entry in enumerate(sample_order(plain))}
+
+    def place_of(entry: int) -> int:
+        rows = (own(member) for member in record.entry_members(entry))
+        first = next((row for row in rows if row is not None), None)
+        return len(places) if first is None else places[plain.entry_of(first)]
+
+    entries = np.flatnonzero((record.array("entry.flags") & STRAY) == 0)
+    order = np.argsort([place_of(entry) for entry in entries.tolist()], kind="stable")
+    return entries[order].astype(np.uint32)
+
+
+def samples_of(
+    lower: ShardSet, shard: int, tag: int | None = None, in_classes: bool = False
+) -> Sequence[int] | NDArray[np.uint32]:
+    """The entries of a shard that are samples, in the order of the tar.
+
+    `tag` is that of the content which is asked for. `in_classes`: the samples are in the folders of their classes.
+    Raises what `ShardSet.record` raises; StaleShard if the shard changes meanwhile.
+    """
+    if tag is None:
+        lower.fingerprint(shard)  # a look, if the last one was a while ago
+        tag = lower.tag(shard)
+    record, plain = lower.record_and_plain(shard, tag)
+    if record is plain:
+        return sample_order(record)
+    return (class_order if in_classes else view_order)(record, plain, partial(_own_member, lower, shard, tag))
+
+
+def _own_member(lower: ShardSet, shard: int, tag: int, member: int) -> int | None:
+    """The number that a member of a view has in the shard itself, if it is from there."""
+    found = lower.origin(shard, member, tag)
+    return found[2] if found is not None and found[:2] == (lower.plain, shard) else None
+
+
+class NumberedTree:
+    """`tree` and, in its top, the links. Raises what that raises.
+
+    A name `by-index` that the tree itself has wins: then the links cannot be reached.
+    """
+
+    def __init__(self, tree: LowerTree) -> None:
+        self.tree = tree
+        self.lower, self.view, self.merged = tree.lower, tree.view, tree.merged
+        self.domain, self.files_layout = tree.domain, tree.files_layout
+        self.directory_mode, self.file_mode = tree.directory_mode, tree.file_mode
+        self._generation, self._tag = -1, 0
+        self._ends: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._looked, self._heard = -LOOK_SECONDS, -1
+        self._orders: OrderedDict[int, Sequence[int] | NDArray[np.uint32]] = OrderedDict()
+        self._folder: tuple[int, bytes] = ROOT, b""  # the directory that was asked about last, and its path
+
+    def prepare(self) -> None:
+        self.tree.prepare()
+
+    def close(self, clean: bool) -> None:
+        self.tree.close(clean)
+
+    def make_writable(self, umask: int = 0) -> None:
+        """Nothing changes for the links: they cannot be written."""
+        self.tree.make_writable(umask)
+        self.directory_mode, self.file_mode = self.tree.directory_mode, self.tree.file_mode
+
+    # --- the samples of the set
+
+    def _load(self) -> None:
+        """Count anew if a shard has changed. Called first by whatever is about the links."""
+        now = time.monotonic()
+        if self.lower.generations.alarms != self._heard or now - self._looked > LOOK_SECONDS:
+            self._heard = self.lower.generations.alarms
+            self.lower.look_at_all()
+            self._looked = now
+        if self._generation != self.lower.generation:
+            self._count()
+
+    def _count(self) -> None:
+        self._ends = np.cumsum([self._count_in(number) for number in range(len(self.lower))], dtype=np.int64)
+        self._tag = self.lower.version() + self.lower.generations.edition & TAG_MAX
+        self._orders.clear()
+        self._folder = ROOT, b""
+        self._generation = self.lower.generation
+
+    def _count_in(self, number: int) -> int:
+        """How many numbers a shard takes."""
+        samples = self.lower.samples_of(number)
+        if self._is_shown(number) and self.lower.summary(number).problems:
+            self.lower.record(number)  # a view that was refused has no samples that anybody could count
+        return samples
+
+    def _is_shown(self, shard: int) -> bool:
+        """True if a shard is in the set, and not about to be taken out of it."""
+        if shard in self.lower.out:
+            return False
+        if self.lower.generations.followed:
+            try:
+                self.lower.fingerprint(shard)
+            except MissingShard:
+                return False
+        return True
+
+    def _sample(self, number: int) -> tuple[int, int]:
+        """The shard that has the sample with this number, and its inode. Raises NoSuchEntry for an unused one."""
+        shard = int(np.searchsorted(self._ends, number, "right"))
+        if self.lower.may_shrink and not self._is_shown(shard):
+            raise NoSuchEntry(f"sample {number} is gone: its shard is not in the set any more")
+        order = self._orders.get(shard)
+        if order is None:
+            order = self._orders[shard] = samples_of(self.lower, shard)
+            if len(self._orders) > ORDERS_MAX:
+                self._orders.popitem(last=False)
+        self.lower.record(shard)
+        if self.lower.generation != self._generation:
+            self._orders.clear()
+            raise StaleEntry("a shard has changed since its samples were counted")
+        entry = int(order[number - int(self._ends[shard - 1] if shard else 0)])
+        return shard, inodes.pack(self.lower.tag(shard), shard, position(SAMPLE, entry))
+
+    def _target(self, number: int) -> tuple[int, bytes]:
+        """The shard of a sample, and where its link leads."""
+        shard, inode = self._sample(number)
+        parent, name = self.tree.places(inode)[0]
+        if self._folder[0] != parent:
+            self._folder = parent, self._path(parent)
+        return shard, _to(self._folder[1] + name)
+
+    def _path(self, inode: int) -> bytes:
+        """The path of a directory with a slash at its end; empty for the top."""
+        path = b""
+        while inode != ROOT:
+            inode, name = self.tree.places(inode)[0]
+            path = name + b"/" + path
+        return path
+
+    # --- all of them at once
+
+    def links_top(self) -> Node | None:
+        """The directory of links; None if the tree has that name itself. Raises ShardErrors, NotIndexed."""
+        self._load()
+        return self._top() if self._has_top() else None
+
+    def links_in(self, shard: int, shown: ShownColumns) -> Links:
+        """The links to the samples of a shard; `shown` is what the tree shows of it.
+
+        Raises what `readlink` raises.
+        """
+        self._load()
+        entries = np.asarray(samples_of(self.lower, shard), np.int64).tolist()
+        first = int(self._ends[shard - 1]) if shard else 0
+        numbers = range(first, first + len(entries))
+        paths = dict(zip(shown.samples.tolist(), self._paths_of(shard, shown), strict=True))
+        # What is not among them lies in the directory of a folder.
+        found = [
+            _to(paths[entry]) if entry in paths else self._target(number)[1]
+            for number, entry in zip(numbers, entries, strict=True)
+        ]
+        return Links(numbers, self.lower.fingerprint(shard).mtime_ns, Texts.of(found))
+
+    def _paths_of(self, shard: int, shown: ShownColumns) -> list[bytes]:
+        """The paths of the samples that have directories of their own."""
+        count = len(shown.folders) - 1
+        names = shown.names.take(np.arange(count + len(shown.samples))).to_list()
+        above = [b"" if self.merged else self.lower.shards[shard].name + b"/"]
+        for holder, name in zip(shown.folder_holder[1:].tolist(), names, strict=False):
+            above.append(above[holder] + name + b"/")
+        return [above[at] + name for at, name in zip(shown.sample_holder.tolist(), names[count:], strict=True)]
+
+    # --- the directories of links
+
+    def _count_of(self, samples: int) -> int:
+        """How many directories of so many samples each there are."""
+        total = int(self._ends[-1]) if len(self._ends) else 0
+        return -(-total // samples)
+
+    def _inode(self, what: int, number: int = 0) -> int:
+        return pack_extra(what, self._tag << _TAG_SHIFT | number)
+
+    def _below(self, what: int, number: int) -> range:
+        """The numbers of the children of a directory."""
+        level = _LEVELS[what]
+        first = number * level.children
+        return range(first, min(first + level.children, self._count_of(level.samples)))
+
+    def _own(self, inode: int) -> tuple[int, int]:
+        """The kind of an inode among the links, and its number; kind 0 for an inode of the tree. Raises
+        StaleEntry."""
+        what, number = inodes.unpack_extra(inode)
+        if not BY_INDEX <= what <= NUMBERED:
+            return 0, 0
+        self._load()
+        tag, number = number >> _TAG_SHIFT, number & (1 << _TAG_SHIFT) - 1
+        if self._is_stale(tag):  # another process may have seen a change that this one has not looked for yet
+            self.lower.look_at_all()
+            self._load()
+        known = number == 0 if what == BY_INDEX else number < self._count_of(_LEVELS[_ABOVE[what]].samples)
+        if self._is_stale(tag) or not known:
+            raise StaleEntry(f"no inode {inode}")
+        return what, number
+
+    def _is_stale(self, tag: int) -> bool:
+        """True for the tag of a set with other numbers. Shards that have come or gone change no number."""
+        return self._tag - tag & TAG_MAX > self.lower.generations.edition
+
+    def _node_of(self, what: int, number: int) -> Node:
+        inode = self._inode(what, number)
+        if what == BY_INDEX:
+            return self._top()
+        if what == NUMBERED:
+            shard, target = self._target(number)
+            return Node(inode, LINK_MODE, 1, len(target), self.lower.fingerprint(shard).mtime_ns)
+        links = 2 + (0 if what == THOUSAND else len(self._below(what, number)))
+        return Node(inode, DIRECTORY_MODE, links, 0, self.tree.getattr(ROOT).mtime_ns)
+
+    def _top(self) -> Node:
+        """The directory of links. It exists even while it cannot be listed."""
+        links = 1
+        with contextlib.suppress(ShardError):
+            self._load()
+            links = 2 + len(self._below(BY_INDEX, 0))
+        return Node(self._inode(BY_INDEX), DIRECTORY_MODE, links, 0, self.tree.getattr(ROOT).mtime_ns)
+
+    def _has_top(self) -> bool:
+        """True if the top shows the links: the tree has no such name itself."""
+        try:
+            self.tree.lookup(ROOT, NAME)
+        except NoSuchEntry:
+            return True
+        return False
+
+    # --- the tree
+
+    def lookup(self, parent: int, name: bytes) -> Node:
+        what, number = self._own(parent)
+        if not what:
+            if parent == ROOT and name == NAME and self._has_top():
+                return self._top()
+            return self.tree.lookup(parent, name)
+        if what == NUMBERED:
+            raise NotADirectory(f"{text_of(name)!r}: its parent is a link")
+        level, children = _LEVELS[what], self._below(what, number)
+        if name.isdigit() and len(name) < 20:
+            child = int(name) + (children.start if what == MILLION else 0)
+            if child in children and self._name(level, child) == name:
+                return self._node_of(level.child, child)
+        raise NoSuchEntry(f"no {text_of(name)!r} among the numbers of {len(self._ends)} shards")
+
+    def resolve(self, path: bytes) -> Node:
+        return resolve(self, path)
+
+    @staticmethod
+    def _name(level: _Level, child: int) -> bytes:
+        return level.name % (child % 1000 if level.child == THOUSAND else child)
+
+    def getattr(self, inode: int) -> Node:
+        what, number = self._own(inode)
+        if what:
+            return self._node_of(what, number)
+        node = self.tree.getattr(inode)
+        # One link: the subdirectories are not counted.
+        return (
+            node._replace(links=node.links + 1) if inode == ROOT and node.links > 1 and self._has_top() else node
+        )
+
+    def readlink(self, inode: int) -> bytes:
+        what, number = self._own(inode)
+        if not what:
+            return self.tree.readlink(inode)
+        if what != NUMBERED:
+            raise InvalidRequest(f"inode {inode} is no symbolic link")
+        return self._target(number)[1]
+
+    def parent(self, inode: int) -> int:
+        what, number = self._own(inode)
+        if not what:
+            return self.tree.parent(inode)
+        if what == BY_INDEX:
+            return ROOT
+        above = _ABOVE[what]
+        return self._inode(above, 0 if above == BY_INDEX else number // _LEVELS[above].children)
+
+    def places(self, inode: int) -> list[tuple[int, bytes]]:
+        what, number = self._own(inode)
+        if not what:
+            return self.tree.places(inode)
+        name = NAME if what == BY_INDEX else self._name(_LEVELS[_ABOVE[what]], number)
+        return [(self.parent(inode), name)]
+
+    def open_directory(self, inode: int) -> None:
+        what, _ = self._own(inode)
+        if not what:
+            self.tree.open_directory(inode)
+        elif what == NUMBERED:
+            raise NotADirectory(f"inode {inode} is a link")
+
+    def listing(self, inode: int, after: int = 0) -> Iterator[Entry]:
+        what, number = self._own(inode)
+        if not what:
+            if after != _LAST:
+                yield from self.tree.listing(inode, after)
+            if inode == ROOT and after != _LAST and self._has_top():
+                yield Entry(NAME, self._top(), _LAST)
+            return
+        if what == NUMBERED:
+            raise NotADirectory(f"inode {inode} is a link")
+        if after < AT_SELF:
+            yield Entry(b".", self.getattr(inode), AT_SELF)
+        if after < AT_PARENT:
+            yield Entry(b"..", self.getattr(self.parent(inode)), AT_PARENT)
+        level, children = _LEVELS[what], self._below(what, number)
+        for child in children[max(after - _FIRST + 1, 0) :]:
+            cursor = child - children.start + _FIRST
+            try:
+                node = self._node_of(level.child, child)
+            except NoSuchEntry:  # an unused number
+                continue
+            yield Entry(self._name(level, child), node, cursor)
+
+    def run(self, inode: int, after: int, most: int) -> ListingRun | None:
+        return None if inodes.unpack_extra(inode)[0] else self.tree.run(inode, after, most)
+
+    def content(self, inode: int) -> Content:
+        if self._own(inode)[0]:
+            raise IsADirectory(f"inode {inode} is a directory or a link")
+        return self.tree.content(inode)
+
+    def xattrs(self, inode: int) -> list[bytes]:
+        return [] if self._own(inode)[0] else self.tree.xattrs(inode)
+
+    def getxattr(self, inode: int, name: bytes) -> bytes:
+        if self._own(inode)[0]:
+            raise NoSuchAttribute(f"no attribute {text_of(name)}")
+        return self.tree.getxattr(inode, name)
+
+    def totals(self) -> Totals:
+        return self.tree.totals()

@@ -1,0 +1,204 @@
+"""The shards that are open: their descriptors, where their bytes come from, and readahead.
+
+Few are kept open at a time, whatever the size of the set. That an opened file is the one that was indexed is
+for `shard_set.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wdsfs.errors import UnreadableShard
+from wdsfs.remote.any_shard import OpenShard
+from wdsfs.storage import source
+from wdsfs.storage.durable import named
+from wdsfs.storage.identity import Fingerprint
+from wdsfs.storage.source import TarBytes
+from wdsfs.tar import compressed
+from wdsfs.tree.shard_access import Access
+
+if TYPE_CHECKING:
+    from wdsfs.remote.client import RemoteTar
+
+# Readahead over a shard: bytes that a read may be away from the last one to be of the same pass, reads that make a
+# pass, and how much is read ahead of it (bytes), in steps of the least that a disk's readahead is set to.
+NEAR, PASS, AHEAD, STEP = 4 << 20, 8, 8 << 20, 128 << 10
+# How many bytes may be skipped for each byte that is read, and how many bytes a read counts for at least. A reader
+# of one class also goes through the set in order, but reads a hundredth of it.
+GAPS, LEAST = 4, 4096
+COPIES_MAX, READERS_MAX = 32, 4  # compressed shards open at a time: a copy takes disk, a reader up to 100 MB
+
+
+@dataclass(slots=True)
+class ShardFile:
+    """An open shard. Whatever is done to it, or to its last name, changes its ctime.
+
+    `source` is where its bytes come from: of a plain one `shard` itself.
+    """
+
+    shard: OpenShard
+    source: TarBytes
+    path: bytes
+    fingerprint: Fingerprint
+    ctime_ns: int
+    run: int = 0  # reads of a pass in order so far
+    start: int = 0  # where it began (bytes)
+    used: int = 0  # how many bytes it has read
+    front: int = 0  # how far it has come (bytes)
+    ahead: int = 0  # how far the disk was asked to read ahead of it (bytes)
+    readers: int = 0  # other threads that read from it
+    ended: bool = False  # to be closed as soon as these have finished
+
+    def look_ahead(self, begin: int, end: int) -> None:
+        """Note a read of these bytes; when reads go on in order, have the disk read ahead.
+
+        The kernel does so by itself only for a descriptor that is read without gaps by one reader. Several
+        processes share a pass here, headers are left out, and a loader's processes are some samples apart.
+        """
+        if not -NEAR <= begin - self.front <= NEAR:
+            self.run, self.start, self.used, self.front, self.ahead = 0, begin, 0, end, end
+            return
+        self.run += 1
+        self.used += max(end - begin, LEAST)
+        if end > self.front:
+            self.front = end
+        if self.run < PASS or self.front + AHEAD // 2 < self.ahead:
+            return
+        if self.used * GAPS < self.front - self.start:
+            return
+        start = max(self.ahead, self.front)
+        self.ahead = start + AHEAD // 2
+        fd = self.source
+        assert isinstance(fd, int)  # compressed shards have no readahead
+        # The kernel cuts each of these to what it would read ahead by itself, so in small steps.
+        for step in range(start, self.ahead, STEP):
+            os.posix_fadvise(fd, step, STEP, os.POSIX_FADV_WILLNEED)
+
+    @property
+    def remote(self) -> RemoteTar | None:
+        """The shard if its bytes come from a store as they are."""
+        return None if isinstance(self.shard, int) or self.source is not self.shard else self.shard
+
+    def hold(self) -> None:
+        """Keep it open for another thread than that of the set. This and the next are called where the set is."""
+        self.readers += 1
+
+    def let_go(self) -> None:
+        self.readers -= 1
+        if self.ended:
+            self.close()
+
+    def close(self) -> None:
+        """Raises OSErrors that name the shard."""
+        self.ended = True
+        if self.readers:
+            return
+        with named(self.path):
+            if self.source is not self.shard:
+                source.close(self.source)
+            source.close(self.shard)
+
+
+class OpenFiles:
+    """An LRU cache of open shards by number, `most` at the most.
+
+    `closed` is called with the number of a shard that is evicted; `slowly` is entered around what may take long.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        most: int,
+        closed: Callable[[int], None],
+        slowly: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self.files: OrderedDict[int, ShardFile] = OrderedDict()
+        self._access, self._most, self._closed, self._slowly = access, most, closed, slowly
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def get(self, number: int, fingerprint: Fingerprint) -> ShardFile | None:
+        """The open shard, if it was opened when it had this fingerprint."""
+        file = self.files.get(number)
+        if file is None or file.fingerprint != fingerprint:
+            return None
+        self.files.move_to_end(number)
+        return file
+
+    def open(
+        self,
+        number: int,
+        path: bytes,
+        fingerprint: Fingerprint,
+        compression: str | None,
+        ctime_of: Callable[[ShardFile], int],
+    ) -> ShardFile:
+        """Open a shard, in the place of what was open under its number.
+
+        `fingerprint` and `compression` are those of its record. `ctime_of` compares the opened file with the
+        record, and returns its ctime (ns). Raises what it raises, and MissingShard, UnreadableShard, RefusedShard.
+        """
+        shard = self._access.open(path)
+        file = ShardFile(shard, shard, path, fingerprint, 0)
+        try:
+            file.source = self._source(shard, path, compression)
+            file.ctime_ns = ctime_of(file)
+        except BaseException:
+            file.close()
+            raise
+        if number in self.files:
+            self.files.pop(number).close()
+        self.files[number] = file
+        if len(self.files) > self._most:
+            self._close(next(iter(self.files)))
+        if file.source is not shard:
+            self._close_compressed()
+        return file
+
+    def _source(self, shard: OpenShard, path: bytes, compression: str | None) -> TarBytes:
+        """Where the bytes of a shard come from. Raises StaleShard, UnreadableShard."""
+        kind = compression
+        if isinstance(
+            shard, int
+        ):  # it may be another file with the same times; of a remote one nothing is fetched
+            try:
+                kind = compressed.kind_of(shard)
+            except OSError as error:
+                raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
+        if kind is None:
+            return shard
+        with self._slowly():
+            return compressed.unpacked(kind, shard, path).source
+
+    def _close(self, number: int) -> None:
+        self._closed(number)
+        self.files.pop(number).close()
+
+    def _close_compressed(self) -> None:
+        """Evict compressed shards above their own, smaller limits."""
+        for wanted, limit in ((True, COPIES_MAX), (False, READERS_MAX)):
+            found = [
+                number
+                for number, file in self.files.items()
+                if file.source is not file.shard and isinstance(file.source, int) == wanted
+            ]
+            for number in found[:-limit]:
+                self._close(number)
+
+    def forget(self, number: int) -> None:
+        """Close one shard, if it is open."""
+        file = self.files.pop(number, None)
+        if file is not None:
+            file.close()
+
+    def clear(self) -> None:
+        """Close all."""
+        for file in self.files.values():
+            file.close()
+        self.files.clear()

@@ -1,0 +1,504 @@
+"""The lower: the shards of a set by number, with their records and content, as trees ask for them.
+
+It puts its parts together: changes of shards (`freshness.py`), records (`open_records.py`), descriptors
+(`open_files.py`), and failures to index (`indexing.py`). Its own decision is that nothing of a shard is used
+after its file has changed: open inodes of it get `StaleShard`, and questions about the changed shard raise
+`NotIndexed` until it is indexed again. `content.py` reads.
+
+Threads: the methods of `ShardSet` are called by one thread, but for `build`, which touches nothing of the set.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
+from typing import NamedTuple
+
+from wdsfs.errors import MissingShard, NotATar, ShardError, StaleShard, UnreadableShard
+from wdsfs.index import portable, record_of_file
+from wdsfs.index import record as record_module
+from wdsfs.index.merged_names import Wants
+from wdsfs.index.record import Record
+from wdsfs.index.set_tables import Claims, PathUnion
+from wdsfs.index.store import Index, Summary
+from wdsfs.remote.any_shard import fingerprint_of
+from wdsfs.spec.expand import Shard
+from wdsfs.storage.identity import GONE, Fingerprint
+from wdsfs.tar.problems import Problem, problems_text
+from wdsfs.tree.content import Content
+from wdsfs.tree.content_columns import ContentColumns, content_in_shard
+from wdsfs.tree.freshness import Freshness
+from wdsfs.tree.generations import Generations
+from wdsfs.tree.indexing import Failures, NotIndexed, indexed
+from wdsfs.tree.open_files import OpenFiles, ShardFile
+from wdsfs.tree.open_records import OpenRecords
+from wdsfs.tree.shard_access import Access
+
+log = logging.getLogger(__name__)
+
+MANY = 1000  # files that are not looked at in passing: on a slow disk others serve meanwhile
+
+
+class _Hot(NamedTuple):
+    """Record and file of a shard as `content` found them, valid `until` then (monotonic seconds)."""
+
+    tag: int
+    until: float
+    record: Record
+    file: ShardFile
+
+
+class ShardSet:
+    """`shards` in the order of the set, their records from `index`."""
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        index: Index,
+        descriptors: int = 256,
+        tags: Generations | None = None,
+        access: Access | None = None,
+    ) -> None:
+        self.shards = shards
+        self.access = access or Access()
+        self.index = index
+        self.plain: ShardSet = self  # the lower of the shards as they are
+        self.label_files: Sequence[bytes] = ()  # the paths of other files that decide what is shown
+        self._keys = [shard.key for shard in shards]  # under which the index has their records
+        self.generation = 0  # counts changes of the set under the mount
+        self._tags = Generations(len(shards)) if tags is None else tags
+        # Numbers whose shard is not in the set any more. What was open from it goes on while its file is there.
+        self.out = frozenset(number for number, shard in enumerate(shards) if shard.gone is not None)
+        self._freshness = Freshness(self._tags, self._stat, self._changed, self.out)
+        # Asked at every request, so without a call in between.
+        self.fingerprint, self.tag = self._freshness.fingerprint, self._freshness.tag
+        self._failures = Failures(shards, self._keys, index)
+        self._hot: dict[int, _Hot] = {}  # never without the record and the file being kept
+        self._records = OpenRecords(index, self._cool)
+        self._files = OpenFiles(self.access, descriptors, self._cool, lambda: self.slowly())
+        self.on_files: Callable[[int], None] = lambda _: None  # called with the number of open shards
+        # Entered around blocking work, such as unpacking a shard, so that other workers can be started meanwhile.
+        self.slowly: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    @property
+    def numbers(self) -> Iterator[int]:
+        """The numbers of the shards that are in the set, in its order."""
+        out = self.out
+        return (number for number in range(len(self.shards)) if number not in out)
+
+    @property
+    def count(self) -> int:
+        """How many shards are in the set."""
+        return len(self.shards) - len(self.out)
+
+    @property
+    def may_shrink(self) -> bool:
+        """True if shards are not in the set any more, or may be taken out of it at any time."""
+        return bool(self.out) or self._tags.followed
+
+    @property
+    def generations(self) -> Generations:
+        """What the processes of a mount share about the changes of this set."""
+        return self._tags
+
+    @property
+    def sources(self) -> list[ShardSet]:
+        """The lowers of all shards that this is made of, as they are."""
+        return [self]
+
+    @property
+    def open_files(self) -> int:
+        """How many shards are open."""
+        return len(self._files)
+
+    # --- what a shard is now
+
+    def _changed(self, number: int, before: Fingerprint, now: Fingerprint) -> None:
+        if now != GONE:
+            self._log_change(number, before, now)
+        self._forget(number)
+
+    def _log_change(self, number: int, before: Fingerprint, now: Fingerprint) -> None:
+        text = "%s has changed; it is indexed anew, what was open from it gets ESTALE"
+        log.warning(text, self.path_text(number))
+
+    def _stat(self, number: int) -> Fingerprint:
+        return self.access.look(self.shards[number].path)
+
+    def look_at_all(self) -> None:
+        """Check every shard that was not checked within the last second. Callers that use one get its error."""
+        with self.slowly() if len(self) > MANY else nullcontext():
+            for number in self.numbers:
+                with suppress(ShardError):
+                    self.fingerprint(number)
+
+    def distrust(self) -> None:
+        """Have every shard checked before its next use, in all processes of the mount.
+
+        Called when something turned out to be stale: the kernel looks up its path again at once.
+        """
+        self._tags.alarm()
+
+    def _forget(self, number: int) -> None:
+        self.generation += 1
+        self._cool(number)
+        self._records.forget(number)
+        self._files.forget(number)
+
+    def _cool(self, number: int) -> None:
+        self._hot.pop(number, None)
+
+    def version(self) -> int:
+        """A number that differs after each change of a shard that this process has noticed.
+
+        It is the same in all processes that have noticed the same changes, and after a remount.
+        """
+        return self._freshness.version()
+
+    def summary(self, number: int) -> Summary:
+        """The summary of a shard. Raises NotIndexed, MissingShard, UnreadableShard, NotATar."""
+        fingerprint = self.fingerprint(number)
+        found = self.index.summary(self._keys[number], fingerprint)
+        if found is None:
+            self._failures.refuse(number, fingerprint)
+            raise NotIndexed(self, number)
+        self.index.check_is_tar(self.shards[number], found)
+        return found
+
+    def samples_of(self, number: int) -> int:
+        """How many samples a shard has; had, for one that is not in the set any more, or about to be taken out.
+
+        Raises what `summary` raises.
+        """
+        gone = self.shards[number].gone
+        if gone is not None:
+            return gone
+        try:
+            return self.summary(number).samples
+        except MissingShard:
+            if not self._tags.followed:
+                raise
+            return self.last_samples(number)
+
+    def last_samples(self, number: int) -> int:
+        """How many samples a shard had when it was indexed last; 0 if it never was."""
+        found = self.index.summary(self._keys[number])
+        return 0 if found is None else found.samples
+
+    def record(self, number: int, tag: int | None = None) -> Record:
+        """The record of a shard, valid until `tidy` or `settled` is called.
+
+        `tag` is that of an inode number: raises StaleShard when the number is of an earlier content. Raises
+        NotIndexed, MissingShard, UnreadableShard, NotATar.
+        """
+        freshness = self._freshness
+        fingerprint = freshness.fingerprint(number)
+        if tag is not None and tag != freshness.states[number].tag:
+            # Another process may have seen a change that this one has not looked for yet.
+            fingerprint = freshness.look_again(number)
+            if tag != freshness.states[number].tag:
+                if not tag:  # that of a shard which cannot be read, and was listed all the same
+                    self._failures.refuse(number, fingerprint)
+                    summary = self.index.summary(self._keys[number], fingerprint)
+                    self.index.check_is_tar(self.shards[number], summary)
+                raise StaleShard(f"{self.path_text(number)} has changed since this was opened")
+        if self._records.snapshot != self.index.snapshot:  # another set that shares the index has renewed it
+            self._drop_records()
+        in_use = self._records.in_use  # not by a call: every request comes here
+        found = in_use.get(number)
+        if found is not None:
+            in_use.move_to_end(number)
+            return found
+        found = self._records.fetch(number, self._keys[number], fingerprint)
+        if found is None:
+            self._failures.refuse(number, fingerprint)
+            raise NotIndexed(self, number)
+        if not found.members:
+            try:
+                found.check_is_tar(self.path_text(number))
+            except NotATar:
+                self._records.forget(number)
+                raise
+        return found
+
+    def tidy(self) -> None:
+        """Replace an old snapshot of the index. Call it between requests, when no Record is in use."""
+        if time.monotonic() > self._records.old_at:
+            self.renew()
+
+    def renew(self) -> None:
+        """Take a new snapshot of the index, with what other processes have indexed. Invalidates all records in
+        use."""
+        self.index.renew()
+        self._hot.clear()
+        self._records.renewed()
+
+    def _drop_records(self) -> None:
+        self._hot.clear()
+        self._records.clear()
+
+    def settled(self, number: int) -> bool:
+        """True if a shard that was NotIndexed is indexed now, by another process."""
+        self.renew()
+        try:
+            self.summary(number)
+            self.record(number)
+        except NotIndexed:
+            return False
+        except NotATar:
+            pass  # that is what is known of it
+        self.generation += 1
+        return True
+
+    def build(self, number: int) -> bytes:
+        """The record of a shard as it is now. Safe in a thread. Raises MissingShard, UnreadableShard."""
+        one = self.shards[number]
+        found = self.index.copied(one.key, self.access.look(one.path))
+        if found is not None:
+            return found
+        log.info("indexing %s", self.path_text(number))
+        return record_of_file.build_file(one.path, one.reading, self.access.open)
+
+    def install(self, number: int, data: bytes) -> None:
+        """Store a record that `build` made. Raises MissingShard, UnreadableShard."""
+        self.index.store([(self._keys[number], data)])
+        self._hot.clear()
+        self._records.renewed()
+        self.generation += 1
+        self._freshness.look_again(number)
+        self._log_damage(number, Record(data, verify=False))
+
+    def _log_damage(self, number: int, made: Record) -> None:
+        """Log the damage of a shard that was just indexed."""
+        if made.problem_count:
+            log.warning("%s: %s", self.path_text(number), _damage_text(made))
+
+    def index_now(self, number: int) -> None:
+        """Index a shard that is NotIndexed, unless another process has done so by now."""
+        if not self.settled(number):
+            self.install(number, self.build(number))
+
+    def try_index(self, number: int) -> None:
+        """As `index_now`, for a request that may be about other shards only.
+
+        If the shard cannot be indexed, the reason is kept, and each question about it raises that from then on.
+        Raises ShardErrors if the shard has changed meanwhile, because the request would meet NotIndexed again.
+        """
+        before, began = self.fingerprint(number), time.monotonic()
+        try:
+            with self.slowly():
+                self.index_now(number)
+        except ShardError as error:
+            is_first = self._failures.add(number, before, time.monotonic() - began, str(error))
+            if not self._has_failed(number):
+                raise
+            if is_first:
+                log.error("%s; it is tried again later", error)
+
+    def _has_failed(self, number: int) -> bool:
+        try:
+            self.summary(number)
+        except NotIndexed:  # it has changed meanwhile
+            return False
+        except ShardError:
+            return True
+        return False
+
+    def union(self, records: Callable[[int], Record | None]) -> PathUnion:
+        """The union over the set as it is now. Invalidates all records in use."""
+        try:
+            return self.index.union(self._keys, self._indexed_fingerprints(), records)
+        finally:
+            self._drop_records()
+
+    def claims(
+        self, kind: bytes, records: Callable[[int], Record | None], wants: Callable[[Record], Wants]
+    ) -> Claims:
+        """The claims of the set as it is now (`Index.claims`). Invalidates all records in use."""
+        try:
+            return self.index.claims(self._keys, kind, self._indexed_fingerprints(), records, wants)
+        finally:
+            self._drop_records()
+
+    def drop_claims(self) -> None:
+        """Drop the claims of the set: it is not shown any more. Who uses them all the same makes them again."""
+        self.index.drop_claims(self._keys)
+
+    def _indexed_fingerprints(self) -> list[Fingerprint]:
+        """The fingerprints of all shards; GONE for one that cannot be read, or is not in the set."""
+        found = [GONE] * len(self.shards)
+        for number in self.numbers:
+            with suppress(ShardError):
+                found[number] = self._indexed_fingerprint(number)
+        return found
+
+    def _indexed_fingerprint(self, number: int) -> Fingerprint:
+        return self.summary(number).fingerprint
+
+    def damaged(self) -> Iterator[tuple[str, str]]:
+        """The shards that are not whole: path and what is wrong, as far as they are indexed."""
+        for number in self.numbers:
+            try:
+                if self.summary(number).problems and (record := self.record(number)).problem_count:
+                    yield self.path_text(number), _damage_text(record)
+            except NotIndexed:
+                text = self._failures.text_of(number, self._freshness.states[number].fingerprint)
+                if text is not None:
+                    yield self.path_text(number), text
+            except ShardError as error:
+                path = self.path_text(number)
+                yield path, str(error).removeprefix(f"{path}: ")  # callers print the path themselves
+
+    def known_damage(self) -> Iterator[tuple[str, Problem, int]]:
+        """The shards that are indexed already and not whole: path, first problem, how many there are.
+
+        No other file is looked at.
+        """
+        for number in self.numbers:
+            if self.index.is_whole(self._keys[number]):
+                continue
+            summary = self.index.summary(self._keys[number])
+            if summary is not None and summary.problems:
+                with suppress(NotIndexed, ShardError):  # changed since, or not readable: no damage that is known
+                    record = self.record(number)
+                    if record.problem_count:  # it may have changed meanwhile
+                        yield self.path_text(number), record.problems[0], record.problem_count
+
+    def path_text(self, number: int) -> str:
+        return os.fsdecode(self.shards[number].path)
+
+    # --- content
+
+    def record_and_plain(self, number: int, tag: int | None = None) -> tuple[Record, Record]:
+        """The record of a shard, and that of the plain shard, which it is made of. Raises what `record` raises."""
+        record = self.record(number, tag)
+        return record, record
+
+    def origin(self, number: int, member: int, tag: int | None = None) -> tuple[ShardSet, int, int] | None:
+        """The real place of a member: the set of plain shards, and the numbers of shard and member there.
+
+        None for a file that is no member of any shard. `tag` is as in `record`.
+        """
+        return self, number, member
+
+    def content(self, number: int, tag: int, member: int) -> Content:
+        """Where to read a member. Raises what `record` raises."""
+        hot = self._hot.get(number)
+        if (
+            hot is None
+            or hot.tag != tag
+            or hot.until < time.monotonic()
+            or self._tags.alarms != self._freshness.heard  # a shard has changed: check again
+            or self._records.snapshot != self.index.snapshot
+        ):
+            hot = self._warm(number, tag)
+        one = hot.record
+        if one.moved is not None and member not in one.moved:
+            self._compare(number, one, member, hot.file)
+        data, size = one.extent(member)
+        found = Content(hot.file, data, size, one.extents(member))
+        if hot.file.remote is not None:
+            found.sample = lambda: _places(one, member)
+        return found
+
+    def content_columns(self, number: int) -> ContentColumns:
+        """As `content`, of all members at once; no file is looked at. Raises what `record` raises."""
+        return content_in_shard(self.record(number), self.shards[number].path)
+
+    def _warm(self, number: int, tag: int) -> _Hot:
+        one = self.record(number, tag)
+        hot = self._hot[number] = _Hot(tag, self._freshness.believed_until(number), one, self._file(number, one))
+        return hot
+
+    def _file(self, number: int, one: Record) -> ShardFile:
+        file = self._files.get(number, one.fingerprint)
+        if file is None:
+            path = self.shards[number].path
+            verify = partial(self._verify, number, one)
+            file = self._files.open(number, path, one.fingerprint, one.compression, verify)
+            self.on_files(len(self._files))
+        return file
+
+    def is_compressed(self, number: int) -> bool:
+        """True if a shard is compressed; it is indexed for that. Raises ShardErrors."""
+        return indexed(self.plain.record, number).compression is not None
+
+    def _verify(self, number: int, one: Record, file: ShardFile) -> int:
+        """Check that an opened file is the one that was indexed; returns its ctime (ns), 0 for a remote shard.
+
+        Raises StaleShard, UnreadableShard.
+        """
+        shard = file.shard
+        try:
+            ctime_ns = os.fstat(shard).st_ctime_ns if isinstance(shard, int) else 0
+            if fingerprint_of(shard) != file.fingerprint:  # replaced since the last look
+                self._freshness.look_again(number)
+                raise StaleShard(f"{self.path_text(number)} has changed since this was opened")
+            # The fingerprint has proved that nothing was written; this catches a file that was given the old
+            # times back, for the price of two reads per opened shard.
+            same = not isinstance(shard, int) or record_module.ends_match(file.source, one.ends) or not one.members
+        except OSError as error:
+            raise UnreadableShard(f"{self.path_text(number)}: {error.strerror}") from None
+        if not same:
+            self._spoil(number)
+            raise StaleShard(f"{self.path_text(number)} has other content than its index, with the same times")
+        return ctime_ns
+
+    def _compare(self, number: int, one: Record, member: int, file: ShardFile) -> None:
+        """Check that a member of a moved shard is where its record says. Raises StaleShard, UnreadableShard."""
+        try:
+            same = portable.confirmed(one, member, file.source)
+        except OSError as error:
+            raise UnreadableShard(f"{self.path_text(number)}: {error.strerror}") from None
+        if not same:
+            self._spoil(number)
+            raise StaleShard(f"{self.path_text(number)} is not the shard of its index, but another of its size")
+
+    def _spoil(self, number: int) -> None:
+        """Have a shard indexed again although it has the fingerprint of its record."""
+        log.warning("%s has changed without a new time; it is indexed anew", self.path_text(number))
+        self._reconsider(number)
+
+    def _reconsider(self, number: int) -> None:
+        """Have a record made again although the fingerprint may be the same."""
+        self._forget(number)
+        self._freshness.reconsider(number)
+        self.index.forget(self._keys[number])
+
+    def release(self) -> None:
+        """Close the shards, and drop all records."""
+        self._files.clear()
+        self._drop_records()
+
+    def close(self) -> None:
+        self.release()
+        self.index.close()
+
+
+def readable_numbers(lower: ShardSet, allow_missing: bool) -> Iterator[int]:
+    """Yield the numbers of all shards, with `allow_missing` only of those that can be read. Raises ShardErrors."""
+    for number in range(len(lower)):
+        try:
+            indexed(lower.summary, number)
+        except ShardError:
+            if not allow_missing:
+                raise
+        else:
+            yield number
+
+
+def _places(record: Record, member: int) -> list[tuple[int, int]]:
+    """Where the members of the sample of this one lie, as begin and end (bytes)."""
+    places = [record.extent(one) for one in record.entry_members(record.entry_of(member))]
+    return [(data, data + size) for data, size in places]
+
+
+def _damage_text(record: Record) -> str:
+    return problems_text(record.problems[0], record.problem_count)

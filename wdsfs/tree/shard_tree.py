@@ -1,0 +1,324 @@
+"""The tree with a directory for each shard: which inodes exist, and their attributes.
+
+Which names a record shows is decided in `shown_names.py`. The tree knows nothing of FUSE, and knows paths, LMDB
+and tar only through the set of shards. Everything here is plain synchronous code on one thread: a call runs from
+start to end with the records that it has looked up, so no lock is needed, and it waits for nothing but a page of
+the index.
+
+An inode number gives the shard and the position in its record (`inodes.py`), so no state is kept between calls: no
+table of inodes, no open directories, and a listing continues from the cursor at which it stopped.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+
+import numpy as np
+
+from wdsfs import inodes
+from wdsfs.errors import IsADirectory, NoSuchEntry, NotADirectory, ShardError, StaleShard
+from wdsfs.index.record import BY_EXTENSION, STRAY, Record
+from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of, position
+from wdsfs.tree.content import Content
+from wdsfs.tree.indexing import NotIndexed
+from wdsfs.tree.provenance import Provenance
+from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.shown_names import ShownNames, parent_folder
+from wdsfs.tree.totals import SetTotals
+from wdsfs.tree.tree import (
+    AT_PARENT,
+    AT_SELF,
+    DIRECTORY_MODE,
+    Entry,
+    ListingRun,
+    Node,
+    Totals,
+    View,
+    resolve,
+    text_of,
+)
+
+_SHARD_TOP = position(FOLDER, 0)  # the directory of a shard
+_FIRST_SHARD = 3  # the cursor of the first child of the top
+_FILE_MODE = stat.S_IFREG | 0o444
+_SYMLINK_MODE = stat.S_IFLNK | 0o777
+
+
+class ShardTree:
+    """One directory per shard.
+
+    Every method may raise NotIndexed when a shard has to be indexed first, StaleShard for an inode number of a
+    shard that has changed, and other ShardErrors.
+    """
+
+    merged = False
+
+    def __init__(self, lower: ShardSet, view: View) -> None:
+        self.lower = lower
+        self.view = view
+        self.names = ShownNames(view)
+        self.domain, self.files_layout = self.names.domain, self.names.files_layout
+        self.directory_mode, self.file_mode = DIRECTORY_MODE, _FILE_MODE
+        self._numbers = {lower.shards[number].name: number for number in lower.numbers}
+        self._provenance, self._totals = Provenance(lower, self._open), SetTotals(lower)
+        self._root_mtime = lower.generations.changed_ns  # as of a directory: when a name came or went
+        if not self._root_mtime:
+            self._root_mtime = max(
+                (_mtime_or_zero(lower, n) for n in (0, len(lower) - 1) if len(lower)), default=0
+            )
+
+    def make_writable(self, umask: int = 0) -> None:
+        """Show modes with which the owner may write, for a mount with an overlay.
+
+        `umask` is applied here, so that it also holds for what is copied up.
+        """
+        self.directory_mode, self.file_mode = stat.S_IFDIR | 0o755 & ~umask, stat.S_IFREG | 0o644 & ~umask
+
+    def prepare(self) -> None:
+        """Do work once that the first request would otherwise wait for."""
+
+    def close(self, clean: bool) -> None:
+        """Close everything; `clean` is True if the mount has ended."""
+        self.lower.close()
+
+    # --- looking things up
+
+    def lookup(self, parent: int, name: bytes) -> Node:
+        """The child `name` of a directory. Raises NoSuchEntry, NotADirectory."""
+        if parent == ROOT:
+            number = self._numbers.get(name)
+            if number is None:
+                raise NoSuchEntry(f"no {text_of(name)!r} at the top of the tree")
+            return self._shard_node(number)
+        number, record, where = self._open(parent)
+        child = self.names.find(record, where, name)
+        if child is None:
+            raise NoSuchEntry(f"no {text_of(name)!r} in {self.lower.path_text(number)}")
+        return self._node(number, record, child)
+
+    def resolve(self, path: bytes) -> Node:
+        """The node at a path below the top, for callers without a kernel."""
+        return resolve(self, path)
+
+    def _open(self, inode: int) -> tuple[int, Record, int]:
+        """The number of an inode's shard, the shard's record, and the position there. Raises NoSuchEntry."""
+        tag, number, where = inodes.unpack(inode)
+        if number >= len(self.lower) or where < _SHARD_TOP:
+            raise NoSuchEntry(f"no inode {inode}")
+        return number, self.lower.record(number, tag), where
+
+    # --- attributes
+
+    def getattr(self, inode: int) -> Node:
+        if inode == ROOT:
+            return Node(ROOT, self.directory_mode, 2 + self.lower.count, 0, self._root_mtime)
+        if inode & inodes.POSITION == _SHARD_TOP:
+            return self._shard_node_of(inode)
+        number, record, where = self._open(inode)
+        return self._node(number, record, where)
+
+    def _shard_node_of(self, inode: int) -> Node:
+        """The directory of a shard by its inode. Raises StaleShard, NoSuchEntry."""
+        _, number, _ = inodes.unpack(inode)
+        if number >= len(self.lower):
+            raise NoSuchEntry(f"no inode {inode}")
+        node = self._shard_node(number)
+        if node.inode != inode:
+            raise StaleShard(f"{self.lower.path_text(number)} has changed since this was opened")
+        return node
+
+    def _node(self, number: int, record: Record, where: int) -> Node:
+        """The node at a position; for a hard link that of its target."""
+        kind, index = kind_of(where), index_of(where)
+        if kind == MEMBER:
+            if record.has_links:
+                index = record.link_target(index) or 0
+            size, mtime = record.size_and_time(index)
+            target, mode = record.symlink(index), self.file_mode
+            if target is not None:
+                mode, size = _SYMLINK_MODE, len(target)
+            inode = inodes.pack(self.lower.tag(number), number, position(MEMBER, index))
+            return Node(inode, mode, record.link_count(index), size, mtime)
+        mtime = record.fingerprint.mtime_ns
+        if kind == SAMPLE:
+            first = record.entry_member[index]
+            mtime, links = record.mtime_ns(first), 2
+        else:
+            links = 2 + self._count_directories(record, index)
+            if self.files_layout and index:  # the directory of a shard has the time of the shard
+                own = record.folder_mtime_ns(index)
+                mtime = mtime if own is None else own
+        return Node(inodes.pack(self.lower.tag(number), number, where), self.directory_mode, links, 0, mtime)
+
+    def _count_directories(self, record: Record, folder: int) -> int:
+        return len(record.child_folders(folder)) if self.files_layout else record.count_directories(folder)
+
+    def _shard_node(self, number: int) -> Node:
+        """The directory of a shard, without its record: a set may have many shards, some of them broken."""
+        where = _SHARD_TOP
+        try:
+            summary = self.lower.summary(number)
+        except NotIndexed:  # one link: the subdirectories are not counted
+            fingerprint = self.lower.fingerprint(number)
+            inode = inodes.pack(self.lower.tag(number), number, where)
+            return Node(inode, self.directory_mode, 1, 0, fingerprint.mtime_ns)
+        except ShardError:  # it stays listed, never silently missing; a look inside gets the error
+            return Node(inodes.pack(0, number, where), self.directory_mode, 1, 0, 0)
+        links = 2 + (summary.top_folders if self.files_layout else summary.top_directories)
+        inode = inodes.pack(self.lower.tag(number), number, where)
+        return Node(inode, self.directory_mode, links, 0, summary.mtime_ns)
+
+    def readlink(self, inode: int) -> bytes:
+        _, record, where = self._open(inode)
+        target = record.symlink(index_of(where)) if kind_of(where) == MEMBER else None
+        if target is None:
+            raise NoSuchEntry(f"inode {inode} is no symbolic link")
+        return target
+
+    # --- listing
+
+    def open_directory(self, inode: int) -> None:
+        """Raise NotADirectory, or what a listing would raise."""
+        if inode != ROOT:
+            _, _, where = self._open(inode)
+            if kind_of(where) == MEMBER:
+                raise NotADirectory(f"inode {inode} is a file")
+
+    def listing(self, inode: int, after: int = 0) -> Iterator[Entry]:
+        """The children of a directory after the cursor `after`, in the order of the tar.
+
+        Exhaust or drop the iterator before any other call.
+        """
+        if inode == ROOT:
+            yield from self._list_top(after)
+            return
+        number, record, where = self._open(inode)
+        if kind_of(where) == MEMBER:
+            raise NotADirectory(f"inode {inode} is a file")
+        if after < AT_SELF:
+            yield Entry(b".", self._node(number, record, where), AT_SELF)
+        if after < AT_PARENT:
+            yield Entry(b"..", self._parent_node(number, record, where), AT_PARENT)
+        children = self.names.children(record, where, after)
+        if record.is_plain and record.aliases[self.domain] is None:
+            yield from self._list_plain(number, record, children)
+            return
+        for child in children:
+            yield Entry(self.names.shown(record, child), self._node(number, record, child), child)
+
+    def run(self, inode: int, after: int, most: int) -> ListingRun | None:
+        """Up to `most` lines of `listing` in columns, where they are all alike; else None.
+
+        For directories with up to a million children: columns take no Python code for each child.
+        """
+        if kind_of(inode) != FOLDER or kind_of(after) not in (SAMPLE, MEMBER):
+            return None
+        number, record, where = self._open(inode)
+        if not record.is_plain or record.aliases[self.domain] is not None:
+            return None
+        first, entries = index_of(after) + 1, record.folder_entries(index_of(where))
+        base = inodes.pack(self.lower.tag(number), number, 0)
+        if self.files_layout and kind_of(after) == MEMBER:
+            members = range(first, min(first + most, record.entry_member[entries.stop]))
+            child = position(MEMBER, first)
+            names, sizes, times = record.file_names(members), record.sizes(members), record.mtimes_ns(members)
+            return ListingRun(names, base | child, child, self.file_mode, 1, sizes, times)
+        if not self.files_layout and kind_of(after) == SAMPLE and record.all_listed:
+            chosen = range(first, min(first + most, entries.stop))
+            child = position(SAMPLE, first)
+            names = record.entry_name.of(chosen)
+            times = record.mtimes_ns(record.first_members(chosen))
+            return ListingRun(
+                names, base | child, child, self.directory_mode, 2, np.zeros(len(chosen), np.int64), times
+            )
+        return None
+
+    def _list_plain(self, number: int, record: Record, children: Iterator[int]) -> Iterator[Entry]:
+        """The lines of a record without links and aliases, in half the time of the general loop."""
+        base = inodes.pack(self.lower.tag(number), number, 0)
+        stem, stray, stop = b"", False, -1
+        for child in children:
+            if kind_of(child) != MEMBER:
+                yield Entry(self.names.shown(record, child), self._node(number, record, child), child)
+                continue
+            member = index_of(child)
+            if member >= stop and self.domain != BY_EXTENSION:
+                entry = record.entry_of(member)
+                stop = record.entry_member[entry + 1]
+                stray = bool(record.entry_flags[entry] & STRAY)
+                stem = record.entry_name[entry] + (b"" if stray else b".")
+            name = stem if stray else stem + record.extension(member)
+            size, mtime_ns = record.size_and_time(member)
+            yield Entry(name, Node(base | child, self.file_mode, 1, size, mtime_ns), child)
+
+    def _list_top(self, after: int) -> Iterator[Entry]:
+        """The directories of all shards."""
+        if after < AT_SELF:
+            yield Entry(b".", self.getattr(ROOT), AT_SELF)
+        if after < AT_PARENT:
+            yield Entry(b"..", self.getattr(ROOT), AT_PARENT)
+        first = max(after - _FIRST_SHARD + 1, 0)
+        for number in range(first, len(self.lower)) if not self.lower.out else self._shown_from(first):
+            yield Entry(self.lower.shards[number].name, self._shard_node(number), number + _FIRST_SHARD)
+
+    def _shown_from(self, first: int) -> Iterator[int]:
+        """The numbers of the shards that are in the set, from this one on."""
+        return (number for number in range(first, len(self.lower)) if number not in self.lower.out)
+
+    def parent(self, inode: int) -> int:
+        """The inode of the directory that holds this directory."""
+        if inode == ROOT:
+            return ROOT
+        number, record, where = self._open(inode)
+        folder = parent_folder(record, where)
+        return ROOT if folder is None else inodes.pack(self.lower.tag(number), number, position(FOLDER, folder))
+
+    def _parent_node(self, number: int, record: Record, where: int) -> Node:
+        """The directory that holds the directory at a position."""
+        folder = parent_folder(record, where)
+        if folder is None:
+            return self.getattr(ROOT)
+        return self._node(number, record, position(FOLDER, folder)) if folder else self._shard_node(number)
+
+    def places(self, inode: int) -> list[tuple[int, bytes]]:
+        """Every name of an inode except the top: the inode of the directory, and the name in it.
+
+        With hard links within a shard a file has several names.
+        """
+        number, record, where = self._open(inode)
+        if where == _SHARD_TOP:
+            return [(ROOT, self.lower.shards[number].name)]
+        return [self._place_in(number, record, one) for one in self.names.positions_of(record, where)]
+
+    def _place_in(self, number: int, record: Record, where: int) -> tuple[int, bytes]:
+        holder = self.names.holder(record, where)
+        return inodes.pack(self.lower.tag(number), number, holder), self.names.shown(record, where)
+
+    # --- content and provenance
+
+    def content(self, inode: int) -> Content:
+        """Where the bytes of a file are. Raises IsADirectory."""
+        tag, number, where = inodes.unpack(inode)
+        if inode == ROOT or kind_of(where) != MEMBER:
+            raise IsADirectory(f"inode {inode} is a directory")
+        return self.lower.content(number, tag, index_of(where))
+
+    def xattrs(self, inode: int) -> list[bytes]:
+        """The names of the extended attributes of an inode."""
+        return self._provenance.names(inode)
+
+    def getxattr(self, inode: int, name: bytes) -> bytes:
+        """The value of an extended attribute. Raises NoSuchAttribute."""
+        return self._provenance.value(inode, name)
+
+    def totals(self) -> Totals:
+        """Sums over the set, for `df` and `status`. Invalidates all records in use."""
+        return self._totals.get()
+
+
+def _mtime_or_zero(lower: ShardSet, number: int) -> int:
+    try:
+        return lower.fingerprint(number).mtime_ns
+    except ShardError:
+        return 0

@@ -1,0 +1,198 @@
+"""The interface of a tree: the questions that every tree answers, and the types of the answers.
+
+A tree decides which names exist and under which inode numbers. Five classes are trees: `shard_tree.ShardTree`,
+`merged_tree.MergedTree`, `numbered_tree.NumberedTree`, `overlay.writable_tree.WritableTree` and
+`status.dot_wdsfs.HiddenDirectory`. None has to inherit from another, nor from these protocols: mypy compares them
+where they are used.
+
+| protocol | what it adds | who asks |
+|---|---|---|
+| `Tree` | names, attributes, listings | `fuse/read_ops.py`; all five answer |
+| `MountedTree` | start and end | `mount/session.py`, a worker; all but the hidden directory |
+| `LowerTree` | content, places, the view | overlay, commit, commands; the three that only show shards |
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsfs.index.record import BY_EXTENSION, BY_NAME, FILES
+from wdsfs.inodes import ROOT
+from wdsfs.tree.content import Content
+from wdsfs.tree.shard_set import ShardSet
+
+SAMPLES_LAYOUT, CLASSES_LAYOUT = "samples", "classes"
+EXTENSION_NAMES, FULL_NAMES = "ext", "full"
+
+# Where a listing stands: 0 before everything, then these two, then the children by position.
+AT_SELF, AT_PARENT = 1, 2
+
+DIRECTORY_MODE = stat.S_IFDIR | 0o555
+XATTR = b"user.wdsfs."
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How a set is shown.
+
+    `layout` is samples, files or classes; `names`, of the files in a sample, is ext or full; with `index_tree`
+    there is a link to each sample by its number. The class layout shows files of records whose folders are the
+    classes (`tree/view_record.py`). With `partial`, a merged tree can be listed although a shard cannot be read.
+    """
+
+    layout: str = SAMPLES_LAYOUT
+    names: str = EXTENSION_NAMES
+    index_tree: bool = False
+    partial: bool = False
+
+    @property
+    def domain(self) -> int:
+        """The domain of names in a record that is shown (`index/record.py`)."""
+        if self.layout != SAMPLES_LAYOUT:
+            return FILES
+        return BY_NAME if self.names == FULL_NAMES else BY_EXTENSION
+
+
+class Node(NamedTuple):
+    """Attributes: inode number, type and permission bits, link count, size (bytes), mtime (ns since the epoch).
+
+    `upper` has the attributes of the file in the upper of an overlay: owner, further times and so on.
+    """
+
+    inode: int
+    mode: int
+    links: int
+    size: int
+    mtime_ns: int
+    upper: os.stat_result | None = None
+
+
+class Entry(NamedTuple):
+    """One line of a listing; the listing continues after it at `cursor`."""
+
+    name: bytes
+    node: Node
+    cursor: int
+
+
+class ListingRun(NamedTuple):
+    """Neighbours in a listing that are alike.
+
+    Inode numbers and cursors follow those of the first one by one; sizes (bytes) and mtimes (ns) are columns.
+    """
+
+    names: list[bytes]
+    inode: int
+    cursor: int
+    mode: int
+    links: int
+    sizes: NDArray[Any]
+    mtimes_ns: NDArray[np.int64]
+
+
+class Totals(NamedTuple):
+    """The set as a whole, as far as it is indexed."""
+
+    shards: int
+    indexed: int
+    samples: int
+    members: int
+    bytes: int
+    damaged: int
+
+
+class Tree(Protocol):
+    """Names, attributes and listings, as the kernel asks for them.
+
+    Every method may raise NotIndexed when a shard has to be indexed first, StaleShard or StaleEntry for an inode
+    number of something that has changed, and other ShardErrors.
+    """
+
+    merged: bool  # True if a directory shows names of several shards, and so changes with any of them
+    lower: ShardSet  # the shards that this is a tree of
+
+    def lookup(self, parent: int, name: bytes) -> Node:
+        """The child `name` of a directory. Raises NoSuchEntry, NotADirectory."""
+
+    def getattr(self, inode: int) -> Node:
+        """The attributes of an inode."""
+
+    def readlink(self, inode: int) -> bytes:
+        """The target of a symbolic link. Raises NoSuchEntry or InvalidRequest for anything else."""
+
+    def parent(self, inode: int) -> int:
+        """The inode of the directory that holds this directory; the top holds itself."""
+
+    def listing(self, inode: int, after: int = 0) -> Iterator[Entry]:
+        """The children of a directory after the cursor `after`, `.` and `..` first. Raises NotADirectory.
+
+        Exhaust or drop the iterator before any other call.
+        """
+
+    def xattrs(self, inode: int) -> list[bytes]:
+        """The names of the extended attributes of an inode."""
+
+    def getxattr(self, inode: int, name: bytes) -> bytes:
+        """The value of an extended attribute. Raises NoSuchAttribute."""
+
+    def totals(self) -> Totals:
+        """Sums over the set, for `df` and `status`. Invalidates all records in use."""
+
+
+class MountedTree(Tree, Protocol):
+    """A tree that a worker serves as a mount."""
+
+    def prepare(self) -> None:
+        """Do work once that the first request would otherwise wait for."""
+
+    def close(self, clean: bool) -> None:
+        """Close everything; `clean` is True if the mount has ended."""
+
+
+class LowerTree(MountedTree, Protocol):
+    """A tree that shows only shards: the lower of an overlay, and the tree that commands list and compare."""
+
+    view: View
+    domain: int  # which names the files of a sample have (`index.record`: FILES, BY_NAME, BY_EXTENSION)
+    files_layout: bool  # True if members are shown by their paths, without directories of samples
+    directory_mode: int  # type and permission bits of directories
+    file_mode: int  # and of files
+
+    def make_writable(self, umask: int = 0) -> None:
+        """Show modes with which the owner may write; `umask` is applied, so that it also holds for copies."""
+
+    def resolve(self, path: bytes) -> Node:
+        """The node at a path below the top, for callers without a kernel."""
+
+    def open_directory(self, inode: int) -> None:
+        """Raise NotADirectory, or what a listing would raise."""
+
+    def run(self, inode: int, after: int, most: int) -> ListingRun | None:
+        """Up to `most` lines of `listing` in columns, where they are all alike; else None."""
+
+    def content(self, inode: int) -> Content:
+        """Where the bytes of a file are. Raises IsADirectory."""
+
+    def places(self, inode: int) -> list[tuple[int, bytes]]:
+        """Every name of an inode except the top: the inode of the directory, and the name in it."""
+
+
+def resolve(tree: Tree, path: bytes) -> Node:
+    """The node at a path below the top of a tree."""
+    node = tree.getattr(ROOT)
+    for name in path.split(b"/"):
+        if name not in (b"", b"."):
+            node = tree.lookup(node.inode, name)
+    return node
+
+
+def text_of(name: bytes) -> str:
+    """A name for a message."""
+    return os.fsdecode(name)

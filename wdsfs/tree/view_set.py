@@ -1,0 +1,278 @@
+"""A view as a set of shards: as `ShardSet`, with records derived from those of the shards (`view_record.py`).
+
+It differs from a plain set in four things, each of which has a part of its own: what a shard depends on besides
+its file (`companions.py`), what its records are made of (`source_sets.py`, `joined_sets.py`), how they are made
+(`record_maker.py`), and where the content of members is (`derived_content.py`). Decided here is under which key
+and fingerprint a derived record is stored, and what is derived when.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TypeVar
+
+from wdsfs.errors import ShardError, ViewError
+from wdsfs.index.record import Record
+from wdsfs.index.store import COMMIT_BYTES, COMMIT_SECONDS, Index
+from wdsfs.spec.expand import Shard
+from wdsfs.storage.identity import Fingerprint
+from wdsfs.tar.problems import OF_VIEWS, Problem
+from wdsfs.tree.companions import Companions, CompanionWatch
+from wdsfs.tree.composition import Composition, Field
+from wdsfs.tree.content import Content
+from wdsfs.tree.content_columns import ContentColumns
+from wdsfs.tree.derived_content import DerivedContent
+from wdsfs.tree.generations import Generations
+from wdsfs.tree.indexing import NotIndexed
+from wdsfs.tree.joined_sets import JoinedSets
+from wdsfs.tree.record_maker import RecordMaker
+from wdsfs.tree.shard_access import Access
+from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.source_sets import SourceSets
+from wdsfs.tree.view_record import digits_wanted, refusal
+
+log = logging.getLogger(__name__)
+
+Found = TypeVar("Found", tuple[str, str], tuple[str, Problem, int])
+
+
+def is_view(shards: Sequence[Shard], wanted: Composition) -> bool:
+    """True if these shards, shown with these options, need derived records."""
+    return not wanted.is_plain or any(one.without for one in shards)
+
+
+def open_set(
+    shards: Sequence[Shard],
+    index: Index,
+    wanted: Composition,
+    companions: Companions,
+    *,
+    descriptors: int = 256,
+    tags: Generations | None = None,
+    access: Access | None = None,
+) -> ShardSet:
+    """The set of these shards, shown with these options; the last three are those of `ShardSet`."""
+    if not is_view(shards, wanted):
+        return ShardSet(shards, index, descriptors, tags, access)
+    return ViewSet(shards, index, wanted, companions, descriptors=descriptors, tags=tags, access=access)
+
+
+class ViewSet(ShardSet):
+    """As `ShardSet`, of a view. `plain` is the set of the shards as they are.
+
+    A subclass, because what differs lies in the middle: `ShardSet` asks it for the fingerprint and the record of a
+    shard, and trees ask `ShardSet` for everything else.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        index: Index,
+        wanted: Composition,
+        companions: Companions,
+        *,
+        descriptors: int = 256,
+        tags: Generations | None = None,
+        access: Access | None = None,
+    ) -> None:
+        super().__init__(shards, index, descriptors, tags, access)
+        # `make` finds out the digits of classes that are numbers, unless an option gives them.
+        self._finds_digits = wanted.classes and wanted.class_digits is None
+        self.wanted = replace(wanted, class_digits=1) if self._finds_digits else wanted
+        # Shards that the options do not change keep their plain record, under its plain key.
+        self._unchanged = [wanted.is_plain and not one.without for one in shards]
+        self._sources = SourceSets(shards, companions.joined, index, descriptors, self.access)
+        self.plain = self._sources.plain
+        for source in self._sources.all:
+            source.on_files = lambda _: self.on_files(self._sources.open_files)
+            source.slowly = lambda: self.slowly()
+        self._watch = CompanionWatch(companions, self.access, self._tags, lambda: self.slowly())
+        self._joins = JoinedSets(shards, self._sources.joined, self._watch.number)
+        self._content = DerivedContent(
+            self._sources, companions.labels, self._watch, self.access, self._reconsider
+        )
+        self._maker = RecordMaker(
+            self._sources, self._joins, companions, self._watch, self._content, index, self.access
+        )
+        self._companions_digest = companions.digest
+        self.label_files = companions.others
+        self._keys = self._view_keys()
+        self.unmade: dict[bytes, ShardError] = {}  # by path: shards that `make` has left out, and why
+
+    @property
+    def sources(self) -> list[ShardSet]:
+        return self._sources.all
+
+    def _view_keys(self) -> list[bytes]:
+        """The keys under which the index has the records of this view."""
+        return [one.key if self._unchanged[at] else self._view_key(at) for at, one in enumerate(self.shards)]
+
+    def _view_key(self, number: int) -> bytes:
+        one, common = self.shards[number], self._companions_digest + self._joins.beside(number)
+        return one.key + b"\0" + self.wanted.digest(one.without, one.name, common)
+
+    # --- what a shard is now
+
+    def _stat(self, number: int) -> Fingerprint:
+        found = super()._stat(number)
+        return found if self._unchanged[number] else found.mixed_with(self._watch.number())
+
+    def _log_change(self, number: int, before: Fingerprint, now: Fingerprint) -> None:
+        """As `ShardSet`; a change of companions, which all shards have, is logged once."""
+        if self._unchanged[number] or not self._watch.explains(before, now):
+            super()._log_change(number, before, now)
+        else:
+            self._watch.log_change()
+
+    def distrust(self) -> None:
+        super().distrust()
+        self._sources.distrust()
+
+    def record(self, number: int, tag: int | None = None) -> Record:
+        """As `ShardSet.record`. Raises also ViewError, when the options refuse what the shard holds."""
+        found = super().record(number, tag)
+        text = refusal(found)
+        if text is not None:
+            raise ViewError(text)
+        return found
+
+    def _indexed_fingerprint(self, number: int) -> Fingerprint:
+        if self.summary(number).problems:
+            self.record(number)  # raises an error for one that was refused, which counts as none
+        return super()._indexed_fingerprint(number)
+
+    # --- making records
+
+    def build(self, number: int) -> bytes:
+        """The derived record of a shard as everything is now; what it is made of is indexed first."""
+        if self._unchanged[number]:
+            return self.plain.build(number)
+        return self._maker.make(number, self.wanted, lambda: self._stat(number))
+
+    def settled(self, number: int) -> bool:
+        try:
+            return super().settled(number)
+        except ViewError:
+            # Another process has found that it is refused. Only requests for this shard are to fail for that: in a
+            # merged tree there may be none.
+            self.generation += 1
+            return True
+
+    def _log_damage(self, number: int, made: Record) -> None:
+        text = refusal(made)
+        if text is not None:  # not derived when the mount began, or changed since
+            log.error("nothing is shown of this shard: %s", text)
+        # The problems of the shard itself were logged when it was indexed.
+        texts = [problem.text for problem in made.problems if problem.kind in OF_VIEWS]
+        if texts:
+            more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
+            log.warning("%s: %s%s", self.path_text(number), texts[0], more)
+
+    def make(self, on_done: Callable[[int], None] = lambda _: None) -> str | None:
+        """Derive what has to be derived, up to the first shard that is refused; return why it is, if there is one.
+
+        With classes it also finds how many digits the longest number among them has: until all fit, the shards
+        so far are derived again, with more digits. They are few, since most numbers of a set have as many as the
+        longest. What was derived with fewer is kept, so that the next mount of the same shards derives nothing.
+
+        What cannot be read is left out and listed in `unmade`. `on_done` is called with the number of shards that
+        are done. Raises MissingShard, UnreadableShard for a companion.
+        """
+        self._watch.number()
+        while True:
+            refused = self._make_all(on_done)
+            digits = 0 if refused is None else digits_wanted(refused)
+            if not (digits and self._finds_digits):
+                return None if refused is None else refusal(refused)
+            self.wanted = replace(self.wanted, class_digits=digits)
+            self._keys = self._view_keys()
+            self._drop_records()
+
+    def _make_all(self, on_done: Callable[[int], None]) -> Record | None:
+        """Derive what has to be derived, up to the first shard that is refused; return its record."""
+        pending: list[tuple[bytes, bytes]] = []
+        refused: Record | None = None
+        self.unmade.clear()
+        since, size = time.monotonic(), 0
+        for number in self.numbers:
+            made: Record | None = None
+            try:
+                try:
+                    if self.summary(number).problems:
+                        made = super().record(number)  # it may be one that was refused
+                except NotIndexed:
+                    data = self.build(number)
+                    made = Record(data, verify=False)
+                    pending.append((self._keys[number], data))
+                    size += len(data)
+            except ShardError as error:
+                self.unmade[self.shards[number].path] = error
+            if made is not None and refusal(made) is not None:
+                refused = made
+                break
+            on_done(number + 1)
+            if pending and (time.monotonic() - since > COMMIT_SECONDS or size > COMMIT_BYTES):
+                self._store(pending)
+                since, size = time.monotonic(), 0
+        self._store(pending)
+        return refused
+
+    def fields_not_found(self, shards: int) -> list[Field]:
+        """The options `--field` that make no file in the first so many shards: they may be misspelt."""
+        found = [one for one in self.wanted.fields if not (self.wanted.columns and self.wanted.shows(one.name))]
+        samples = 0
+        for number in range(min(len(self), shards)):
+            with suppress(ShardError, NotIndexed):
+                record = self.record(number)
+                samples += record.samples
+                there = {one.lower() for one in record.extension_name.of(range(len(record.extension_name)))}
+                found = [one for one in found if one.name.lower() not in there]
+        return found if samples else []
+
+    def _store(self, pending: list[tuple[bytes, bytes]]) -> None:
+        if pending:
+            self.index.store(pending)
+            pending.clear()
+
+    def damaged(self) -> Iterator[tuple[str, str]]:
+        """As `ShardSet.damaged`, with the shards that are joined: what they lack is missing here as well."""
+        yield from self._with_joined(super().damaged(), ShardSet.damaged)
+
+    def known_damage(self) -> Iterator[tuple[str, Problem, int]]:
+        yield from self._with_joined(super().known_damage(), ShardSet.known_damage)
+
+    def _with_joined(self, own: Iterator[Found], ask: Callable[[ShardSet], Iterator[Found]]) -> Iterator[Found]:
+        """The findings of the set, and those of the joined shards that it does not have itself."""
+        seen = {self.path_text(number) for number in self.numbers}
+        yield from own
+        for below in self._sources.joined:
+            for found in ask(below):
+                if found[0] not in seen:
+                    seen.add(found[0])
+                    yield found
+
+    # --- content
+
+    def record_and_plain(self, number: int, tag: int | None = None) -> tuple[Record, Record]:
+        """As `ShardSet.record_and_plain`. Raises StaleShard if the shard has changed since the record was made."""
+        record = self.record(number, tag)
+        return record, self._content.plain_of(record, number)
+
+    def origin(self, number: int, member: int, tag: int | None = None) -> tuple[ShardSet, int, int] | None:
+        """As `ShardSet.origin`; the source shard is indexed. Raises what `content` raises."""
+        return self._content.origin(self.record(number, tag), number, member)
+
+    def content(self, number: int, tag: int, member: int) -> Content:
+        return self._content.of(self.record(number, tag), number, tag, member)
+
+    def content_columns(self, number: int) -> ContentColumns:
+        return self._content.columns(self.record(number), number)
+
+    def release(self) -> None:
+        self._content.release()
+        self._sources.release()
+        super().release()
