@@ -50,7 +50,7 @@ from wdsfs.overlay.overlay_directory import (
 from wdsfs.packing.commit_journal import plan_to_json, read_plan
 from wdsfs.packing.pieces import CopiedRange, NewMember, Zeros
 from wdsfs.packing.steps import Output, Plan, SourceShard, Step
-from wdsfs.remote.pin import Pin
+from wdsfs.remote.urls import Pin
 from wdsfs.spec import index_file
 from wdsfs.spec.expand import expand
 from wdsfs.storage.identity import Fingerprint

@@ -64,7 +64,7 @@ STORE_MODULES = {
 FETCHER = "wdsfs.remote.fetcher"
 
 # All that is loaded of the room `remote` before there is a remote shard.
-LOADED_FOR_LOCAL_SHARDS = {"wdsfs.remote", *(f"wdsfs.remote.{name}" for name in ("any_shard", "pin", "urls"))}
+LOADED_FOR_LOCAL_SHARDS = {"wdsfs.remote", *(f"wdsfs.remote.{name}" for name in ("shard_paths", "urls"))}
 
 GROUND = {
     "__init__",

@@ -175,7 +175,7 @@ def test_local_shards_are_listed_without_the_room_remote(program: Program) -> No
     *listed, modules = done.stdout.splitlines()
     assert listed == ["s/", "s/a/", "s/a/txt"]
     loaded = {module for module in modules.split() if module.startswith("wdsfs.remote")}
-    assert loaded <= {"wdsfs.remote", *(f"wdsfs.remote.{name}" for name in ("any_shard", "pin", "urls"))}
+    assert loaded <= {"wdsfs.remote", *(f"wdsfs.remote.{name}" for name in ("shard_paths", "urls"))}
 
 
 def test_help_imports_little(program: Program) -> None:

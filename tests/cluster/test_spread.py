@@ -31,7 +31,7 @@ from wdsfs.errors import (
 from wdsfs.index import process_pool, record_sections
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
-from wdsfs.remote import shards as remote_shards
+from wdsfs.remote import shard_paths
 from wdsfs.remote.urls import parse
 from wdsfs.spec.expand import Shard
 from wdsfs.storage.identity import Fingerprint
@@ -227,14 +227,14 @@ def test_a_worker_that_sees_another_file_is_found(tmp_path: Path, monkeypatch: p
     shards = shards_of(tmp_path, "a", "b")
     real = Fingerprint.at
     monkeypatch.setattr(
-        far_side.any_shard, "look", lambda path: real(path)._replace(mtime_ns=5 if path == shards[0].path else 6)
+        far_side.shard_paths, "look", lambda path: real(path)._replace(mtime_ns=5 if path == shards[0].path else 6)
     )
     monkeypatch.setattr(
-        far_side.any_shard,
-        "renewed",
+        far_side.shard_paths,
+        "look_again",
         lambda path: real(path)._replace(mtime_ns=5) if path == shards[0].path else real(path),
     )
-    monkeypatch.setattr("wdsfs.cluster.shard_units.any_shard.renewed", far_side.any_shard.renewed)
+    monkeypatch.setattr("wdsfs.cluster.shard_units.shard_paths.look_again", far_side.shard_paths.look_again)
     seen = {one.path: far_side.SeenShard(one.path, real(one.path)) for one in shards}
     with pytest.raises(StaleMount, match=r"/a: the worker on .* sees another file"):
         far_side.agree(seen[shards[0].path])
@@ -317,9 +317,9 @@ def test_options_travel_and_hold_for_one_command_at_a_time(monkeypatch: pytest.M
 
 
 def test_a_url_with_a_secret_travels_and_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_shards, "_urls", {})
+    monkeypatch.setattr(shard_paths, "_urls", {})
     url = parse("https://host/a.tar?signature=hush")
-    path = remote_shards.path_of(url)
+    path = shard_paths.path_of(url)
     unit = work.length, far_side.SeenShard(path, Fingerprint(1, 2, 3), url), path
     sent = pickle.loads(pickle.dumps(Batch(far_side.on_shard, [unit], far_side.options())))
     assert sent.units[0][1].url.query == "signature=hush"

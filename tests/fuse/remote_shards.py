@@ -11,8 +11,7 @@ from tests.remote import fake_fetcher
 from wdsfs.fuse.supervisor import Supervisor
 from wdsfs.remote import launch
 from wdsfs.remote.client import Remote, RemoteTar
-from wdsfs.remote.pin import Pin
-from wdsfs.remote.urls import Url
+from wdsfs.remote.urls import Pin, Url
 from wdsfs.tree.content import Content
 from wdsfs.tree.shard_set import ShardSet
 

@@ -19,9 +19,8 @@ from tests.processes import PATIENCE, Process
 from tests.remote.clocks import JumpingClock
 from wdsfs.errors import WdsfsError
 from wdsfs.remote.counters import Counters
-from wdsfs.remote.pin import Pin
 from wdsfs.remote.settings import Settings
-from wdsfs.remote.urls import Url, parse
+from wdsfs.remote.urls import Pin, Url, parse
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -19,8 +19,7 @@ from tests.remote.stores import MemoryCache, content
 from wdsfs.errors import DeniedObject, MissingObject, ObjectChanged, Unreachable
 from wdsfs.remote.fetcher import serve, start
 from wdsfs.remote.parts import Take
-from wdsfs.remote.pin import Pin
-from wdsfs.remote.urls import Url
+from wdsfs.remote.urls import Pin, Url
 
 START = (
     "import sys; sys.path[:] = sys.argv[2:]; from tests.remote.fake_fetcher import main; main(int(sys.argv[1]))"

@@ -10,8 +10,7 @@ from typing import Any
 from wdsfs.errors import NoRanges
 from wdsfs.remote.intervals import Intervals, Span, joined
 from wdsfs.remote.parts import Take
-from wdsfs.remote.pin import Pin
-from wdsfs.remote.urls import Url, parse
+from wdsfs.remote.urls import Pin, Url, parse
 
 BLOCK = 4096
 

@@ -19,8 +19,7 @@ from tests.web_server import Fault, WebServer
 from wdsfs.errors import ObjectChanged, Unreachable
 from wdsfs.remote.client import Remote, RemoteTar
 from wdsfs.remote.object_cache import ObjectCache
-from wdsfs.remote.pin import Pin
-from wdsfs.remote.urls import Url, parse
+from wdsfs.remote.urls import Pin, Url, parse
 
 SIZE = 20 << 20
 DATA = content(SIZE)

@@ -20,8 +20,7 @@ from wdsfs.errors import ObjectChanged, UnreadableShard
 from wdsfs.remote import urls
 from wdsfs.remote.client import Remote
 from wdsfs.remote.object_cache import ObjectCache
-from wdsfs.remote.pin import Pin
-from wdsfs.remote.urls import Url
+from wdsfs.remote.urls import Pin, Url
 
 SIZE = 10_000_123
 DATA = content(SIZE)

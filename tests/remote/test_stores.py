@@ -19,7 +19,7 @@ from tests.servers import need_server
 from tests.web_server import Fault, Request, Served, WebServer, right_answer
 from wdsfs.errors import DeniedObject, MissingObject, NoRanges, ObjectChanged, ShardError, Unreachable
 from wdsfs.remote import urls
-from wdsfs.remote.pin import Pin
+from wdsfs.remote.urls import Pin
 
 CONTENT = bytes(range(256)) * 1000
 SECRET = "s3cr3t-f00"

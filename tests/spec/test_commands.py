@@ -13,8 +13,8 @@ import pytest
 
 from tests.processes import PATIENCE
 from wdsfs.errors import MissingShard, ShardError, SpecError, UsageError
-from wdsfs.remote import shards
-from wdsfs.remote.shards import open_shard
+from wdsfs.remote import shard_paths
+from wdsfs.remote.shard_paths import open_shard
 from wdsfs.spec import objects
 from wdsfs.spec.expand import expand, expand_again, names_a_shard, settled
 from wdsfs.tree.label_files import label_file, settled_label
@@ -30,7 +30,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "x.tar").write_bytes(TAR)
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    shards.close()
+    shard_paths.close()
 
 
 def read(path: bytes) -> bytes:
@@ -47,9 +47,9 @@ def test_a_command_is_run_once(here: Path) -> None:
     """Also when it is looked at again, as all are from time to time."""
     [shard] = expand(["pipe:echo >> runs; cat x.tar"])
     read(shard.path)
-    shards.look(shard.path)
+    shard_paths.look(shard.path)
     objects.modes([os.fsdecode(shard.path)])
-    shards.stat([shard.path])
+    shard_paths.stat([shard.path])
     assert (here / "runs").read_text() == "\n"
 
 
@@ -257,7 +257,7 @@ def test_it_can_if_it_is_allowed(here: Path, kind: str, monkeypatch: pytest.Monk
 
 _EXPAND = """
 import sys
-from wdsfs.remote.shards import open_shard
+from wdsfs.remote.shard_paths import open_shard
 from wdsfs.spec.expand import expand
 for shard in expand(sys.argv[1:]):
     print(shard.path.decode(), shard.name.decode(), len(open_shard(shard.path).pread(1 << 30, 0)))

@@ -17,7 +17,7 @@ import pytest
 
 from tests.web_server import BORN, Fault, Request, WebServer
 from wdsfs.errors import MissingShard, ShardError, SpecError
-from wdsfs.remote import any_shard, shards
+from wdsfs.remote import shard_paths
 from wdsfs.spec import objects
 from wdsfs.spec.expand import expand, names_a_shard
 
@@ -39,7 +39,7 @@ def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
         for number in range(3):
             server.put(f"/set/x-{number}.tar", tar_of(f"{number}.txt"))
         yield server
-    shards.close()
+    shard_paths.close()
 
 
 def paths(web: WebServer, *specs: str, **options: bool) -> list[str]:
@@ -109,7 +109,7 @@ def test_a_directory_that_is_refused_is_named_and_not_a_file_that_may_be_in_it(w
 def test_a_signature_is_sent_and_never_shown(web: WebServer) -> None:
     [shard] = expand([web.url + "/set/x-0.tar?X-Amz-Signature=deadbeef"])
     assert b"deadbeef" not in shard.path
-    assert shards.open_shard(shard.path).pread(5, 0) == b"0.txt"
+    assert shard_paths.open_object(shard.path).pread(5, 0) == b"0.txt"
     assert {request.target for request in web.requests} == {"/set/x-0.tar?X-Amz-Signature=deadbeef"}
 
 
@@ -305,8 +305,8 @@ def test_what_vanishes_from_a_listed_prefix_is_noticed(web: WebServer, bucket: s
     objects.ask_again(list(map(os.fsdecode, found)), 0)
     assert [request.path for request in web.requests] == ["/b", "/b/x-003.tar"]
     with pytest.raises(MissingShard):
-        any_shard.look(b"s3://b/x-003.tar")
-    any_shard.look(b"s3://b/x-004.tar")
+        shard_paths.look(b"s3://b/x-003.tar")
+    shard_paths.look(b"s3://b/x-004.tar")
     web.requests.clear()
     assert objects.gone(found) == [b"s3://b/x-003.tar"]
     assert [request.path for request in web.requests] == ["/b"]

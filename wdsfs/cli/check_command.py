@@ -23,6 +23,7 @@ from wdsfs.cli.options import (
 )
 from wdsfs.cli.output import contents_text, say, write_json
 from wdsfs.errors import counted
+from wdsfs.remote.shard_paths import is_remote
 
 if TYPE_CHECKING:
     from wdsfs.spec.expand import Shard
@@ -105,7 +106,5 @@ def _left_out_text(shards: Sequence[Shard]) -> str:
 
 def _not_looked_for_text(shards: Sequence[Shard]) -> str:
     """Return the note that nothing is looked for beside remote shards; empty without any."""
-    from wdsfs.remote.any_shard import is_remote
-
     remote = sum(is_remote(one.path) for one in shards)
     return f"not looked for: indexes of other tools beside {counted(remote, 'remote shard')}" if remote else ""

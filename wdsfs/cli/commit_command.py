@@ -32,6 +32,7 @@ from wdsfs.cli.overlay_session import OverlaySession, Wanted, overlay_session, u
 from wdsfs.cli.progress import INTERRUPTED, bytes_bar, disk_errors, ended_in_order, when_interrupted
 from wdsfs.cli.tree_options import composition_options
 from wdsfs.errors import CommitError, ExportError, MountError, UsageError, counted
+from wdsfs.remote.shard_paths import is_remote
 
 if TYPE_CHECKING:
     from wdsfs.interop.tolerance import Tolerance
@@ -253,8 +254,6 @@ def _commit_view(wanted: Wanted, packing: Packing, composition: Composition, ope
 
 def _refuse_exports(plan: Plan, shards: Sequence[Shard], exports: Sequence[str]) -> None:
     """Raise UsageError for indexes that would go into a store."""
-    from wdsfs.remote.any_shard import is_remote
-
     paths = [*(step.output.target for step in plan.steps), *(shard.path for shard in shards)]
     if exports and any(map(is_remote, paths)):
         text = (
@@ -324,7 +323,6 @@ def _replace(runner: Runner, replacement: Replacement, begun: bool) -> list[Step
 def _export(plan: Plan, before: Sequence[Shard], packing: Packing, opening: Opening) -> bool:
     """Write the indexes that are asked for; True if any could not be written. `before` is the set as it was."""
     from wdsfs.interop.tolerance import Tolerance
-    from wdsfs.remote.any_shard import is_remote
     from wdsfs.spec.expand import expand, extended
 
     targets = [step.output.target for step in plan.steps]

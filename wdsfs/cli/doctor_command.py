@@ -15,6 +15,7 @@ import click
 from wdsfs.cli import completion
 from wdsfs.cli.options import Directory, json_option, set_for_all, store_option
 from wdsfs.cli.output import say, write_json
+from wdsfs.remote.shard_paths import remote
 
 if TYPE_CHECKING:
     from wdsfs.cli.doctor import MachineFinding
@@ -63,7 +64,6 @@ def doctor(place: str | None, index_dir: str | None, shards_dir: str | None, as_
 def _look_at_store(text: str) -> list[MachineFinding]:
     """The findings about a URL. Raises SpecError, UsageError."""
     from wdsfs.cli.store_checks import findings_of
-    from wdsfs.remote.shards import remote
     from wdsfs.remote.urls import parse
 
     given = os.environ.get("WDSFS_STORE_OPTIONS", "")

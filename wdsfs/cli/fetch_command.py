@@ -31,12 +31,14 @@ from wdsfs.cli.options import (
 from wdsfs.cli.output import say, write_json
 from wdsfs.cli.progress import bytes_bar, when_interrupted
 from wdsfs.errors import CacheFull, ShardError, bytes_text, counted, several
+from wdsfs.remote import shard_paths
+from wdsfs.remote.shard_paths import fetch_counted, is_remote, pin_of, remote
 
 if TYPE_CHECKING:
     from queue import SimpleQueue
 
     from wdsfs.cluster.workers import Workers
-    from wdsfs.remote.pin import Pin
+    from wdsfs.remote.urls import Pin
     from wdsfs.spec.expand import Shard
     from wdsfs.spec.selection import Selection
 
@@ -87,7 +89,6 @@ def fetch(
     import time
 
     from wdsfs.remote import object_cache
-    from wdsfs.remote.any_shard import is_remote
     from wdsfs.spec.expand import expand
 
     set_for_all("WDSFS_INDEX_DIR", index_dir)
@@ -142,7 +143,6 @@ def _say_failures(failed: Mapping[bytes, ShardError]) -> None:
 def _fetch_elsewhere(shards: Sequence[Shard], workers: Workers, quiet: bool) -> dict[str, Any]:
     """Have workers of a cluster fetch the shards; returns the same as `_Fetch.run`."""
     from wdsfs.index import process_pool
-    from wdsfs.remote.shards import fetch_counted, pin_of
 
     failed: dict[bytes, ShardError] = {}
     size = there = 0
@@ -171,8 +171,6 @@ class _Fetch:
 
     def run(self, jobs: int, quiet: bool) -> dict[str, Any]:
         """Fetch all; return counts of bytes, and by path why shards could not be fetched. Raises WdsfsError."""
-        from wdsfs.remote.shards import pin_of
-
         failed: dict[bytes, ShardError] = {}
         size, before = 0, _fetched_bytes()
         total = sum(pin_of(path).size for path in self._paths)
@@ -192,8 +190,6 @@ class _Fetch:
         return {"bytes": size, "fetched": fetched, "there": sum(self._there.values()), "failed": failed}
 
     def _work(self, advance: Callable[[int], None]) -> None:
-        from wdsfs.remote import shards
-
         while self._waiting:
             try:
                 path = self._waiting.popleft()
@@ -206,13 +202,11 @@ class _Fetch:
                 self._here[path] = here
 
             try:
-                self._done.put((path, shards.fetch(path, progress)))
+                self._done.put((path, shard_paths.fetch(path, progress)))
             except Exception as error:  # raised by the main thread
                 self._done.put((path, error))
 
 
 def _fetched_bytes() -> int:
     """Bytes of content that stores have sent so far."""
-    from wdsfs.remote.shards import remote
-
     return sum(traffic["bytes"] for traffic in remote().stats()["stores"].values())

@@ -189,8 +189,8 @@ def _counts(index: Index, shards: Sequence[Shard], done: Refreshed) -> dict[str,
 def _looked_at(shards: Sequence[Shard]) -> Iterator[tuple[bytes, Fingerprint]]:
     """The keys of the shards that can be read, with their fingerprints."""
     from wdsfs.errors import ShardError
-    from wdsfs.remote import any_shard
+    from wdsfs.remote import shard_paths
 
     for one in shards:
         with contextlib.suppress(ShardError):
-            yield one.key, any_shard.look(one.path)
+            yield one.key, shard_paths.look(one.path)

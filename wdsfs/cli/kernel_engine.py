@@ -16,6 +16,8 @@ from wdsfs.cli.options import Opening
 from wdsfs.cli.progress import ended_in_order, shards_bar, write_image
 from wdsfs.cli.tree_options import TreeOptions
 from wdsfs.errors import CorruptShard, MountError, ShardError, UnreadableShard
+from wdsfs.remote import shard_paths
+from wdsfs.remote.shard_paths import is_remote
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,7 +41,6 @@ def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
     """Why the kernel cannot serve these shards; None if nothing is known to prevent it. Raises ShardErrors."""
     from wdsfs.kernel.erofs import OLDEST_KERNEL
     from wdsfs.mount.kernel_mount import refusal_of_kernel
-    from wdsfs.remote.any_shard import is_remote
 
     if os.geteuid() != 0:
         return "only root can have the kernel mount a set"
@@ -73,8 +74,6 @@ def _too_many_files(shards: int) -> str | None:
 
 def cannot_be_held(shards: Sequence[Shard]) -> str | None:
     """Why no guard can hold these shards at the moment, such as a program that writes one. Raises ShardErrors."""
-    from wdsfs.remote.any_shard import is_remote
-
     return next(filter(None, (_cannot_be_held(one.path) for one in shards if not is_remote(one.path))), None)
 
 
@@ -95,14 +94,13 @@ def _cannot_be_held(path: bytes) -> str | None:
 
 def _not_here(path: bytes) -> str | None:
     """Why the kernel cannot serve a remote shard, as far as that is known without asking its store."""
-    from wdsfs.remote import shards
     from wdsfs.tar.compressed import is_unpacked
 
     shown = os.fsdecode(path)
-    if shards.is_output(path):
+    if shard_paths.is_output(path):
         return f"{shown} is the output of a command"
-    pin = shards.known_pin(path)
-    if pin is not None and (shards.is_here(path) or is_unpacked(path, pin.fingerprint(shown))):
+    pin = shard_paths.known_pin(path)
+    if pin is not None and (shard_paths.is_here(path) or is_unpacked(path, pin.fingerprint(shown))):
         return None
     return f"{shown} is not complete in the cache; `wdsfs fetch` brings it there"
 
@@ -166,7 +164,6 @@ def _is_known(
     fingerprints. To open the index takes longer than all the rest of a mount.
     """
     from wdsfs.kernel import kept
-    from wdsfs.remote.any_shard import is_remote
     from wdsfs.storage.identity import Fingerprint
 
     is_plain = tree.composition.is_plain and not any(one.without or one.index_file for one in shards)

@@ -451,8 +451,8 @@ def _mount_or_hand_out(wanted: ImageMount, foreground: bool) -> int:
     if not may_have_secrets(arguments):  # else they are kept nowhere
         variables = {name: os.environ[name] for name in ENVIRONMENT if os.environ.get(name)}
         wanted.made = MadeBy(arguments, _current_directory(), variables)
-    if "wdsfs.remote.shards" in sys.modules:  # the guard asks no store, and is not to keep the fetcher
-        sys.modules["wdsfs.remote.shards"].close()
+    if "wdsfs.remote.shard_paths" in sys.modules:  # the guard asks no store, and is not to keep the fetcher
+        sys.modules["wdsfs.remote.shard_paths"].close()
     return mount_in_front(wanted) if foreground else mount_in_background(wanted)
 
 

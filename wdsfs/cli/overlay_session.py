@@ -31,6 +31,7 @@ from wdsfs.errors import (
     UsageError,
     several,
 )
+from wdsfs.remote.shard_paths import is_remote, look, pin_of
 
 if TYPE_CHECKING:
     from wdsfs.cli.remount import Remount
@@ -132,15 +133,12 @@ class OverlaySession:
         """Record which shards have the changes of the overlay, so that it is not used over them."""
         from wdsfs.overlay.overlay_directory import Written, add_outputs, sample_of
         from wdsfs.packing.output_names import canonical
-        from wdsfs.remote.any_shard import is_remote
 
         written = []
         for step in plan.steps:
             if step.number in changes.shards or (step.number is None and (changes.shards or changes.further)):
                 path = canonical(step.output.target)
                 if is_remote(path):
-                    from wdsfs.remote.shards import pin_of  # late, as in `remote/any_shard.py`
-
                     etag = pin_of(path).etag if done else ""
                     written.append(Written(path, step.output.length, 0, pattern, etag=etag))
                     continue
@@ -521,7 +519,6 @@ def _warn_of_changed(place: OverlayDirectory, settings: OverlaySettings, below: 
 def _compare(settings: OverlaySettings, shards: dict[bytes, bytes]) -> list[str]:
     """Return the shards that have changed. Raises OverlayUnusable if the set is not the one below the overlay."""
     from wdsfs.errors import ShardError
-    from wdsfs.remote.any_shard import look
 
     missing = [os.fsdecode(one.name) for one in settings.shards if one.name not in shards]
     if missing:

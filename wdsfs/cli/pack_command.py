@@ -29,6 +29,7 @@ from wdsfs.cli.options import (
 from wdsfs.cli.output import note_uneven, print_table, say, table_of, uneven_text, write_json
 from wdsfs.cli.progress import bytes_bar, disk_errors, ended_in_order, when_interrupted
 from wdsfs.errors import ExportError, UsageError, bytes_text, counted
+from wdsfs.remote.shard_paths import is_remote
 
 if TYPE_CHECKING:
     from wdsfs.packing.packing_plan import PackingPlan, PackOptions, PlannedShard
@@ -217,8 +218,6 @@ def _uneven(plan: PackingPlan) -> str:
 
 def _refuse_exports(plan: PackingPlan, exports: Sequence[str]) -> None:
     """Raise UsageError for indexes that would go into a store."""
-    from wdsfs.remote.any_shard import is_remote
-
     if exports and any(is_remote(shard.target) for shard in plan.shards):
         raise UsageError(
             "--export writes beside the new shards, which a store is no place for: afterwards use `wdsfs export`"

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 from wdsfs import __version__
 from wdsfs.errors import ExecutorUnusable, MissingShard, StaleMount, UnreadableShard, WdsfsError
-from wdsfs.remote import any_shard
-from wdsfs.remote.any_shard import is_remote
+from wdsfs.remote import shard_paths
+from wdsfs.remote.shard_paths import is_remote
 from wdsfs.remote.urls import Url
 from wdsfs.storage.identity import Fingerprint
 
@@ -116,14 +116,12 @@ def agree(seen: SeenShard) -> Fingerprint:
     Raises StaleMount, UnreadableShard.
     """
     if seen.url is not None:
-        from wdsfs.remote import shards  # late, as in `remote/any_shard.py`
-
-        shards.path_of(seen.url)
+        shard_paths.path_of(seen.url)
     shown = os.fsdecode(seen.path)
     try:
-        now = any_shard.look(seen.path)
+        now = shard_paths.look(seen.path)
         if not seen.is_same(now):
-            now = any_shard.renewed(seen.path)  # what this machine knows of an object may be old
+            now = shard_paths.look_again(seen.path)  # what this machine knows of an object may be old
     except MissingShard as error:
         if is_remote(seen.path):
             raise
@@ -192,9 +190,9 @@ class _Options:
             else:
                 os.environ[variable] = value
         self._now = environment
-        shards = sys.modules.get("wdsfs.remote.shards")
+        shards = sys.modules.get("wdsfs.remote.shard_paths")
         if changed and shards is not None:
-            shards.close()  # its fetcher has the options of before
+            shard_paths.close()  # its fetcher has the options of before
 
 
 _options = _Options()

@@ -11,8 +11,8 @@ from wdsfs.cluster.far_side import SeenShard, on_shard
 from wdsfs.cluster.spread import Job, spread
 from wdsfs.cluster.workers import Workers
 from wdsfs.errors import ShardError, StaleMount
-from wdsfs.remote import any_shard
-from wdsfs.remote.any_shard import is_remote
+from wdsfs.remote import shard_paths
+from wdsfs.remote.shard_paths import is_remote
 from wdsfs.spec.expand import Shard
 from wdsfs.storage.identity import TICK_NS, Fingerprint
 
@@ -50,7 +50,7 @@ def each(
 
     def again(one: Shard, sent: tuple[Any, SeenShard, Any], error: ShardError) -> bool:
         """True if the shard has changed since it was looked at here."""
-        return isinstance(error, StaleMount) and not sent[1].is_same(any_shard.renewed(one.path))
+        return isinstance(error, StaleMount) and not sent[1].is_same(shard_paths.look_again(one.path))
 
     job = Job(on_shard, prepare, lambda one: os.fsdecode(one.path), again)
     for one, result in spread(workers, job, shards):
@@ -69,10 +69,8 @@ def seen_here(path: bytes) -> SeenShard:
     """The shard at `path` as this machine sees it, for a worker to compare. Raises ShardError."""
     if not is_remote(path):
         return SeenShard(path, _settled(path))
-    from wdsfs.remote import shards  # late, as in `remote/any_shard.py`
-
-    url = shards.url_of(path)
-    return SeenShard(path, shards.look(path), url if url.query or url.user else None)
+    url = shard_paths.url_of(path)
+    return SeenShard(path, shard_paths.look(path), url if url.query or url.user else None)
 
 
 def _settled(path: bytes) -> Fingerprint:

@@ -33,8 +33,8 @@ from wdsfs.index import record as record_module
 from wdsfs.index import record_check
 from wdsfs.index.record import FORMAT, STRAY, Record
 from wdsfs.index.record_sections import restamped
-from wdsfs.remote import any_shard
-from wdsfs.remote.any_shard import is_remote
+from wdsfs.remote import shard_paths
+from wdsfs.remote.shard_paths import is_remote
 from wdsfs.spec import index_file
 from wdsfs.spec.expand import Shard
 from wdsfs.spec.index_file import SUFFIX, IndexFile, Row, Times
@@ -44,7 +44,7 @@ from wdsfs.storage.source import TarBytes
 from wdsfs.tar import member_reader
 
 if TYPE_CHECKING:
-    from wdsfs.remote.pin import Pin
+    from wdsfs.remote.urls import Pin
 
 log = logging.getLogger(__name__)
 
@@ -192,9 +192,9 @@ class PortableIndex:
         """The bytes of the record of a row, checked; None if they cannot be used, or had."""
         row = self.file.row(number)
         try:
-            file = any_shard.open_shard(os.fsencode(self.file.path))
+            file = shard_paths.open_shard(os.fsencode(self.file.path))
             try:
-                if any_shard.fingerprint_of(file) != self.file.fingerprint:
+                if shard_paths.fingerprint_of(file) != self.file.fingerprint:
                     return None
                 data = source.pread(file, row.length, row.offset)
             finally:
@@ -241,16 +241,12 @@ def _shared(parts: Sequence[bytes], path: bytes) -> int:
 
 
 def _pin_of(path: bytes) -> Pin:
-    from wdsfs.remote import shards  # late, as in `remote/any_shard.py`
-
-    return shards.pin_of(path)
+    return shard_paths.pin_of(path)
 
 
 def _is_output(path: bytes) -> bool:
     """True for the output of a command: nothing says that it gives the same again."""
-    from wdsfs.remote import shards  # late, as in `remote/any_shard.py`
-
-    return shards.url_of(path).is_program
+    return shard_paths.url_of(path).is_program
 
 
 # --- the headers of moved shards ---------------------------------------------------------------------------
@@ -259,9 +255,9 @@ def _is_output(path: bytes) -> bool:
 def _was_moved(path: bytes, now: Fingerprint, record: Record) -> bool:
     """True if some headers of the shard at `path` are those of a record: of a file some, of an object the last."""
     try:
-        shard = any_shard.open_shard(path)
+        shard = shard_paths.open_shard(path)
         try:
-            if any_shard.fingerprint_of(shard) != now or record.compression is not None:
+            if shard_paths.fingerprint_of(shard) != now or record.compression is not None:
                 return False
             chosen = range(0) if is_remote(path) else _spread(record.members)
             return record_module.ends_match(shard, record.ends) and all(fits(record, one, shard) for one in chosen)
@@ -409,7 +405,7 @@ class Portables:
 
 def _now(path: bytes) -> Fingerprint | None:
     try:
-        return any_shard.look(path)
+        return shard_paths.look(path)
     except ShardError:
         return None
 
@@ -474,9 +470,7 @@ def _beside(shards: Sequence[Shard]) -> list[str]:
 
 def _listed_in_store(directory: bytes) -> list[str]:
     """Indexes of which a listing that was made for the shards has told: nothing is asked for."""
-    from wdsfs.remote import shards  # late, as in `remote/any_shard.py`
-
-    known = [path for path in shards.known() if path.endswith(SUFFIX.encode())]
+    known = [path for path in shard_paths.known() if path.endswith(SUFFIX.encode())]
     return sorted(os.fsdecode(path) for path in known if path.rpartition(b"/")[0] == directory)
 
 

@@ -19,8 +19,8 @@ from wdsfs.index.portable import PortableIndex
 from wdsfs.index.record import FORMAT, Record
 from wdsfs.index.record_sections import restamped
 from wdsfs.index.store import Index, Summary, summary_of
-from wdsfs.remote import any_shard
-from wdsfs.remote.any_shard import is_remote
+from wdsfs.remote import shard_paths
+from wdsfs.remote.shard_paths import is_remote
 from wdsfs.spec import index_file
 from wdsfs.spec.expand import Shard
 from wdsfs.spec.index_file import ALIGNMENT, SUFFIX, Row
@@ -156,19 +156,17 @@ def _aligned(size: int) -> int:
 
 def _known(path: bytes) -> tuple[Fingerprint, str, str]:
     """A shard as it is: its fingerprint, its ETag and version. Raises ShardError, UsageError."""
-    fingerprint = any_shard.look(path)
+    fingerprint = shard_paths.look(path)
     if is_remote(path):
-        from wdsfs.remote import shards  # late, as in `remote/any_shard.py`
-
-        if shards.url_of(path).is_program:
+        if shard_paths.url_of(path).is_program:
             raise UsageError(f"{os.fsdecode(path)}: the output of a command cannot be found again by an index")
-        pin = shards.pin_of(path)
+        pin = shard_paths.pin_of(path)
         return fingerprint, pin.etag, pin.version
     # On a file system with times of whole seconds a change within the same second would not be seen elsewhere.
     age = time.time_ns() - fingerprint.mtime_ns
     if fingerprint.mtime_ns % 1_000_000_000 == 0 and 0 <= age < RACY_NS:
         time.sleep((RACY_NS - age) / 1e9)
-        if any_shard.look(path) != fingerprint:
+        if shard_paths.look(path) != fingerprint:
             raise StaleShard(f"{os.fsdecode(path)} is being written; repeat the command when it is finished")
     return fingerprint, "", ""
 
@@ -207,13 +205,11 @@ def write_index(
 
 def _send(writer: PortableWriter, target: bytes) -> int:
     """Write the index to a file without a name, and send that. Raises as `write_index`, and OSError."""
-    from wdsfs.remote import shards  # late, as in `remote/any_shard.py`
-
-    replaces = shards.found([target]).get(target)
-    with tempfile.TemporaryFile(dir=shards.staging(), buffering=0) as file:
+    replaces = shard_paths.found([target]).get(target)
+    with tempfile.TemporaryFile(dir=shard_paths.staging(), buffering=0) as file:
         writer.write(file.fileno())
         try:
-            shards.upload(target, file.fileno(), replaces, lambda: None)
+            shard_paths.upload(target, file.fileno(), replaces, lambda: None)
         except (ObjectExists, ObjectChanged):
             raise IndexUnusable(
                 f"{os.fsdecode(target)}: somebody else has written it meanwhile, and it stays as it is"

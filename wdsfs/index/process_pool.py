@@ -35,7 +35,7 @@ from wdsfs.cluster.in_flight import InFlight
 from wdsfs.cluster.spread import Job, spread
 from wdsfs.cluster.workers import Workers
 from wdsfs.errors import ShardError, UnreadableShard
-from wdsfs.remote.any_shard import is_remote
+from wdsfs.remote.shard_paths import is_remote
 from wdsfs.spec.expand import Shard
 from wdsfs.storage.identity import Fingerprint
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from wdsfs.errors import StaleShard, UnreadableShard
 from wdsfs.index import record_builder, remote_scan
 from wdsfs.reading import PLAIN, Reading
-from wdsfs.remote import any_shard
-from wdsfs.remote.any_shard import OpenShard, open_shard
+from wdsfs.remote import shard_paths
+from wdsfs.remote.shard_paths import OpenShard, open_shard
 from wdsfs.storage import source
 from wdsfs.storage.identity import TICK_NS, Fingerprint
 from wdsfs.tar import compressed
@@ -33,7 +33,7 @@ def build_file(
     there is nothing to read, or when it is written to for longer than `PATIENCE_SECONDS`. A damaged shard gives a
     record.
     """
-    if any_shard.is_remote(path):
+    if shard_paths.is_remote(path):
         return _build_remote(path, reading, open_file, together)
     fd = open_file(path)
     try:
@@ -71,13 +71,13 @@ def _build_remote(path: bytes, reading: Reading, open_file: Callable[[bytes], Op
             with compressed.opened(shard, path) as (tar, problem, kind):
                 scanned = remote_scan.reader_of(shard, tar, together)
                 problem = _failure(shard) or problem
-                seen = any_shard.fingerprint_of(shard)
+                seen = shard_paths.fingerprint_of(shard)
                 return record_builder.build(scanned, seen, problem, reading, kind)
         except StaleShard as error:
             if time.monotonic() > deadline:
                 raise UnreadableShard(f"{error}, each time that it is read") from None
             time.sleep(PAUSE_SECONDS)
-            any_shard.renewed(path)
+            shard_paths.look_again(path)
         except OSError as error:
             raise UnreadableShard(f"{os.fsdecode(path)}: {error.strerror}") from None
         finally:
@@ -85,7 +85,7 @@ def _build_remote(path: bytes, reading: Reading, open_file: Callable[[bytes], Op
 
 
 def _failure(shard: OpenShard) -> Problem | None:
-    text = any_shard.failure_of(shard)
+    text = shard_paths.failure_of(shard)
     return Problem(-1, "truncated", f"{text}; what has come of it is shown") if text else None
 
 

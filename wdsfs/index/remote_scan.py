@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from wdsfs.remote.any_shard import OpenShard
+from wdsfs.remote.shard_paths import OpenShard
 from wdsfs.storage.source import TarBytes, TarReader
 
 START = 256 << 10  # bytes that the first request brings: some headers, to decide by

@@ -37,7 +37,7 @@ from wdsfs.index.record import BY_EXTENSION, BY_NAME, FILES, Record
 from wdsfs.index.record_of_file import build_file
 from wdsfs.index.record_sections import adopted
 from wdsfs.index.set_tables import Claims, PathUnion
-from wdsfs.remote import any_shard
+from wdsfs.remote import shard_paths
 from wdsfs.spec import objects
 from wdsfs.spec.expand import Shard
 from wdsfs.storage import unpack_cache
@@ -191,7 +191,7 @@ class Index:
         """
         for one in shards:
             try:
-                fingerprint = any_shard.look(one.path)
+                fingerprint = shard_paths.look(one.path)
             except (MissingShard, UnreadableShard):
                 yield one, 0
                 continue
@@ -343,7 +343,7 @@ class Index:
         """Those of these shards whose records portable indexes have, with these; `known` gets their paths."""
         for one in shards:
             with contextlib.suppress(ShardError):
-                data = self.portables.copy(one.key, any_shard.look(one.path), exact)
+                data = self.portables.copy(one.key, shard_paths.look(one.path), exact)
                 if data is not None:
                     known.add(one.path)
                     yield one, data
@@ -387,7 +387,7 @@ class Index:
                 if found is None:
                     continue
                 path = path_of(found[1])
-                if any_shard.is_remote(path):
+                if shard_paths.is_remote(path):
                     remote.setdefault(path, []).append(bytes(key[1:]))
                     keys.add(unpack_cache.key_of_object(path, found[0].fingerprint))
                 elif not _is_there(path):

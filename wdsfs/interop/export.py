@@ -31,7 +31,8 @@ from wdsfs.index.portable_writer import PortableWriter
 from wdsfs.index.record import Record
 from wdsfs.interop import dali, energon, wids
 from wdsfs.interop.formats import DALI, ENERGON, WDSIDX, WIDS
-from wdsfs.remote.any_shard import OpenShard, fingerprint_of, is_remote, open_shard
+from wdsfs.remote import shard_paths
+from wdsfs.remote.shard_paths import OpenShard, fingerprint_of, is_remote, open_shard
 from wdsfs.spec import objects
 from wdsfs.spec.expand import Shard
 from wdsfs.storage import source
@@ -227,11 +228,9 @@ class Export:
         """Raise ExportError for the output of commands; warn of URLs that are of no use without their secrets."""
         if not remote:
             return
-        from wdsfs.remote import shards  # late, as in `remote/any_shard.py`
-
         bare = []
         for path in remote:
-            url = shards.url_of(path)
+            url = shard_paths.url_of(path)
             if url.is_program:
                 raise ExportError(f"{url}: wids cannot read the output of a command: write it to a file first")
             if url.query or url.user:

@@ -27,7 +27,7 @@ from wdsfs.index.record import KINDS, STRAY, Record
 from wdsfs.interop import dali, energon, huggingface
 from wdsfs.interop.huggingface import FirstSample
 from wdsfs.reading import PLAIN, Reading
-from wdsfs.remote.any_shard import open_shard
+from wdsfs.remote.shard_paths import open_shard
 from wdsfs.storage import source
 from wdsfs.storage.source import TarBytes, open_beside
 from wdsfs.tar import compressed, headers, scan

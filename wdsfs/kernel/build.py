@@ -22,8 +22,8 @@ from wdsfs.kernel.image_file import ImageFile
 from wdsfs.kernel.image_options import ImageOptions
 from wdsfs.kernel.manifest import Device, ImageSet, Manifest, stored_path
 from wdsfs.kernel.put_tree import put_tree
-from wdsfs.remote import any_shard
-from wdsfs.remote.any_shard import is_remote
+from wdsfs.remote import shard_paths
+from wdsfs.remote.shard_paths import is_remote
 from wdsfs.storage.durable import Disk, named, new_file, write_at
 from wdsfs.storage.held_files import HeldFile
 from wdsfs.storage.identity import GONE, Fingerprint
@@ -114,7 +114,7 @@ def _set(lower: ShardSet, options: ImageOptions) -> ImageSet:
 def _look_beside(path: bytes) -> Fingerprint:
     """The fingerprint of a label file; GONE if it is not there, or empty, as SQLite may leave one."""
     try:
-        found = any_shard.look(path)
+        found = shard_paths.look(path)
     except MissingShard:
         return GONE
     return found if found.size else GONE
@@ -170,7 +170,7 @@ def _common_time(tree: LowerTree) -> int:
 def _refuse_changed(sources: Sequence[_Source]) -> None:
     """Raise StaleShard if a shard is not what it was when the image was begun."""
     for one in sources:
-        if any_shard.look(one.path) != one.fingerprint:
+        if shard_paths.look(one.path) != one.fingerprint:
             text = "has changed while the image was made; run the command again"
             raise StaleShard(f"{os.fsdecode(one.path)} {text}")
 

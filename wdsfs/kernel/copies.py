@@ -8,8 +8,6 @@ from wdsfs.errors import WdsfsError
 from wdsfs.storage import unpack_cache
 from wdsfs.storage.held_files import HeldFile
 
-# `remote` is imported late, as in `remote/any_shard.py`.
-
 
 def is_unpacked(copy: str) -> bool:
     """True for the copy (a path) of a compressed shard; else it is that of a remote one."""

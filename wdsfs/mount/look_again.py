@@ -23,8 +23,8 @@ from wdsfs.index.store import Index
 from wdsfs.inodes import SHARD_MAX
 from wdsfs.interop import lint
 from wdsfs.mount.mounted_set import MountedSet
-from wdsfs.remote import any_shard
-from wdsfs.remote.any_shard import is_remote
+from wdsfs.remote import shard_paths
+from wdsfs.remote.shard_paths import is_remote
 from wdsfs.spec import growth, index_file, objects, shard_lists
 from wdsfs.spec.dependencies import Dependencies, noted
 from wdsfs.spec.expand import LIST, Shard, expand_again
@@ -193,7 +193,7 @@ class _Look:
             portables = attached(candidates)
             for one in candidates if portables.files else ():
                 with contextlib.suppress(ShardError):
-                    data = portables.copy(one.key, any_shard.look(one.path))
+                    data = portables.copy(one.key, shard_paths.look(one.path))
                     if data is not None:
                         self.index.store([(one.key, data)])
 
@@ -253,7 +253,7 @@ class _Look:
     def _leave(self, one: Shard, why: str, wait: float | None = None, keep: bool = False) -> None:
         seen = None
         with contextlib.suppress(ShardError):
-            seen = tuple(any_shard.look(one.path)) if keep else None
+            seen = tuple(shard_paths.look(one.path)) if keep else None
         self.left_out.append(LeftOut(os.fsdecode(one.path), why, wait, seen))
 
     def _prepare(self, change: Change) -> None:

@@ -48,7 +48,8 @@ from wdsfs.mount.options import MountOptions, refuse_view
 from wdsfs.overlay.mounted_overlay import MountedOverlay
 from wdsfs.overlay.overlay_directory import is_half_done
 from wdsfs.overlay.system_calls import sync_filesystem
-from wdsfs.remote.any_shard import is_remote
+from wdsfs.remote import shard_paths
+from wdsfs.remote.shard_paths import is_remote
 from wdsfs.spec import objects
 from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import Shard, expand, expand_again
@@ -251,9 +252,7 @@ def _serve(
             workers = 1 if operations.alone else mount.workers
             supervisor = Supervisor(operations, board, served.tree, workers, mount.spin, follow)
             if any(map(is_remote, served.files)):
-                from wdsfs.remote import shards as remote_shards  # late: takes 40 ms, and most sets have no URL
-
-                supervisor.fetcher = remote_shards.attach(supervisor.device, mount.log)
+                supervisor.fetcher = shard_paths.attach(supervisor.device, mount.log)
                 served.tags.heed(supervisor.fetcher.alarm.words)
             supervisor.answer_init()
             if mount.merge and follow is not None and supervisor.epochs:

@@ -20,7 +20,7 @@ from wdsfs.kernel.mounted import image_of
 from wdsfs.mount.guard import Registration, guard_of
 from wdsfs.mount_table import MountPoint
 from wdsfs.reading import Reading
-from wdsfs.remote import any_shard
+from wdsfs.remote import shard_paths
 from wdsfs.spec.expand import Shard
 from wdsfs.storage.identity import GONE, Fingerprint
 from wdsfs.tree.shard_access import Access
@@ -139,7 +139,7 @@ class ShownAccess(Access):
         try:
             if seen.inode is not None and os.stat(path).st_ino != seen.inode:
                 return False
-            found = any_shard.look(path)
+            found = shard_paths.look(path)
         except (ShardError, OSError):
             found = GONE
         is_same_time = self._trusting or found.mtime_ns == about.mtime_ns

@@ -25,8 +25,8 @@ from wdsfs.fuse import protocol
 from wdsfs.fuse.supervisor import Supervisor
 from wdsfs.inodes import ROOT
 from wdsfs.mount.mounted_set import MountedSet
-from wdsfs.remote import any_shard
-from wdsfs.remote.any_shard import is_remote
+from wdsfs.remote import shard_paths
+from wdsfs.remote.shard_paths import is_remote
 from wdsfs.spec import objects
 from wdsfs.spec.expand import Shard
 from wdsfs.storage.identity import GONE, Fingerprint
@@ -147,7 +147,7 @@ class Watch:
 
 def _fingerprint(path: bytes) -> Fingerprint:
     try:
-        return any_shard.look(path) if is_remote(path) else Fingerprint.of(os.stat(path))
+        return shard_paths.look(path) if is_remote(path) else Fingerprint.of(os.stat(path))
     except (OSError, ShardError):
         return GONE
 

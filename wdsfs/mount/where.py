@@ -26,7 +26,7 @@ from wdsfs.mount_table import MountPoint
 from wdsfs.overlay.kernel_use import upper_of
 from wdsfs.overlay.overlay_directory import OverlayDirectory
 from wdsfs.overlay.upper_format import ORIGIN
-from wdsfs.remote.any_shard import is_remote
+from wdsfs.remote.shard_paths import is_remote
 from wdsfs.status import control
 from wdsfs.storage import source
 from wdsfs.storage.held_files import HeldFile

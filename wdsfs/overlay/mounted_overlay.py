@@ -31,7 +31,7 @@ from wdsfs.overlay.request_journal import RequestJournal
 from wdsfs.overlay.upper_dir import UpperDirectory
 from wdsfs.overlay.writable_tree import WritableTree
 from wdsfs.reading import PLAIN
-from wdsfs.remote import any_shard
+from wdsfs.remote import shard_paths
 from wdsfs.spec.expand import Shard
 from wdsfs.storage.identity import GONE
 from wdsfs.tree.tree import LowerTree, View
@@ -143,7 +143,7 @@ def check_set(place: OverlayDirectory, shards: Sequence[Shard], view: View, merg
 
 def _seen(shard: Shard) -> ShardSeen:
     try:
-        return ShardSeen(shard.name, shard.path, any_shard.look(shard.path))
+        return ShardSeen(shard.name, shard.path, shard_paths.look(shard.path))
     except ShardError:
         return ShardSeen(shard.name, shard.path, GONE)
 

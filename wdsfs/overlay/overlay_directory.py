@@ -33,7 +33,8 @@ from wdsfs.errors import MALFORMED, OverlayBusy, OverlayUnusable, ShardError, se
 from wdsfs.overlay import kernel_use
 from wdsfs.overlay.upper_format import DIRECTORY, OPEN_DIRECTORY, UpperNode, load
 from wdsfs.reading import PLAIN, Reading
-from wdsfs.remote.any_shard import is_remote
+from wdsfs.remote import shard_paths
+from wdsfs.remote.shard_paths import is_remote
 from wdsfs.storage.durable import write_whole
 from wdsfs.storage.identity import Fingerprint
 
@@ -278,10 +279,8 @@ def _was_written(shard: bytes, written: Sequence[Written]) -> bool:
 def _was_sent(shard: bytes, written: Sequence[Written]) -> bool:
     if not written:
         return False
-    from wdsfs.remote import shards  # late, as in `remote/any_shard.py`
-
     try:
-        pin = shards.pin_of(shard)
+        pin = shard_paths.pin_of(shard)
     except ShardError:
         return False
     # An ETag that is a sum of the content is also that of a copy.

@@ -25,7 +25,7 @@ from wdsfs.packing.output_units import OutputUnit, write_file, write_object
 from wdsfs.packing.pieces import CopiedRange
 from wdsfs.packing.source_layout import SourceLayout
 from wdsfs.packing.steps import Output, SourceShard, Step
-from wdsfs.remote.any_shard import is_remote, look, renewed
+from wdsfs.remote.shard_paths import is_remote, look, look_again
 from wdsfs.storage.durable import Disk, named, temporary_of
 from wdsfs.storage.identity import Fingerprint
 
@@ -97,7 +97,7 @@ class ClusterRun:
                     raise result
                 self._on_bytes(step.output.length)
                 if is_remote(step.output.target):
-                    renewed(step.output.target)  # what this machine knew of it is old
+                    look_again(step.output.target)  # what this machine knew of it is old
                     self._on_bytes(step.output.length)  # which were sent
                 else:
                     self._publish(step.output, result, publication(step))

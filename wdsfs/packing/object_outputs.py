@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from wdsfs.errors import CommitError, ObjectChanged, ObjectExists
+from wdsfs.remote import shard_paths
 from wdsfs.storage.durable import CHUNK, named
 from wdsfs.storage.identity import Fingerprint
 
 if TYPE_CHECKING:
-    from wdsfs.remote.pin import Pin
+    from wdsfs.remote.urls import Pin
 
 OBJECT_MAX = 5_000 << 20  # bytes that Azure's store takes in one request; S3 takes 5 GiB
 
@@ -64,23 +65,19 @@ class ObjectOutputs(Generic[Shard]):
 
     def look(self, targets: Sequence[bytes]) -> None:
         """Find out which of these objects are there. Raises ShardError."""
-        from wdsfs.remote import shards  # late, as in `remote/any_shard.py`
-
-        self._there = shards.found(targets)
+        self._there = shard_paths.found(targets)
 
     def exists(self, target: bytes) -> bool:
         return target in self._there
 
     def is_written(self, target: bytes, size: int, digest: str) -> bool:
         """True if the object has this size and MD5. Raises ShardError."""
-        from wdsfs.remote import shards  # late, as in `remote/any_shard.py`
-
         pin = self._there[target]
         if pin.size != size:
             return False
         if pin.etag == f'"{digest}"':
             return True
-        tar = shards.open_shard(target)
+        tar = shard_paths.open_object(target)
         try:
             return _md5(tar.pread(CHUNK, at) for at in range(0, size, CHUNK)) == digest
         finally:
@@ -88,9 +85,7 @@ class ObjectOutputs(Generic[Shard]):
 
     def read(self, target: bytes, count: int) -> bytes:
         """Return the first bytes of an object. Raises ShardError."""
-        from wdsfs.remote import shards  # late, as in `remote/any_shard.py`
-
-        tar = shards.open_shard(target)
+        tar = shard_paths.open_object(target)
         try:
             return tar.pread(min(count, self._there[target].size), 0)
         finally:
@@ -104,14 +99,12 @@ class ObjectOutputs(Generic[Shard]):
 
     def is_done(self, output: Shard) -> bool:
         """True if the object has exactly these bytes already."""
-        from wdsfs.remote import shards  # late, as in `remote/any_shard.py`
-
         pin = self._there[output.target]
         if pin.size != output.length:
             return False
         if pin.etag == f'"{_md5(data for _, data in self._writer.content(output))}"':
             return True
-        tar = shards.open_shard(output.target)
+        tar = shard_paths.open_object(output.target)
         try:
             return all(tar.pread(len(data), at) == data for at, data in self._writer.content(output))
         finally:
@@ -147,10 +140,8 @@ class ObjectOutputs(Generic[Shard]):
 
     def copied(self, output: Shard, source: bytes) -> bool:
         """Have the store copy a shard that stays as it is; False if it cannot. Raises as `publish`."""
-        from wdsfs.remote import shards  # late, as in `remote/any_shard.py`
-
         try:
-            done = shards.copy(source, output.target, lambda: self._count(0))
+            done = shard_paths.copy(source, output.target, lambda: self._count(0))
         except ObjectChanged as error:
             raise CommitError(f"{error}: start again") from None
         if done:
@@ -162,12 +153,10 @@ class ObjectOutputs(Generic[Shard]):
 
         `before` is called with size and MD5 of the shard before it is sent. Raises as `publish`.
         """
-        from wdsfs.remote import shards  # late, as in `remote/any_shard.py`
-
         changed = CommitError(f"{os.fsdecode(output.target)} was changed by somebody else meanwhile")
         pin = None
         if source is not None:
-            pin = shards.pin_of(output.target)
+            pin = shard_paths.pin_of(output.target)
             if pin.fingerprint(os.fsdecode(output.target)) != source:
                 raise changed
         try:
@@ -184,10 +173,8 @@ class ObjectOutputs(Generic[Shard]):
             self._upload(output.target, fd, replaces)
 
     def _upload(self, target: bytes, fd: int, replaces: Pin | None) -> None:
-        from wdsfs.remote import shards  # late, as in `remote/any_shard.py`
-
         try:
-            shards.upload(target, fd, replaces, lambda: self._count(0))
+            shard_paths.upload(target, fd, replaces, lambda: self._count(0))
         except ObjectExists:
             text = "is there already: somebody else has written it meanwhile, and it stays as it is"
             raise CommitError(f"{os.fsdecode(target)} {text}") from None
@@ -203,8 +190,6 @@ def _md5(pieces: Iterable[bytes]) -> str:
 
 @contextlib.contextmanager
 def _staging() -> Iterator[Path]:
-    from wdsfs.remote import shards  # late, as in `remote/any_shard.py`
-
-    directory = shards.staging()
+    directory = shard_paths.staging()
     with named(os.fsencode(directory)):
         yield directory

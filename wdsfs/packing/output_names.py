@@ -16,7 +16,7 @@ from wdsfs import trust
 from wdsfs.errors import CommitError, UsageError
 from wdsfs.names import suffix_of
 from wdsfs.remote import urls
-from wdsfs.remote.any_shard import is_remote
+from wdsfs.remote.shard_paths import is_remote
 from wdsfs.spec import braces
 
 if TYPE_CHECKING:

@@ -88,7 +88,7 @@ def remove_attempts(targets: Iterable[bytes]) -> None:
 
 def write_object(unit: OutputUnit) -> bytes:
     """Write a shard and send it to its store; idempotent. Raises CommitError, ShardErrors."""
-    from wdsfs.packing.object_outputs import ObjectOutputs  # late, as in `remote/any_shard.py`
+    from wdsfs.packing.object_outputs import ObjectOutputs  # late, as in `remote/shard_paths.py`
 
     with _opened(unit) as writer, _disk_errors(unit.output.target):
         objects = ObjectOutputs(writer, lambda _: None)

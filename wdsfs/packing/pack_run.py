@@ -19,7 +19,7 @@ from wdsfs.index import process_pool
 from wdsfs.packing import shard_unit
 from wdsfs.packing.packing_plan import PackingPlan, PlannedShard, SmallFile
 from wdsfs.packing.shard_unit import ShardUnit, UnitWriter
-from wdsfs.remote.any_shard import is_remote
+from wdsfs.remote.shard_paths import is_remote
 from wdsfs.storage.durable import Disk, make_directories, remove_leftover, temporary_of, write_whole
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class PackRun:
     # --- what is there
 
     def _objects(self) -> ObjectOutputs[ShardUnit]:
-        from wdsfs.packing.object_outputs import ObjectOutputs  # late, as in `remote/any_shard.py`
+        from wdsfs.packing.object_outputs import ObjectOutputs  # late, as in `remote/shard_paths.py`
 
         return ObjectOutputs(UnitWriter(on_bytes=self._count), self._count)
 

@@ -28,7 +28,7 @@ from wdsfs.packing.pieces import MAXSIZE
 from wdsfs.packing.samples import Samples, group
 from wdsfs.packing.shard_unit import BLOCK, ClassColumn, ShardUnit
 from wdsfs.packing.tree_walk import WalkRules, walk
-from wdsfs.remote.any_shard import is_remote
+from wdsfs.remote.shard_paths import is_remote
 from wdsfs.tar import header_encoder
 from wdsfs.tree.composition import read_class_names
 

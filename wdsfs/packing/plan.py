@@ -34,7 +34,8 @@ from wdsfs.packing.output_names import canonical, continued, namer, refuse_compr
 from wdsfs.packing.pieces import MAXCOUNT, MAXSIZE, CopiedRange, NewMember, Piece, Zeros, joined, split_trailing
 from wdsfs.packing.source_layout import Cut, SourceLayout, layout, unpacked_size
 from wdsfs.packing.steps import COPY, LINK, NEW, REWRITE, Output, Plan, SourceShard, Step
-from wdsfs.remote.any_shard import is_remote
+from wdsfs.remote import shard_paths
+from wdsfs.remote.shard_paths import is_remote
 from wdsfs.remote.urls import BUCKETS, parse
 from wdsfs.tar import header_encoder
 from wdsfs.tar.problems import HARMLESS
@@ -401,9 +402,7 @@ class Planner:
 def _exists(target: bytes) -> bool:
     if not is_remote(target):
         return os.path.lexists(target)
-    from wdsfs.remote import shards  # late, as in `remote/any_shard.py`
-
-    return bool(shards.found([target]))
+    return bool(shard_paths.found([target]))
 
 
 def _listing(lines: Sequence[bytes]) -> list[str]:

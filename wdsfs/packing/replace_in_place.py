@@ -54,7 +54,7 @@ from wdsfs.packing.output_names import refuse_foreign_link
 from wdsfs.packing.pieces import NewMember
 from wdsfs.packing.run import Runner
 from wdsfs.packing.steps import NEW, REWRITE, Step
-from wdsfs.remote.any_shard import is_remote, look
+from wdsfs.remote.shard_paths import is_remote, look
 from wdsfs.storage.durable import named, new_file
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.tree.indexing import NotIndexed, indexed

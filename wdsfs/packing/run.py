@@ -22,8 +22,8 @@ from wdsfs.packing.pieces import CopiedRange
 from wdsfs.packing.shard_writer import ShardWriter
 from wdsfs.packing.source_layout import SourceLayout, layout
 from wdsfs.packing.steps import COPY, LINK, Output, Plan, SourceShard, Step
-from wdsfs.remote import any_shard
-from wdsfs.remote.any_shard import is_remote
+from wdsfs.remote import shard_paths
+from wdsfs.remote.shard_paths import is_remote
 from wdsfs.storage.durable import Disk, make_directories
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.tree.indexing import NotIndexed
@@ -92,7 +92,7 @@ class Runner:
 
     @cached_property
     def objects(self) -> ObjectOutputs[Output]:
-        from wdsfs.packing.object_outputs import ObjectOutputs  # late, as in `remote/any_shard.py`
+        from wdsfs.packing.object_outputs import ObjectOutputs  # late, as in `remote/shard_paths.py`
 
         return ObjectOutputs(self.writer, self._count)
 
@@ -167,7 +167,7 @@ class Runner:
         source = self.plan.sources[step.number]
         if not is_remote(source.path):
             return False
-        if any_shard.look(source.path) != source.fingerprint:
+        if shard_paths.look(source.path) != source.fingerprint:
             raise _changed_since(source.path)
         return self.objects.copied(step.output, source.path)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from wdsfs.errors import CommitError, StaleShard
 from wdsfs.index.record import LINK, Record
 from wdsfs.packing.pieces import CopiedRange, GlobalHeader, NewMember, Piece, Zeros, joined, split_trailing
-from wdsfs.remote.any_shard import OpenShard, fingerprint_of
+from wdsfs.remote.shard_paths import OpenShard, fingerprint_of
 from wdsfs.storage.durable import named
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.storage.source import TarBytes, size_of

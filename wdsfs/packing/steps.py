@@ -17,7 +17,7 @@ from wdsfs.index.record import STRAY, Record
 from wdsfs.packing.changes import Remark
 from wdsfs.packing.pieces import CopiedRange, NewMember, Piece
 from wdsfs.packing.source_layout import SourceLayout
-from wdsfs.remote.any_shard import is_remote
+from wdsfs.remote.shard_paths import is_remote
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar import headers
 from wdsfs.tree.indexing import indexed

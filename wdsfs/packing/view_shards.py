@@ -24,7 +24,7 @@ from wdsfs.packing.pieces import MAXCOUNT, MAXSIZE, NewMember, Zeros
 from wdsfs.packing.plan import CommitOptions
 from wdsfs.packing.shard_writer import ShardWriter
 from wdsfs.packing.steps import NEW, Output, Plan, Step, member_names
-from wdsfs.remote.any_shard import is_remote
+from wdsfs.remote.shard_paths import is_remote
 from wdsfs.storage.durable import CHUNK, make_directories
 from wdsfs.tar import header_encoder
 from wdsfs.tar.problems import HARMLESS

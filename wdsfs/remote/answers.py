@@ -23,9 +23,8 @@ from wdsfs.errors import (
     ShardError,
     Unreachable,
 )
-from wdsfs.remote.pin import Pin
 from wdsfs.remote.retries import Transient
-from wdsfs.remote.urls import WEB, Url
+from wdsfs.remote.urls import WEB, Pin, Url
 
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>")

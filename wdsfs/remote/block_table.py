@@ -30,7 +30,7 @@ from pathlib import Path
 
 import xxhash
 
-from wdsfs.remote.pin import Pin
+from wdsfs.remote.urls import Pin
 from wdsfs.storage.durable import write_at
 
 BLOCK = 4096

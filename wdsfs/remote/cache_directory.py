@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from wdsfs import trust
 from wdsfs.remote.block_table import BlockTable
-from wdsfs.remote.pin import Pin
+from wdsfs.remote.urls import Pin
 from wdsfs.storage import held_files
 from wdsfs.storage.cache_place import is_at
 

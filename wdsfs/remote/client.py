@@ -23,8 +23,7 @@ from wdsfs.remote import messages
 from wdsfs.remote.alarm import Alarm
 from wdsfs.remote.launch import MEMORY, Launcher, peer_user
 from wdsfs.remote.messages import Frame, Span
-from wdsfs.remote.pin import Pin
-from wdsfs.remote.urls import Url
+from wdsfs.remote.urls import Pin, Url
 from wdsfs.storage.identity import Fingerprint
 
 READ_MAX = 8 << 20  # bytes that are asked for at a time

@@ -23,8 +23,7 @@ from wdsfs.errors import NoRanges
 from wdsfs.remote.counters import Counters
 from wdsfs.remote.intervals import Span, joined, split
 from wdsfs.remote.parts import Buffer, CachedLike, Part, RemoteObject, Take, Whole, in_thread
-from wdsfs.remote.pin import Pin
-from wdsfs.remote.urls import Url
+from wdsfs.remote.urls import Pin, Url
 
 log = logging.getLogger(__name__)
 

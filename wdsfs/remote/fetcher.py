@@ -37,9 +37,8 @@ from wdsfs.remote.launch import WAITING, Configuration, configuration_in, hold, 
 from wdsfs.remote.messages import Frame
 from wdsfs.remote.parts import CachedLike, RemoteObject
 from wdsfs.remote.passes import WINDOW_MAX
-from wdsfs.remote.pin import Pin
 from wdsfs.remote.programs import StoresLike
-from wdsfs.remote.urls import Url
+from wdsfs.remote.urls import Pin, Url
 
 if TYPE_CHECKING:
     from wdsfs.remote.object_cache import ObjectCache

@@ -21,10 +21,9 @@ from urllib.parse import unquote
 from wdsfs.errors import DeniedObject, MissingObject, ObjectChanged, ShardError, Unreachable
 from wdsfs.extras import install_command
 from wdsfs.remote.answers import THROTTLING, of_status, seconds_of
-from wdsfs.remote.pin import Pin
 from wdsfs.remote.retries import Clock, Transient, blocking
 from wdsfs.remote.settings import pace
-from wdsfs.remote.urls import Url
+from wdsfs.remote.urls import Pin, Url
 
 Result = TypeVar("Result")
 

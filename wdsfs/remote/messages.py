@@ -25,8 +25,7 @@ from wdsfs.errors import (
     UnreadableShard,
     WdsfsError,
 )
-from wdsfs.remote.pin import Pin
-from wdsfs.remote.urls import Url
+from wdsfs.remote.urls import Pin, Url
 
 # Requests. OPEN, CLOSE, HAND_OVER, INTERRUPT, NOTE and WILL_NEED get no answer on the socket.
 OPEN, CLOSE, READ, HAND_OVER, INTERRUPT, NOTE, WILL_NEED = 1, 2, 3, 4, 5, 6, 7

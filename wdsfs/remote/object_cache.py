@@ -21,7 +21,7 @@ from wdsfs.remote.block_table import BLOCK
 from wdsfs.remote.cache_directory import DATA, CacheDirectory, StoredObject, key_of
 from wdsfs.remote.cache_room import CacheRoom
 from wdsfs.remote.cached_object import CachedObject
-from wdsfs.remote.pin import Pin
+from wdsfs.remote.urls import Pin
 from wdsfs.storage import cache_place, held_files
 
 _PIN_MAX = 1 << 16

@@ -12,8 +12,7 @@ from typing import Any, Protocol, TypeVar
 from wdsfs.errors import NoRanges
 from wdsfs.remote.intervals import Intervals, Span
 from wdsfs.remote.passes import WINDOW_MAX, Passes
-from wdsfs.remote.pin import Pin
-from wdsfs.remote.urls import Url
+from wdsfs.remote.urls import Pin, Url
 
 BLOCK = 4096  # bytes; the unit of the cache
 INLINE = 256 << 10  # bytes of a part that is written to the cache without a thread: that takes longer

@@ -17,11 +17,10 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from wdsfs.remote import answers, settings, store_clients
-from wdsfs.remote.pin import Pin
 from wdsfs.remote.retries import Transient
 from wdsfs.remote.settings import Pace
 from wdsfs.remote.store_clients import USER_AGENT, Options
-from wdsfs.remote.urls import Url
+from wdsfs.remote.urls import Pin, Url
 
 CONNECT_SECONDS = 5.0
 IDLE_SECONDS = 50.0  # servers close connections that were idle for longer: nginx after 75, others after 60

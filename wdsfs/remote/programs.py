@@ -25,10 +25,9 @@ from wdsfs.errors import ObjectChanged, UnreadableShard
 from wdsfs.remote.demand import Store
 from wdsfs.remote.object_cache import ObjectCache
 from wdsfs.remote.parts import Buffer, Take
-from wdsfs.remote.pin import Pin
 from wdsfs.remote.spool import keep, spool
 from wdsfs.remote.spooled_objects import SpooledObjects
-from wdsfs.remote.urls import Url
+from wdsfs.remote.urls import Pin, Url
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from typing import IO, NamedTuple
 from wdsfs import trust
 from wdsfs.errors import UnreadableShard
 from wdsfs.remote.object_cache import ObjectCache
-from wdsfs.remote.pin import Pin
+from wdsfs.remote.urls import Pin
 
 PIECE = 8 << 20  # bytes that are copied at a time
 

@@ -17,9 +17,8 @@ from wdsfs.errors import ObjectChanged, Unreachable, UnreadableShard
 from wdsfs.remote.demand import Store
 from wdsfs.remote.object_cache import ObjectCache
 from wdsfs.remote.parts import Buffer
-from wdsfs.remote.pin import SPOOLED, Pin
 from wdsfs.remote.spool import keep, spool
-from wdsfs.remote.urls import Url
+from wdsfs.remote.urls import SPOOLED, Pin, Url
 
 ATTEMPTS = 3  # answers that are cut: what has come of one is of no use for another
 AT_ONCE = 8  # objects that are fetched

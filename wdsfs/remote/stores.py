@@ -58,11 +58,10 @@ from wdsfs.remote.answers import OtherAnswer, OtherServer
 from wdsfs.remote.counters import Counters, Traffic
 from wdsfs.remote.hub import Hub
 from wdsfs.remote.parts import Buffer, Take
-from wdsfs.remote.pin import Pin
 from wdsfs.remote.plain_http import OTHER_WAY_SECONDS, PlainServer, PlainServers
 from wdsfs.remote.retries import Clock, Limit, Patience, Transient, again, blocking
 from wdsfs.remote.settings import Pace, Settings
-from wdsfs.remote.urls import WEB, Url
+from wdsfs.remote.urls import WEB, Pin, Url
 
 if TYPE_CHECKING:  # obstore has these for checkers only
     from obstore import GetOptions, GetResult, PutMode

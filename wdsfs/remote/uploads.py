@@ -21,8 +21,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from wdsfs.errors import MissingObject, ObjectChanged, ObjectExists, UnreadableShard
-from wdsfs.remote.pin import Pin
-from wdsfs.remote.urls import Url
+from wdsfs.remote.urls import Pin, Url
 
 PIECE = 8 << 20  # bytes that are read back at a time
 PIECES = 4  # of them at once

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from wdsfs.errors import several
-from wdsfs.remote.any_shard import is_remote
+from wdsfs.remote.shard_paths import is_remote
 from wdsfs.spec.expand import Shard, free_name
 
 NAMED_MAX = 3  # directories that a message names

@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from wdsfs.errors import SpecError, UnreadableShard
 from wdsfs.reading import Reading
-from wdsfs.remote import any_shard
-from wdsfs.remote.pin import Pin
+from wdsfs.remote import shard_paths
+from wdsfs.remote.urls import Pin
 from wdsfs.spec import objects
 from wdsfs.storage import source
 from wdsfs.storage.identity import Fingerprint
@@ -224,7 +224,7 @@ def load(path: str) -> IndexFile:
     Raises SpecError, MissingShard, UnreadableShard.
     """
     found = where(path)
-    return _load(found, any_shard.look(os.fsencode(found)))
+    return _load(found, shard_paths.look(os.fsencode(found)))
 
 
 def where(text: str) -> str:
@@ -252,11 +252,11 @@ def _read(path: str, begin: int, end: int) -> tuple[bytes, Fingerprint]:
     Opened anew for each: reads of one open remote file that go on look like a pass over all of it, of which much
     more would be fetched ahead.
     """
-    file = any_shard.open_shard(os.fsencode(path))
+    file = shard_paths.open_shard(os.fsencode(path))
     try:
         if isinstance(file, int) and not stat.S_ISREG(os.fstat(file).st_mode):
             raise SpecError(f"{path}: is no regular file")
-        now = any_shard.fingerprint_of(file)
+        now = shard_paths.fingerprint_of(file)
         return source.pread(file, end - begin, begin), now
     except OSError as error:
         raise UnreadableShard(f"{path}: {error.strerror}") from None

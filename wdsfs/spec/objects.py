@@ -1,8 +1,7 @@
 """URLs on the way from specs to shards: what a glob or a prefix stands for, and which objects are there.
 
 The counterpart, for object stores, of the questions that `expand.py` asks of file systems. From here on a URL is a
-path: as it is shown, without secrets (`remote/shards.py`). That module is imported late: it takes as long to load
-as all of this room, and most sets have no URL.
+path: as it is shown, without secrets (`remote/shard_paths.py`).
 """
 
 from __future__ import annotations
@@ -18,10 +17,9 @@ from typing import TypeGuard
 
 from wdsfs import names
 from wdsfs.errors import MissingObject, ShardError, SpecError
-from wdsfs.remote import urls
-from wdsfs.remote.any_shard import is_remote
-from wdsfs.remote.pin import Pin
-from wdsfs.remote.urls import WEB, Url
+from wdsfs.remote import shard_paths, urls
+from wdsfs.remote.shard_paths import is_remote
+from wdsfs.remote.urls import WEB, Pin, Url
 
 # From this many shards below one prefix on, listing it beats one HEAD per shard: a LIST brings 1,000 names.
 LISTING_PAYS = 64
@@ -97,18 +95,14 @@ def _parse(text: str) -> Url:
 
 def standard_input() -> str:
     """Read the standard input, which is one shard; its path. Raises ShardError, SpecError."""
-    from wdsfs.remote import shards  # late: see the head of this module
-
     if os.isatty(0):
         raise SpecError("'-': the standard input is a terminal: a shard has to come there")
-    return os.fsdecode(shards.standard_input())
+    return os.fsdecode(shard_paths.standard_input())
 
 
 def read(path: str, limit: int) -> bytes:
     """The first `limit` bytes of an object. Raises ShardError."""
-    from wdsfs.remote import shards  # late: see the head of this module
-
-    with contextlib.closing(shards.open_shard(os.fsencode(path))) as found:
+    with contextlib.closing(shard_paths.open_object(os.fsencode(path))) as found:
         return found.pread(limit, 0)
 
 
@@ -154,9 +148,7 @@ def paths_of(text: str) -> list[str]:
 
 def contents(prefix: str) -> dict[str, int | None]:
     """The shards directly below a path that ends in a slash, sorted bytewise. Raises SpecError, ShardError."""
-    from wdsfs.remote import shards  # late: see the head of this module
-
-    url = shards.url_of(os.fsencode(prefix))
+    url = shard_paths.url_of(os.fsencode(prefix))
     found = sorted((path for path, key in _listed(url) if _is_shard_name(key[len(url.key) :])), key=os.fsencode)
     if not found:
         raise SpecError(f"{prefix!r}: no shard, such as x.tar or x.tar.gz, is below it")
@@ -197,16 +189,12 @@ def _without_secrets(part: str) -> str:
 
 
 def _path_of(url: Url) -> str:
-    from wdsfs.remote import shards  # late: see the head of this module
-
-    return os.fsdecode(shards.path_of(url))
+    return os.fsdecode(shard_paths.path_of(url))
 
 
 def _listed(prefix: Url) -> list[tuple[str, str]]:
     """Path and key of each object whose key starts with that of `prefix`."""
-    from wdsfs.remote import shards  # late: see the head of this module
-
-    return [(os.fsdecode(path), shards.url_of(path).key) for path in shards.listed(prefix)]
+    return [(os.fsdecode(path), shard_paths.url_of(path).key) for path in shard_paths.listed(prefix)]
 
 
 def _fits(parts: Sequence[str], patterns: Sequence[str]) -> bool:
@@ -246,9 +234,7 @@ def presumed(path: str, pin: Pin | None) -> bool:
     """
     if not is_url(path) or pin is None or not pin.strong_etag or pin.is_spooled:
         return False
-    from wdsfs.remote import shards  # late: see the head of this module
-
-    shards.presume(os.fsencode(path), pin)
+    shard_paths.presume(os.fsencode(path), pin)
     return True
 
 
@@ -267,9 +253,7 @@ def modes(paths: Iterable[str], refused: dict[str, ShardError] | None = None) ->
             else:
                 asked.append(path)
     if asked:
-        from wdsfs.remote import shards  # late: see the head of this module
-
-        answers = dict(zip(asked, shards.stat([os.fsencode(path) for path in asked]), strict=True))
+        answers = dict(zip(asked, shard_paths.stat([os.fsencode(path) for path in asked]), strict=True))
         found.update((path, stat.S_IFREG if isinstance(answer, Pin) else None) for path, answer in answers.items())
         refusals = {path: answer for path, answer in answers.items() if _is_refusal(answer)}
         if refused is None and refusals:
@@ -290,13 +274,11 @@ def ask_again(paths: Sequence[str], start: int) -> int:
     Of those that no listing shows, which may be gone, only ASKED_AGAIN from number `start` on are asked for.
     Raises ShardError.
     """
-    from wdsfs.remote import shards  # late: see the head of this module
-
     unlisted = [
         path for listed, siblings in _listings(paths) for path in siblings if listed is None or path not in listed
     ]
     start = start if start < len(unlisted) else 0
-    shards.stat([os.fsencode(path) for path in unlisted[start : start + ASKED_AGAIN]])
+    shard_paths.stat([os.fsencode(path) for path in unlisted[start : start + ASKED_AGAIN]])
     return start + ASKED_AGAIN
 
 
@@ -304,8 +286,6 @@ def gone(paths: Sequence[bytes]) -> list[bytes]:
     """Return those of these remote shards of which the store says now that it does not have them."""
     if not paths:
         return []
-    from wdsfs.remote import shards  # late: see the head of this module
-
     found: list[str] = []
     asked: list[str] = []
     for listed, siblings in _listings(map(os.fsdecode, paths)):
@@ -313,7 +293,7 @@ def gone(paths: Sequence[bytes]) -> list[bytes]:
             asked += siblings
         else:
             found += [path for path in siblings if path not in listed]
-    answers = shards.stat(list(map(os.fsencode, asked)))
+    answers = shard_paths.stat(list(map(os.fsencode, asked)))
     missing = [path for path, answer in zip(asked, answers, strict=True) if isinstance(answer, MissingObject)]
     return list(map(os.fsencode, found + missing))
 
@@ -338,11 +318,9 @@ def _by_parent(paths: Iterable[str]) -> dict[str, list[str]]:
 
 def _listed_below(parent: str) -> set[str] | None:
     """The paths that a listing shows; None where a store does not list."""
-    from wdsfs.remote import shards  # late: see the head of this module
-
     if is_command(parent):
         return None
-    url = shards.url_of(os.fsencode(parent))
+    url = shard_paths.url_of(os.fsencode(parent))
     if url.scheme in WEB:
         return None
     try:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from wdsfs import trust
 from wdsfs.errors import DeniedObject, SpecError
 from wdsfs.remote import urls
-from wdsfs.remote.pin import Pin
+from wdsfs.remote.urls import Pin
 from wdsfs.spec import braces, dependencies, index_file, objects
 from wdsfs.spec.located import Field, load_json, load_yaml
 

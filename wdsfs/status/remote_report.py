@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from wdsfs.remote import shard_paths
 from wdsfs.status.counters import Board
 
 # Of a store, while its fetcher has nothing to report: names as in the report.
@@ -24,9 +25,7 @@ _RENAMED = {"bytes": "fetched_bytes", "used": "used_bytes"}
 
 def gather(board: Board) -> dict[str, Any]:
     """The state of the fetcher, of the cache and of each store of a mount that has remote shards."""
-    from wdsfs.remote import shards  # late: takes 40 ms to load, and most mounts have no remote shard
-
-    state = shards.state()
+    state = shard_paths.state()
     stores = []
     for store, hits in board.hits.items():
         found = {_RENAMED.get(name, name): value for name, value in state["stores"].get(store, {}).items()}

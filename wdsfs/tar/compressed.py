@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from wdsfs.errors import IndexUnusable, StaleShard, UnreadableShard, UsageError, counted
-from wdsfs.remote.any_shard import OpenShard, open_shard
+from wdsfs.remote.shard_paths import OpenShard, open_shard
 from wdsfs.storage import seekable, source, unpack_cache
 from wdsfs.storage.durable import named
 from wdsfs.storage.identity import Fingerprint

@@ -16,7 +16,7 @@ from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
 from wdsfs.errors import ShardError, UnreadableShard
 from wdsfs.index.store import Index
-from wdsfs.remote import any_shard
+from wdsfs.remote import shard_paths
 from wdsfs.spec.expand import Shard
 from wdsfs.storage.identity import Fingerprint
 
@@ -108,7 +108,7 @@ class Failures:
         for number, key in enumerate(keys) if index.failures else ():
             if key in index.failures:
                 with suppress(ShardError):
-                    now = any_shard.look(shards[number].path)
+                    now = shard_paths.look(shards[number].path)
                     until = time.monotonic() + FAILED_SECONDS
                     self.failed[number] = Failure(now, FAILED_SECONDS, until, index.failures[key])
 

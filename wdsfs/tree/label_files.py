@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, NamedTuple, TextIO
 
 from wdsfs import host, names, trust
 from wdsfs.errors import CorruptShard, MissingShard, StaleShard, UnreadableShard, UsageError, ViewError
-from wdsfs.remote.any_shard import OpenShard, is_remote, open_shard
+from wdsfs.remote.shard_paths import OpenShard, is_remote, open_shard
 from wdsfs.spec import objects
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.tree import json_fields

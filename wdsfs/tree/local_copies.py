@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from wdsfs.errors import CorruptShard, UnreadableShard
-from wdsfs.remote.any_shard import is_remote
+from wdsfs.remote import shard_paths
+from wdsfs.remote.shard_paths import is_remote
 from wdsfs.storage import unpack_cache
 from wdsfs.storage.held_files import HeldFile
 from wdsfs.tar import compressed
@@ -84,11 +85,9 @@ def _unpack(shards: Mapping[bytes, str], found: LocalCopies, on_shard: Callable[
 def _hold_objects(shards: list[bytes], found: LocalCopies, on_shard: Callable[[], None]) -> None:
     if not shards:
         return
-    from wdsfs.remote import shards as remote_shards  # late, as in `remote/any_shard.py`
-
     objects = []
     for path in shards:
-        one = remote_shards.whole_in_cache(path)
+        one = shard_paths.whole_in_cache(path)
         place = one.hold()
         if place is None:
             one.close()

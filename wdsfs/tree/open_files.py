@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wdsfs.errors import UnreadableShard
-from wdsfs.remote.any_shard import OpenShard
+from wdsfs.remote.shard_paths import OpenShard
 from wdsfs.storage import source
 from wdsfs.storage.durable import named
 from wdsfs.storage.identity import Fingerprint

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 from wdsfs import trust
 from wdsfs.errors import MissingShard, RefusedShard, UnreadableShard
-from wdsfs.remote import any_shard
-from wdsfs.remote.any_shard import OpenShard
+from wdsfs.remote import shard_paths
+from wdsfs.remote.shard_paths import OpenShard
 from wdsfs.storage import source
 from wdsfs.storage.identity import Fingerprint
 
@@ -38,11 +38,11 @@ class Access:
 
     def look(self, path: bytes) -> Fingerprint:
         """The fingerprint of the file at `path` now. Raises MissingShard, UnreadableShard, RefusedShard."""
-        return any_shard.look(path)
+        return shard_paths.look(path)
 
     def open(self, path: bytes) -> OpenShard:
         """The file at `path`, open. Raises MissingShard, UnreadableShard, RefusedShard."""
-        return any_shard.open_shard(path)
+        return shard_paths.open_shard(path)
 
     def renewed(self, published: Iterable[bytes], further: Iterable[bytes]) -> Access:
         """The same after a commit that has replaced the files `published` and added the files `further`."""
@@ -75,7 +75,7 @@ class GuardedAccess(Access):
         self._seen: dict[bytes, _SeenFile] = {}
         self._known: dict[bytes, Fingerprint] = {}  # what was found to be right
         self._told: dict[bytes, str] = {}
-        local = sorted((path for path in paths if not any_shard.is_remote(path)), key=_directory)
+        local = sorted((path for path in paths if not shard_paths.is_remote(path)), key=_directory)
         for directory, inside in itertools.groupby(local, key=_directory):
             self._note(directory, list(inside))
 
@@ -119,7 +119,7 @@ class GuardedAccess(Access):
         return list(self._told.values())
 
     def look(self, path: bytes) -> Fingerprint:
-        found = any_shard.look(path)
+        found = shard_paths.look(path)
         if self._known.get(path) == found or path not in self._seen:
             return found
         try:
@@ -134,7 +134,7 @@ class GuardedAccess(Access):
             os.close(fd)
 
     def open(self, path: bytes) -> OpenShard:
-        if any_shard.is_remote(path):
+        if shard_paths.is_remote(path):
             return super().open(path)
         fd = source.open_shard(path)
         try:
@@ -162,7 +162,7 @@ class GuardedAccess(Access):
         new = GuardedAccess(())
         new._seen, new._known, new._told = dict(self._seen), dict(self._known), dict(self._told)
         for path in further:
-            if not any_shard.is_remote(path) and path not in new._seen:
+            if not shard_paths.is_remote(path) and path not in new._seen:
                 directory, _, name = path.rpartition(b"/")
                 new._seen[path] = _to_come(os.path.realpath(directory or b"/").rstrip(b"/") + b"/" + name)
         return new

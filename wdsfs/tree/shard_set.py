@@ -25,7 +25,7 @@ from wdsfs.index.merged_names import Wants
 from wdsfs.index.record import Record
 from wdsfs.index.set_tables import Claims, PathUnion
 from wdsfs.index.store import Index, Summary
-from wdsfs.remote.any_shard import fingerprint_of
+from wdsfs.remote.shard_paths import fingerprint_of
 from wdsfs.spec.expand import Shard
 from wdsfs.storage.identity import GONE, Fingerprint
 from wdsfs.tar.problems import Problem, problems_text

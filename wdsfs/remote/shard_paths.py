@@ -1,8 +1,15 @@
-"""Remote shards by their paths, which are URLs as they are shown: what they are now, and opening them.
+"""Shards by their paths, on this machine or in a store: what each is now, opening, fetching and sending it.
 
-The one place of a process tree that holds the connection to the fetcher, and the secrets of the URLs that were
-typed: everything above passes paths. Options are in the environment, because all processes of a mount or a command
-have to agree: `WDSFS_STORE_OPTIONS` (separated by spaces), `WDSFS_FETCH_MEMORY`.
+The path of a file is absolute, that of a remote shard is its URL as it is shown. An open shard is a descriptor of
+the file, or a `RemoteTar`. A file may be changed while it is open, which its fingerprint shows; what is read of a
+`RemoteTar` always belongs to one object.
+
+This module holds the process tree's connection to the fetcher, and the secrets of the URLs that were typed:
+everything above passes paths. Options are in the environment, because all processes of a mount or a command have
+to agree: `WDSFS_STORE_OPTIONS` (separated by spaces), `WDSFS_FETCH_MEMORY`.
+
+The rest of the room is imported late: it takes as long to load as the rest of a small command, and most sets have
+no URL.
 """
 
 from __future__ import annotations
@@ -14,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wdsfs.errors import (
     DeniedObject,
@@ -26,15 +33,17 @@ from wdsfs.errors import (
     Unreachable,
     UnreadableShard,
 )
-from wdsfs.remote import object_cache, settings, spool
-from wdsfs.remote.cached_object import CachedObject
-from wdsfs.remote.client import Remote, RemoteTar
-from wdsfs.remote.launch import MEMORY
-from wdsfs.remote.object_cache import ObjectCache
-from wdsfs.remote.pin import Pin
-from wdsfs.remote.urls import BUCKETS, PIPE, Url, parse
+from wdsfs.remote.urls import BUCKETS, PIPE, Pin, Url, parse
+from wdsfs.storage import source
 from wdsfs.storage.cache_place import parse_size
 from wdsfs.storage.identity import Fingerprint
+
+if TYPE_CHECKING:
+    from wdsfs.remote.cached_object import CachedObject
+    from wdsfs.remote.client import Remote, RemoteTar
+    from wdsfs.remote.object_cache import ObjectCache
+
+OpenShard: TypeAlias = "int | RemoteTar"
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +59,8 @@ _said: set[str] = set()  # warnings that were given already
 
 @lru_cache(maxsize=1)
 def _cache() -> ObjectCache:
+    from wdsfs.remote import object_cache
+
     return object_cache.cache()
 
 
@@ -74,6 +85,10 @@ def attach(device: int, log_file: Path | None) -> Remote:
 
 
 def _connect(device: int | None, log_file: Path | None) -> Remote:
+    from wdsfs.remote import settings
+    from wdsfs.remote.client import Remote
+    from wdsfs.remote.launch import MEMORY
+
     cache, sections = _cache(), settings.load(os.environ.get("WDSFS_STORE_OPTIONS", "").split()).sections
     memory = parse_size(os.environ.get("WDSFS_FETCH_MEMORY", str(MEMORY)))
     place = cache.directory, cache.limit
@@ -131,6 +146,8 @@ def standard_input() -> bytes:
 
     Its path holds the hash of what has come, so that no other process has another shard of this path.
     """
+    from wdsfs.remote import spool
+
     shown = "the standard input"
     with open(0, "rb", closefd=False) as file:
         spooled = spool.spool(_cache(), shown, file)
@@ -205,8 +222,15 @@ def known() -> list[bytes]:
     return list(_pins)
 
 
+def is_remote(path: bytes) -> bool:
+    """True for the path of a remote shard; paths of files are absolute."""
+    return not path.startswith(b"/")
+
+
 def look(path: bytes) -> Fingerprint:
-    """Return the fingerprint of a remote shard as it was when its store was asked last. Raises ShardError."""
+    """Return the fingerprint of a shard now; of a remote one as its store was asked last. Raises ShardError."""
+    if not is_remote(path):
+        return Fingerprint.at(path)
     return pin_of(path).fingerprint(os.fsdecode(path))
 
 
@@ -222,13 +246,32 @@ def pin_of(path: bytes) -> Pin:
 
 
 def look_again(path: bytes) -> Fingerprint:
-    """As `look`, but the store is asked now. Raises ShardError."""
+    """As `look`, but the store of a remote shard is asked now. Raises ShardError."""
+    if not is_remote(path):
+        return Fingerprint.at(path)
     return _asked(path).fingerprint(os.fsdecode(path))
 
 
-def open_shard(path: bytes) -> RemoteTar:
+def open_shard(path: bytes) -> OpenShard:
+    """Open a shard; `source.close` closes it. Raises ShardError."""
+    if not is_remote(path):
+        return source.open_shard(path)
+    return open_object(path)
+
+
+def open_object(path: bytes) -> RemoteTar:
     """Open a remote shard. Raises ShardError."""
     return remote().open(url_of(path), pin_of(path))
+
+
+def fingerprint_of(shard: OpenShard) -> Fingerprint:
+    """Return the fingerprint of an open shard now. Raises OSError."""
+    return Fingerprint.of(os.fstat(shard)) if isinstance(shard, int) else shard.fingerprint
+
+
+def failure_of(shard: OpenShard) -> str:
+    """Return how the command failed whose output an open shard is; "" for all others."""
+    return "" if isinstance(shard, int) else shard.failure
 
 
 def is_output(path: bytes) -> bool:
@@ -313,6 +356,8 @@ def upload(path: bytes, fd: int, replaces: Pin | None, goes_on: Callable[[], Non
     pin = remote().upload(url_of(path), f"/proc/{os.getpid()}/fd/{fd}", replaces, goes_on)
     _keep(path, pin)
     if replaces is not None:
+        from wdsfs.remote import spool
+
         with contextlib.suppress(OSError), contextlib.closing(_cache().open(os.fsdecode(path), pin)) as cached:
             at = 0
             while (piece := os.pread(fd, spool.PIECE, at)) and cached.put(at, piece):
