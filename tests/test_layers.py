@@ -39,7 +39,6 @@ packing | fuse trio lmdb terminal clock
 status  | third-party
 fuse    | fuse lmdb terminal
 kernel  | fuse trio lmdb terminal
-plots   | fuse trio lmdb terminal clock
 mount   | lmdb numpy terminal
 pages   | fuse trio lmdb terminal
 cli     | trio lmdb numpy
@@ -260,7 +259,7 @@ def _odd_introduction(file: Path) -> str:
 
 
 # The rooms that need an extra; what others load of them they load when a command asks for it.
-EXTRA_OF = {"plots": "view", "pages": "view"}
+EXTRA_OF = {"pages": "view"}
 
 
 def test_what_is_imported_is_a_declared_dependency() -> None:

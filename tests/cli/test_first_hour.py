@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -14,8 +13,6 @@ from tests import tars
 from tests.conftest import BOTH_ENGINES, Program
 from wdsfs import mount_table
 from wdsfs.errors import bytes_text, counted
-from wdsfs.plots.plots import plots_of
-from wdsfs.tree.distributions import Distribution
 
 SHARD = tars.tar(tars.member(b"a.txt", b"a"), tars.member(b"b.txt", b"b"))
 
@@ -182,7 +179,7 @@ def test_restore_takes_a_path_alone(shard: Program) -> None:
         assert f"{other}: no mount of wdsfs is there" in shard.refused("restore", other, code=5)
 
 
-# --- view, index, plots ------------------------------------------------------------------------------------
+# --- view, pack -------------------------------------------------------------------------------------------
 
 
 def test_a_port_that_is_taken(shard: Program) -> None:
@@ -190,14 +187,6 @@ def test_a_port_that_is_taken(shard: Program) -> None:
         port = taken.getsockname()[1]
         said = shard.refused("view", "--no-browser", "--port", str(port), "a.tar", code=2)
     assert f"port {port}: Address already in use; name another one with --port, or leave it out" in said
-
-
-def test_a_plot_on_a_page_has_no_title_of_its_own() -> None:
-    """The page has it as a heading."""
-    for plot in plots_of(Distribution()):
-        texts = [one.text for one in ElementTree.fromstring(plot.svg).iter("{http://www.w3.org/2000/svg}text")]
-        assert plot.title not in texts
-        assert plot.figure.shapes[0].text == plot.title  # type: ignore[union-attr]  # it is the first Text
 
 
 def test_pack_does_not_speak_of_commits(program: Program) -> None:

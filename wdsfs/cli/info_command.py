@@ -113,7 +113,7 @@ def _composition(plot_file: str | None, class_from: str | None, class_names: str
     from wdsfs.tree.composition import SKIP, Column, Composition, class_source
 
     if plot_file is not None:
-        _suffix_of(plot_file)
+        _refuse_plot(plot_file)
     elif class_from or class_names:
         raise UsageError("--class-from and --class-names say what --plot FILE counts")
     if class_names and not class_from:
@@ -134,28 +134,27 @@ def _composition(plot_file: str | None, class_from: str | None, class_names: str
     )
 
 
-def _suffix_of(plot_file: str) -> str:
-    """`svg` or `png`. Raises UsageError, also without what PNG needs: before the set is opened."""
-    suffix = plot_file.lower().rpartition(".")[2]
-    if suffix not in ("svg", "png"):
-        raise UsageError(f"--plot {plot_file}: name a file that ends in .svg or .png")
-    if suffix == "png":
-        from wdsfs.plots.raster import need_pillow
+def _refuse_plot(plot_file: str) -> None:
+    """Raise UsageError, before the set is opened, if nothing can be drawn into this file."""
+    from wdsfs.pages.plots import FORMATS, need_matplotlib
 
-        need_pillow()
-    return suffix
+    if _suffix_of(plot_file) not in FORMATS:
+        suffixes = " or ".join(f".{suffix}" for suffix in FORMATS)
+        raise UsageError(f"--plot {plot_file}: name a file that ends in {suffixes}")
+    need_matplotlib()
 
 
-def _write_plots(plotted: Distribution, plot_file: str) -> None:
-    """Write all plots into one file. Raises UsageError if it cannot be written, or not in this form."""
-    from wdsfs.plots.drawing import document_of, stacked
-    from wdsfs.plots.plots import plots_of
-    from wdsfs.plots.raster import png_of
+def _write_plots(counts: Distribution, plot_file: str) -> None:
+    """Write all charts into one file. Raises UsageError if it cannot be written."""
+    from wdsfs.pages.plots import drawn, plots_of
 
-    figure = stacked([plot.figure for plot in plots_of(plotted)])
-    data = document_of(figure).encode() if _suffix_of(plot_file) == "svg" else png_of(figure)
+    picture = drawn(plots_of(counts), _suffix_of(plot_file))
     try:
         with open(plot_file, "wb") as file:
-            file.write(data)
+            file.write(picture)
     except OSError as error:
         raise UsageError(f"--plot {plot_file}: {error.strerror}") from None
+
+
+def _suffix_of(plot_file: str) -> str:
+    return plot_file.lower().rpartition(".")[2]

@@ -50,11 +50,11 @@ from wdsfs.pages.json_text import set_field
 from wdsfs.pages.kinds import HEAD, TEXTS, content_of
 from wdsfs.pages.library import File, Library, Sample, Snapshot
 from wdsfs.pages.new_samples import NOWHERE
+from wdsfs.pages.plots import Plot, drawn, plots_of
 from wdsfs.pages.preview import Picture, Preview, Source
 from wdsfs.pages.previewer import Previewer, draws_videos
 from wdsfs.pages.problems import Check
 from wdsfs.pages.renewal import Renewal
-from wdsfs.plots.plots import Plot, plots_of
 from wdsfs.tree.distributions import Distribution
 
 PAGE = 60  # samples of a grid
@@ -92,7 +92,11 @@ Value = TypeVar("Value")
 
 
 def _data_address(picture: Picture) -> str:
-    return f"data:{picture.media_type};base64,{base64.b64encode(picture.data).decode()}"
+    return _data_url(picture.media_type, picture.data)
+
+
+def _data_url(media_type: str, data: bytes) -> str:
+    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
 
 
 class Pages:
@@ -114,7 +118,7 @@ class Pages:
         self.check = Check(library)
         self.previewer = Previewer()
         self._quick, self._slow = anyio.CapacityLimiter(QUICK), anyio.CapacityLimiter(SLOW)
-        self._plots: tuple[tuple[int, int], list[Plot]] = (-1, -1), []
+        self._plots: tuple[tuple[int, int], list[tuple[Plot, str]]] = (-1, -1), []
         self._plotting = threading.Lock()  # once for all who ask meanwhile
         # Browsers keep thumbnails, and the next server may have another set at the same port.
         self._run = secrets.token_hex(4)
@@ -449,12 +453,14 @@ class Pages:
         """The plots, and their figures as tables."""
         return self._page("plots.html", plots=self._plots_of(now))
 
-    def _plots_of(self, now: Snapshot) -> list[Plot]:
-        """The plots of the set; one shard after the other, so that other pages get their turn."""
+    def _plots_of(self, now: Snapshot) -> list[tuple[Plot, str]]:
+        """The plots of the set, each with its picture as a URL; other pages get their turn between shards."""
         with self._plotting:
             version, plots = self._plots
             if now.version != version:
-                plots = plots_of(_counted(now))
+                plots = [
+                    (plot, _data_url("image/svg+xml", drawn([plot], "svg"))) for plot in plots_of(_counted(now))
+                ]
                 self._plots = now.version, plots
             return plots
 
