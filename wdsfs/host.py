@@ -14,11 +14,24 @@ import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from wdsfs import mount_table, trust, waits
 from wdsfs.errors import IndexUnusable, MountError, WdsfsError
 
 PROGRAMS = ("/usr/local/bin", "/usr/bin", "/bin")
+
+
+class MachineFinding(NamedTuple):
+    """The result of one check of `wdsfs doctor`: `fail` prevents mounts, `warn` costs something.
+
+    `remedy` is what to type or do.
+    """
+
+    name: str
+    level: Literal["ok", "warn", "fail"]
+    detail: str
+    remedy: str = ""
 
 
 def set_readahead(device: int, size: int) -> None:
@@ -236,3 +249,8 @@ def kernel_version(release: str | None = None) -> tuple[int, ...]:
     """Return the numbers at the start of the kernel's release: `6.9.0-rc1` -> (6, 9, 0), `6.18` -> (6, 18)."""
     numbers = re.match(r"\d+(?:\.\d+)*", os.uname().release if release is None else release)
     return tuple(int(number) for number in numbers[0].split(".")) if numbers else ()
+
+
+def version_text(version: tuple[int, ...]) -> str:
+    """Return the text of a version: (6, 9) -> `6.9`."""
+    return ".".join(map(str, version)) if version else "of unknown version"

@@ -1,6 +1,6 @@
 """The command `doctor`: shows if this machine can mount, or if shards can be read from a URL.
 
-The checks of the machine are in `doctor.py`, those of a URL in `store_checks.py`.
+The checks of the machine are in `mount/doctor.py`, those of a URL in `store_checks.py`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import click
 from wdsfs.cli import completion
 from wdsfs.cli.options import Directory, json_option, set_for_all, store_option
 from wdsfs.cli.output import say, write_json
-from wdsfs.remote.shard_paths import remote
 
 if TYPE_CHECKING:
-    from wdsfs.cli.doctor import MachineFinding
+    from wdsfs.host import MachineFinding
 
 TOTAL_SECONDS = 10  # for a store that does not answer: a person waits
 
@@ -48,8 +47,8 @@ def doctor(place: str | None, index_dir: str | None, shards_dir: str | None, as_
       wdsfs doctor --shards /data/train
       wdsfs doctor s3://bucket/train-000000.tar
     """
-    from wdsfs.cli.doctor import check_mountpoint, diagnose
     from wdsfs.cli.kernel_checks import check_engine, check_leases
+    from wdsfs.mount.doctor import check_mountpoint, diagnose
     from wdsfs.remote.urls import is_url
 
     if place is not None and is_url(place):
@@ -64,6 +63,7 @@ def doctor(place: str | None, index_dir: str | None, shards_dir: str | None, as_
 def _look_at_store(text: str) -> list[MachineFinding]:
     """The findings about a URL. Raises SpecError, UsageError."""
     from wdsfs.cli.store_checks import findings_of
+    from wdsfs.remote.shard_paths import remote
     from wdsfs.remote.urls import parse
 
     given = os.environ.get("WDSFS_STORE_OPTIONS", "")
@@ -74,10 +74,8 @@ def _look_at_store(text: str) -> list[MachineFinding]:
 
 def _show(findings: Sequence[MachineFinding], as_json: bool, code: int) -> None:
     """Print the findings; end with this exit code if one of them is a failure."""
-    from dataclasses import asdict
-
     if as_json:
-        write_json([asdict(finding) for finding in findings])
+        write_json([finding._asdict() for finding in findings])
     else:
         for finding in findings:
             click.secho(

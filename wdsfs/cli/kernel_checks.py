@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 
 from wdsfs import host, mount_table
-from wdsfs.cli.doctor import MachineFinding
+from wdsfs.host import MachineFinding
 from wdsfs.kernel.erofs import OLDEST_KERNEL
 from wdsfs.mount.kernel_mount import FILES_SINCE, LOOPS, OVERTAKING_SINCE, refusal_of_kernel
 from wdsfs.names import SHARD_SUFFIXES, suffix_of
@@ -31,7 +31,9 @@ def check_engine(
     """If `--engine kernel` can be used: EROFS, shards as its devices, and root."""
     version = host.kernel_version() if version is None else version
     if version < OLDEST_KERNEL:
-        return MachineFinding(NAME, "ok", f"not with Linux {_dotted(version)}: it takes {_dotted(OLDEST_KERNEL)}")
+        return MachineFinding(
+            NAME, "ok", f"not with Linux {host.version_text(version)}: it takes {host.version_text(OLDEST_KERNEL)}"
+        )
     if not _has_erofs(file_systems):
         return MachineFinding(
             NAME, "warn", "this kernel has no EROFS: the kernel cannot serve a set itself", "sudo modprobe erofs"
@@ -43,7 +45,7 @@ def check_engine(
         )
     shown = f"EROFS, shards as {'files' if by_files else 'loop devices'}"
     if version < OVERTAKING_SINCE:
-        shown += f"; `wdsfs refresh` takes Linux {_dotted(OVERTAKING_SINCE)}"
+        shown += f"; `wdsfs refresh` takes Linux {host.version_text(OVERTAKING_SINCE)}"
     if (os.geteuid() if user is None else user) != 0:
         return MachineFinding(NAME, "ok", f"{shown}; only for root")
     refusal = refusal_of_kernel() if user is None else None
@@ -123,7 +125,3 @@ def _no_lease(name: str, fstype: str, shard: str, error: OSError) -> MachineFind
     return MachineFinding(
         name, "warn", f"none on {fstype} ({error.strerror}): {by_looking}", "shards on a local disk"
     )
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))

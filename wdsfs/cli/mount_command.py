@@ -257,7 +257,7 @@ def _settled(shards: Sequence[str]) -> tuple[str, ...]:
 
 def _reasons(mountpoint: str, options: Collection[str]) -> list[str]:
     """Return what `wdsfs doctor` finds where libfuse could not mount, with what to type."""
-    from wdsfs.cli.doctor import preventing
+    from wdsfs.mount.doctor import preventing
 
     return [f"{one.name}: {one.detail} -> {one.remedy}" for one in preventing(mountpoint, options)]
 

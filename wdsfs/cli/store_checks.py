@@ -1,7 +1,7 @@
 """The checks of `wdsfs doctor URL`: if shards can be read from there, how well, and what to type if not.
 
 What is known of the place is asked for in `remote/stores.py`; here it becomes findings like those of the machine
-(`cli/doctor.py`).
+(`mount/doctor.py`).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from wdsfs.cli.doctor import MachineFinding
 from wdsfs.errors import bytes_text, counted
+from wdsfs.host import MachineFinding
 from wdsfs.remote.urls import BUCKETS, Url
 
 _SPELLING = "check how it is spelt; the keys of a bucket are case-sensitive"

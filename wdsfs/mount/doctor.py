@@ -1,7 +1,7 @@
-"""The checks of `wdsfs doctor`: if this machine can mount, and what to type if not.
+"""Checks that this machine can mount by FUSE, each with what to type if it cannot.
 
-Each check looks at one thing, changes nothing and prints nothing; it returns a Finding. What it looks at is a
-parameter with the real place as default, so that the tests can show it another one.
+A check changes nothing. The place that it looks at is a parameter, so that tests can name another one. The checks
+of the kernel engine are in the room `kernel`, those of a store in `remote`.
 """
 
 from __future__ import annotations
@@ -15,21 +15,17 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from wdsfs import host, mount_table, trust
 from wdsfs.errors import MountError, bytes_text
+from wdsfs.host import MachineFinding
 from wdsfs.kernel.mounted import image_of
 from wdsfs.mount import mountpoint
 from wdsfs.mount.guard import guard_of
 from wdsfs.status import control
 
 ALLOW_OTHER = "allow_other"  # the name of a check
-
-Level = Literal["ok", "warn", "fail"]
-
 CAP_SYS_ADMIN = 21
 LITTLE_SPACE = 1 << 28  # bytes; the index of some ten million members, by the size of the packed records
 FEW_FILES = 4096  # open files; many machines still start a shell with 1024, but let it raise that itself
@@ -56,18 +52,8 @@ MOUNTABLE_SINCE: Mapping[str, tuple[int, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class MachineFinding:
-    """The result of one check: `fail` prevents mounts, `warn` costs something; `remedy` is what to type or do."""
-
-    name: str
-    level: Level
-    detail: str
-    remedy: str = ""
-
-
 def diagnose(place: str | None = None, index_dir: str | None = None) -> list[MachineFinding]:
-    """All checks, and that of a mount point, `place`, when it is given.
+    """Return the findings of all checks, and that of a mount point, `place`, when it is given.
 
     Without `index_dir` the one that a mount would take is checked: WDSFS_INDEX_DIR, else the cache directory.
     """
@@ -89,10 +75,13 @@ def diagnose(place: str | None = None, index_dir: str | None = None) -> list[Mac
 
 
 def preventing(place: str, options: Collection[str]) -> list[MachineFinding]:
-    """The findings that prevent a mount at `place` with these options of `-o`."""
+    """Return the findings that prevent a mount at `place` with these options of `-o`."""
     for_others = not {"allow_other", "allow_root"}.isdisjoint(options)
-    findings = [one for one in diagnose(place) if one.remedy]
-    return [one for one in findings if one.level == "fail" or (one.name == ALLOW_OTHER and for_others)]
+    return [
+        finding
+        for finding in diagnose(place)
+        if finding.remedy and (finding.level == "fail" or (finding.name == ALLOW_OTHER and for_others))
+    ]
 
 
 # -- FUSE ----------------------------------------------------------------------------------------------------
@@ -151,7 +140,7 @@ def check_fusermount(program: str | None = None) -> MachineFinding:
         detail = "not found" if needed else "not found; root does not need it"
         return MachineFinding(name, "fail" if needed else "ok", detail, "sudo apt install fuse3" if needed else "")
     found = os.stat(program)
-    shown = f"{program}, version {_dotted(fusermount_version(program))}"
+    shown = f"{program}, version {host.version_text(fusermount_version(program))}"
     if needed and not (found.st_mode & stat.S_ISUID and found.st_uid == 0):
         quoted = shlex.quote(program)
         return MachineFinding(name, "fail", f"{shown}, is not setuid root", f"sudo chmod u+s {quoted}")
@@ -225,10 +214,10 @@ def check_kernel(version: tuple[int, ...] | None = None) -> MachineFinding:
     """The features of this kernel's version. A mount needs none of them, so the check never fails."""
     version = host.kernel_version() if version is None else version
     features = [
-        what if version >= since else f"not yet ({_dotted(since)}): {what}"
+        what if version >= since else f"not yet ({host.version_text(since)}): {what}"
         for since, what in _KERNEL_FEATURES.items()
     ]
-    return MachineFinding("kernel", "ok", f"{_dotted(version)}: {'; '.join(features)}")
+    return MachineFinding("kernel", "ok", f"{host.version_text(version)}: {'; '.join(features)}")
 
 
 def check_open_files(limits: tuple[int, int] | None = None) -> MachineFinding:
@@ -390,9 +379,9 @@ def _user_problem(path: str, found: os.stat_result, version: tuple[int, ...] | N
     if mountable(fstype, version):
         return None
     since = MOUNTABLE_SINCE.get(fstype)
-    newer = f"fuse3 {_dotted(since)} or newer, or " if since else ""
+    newer = f"fuse3 {host.version_text(since)} or newer, or " if since else ""
     return (
-        f"fusermount3 {_dotted(version)} lets no user mount over {fstype}",
+        f"fusermount3 {host.version_text(version)} lets no user mount over {fstype}",
         f"{newer}a mount point on a local disk: mktemp -d",
     )
 
@@ -457,7 +446,3 @@ def _in_control_group(root: Path, word: str) -> bool:
         return word in (root / "proc/1/cgroup").read_text(errors="replace")
     except OSError:
         return False
-
-
-def _dotted(version: tuple[int, ...] | None) -> str:
-    return ".".join(map(str, version)) if version else "of unknown version"

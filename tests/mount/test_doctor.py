@@ -14,8 +14,8 @@ import pytest
 from tests import tars
 from tests.conftest import Program, User, device_for_everyone, program_of
 from wdsfs import host, mount_table
-from wdsfs.cli import doctor
-from wdsfs.cli.doctor import MachineFinding
+from wdsfs.host import MachineFinding
+from wdsfs.mount import doctor
 from wdsfs.status import control
 
 
