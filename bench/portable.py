@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from bench.network import network, without_proxies
 from bench.systems import Wdsfs, run, unmount
 from tests import sets
-from wdsfs.reading import PLAIN
+from wdsfs.names import PLAIN
 from wdsfs.spec import index_file
 
 if TYPE_CHECKING:

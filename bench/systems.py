@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bench.clients import File
 from bench.data import Member, Set, Shard
-from wdsfs import host, mount_calls
+from wdsfs import host, mount_table
 from wdsfs.mount.kernel_mount import FILES_SINCE
 
 START_SECONDS = 120.0  # a daemon may take to mount
@@ -753,7 +753,7 @@ class ErofsFiles(System):
                 image = self.erofs.home(data) / f"{shard.stem}.erofs"
                 files = [(b"source", bytes(image)), (b"device", bytes(shard.path))]
                 _mountpoints.append(mountpoint)
-                mount_calls.mount(b"erofs", files, [b"ro"], str(mountpoint), mount_calls.READ_ONLY)
+                mount_table.mount(b"erofs", files, [b"ro"], str(mountpoint), mount_table.READ_ONLY)
                 stack.callback(unmount, mountpoint)
             yield View(self.mountpoint(data), layout, _stem)
 

@@ -22,7 +22,7 @@ from wdsfs.interop import lint
 from wdsfs.overlay import upper_format
 from wdsfs.packing import changes
 from wdsfs.storage.identity import Fingerprint
-from wdsfs.tar import header_encoder
+from wdsfs.tar import headers
 from wdsfs.tar.headers import BLOCK
 
 ROOT = Path(__file__).parent.parent
@@ -156,12 +156,12 @@ def test_format_md_has_a_header_as_a_commit_writes_it() -> None:
     for offset, digits in rows:
         data = bytes.fromhex(digits)
         written[int(offset) : int(offset) + len(data)] = data
-    assert bytes(written) == header_encoder.encode(b"images/image007.cls", 1, 1_700_000_000)
+    assert bytes(written) == headers.encode(b"images/image007.cls", 1, 1_700_000_000)
     long = b"d/" + b"n" * 120 + b".jpg"
     length = re.search(r"takes ([\d,]+) bytes of headers", text)
     assert length is not None
-    assert int(length[1].replace(",", "")) == len(header_encoder.encode(long, 1, 1_700_000_000))
-    assert b"136 path=" + long + b"\n" in header_encoder.encode(long, 1, 1_700_000_000)
+    assert int(length[1].replace(",", "")) == len(headers.encode(long, 1, 1_700_000_000))
+    assert b"136 path=" + long + b"\n" in headers.encode(long, 1, 1_700_000_000)
     assert "`136 path=" in text
 
 

@@ -65,22 +65,8 @@ FETCHER = "wdsfs.remote.fetcher"
 # All that is loaded of the room `remote` before there is a remote shard.
 LOADED_FOR_LOCAL_SHARDS = {"wdsfs.remote", *(f"wdsfs.remote.{name}" for name in ("shard_paths", "urls"))}
 
-GROUND = {
-    "__init__",
-    "errors",
-    "extras",
-    "host",
-    "inodes",
-    "log_lines",
-    "mount_calls",
-    "mount_table",
-    "names",
-    "owner",
-    "reading",
-    "trust",
-    "waits",
-}
 STARTS = {"__main__": "cli"}  # `python -m wdsfs` lies beside the ground and belongs to the commands
+GROUND = {file.stem for file in PACKAGE.glob("*.py")} - set(STARTS)
 
 MODULES_OF = {"PyYAML": "yaml", "pillow": "PIL"}  # where a package has another name than what is imported
 

@@ -28,7 +28,7 @@ from wdsfs.index.record_builder import build
 from wdsfs.index.record_of_file import build_file
 from wdsfs.index.store import open_index
 from wdsfs.interop.lint import lint
-from wdsfs.reading import PLAIN, Reading
+from wdsfs.names import PLAIN, Reading
 from wdsfs.spec.expand import Shard, expand
 from wdsfs.spec.selection import Selection
 from wdsfs.storage.identity import GONE

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from wdsfs.index.store import open_index
+from wdsfs.names import PLAIN, Reading
 from wdsfs.overlay import upper_format
 from wdsfs.overlay.upper_format import UpperNode, open_below
 from wdsfs.packing import changes, diff
 from wdsfs.packing.changes import Changes
-from wdsfs.reading import PLAIN, Reading
 from wdsfs.spec.expand import expand
 from wdsfs.tree.merged_tree import make_tree
 from wdsfs.tree.shard_set import ShardSet

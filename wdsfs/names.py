@@ -5,6 +5,10 @@ no disks, no FUSE, no state.
 
 A member name such as `images17/image194.left.jpg` has the key `images17/image194` and the extension
 `left.jpg`. The part of the key after the last slash is its stem, the part before it its folder.
+
+All shards of a set are read in the same way (`Reading`). In a plain reading a tar ends at its first end mark and a
+sample is a run of adjacent members, as for every reader of the format; both options are for tars of which such a
+reader sees only a part.
 """
 
 from __future__ import annotations
@@ -12,6 +16,35 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+
+class Reading(NamedTuple):
+    """`ignore_zeros`: a tar goes on after end marks. `group_by_key`: a sample has all members of its key."""
+
+    ignore_zeros: bool = False
+    group_by_key: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        return self == PLAIN
+
+    @property
+    def arguments(self) -> list[str]:
+        """The command line options that select this reading."""
+        return ["--ignore-zeros"] * self.ignore_zeros + ["--group-by-key"] * self.group_by_key
+
+    def marks(self) -> list[int] | None:
+        """Return a new list for `scan.scan`, which reads on after end marks if it gets one; else None."""
+        return [] if self.ignore_zeros else None
+
+    @property
+    def mark(self) -> bytes:
+        """The part of a record's key after the path of the shard; empty for a plain reading."""
+        return b"" if self.is_plain else b"\0" + " ".join(self.arguments).encode()
+
+
+PLAIN = Reading()
+
 
 HIDDEN_DIRECTORY = b".wdsfs"  # at the top of a mount by FUSE; see `status/dot_wdsfs.py`
 NAME_MAX = 255  # bytes; what tools assume of a file name, and what statfs reports

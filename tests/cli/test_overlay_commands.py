@@ -27,7 +27,7 @@ from tests.processes import Process
 from tests.uppers import OPAQUE, WHITEOUT, write_upper
 from tests.writables import shard
 from wdsfs.cli import main
-from wdsfs.reading import Reading
+from wdsfs.names import Reading
 from wdsfs.storage.durable import Disk
 from wdsfs.tree.tree import View
 

@@ -21,11 +21,11 @@ from wdsfs.index.record import Record
 from wdsfs.interop import lint
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.storage.source import TarBytes
-from wdsfs.tar import scan, sparse, walk
-from wdsfs.tar.extension_headers import DEPTH_MAX, NAME_MAX
+from wdsfs.tar import scan, sparse
+from wdsfs.tar.headers import DEPTH_MAX, NAME_MAX
 from wdsfs.tar.problems import PROBLEMS_MAX, Problem, Problems
+from wdsfs.tar.scan import COMMON_MAX
 from wdsfs.tar.sparse import Extents
-from wdsfs.tar.walk import COMMON_MAX
 
 
 def make(tar: bytes) -> Record:
@@ -108,7 +108,7 @@ def test_a_record_takes_memory_in_proportion_to_the_shard(tmp_path: Path, case: 
 
 
 def test_end_marks_and_global_headers_by_turns_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walk, "WEIGHT_MAX", 1 << 16)
+    monkeypatch.setattr(scan, "WEIGHT_MAX", 1 << 16)
     tar = (tars.pax({b"comment": b"x"}, b"g") + bytes(512)) * 10_000 + A + END
     problems, marks = Problems(), list[int]()
     with tars.opened(tar) as fd:

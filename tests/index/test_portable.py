@@ -23,7 +23,7 @@ from wdsfs.index.record import FORMAT, Record
 from wdsfs.index.record_of_file import build_file
 from wdsfs.index.record_sections import restamped
 from wdsfs.index.store import Index, Summary, open_index
-from wdsfs.reading import PLAIN, Reading
+from wdsfs.names import PLAIN, Reading
 from wdsfs.remote.urls import Pin
 from wdsfs.spec import index_file
 from wdsfs.spec.expand import Shard, expand

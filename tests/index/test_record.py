@@ -29,7 +29,7 @@ from wdsfs.index.record import BY_EXTENSION, BY_NAME, FILES, HAS_SAMPLES, LINK, 
 from wdsfs.inodes import FOLDER, MEMBER, SAMPLE, index_of, kind_of, position
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar import member_reader, scan
-from wdsfs.tar.extension_headers import DEPTH_MAX
+from wdsfs.tar.headers import DEPTH_MAX
 from wdsfs.tar.problems import Problem
 
 TOP = position(FOLDER, 0)

@@ -40,7 +40,7 @@ from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
 from wdsfs.index.set_tables import PathUnion
 from wdsfs.index.store import Index, Summary, open_index
-from wdsfs.reading import Reading
+from wdsfs.names import Reading
 from wdsfs.spec.expand import Shard
 from wdsfs.storage.identity import GONE, Fingerprint
 

@@ -21,7 +21,7 @@ from tests import sets, tars
 from tests.conftest import PATIENCE, Program, wait_until
 from tests.kernel.test_image import end_mount, need_erofs, told
 from tests.processes import Process
-from wdsfs import host, mount_calls, mount_table
+from wdsfs import host, mount_table
 from wdsfs.errors import MountError
 from wdsfs.kernel.opened import OpenDevice
 from wdsfs.mount import guard as guard_module
@@ -515,7 +515,7 @@ def test_without_inotify_the_superblock_is_looked_for(tmp_path: Path, monkeypatc
     def refuse(_: str) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(mount_calls, "end_of_use", refuse)
+    monkeypatch.setattr(mount_table, "end_of_use", refuse)
     monkeypatch.setattr(held_shards, "SUPERBLOCKS", tmp_path)
     (tmp_path / "erofs-1").mkdir()
     held = held_shards.HeldShards(OpenDevice(b"", -1))

@@ -19,7 +19,7 @@ import pytest
 from tests.conftest import PATIENCE, Program, fails, wait_until
 from tests.kernel.test_image import end_mount, need_erofs, told
 from tests.writables import shard, walk_directory
-from wdsfs import mount_calls, mount_table
+from wdsfs import mount_table
 from wdsfs.cli import kernel_engine, remount
 from wdsfs.errors import OverlayBusy
 from wdsfs.mount import kernel_overlay
@@ -609,7 +609,7 @@ def test_the_kernel_is_asked_who_uses_an_upper(tmp_path: Path) -> None:
         assert not kernel_use.is_used(place.upper)
         assert not list(place.upper.iterdir())
         assert not os.listxattr(place.upper)
-        mount_calls.mount(
+        mount_table.mount(
             b"overlay",
             [
                 (b"lowerdir", os.fsencode(tmp_path / "lower")),

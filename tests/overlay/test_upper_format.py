@@ -19,6 +19,7 @@ from tests.processes import Process
 from tests.writables import FILES, Mount, a_set, fast_directory
 from wdsfs.errors import OverlayBusy, OverlayUnusable
 from wdsfs.inodes import UP
+from wdsfs.names import Reading
 from wdsfs.overlay.overlay_directory import (
     OverlayDirectory,
     OverlaySettings,
@@ -39,7 +40,6 @@ from wdsfs.overlay.upper_format import (
     load,
     open_below,
 )
-from wdsfs.reading import Reading
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes root")
 

@@ -25,6 +25,7 @@ from tests import sets, tars, writables
 from tests.packing.test_shard_writer import Faulty, Killed
 from tests.uppers import OPAQUE, WHITEOUT, a_tree, find, write_upper
 from wdsfs.errors import CommitError, StaleShard, UsageError
+from wdsfs.names import PLAIN, Reading
 from wdsfs.overlay import overlay_directory
 from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings, ShardSeen, unfinished
 from wdsfs.packing.changes import Remark
@@ -36,7 +37,6 @@ from wdsfs.packing.replace_in_place import Replacement
 from wdsfs.packing.run import Runner
 from wdsfs.packing.steps import Plan, Step
 from wdsfs.packing.upper_files import Files
-from wdsfs.reading import PLAIN, Reading
 from wdsfs.storage.durable import Disk
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.tree.tree import View

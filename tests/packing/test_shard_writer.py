@@ -21,7 +21,7 @@ from wdsfs.packing.source_layout import SourceLayout
 from wdsfs.packing.steps import Output, SourceShard
 from wdsfs.storage import durable
 from wdsfs.storage.durable import Disk, temporary_of
-from wdsfs.tar import header_encoder, scan
+from wdsfs.tar import headers, scan
 from wdsfs.tar.problems import HARMLESS
 
 SAMPLES = tars.tar(
@@ -126,7 +126,7 @@ def test_a_member_is_replaced_where_it_was(bench: Bench) -> None:
     ]
     old, new = (
         SAMPLES.partition(tars.member(b"d/a.jpg", tars.ABC)),
-        tar.partition(header_encoder.encode(b"d/a.jpg", 7, 7)),
+        tar.partition(headers.encode(b"d/a.jpg", 7, 7)),
     )
     assert new[0] == old[0]
     assert new[2] == b"changed".ljust(512, b"\0") + old[2]
@@ -140,7 +140,7 @@ def test_new_members_behind_one_and_at_the_end(bench: Bench) -> None:
     tar = bench.target.read_bytes()
     assert names(tar)[2:5] == [b"d/a.jpg", b"d/a.txt", b"README"]
     assert names(tar)[-1] == b"z.txt"
-    assert tar.endswith(header_encoder.END)
+    assert tar.endswith(headers.END)
 
 
 def test_a_shard_that_loses_everything_is_an_empty_tar(bench: Bench) -> None:

@@ -17,12 +17,12 @@ from tests.conftest import PATIENCE
 from tests.tree.test_shard_tree import a_tree
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
+from wdsfs.names import PLAIN
 from wdsfs.pages import filters
 from wdsfs.pages.filters import Filter, Pace, Search, draws
 from wdsfs.pages.library import Library, Snapshot
 from wdsfs.pages.pages import Pages
 from wdsfs.pages.preview import Source
-from wdsfs.reading import PLAIN
 from wdsfs.tree.tree import View
 
 NAMES = [b"".join(one) for length in (1, 2, 3) for one in itertools.product(b"a b".split(), repeat=length)]

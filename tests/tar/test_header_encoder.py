@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests import tars
-from wdsfs.tar import header_encoder, scan
+from wdsfs.tar import headers, scan
 from wdsfs.tar.columns import Chunk
 from wdsfs.tar.headers import BLOCK
 from wdsfs.tar.problems import Problem
@@ -44,8 +44,8 @@ TOO_LONG = [
 
 
 def member(name: bytes, content: bytes = b"abc", mtime: int = 7, **options: object) -> bytes:
-    head = header_encoder.encode(name, len(content), mtime, **options)  # type: ignore[arg-type]
-    return head + content + bytes(header_encoder.padding(len(content)))
+    head = headers.encode(name, len(content), mtime, **options)  # type: ignore[arg-type]
+    return head + content + bytes(headers.padding(len(content)))
 
 
 def scanned(tar: bytes) -> Chunk:
@@ -58,23 +58,23 @@ def scanned(tar: bytes) -> Chunk:
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_ustar_wherever_it_suffices(name: bytes) -> None:
-    head = header_encoder.encode(name, 3, 7)
+    head = headers.encode(name, 3, 7)
     assert len(head) == BLOCK
     assert head[257:265] == b"ustar\00000"
-    assert tars.by_tarfile(member(name) + header_encoder.END)[0].name == name
+    assert tars.by_tarfile(member(name) + headers.END)[0].name == name
 
 
 @pytest.mark.parametrize("name", TOO_LONG)
 def test_a_name_that_does_not_fit_gets_a_pax_header(name: bytes) -> None:
-    head = header_encoder.encode(name, 3, 7)
+    head = headers.encode(name, 3, 7)
     assert len(head) > BLOCK
     assert head[156:157] == b"x"
-    assert scanned(member(name) + header_encoder.END).names == [name]
+    assert scanned(member(name) + headers.END).names == [name]
 
 
 @pytest.mark.parametrize("name", PLAIN + TOO_LONG)
 def test_everyone_reads_the_same(name: bytes, tmp_path: Path) -> None:
-    tar = member(name, b"content", 1_700_000_000) + member(b"z.cls", b"1") + header_encoder.END
+    tar = member(name, b"content", 1_700_000_000) + member(b"z.cls", b"1") + headers.END
     [first, second] = tars.by_tarfile(tar)
     assert first[:2] == (name, "file")
     assert (first.size, first.mtime, second.name) == (7, 1_700_000_000, b"z.cls")
@@ -96,29 +96,29 @@ def test_as_the_webdataset_library_writes_it() -> None:
     out = io.BytesIO()
     with webdataset.TarWriter(out, encoder=False, mtime=7) as writer:
         writer.write({"__key__": "d/a", "cls": b"1", "jpg": b"abc"})
-    ours = member(b"d/a.cls", b"1") + member(b"d/a.jpg") + header_encoder.END
+    ours = member(b"d/a.cls", b"1") + member(b"d/a.jpg") + headers.END
     assert out.getvalue()[: len(ours)] == ours
 
 
-@pytest.mark.parametrize("size", [header_encoder.OCTAL_MAX, header_encoder.OCTAL_MAX + 1, 1 << 40])
+@pytest.mark.parametrize("size", [headers.OCTAL_MAX, headers.OCTAL_MAX + 1, 1 << 40])
 def test_large_members(size: int, tmp_path: Path) -> None:
-    head = header_encoder.encode(b"a.bin", size, 7)
-    assert len(head) == (BLOCK if size <= header_encoder.OCTAL_MAX else 3 * BLOCK)
+    head = headers.encode(b"a.bin", size, 7)
+    assert len(head) == (BLOCK if size <= headers.OCTAL_MAX else 3 * BLOCK)
     with (tmp_path / "a.tar").open("wb") as out:
         out.write(head)
-        out.truncate(len(head) + size + header_encoder.padding(size))
+        out.truncate(len(head) + size + headers.padding(size))
         out.seek(0, io.SEEK_END)
-        out.write(member(b"b.txt") + header_encoder.END)
+        out.write(member(b"b.txt") + headers.END)
     with tarfile.open(tmp_path / "a.tar") as archive:
         assert [(one.name, one.size) for one in archive] == [("a.bin", size), ("b.txt", 3)]
     listed = subprocess.run(["tar", "-tvf", tmp_path / "a.tar"], check=True, capture_output=True, text=True)
     assert [line.split()[2] for line in listed.stdout.splitlines()] == [str(size), "3"]
 
 
-@pytest.mark.parametrize("mtime", [0, header_encoder.OCTAL_MAX, header_encoder.OCTAL_MAX + 1, -1, -(9 * 10**9)])
+@pytest.mark.parametrize("mtime", [0, headers.OCTAL_MAX, headers.OCTAL_MAX + 1, -1, -(9 * 10**9)])
 def test_times_out_of_reach_of_ustar(mtime: int) -> None:
-    tar = member(b"a.jpg", mtime=mtime) + header_encoder.END
-    assert (len(tar) > 4 * BLOCK) == (not 0 <= mtime <= header_encoder.OCTAL_MAX)
+    tar = member(b"a.jpg", mtime=mtime) + headers.END
+    assert (len(tar) > 4 * BLOCK) == (not 0 <= mtime <= headers.OCTAL_MAX)
     assert scanned(tar).mtimes.tolist() == [mtime * 10**9]
     assert tars.by_tarfile(tar)[0].mtime == mtime
 
@@ -126,10 +126,10 @@ def test_times_out_of_reach_of_ustar(mtime: int) -> None:
 def test_what_a_global_header_has_set_is_said_again() -> None:
     common = tars.pax({b"mtime": b"77", b"uname": b"eve", b"size": b"9"}, b"g")
     plain, ours = member(b"a.jpg"), member(b"b.jpg", common=[b"mtime", b"uname", b"size", b"comment"])
-    with tarfile.open(fileobj=io.BytesIO(common + ours + header_encoder.END)) as archive:
+    with tarfile.open(fileobj=io.BytesIO(common + ours + headers.END)) as archive:
         [one] = archive
     assert (one.name, one.mtime, one.uname, one.size) == ("b.jpg", 7, "bigdata", 3)
-    assert scanned(tars.pax({b"mtime": b"77"}, b"g") + plain + ours + header_encoder.END).mtimes.tolist() == [
+    assert scanned(tars.pax({b"mtime": b"77"}, b"g") + plain + ours + headers.END).mtimes.tolist() == [
         77 * 10**9,
         7 * 10**9,
     ]
@@ -138,7 +138,7 @@ def test_what_a_global_header_has_set_is_said_again() -> None:
 @pytest.mark.parametrize(("name", "size"), [(b"", 0), (b"a.jpg", -1)])
 def test_what_cannot_be(name: bytes, size: int) -> None:
     with pytest.raises(ValueError, match="no member"):
-        header_encoder.encode(name, size, 0)
+        headers.encode(name, size, 0)
 
 
 @given(
@@ -150,7 +150,7 @@ def test_what_cannot_be(name: bytes, size: int) -> None:
 @example(b"x" * 87 + b"/" + b"y" * 101, 0, 0)
 def test_any_name_comes_back(name: bytes, size: int, mtime: int) -> None:
     """Also the length of a PAX record, which counts its own digits."""
-    head = header_encoder.encode(name, size, mtime)
+    head = headers.encode(name, size, mtime)
     problems: list[Problem] = []
     with tars.opened(head) as fd:
         [chunk] = scan.scan(fd, problems, limit=1)

@@ -23,7 +23,7 @@ from tests import tars
 from tests.tars import ABC, BLOCK, END, LONG, ODD, A, B, Listed, by_tarfile
 from tests.thorough import examples
 from wdsfs.errors import CorruptShard
-from wdsfs.tar import headers, magic, member_reader, scan, sparse, walk, window
+from wdsfs.tar import headers, member_reader, scan, sparse, streams
 from wdsfs.tar.columns import Chunk
 from wdsfs.tar.problems import NO_TAR, Problem
 from wdsfs.tar.sparse import Extents, Segments
@@ -409,13 +409,13 @@ def test_compressed_inside() -> None:
         [problem] = look(content)[1]
         assert problem.kind == "compressed"
         assert kind in problem.text
-        assert magic.compression(content[:BLOCK]) == kind
+        assert streams.compression(content[:BLOCK]) == kind
 
 
 def test_a_tar_may_begin_like_a_compressed_file() -> None:
     """With the name of its first member."""
     tar = tars.tar(tars.member(b"BZh.txt", b"aaa"))
-    assert magic.compression(tar[:BLOCK]) is None
+    assert streams.compression(tar[:BLOCK]) is None
     assert [one.name for one in look(tar)[0]] == [b"BZh.txt"]
 
 
@@ -616,7 +616,7 @@ def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch, case: str, batch: i
     want = look(ODD[case].tar())
     monkeypatch.setattr(scan, "BATCH", batch)
     assert look(ODD[case].tar()) == want
-    monkeypatch.setattr(walk, "WEIGHT_MAX", 0)
+    monkeypatch.setattr(scan, "WEIGHT_MAX", 0)
     assert look(ODD[case].tar()) == want
 
 
@@ -633,8 +633,8 @@ def mixed() -> bytes:
 
 @pytest.mark.parametrize("width", [BLOCK, 2048, 1 << 18])
 def test_windows_do_not_show(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    monkeypatch.setattr(window, "WINDOW_MIN", min(width, window.WINDOW_MIN))
-    monkeypatch.setattr(window, "WINDOW_MAX", width)
+    monkeypatch.setattr(scan, "WINDOW_MIN", min(width, scan.WINDOW_MIN))
+    monkeypatch.setattr(scan, "WINDOW_MAX", width)
     found, problems = look(mixed())
     assert problems == []
     assert [_listed(one) for one in found] == by_tarfile(mixed())

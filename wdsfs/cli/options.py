@@ -109,7 +109,7 @@ def _selection(
     group_by_key: bool,
     base: str | None = None,
 ) -> Selection:
-    from wdsfs.reading import Reading
+    from wdsfs.names import Reading
     from wdsfs.spec.selection import Selection, Slice
 
     reading = Reading(ignore_zeros, group_by_key)

@@ -22,15 +22,7 @@ from wdsfs.cli import completion
 from wdsfs.cli.opening import opened_set
 from wdsfs.cli.options import Opening, handing_over, set_for_all, set_options
 from wdsfs.cli.tree_options import ViewOptions, view_of, view_options
-from wdsfs.errors import (
-    CommitError,
-    MissingShard,
-    MountError,
-    OverlayBusy,
-    OverlayUnusable,
-    UsageError,
-    several,
-)
+from wdsfs.errors import CommitError, MissingShard, MountError, OverlayBusy, OverlayUnusable, UsageError, several
 from wdsfs.remote.shard_paths import is_remote, look, pin_of
 
 if TYPE_CHECKING:
@@ -248,7 +240,7 @@ def _of_a_new_set(settings: OverlaySettings | None) -> list[Shard]:
 
 def told_shards(answer: dict[str, Any]) -> list[Shard]:
     """The shards of a mount, in their order, by the answer of its daemon."""
-    from wdsfs.reading import Reading
+    from wdsfs.names import Reading
     from wdsfs.spec.expand import Shard
 
     reading, without = Reading(**answer.get("reading", {})), answer.get("without", {})
@@ -332,8 +324,8 @@ def _by_kernel(
 
     from wdsfs.cli.remount import prepared
     from wdsfs.mount.kernel_overlay import frozen
+    from wdsfs.names import Reading
     from wdsfs.overlay.overlay_directory import OverlayDirectory, refuse_outputs, unfinished
-    from wdsfs.reading import Reading
     from wdsfs.spec.expand import Shard
 
     place = OverlayDirectory(Path(str(guard.overlay)))

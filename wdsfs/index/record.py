@@ -237,7 +237,9 @@ class Record:
         self._sorted: _SortedMembers | None = None
         self.fingerprint = Fingerprint(*meta["fingerprint"])
         self.ends: list[int] = meta["ends"]
-        self.compression: str | None = meta.get("compression")  # of the shard (`tar/magic.py`); None: a plain tar
+        self.compression: str | None = meta.get(
+            "compression"
+        )  # of the shard (`tar/streams.py`); None: a plain tar
         self.folders: int = meta["folders"]
         self.entries: int = meta["entries"]
         self.members: int = meta["members"]

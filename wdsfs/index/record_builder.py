@@ -22,7 +22,7 @@ from wdsfs.index.record import FORMAT, HAS_SAMPLES, STRAY, ends_checksum
 from wdsfs.index.record_order import OrderedDraft
 from wdsfs.index.record_sections import Sections
 from wdsfs.inodes import FOLDER, INDEX_MAX, index_of, kind_of
-from wdsfs.reading import PLAIN, Reading
+from wdsfs.names import PLAIN, Reading
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.storage.source import TarBytes, size_of
 from wdsfs.tar import headers, scan

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from wdsfs.errors import MALFORMED
 from wdsfs.index.record import BY_EXTENSION, BY_NAME, FILES, STRAY, Record
 from wdsfs.inodes import FOLDER, MEMBER, SAMPLE, index_of, kind_of
-from wdsfs.tar.extension_headers import DEPTH_MAX
-from wdsfs.tar.headers import BLOCK
+from wdsfs.tar.headers import BLOCK, DEPTH_MAX
 
 _PLACE_MAX = 1 << 62  # bytes: of an offset, and of what is added to it
 _BOOLEANS = ("all_sampled", "all_listed", "has_links")

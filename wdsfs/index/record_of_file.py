@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from wdsfs.errors import StaleShard, UnreadableShard
 from wdsfs.index import record_builder, remote_scan
-from wdsfs.reading import PLAIN, Reading
+from wdsfs.names import PLAIN, Reading
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import OpenShard, open_shard
 from wdsfs.storage import source

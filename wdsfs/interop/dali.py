@@ -19,8 +19,7 @@ import numpy as np
 from wdsfs import names
 from wdsfs.errors import ExportError
 from wdsfs.index.record import Record
-from wdsfs.names import readable
-from wdsfs.reading import PLAIN, Reading
+from wdsfs.names import PLAIN, Reading, readable
 from wdsfs.tar import headers, scan
 from wdsfs.tar.problems import HARMLESS, Problems
 

@@ -26,7 +26,7 @@ from wdsfs.index import remote_scan
 from wdsfs.index.record import KINDS, STRAY, Record
 from wdsfs.interop import dali, energon, huggingface
 from wdsfs.interop.huggingface import FirstSample
-from wdsfs.reading import PLAIN, Reading
+from wdsfs.names import PLAIN, Reading
 from wdsfs.remote.shard_paths import open_shard
 from wdsfs.storage import source
 from wdsfs.storage.source import TarBytes, open_beside

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from wdsfs import names
 from wdsfs.names import readable
 from wdsfs.storage.source import TarBytes, pread, size_of
-from wdsfs.tar import headers, magic, scan
+from wdsfs.tar import headers, scan, streams
 from wdsfs.tar.problems import Problems
 
 # `splitname` of wids: the first dot after the last slash ends the key; if there is none, one in a folder does.
@@ -65,7 +65,7 @@ def wids_misreading(fd: TarBytes) -> str | None:
 
     Source: wids/wids_mmtar.py (MMIndexedTar), wids/wids.py (group_by_key, splitname), webdataset 0.2.
     """
-    if magic.compression(pread(fd, headers.BLOCK, 0)) is not None:
+    if streams.compression(pread(fd, headers.BLOCK, 0)) is not None:
         return "it is compressed, and wids reads plain tars only"
     theirs = _seen_by_wids(fd)
     for ours in itertools.chain(_seen_by_us(fd), (None,)):

@@ -10,7 +10,7 @@ import contextlib
 import os
 from typing import NamedTuple
 
-from wdsfs import mount_calls, mount_table
+from wdsfs import mount_table
 from wdsfs.mount_table import MountPoint
 
 
@@ -49,14 +49,14 @@ def _detach_here(wanted: FileSystem, mounts: list[MountPoint]) -> None:
     for one in reversed(mounts):
         if _of(one) == wanted and newest[one.path] is one:  # else another one lies above it, and would be ended
             with contextlib.suppress(OSError):  # it has just ended, or lies below another mount
-                mount_calls.detach(os.fsdecode(one.path))
+                mount_table.detach(os.fsdecode(one.path))
 
 
 def _detach_there(process: int, wanted: FileSystem) -> None:
     """In a forked process: enter the namespace of that process, detach, and end."""
     try:
         proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)  # there may be none in the namespace
-        mount_calls.enter_namespace(os.open(f"/proc/{process}/ns/mnt", os.O_RDONLY))
+        mount_table.enter_namespace(os.open(f"/proc/{process}/ns/mnt", os.O_RDONLY))
         with open(os.open("self/mountinfo", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc), "rb") as file:
             mounts = mount_table.parse_mountinfo(file.read())  # as they are seen from its root
         _detach_here(wanted, mounts)

@@ -15,7 +15,7 @@ import select
 from dataclasses import dataclass
 from pathlib import Path
 
-from wdsfs import mount_calls, mount_table
+from wdsfs import mount_table
 from wdsfs.errors import MountError
 from wdsfs.kernel.manifest import Manifest
 from wdsfs.kernel.opened import OpenDevice, close_devices, open_devices
@@ -151,7 +151,7 @@ class HeldShards:
         """Notice the end of the mount of these shards, which is at this path now."""
         self.mounted = all_mounts.at(mountpoint)
         try:
-            self.ending = mount_calls.end_of_use(mountpoint)
+            self.ending = mount_table.end_of_use(mountpoint)
             if self.mounted is None or os.stat(mountpoint).st_dev != self.mounted.device:
                 self._stop_watching()
         except OSError:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from wdsfs import host, mount_calls, mount_table
+from wdsfs import host, mount_table
 from wdsfs.errors import MountError, StaleShard, UsageError, several
 from wdsfs.kernel import copies, manifest
 from wdsfs.kernel.identity import identity_of, is_mounted_at
@@ -43,8 +43,8 @@ _HOLD_ANYWAY = frozenset(
     )
 )
 _HOLD_UNLESS_WRITABLE = frozenset(("sync", "dirsync"))
-_ADDED = {"noexec": mount_calls.NO_PROGRAMS, "noatime": mount_calls.NO_ACCESS_TIMES}
-_TAKEN_AWAY = {"suid": mount_calls.NO_SUID, "dev": mount_calls.NO_DEVICES}
+_ADDED = {"noexec": mount_table.NO_PROGRAMS, "noatime": mount_table.NO_ACCESS_TIMES}
+_TAKEN_AWAY = {"suid": mount_table.NO_SUID, "dev": mount_table.NO_DEVICES}
 _NAMES = ("fsname=", "subtype=")  # for the mount table, in which the image is the source
 _OWNERS = ("uid", "gid", "umask")
 
@@ -251,9 +251,9 @@ def _attributes(wanted: ImageMount) -> tuple[int, bool]:
     given = {option.partition("=")[0] for option in ",".join(wanted.options).split(",")}
     if not given.isdisjoint(_OWNERS):
         raise UsageError("-o uid, gid and umask are for FUSE; of an image they are options of: wdsfs image")
-    attributes = mount_calls.NO_SUID | mount_calls.NO_DEVICES
+    attributes = mount_table.NO_SUID | mount_table.NO_DEVICES
     if wanted.overlay is None or "ro" in parsed.fuse:
-        attributes |= mount_calls.READ_ONLY
+        attributes |= mount_table.READ_ONLY
     for option in sorted(parsed.fuse):
         attributes = (attributes | _ADDED.get(option, 0)) & ~_TAKEN_AWAY.get(option, 0)
         is_known = option in _HOLD_ANYWAY or option in _ADDED or option in _TAKEN_AWAY

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from wdsfs import host, mount_calls
+from wdsfs import host, mount_table
 from wdsfs.errors import MountError
 
 FILES_SINCE = (6, 12)  # the first kernel that takes files for devices
@@ -54,7 +54,7 @@ def exchange_image(image: str, mountpoint: str, devices: Sequence[int], attribut
 def refusal_of_kernel() -> str | None:
     """Why this process cannot mount any image; None if nothing is known. The kernel loads EROFS for that."""
     try:
-        mount_calls.attempt(b"erofs", ())  # without an image: this fails in any case
+        mount_table.attempt(b"erofs", ())  # without an image: this fails in any case
     except OSError as error:
         if error.errno == errno.EPERM:
             return f"this process may not mount: {_NEEDED}"
@@ -68,7 +68,7 @@ def refusal_of_kernel() -> str | None:
 def detach(mountpoint: str) -> None:
     """End the mount at this path; what is open of it stays open. Raises MountError."""
     try:
-        mount_calls.detach(mountpoint)
+        mount_table.detach(mountpoint)
     except OSError as error:
         raise MountError(f"{mountpoint}: cannot be unmounted: {error.strerror}") from None
 
@@ -97,8 +97,8 @@ def mount_by_loops(
 def _mount(source: str, mountpoint: str, devices: Sequence[str], attributes: int, beneath: bool) -> None:
     """Make the mount. Raises OSError."""
     settings = [(b"source", os.fsencode(source)), *((b"device", os.fsencode(one)) for one in devices)]
-    attributes |= mount_calls.READ_ONLY
-    mount_calls.mount(b"erofs", settings, [b"ro"], mountpoint, attributes, beneath)
+    attributes |= mount_table.READ_ONLY
+    mount_table.mount(b"erofs", settings, [b"ro"], mountpoint, attributes, beneath)
 
 
 def _loop_device(fd: int) -> tuple[int, str]:

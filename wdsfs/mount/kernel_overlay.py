@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wdsfs import host, mount_calls, mount_table
+from wdsfs import host, mount_table
 from wdsfs.errors import MountError, OverlayBusy, OverlayUnusable
 from wdsfs.mount import kernel_mount
 from wdsfs.overlay.kernel_use import escaped, is_used
@@ -160,15 +160,15 @@ def _mount(settings: Sequence[tuple[bytes, bytes]], mountpoint: str, attributes:
     flags = [b"userxattr"]
     if instead:
         try:
-            mount_calls.mount(b"overlay", settings, flags, mountpoint, attributes, beneath=True)
+            mount_table.mount(b"overlay", settings, flags, mountpoint, attributes, beneath=True)
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
         else:
-            mount_calls.detach(mountpoint)
+            mount_table.detach(mountpoint)
             return
-        mount_calls.detach(mountpoint)
-    mount_calls.mount(b"overlay", settings, flags, mountpoint, attributes)
+        mount_table.detach(mountpoint)
+    mount_table.mount(b"overlay", settings, flags, mountpoint, attributes)
 
 
 @contextmanager
@@ -178,7 +178,7 @@ def _staged(image: str, mountpoint: str, devices: Sequence[int]) -> Iterator[Pat
     while mount_table.mounted_at(lower) is not None:  # of a process that was killed in here
         kernel_mount.detach(str(lower))
     lower.mkdir(0o700, exist_ok=True)
-    attributes = mount_calls.READ_ONLY | mount_calls.NO_SUID | mount_calls.NO_DEVICES
+    attributes = mount_table.READ_ONLY | mount_table.NO_SUID | mount_table.NO_DEVICES
     try:
         kernel_mount.mount_image(image, str(lower), devices, attributes)
         yield lower
@@ -236,7 +236,7 @@ def _device(mountpoint: str) -> int | None:
 
 def _set_read_only(mountpoint: str, read_only: bool) -> None:
     try:
-        mount_calls.set_read_only(mountpoint, read_only)
+        mount_table.set_read_only(mountpoint, read_only)
     except OSError as error:
         if error.errno == errno.EBUSY:
             raise OverlayBusy(

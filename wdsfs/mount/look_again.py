@@ -26,11 +26,10 @@ from wdsfs.mount.mounted_set import MountedSet
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
 from wdsfs.spec import growth, index_file, objects, shard_lists
-from wdsfs.spec.dependencies import Dependencies, noted
 from wdsfs.spec.expand import LIST, Shard, expand_again
-from wdsfs.spec.growth import Change
+from wdsfs.spec.growth import Change, Dependencies, noted
 from wdsfs.storage.source import open_beside
-from wdsfs.tar import magic
+from wdsfs.tar import streams
 from wdsfs.tree import shard_access
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.numbered_tree import NAME as BY_INDEX
@@ -297,7 +296,7 @@ def _rest(path: bytes) -> float | None:
     try:
         with open_beside(path) as file:  # which does not wait for the writer of a pipe
             size = os.fstat(file.fileno()).st_size
-            if magic.compression(os.pread(file.fileno(), 512, 0)) is not None:
+            if streams.compression(os.pread(file.fileno(), 512, 0)) is not None:
                 return _until(path, RESTED_SECONDS)
             is_ended = size >= len(END) and os.pread(file.fileno(), len(END), size - len(END)) == END
     except OSError:

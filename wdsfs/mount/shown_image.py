@@ -19,7 +19,7 @@ from wdsfs.kernel.manifest import Device, ImageSet, Manifest
 from wdsfs.kernel.mounted import image_of
 from wdsfs.mount.guard import Registration, guard_of
 from wdsfs.mount_table import MountPoint
-from wdsfs.reading import Reading
+from wdsfs.names import Reading
 from wdsfs.remote import shard_paths
 from wdsfs.spec.expand import Shard
 from wdsfs.storage.identity import GONE, Fingerprint

@@ -13,7 +13,7 @@ import os
 import re
 from pathlib import Path
 
-from wdsfs import mount_calls, mount_table
+from wdsfs import mount_table
 
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
@@ -25,7 +25,7 @@ def is_used(upper: Path) -> bool:
     place = escaped(upper)
     wanted = [(b"lowerdir", b"/"), (b"upperdir", place), (b"workdir", place), (b"index", b"on")]
     try:
-        mount_calls.attempt(b"overlay", wanted)
+        mount_table.attempt(b"overlay", wanted)
     except OSError as error:
         return error.errno == errno.EBUSY or mounted_on(upper) is not None
     return False

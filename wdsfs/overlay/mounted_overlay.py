@@ -15,6 +15,7 @@ from pathlib import Path
 
 from wdsfs import trust
 from wdsfs.errors import OverlayUnusable, ShardError, several
+from wdsfs.names import PLAIN
 from wdsfs.overlay import request_journal
 from wdsfs.overlay.overlay_directory import (
     OverlayDirectory,
@@ -30,7 +31,6 @@ from wdsfs.overlay.overlay_directory import (
 from wdsfs.overlay.request_journal import RequestJournal
 from wdsfs.overlay.upper_dir import UpperDirectory
 from wdsfs.overlay.writable_tree import WritableTree
-from wdsfs.reading import PLAIN
 from wdsfs.remote import shard_paths
 from wdsfs.spec.expand import Shard
 from wdsfs.storage.identity import GONE

@@ -30,9 +30,9 @@ from typing import Any, NamedTuple
 
 from wdsfs import trust
 from wdsfs.errors import MALFORMED, OverlayBusy, OverlayUnusable, ShardError, several
+from wdsfs.names import PLAIN, Reading
 from wdsfs.overlay import kernel_use
 from wdsfs.overlay.upper_format import DIRECTORY, OPEN_DIRECTORY, UpperNode, load
-from wdsfs.reading import PLAIN, Reading
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
 from wdsfs.storage.durable import write_whole

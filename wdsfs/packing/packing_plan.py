@@ -29,7 +29,7 @@ from wdsfs.packing.samples import Samples, group
 from wdsfs.packing.shard_unit import BLOCK, ClassColumn, ShardUnit
 from wdsfs.packing.tree_walk import WalkRules, walk
 from wdsfs.remote.shard_paths import is_remote
-from wdsfs.tar import header_encoder
+from wdsfs.tar import headers
 from wdsfs.tree.composition import read_class_names
 
 # Samples in a shard. Not the 100,000 of webdataset's ShardWriter: a loader wants more shards than it has workers,
@@ -165,7 +165,7 @@ class PackingPlan:
         name = self.samples.key(sample) + b"." + os.fsencode(self.options.class_column)
         first = int(self.samples.rows[self.samples.starts[sample]])
         size = len(self.labels[int(self.samples.class_of[sample])])
-        return header_encoder.encode(name, size, self.mtime_of(self.samples.table.times_ns[first]))
+        return headers.encode(name, size, self.mtime_of(self.samples.table.times_ns[first]))
 
     def mtime_of(self, mtime_ns: int) -> int:
         """The time that a member has in its header, in seconds."""
@@ -263,7 +263,7 @@ def _distribute(plan: PackingPlan, order: Numbers) -> None:
         count = 0
         for count, (first, stop) in enumerate(_rolled(sizes[numbers].tolist(), options), 1):
             found = numbers[first:stop]
-            length = int(lengths[found].sum()) + len(header_encoder.END)
+            length = int(lengths[found].sum()) + len(headers.END)
             plan.shards.append(PlannedShard(name(count - 1), title, found, length))
         if "%" in options.output:
             plan.beyond.append(name(count))
@@ -291,7 +291,7 @@ def _lengths(plan: PackingPlan) -> Numbers:
         directory, prefix = table.directories[number], samples.prefix(number)
         for row in range(directory.first, directory.stop):
             time = plan.mtime_of(table.times_ns[row])
-            lengths[row] += len(header_encoder.encode(prefix + table.name(row), table.sizes[row], time)) - BLOCK
+            lengths[row] += len(headers.encode(prefix + table.name(row), table.sizes[row], time)) - BLOCK
     found: Numbers = np.add.reduceat(lengths[samples.rows], samples.starts[:-1])
     if plan.labels:
         found += _in_blocks(np.array([len(label) for label in plan.labels], np.int64))[samples.class_of]
@@ -311,13 +311,13 @@ def _long_headers(plan: PackingPlan) -> NDArray[np.bool_]:
     seconds = np.frombuffer(table.times_ns, np.int64) // 10**9
     if plan.options.mtime is not None:
         seconds = np.full(1, plan.options.mtime, np.int64)
-    odd = bool(((seconds < 0) | (seconds > header_encoder.OCTAL_MAX)).any())
-    odd = odd or bool((np.frombuffer(table.sizes, np.int64) > header_encoder.OCTAL_MAX).any())
+    odd = bool(((seconds < 0) | (seconds > headers.OCTAL_MAX)).any())
+    odd = odd or bool((np.frombuffer(table.sizes, np.int64) > headers.OCTAL_MAX).any())
     column = len(os.fsencode(plan.options.class_column)) + 1
     found = np.full(len(table.directories), odd)
     for number, directory in enumerate(table.directories):
         longest = max(map(len, table.names_in(directory))) + column
-        found[number] |= len(samples.prefix(number)) + longest > header_encoder.NAME_BYTES
+        found[number] |= len(samples.prefix(number)) + longest > headers.NAME_BYTES
     return found
 
 

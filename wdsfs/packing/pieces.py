@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from wdsfs.tar import header_encoder
+from wdsfs.tar import headers
 
 MAXCOUNT, MAXSIZE = 100_000, 3e9  # of a new shard, ShardWriter's defaults: samples, bytes of content
 
@@ -48,7 +48,7 @@ class NewMember(NamedTuple):
     @property
     def header(self) -> bytes:
         """Its headers in the tar."""
-        return header_encoder.encode(self.name, self.size, self.mtime, self.common)
+        return headers.encode(self.name, self.size, self.mtime, self.common)
 
     @property
     def mtime(self) -> int:
@@ -58,7 +58,7 @@ class NewMember(NamedTuple):
     @property
     def length(self) -> int:
         """Bytes in the tar, with headers and padding."""
-        return len(self.header) + self.size + header_encoder.padding(self.size)
+        return len(self.header) + self.size + headers.padding(self.size)
 
 
 class Zeros(NamedTuple):

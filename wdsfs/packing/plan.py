@@ -37,7 +37,7 @@ from wdsfs.packing.steps import COPY, LINK, NEW, REWRITE, Output, Plan, SourceSh
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
 from wdsfs.remote.urls import BUCKETS, parse
-from wdsfs.tar import header_encoder
+from wdsfs.tar import headers
 from wdsfs.tar.problems import HARMLESS
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.shard_set import ShardSet, readable_numbers
@@ -293,7 +293,7 @@ class Planner:
         """Return a new shard, and the global headers after its last member."""
         units = self._sorted(units) if self.options.sort else units
         pieces, trailing = split_trailing([piece for unit in units for piece in unit.pieces])
-        output = Output(b"", joined([*pieces, Zeros(len(header_encoder.END))]))
+        output = Output(b"", joined([*pieces, Zeros(len(headers.END))]))
         return Step(output, NEW, None, sum(unit.samples for unit in units)), trailing
 
     def _sorted(self, units: list[Unit]) -> list[Unit]:

@@ -19,12 +19,12 @@ import xxhash
 
 from wdsfs.errors import CommitError
 from wdsfs.storage.durable import CHUNK, COPY_MAX, Disk, named, new_file
-from wdsfs.tar import header_encoder
+from wdsfs.tar import headers
 
 OPEN_FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 OPEN_DIRECTORIES = 64  # at a time: a shuffled set goes to and fro between directories
 
-BLOCK = len(header_encoder.END) // 2
+BLOCK = len(headers.END) // 2
 ZEROS = bytes(BLOCK)
 
 
@@ -171,7 +171,7 @@ def _chunks(unit: ShardUnit) -> Iterator[bytearray]:
     """Yield the bytes of a shard, some `CHUNK` at a time; each is valid until the next one."""
     pending = bytearray()
     reader = _Reader(unit)
-    encode = header_encoder.encode
+    encode = headers.encode
     try:
         for directory, name, size, mtime_ns, content in members(unit):
             mtime = mtime_ns // 10**9 if unit.mtime is None else unit.mtime
@@ -191,7 +191,7 @@ def _chunks(unit: ShardUnit) -> Iterator[bytearray]:
             if len(pending) >= CHUNK:
                 yield pending
                 pending.clear()
-        pending += header_encoder.END
+        pending += headers.END
         yield pending
     finally:
         reader.close()

@@ -22,7 +22,7 @@ from wdsfs.packing.steps import Output, SourceShard
 from wdsfs.packing.verify import WrittenFile, verify
 from wdsfs.storage.durable import CHUNK, COPY_MAX, Disk, named, new_file
 from wdsfs.storage.source import TarBytes, pread
-from wdsfs.tar import header_encoder
+from wdsfs.tar import headers
 from wdsfs.tar.compressed import opened_shard
 
 
@@ -131,7 +131,7 @@ class ShardWriter:
             pending += data
             if len(pending) >= CHUNK:
                 self._flush(fd, pending)
-        pending += bytes(header_encoder.padding(piece.size))
+        pending += bytes(headers.padding(piece.size))
         return checksum
 
     def _content(self, piece: NewMember) -> Iterator[bytes]:
@@ -191,6 +191,6 @@ class ShardWriter:
         elif isinstance(piece, NewMember):
             yield piece.header
             yield from self._content(piece)
-            yield bytes(header_encoder.padding(piece.size))
+            yield bytes(headers.padding(piece.size))
         else:
             yield bytes(piece.length)

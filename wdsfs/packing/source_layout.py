@@ -21,7 +21,7 @@ from wdsfs.remote.shard_paths import OpenShard, fingerprint_of
 from wdsfs.storage.durable import named
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.storage.source import TarBytes, size_of
-from wdsfs.tar import gaps, header_encoder, headers, member_reader
+from wdsfs.tar import headers, member_reader
 from wdsfs.tar.compressed import opened_shard
 from wdsfs.tar.problems import HARMLESS
 
@@ -99,14 +99,14 @@ class SourceLayout:
                 pieces = after.setdefault(anchor, [])
                 for member in some:
                     start, end = self.member(member)
-                    kept = tuple(gaps.global_headers(tar.source, start, end))
+                    kept = tuple(member_reader.global_headers(tar.source, start, end))
                     pieces += members.get(member, self._without(start, end, kept))
                     pieces += following.get(member, ())
                     found.append(Cut(start, end, (), kept))
             for member, new in members.items():
                 if member not in moved:
                     start, end = self.member(member)
-                    found.append(Cut(start, end, new, tuple(gaps.global_headers(tar.source, start, end))))
+                    found.append(Cut(start, end, new, tuple(member_reader.global_headers(tar.source, start, end))))
         found += [Cut(self.member(one)[1], self.member(one)[1], tuple(new)) for one, new in after.items()]
         return sorted(found, key=lambda cut: (cut.start, cut.end))
 
@@ -149,7 +149,7 @@ class SourceLayout:
         if self.size - self.tail >= headers.BLOCK:
             yield CopiedRange(self.number, self.tail, self.size)
         else:
-            yield Zeros(len(header_encoder.END))
+            yield Zeros(len(headers.END))
 
 
 def layout(number: int, path: bytes, record: Record) -> SourceLayout:
@@ -193,7 +193,7 @@ def _measure(number: int, path: bytes, record: Record, fd: TarBytes) -> SourceLa
         members = members[kept]
     members = members[np.argsort(heads[members], kind="stable")]
     size = size_of(fd)
-    tail = max((end for _, end, _ in gaps.split_gap(fd, record.ends[0], size)), default=0)
+    tail = max((end for _, end, _ in member_reader.split_gap(fd, record.ends[0], size)), default=0)
     found = SourceLayout(
         number=number,
         path=path,
@@ -237,15 +237,15 @@ def _read_gaps(found: SourceLayout, fd: TarBytes) -> None:
     for gap in np.flatnonzero(starts < stops).tolist():
         at, stop = int(starts[gap]), int(stops[gap])
         while at < stop:
-            for start, end, words in gaps.split_gap(fd, at, stop):
+            for start, end, words in member_reader.split_gap(fd, at, stop):
                 if words is not None:
                     found.globals.append((start, end))
                     keywords |= words
                 at = end
             if at < stop:  # another tar follows after the end mark
-                found.marks.append((at, gaps.end_of_zeros(fd, at, stop)))
+                found.marks.append((at, member_reader.end_of_zeros(fd, at, stop)))
                 at = found.marks[-1][1]
-    found.common = tuple(key for key in header_encoder.OVERRIDABLE if key in keywords)
+    found.common = tuple(key for key in headers.OVERRIDABLE if key in keywords)
 
 
 def check_unchanged(shard: OpenShard, path: bytes, fingerprint: Fingerprint) -> None:

@@ -26,7 +26,7 @@ from wdsfs.packing.shard_writer import ShardWriter
 from wdsfs.packing.steps import NEW, Output, Plan, Step, member_names
 from wdsfs.remote.shard_paths import is_remote
 from wdsfs.storage.durable import CHUNK, make_directories
-from wdsfs.tar import header_encoder
+from wdsfs.tar import headers
 from wdsfs.tar.problems import HARMLESS
 from wdsfs.tree import content as content_module
 from wdsfs.tree.indexing import indexed
@@ -151,7 +151,7 @@ class ViewCommit:
         for nth, (number, samples) in enumerate(self._shards()):
             members = [member for sample in samples for member in sample.members]
             # With layouts (of no source) what is written is read back.
-            output = Output(name(nth), [*members, Zeros(len(header_encoder.END))], {})
+            output = Output(name(nth), [*members, Zeros(len(headers.END))], {})
             yield Step(output, NEW, number, len(samples))
 
     def _shards(self) -> Iterator[tuple[int | None, list[_Sample]]]:

@@ -20,7 +20,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from wdsfs.errors import SpecError, UnreadableShard
-from wdsfs.reading import Reading
+from wdsfs.names import Reading
 from wdsfs.remote import shard_paths
 from wdsfs.remote.urls import Pin
 from wdsfs.spec import objects

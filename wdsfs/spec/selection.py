@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from wdsfs.reading import PLAIN, Reading
+from wdsfs.names import PLAIN, Reading
 
 
 class Slice(NamedTuple):

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdsfs.tar.extension_headers import Extended
 from wdsfs.tar.headers import (
     BLOCK,
     CONTIGUOUS,
@@ -20,12 +19,13 @@ from wdsfs.tar.headers import (
     OLD_REGULAR,
     REGULAR,
     SYMLINK,
+    Extended,
     checksums_of,
     number_of,
 )
 from wdsfs.tar.problems import Problem
+from wdsfs.tar.scan import Batch
 from wdsfs.tar.sparse import Segments
-from wdsfs.tar.walk import Batch
 
 
 @dataclass(slots=True)

@@ -38,7 +38,7 @@ from wdsfs.storage.unpack_cache import (
     UnpackCache,
     Write,
 )
-from wdsfs.tar import headers, magic, streams
+from wdsfs.tar import headers, streams
 from wdsfs.tar.problems import Problem
 
 AUTO, ALWAYS, NEVER = "auto", "always", "never"
@@ -67,7 +67,7 @@ def policy() -> str:
 
 def kind_of(shard: OpenShard) -> str | None:
     """Return the compression of a shard by its first bytes, whatever its name is; None for a plain tar."""
-    return magic.compression(source.pread(shard, headers.BLOCK, 0))
+    return streams.compression(source.pread(shard, headers.BLOCK, 0))
 
 
 def kind_at(path: bytes) -> str | None:

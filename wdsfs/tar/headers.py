@@ -1,10 +1,21 @@
-"""The header block of a member: type flags, number fields, checksum.
+"""Tar headers, read and written: header blocks, and the PAX and GNU extension headers in front of them.
 
-Sources: POSIX.1-2024 pax(1), the GNU tar manual ("Tar Internals"), CPython's tarfile for what a reader of
-WebDataset shards (the webdataset library) accepts. Encoding is `header_encoder.py`.
+A new member gets a plain ustar header wherever it suffices, because every reader of the format understands it and
+it costs one block; a PAX header stands in front of it for values that do not fit ustar. The same arguments always
+give the same bytes: no clock, no process number, no user of this machine. Pure functions over bytes.
+
+Sources: POSIX.1-2024 pax(1) ("ustar Interchange Format", "pax Extended Header"), the GNU tar manual ("Tar
+Internals"), CPython's tarfile for what the webdataset library accepts, and its TarWriter for the values of what
+POSIX leaves open (owner, mode, the name of a PAX header).
 """
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from wdsfs.tar.problems import Damage
 
 BLOCK = 512
 MAGIC = slice(257, 262)  # where the headers of all formats but v7 say "ustar"
@@ -51,3 +62,230 @@ def is_header(block: bytes) -> bool:
 def padded(size: int) -> int:
     """The size with padding: the next multiple of a block."""
     return (size + BLOCK - 1) & -BLOCK
+
+
+# Semantics decision: bytes of a name or of a link's target, as many as the kernel takes, and folders of a name.
+NAME_MAX, DEPTH_MAX = 4095, 256
+
+
+@dataclass(slots=True)
+class Extended:
+    """The fields that extension headers set for the next member. `records` are PAX records not applied yet."""
+
+    name: bytes | None = None
+    link: bytes | None = None
+    size: int | None = None
+    mtime: int | None = None
+    records: list[tuple[bytes, bytes]] = field(default_factory=list)
+
+    def add(self, kind: int, body: bytes, head: int) -> None:
+        """Take in the body of one extension header. Raises Damage, for the member with the head at `head`."""
+        if kind == GNU_NAME:
+            self.name = body.split(b"\0", 1)[0]
+        elif kind == GNU_LINK:
+            self.link = body.split(b"\0", 1)[0]
+        else:
+            self.records += pax_records(body, head)
+
+    def apply(self, records: list[tuple[bytes, bytes]], start: int) -> None:
+        """Apply PAX records in their order. Raises Damage, for the extension header at `start`.
+
+        An empty value cancels what was set before it, so that the member's own header counts, as in POSIX.
+        """
+        sparse_name = None
+        for key, value in records:
+            if key == b"mtime":
+                self.mtime = _nanoseconds(value)
+            elif key == b"path":
+                self.name = value.rstrip(b"/") or None
+            elif key == b"GNU.sparse.name":
+                sparse_name = value
+            elif key == b"linkpath":
+                self.link = value or None
+            elif key == b"size":
+                try:
+                    self.size = int(value) if value else None
+                except ValueError:
+                    text = f"damaged PAX value for {key!r} in the extension header at offset {start}"
+                    raise Damage(start, "damaged", text) from None
+        if sparse_name:  # "path" is a made-up name then, for readers that do not know sparse files
+            self.name = sparse_name
+
+
+def unusable(extended: Extended) -> str | None:
+    """Return why a name or target is beyond all bounds; None if none is. (Those of a header block never are.)"""
+    for text, what in ((extended.name, "name"), (extended.link, "target")):
+        if text is not None and len(text) > NAME_MAX:
+            return f"its {what} has {len(text):,} bytes, and {NAME_MAX:,} is the most"
+    folders = 0 if extended.name is None else extended.name.count(b"/")
+    return f"its name has {folders:,} folders, and {DEPTH_MAX} is the most" if folders > DEPTH_MAX else None
+
+
+def own_name(header: bytes, extended: Extended | None) -> bytes:
+    """The name of a member, without the prefix that a ustar header may have."""
+    if extended is not None and extended.name is not None:
+        return extended.name
+    return header[:100].split(b"\0", 1)[0]
+
+
+def pax_records(body: bytes, position: int) -> list[tuple[bytes, bytes]]:
+    """Return the `length key=value` records of a PAX header, in order (keys repeat in the sparse format 0.0).
+
+    Raises Damage for the header that ends at `position`.
+    """
+    records, start = [], 0
+    while start < len(body) and body[start]:
+        space = body.find(b" ", start, start + 20)
+        digits = body[start:space]
+        end = start + int(digits) if space > 0 and digits.isdigit() else -1
+        key, equals, value = body[space + 1 : end - 1].partition(b"=")
+        if not space < end <= len(body) or not equals or body[end - 1] != 10:
+            text = f"damaged PAX record in the extension header that ends at offset {position}"
+            raise Damage(position, "damaged", text)
+        records.append((key, value))
+        start = end
+    return records
+
+
+def _nanoseconds(value: bytes) -> int | None:
+    """Return decimal seconds in ns, rounded towards 0; None if the value is not a number.
+
+    A wrong time is no reason to give up the member.
+    """
+    whole, _, fraction = value.partition(b".")
+    try:
+        if b"e" in value:  # as Python writes what is close to 0
+            ns = int(float(value) * 10**9)
+        else:
+            ns = int((fraction + b"000000000")[:9])
+            seconds = int(whole or (b"0" if fraction else b""))
+            ns = seconds * 10**9 + (-ns if whole.startswith(b"-") else ns)
+    except (ValueError, OverflowError):
+        return None
+    return max(min(ns, (1 << 63) - 1), -(1 << 63))
+
+
+END = bytes(2 * BLOCK)  # the end-of-archive mark
+
+# What webdataset's TarWriter gives its members; the owner and mode in an upper directory are those of a person.
+MODE, OWNER = 0o444, b"bigdata"
+
+NAME_BYTES, PREFIX_BYTES = 100, 155
+OCTAL_MAX = 8**11 - 1  # of the size and time fields: 11 digits and a NUL
+
+# Keywords that describe a single member; a global header may set any of them.
+OVERRIDABLE = (b"path", b"size", b"mtime", b"uid", b"gid", b"uname", b"gname")
+
+
+def encode(name: bytes, size: int, mtime: int, common: Collection[bytes] = ()) -> bytes:
+    """Return the header, or headers, of a regular member; a multiple of 512 bytes.
+
+    `name` is the whole name as it is to be read back, any bytes; `size` is in bytes, `mtime` in whole
+    seconds since the epoch, negative before it. `common` names the keywords that global PAX headers have set in
+    front of the member: those are repeated, because they would override the ustar fields. Raises ValueError
+    for an empty name and a negative size.
+    """
+    if not name or size < 0:
+        raise ValueError(f"no member can be called {name!r} and have {size} bytes")
+    prefix_and_base = _split(name)
+    if prefix_and_base is not None and not common and size <= OCTAL_MAX and 0 <= mtime <= OCTAL_MAX:
+        return _ustar(prefix_and_base[1], size, mtime, b"0", prefix_and_base[0])  # nearly always
+    records = _needed(name, size, mtime, prefix_and_base is not None, common)
+    # Readers without PAX take the start of the name, and 0 for a number that does not fit, as from tarfile.
+    prefix, base = prefix_and_base or (b"", name.replace(b"\0", b"?")[:NAME_BYTES])
+    own = _ustar(base, size if size <= OCTAL_MAX else 0, mtime if 0 <= mtime <= OCTAL_MAX else 0, b"0", prefix)
+    return _pax(records) + own
+
+
+def padding(size: int) -> int:
+    """The number of zero bytes between the end of `size` bytes of content and the next header."""
+    return -size % BLOCK
+
+
+def _needed(
+    name: bytes, size: int, mtime: int, name_fits: bool, common: Collection[bytes]
+) -> list[tuple[bytes, bytes]]:
+    """The PAX records that the member needs, in the order in which they are written."""
+    values = {
+        b"path": name,
+        b"size": b"%d" % size,
+        b"mtime": b"%d" % mtime,
+        b"uid": b"0",
+        b"gid": b"0",
+        b"uname": OWNER,
+        b"gname": OWNER,
+    }
+    wanted = set(common)
+    if not name_fits:
+        wanted.add(b"path")
+    if size > OCTAL_MAX:
+        wanted.add(b"size")
+    if not 0 <= mtime <= OCTAL_MAX:
+        wanted.add(b"mtime")
+    records = [(key, values[key]) for key in OVERRIDABLE if key in wanted]
+    if b"path" in wanted and not _is_utf8(name):
+        # Values are UTF-8 unless this says otherwise: names are bytes here, in any encoding.
+        records.insert(0, (b"hdrcharset", b"BINARY"))
+    return records
+
+
+def _split(name: bytes) -> tuple[bytes, bytes] | None:
+    """The name as ustar's prefix and name fields, joined by a slash; None when it does not fit into them.
+
+    Any bytes but NUL may stand in the fields: GNU tar, bsdtar and tarfile all write UTF-8 and other encodings as
+    they are, and only a name that would lose bytes needs more.
+    """
+    if b"\0" in name:
+        return None
+    if len(name) <= NAME_BYTES:
+        return b"", name
+    # The longest prefix that fits. It must not be empty, or the slash after it is lost.
+    slash = name.rfind(b"/", 1, PREFIX_BYTES + 1)
+    base = name[slash + 1 :]
+    return (name[:slash], base) if slash > 0 and 0 < len(base) <= NAME_BYTES else None
+
+
+def _ustar(name: bytes, size: int, mtime: int, kind: bytes, prefix: bytes = b"", mode: int = MODE) -> bytes:
+    """One header block::
+
+    0 name 100 | 100 mode 8 | 108 uid 8 | 116 gid 8 | 124 size 12 | 136 mtime 12 | 148 checksum 8
+    156 type 1 | 157 link 100 | 257 magic 6, version 2 | 265 user 32 | 297 group 32
+    329 device 8 + 8 | 345 prefix 155 | 500 nothing 12
+    """
+    start = name.ljust(100, b"\0") + b"%07o\0%07o\0%07o\0%011o\0%011o\0" % (mode, 0, 0, size, mtime)
+    rest, checksum = _second_part(kind, prefix)
+    return start + b"%06o\0 " % (sum(start) + checksum) + rest
+
+
+@functools.lru_cache(maxsize=1024)  # many members have the same, and adding it up is most of the work
+def _second_part(kind: bytes, prefix: bytes) -> tuple[bytes, int]:
+    """What follows the checksum, and the sum of it and of that field itself, taken for spaces."""
+    owner = OWNER.ljust(32, b"\0")
+    rest = kind + bytes(100) + b"ustar\00000" + owner + owner + bytes(16) + prefix
+    rest = rest.ljust(BLOCK - 156, b"\0")
+    return rest, 8 * 32 + sum(rest)
+
+
+def _pax(records: list[tuple[bytes, bytes]]) -> bytes:
+    """Return an extension header and its content for these records, nothing if there are none."""
+    if not records:
+        return b""
+    body = b"".join(_record(key, value) for key, value in records)
+    return _ustar(b"././@PaxHeader", len(body), 0, b"x", mode=0o644) + body + bytes(padding(len(body)))
+
+
+def _record(key: bytes, value: bytes) -> bytes:
+    """`length key=value`, where the length counts the whole record, its own digits and the newline included."""
+    rest = len(key) + len(value) + 3
+    length = rest + len(str(rest))
+    if len(str(length)) > len(str(rest)):  # with this length the digits take one more byte
+        length = rest + len(str(length))
+    return b"%d %b=%b\n" % (length, key, value)
+
+
+def _is_utf8(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

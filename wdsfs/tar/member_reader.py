@@ -1,17 +1,82 @@
-"""One member of a tar, by where it lies: its content, its name, its end."""
+"""One member whose place is known: its content, name and end, its decoder, and the gap behind it.
+
+The suffixes of members that are compressed one by one, such as `x.json.gz`, are those that the webdataset library
+(`autodecode.gzfilter`: gz) and Hugging Face datasets (all four) decode. Gaps hold global headers and end marks; a
+commit copies them or leaves them out.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from wdsfs.errors import CorruptShard
 from wdsfs.storage.source import TarBytes, size_of
-from wdsfs.tar.extension_headers import own_name
-from wdsfs.tar.headers import is_header
+from wdsfs.storage.unpack_cache import DAMAGED, TRAILING, TRUNCATED, WHOLE
+from wdsfs.tar import streams
+from wdsfs.tar.headers import (
+    BLOCK,
+    EXTENSIONS,
+    PAX_GLOBAL,
+    ZERO_BLOCK,
+    is_header,
+    number_of,
+    own_name,
+    padded,
+    pax_records,
+)
 from wdsfs.tar.problems import Damage
+from wdsfs.tar.scan import WINDOW_MIN, Batch, Window, read_fully, skip_zeros, take_member
 from wdsfs.tar.sparse import Extents, read_extents
-from wdsfs.tar.walk import Batch, take_member
-from wdsfs.tar.window import WINDOW_MIN, Window, read_fully
+
+SUFFIXES = (b".gz", b".bz2", b".xz", b".zst")
+_KINDS = ("gzip", "bzip2", "xz", "zstd")  # in the same order
+_WRONG = {TRAILING: "something else follows it", TRUNCATED: "it is cut off", DAMAGED: "it is damaged"}
+DECODED_MAX = 64 << 20  # bytes; a larger one is not decoded: it would be a bomb, or not fit into a worker's memory
+
+
+def codec_of(extension: bytes) -> tuple[int, bytes] | None:
+    """The number of the codec in SUFFIXES and the extension without its suffix; None for any other."""
+    for number, suffix in enumerate(SUFFIXES):
+        if extension.endswith(suffix) and len(extension) > len(suffix):
+            return number, extension[: -len(suffix)]
+    return None
+
+
+def decode(codec: int, data: bytes) -> bytes:
+    """Return the content of `data`, of all its streams.
+
+    Raises CorruptShard if it is no such data, is cut off, or contains more than DECODED_MAX bytes; UsageError if
+    the library for it is not installed.
+    """
+    name, content = SUFFIXES[codec][1:].decode(), bytearray()
+
+    def write(part: bytes) -> None:
+        content.extend(part)
+        if len(content) > DECODED_MAX:
+            raise CorruptShard(f"holds more than {DECODED_MAX >> 20} MiB, the most that is decoded")
+
+    try:
+        state, size = streams.unpack(_KINDS[codec], BytesReader(data), write)
+    except streams.TooLarge as error:
+        raise CorruptShard(f"is not decoded: {error}") from None
+    if state != WHOLE:
+        why = _WRONG[state] if size or state != TRAILING else "it begins with something else"
+        raise CorruptShard(f"is no whole {name} data ({why})")
+    return bytes(content)
+
+
+class BytesReader:
+    """Bytes as a `source.TarReader`."""
+
+    def __init__(self, data: bytes) -> None:
+        self.size, self._data = len(data), data
+
+    def pread(self, size: int, offset: int, /) -> bytes:
+        return self._data[offset : offset + size]
+
+    def close(self) -> None:
+        pass
 
 
 def read(fd: TarBytes, data: int, size: int, extents: Extents | None, offset: int, length: int) -> bytes:
@@ -70,3 +135,47 @@ def end_of(fd: TarBytes, head: int) -> int:
     if end is None:
         raise CorruptShard(f"no member at offset {head}")
     return end
+
+
+def split_gap(fd: TarBytes, start: int, end: int) -> Iterator[tuple[int, int, frozenset[bytes] | None]]:
+    """Yield (start, end, keywords) of each part from byte `start` to the end mark, or to byte `end`.
+
+    A part is a member with its headers (keywords None), or a global PAX header, which sets these keywords for all
+    members after it. Raises CorruptShard.
+    """
+    while start < end:
+        header = read_fully(fd, BLOCK, start)
+        if len(header) < BLOCK or header == ZERO_BLOCK:
+            return
+        keywords = None
+        if header[156] == PAX_GLOBAL:
+            size = number_of(header[124:136]) or 0
+            following = start + BLOCK + padded(size)
+            try:
+                keywords = frozenset(key for key, _ in pax_records(read_fully(fd, size, start + BLOCK), following))
+            except Damage as error:
+                raise CorruptShard(error.problem.text) from None
+        else:
+            following = end_of(fd, start)
+        yield start, following, keywords
+        start = following
+
+
+def end_of_zeros(fd: TarBytes, start: int, end: int) -> int:
+    """Return the offset of the first block after the zero block at `start` that is not zeros, at most `end`."""
+    first = skip_zeros(fd, start + BLOCK, end)
+    return min(first - first % BLOCK, end) if first < end else end
+
+
+def global_headers(fd: TarBytes, head: int, data: int) -> list[tuple[int, int]]:
+    """Return (start, end) of the global PAX headers between the first header of a member and its content."""
+    found = []
+    while head < data - BLOCK:
+        header = read_fully(fd, BLOCK, head)
+        if header[156] not in EXTENSIONS:  # the member's own header; a sparse map may follow
+            break
+        following = head + BLOCK + padded(number_of(header[124:136]) or 0)
+        if header[156] == PAX_GLOBAL:
+            found.append((head, following))
+        head = following
+    return found

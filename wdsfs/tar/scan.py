@@ -1,24 +1,334 @@
-"""Finds all members of a tar, in order, with what is wrong with it.
+"""The scan of a tar: finds all members, in order, and reports what is wrong.
 
 Knows the tar formats (v7, ustar, GNU, PAX, sparse files) and nothing of samples, indexes, caches or FUSE.
-Every function of the room works on a descriptor that the caller opened, or on what stands for one
-(`source.TarBytes`), reads with `pread` and keeps no state, so it may run in any thread or process.
+Every function of the room works on a descriptor that the caller opened, or on a `source.TarBytes` in its place,
+reads with `pread` and keeps no state, so it may run in any thread or process.
 
-The speed comes from two passes over each batch of headers: `walk.py` hops from header to header and looks at the
-size field only; `columns.py` then parses names, times and checksums of up to `BATCH` headers at once with NumPy.
+The speed comes from two passes over each batch of headers: `walk` hops from header to header and looks at the
+type and the size field only; `columns.py` then parses names, times and checksums of up to `BATCH` headers at once
+with NumPy. A header that this fast path does not understand takes the slow one, `take_member`; nothing is guessed.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
-from wdsfs.storage.source import TarBytes, size_of
+from wdsfs.errors import counted
+from wdsfs.storage.source import TarBytes, pread, size_of, skip_hole
+from wdsfs.tar import sparse
 from wdsfs.tar.columns import Chunk, decode
-from wdsfs.tar.headers import BLOCK, MAGIC, is_header
-from wdsfs.tar.magic import appearance, compression
+from wdsfs.tar.headers import (
+    BLOCK,
+    DATALESS,
+    EXTENSIONS,
+    FILE_SIZE_MAX,
+    GNU_SPARSE,
+    MAGIC,
+    OLD_REGULAR,
+    PAX_GLOBAL,
+    REGULAR,
+    ZERO_BLOCK,
+    Extended,
+    is_header,
+    number_of,
+    own_name,
+    padded,
+    pax_records,
+    unusable,
+)
 from wdsfs.tar.problems import Damage, Problem, Problems
-from wdsfs.tar.walk import Batch, walk
-from wdsfs.tar.window import Window, read_fully
+from wdsfs.tar.sparse import Segments
+from wdsfs.tar.streams import appearance, compression
+
+WINDOW_MIN, WINDOW_MAX = 2048, 1 << 18  # bytes read at a time from header to header
+ZEROS_MIN, ZEROS_MAX = 1 << 14, 1 << 20  # bytes of zeros read at a time; GNU tar pads to 10 KiB
+
+
+class Window:
+    """A buffer over a file. Its size adapts to the distance between headers."""
+
+    def __init__(self, fd: TarBytes, size: int, span: int = WINDOW_MAX // 4) -> None:
+        self.fd, self.size = fd, size
+        self.base, self.data = 0, b""
+        self.span = span
+
+    def seek(self, position: int, need: int = BLOCK) -> int:
+        """Make `need` bytes at `position` available and return their index in `data`.
+
+        Raises Damage if the file ends before that.
+        """
+        index = position - self.base
+        if index >= 0 and index + need <= len(self.data):
+            return index
+        # One header per window means that the windows are mostly payload: read less. Several: read more.
+        used = index < 2 * len(self.data)
+        self.span = min(self.span * 2, WINDOW_MAX) if used else max(self.span // 2, WINDOW_MIN)
+        self.data = read_fully(self.fd, max(self.span, need), position)
+        self.base = position
+        if len(self.data) < need:
+            text = f"the file ends at byte {position + len(self.data)}, inside the header at offset {position}"
+            raise Damage(position, "truncated", text)
+        return 0
+
+
+def read_fully(fd: TarBytes, size: int, offset: int) -> bytes:
+    """As `source.pread`, but repeated until there are `size` bytes or the file ends. Raises OSError."""
+    data = os.pread(fd, size, offset) if isinstance(fd, int) else fd.pread(size, offset)
+    while len(data) < size:
+        more = pread(fd, size - len(data), offset + len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+def skip_zeros(fd: TarBytes, position: int, end: int) -> int:
+    """Return the offset of the first byte from `position` on that is not 0, at most `end`."""
+    span = ZEROS_MIN
+    while position < end:
+        found = skip_hole(fd, position)
+        data = b"" if found is None else pread(fd, min(span, end - found), found)
+        if found is None or not data:
+            return end
+        rest = len(data.lstrip(b"\0"))
+        if rest:
+            return found + len(data) - rest
+        position, span = found + len(data), min(2 * span, ZEROS_MAX)
+    return end
+
+
+EXTENSION_MAX = 1 << 20  # bytes of PAX and GNU headers before one member; most hold a path and a few numbers
+_COMMON = (b"path", b"linkpath", b"mtime")  # records of global PAX headers that change members
+# Bytes of such a record. Each member gets a copy: with no more than its header has, a shard cannot grow by that.
+COMMON_MAX = BLOCK
+WEIGHT_MAX = 1 << 24  # bytes of extension headers and sparse maps per chunk; a fuller one ends early
+
+
+class Batch:
+    """Headers and places of members, collected for one chunk; `columns.decode` makes columns of them."""
+
+    def __init__(self, ignore_zeros: bool = False) -> None:
+        self.ignore_zeros = ignore_zeros
+        self.marks: list[int] = []  # end marks that were passed
+        self.headers: list[bytes] = []
+        self.heads: list[int] = []
+        self.datas: list[int] = []
+        self.sizes: list[int] = []
+        self.extended: dict[int, Extended] = {}
+        self.sparse: dict[int, Segments] = {}
+        self.old_directories: list[int] = []  # rows that are directories because their name ends in a slash
+        self.weight = 0
+        self.extras: list[bytes] = []  # extension headers, kept only to verify their checksums
+        self.extra_offsets: list[int] = []
+        self.problems: list[Problem] = []
+
+    def truncation(self) -> Problem | None:
+        """The problem of a file that ends inside its last member, if that was found."""
+        return next((problem for problem in self.problems if problem.kind == "truncated"), None)
+
+
+def walk(window: Window, position: int, wanted: int, batch: Batch, common: dict[bytes, bytes]) -> tuple[int, bool]:
+    """Take up to `wanted` members from `position` on; return where it stopped and whether more may follow.
+
+    Raises Damage where the tar makes no sense any more.
+    """
+    headers, heads, datas, sizes = batch.headers, batch.heads, batch.datas, batch.sizes
+    end = window.size
+    data, base = window.data, window.base
+    while len(headers) < wanted and position < end:
+        index = position - base
+        if index < 0 or index + BLOCK > len(data):
+            index = window.seek(position)
+            data, base = window.data, window.base
+        kind = data[index + 156]
+        terminator = data[index + 135]
+        if (kind == REGULAR) and not common and (terminator == 0 or terminator == 32):
+            digits = data[index + 124 : index + 135]
+            if digits.isdigit():
+                try:
+                    size = int(digits, 8)
+                except ValueError:
+                    raise _bad_header(position) from None
+                headers.append(data[index : index + BLOCK])
+                heads.append(position)
+                position += BLOCK
+                datas.append(position)
+                sizes.append(size)
+                position += (size + 511) & ~511
+                continue
+        stop = take_member(window, position, batch, common)
+        if stop is None:
+            return position, False
+        position = stop
+        data, base = window.data, window.base
+        if batch.weight > WEIGHT_MAX:
+            break
+    if position >= end and headers:
+        _report_end(batch, end)
+    return position, position < end
+
+
+def _report_end(batch: Batch, end: int) -> None:
+    """Report that the file ends at byte `end` with its last member, or inside it, and not with an end mark."""
+    head, stored = batch.heads[-1], batch.sizes[-1]
+    segments = batch.sparse.get(len(batch.heads) - 1)
+    if segments is not None:
+        stored = sum(length for _, length in segments)
+    missing = batch.datas[-1] + stored - end
+    if missing > 0:
+        short = counted(missing, "byte")
+        text = f"the file ends at byte {end}, {short} before the end of the member at offset {head}"
+        batch.problems.append(Problem(head, "truncated", text))
+    else:
+        text = "the file ends without an end-of-archive mark; it may be cut off after a whole member"
+        batch.problems.append(Problem(end, "no end mark", text))
+
+
+def _bad_header(position: int) -> Damage:
+    return Damage(position, "damaged", f"the header at offset {position} is damaged")
+
+
+def take_member(window: Window, position: int, batch: Batch, common: dict[bytes, bytes]) -> int | None:
+    """Take one member of any kind with its extension headers, or an end mark that is passed.
+
+    Returns the next position, None at the end. `common` has the records of global PAX headers so far, and gets
+    those that are read here.
+    """
+    head = start = position
+    extended: Extended | None = None
+    while True:
+        index = window.seek(position)
+        header = window.data[index : index + BLOCK]
+        kind = header[156]
+        if kind == PAX_GLOBAL:
+            body, position = _read_extension(window, position, start, batch)
+            # Only records that change a member count (git archives start with a mere comment): the others would
+            # send every member of the shard down this slow path.
+            common.update(_common_records(body, position))
+            head = head if extended else position
+        elif kind in EXTENSIONS:
+            body, position = _read_extension(window, position, start, batch)
+            extended = extended or Extended()
+            extended.add(kind, body, head)
+        elif header == ZERO_BLOCK:
+            if extended is not None:
+                raise Damage(head, "damaged", f"extension header at offset {head} without a member after it")
+            if position > start:
+                batch.problems.append(_trailing_header(start))
+            batch.weight += position + BLOCK - start
+            return _after_mark(window, position, batch)
+        else:
+            break
+    batch.weight += position - start
+    if common or extended is not None:
+        extended = extended or Extended()
+        extended.apply([*common.items(), *extended.records], start)
+    why = None if extended is None else unusable(extended)
+    if why is not None:
+        batch.problems.append(Problem(head, "unusable name", f"the member at offset {head} is left out: {why}"))
+        batch = Batch()  # only where it ends counts
+    return _take(window, head, position, header, extended, batch)
+
+
+def _common_records(body: bytes, position: int) -> list[tuple[bytes, bytes]]:
+    """The records of a global PAX header that change members. Raises Damage for one that ends at `position`."""
+    records = [record for record in pax_records(body, position) if record[0] in _COMMON]
+    for key, value in records:
+        if len(value) > COMMON_MAX:
+            text = (
+                f"the global PAX header that ends at offset {position} sets for all members after it a "
+                f"{key.decode()} of {len(value):,} bytes; {COMMON_MAX} is the most"
+            )
+            raise Damage(position, "damaged", text)
+    return records
+
+
+def _read_extension(window: Window, position: int, start: int, batch: Batch) -> tuple[bytes, int]:
+    """Return the body of the extension header at `position`, and the next position.
+
+    `start` is the position of the first extension header of the member. The window has the header already.
+    """
+    header = window.data[position - window.base : position - window.base + BLOCK]
+    batch.extras.append(header)
+    batch.extra_offsets.append(position)
+    size = number_of(header[124:136])
+    if size is None or not 0 <= size <= EXTENSION_MAX - (position - start):
+        raise Damage(
+            position, "damaged", f"the extension header at offset {position} has an impossible size ({size})"
+        )
+    index = window.seek(position + BLOCK, size)
+    return window.data[index : index + size], position + BLOCK + padded(size)
+
+
+def _trailing_header(start: int) -> Problem:
+    text = (
+        f"no member follows the global PAX header at offset {start}: Python's tarfile and webdataset "
+        "raise ReadError there; any commit that changes the shard leaves it out"
+    )
+    return Problem(start, "trailing header", text)
+
+
+def _take(window: Window, head: int, position: int, header: bytes, extended: Extended | None, batch: Batch) -> int:
+    """Add the member whose own header is at `position`; return where the next one starts."""
+    row, kind = len(batch.headers), header[156]
+    stored = extended.size if extended is not None and extended.size is not None else number_of(header[124:136])
+    data = position + BLOCK
+    # Semantics decision, as in tarfile: links, directories, devices and fifos have no payload, whatever
+    # their size field says; a v7 regular member whose name ends in "/" is a directory.
+    dataless = kind in DATALESS
+    if kind == OLD_REGULAR and own_name(header, extended).endswith(b"/"):
+        dataless = True
+        batch.old_directories.append(row)
+    if dataless:
+        stored = 0
+    if stored is None or not 0 <= stored <= FILE_SIZE_MAX - data:
+        raise _bad_header(position)
+    size = stored
+    following = data + padded(stored)
+    segments: Segments | None = None
+    if kind == GNU_SPARSE:
+        segments, size, data = sparse.gnu_map(window, position, header)
+        following = data + padded(stored)
+    elif extended is not None and extended.records and not dataless:
+        found = sparse.pax_map(window, extended.records, data)
+        if found is not None:
+            segments, size, shift = found
+            data += shift
+    if segments is not None:
+        sparse.check_segments(segments, size, following - data, position)
+        batch.sparse[row] = segments
+        batch.weight += 16 * len(segments)
+    batch.headers.append(header)
+    batch.heads.append(head)
+    batch.datas.append(data)
+    batch.sizes.append(size)
+    if extended is not None:
+        extended.records = []  # not needed any more, and those of a whole chunk may be large
+        batch.extended[row] = extended
+    return following
+
+
+def _after_mark(window: Window, position: int, batch: Batch) -> int | None:
+    """Return where to read on after the end mark at `position`, None for nowhere; report what is not read."""
+    first = skip_zeros(window.fd, position + BLOCK, window.size)
+    if first == window.size:
+        return None
+    block = first - first % BLOCK
+    joined = is_header(read_fully(window.fd, BLOCK, block))
+    if joined and batch.ignore_zeros:
+        batch.marks.append(position)
+        return block
+    why = "; no header is there, so they are not read" if batch.ignore_zeros else ""
+    why = why or "; as in tar and webdataset they are not read"
+    rest = window.size - first
+    text = (
+        f"{counted(rest, 'byte')} from offset {first} on, after the end-of-archive mark at offset {position}"
+        f"{why}{' (another tar: --ignore-zeros reads it)' if joined else ''}"
+    )
+    batch.problems.append(Problem(first, "behind end mark", text))
+    return None
+
 
 BATCH = 8192  # headers per chunk: 4 MiB of header bytes, so memory stays flat in shards of any size
 

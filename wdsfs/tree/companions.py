@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from wdsfs.errors import MissingShard, ShardError
-from wdsfs.reading import PLAIN, Reading
+from wdsfs.names import PLAIN, Reading
 from wdsfs.spec.expand import Shard, expand
 from wdsfs.storage.identity import GONE, Fingerprint
 from wdsfs.tree import freshness, shard_set

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from wdsfs.errors import CorruptShard
-from wdsfs.tar import member_codecs
+from wdsfs.tar import member_reader
 from wdsfs.tar.problems import UNDECODED, Problem
 from wdsfs.tree.composition import text_of
 from wdsfs.tree.draft import DECODED, OWN, SHIFT, Draft, rows_of
@@ -43,7 +43,7 @@ def decode(draft: Draft) -> None:
 def _decoded_size(draft: Draft, codec: int, address: int, entry: int, extension: bytes) -> int | None:
     """Return the decoded size of a member in bytes; None, and add a problem, if it cannot be decoded."""
     try:
-        return len(member_codecs.decode(codec, draft.read(address)))
+        return len(member_reader.decode(codec, draft.read(address)))
     except CorruptShard as error:
         name = text_of(draft.paths[entry] + b"." + extension)
         head = draft.record.member(address).head if address >> SHIFT == OWN else 0

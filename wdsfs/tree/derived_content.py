@@ -17,7 +17,7 @@ import numpy as np
 from wdsfs.errors import CorruptShard, ShardError, StaleShard
 from wdsfs.index.record import Record
 from wdsfs.storage.identity import Fingerprint
-from wdsfs.tar import member_codecs
+from wdsfs.tar import member_reader
 from wdsfs.tar.sparse import NO_EXTENTS
 from wdsfs.tree import content as content_module
 from wdsfs.tree import json_fields
@@ -31,7 +31,7 @@ from wdsfs.tree.shard_access import Access
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.source_sets import SourceSets, content_of
 
-DECODED_BYTES = member_codecs.DECODED_MAX  # of decoded members and fields that a process keeps
+DECODED_BYTES = member_reader.DECODED_MAX  # of decoded members and fields that a process keeps
 
 # Kinds of places whose members are made of others, and the section that says of which.
 _MADE_OF = {DECODED: "decoded.from", FIELD: "field.from"}
@@ -262,7 +262,7 @@ def _whole(raw: Content, limited: bool) -> bytes:
 
 
 def _decode(codec: int, load: Callable[[], bytes]) -> bytes:
-    return member_codecs.decode(codec, load())
+    return member_reader.decode(codec, load())
 
 
 def _field(path: str, load: Callable[[], bytes]) -> bytes:
