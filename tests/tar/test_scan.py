@@ -633,8 +633,8 @@ def mixed() -> bytes:
 
 @pytest.mark.parametrize("width", [BLOCK, 2048, 1 << 18])
 def test_windows_do_not_show(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    monkeypatch.setattr(scan, "WINDOW_MIN", min(width, scan.WINDOW_MIN))
-    monkeypatch.setattr(scan, "WINDOW_MAX", width)
+    monkeypatch.setattr(headers, "WINDOW_MIN", min(width, headers.WINDOW_MIN))
+    monkeypatch.setattr(headers, "WINDOW_MAX", width)
     found, problems = look(mixed())
     assert problems == []
     assert [_listed(one) for one in found] == by_tarfile(mixed())

@@ -24,8 +24,30 @@ from wdsfs.tar.headers import (
     number_of,
 )
 from wdsfs.tar.problems import Problem
-from wdsfs.tar.scan import Batch
 from wdsfs.tar.sparse import Segments
+
+
+class Batch:
+    """Headers and places of members, collected for one chunk; `columns.decode` makes columns of them."""
+
+    def __init__(self, ignore_zeros: bool = False) -> None:
+        self.ignore_zeros = ignore_zeros
+        self.marks: list[int] = []  # end marks that were passed
+        self.headers: list[bytes] = []
+        self.heads: list[int] = []
+        self.datas: list[int] = []
+        self.sizes: list[int] = []
+        self.extended: dict[int, Extended] = {}
+        self.sparse: dict[int, Segments] = {}
+        self.old_directories: list[int] = []  # rows that are directories because their name ends in a slash
+        self.weight = 0
+        self.extras: list[bytes] = []  # extension headers, kept only to verify their checksums
+        self.extra_offsets: list[int] = []
+        self.problems: list[Problem] = []
+
+    def truncation(self) -> Problem | None:
+        """The problem of a file that ends inside its last member, if that was found."""
+        return next((problem for problem in self.problems if problem.kind == "truncated"), None)
 
 
 @dataclass(slots=True)

@@ -14,19 +14,24 @@ from wdsfs.errors import CorruptShard
 from wdsfs.storage.source import TarBytes, size_of
 from wdsfs.storage.unpack_cache import DAMAGED, TRAILING, TRUNCATED, WHOLE
 from wdsfs.tar import streams
+from wdsfs.tar.columns import Batch
 from wdsfs.tar.headers import (
     BLOCK,
     EXTENSIONS,
     PAX_GLOBAL,
+    WINDOW_MIN,
     ZERO_BLOCK,
+    Window,
     is_header,
     number_of,
     own_name,
     padded,
     pax_records,
+    read_fully,
+    skip_zeros,
 )
 from wdsfs.tar.problems import Damage
-from wdsfs.tar.scan import WINDOW_MIN, Batch, Window, read_fully, skip_zeros, take_member
+from wdsfs.tar.scan import take_member
 from wdsfs.tar.sparse import Extents, read_extents
 
 SUFFIXES = (b".gz", b".bz2", b".xz", b".zst")

@@ -11,13 +11,12 @@ with NumPy. A header that this fast path does not understand takes the slow one,
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 from wdsfs.errors import counted
-from wdsfs.storage.source import TarBytes, pread, size_of, skip_hole
+from wdsfs.storage.source import TarBytes, size_of
 from wdsfs.tar import sparse
-from wdsfs.tar.columns import Chunk, decode
+from wdsfs.tar.columns import Batch, Chunk, decode
 from wdsfs.tar.headers import (
     BLOCK,
     DATALESS,
@@ -30,102 +29,25 @@ from wdsfs.tar.headers import (
     REGULAR,
     ZERO_BLOCK,
     Extended,
+    Window,
     is_header,
     number_of,
     own_name,
     padded,
     pax_records,
+    read_fully,
+    skip_zeros,
     unusable,
 )
 from wdsfs.tar.problems import Damage, Problem, Problems
 from wdsfs.tar.sparse import Segments
 from wdsfs.tar.streams import appearance, compression
 
-WINDOW_MIN, WINDOW_MAX = 2048, 1 << 18  # bytes read at a time from header to header
-ZEROS_MIN, ZEROS_MAX = 1 << 14, 1 << 20  # bytes of zeros read at a time; GNU tar pads to 10 KiB
-
-
-class Window:
-    """A buffer over a file. Its size adapts to the distance between headers."""
-
-    def __init__(self, fd: TarBytes, size: int, span: int = WINDOW_MAX // 4) -> None:
-        self.fd, self.size = fd, size
-        self.base, self.data = 0, b""
-        self.span = span
-
-    def seek(self, position: int, need: int = BLOCK) -> int:
-        """Make `need` bytes at `position` available and return their index in `data`.
-
-        Raises Damage if the file ends before that.
-        """
-        index = position - self.base
-        if index >= 0 and index + need <= len(self.data):
-            return index
-        # One header per window means that the windows are mostly payload: read less. Several: read more.
-        used = index < 2 * len(self.data)
-        self.span = min(self.span * 2, WINDOW_MAX) if used else max(self.span // 2, WINDOW_MIN)
-        self.data = read_fully(self.fd, max(self.span, need), position)
-        self.base = position
-        if len(self.data) < need:
-            text = f"the file ends at byte {position + len(self.data)}, inside the header at offset {position}"
-            raise Damage(position, "truncated", text)
-        return 0
-
-
-def read_fully(fd: TarBytes, size: int, offset: int) -> bytes:
-    """As `source.pread`, but repeated until there are `size` bytes or the file ends. Raises OSError."""
-    data = os.pread(fd, size, offset) if isinstance(fd, int) else fd.pread(size, offset)
-    while len(data) < size:
-        more = pread(fd, size - len(data), offset + len(data))
-        if not more:
-            break
-        data += more
-    return data
-
-
-def skip_zeros(fd: TarBytes, position: int, end: int) -> int:
-    """Return the offset of the first byte from `position` on that is not 0, at most `end`."""
-    span = ZEROS_MIN
-    while position < end:
-        found = skip_hole(fd, position)
-        data = b"" if found is None else pread(fd, min(span, end - found), found)
-        if found is None or not data:
-            return end
-        rest = len(data.lstrip(b"\0"))
-        if rest:
-            return found + len(data) - rest
-        position, span = found + len(data), min(2 * span, ZEROS_MAX)
-    return end
-
-
 EXTENSION_MAX = 1 << 20  # bytes of PAX and GNU headers before one member; most hold a path and a few numbers
 _COMMON = (b"path", b"linkpath", b"mtime")  # records of global PAX headers that change members
 # Bytes of such a record. Each member gets a copy: with no more than its header has, a shard cannot grow by that.
 COMMON_MAX = BLOCK
 WEIGHT_MAX = 1 << 24  # bytes of extension headers and sparse maps per chunk; a fuller one ends early
-
-
-class Batch:
-    """Headers and places of members, collected for one chunk; `columns.decode` makes columns of them."""
-
-    def __init__(self, ignore_zeros: bool = False) -> None:
-        self.ignore_zeros = ignore_zeros
-        self.marks: list[int] = []  # end marks that were passed
-        self.headers: list[bytes] = []
-        self.heads: list[int] = []
-        self.datas: list[int] = []
-        self.sizes: list[int] = []
-        self.extended: dict[int, Extended] = {}
-        self.sparse: dict[int, Segments] = {}
-        self.old_directories: list[int] = []  # rows that are directories because their name ends in a slash
-        self.weight = 0
-        self.extras: list[bytes] = []  # extension headers, kept only to verify their checksums
-        self.extra_offsets: list[int] = []
-        self.problems: list[Problem] = []
-
-    def truncation(self) -> Problem | None:
-        """The problem of a file that ends inside its last member, if that was found."""
-        return next((problem for problem in self.problems if problem.kind == "truncated"), None)
 
 
 def walk(window: Window, position: int, wanted: int, batch: Batch, common: dict[bytes, bytes]) -> tuple[int, bool]:

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 from wdsfs.errors import CorruptShard
 from wdsfs.storage.source import TarBytes
-from wdsfs.tar.headers import BLOCK, FILE_SIZE_MAX, number_of
+from wdsfs.tar.headers import BLOCK, FILE_SIZE_MAX, Window, number_of, read_fully
 from wdsfs.tar.problems import Damage
-from wdsfs.tar.scan import Window, read_fully
 
 SPARSE_MAX = 1 << 20  # segments of one sparse member
 
