@@ -23,8 +23,9 @@ from wdsfs.mount import look_again, session
 from wdsfs.mount.look_again import Earlier, LeftOut, change_of
 from wdsfs.mount.mounted_set import MountedSet
 from wdsfs.mount.options import MountOptions
+from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import Shard, expand
-from wdsfs.spec.growth import Change, noted
+from wdsfs.spec.growth import Change
 from wdsfs.spec.selection import Selection
 from wdsfs.tree import content, shard_access
 from wdsfs.tree.companions import Companions

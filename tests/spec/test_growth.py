@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from wdsfs.errors import MissingShard, SpecError
 from wdsfs.spec import growth
+from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import Shard, expand, expand_again
-from wdsfs.spec.growth import Change, noted
+from wdsfs.spec.growth import Change
 
 
 def at(

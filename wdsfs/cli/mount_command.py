@@ -382,8 +382,8 @@ def _image_mount(
     Raises CannotServe, WdsfsError.
     """
     from wdsfs.cli import kernel_engine
+    from wdsfs.spec.dependencies import noted
     from wdsfs.spec.expand import expand
-    from wdsfs.spec.growth import noted
     from wdsfs.status import control
 
     with noted() as used:

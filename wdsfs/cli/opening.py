@@ -60,7 +60,7 @@ def opened_set(
     from wdsfs.index.portable import attached
     from wdsfs.index.store import open_index
     from wdsfs.interop.soundness import judge
-    from wdsfs.spec.growth import noted
+    from wdsfs.spec.dependencies import noted
     from wdsfs.tree.companions import Companions
     from wdsfs.tree.shard_access import access_of, refuse_foreign_lists
     from wdsfs.tree.shard_set import ShardSet

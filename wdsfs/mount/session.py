@@ -51,8 +51,8 @@ from wdsfs.overlay.system_calls import sync_filesystem
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
 from wdsfs.spec import objects
+from wdsfs.spec.dependencies import noted
 from wdsfs.spec.expand import Shard, expand, expand_again
-from wdsfs.spec.growth import noted
 from wdsfs.status import control
 from wdsfs.status.counters import Board
 from wdsfs.status.dot_wdsfs import HiddenDirectory

@@ -29,7 +29,7 @@ from wdsfs import names
 from wdsfs.errors import MissingShard, ShardError, SpecError, UnreadableShard, several
 from wdsfs.names import PLAIN, Reading
 from wdsfs.remote import urls
-from wdsfs.spec import braces, growth, index_file, located, objects, shard_lists
+from wdsfs.spec import braces, dependencies, index_file, located, objects, shard_lists
 from wdsfs.spec.selection import Slice
 from wdsfs.spec.shard_lists import Word
 
@@ -434,7 +434,7 @@ def _matching(base: str, word: str) -> list[str]:
     if word.count("/") > MAX_STEPS:
         raise SpecError(f"{word[:60]!r}... has too many directories for a glob: {MAX_STEPS} are the most")
     pattern = path if path == expanded else glob.escape(base) + expanded
-    growth.note_glob(pattern)
+    dependencies.note_glob(pattern)
     matches = sorted(map(objects.local, glob.iglob(pattern, recursive=True)), key=os.fsencode)
     if not matches:
         raise SpecError(f"no file matches {objects.without_secrets(word)[:200]!r}")
@@ -580,7 +580,7 @@ def _contents(directory: str) -> dict[str, int | None]:
 
 
 def _shard_names(directory: str) -> list[str]:
-    growth.note_directory(directory)
+    dependencies.note_directory(directory)
     try:
         listed = os.listdir(directory)
     except OSError as error:
@@ -600,7 +600,7 @@ def _modes(paths: Iterable[str], refused: dict[str, ShardError] | None = None) -
     for path in filter(objects.is_local, modes) if remote else modes:
         by_parent[_parent(path)].append(path)
     for parent, siblings in by_parent.items():
-        growth.note_directory(parent)
+        dependencies.note_directory(parent)
         listed = _listed_files(parent, siblings) if len(siblings) >= LISTING_PAYS else set()
         for path in siblings:
             modes[path] = stat.S_IFREG if path in listed else _mode(path)

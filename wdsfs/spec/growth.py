@@ -1,77 +1,19 @@
-"""A set that grows: the directories and files that SHARDS depend on, and what has come and gone between two looks.
+"""A set that is looked at again: what has come, what has gone, and the list of shards then.
 
-A mount that follows its set watches these directories, and checks who can write these files. The expansion notes
-them; without `noted` around it, it notes nothing. The list of shards is append-only: a shard keeps its number and
-its name as long as the mount is there, and the number of one that is gone is given to no other.
-`mount/growth.py` looks and decides.
+The list is append-only. A shard keeps its number and its name as long as the mount is there, and the number of one
+that is gone is given to no other. Plain functions over lists; `mount/growth.py` looks and decides.
 """
 
 from __future__ import annotations
 
-import contextlib
-import glob
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from wdsfs.errors import several
 from wdsfs.remote.shard_paths import is_remote
 from wdsfs.spec.expand import Shard, free_name
-
-
-@dataclass(slots=True)
-class Dependencies:
-    """Local directories that new shards may appear in, and files that name shards, as paths or URLs.
-
-    Relative paths are below the working directory of that moment.
-    """
-
-    directories: set[str] = field(default_factory=set)
-    files: set[str] = field(default_factory=set)
-
-    def absolute(self) -> list[str]:
-        """The absolute paths of the directories to watch: those, and those of the local files."""
-        beside = {os.path.dirname(path) for path in self.files if "://" not in path and path != "-"}
-        return sorted({os.path.abspath(path) for path in (*self.directories, *beside)})
-
-
-_current: ContextVar[Dependencies | None] = ContextVar("dependencies", default=None)
-
-
-@contextlib.contextmanager
-def noted() -> Iterator[Dependencies]:
-    """A block in which the dependencies of expansions are noted."""
-    found = Dependencies()
-    token = _current.set(found)
-    try:
-        yield found
-    finally:
-        _current.reset(token)
-
-
-def note_file(path: str) -> None:
-    """Note a file that names shards."""
-    if (found := _current.get()) is not None:
-        found.files.add(path)
-
-
-def note_directory(path: str) -> None:
-    """Note a directory in which a shard was looked for; empty for the working directory."""
-    if (found := _current.get()) is not None:
-        found.directories.add(path or ".")
-
-
-def note_glob(pattern: str) -> None:
-    """Note the directories in which something new could match a pattern."""
-    found = _current.get()
-    while found is not None and glob.has_magic(pattern):
-        pattern = os.path.dirname(pattern)
-        # With a slash at its end a pattern matches directories only.
-        where = glob.iglob(pattern + "/", recursive=True) if glob.has_magic(pattern) else [pattern]
-        found.directories.update(one or "." for one in where)
-
 
 NAMED_MAX = 3  # directories that a message names
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
 from wdsfs.errors import SpecError, UnreadableShard
-from wdsfs.spec import growth, objects
+from wdsfs.spec import dependencies, objects
 
 STDIN = objects.STDIN
 _PIECE = 1 << 20  # bytes
@@ -140,7 +140,7 @@ class Field(NamedTuple):
 
 def read(path: str, limit: int = MAX_BYTES) -> bytes:
     """Return the bytes of a file, `-` for standard input. Raises SpecError, ShardError for I/O errors."""
-    growth.note_file(path)
+    dependencies.note_file(path)
     data = objects.read(path, limit + 1) if objects.is_url(path) else _read_local(path, limit)
     if len(data) > limit:
         raise SpecError(f"{path!r} has more than {limit >> 20} MiB: that is no list of shards")

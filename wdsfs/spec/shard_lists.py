@@ -26,7 +26,7 @@ from wdsfs import trust
 from wdsfs.errors import DeniedObject, SpecError
 from wdsfs.remote import urls
 from wdsfs.remote.urls import Pin
-from wdsfs.spec import braces, growth, index_file, objects
+from wdsfs.spec import braces, dependencies, index_file, objects
 from wdsfs.spec.located import Field, load_json, load_yaml
 
 log = logging.getLogger(__name__)
@@ -230,7 +230,7 @@ def portable(path: str, base: str | None) -> list[Word]:
 
     Raises SpecError, ShardError.
     """
-    growth.note_file(path)
+    dependencies.note_file(path)
     file = index_file.load(path)
     return [
         Word(shard, file.path, index_file=file.path, pin=file.row(number).pin if urls.is_url(shard) else None)
