@@ -22,7 +22,7 @@ from pathlib import Path
 from bench.clients import File
 from bench.data import Member, Set, Shard
 from wdsfs import host, mount_table
-from wdsfs.mount.kernel_mount import FILES_SINCE
+from wdsfs.kernel.erofs_mount import FILES_SINCE
 
 START_SECONDS = 120.0  # a daemon may take to mount
 END_SECONDS = 10.0  # and to end

@@ -35,7 +35,7 @@ from tests import processes, warm_start
 from tests.processes import PATIENCE, Process, wait_until
 from tests.warm_start import WarmProcess, WarmStart
 from wdsfs import mount_table
-from wdsfs.kernel.mounted import image_of
+from wdsfs.kernel.manifest import image_of
 from wdsfs.status import control
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from tests.conftest import Program
 from tests.kernel.test_image import end_mount, need_erofs
 from tests.remote.cached import content_of, flip, pin_of
 from wdsfs.cli.main import main
-from wdsfs.kernel import kept
+from wdsfs.kernel import kept_images
 from wdsfs.remote import cache_room, object_cache
 from wdsfs.storage import unpack_cache
 
@@ -189,9 +189,9 @@ def test_images_are_listed_and_trimmed(program: Program) -> None:
 
 def test_a_damaged_image_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WDSFS_CACHE_DIR", str(tmp_path))
-    file = kept.path_of("/mnt/x")
+    file = kept_images.path_of("/mnt/x")
     file.write_bytes(b"half")
-    assert [(one.shards, one.current) for one in kept.images()] == [(0, False)]
-    assert kept.trim(None, [str(file)]) == 0
-    assert kept.trim(None, []) == 4
-    assert kept.images() == []
+    assert [(one.shards, one.current) for one in kept_images.images()] == [(0, False)]
+    assert kept_images.trim(None, [str(file)]) == 0
+    assert kept_images.trim(None, []) == 4
+    assert kept_images.images() == []

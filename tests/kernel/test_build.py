@@ -15,8 +15,8 @@ from tests.kernel.test_image import NEW, OLD, OWNER, check, plain_tar
 from tests.tars import member
 from wdsfs.index.store import open_index
 from wdsfs.kernel import erofs, manifest, shard_table
-from wdsfs.kernel.build import Built, build
-from wdsfs.kernel.image_options import ImageOptions
+from wdsfs.kernel.image import Built, build
+from wdsfs.kernel.manifest import ImageOptions
 from wdsfs.owner import Owner
 from wdsfs.spec.expand import expand
 from wdsfs.tree.companions import Companions

@@ -40,14 +40,12 @@ from wdsfs.errors import CorruptShard, ImageError
 from wdsfs.index.record import Record
 from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
-from wdsfs.kernel import erofs, manifest, shard_table
-from wdsfs.kernel.build import build
-from wdsfs.kernel.image_file import ImageFile
-from wdsfs.kernel.image_options import ImageOptions
-from wdsfs.kernel.layout import places
-from wdsfs.kernel.opened import close_devices, open_devices
-from wdsfs.kernel.table import Table
-from wdsfs.mount import kernel_mount
+from wdsfs.kernel import erofs, erofs_mount, manifest, shard_table
+from wdsfs.kernel.devices import close_devices, open_devices
+from wdsfs.kernel.image import build
+from wdsfs.kernel.image_writer import ImageFile
+from wdsfs.kernel.layout import Table, places
+from wdsfs.kernel.manifest import ImageOptions
 from wdsfs.mount.guard import forget, guard_of
 from wdsfs.owner import Owner
 from wdsfs.spec.expand import expand
@@ -488,7 +486,7 @@ def test_the_kernel_shows_the_same(by_loops: bool, tmp_path: Path) -> None:
         image_of(tmp_path, tree, OLD, Owner())
         image = str(tmp_path / "set.erofs")
         devices = open_devices(manifest.read(image), os.fsencode(tmp_path), False)
-        mount = kernel_mount.mount_by_loops if by_loops else kernel_mount.mount_image
+        mount = erofs_mount.mount_by_loops if by_loops else erofs_mount.mount_image
         try:
             mount(image, str(mountpoint), [one.fd for one in devices], 0)
             close_devices(devices)
@@ -512,7 +510,7 @@ def test_no_loop_device_is_left_of_a_process_that_was_killed(
         image_of(tmp_path, tree)
     image, mountpoint = tmp_path / "set.erofs", tmp_path / "mnt"
     mountpoint.mkdir()
-    plainly = kernel_mount._loop_device
+    plainly = erofs_mount._loop_device
 
     def make(fd: int) -> tuple[int, str]:
         made.append(fd)
@@ -522,12 +520,12 @@ def test_no_loop_device_is_left_of_a_process_that_was_killed(
         return found
 
     made: list[int] = []
-    monkeypatch.setattr(kernel_mount, "_loop_device", make)
+    monkeypatch.setattr(erofs_mount, "_loop_device", make)
     with open(tmp_path / "s0.tar", "rb") as one, open(tmp_path / "s1.tar", "rb") as other:
         pid = os.fork()
         if not pid:
             try:
-                kernel_mount.mount_by_loops(str(image), str(mountpoint), [one.fileno(), other.fileno()], 0)
+                erofs_mount.mount_by_loops(str(image), str(mountpoint), [one.fileno(), other.fileno()], 0)
             finally:  # also of an error: this process must not go on with the tests
                 os.kill(os.getpid(), signal.SIGKILL)
         assert os.waitpid(pid, 0)[1] == signal.SIGKILL

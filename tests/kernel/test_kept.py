@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from wdsfs.kernel import kept
-from wdsfs.kernel.image_options import ImageOptions
+from wdsfs.kernel import kept_images
+from wdsfs.kernel.manifest import ImageOptions
 from wdsfs.owner import Owner
 
 
@@ -14,9 +14,9 @@ def test_an_image_by_another_version_is_not_taken(monkeypatch: pytest.MonkeyPatc
 
     def key() -> str:
         options = ImageOptions(Owner(), b"/", (6, 15), False, "")
-        return kept.key_of_plain([], "samples", "ext", False, False, options)
+        return kept_images.key_of_plain([], "samples", "ext", False, False, options)
 
     before = key()
     assert key() == before
-    monkeypatch.setattr(kept, "__version__", "another")
+    monkeypatch.setattr(kept_images, "__version__", "another")
     assert key() != before

@@ -21,8 +21,8 @@ from tests.kernel.test_image import end_mount, need_erofs, told
 from tests.processes import Process
 from wdsfs import mount_table
 from wdsfs.errors import MountError, bytes_text
-from wdsfs.kernel.opened import OpenDevice
-from wdsfs.mount import held_shards
+from wdsfs.kernel import devices
+from wdsfs.kernel.devices import OpenDevice
 from wdsfs.mount.guard import Registration, guard_of
 from wdsfs.storage import held_files
 
@@ -280,7 +280,7 @@ def test_a_cache_without_leases(mounts: Program, monkeypatch: pytest.MonkeyPatch
     assert "--engine auto takes FUSE then" in message
     assert not any(str(mounts.home) in path for _, path in descriptors())
     fd = os.open(shard(mounts), os.O_RDONLY)
-    held = held_shards.HeldShards(OpenDevice(os.fsencode(shard(mounts)), fd, str(shard(mounts))))
+    held = devices.HeldShards(OpenDevice(os.fsencode(shard(mounts)), fd, str(shard(mounts))))
     with contextlib.closing(held), pytest.raises(MountError, match="has no leases"):
         held.take_leases()
 

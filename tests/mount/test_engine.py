@@ -18,7 +18,8 @@ from tests.conftest import ROOT, Program
 from tests.kernel.test_image import end_mount, need_erofs, told
 from wdsfs import host, mount_table
 from wdsfs.cli import kernel_engine, mount_helper
-from wdsfs.mount import kernel_mount, session
+from wdsfs.kernel import erofs_mount
+from wdsfs.mount import session
 from wdsfs.mount.options import MountOptions
 
 
@@ -182,7 +183,7 @@ def test_auto_takes_fuse_after_the_kernel_has_refused(program: Program, monkeypa
 
     taken: list[str] = []
     shard = program.write("s0.tar", sets.content(0))
-    monkeypatch.setattr(kernel_mount, "_mount", refuse)
+    monkeypatch.setattr(erofs_mount, "_mount", refuse)
     monkeypatch.setattr(session, "run_in_background", by_fuse)
     monkeypatch.setenv("XDG_STATE_HOME", str(program.home / "state"))
     said = told(program.home, "mount", "--engine", "auto", shard, program.mountpoint, code=0)
@@ -217,10 +218,10 @@ def test_a_process_that_may_not_mount(program: Program) -> None:
     need_erofs()
     if shutil.which("setpriv") is None:
         pytest.skip("there is no setpriv")
-    code = "from wdsfs.mount.kernel_mount import refusal_of_kernel as found; print(found())"
+    code = "from wdsfs.kernel.erofs_mount import refusal_of_kernel as found; print(found())"
     without = ("setpriv", "--bounding-set=-sys_admin", sys.executable, "-c", code)
     assert b"this process may not mount: only root may do that" in program.tool(*without, cwd=ROOT)
-    assert kernel_mount.refusal_of_kernel() is None
+    assert erofs_mount.refusal_of_kernel() is None
 
 
 def test_a_current_directory_that_was_removed(program: Program) -> None:
@@ -259,6 +260,6 @@ def test_what_keeps_the_kernel_from_serving(program: Program, monkeypatch: pytes
     monkeypatch.undo()
     monkeypatch.setattr(host, "kernel_version", lambda: (6, 11))
     assert kernel_engine.obstacle([shard], trusting=True) is None
-    monkeypatch.setattr(kernel_mount, "LOOPS", str(program.home / "no-loops"))
+    monkeypatch.setattr(erofs_mount, "LOOPS", str(program.home / "no-loops"))
     reason = f"there is no {program.home}/no-loops, which it takes before Linux 6.12"
     assert kernel_engine.obstacle([shard], trusting=True) == reason

@@ -19,7 +19,7 @@ from tests.kernel.test_image import end_mount, need_erofs
 from tests.processes import PATIENCE, Process
 from wdsfs import mount_table
 from wdsfs.cli.own_arguments import may_have_secrets
-from wdsfs.mount import kernel_mount
+from wdsfs.kernel import erofs_mount
 from wdsfs.mount.guard import Registration, forget, guard_of
 
 SIZE = 1 << 20
@@ -283,7 +283,7 @@ def test_a_mount_by_mount_8_gets_a_guard(mounts: Program) -> None:
     mounts.run("image", one, "-o", image)
     other = mounts.directory("other")
     with one.open("rb") as file:
-        kernel_mount.mount_image(str(image), str(other), [file.fileno()], 0)
+        erofs_mount.mount_image(str(image), str(other), [file.fileno()], 0)
     losetup = ["losetup", "--find", "--show", "--read-only", str(one)]
     loop = subprocess.run(losetup, check=True, capture_output=True, text=True).stdout.strip()
     try:

@@ -23,9 +23,10 @@ from tests.kernel.test_image import end_mount, need_erofs, told
 from tests.processes import Process
 from wdsfs import host, mount_table
 from wdsfs.errors import MountError
-from wdsfs.kernel.opened import OpenDevice
+from wdsfs.kernel import devices
+from wdsfs.kernel.devices import OpenDevice
 from wdsfs.mount import guard as guard_module
-from wdsfs.mount import held_shards, image_mount
+from wdsfs.mount import image_mount
 from wdsfs.mount.guard import MadeBy, guard_of
 from wdsfs.mount.image_mount import ImageMount
 from wdsfs.mount.unmount import unmount
@@ -371,7 +372,7 @@ def test_without_leases_times_are_looked_at(program: Program, monkeypatch: pytes
             raise OSError(errno.EINVAL, "no leases here")
         return plainly(fd, command, argument)
 
-    monkeypatch.setattr(held_shards.fcntl, "fcntl", refuse)
+    monkeypatch.setattr(devices.fcntl, "fcntl", refuse)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(program.home / "run"))
     wanted = ImageMount(str(image), str(program.mountpoint), str(program.home))
     serving = multiprocessing.get_context("fork").Process(target=image_mount.mount_in_front, args=(wanted,))
@@ -436,7 +437,7 @@ def test_which_changes_of_the_times_are_writes(tmp_path: Path, monkeypatch: pyte
         return OpenDevice(bytes(path), os.open(path, os.O_RDONLY))
 
     def changes(change: Callable[[], object]) -> list[str]:
-        held = held_shards.HeldShards(opened(image))
+        held = devices.HeldShards(opened(image))
         held.devices = [opened(shard)]
         held.take_leases()
         assert held.on_layers() == [str(shard), str(image)]
@@ -469,7 +470,7 @@ def test_signals_are_handled_as_before_when_a_guard_has_given_up(tmp_path: Path)
     image.touch()
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGIO)
     before = [signal.getsignal(number) for number in numbers]
-    held = held_shards.HeldShards(OpenDevice(bytes(image), os.open(image, os.O_RDONLY)))
+    held = devices.HeldShards(OpenDevice(bytes(image), os.open(image, os.O_RDONLY)))
     waiting = guard_module.Guard(held, str(tmp_path), None)
     waiting.take()
     waiting.close()
@@ -516,9 +517,9 @@ def test_without_inotify_the_superblock_is_looked_for(tmp_path: Path, monkeypatc
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(mount_table, "end_of_use", refuse)
-    monkeypatch.setattr(held_shards, "SUPERBLOCKS", tmp_path)
+    monkeypatch.setattr(devices, "SUPERBLOCKS", tmp_path)
     (tmp_path / "erofs-1").mkdir()
-    held = held_shards.HeldShards(OpenDevice(b"", -1))
+    held = devices.HeldShards(OpenDevice(b"", -1))
     held.superblocks = {"erofs-1"}
     held.watch_mount("/")
     assert held.is_used()

@@ -22,7 +22,7 @@ from tests.writables import shard, walk_directory
 from wdsfs import mount_table
 from wdsfs.cli import kernel_engine, remount
 from wdsfs.errors import OverlayBusy
-from wdsfs.mount import kernel_overlay
+from wdsfs.kernel import overlayfs
 from wdsfs.mount.guard import Registration, guard_of
 from wdsfs.overlay import kernel_use
 from wdsfs.overlay.overlay_directory import OverlayDirectory, held
@@ -317,7 +317,7 @@ def test_a_commit_waits_for_no_writer(program: Program) -> None:
             assert "programs have files of it open for writing" in message
             writer.write(b"1")
         place = OverlayDirectory(program.home / "edits")
-        with kernel_overlay.frozen(str(top), place):
+        with overlayfs.frozen(str(top), place):
             with fails(30):  # EROFS
                 file.write_bytes(b"2")
             assert file.read_bytes()[:1] == b"1"

@@ -68,7 +68,7 @@ def cache(
       wdsfs cache --trim 100G
       wdsfs cache --clear s3://bucket/old-
     """
-    from wdsfs.kernel import kept
+    from wdsfs.kernel import kept_images
     from wdsfs.remote import object_cache
     from wdsfs.storage import unpack_cache
     from wdsfs.storage.cache_place import parse_size
@@ -83,10 +83,10 @@ def cache(
     try:
         if trim is not None:
             size = None if trim == _TO_LIMIT else parse_size(trim)
-            _report_freed(remote.trim(size) + unpacked.trim(size) + kept.trim(size, _mounted()), as_json)
+            _report_freed(remote.trim(size) + unpacked.trim(size) + kept_images.trim(size, _mounted()), as_json)
         elif clear:
             freed = sum(one.disk for prefix in prefixes for one in remote.clear(prefix))
-            _report_freed(freed + (0 if urls else unpacked.trim(0) + kept.trim(0, _mounted())), as_json)
+            _report_freed(freed + (0 if urls else unpacked.trim(0) + kept_images.trim(0, _mounted())), as_json)
         elif verify:
             _verify(remote, prefixes, as_json)
         else:
@@ -109,7 +109,7 @@ def _prefix(url: str) -> str:
 
 def _mounted() -> dict[str, list[str]]:
     """The images that are mounted, with their mount points."""
-    from wdsfs.kernel.mounted import mounted_images
+    from wdsfs.kernel.manifest import mounted_images
     from wdsfs.mount.guard import living_guards
 
     found: dict[str, list[str]] = {}
@@ -199,11 +199,11 @@ def _report(remote: ObjectCache, entries: Sequence[CachedEntry], unpacked: Unpac
 
 
 def _images() -> dict[str, Any]:
-    from wdsfs.kernel import kept
+    from wdsfs.kernel import kept_images
 
     mounted = _mounted()
     return {
-        "directory": str(kept.place()),
+        "directory": str(kept_images.place()),
         "images": [
             {
                 "path": one.path,
@@ -213,7 +213,7 @@ def _images() -> dict[str, Any]:
                 "mounted": mounted.get(one.path, []),
                 "last_used": one.used,
             }
-            for one in kept.images()
+            for one in kept_images.images()
         ],
     }
 

@@ -1,4 +1,4 @@
-"""The command `image`: writes an image that the kernel mounts. What is in it is decided in `kernel/build.py`."""
+"""The command `image`: writes an image that the kernel mounts. What is in it is decided in `kernel/image.py`."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def image(
       wdsfs mount train.erofs /mnt/train
     """
     from wdsfs.kernel import manifest
-    from wdsfs.kernel.image_options import ImageOptions
+    from wdsfs.kernel.manifest import ImageOptions
     from wdsfs.owner import Owner
     from wdsfs.tree.numbered_tree import check_name, make_numbered
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from wdsfs import host, mount_table
 from wdsfs.host import MachineFinding
 from wdsfs.kernel.erofs import OLDEST_KERNEL
-from wdsfs.mount.kernel_mount import FILES_SINCE, LOOPS, OVERTAKING_SINCE, refusal_of_kernel
+from wdsfs.kernel.erofs_mount import FILES_SINCE, LOOPS, OVERTAKING_SINCE, refusal_of_kernel
 from wdsfs.names import SHARD_SUFFIXES, suffix_of
 from wdsfs.storage import held_files
 

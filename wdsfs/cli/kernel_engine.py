@@ -22,7 +22,7 @@ from wdsfs.remote.shard_paths import is_remote
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from wdsfs.kernel.image_options import ImageOptions
+    from wdsfs.kernel.manifest import ImageOptions
     from wdsfs.mount.image_mount import ImageMount
     from wdsfs.spec.expand import Shard
     from wdsfs.tree.local_copies import LocalCopies
@@ -40,7 +40,7 @@ class CannotServe(Exception):
 def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
     """Why the kernel cannot serve these shards; None if nothing is known to prevent it. Raises ShardErrors."""
     from wdsfs.kernel.erofs import OLDEST_KERNEL
-    from wdsfs.mount.kernel_mount import refusal_of_kernel
+    from wdsfs.kernel.erofs_mount import refusal_of_kernel
 
     if os.geteuid() != 0:
         return "only root can have the kernel mount a set"
@@ -63,7 +63,7 @@ def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
 
 
 def _too_many_files(shards: int) -> str | None:
-    from wdsfs.mount.held_shards import raise_file_limit
+    from wdsfs.kernel.devices import raise_file_limit
 
     try:
         raise_file_limit(shards)
@@ -120,9 +120,9 @@ def image_mount(
     `options` are those of `-o`, `overlay` is the directory of an overlay above it. `adviser` is called
     with the set when its image is made. Raises CannotServe, ImageError, ShardErrors, UsageError.
     """
-    from wdsfs.kernel import kept
+    from wdsfs.kernel import kept_images
     from wdsfs.kernel.erofs import OWN_TIMES_KERNEL
-    from wdsfs.kernel.image_options import ImageOptions
+    from wdsfs.kernel.manifest import ImageOptions
     from wdsfs.mount.fuse_options import parse_options
     from wdsfs.mount.image_mount import ImageMount
 
@@ -135,7 +135,7 @@ def image_mount(
         writable=overlay is not None,
         directory=os.getcwdb() if tree.composition.names_files else None,
     )
-    target, copies = kept.path_of(mountpoint), None
+    target, copies = kept_images.path_of(mountpoint), None
     if _is_known(shards, target, tree, opening, wanted):
         _note_use(target, mountpoint)
     else:
@@ -143,7 +143,7 @@ def image_mount(
     rest = [one for one in ",".join(options).split(",") if one.partition("=")[0] not in _OWNER]
     found = ImageMount(str(target), mountpoint, "/", [one for one in rest if one], trusting, copies=copies)
     if overlay is not None:
-        from wdsfs.mount.kernel_overlay import OverlayOver
+        from wdsfs.kernel.overlayfs import OverlayOver
         from wdsfs.tree.merged_tree import is_merged
 
         view, index = tree.view(opening.tolerance.allow_missing), opening.index_dir
@@ -163,7 +163,7 @@ def _is_known(
     That can be if shards are shown as they are and nothing is to be said of them: then the key follows from their
     fingerprints. To open the index takes longer than all the rest of a mount.
     """
-    from wdsfs.kernel import kept
+    from wdsfs.kernel import kept_images
     from wdsfs.storage.identity import Fingerprint
 
     is_plain = tree.composition.is_plain and not any(one.without or one.index_file for one in shards)
@@ -174,8 +174,8 @@ def _is_known(
     except ShardError:
         return False  # what that means is decided where the set is opened
     partial = opening.tolerance.allow_missing
-    key = kept.key_of_plain(looked, tree.layout, tree.names, tree.index_tree, partial, wanted)
-    return kept.is_there(target, key)
+    key = kept_images.key_of_plain(looked, tree.layout, tree.names, tree.index_tree, partial, wanted)
+    return kept_images.is_there(target, key)
 
 
 def _made(
@@ -191,7 +191,7 @@ def _made(
 
     Raises what `image_mount` raises.
     """
-    from wdsfs.kernel import kept
+    from wdsfs.kernel import kept_images
     from wdsfs.tree.numbered_tree import check_name, make_numbered
 
     view = tree.view(opening.tolerance.allow_missing)
@@ -200,8 +200,8 @@ def _made(
         shown = make_numbered(below, view, tree.merge)
         copies = _copies_of(below, opening.quiet)
         wanted = wanted._replace(copies=copies.files)
-        wanted = wanted._replace(key=kept.key_of(shown, wanted))
-        if kept.is_there(target, wanted.key):
+        wanted = wanted._replace(key=kept_images.key_of(shown, wanted))
+        if kept_images.is_there(target, wanted.key):
             _note_use(target, mountpoint)
         else:
             write_image(shown, os.fsencode(target), wanted, opening.quiet)
@@ -217,7 +217,7 @@ def _note_use(image: Path, mountpoint: str) -> None:
 
 def _copies_of(below: ShardSet, quiet: bool) -> LocalCopies:
     """The copies that the kernel is to read in the place of shards. Raises CannotServe, ShardErrors."""
-    from wdsfs.mount.held_shards import raise_file_limit
+    from wdsfs.kernel.devices import raise_file_limit
     from wdsfs.tree import local_copies
 
     needed = local_copies.wanted(below)

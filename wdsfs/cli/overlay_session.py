@@ -295,7 +295,7 @@ def guard_of_overlay(mountpoint: str) -> Registration | None:
     Raises MountError if nothing is known of it any more.
     """
     from wdsfs import mount_table
-    from wdsfs.kernel.mounted import image_of
+    from wdsfs.kernel.manifest import image_of
     from wdsfs.mount.guard import guard_of
     from wdsfs.overlay.kernel_use import upper_of
     from wdsfs.status import control
@@ -323,7 +323,7 @@ def _by_kernel(
     from pathlib import Path
 
     from wdsfs.cli.remount import prepared
-    from wdsfs.mount.kernel_overlay import frozen
+    from wdsfs.kernel.overlayfs import frozen
     from wdsfs.names import Reading
     from wdsfs.overlay.overlay_directory import OverlayDirectory, refuse_outputs, unfinished
     from wdsfs.spec.expand import Shard
@@ -389,7 +389,7 @@ def tree_below(
 def mount_above(path: str) -> str | None:
     """The mount point of the wdsfs mount that a path lies in, below its top; None if it lies in none."""
     from wdsfs import mount_table
-    from wdsfs.kernel.mounted import image_of
+    from wdsfs.kernel.manifest import image_of
     from wdsfs.status import control
 
     found = mount_table.mount_of(path)
@@ -423,7 +423,7 @@ def daemon_of(mountpoint: str) -> tuple[Daemon, str]:
 
 def _shows_an_image(mountpoint: str) -> bool:
     from wdsfs import mount_table
-    from wdsfs.kernel.mounted import image_of
+    from wdsfs.kernel.manifest import image_of
     from wdsfs.status import control
 
     found = mount_table.mounted_at(control.canonical(mountpoint))

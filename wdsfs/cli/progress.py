@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from wdsfs.cli.options import Opening
     from wdsfs.errors import ShardError
     from wdsfs.index.store import Index
-    from wdsfs.kernel.build import Built
-    from wdsfs.kernel.image_options import ImageOptions
+    from wdsfs.kernel.image import Built
+    from wdsfs.kernel.manifest import ImageOptions
     from wdsfs.spec.expand import Shard
     from wdsfs.tree.shard_set import ShardSet
     from wdsfs.tree.tree import LowerTree
@@ -203,7 +203,7 @@ def shards_bar(label: str, total: int, quiet: bool) -> Iterator[Callable[[], Non
 
 def write_image(shown: LowerTree, target: bytes, options: ImageOptions, quiet: bool) -> Built:
     """Write the image of a tree, with a bar. Raises ImageError and ShardErrors."""
-    from wdsfs.kernel.build import build
+    from wdsfs.kernel.image import build
     from wdsfs.tree.merged_tree import is_merged
 
     # A merged tree is not written shard by shard.

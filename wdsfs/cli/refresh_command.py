@@ -83,7 +83,7 @@ def _ask(mountpoint: str) -> dict[str, Any]:
 def _by_kernel(mountpoint: str) -> dict[str, Any] | None:
     """The answer for a mount of an image, which its guard exchanges; None if none is there. Raises WdsfsError."""
     from wdsfs import mount_table
-    from wdsfs.kernel.mounted import image_of
+    from wdsfs.kernel.manifest import image_of
     from wdsfs.mount.guard import guard_of
 
     mounted = mount_table.mounted_at(mountpoint)
@@ -102,8 +102,8 @@ def _exchanged(guard: Registration) -> dict[str, Any]:
     """Have the guard mount the image of the set as it is now. Raises WdsfsError."""
     from wdsfs.cli.mount_command import prepared_again
     from wdsfs.kernel import manifest
-    from wdsfs.kernel.identity import identity_of
-    from wdsfs.kernel.kept import put_back
+    from wdsfs.kernel.kept_images import put_back
+    from wdsfs.kernel.manifest import identity_of
     from wdsfs.names import without_suffix
     from wdsfs.status import control
 
@@ -168,7 +168,7 @@ def _still(guard: Registration, wanted: ImageMount, question: dict[str, Any]) ->
 
     The new shards are put into the question. Raises OverlayUnusable, OverlayBusy: nothing has happened.
     """
-    from wdsfs.mount.kernel_overlay import frozen
+    from wdsfs.kernel.overlayfs import frozen
     from wdsfs.overlay.mounted_overlay import check_set
     from wdsfs.overlay.overlay_directory import OverlayDirectory
 

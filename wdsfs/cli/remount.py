@@ -102,11 +102,11 @@ class Remount:
 
 
 def _end(mountpoint: str) -> None:
-    from wdsfs.mount import all_mounts
+    from wdsfs.kernel import erofs_mount
 
-    shown = all_mounts.at(mountpoint)
+    shown = erofs_mount.at(mountpoint)
     if shown is not None:
-        all_mounts.detach_everywhere(shown)
+        erofs_mount.detach_everywhere(shown)
 
 
 @contextlib.contextmanager
@@ -150,7 +150,7 @@ def _remount(connection: Connection, guard: Registration, opening: Opening) -> N
     from pathlib import Path
 
     from wdsfs.cli.kernel_engine import image_mount
-    from wdsfs.kernel.kept import put_back
+    from wdsfs.kernel.kept_images import put_back
     from wdsfs.mount.image_mount import mount_in_background
     from wdsfs.tree.composition import Composition
 

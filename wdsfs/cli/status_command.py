@@ -50,7 +50,7 @@ def status(mountpoint: str | None, as_json: bool) -> None:
       wdsfs status /mnt/train
       wdsfs status --json
     """
-    from wdsfs.kernel.mounted import mounted_images
+    from wdsfs.kernel.manifest import mounted_images
     from wdsfs.mount.guard import without_image
     from wdsfs.status import control
 

@@ -32,7 +32,7 @@ def umount(mountpoints: tuple[str, ...], everything: bool, lazy: bool) -> None:
       wdsfs umount --all
     """
     from wdsfs.errors import MountError
-    from wdsfs.kernel.mounted import mounted_images
+    from wdsfs.kernel.manifest import mounted_images
     from wdsfs.mount.unmount import unmount
     from wdsfs.status import control
 

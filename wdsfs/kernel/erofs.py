@@ -1,7 +1,6 @@
-"""The EROFS format, as far as images over shards need it: super block, device table, inodes, chunk indexes.
+"""The EROFS format, as far as images over shards need it: super block, device table, numbers of inodes and chunks.
 
-Inodes and indexes are read here one by one, and written by columns (`erofs_columns.py`). A mount imports this, so
-it is without NumPy.
+Without NumPy, for a mount imports this; inodes are encoded by columns (`layout.py`).
 
 Images use blocks of 512 bytes, as tars do, so that a member begins at a block of its shard. Everything is
 little-endian. The kernel's documentation describes the format (filesystems/erofs.rst, erofs_fs.h).
@@ -14,14 +13,14 @@ which must not cross the end of a block.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from wdsfs.errors import ImageError, counted
 
 BLOCK, SLOT = 512, 32
 SLOTS_PER_BLOCK = BLOCK // SLOT
 SUPER_OFFSET, SUPER_SIZE, DEVICE_SIZE = 1024, 128, 128
+TABLE_OFFSET = SUPER_OFFSET + SUPER_SIZE  # of the device table
 MAGIC = 0xE0F5E1E2
 VOLUME = b"wdsfs"
 OLDEST_KERNEL = (5, 16)  # the first that mounts an image over several devices
@@ -30,7 +29,6 @@ DEVICES_MAX = (1 << 16) - 2
 BLOCKS_MAX = (1 << 32) - 1  # of one device, and of the image: 2 TiB
 NO_BLOCK = (1 << 32) - 1  # as the address of a chunk: a hole
 CHUNK_BITS_MAX = 31
-CHUNKS_LOOKED_AT = 1 << 20  # of a file that begins with holes, when its first piece is looked for
 
 # Counted up with every change of what is written for the same records: inode numbers are known by it.
 LAYOUT = 4
@@ -42,9 +40,6 @@ _CHUNKED_FILE, _DEVICE_TABLE = 4, 8  # features that a kernel has to know
 WITH_INDEXES = 0x20  # in the format of chunks: a chunk has the number of its device
 _SUPER = struct.Struct("<IIIBBHQQIIII16s16sIHHHBBIQ24x")
 _DEVICE = struct.Struct("<64sII56x")
-_CHUNK = struct.Struct("<HHI")
-_COMPACT = struct.Struct("<HHHHIIIIHH4x")
-_EXTENDED = struct.Struct("<HHHHQIIIIQII16x")
 
 
 def super_block(
@@ -55,18 +50,21 @@ def super_block(
     seconds, nanoseconds = divmod(epoch_ns, 10**9)
     return _SUPER.pack(
         *(MAGIC, 0, 0, 9, 0, root, inodes, seconds, nanoseconds, blocks, metadata, 0, identity, VOLUME),
-        *(_CHUNKED_FILE | _DEVICE_TABLE, 0, devices, table_offset() // DEVICE_SIZE, 0, 0, 0, 0),
+        *(_CHUNKED_FILE | _DEVICE_TABLE, 0, devices, TABLE_OFFSET // DEVICE_SIZE, 0, 0, 0, 0),
     )
 
 
-def table_offset() -> int:
-    """Where the device table begins (bytes)."""
-    return SUPER_OFFSET + SUPER_SIZE
+def identity(super_block: bytes) -> bytes | None:
+    """The UUID in the super block of an image of wdsfs; None for any other bytes."""
+    if len(super_block) < _SUPER.size:
+        return None
+    magic, *_, uuid, volume = _SUPER.unpack_from(super_block)[:14]
+    return uuid if magic == MAGIC and volume.rstrip(b"\0") == VOLUME else None
 
 
 def metadata_block(devices: int) -> int:
     """The first block behind the device table."""
-    return -(-(table_offset() + devices * DEVICE_SIZE) // BLOCK)
+    return -(-(TABLE_OFFSET + devices * DEVICE_SIZE) // BLOCK)
 
 
 def device_table(devices: Sequence[tuple[bytes, int]]) -> bytes:
@@ -83,7 +81,7 @@ def device_table(devices: Sequence[tuple[bytes, int]]) -> bytes:
 
 
 def blocks_of(size: int) -> int:
-    """How many blocks so many bytes take."""
+    """The number of blocks that hold this many bytes."""
     return -(-size // BLOCK)
 
 
@@ -93,70 +91,3 @@ def missing_device(devices: int) -> int | None:
     The kernel looks at as many bits of the number as the largest needs.
     """
     return devices + 1 if devices + 1 < 1 << devices.bit_length() else None
-
-
-def is_ours(head: bytes) -> bool:
-    """True if this is the super block of an image of ours."""
-    if len(head) < _SUPER.size:
-        return False
-    fields = _SUPER.unpack_from(head)
-    magic, volume = fields[0], fields[13]
-    return bool(magic == MAGIC and volume.rstrip(b"\0") == VOLUME)
-
-
-# --- reading what is there
-
-
-class SuperBlock(NamedTuple):
-    """Of an image that is read: the block at which its metadata begins, its UUID, how many devices it has."""
-
-    metadata: int
-    identity: bytes
-    devices: int
-
-
-class ParsedInode(NamedTuple):
-    """An inode as it is stored: `content` is PLAIN, INLINE or CHUNKS, `length` the bytes that the inode takes."""
-
-    content: int
-    mode: int
-    size: int
-    address: int
-    length: int
-
-
-def parsed_super_block(head: bytes) -> SuperBlock | None:
-    """The super block of an image of ours; None if it is that of another one."""
-    if not is_ours(head):
-        return None
-    fields = _SUPER.unpack_from(head)
-    return SuperBlock(fields[10], fields[12], fields[16])
-
-
-def parsed_inode(data: bytes) -> ParsedInode | None:
-    """The inode that begins with these bytes; None if there is none."""
-    if len(data) < COMPACT_SIZE:
-        return None
-    form = int.from_bytes(data[:2], "little")
-    if form & 1:
-        if len(data) < EXTENDED_SIZE:
-            return None
-        _, _, mode, _, size, address, *_ = _EXTENDED.unpack_from(data)
-    else:
-        _, _, mode, _, size, _, address, *_ = _COMPACT.unpack_from(data)
-    return (
-        ParsedInode(form >> 1 & 7, mode, size, address, EXTENDED_SIZE if form & 1 else COMPACT_SIZE)
-        if mode
-        else None
-    )
-
-
-def chunk_count(inode: ParsedInode) -> int:
-    """How many chunks a file has."""
-    return -(-inode.size // (BLOCK << (inode.address & (WITH_INDEXES - 1))))
-
-
-def parsed_chunks(data: bytes) -> Iterator[tuple[int, int]]:
-    """The device and the block of each of these indexes of chunks."""
-    whole = data[: len(data) // CHUNK_SIZE * CHUNK_SIZE]
-    return ((device, block) for _, device, block in _CHUNK.iter_unpack(whole))

@@ -1,52 +1,225 @@
-"""Turns a table into the bytes of a part of an image: inodes, then the blocks of large directories and of content
-that is stored.
+"""Tables of objects and names, and their bytes in an image: inodes, blocks of directories, stored content.
 
-A directory is blocks of names in order, each block with its entries (12 bytes each) in front of their names. One
-that fits into the block of its inode lies there, inline; so do short contents. These cross no block, so some files
-may lie in front of their directory. All work is on whole columns.
+All work is on whole columns. A directory is blocks of names in order, each block with its entries (12 bytes each)
+in front of their names. A directory that fits into the block of its inode lies there, inline; so does short
+content. These cross no block, so some files may lie in front of their directory.
+
+*Objects* are directories, files and symbolic links, numbered in the order in which they lie in the image.
+*Entries* are names in directories. A *reference* to an object is its number, or `placed(nid)` for one that lies in
+the image already.
 """
 
 from __future__ import annotations
 
 import stat
 from bisect import bisect_left
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs.errors import ImageError
-from wdsfs.kernel import erofs, erofs_columns
-from wdsfs.kernel.erofs import BLOCK, DIRENT_SIZE, SLOT, SLOTS_PER_BLOCK
-from wdsfs.kernel.erofs_columns import Times
-from wdsfs.kernel.table import Chunks, Table, resolved
+from wdsfs.kernel import erofs
+from wdsfs.kernel.erofs import BLOCK, CHUNKS, DIRENT_SIZE, SLOT, SLOTS_PER_BLOCK
 from wdsfs.tree.texts import Ints, Texts
+
+Bytes = NDArray[np.uint8]
+Words = NDArray[np.uint32]
+Marks = NDArray[np.bool_]
+Reference = TypeVar("Reference", int, Ints)
 
 _WORDS_MAX = 8  # of eight bytes: longer names are sorted one directory at a time
 _PER_SLOT = SLOT // 4  # words
 _DOTS = np.frombuffer(b"..", np.uint8)
 
 
-class Part(NamedTuple):
-    """Bytes to be written at the block where the part begins, and the inode numbers of the objects."""
-
-    data: NDArray[np.uint8]
-    nids: Ints
+def placed(nid: Reference) -> Reference:
+    """The reference to an object whose inode number in the image is known; or those to several."""
+    return ~nid
 
 
-class Names(NamedTuple):
-    """All entries of a table, also the two that every directory has, by directory and name."""
+def resolved(references: Ints, nids: Ints) -> Ints:
+    """The inode numbers that references stand for; `nids` are those of the objects."""
+    return np.where(references < 0, ~references, nids[np.maximum(references, 0)])
 
+
+class Chunks(NamedTuple):
+    """Content in several chunks of `BLOCK << bits` bytes: the number of the device and the block of each.
+
+    `stored`, if there is any, are the bytes of the last one, which is in the image itself.
+    """
+
+    bits: int
+    device: Ints
+    block: Ints
+    stored: bytes = b""
+
+
+class Stored(NamedTuple):
+    """Content that is in the image itself: of these objects, the bytes of each."""
+
+    objects: Ints
+    contents: Texts
+
+
+NOTHING_STORED = Stored(np.zeros(0, np.int64), Texts.of([]))
+
+
+@dataclass(slots=True)
+class Table:
+    """A part of a tree in columns.
+
+    Columns of objects: `mode` is type and permission bits, `size` in bytes (that of a directory is computed when
+    it is laid out), `device` and `block` are where a file of one chunk begins. `chunks` and `stored` have the
+    content of others.
+
+    Columns of entries: `holder` is the directory, an object of this table; `child` a reference; `kind` the type as
+    EROFS counts them; `names`, without the two dots that every directory has. `parent` is a reference for each
+    directory, in their order.
+    """
+
+    mode: Ints
+    links: Ints
+    size: Ints
+    mtime_ns: Ints
+    device: Ints
+    block: Ints
+    parent: Ints
     holder: Ints
     child: Ints
     kind: Ints
-    text: Texts
+    names: Texts
+    chunks: dict[int, Chunks] = field(default_factory=dict)
+    stored: Stored = NOTHING_STORED
 
 
-def lay_out(table: Table, first_block: int, metadata: int, times: Times, owner: tuple[int, int]) -> Part:
+class Outside(NamedTuple):
+    """Names in directories that are objects of no table: the inode number of the directory and of what has the
+    name, its type as EROFS counts them, and the name."""
+
+    holders: Ints
+    nids: Ints
+    kinds: Ints
+    names: Texts
+
+    def take(self, rows: NDArray[Any]) -> Outside:
+        """These rows."""
+        return Outside(self.holders[rows], self.nids[rows], self.kinds[rows], self.names.take(rows))
+
+    @staticmethod
+    def joined(parts: Sequence[Outside]) -> Outside:
+        """All of these, in their order."""
+        holders, nids, kinds, names = zip(*parts, strict=True)
+        return Outside(np.concatenate(holders), np.concatenate(nids), np.concatenate(kinds), Texts.joined(names))
+
+    @staticmethod
+    def directories(holders: Sequence[int], nids: Sequence[int], names: Sequence[bytes]) -> Outside:
+        """The names of directories in others."""
+        kinds = np.full(len(names), erofs.DIRECTORY, np.int64)
+        return Outside(np.array(holders, np.int64), np.array(nids, np.int64), kinds, Texts.of(names))
+
+
+# --- inodes and indexes of chunks, encoded by columns
+
+
+class Times:
+    """Which times a compact inode can have.
+
+    Before Linux 6.15 only one, that of the super block; since then any whole second from that on.
+    """
+
+    def __init__(self, common_ns: int, since: tuple[int, int]) -> None:
+        self.own = since >= erofs.OWN_TIMES_KERNEL
+        self.epoch_ns = 0 if self.own else common_ns
+
+    def fit(self, mtime_ns: Ints) -> Marks:
+        """True where a compact inode tells the time exactly."""
+        if not self.own:
+            return np.asarray(mtime_ns == self.epoch_ns)
+        return np.asarray((mtime_ns >= 0) & (mtime_ns % 10**9 == 0) & (mtime_ns < 10**9 << 32))
+
+
+def blocks_of_all(sizes: Ints) -> Ints:
+    """As `erofs.blocks_of`, of a column."""
+    return -(-sizes // BLOCK)
+
+
+def chunk_bits(sizes: Ints) -> Ints:
+    """For files of one chunk: how many times a block has to be doubled to cover the file."""
+    blocks = np.maximum(blocks_of_all(sizes), 1)
+    return np.frexp((blocks - 1).astype(np.float64))[1].astype(np.int64)
+
+
+def chunk_words(device: Ints, block: Ints) -> Words:
+    """The indexes of chunks: an array of two words for each."""
+    words = np.empty((len(block), 2), np.uint32)
+    words[:, 0] = device << 16
+    words[:, 1] = block
+    return words
+
+
+class Inodes:
+    """The inodes of a table, encoded together.
+
+    `size` is in bytes, `content` is PLAIN, INLINE or CHUNKS, `address` the first block or the bits of the chunks,
+    `extended` says which have the long form.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        size: Ints,
+        nids: Ints,
+        extended: Marks,
+        content: Ints,
+        address: Ints,
+        owner: tuple[int, int],
+    ) -> None:
+        self.extended, self.owner, self.size, self.number = extended, owner, size, nids
+        self.mode, self.links = table.mode, table.links
+        self.format = extended.astype(np.int64) | content << 1
+        self.address = np.where(content == CHUNKS, address | erofs.WITH_INDEXES, address)
+        self.seconds, self.nanoseconds = np.divmod(table.mtime_ns, 10**9)
+
+    def compact(self, epoch: int) -> Words:
+        """The short ones, eight words each; their times count from `epoch` (seconds)."""
+        at = ~self.extended
+        words = np.zeros((int(at.sum()), erofs.COMPACT_SIZE // 4), np.uint32)
+        words[:, 0] = self.format[at]
+        words[:, 1] = self.mode[at] | self.links[at] << 16
+        words[:, 2] = self.size[at]
+        words[:, 3] = self.seconds[at] - epoch
+        words[:, 4] = self.address[at]
+        words[:, 5] = self.number[at] & 0xFFFFFFFF
+        words[:, 6] = self.owner[0] | self.owner[1] << 16 if len(words) else 0
+        return words
+
+    def long(self) -> Words:
+        """The long ones, sixteen words each."""
+        at = self.extended
+        words = np.zeros((int(at.sum()), erofs.EXTENDED_SIZE // 4), np.uint32)
+        words[:, 0] = self.format[at]
+        words[:, 1] = self.mode[at]
+        words[:, 2], words[:, 3] = self.size[at] & 0xFFFFFFFF, self.size[at] >> 32
+        words[:, 4] = self.address[at]
+        words[:, 5] = self.number[at] & 0xFFFFFFFF
+        words[:, 6], words[:, 7] = self.owner
+        words[:, 8], words[:, 9] = self.seconds[at] & 0xFFFFFFFF, self.seconds[at] >> 32 & 0xFFFFFFFF
+        words[:, 10], words[:, 11] = self.nanoseconds[at], self.links[at]
+        return words
+
+
+# --- a part of an image
+
+
+def lay_out(
+    table: Table, first_block: int, metadata: int, times: Times, owner: tuple[int, int]
+) -> tuple[Bytes, Ints]:
     """Lay a table out at the block `first_block` of the image, whose metadata begins at the block `metadata`.
 
-    Raises ImageError.
+    Returns the bytes from that block on, and the inode numbers of the objects. Raises ImageError.
     """
     names = sorted_names(table)
     listings = _Listings(names)
@@ -57,39 +230,26 @@ def lay_out(table: Table, first_block: int, metadata: int, times: Times, owner: 
     extended = ~times.fit(table.mtime_ns) | (size > 0xFFFFFFFF) | (table.links > 0xFFFF) | (max(owner) > 0xFFFF)
     plan = _Plan(table, size, extended, is_directory)
     nids = (first_block - metadata) * SLOTS_PER_BLOCK + plan.slot
-    address = plan.addresses(first_block)
     if first_block + plan.blocks > erofs.BLOCKS_MAX:
         raise ImageError("the image would have more than 2 TiB; make several images")
-    inodes = erofs_columns.Inodes(
-        extended=extended,
-        content=plan.content,
-        mode=table.mode,
-        links=table.links,
-        size=size,
-        address=address,
-        number=nids,
-        mtime_ns=table.mtime_ns,
-        owner=owner,
-    )
+    inodes = Inodes(table, size, nids, extended, plan.content, plan.addresses(first_block), owner)
     words = np.zeros(plan.blocks * BLOCK // 4, np.uint32)
     _put_rows(words, plan.slot[~extended] * _PER_SLOT, inodes.compact(times.epoch_ns // 10**9))
     _put_rows(words, plan.slot[extended] * _PER_SLOT, inodes.long())
     tails = plan.slot * SLOT + plan.inode_size  # bytes from the start of the part
     plain = np.flatnonzero(plan.one_chunk)
-    _put_rows(words, tails[plain] // 4, erofs_columns.chunk_words(table.device[plain], table.block[plain]))
+    _put_rows(words, tails[plain] // 4, chunk_words(table.device[plain], table.block[plain]))
     data = words.view(np.uint8)
     for number, chunks in table.chunks.items():
         _put_chunks(data, chunks, int(tails[number]), int(plan.place[number]), first_block)
     places = np.where(plan.place < 0, tails, plan.place)
-    stored, contents = table.stored
-    contents.copy_to(data, places[stored])
+    objects, contents = table.stored
+    contents.copy_to(data, places[objects])
     listings.write(words, places[listings.objects], resolved(names.child, nids))
-    return Part(data, nids)
+    return data, nids
 
 
-def lay_out_directories(
-    table: Table, nids: Ints, first_block: int, owner: tuple[int, int]
-) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
+def lay_out_directories(table: Table, nids: Ints, first_block: int, owner: tuple[int, int]) -> tuple[Words, Bytes]:
     """The inodes, as rows of words, and the blocks of directories that have the inode numbers `nids`: the objects
     of a table that has no others.
 
@@ -97,39 +257,30 @@ def lay_out_directories(
     """
     names = sorted_names(table)
     listings = _Listings(names)
-    ends = np.cumsum(erofs_columns.blocks_of_all(listings.size))
-    begins = ends - erofs_columns.blocks_of_all(listings.size)
-    inodes = erofs_columns.Inodes(
-        extended=np.ones(len(nids), bool),
-        content=np.full(len(nids), erofs.PLAIN, np.int64),
-        mode=table.mode,
-        links=table.links,
-        size=listings.size,
-        address=first_block + begins,
-        number=nids,
-        mtime_ns=table.mtime_ns,
-        owner=owner,
-    )
+    ends = np.cumsum(blocks_of_all(listings.size))
+    begins = ends - blocks_of_all(listings.size)
+    extended, content = np.ones(len(nids), bool), np.full(len(nids), erofs.PLAIN, np.int64)
+    inodes = Inodes(table, listings.size, nids, extended, content, first_block + begins, owner)
     words = np.zeros(int(ends[-1]) * BLOCK // 4, np.uint32)
     listings.write(words, begins * BLOCK, resolved(names.child, nids))
     return inodes.long(), words.view(np.uint8)
 
 
-def _put_rows(words: NDArray[np.uint32], places: Ints, rows: NDArray[np.uint32]) -> None:
+def _put_rows(words: Words, places: Ints, rows: Words) -> None:
     """Copy rows of words to these places (words)."""
     for column in range(rows.shape[1]):
         words[places + column] = rows[:, column]
 
 
-def _put_chunks(data: NDArray[np.uint8], chunks: Chunks, tail: int, place: int, first_block: int) -> None:
+def _put_chunks(data: Bytes, chunks: Chunks, tail: int, place: int, first_block: int) -> None:
     device, block = chunks.device.copy(), chunks.block.copy()
     if chunks.stored:
         device[-1], block[-1] = 0, first_block + place // BLOCK
         _put_bytes(data, chunks.stored, place)
-    _put_bytes(data, erofs_columns.chunk_words(device, block).tobytes(), tail)
+    _put_bytes(data, chunk_words(device, block).tobytes(), tail)
 
 
-def _put_bytes(data: NDArray[np.uint8], raw: bytes, place: int) -> None:
+def _put_bytes(data: Bytes, raw: bytes, place: int) -> None:
     data[place : place + len(raw)] = np.frombuffer(raw, np.uint8)
 
 
@@ -137,17 +288,11 @@ class _Plan:
     """Where everything of a table lies in its part: `slot` of each inode, `place` (bytes) of content that has
     blocks of its own, else -1; `blocks` of the part."""
 
-    def __init__(
-        self,
-        table: Table,
-        size: Ints,
-        extended: NDArray[np.bool_],
-        is_directory: NDArray[np.bool_],
-    ) -> None:
+    def __init__(self, table: Table, size: Ints, extended: Marks, is_directory: Marks) -> None:
         self.inode_size = np.where(extended, erofs.EXTENDED_SIZE, erofs.COMPACT_SIZE)
         stored = is_directory.copy()
         tail = np.full(len(size), erofs.CHUNK_SIZE, np.int64)
-        self._bits = erofs_columns.chunk_bits(size)
+        self._bits = chunk_bits(size)
         self.one_chunk = ~is_directory
         last = np.zeros(len(size), np.int64)  # bytes of last chunks that are stored
         for number, chunks in table.chunks.items():
@@ -160,12 +305,11 @@ class _Plan:
             raise ImageError("a member has more than 1 TiB, which EROFS does not take")
         inside = stored & (size <= BLOCK - self.inode_size)
         tail[stored] = np.where(inside, size, 0)[stored]
-        self.content = np.where(stored, np.where(inside, erofs.INLINE, erofs.PLAIN), erofs.CHUNKS)
+        self.content = np.where(stored, np.where(inside, erofs.INLINE, erofs.PLAIN), CHUNKS)
         slots = -(-(self.inode_size + tail) // SLOT)
         self.slot = places(slots, inside)
         used = int((self.slot + slots).max()) if len(slots) else 0
-        outside = stored & ~inside
-        blocks = erofs_columns.blocks_of_all(np.where(outside, size, last))
+        blocks = blocks_of_all(np.where(stored & ~inside, size, last))
         ends = -(-used // SLOTS_PER_BLOCK) + np.cumsum(blocks)
         self.place = np.where(blocks > 0, (ends - blocks) * BLOCK, -1)
         self.blocks = int(ends[-1]) if len(ends) else 0
@@ -173,34 +317,35 @@ class _Plan:
     def addresses(self, first_block: int) -> Ints:
         """What the inodes say of the place of their content."""
         of_blocks = np.where(self.place < 0, erofs.NO_BLOCK, first_block + self.place // BLOCK)
-        return np.where(self.content == erofs.CHUNKS, self._bits, of_blocks)
+        return np.where(self.content == CHUNKS, self._bits, of_blocks)
 
 
-def places(slots: Ints, whole: NDArray[np.bool_]) -> Ints:
-    """The slots at which things of so many slots lie, one behind the other. What is `whole` crosses no block.
+def places(slots: Ints, whole: Marks) -> Ints:
+    """The slots at which things with these counts of slots lie, one behind the other. What is `whole` crosses no
+    block.
 
-    One that would has as many of those behind it go first as fill the block: a directory some of its files. Where
-    these do not do, a gap is left.
+    A whole thing that would cross has as many of those behind it go first as fill the block: a directory some of
+    its files. Where these do not do, a gap is left.
     """
     row = _Row(slots, whole)
     first, gaps = row.arranged()
     moved = first > 0
-    one, last = row.at[moved], (row.at + first)[moved]
+    begin, last = row.at[moved], (row.at + first)[moved]
     shifts = np.append(gaps, 0)
-    shifts[one + 1] -= slots[one]
-    shifts[last + 1] += slots[one]
-    found = row.ends - slots + np.cumsum(shifts[:-1])
-    found[one] += row.ends[last] - row.ends[one]
-    return np.asarray(found)
+    shifts[begin + 1] -= slots[begin]
+    shifts[last + 1] += slots[begin]
+    arranged = row.ends - slots + np.cumsum(shifts[:-1])
+    arranged[begin] += row.ends[last] - row.ends[begin]
+    return np.asarray(arranged)
 
 
 class _Row:
-    """Things of so many slots each; `at` are those that are whole, `ends` is where each would end without gaps."""
+    """Things with counts of slots; `at` are those that are whole, `ends` is where each would end without gaps."""
 
-    def __init__(self, slots: Ints, whole: NDArray[np.bool_]) -> None:
+    def __init__(self, slots: Ints, whole: Marks) -> None:
         self.ends, self.at = np.cumsum(slots), np.flatnonzero(whole)
         self._count, self._stop = slots[self.at], np.append(self.at, len(slots))[1:]
-        self._found: dict[int, tuple[Ints, list[int]]] = {}
+        self._by_phase: dict[int, tuple[Ints, list[int]]] = {}
 
     def arranged(self) -> tuple[Ints, Ints]:
         """How many of those behind it go first, for each that is whole; the slots of the gap in front of each."""
@@ -208,12 +353,12 @@ class _Row:
         done = padding = 0
         while done < len(self.at):  # a round for each gap, as this shifts all that follow
             phase = padding % SLOTS_PER_BLOCK
-            if phase not in self._found:
-                self._found[phase] = self._going_first(phase)
-            found, impossible = self._found[phase]
+            if phase not in self._by_phase:
+                self._by_phase[phase] = self._going_first(phase)
+            counts, impossible = self._by_phase[phase]
             nth = bisect_left(impossible, done)
             end = impossible[nth] if nth < len(impossible) else len(self.at)
-            first[done:end] = found[done:end]
+            first[done:end] = counts[done:end]
             if end < len(self.at):
                 at = self.at[end]
                 gaps[at] = -(self.ends[at] - self._count[end] + padding) % SLOTS_PER_BLOCK
@@ -225,17 +370,26 @@ class _Row:
         """How many go first, for each that is whole, if all lie `phase` slots later; and which take a gap."""
         at, ends, count = self.at, self.ends, self._count
         within = (ends[at] - count + phase) % SLOTS_PER_BLOCK
-        found = np.where(within + count > SLOTS_PER_BLOCK, -1, 0)
-        left, nth = np.flatnonzero(found), 1
+        counts = np.where(within + count > SLOTS_PER_BLOCK, -1, 0)
+        left, nth = np.flatnonzero(counts), 1
         while len(left := left[at[left] + nth < self._stop[left]]):
             ahead = ends[at[left] + nth] - ends[at[left]]
             fits = (within[left] + ahead) % SLOTS_PER_BLOCK + count[left] <= SLOTS_PER_BLOCK
-            found[left[fits]] = nth
+            counts[left[fits]] = nth
             left, nth = left[~fits], nth + 1
-        return np.maximum(found, 0), np.flatnonzero(found < 0).tolist()
+        return np.maximum(counts, 0), np.flatnonzero(counts < 0).tolist()
 
 
-# --- names in order ----------------------------------------------------------------------------------------
+# --- names in order
+
+
+class Names(NamedTuple):
+    """All entries of a table, also the two dots that every directory has, by directory and name."""
+
+    holder: Ints
+    child: Ints
+    kind: Ints
+    text: Texts
 
 
 def sorted_names(table: Table) -> Names:
@@ -255,11 +409,11 @@ def sorted_names(table: Table) -> Names:
 
 
 def _sorting(names: Texts, holder: Ints, objects: int) -> Ints:
-    """The order of entries by directory, an object of so many, then by name."""
+    """The order of entries by directory, which is one of `objects` objects, then by name."""
     longest = np.zeros(objects, np.int64)
     np.maximum.at(longest, holder, names.lengths)
     words = -(-longest[holder] // 8)  # all names of a directory are compared by as many
-    found = np.empty(len(holder), np.int64)
+    sorting = np.empty(len(holder), np.int64)
     first = np.concatenate([[0], np.cumsum(np.bincount(holder, minlength=objects))])
     for count in np.unique(words).tolist():
         rows = np.flatnonzero(words == count)
@@ -273,8 +427,8 @@ def _sorting(names: Texts, holder: Ints, objects: int) -> Ints:
         own = holder[ordered]
         begins = np.flatnonzero(np.diff(own, prepend=-1))
         nth = np.arange(len(own)) - np.repeat(begins, np.diff(np.append(begins, len(own))))
-        found[first[own] + nth] = ordered
-    return found
+        sorting[first[own] + nth] = ordered
+    return sorting
 
 
 def _name_words(names: Texts, count: int) -> NDArray[np.uint64]:
@@ -282,12 +436,12 @@ def _name_words(names: Texts, count: int) -> NDArray[np.uint64]:
     text, start, length = names
     padded = np.concatenate([text, np.zeros(8 * count + 8, np.uint8)])
     words = np.ndarray((len(padded) - 7,), ">u8", padded, strides=(1,))  # the eight bytes from each on
-    found = np.empty((len(start), count), np.uint64)
+    keys = np.empty((len(start), count), np.uint64)
     for nth in range(count):
         beyond = np.clip(64 - 8 * (length - 8 * nth), 0, 64).astype(np.uint64)  # bits that belong to the next name
-        kept = words[start + 8 * nth].astype(np.uint64) >> np.minimum(beyond, 63) << np.minimum(beyond, 63)
-        found[:, nth] = np.where(beyond == 64, 0, kept)
-    return found
+        own = words[start + 8 * nth].astype(np.uint64) >> np.minimum(beyond, 63) << np.minimum(beyond, 63)
+        keys[:, nth] = np.where(beyond == 64, 0, own)
+    return keys
 
 
 class _Listings:
@@ -304,14 +458,12 @@ class _Listings:
         begins = ends - need
         last = np.append(first, len(holder))[1:] - 1
         self.objects = holder[first]
-        total = ends[last] - begins[first]
-        large = np.flatnonzero(total > BLOCK)
-        starts, sizes = [first], total.copy()
-        for one in large.tolist():
-            begin = _split(ends, int(first[one]), int(last[one]) + 1)
-            sizes[one] = (len(begin) - 1) * BLOCK + int(ends[last[one]] - begins[begin[-1]])
+        self.size = ends[last] - begins[first]
+        starts = [first]
+        for large in np.flatnonzero(self.size > BLOCK).tolist():
+            begin = _split(ends, int(first[large]), int(last[large]) + 1)
+            self.size[large] = (len(begin) - 1) * BLOCK + int(ends[last[large]] - begins[begin[-1]])
             starts.append(np.array(begin[1:], np.int64))
-        self.size = sizes
         # A block, or a listing that is shorter than one: its first entry, its entries, its place in the directory.
         self._start = np.sort(np.concatenate(starts))
         self._count = np.diff(np.append(self._start, len(holder)))
@@ -320,7 +472,7 @@ class _Listings:
         self._owner = np.repeat(np.arange(len(first)), blocks)
         self._nth = np.arange(len(self._start)) - first_of_all[self._owner]
 
-    def write(self, words: NDArray[np.uint32], places: Ints, nids: Ints) -> None:
+    def write(self, words: Words, places: Ints, nids: Ints) -> None:
         """Write all directories: `places` are their first bytes, `nids` the inode numbers of the entries."""
         names, data = self._names, words.view(np.uint8)
         block = np.repeat(np.arange(len(self._start)), self._count)
@@ -337,9 +489,9 @@ class _Listings:
 
 def _split(ends: Ints, first: int, stop: int) -> list[int]:
     """The first entries of the blocks of a directory; `ends` are running sums of the bytes of all entries."""
-    found = []
+    begins = []
     while first < stop:
-        found.append(first)
+        begins.append(first)
         limit = (int(ends[first - 1]) if first else 0) + BLOCK
         first = int(ends.searchsorted(limit, "right"))
-    return found
+    return begins

@@ -1,8 +1,9 @@
-"""What an image says of its shards: a manifest behind its last block, which the kernel never looks at.
+"""An image as a file: the options that make it, its manifest of shards, its identity, and its mounts.
 
-The manifest is JSON, followed by a footer of 24 bytes: the size of the JSON, its CRC-32, and a magic number. It
-has the path, size and mtime of each device, in the order of the device table. The path of a shard below the *base*
-of the image is relative to it; the base is the directory of the image unless another one is given.
+The manifest is JSON behind the last block, where the kernel does not look, followed by a footer of 24 bytes: the
+size of the JSON, its CRC-32, and a magic number. It has the path, size and mtime of each device, in the order of
+the device table. The path of a shard below the *base* of the image is relative to it; the base is the directory of
+the image unless another one is given.
 """
 
 from __future__ import annotations
@@ -11,16 +12,41 @@ import json
 import os
 import struct
 import zlib
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from wdsfs import host, mount_table
 from wdsfs.errors import MALFORMED, MountError
 from wdsfs.kernel import erofs
+from wdsfs.mount_table import MountPoint
+from wdsfs.owner import Owner
 from wdsfs.storage.held_files import HeldFile
 
 FORMAT = 2
 _FOOTER = struct.Struct("<QI4x8s")
 _MAGIC = b"wdsfs-i\n"
 _SIZE_MAX = 1 << 28  # bytes of JSON; a million shards take a hundred megabytes
+_SHOWN_SINCE = (6, 12)  # kernels whose statfs shows the identity of an image
+
+
+class ImageOptions(NamedTuple):
+    """How an image is made: owner and umask of everything in it, the directory that paths of shards are relative
+    to, and the oldest kernel that it is for. `composition` is the text of the options of a view; relative paths in
+    it are of `directory`. Nobody but the owner can enter a `private` image. `key` is for the manifest. `writable`:
+    for an overlay above it, with modes that let the owner write. `copies`, by path, are what the kernel reads in
+    the place of shards."""
+
+    owner: Owner
+    base: bytes
+    since: tuple[int, int]
+    merge: bool
+    composition: str
+    private: bool = False
+    key: str = ""
+    writable: bool = False
+    copies: Mapping[bytes, HeldFile] = MappingProxyType({})
+    directory: bytes | None = None
 
 
 class Device(NamedTuple):
@@ -59,7 +85,7 @@ class ImageSet(NamedTuple):
 class Manifest(NamedTuple):
     """The shards of an image, and how it shows them: the options as text, and the oldest kernel it is for.
 
-    `key` is what it is known by if it was made for a mount (`kept.py`).
+    `key` is what it is known by if it was made for a mount (`kept_images.py`).
     """
 
     devices: list[Device]
@@ -82,29 +108,15 @@ class Manifest(NamedTuple):
     def paths(self, image: str | bytes) -> list[str]:
         """The paths of all shards, if they are where they were beside the image at the path `image`."""
         base = self.base(image)
-        return [one.shard(base) for one in self.devices]
+        return [device.shard(base) for device in self.devices]
 
     def encoded(self) -> bytes:
         """The bytes behind the last block of an image."""
-        devices = [_fields(one) for one in self.devices]
+        devices = [_fields(device) for device in self.devices]
         shown = {**self.set._asdict(), "labels": list(map(_fields, self.set.labels))}
         fields = {"format": FORMAT, **self._asdict(), "devices": devices, "set": shown}
         text = json.dumps(fields, separators=(",", ":")).encode()
         return text + _FOOTER.pack(len(text), zlib.crc32(text), _MAGIC)
-
-
-def is_image(path: str | bytes) -> bool:
-    """True if this file is an image that wdsfs has made, whole or not."""
-    try:
-        with open(path, "rb", opener=_open_plainly) as file:
-            file.seek(erofs.SUPER_OFFSET)
-            return erofs.is_ours(file.read(erofs.SUPER_SIZE))
-    except OSError:
-        return False
-
-
-def _open_plainly(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not block
 
 
 def read(path: str | bytes) -> Manifest:
@@ -125,15 +137,12 @@ def read(path: str | bytes) -> Manifest:
     if not text or zlib.crc32(text) != checksum:
         raise MountError(f"{name}: the image is not whole; make it anew with: wdsfs image")
     try:
-        found: dict[str, Any] = json.loads(text)
-        if found.pop("format") != FORMAT:
+        fields: dict[str, Any] = json.loads(text)
+        if fields.pop("format") != FORMAT:
             raise MountError(f"{name}: an image of another version of wdsfs; make it anew with: wdsfs image")
-        of_set, devices = found.pop("set"), found.pop("devices")
-        return Manifest(
-            **found,
-            devices=[_device(**one) for one in devices],
-            set=_set(**of_set),
-        )
+        devices, shown = map(_device, fields.pop("devices")), fields.pop("set")
+        labels = list(map(_device, shown.pop("labels")))
+        return Manifest(**fields, devices=list(devices), set=ImageSet(**shown, labels=labels))
     except MALFORMED:  # somebody else's work
         raise MountError(f"{name}: the image was not made by wdsfs") from None
 
@@ -142,12 +151,9 @@ def _fields(device: Device) -> dict[str, Any]:
     return {name: value for name, value in device._asdict().items() if value is not None}
 
 
-def _device(copy: list[Any] | None = None, **rest: Any) -> Device:
-    return Device(**rest, copy=None if copy is None else HeldFile(*copy))
-
-
-def _set(labels: list[Any], **rest: Any) -> ImageSet:
-    return ImageSet(**rest, labels=[_device(**one) for one in labels])
+def _device(fields: dict[str, Any]) -> Device:
+    copy = fields.pop("copy", None)
+    return Device(**fields, copy=None if copy is None else HeldFile(*copy))
 
 
 def stored_path(path: bytes, base: bytes) -> str:
@@ -155,3 +161,69 @@ def stored_path(path: bytes, base: bytes) -> str:
     path, base = os.path.abspath(path), os.path.abspath(base)
     below = base.rstrip(b"/") + b"/"
     return os.fsdecode(path.removeprefix(below) if path.startswith(below) else path)
+
+
+# --- images and their mounts
+
+
+def is_image(path: str | bytes) -> bool:
+    """True if this file is an image that wdsfs has made, whole or not."""
+    try:
+        return _identity(path) is not None
+    except OSError:
+        return False
+
+
+def identity_of(image: str | bytes) -> str:
+    """The identity of an image, in hexadecimal digits: the same for the same shards and options.
+
+    Raises MountError, OSError.
+    """
+    identity = _identity(image)
+    if identity is None:
+        raise MountError(f"{os.fsdecode(image)}: is no image of wdsfs")
+    return identity.hex()
+
+
+def _identity(path: str | bytes) -> bytes | None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not block
+    try:
+        return erofs.identity(os.pread(fd, erofs.SUPER_SIZE, erofs.SUPER_OFFSET))
+    finally:
+        os.close(fd)
+
+
+def is_mounted_at(identity: str, mountpoint: str) -> bool | None:
+    """If the image with this identity is mounted at this path; None where the kernel does not show that."""
+    if host.kernel_version() < _SHOWN_SINCE:
+        return None
+    raw = bytes.fromhex(identity)
+    number = int.from_bytes(raw[:8], "little") ^ int.from_bytes(raw[8:], "little")
+    return os.statvfs(mountpoint).f_fsid == number
+
+
+class MountedImage(NamedTuple):
+    """A mount of an image: where it is, and the path of the image."""
+
+    mount: MountPoint
+    image: bytes
+
+
+def mounted_images() -> list[MountedImage]:
+    """All mounts of images of wdsfs, oldest first; of root's images those that this user may read."""
+    candidates = ((mount, image_of(mount)) for mount in mount_table.mounts())
+    return [MountedImage(mount, image) for mount, image in candidates if image is not None]
+
+
+def image_of(mount: MountPoint) -> bytes | None:
+    """The path of the image of a mount, which may lie below an overlay; None if that is no image of wdsfs."""
+    if mount.fstype not in ("erofs", "overlay"):
+        return None
+    path = mount.source
+    if path.startswith(b"/dev/loop"):
+        try:
+            with open(b"/sys/block/" + os.path.basename(path) + b"/loop/backing_file", "rb") as file:
+                path = file.read().removesuffix(b"\n")
+        except OSError:
+            return None
+    return path if path.startswith(b"/") and is_image(path) else None  # those of others are called "overlay"

@@ -20,7 +20,7 @@ from pathlib import Path
 from wdsfs import host, mount_table, trust
 from wdsfs.errors import MountError, bytes_text
 from wdsfs.host import MachineFinding
-from wdsfs.kernel.mounted import image_of
+from wdsfs.kernel.manifest import image_of
 from wdsfs.mount import mountpoint
 from wdsfs.mount.guard import guard_of
 from wdsfs.status import control

@@ -38,17 +38,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdsfs import host, mount_table
 from wdsfs.errors import MountError, StaleShard, WdsfsError, several
-from wdsfs.kernel import copies, manifest
-from wdsfs.kernel.identity import identity_of
-from wdsfs.kernel.mounted import MountedImage, image_of
-from wdsfs.kernel.opened import check_devices, check_image, open_image
-from wdsfs.mount import all_mounts, kernel_mount
-from wdsfs.mount.held_shards import HeldShards, raise_file_limit, superblocks
+from wdsfs.kernel import devices, erofs_mount, manifest
+from wdsfs.kernel.devices import HeldShards, check_devices, check_image, open_image, raise_file_limit, superblocks
+from wdsfs.kernel.manifest import MountedImage, identity_of, image_of
 from wdsfs.mount.mountpoint import check_mountpoint
 from wdsfs.status import control
 
 if TYPE_CHECKING:
-    from wdsfs.mount.kernel_overlay import OverlayOver
+    from wdsfs.kernel.overlayfs import OverlayOver
     from wdsfs.mount_table import MountPoint
     from wdsfs.overlay.mounted_overlay import MountedOverlay
 
@@ -130,7 +127,7 @@ class Registration:
 
 def _is_the_same(shard: str, inode: int, copy: str | None) -> bool:
     if copy:
-        return copies.is_of(shard, copy)
+        return devices.is_copy_of(shard, copy)
     try:
         return os.stat(shard).st_ino == inode
     except OSError:
@@ -243,7 +240,7 @@ class Guard:
         try:
             check_image(held.image)
         except StaleShard:
-            kernel_mount.detach(self.mountpoint)
+            erofs_mount.detach(self.mountpoint)
             raise
 
     def _ask_kernel(self, held: HeldShards, attributes: int, instead: bool) -> None:
@@ -251,7 +248,7 @@ class Guard:
         if self._wanted is not None:
             self._wanted.mount(image, self.mountpoint, fds, attributes, instead)
         else:
-            mount = kernel_mount.exchange_image if instead else kernel_mount.mount_image
+            mount = erofs_mount.exchange_image if instead else erofs_mount.mount_image
             mount(image, self.mountpoint, fds, attributes)
 
     def adopt(self, attributes: int, known: Registration | None) -> None:
@@ -470,7 +467,7 @@ class Guard:
         return {"done": True}
 
     def _is_mounted(self) -> bool:
-        return self._held.mounted is not None and all_mounts.at(self.mountpoint) == self._held.mounted
+        return self._held.mounted is not None and erofs_mount.at(self.mountpoint) == self._held.mounted
 
     def _is_used(self) -> bool:
         return any(one.is_used() for one in (self._held, *self._before))

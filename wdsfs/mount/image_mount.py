@@ -15,21 +15,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wdsfs import host, mount_table
 from wdsfs.errors import MountError, StaleShard, UsageError, several
-from wdsfs.kernel import copies, manifest
-from wdsfs.kernel.identity import identity_of, is_mounted_at
-from wdsfs.kernel.manifest import Manifest
-from wdsfs.kernel.mounted import image_of
-from wdsfs.kernel.opened import OpenDevice, check_devices, open_image
-from wdsfs.mount import all_mounts, daemon
+from wdsfs.kernel import devices, erofs_mount, manifest
+from wdsfs.kernel.devices import HeldShards, OpenDevice, check_devices, open_image, raise_file_limit
+from wdsfs.kernel.manifest import Manifest, identity_of, image_of, is_mounted_at
+from wdsfs.mount import daemon
 from wdsfs.mount.daemon_log import open_log
 from wdsfs.mount.fuse_options import parse_options
 from wdsfs.mount.guard import Guard, MadeBy, Registration, guard_of
-from wdsfs.mount.held_shards import HeldShards, raise_file_limit
 from wdsfs.mount.mountpoint import check_mountpoint
 from wdsfs.status import control
 
 if TYPE_CHECKING:
-    from wdsfs.mount.kernel_overlay import OverlayOver
+    from wdsfs.kernel.overlayfs import OverlayOver
     from wdsfs.overlay.overlay_directory import OverlayDirectory
     from wdsfs.tree.local_copies import LocalCopies
 
@@ -169,7 +166,7 @@ def _begin(wanted: ImageMount, guard: Guard, held: HeldShards) -> None:
     if there is not None and is_shown:
         guard.adopt(attributes, there.known)
     elif there is not None and there.overlay is not None:
-        from wdsfs.mount.kernel_overlay import frozen
+        from wdsfs.kernel.overlayfs import frozen
 
         with frozen(wanted.mountpoint, there.overlay):
             guard.mount(attributes, instead=True)
@@ -197,9 +194,9 @@ def _end_if_written(wanted: ImageMount, found: Manifest, there: Unguarded) -> No
         is_same = now.st_size == one.size and (wanted.trusting or now.st_mtime_ns == one.mtime_ns)
         if not is_same and path not in replaced:
             changed.append(path)
-    shown = all_mounts.at(wanted.mountpoint)
+    shown = erofs_mount.at(wanted.mountpoint)
     if changed and shown is not None:
-        all_mounts.detach_everywhere(shown)
+        erofs_mount.detach_everywhere(shown)
         log.error(
             "%s: is ended, because shards were written while it had no guard: %s",
             wanted.mountpoint,
@@ -217,10 +214,10 @@ def end_if_damaged(mountpoint: str, overlay: Path | None) -> None:
     image = None if there is None or mounted is None else image_of(mounted)
     if there is None or image is None or not there.shows(os.fsdecode(image), path):
         return
-    damaged = [one.path for one in manifest.read(image).devices if one.copy and copies.is_damaged(one.copy)]
-    shown = all_mounts.at(path)
+    damaged = [one.path for one in manifest.read(image).devices if one.copy and devices.is_damaged(one.copy)]
+    shown = erofs_mount.at(path)
     if damaged and shown is not None:
-        all_mounts.detach_everywhere(shown)
+        erofs_mount.detach_everywhere(shown)
         log.error("%s: is ended, because it had no guard, and what it read is damaged: %s", path, several(damaged))
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from wdsfs import mount_table
 from wdsfs.errors import MountError
-from wdsfs.kernel.mounted import image_of
+from wdsfs.kernel.manifest import image_of
 from wdsfs.status import control
 from wdsfs.trust import LINKS_MAX
 

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 
 from wdsfs import mount_table
 from wdsfs.errors import MountError, RefusedShard, ShardError
-from wdsfs.kernel import copies, manifest
-from wdsfs.kernel.identity import identity_of, is_mounted_at
-from wdsfs.kernel.manifest import Device, ImageSet, Manifest
-from wdsfs.kernel.mounted import image_of
+from wdsfs.kernel import devices, manifest
+from wdsfs.kernel.manifest import Device, ImageSet, Manifest, identity_of, image_of, is_mounted_at
 from wdsfs.mount.guard import Registration, guard_of
 from wdsfs.mount_table import MountPoint
 from wdsfs.names import Reading
@@ -135,7 +133,7 @@ class ShownAccess(Access):
             return unless_known
         about = seen.about
         if about.copy is not None:
-            return copies.is_of(os.fsdecode(path), about.copy.path)
+            return devices.is_copy_of(os.fsdecode(path), about.copy.path)
         try:
             if seen.inode is not None and os.stat(path).st_ino != seen.inode:
                 return False

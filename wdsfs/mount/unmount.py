@@ -13,7 +13,7 @@ from pathlib import Path
 
 from wdsfs import host, mount_table
 from wdsfs.errors import MountError, OverlayBusy, OverlayUnusable, bytes_text, several
-from wdsfs.kernel.mounted import image_of
+from wdsfs.kernel.manifest import image_of
 from wdsfs.mount.guard import Registration, forget, guard_of
 from wdsfs.mount.mountpoint import DEAD_MOUNT_ERRNOS
 from wdsfs.overlay.overlay_directory import OverlayDirectory, held

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from wdsfs import mount_table, names
 from wdsfs.errors import MissingShard, NoSuchEntry, UnreadableShard, UsageError, WdsfsError
-from wdsfs.kernel import copies, manifest
-from wdsfs.kernel.mounted import image_of
+from wdsfs.kernel import devices, manifest
+from wdsfs.kernel.manifest import image_of
 from wdsfs.kernel.places_in_image import ImagePlaces
 from wdsfs.mount.guard import guard_of
 from wdsfs.mount.shown_image import check_is_of_mount
@@ -370,7 +370,7 @@ def _devices(about: manifest.Manifest, image: bytes, mountpoint: str) -> list[_D
     found = []
     for one, path in zip(about.devices, about.paths(image), strict=True):
         if one.copy is not None:
-            found.append(_device(path, not copies.is_of(path, one.copy.path), one.copy))
+            found.append(_device(path, not devices.is_copy_of(path, one.copy.path), one.copy))
             continue
         try:
             now = os.stat(path)
@@ -383,8 +383,8 @@ def _devices(about: manifest.Manifest, image: bytes, mountpoint: str) -> list[_D
 def _device(path: str, is_replaced: bool, copy: HeldFile | None) -> _Device:
     if copy is None:
         return _Device(path, is_replaced, None if is_replaced else path)
-    place = copy.path if copies.is_there(copy) else None
-    return _Device(path, is_replaced, place, copies.is_unpacked(copy.path))
+    place = copy.path if devices.has_copy(copy) else None
+    return _Device(path, is_replaced, place, devices.is_unpacked(copy.path))
 
 
 @dataclass(slots=True)

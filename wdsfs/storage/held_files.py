@@ -67,7 +67,7 @@ def is_held(fd: int) -> bool:
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     except OSError as error:
-        return error.errno == errno.EAGAIN  # else it has no leases, and is in no mount (`mount/held_shards.py`)
+        return error.errno == errno.EAGAIN  # else it has no leases, and is in no mount (`kernel/devices.py`)
     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     return False
 

@@ -1,4 +1,4 @@
-"""Makes an image of a tree: opens the file, walks the tree, and writes super block, device table and manifest.
+"""Makes an image of a tree: a file of names and pointers, whose data are the shards themselves.
 
 The same shards and options give the same bytes by the same version of wdsfs, on any machine: nothing in an image
 depends on when, where or by whom it was made.
@@ -16,12 +16,10 @@ from typing import NamedTuple
 from wdsfs.errors import ImageError, MissingShard, StaleShard
 from wdsfs.inodes import ROOT
 from wdsfs.kernel import erofs
-from wdsfs.kernel.content_places import ContentPlaces, DeviceFile
-from wdsfs.kernel.erofs_columns import Times
-from wdsfs.kernel.image_file import ImageFile
-from wdsfs.kernel.image_options import ImageOptions
-from wdsfs.kernel.manifest import Device, ImageSet, Manifest, stored_path
-from wdsfs.kernel.put_tree import put_tree
+from wdsfs.kernel.image_writer import ImageFile, put_tree
+from wdsfs.kernel.layout import Times
+from wdsfs.kernel.manifest import Device, ImageOptions, ImageSet, Manifest, stored_path
+from wdsfs.kernel.shard_table import ContentPlaces, DeviceFile
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
 from wdsfs.storage.durable import Disk, named, new_file, write_at
@@ -35,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class Built(NamedTuple):
-    """An image that was made: the shards that are devices, the inodes, and the size of the file (bytes)."""
+    """An image: the shards that are devices, the inodes, and the size of the file (bytes)."""
 
     devices: int
     inodes: int
@@ -43,7 +41,7 @@ class Built(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """A shard that becomes a device, its fingerprint, and the copy that the kernel reads in its place."""
+    """A shard that becomes a device, its fingerprint, and the copy that the kernel reads instead."""
 
     path: bytes
     fingerprint: Fingerprint
@@ -65,17 +63,17 @@ def build(
     if options.writable:
         tree.make_writable()
     sources = _sources(tree.lower, options.copies)
-    refuse_overwriting([one.path for one in sources], target)
-    devices = {one.path: DeviceFile(number, one.size) for number, one in enumerate(sources, 1)}
+    refuse_overwriting([source.path for source in sources], target)
+    devices = {source.path: DeviceFile(number, source.size) for number, source in enumerate(sources, 1)}
     missing = None
     if any(True for below in (*tree.lower.sources, tree.lower) for _ in below.damaged()):
         if erofs.missing_device(len(sources)) is None:
-            sources.append(sources[-1])  # one number more, so that there is one without a device
+            sources.append(sources[-1])  # one number more, so that one is left without a device
         missing = erofs.missing_device(len(sources))
-    table = erofs.device_table([(_tag(one.path), one.size) for one in sources])  # or a refusal, at once
+    table = erofs.device_table([(_tag(source.path), source.size) for source in sources])  # or a refusal, at once
     shown = _set(tree.lower, options)
     manifest = Manifest(
-        [_device(one, options.base) for one in sources],
+        [_device(source, options.base) for source in sources],
         *(tree.view.layout, tree.view.names, options.merge, tree.view.index_tree),
         *(options.composition, ".".join(map(str, options.since)), shown, options.key),
     )
@@ -100,12 +98,14 @@ def _device(source: _Source, base: bytes) -> Device:
 
 
 def _set(lower: ShardSet, options: ImageOptions) -> ImageSet:
-    """What the image says of the set. Raises UnreadableShard for a label file."""
+    """The set in the manifest. Raises UnreadableShard for a label file."""
     shards, base = lower.shards, options.base
     return ImageSet(
-        shards=[os.fsdecode(one.name) for one in shards],
+        shards=[os.fsdecode(shard.name) for shard in shards],
         reading=shards[0].reading._asdict(),
-        without={os.fsdecode(one.name): sorted(map(os.fsdecode, one.without)) for one in shards if one.without},
+        without={
+            os.fsdecode(shard.name): sorted(map(os.fsdecode, shard.without)) for shard in shards if shard.without
+        },
         labels=[_device(_Source(path, _look_beside(path)), base) for path in lower.label_files],
         directory="" if options.directory is None else os.fsdecode(os.path.relpath(options.directory, base)),
     )
@@ -114,15 +114,15 @@ def _set(lower: ShardSet, options: ImageOptions) -> ImageSet:
 def _look_beside(path: bytes) -> Fingerprint:
     """The fingerprint of a label file; GONE if it is not there, or empty, as SQLite may leave one."""
     try:
-        found = shard_paths.look(path)
+        fingerprint = shard_paths.look(path)
     except MissingShard:
         return GONE
-    return found if found.size else GONE
+    return fingerprint if fingerprint.size else GONE
 
 
 def _sources(lower: ShardSet, copies: Mapping[bytes, HeldFile]) -> list[_Source]:
-    """All shards that files of the set may lie in. Raises ImageError for one that cannot be a device."""
-    found: dict[bytes, _Source] = {}
+    """All shards that files of the set may lie in. Raises ImageError for a shard that cannot be a device."""
+    sources: dict[bytes, _Source] = {}
     for below in lower.sources:
         for number, shard in enumerate(below.shards):
             copy = copies.get(shard.path)
@@ -138,8 +138,8 @@ def _sources(lower: ShardSet, copies: Mapping[bytes, HeldFile]) -> list[_Source]
                     "of this machine, to which an image for others cannot refer. Unpack it first, or mount the "
                     "set in one step: wdsfs mount --engine kernel"
                 )
-            found.setdefault(shard.path, _Source(shard.path, below.fingerprint(number), copy))
-    return list(found.values())
+            sources.setdefault(shard.path, _Source(shard.path, below.fingerprint(number), copy))
+    return list(sources.values())
 
 
 def refuse_overwriting(shards: Sequence[bytes], target: bytes) -> None:
@@ -156,7 +156,7 @@ def refuse_overwriting(shards: Sequence[bytes], target: bytes) -> None:
 
 
 def _common_time(tree: LowerTree) -> int:
-    """A time (ns) that many files have: of the first one found."""
+    """A time (ns) that many files have: that of the first file."""
     inode = ROOT
     while True:
         entry = indexed(lambda at: next(tree.listing(at, AT_PARENT), None), inode)
@@ -168,11 +168,11 @@ def _common_time(tree: LowerTree) -> int:
 
 
 def _refuse_changed(sources: Sequence[_Source]) -> None:
-    """Raise StaleShard if a shard is not what it was when the image was begun."""
-    for one in sources:
-        if shard_paths.look(one.path) != one.fingerprint:
+    """Raise StaleShard if a shard has changed since the image was begun."""
+    for source in sources:
+        if shard_paths.look(source.path) != source.fingerprint:
             text = "has changed while the image was made; run the command again"
-            raise StaleShard(f"{os.fsdecode(one.path)} {text}")
+            raise StaleShard(f"{os.fsdecode(source.path)} {text}")
 
 
 def _finish(
@@ -184,7 +184,7 @@ def _finish(
     manifest: Manifest,
     options: ImageOptions,
 ) -> int:
-    """Write what is in front of the metadata and behind it; returns the size of the file (bytes)."""
+    """Write the super block, the device table and the manifest; returns the size of the file (bytes)."""
     end = image.blocks * erofs.BLOCK
     tail = manifest.encoded()
     text = repr((erofs.LAYOUT, options.owner))

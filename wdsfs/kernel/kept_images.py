@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from wdsfs import __version__, trust
 from wdsfs.errors import MountError
-from wdsfs.kernel import copies, erofs, manifest
-from wdsfs.kernel.image_options import ImageOptions
+from wdsfs.kernel import erofs, manifest
+from wdsfs.kernel.devices import has_copy, is_copy_of
+from wdsfs.kernel.manifest import ImageOptions
 from wdsfs.storage import cache_place
 from wdsfs.storage.identity import Fingerprint
 
@@ -68,7 +69,7 @@ def _images(directory: Path) -> Iterator[KeptImage]:
 
 def _is_current(device: manifest.Device) -> bool:
     if device.copy is not None:
-        return copies.is_there(device.copy) and copies.is_of(device.shard("/"), device.copy.path)
+        return has_copy(device.copy) and is_copy_of(device.shard("/"), device.copy.path)
     try:
         found = os.stat(os.path.join("/", device.path))
     except OSError:

@@ -1,4 +1,4 @@
-"""Mounting an image over its shards: the system calls, and what their errors mean.
+"""Mounts an image over its shards, and ends all mounts of it: the system calls, and what their errors mean.
 
 The new mount calls (fsopen and so on, Linux 5.2) take any number of devices of any name; mount(2) takes one page
 of options. Devices are named by descriptors, so that the kernel opens the very files that were checked. Linux 6.12
@@ -7,22 +7,24 @@ and later take files; before, each file has to be a loop device, which goes away
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import struct
 from collections.abc import Sequence
-from contextlib import ExitStack
+from typing import NamedTuple
 
 from wdsfs import host, mount_table
 from wdsfs.errors import MountError
+from wdsfs.mount_table import MountPoint
 
 FILES_SINCE = (6, 12)  # the first kernel that takes files for devices
 _NEEDED = "only root may do that, with CAP_SYS_ADMIN and in no user namespace (rootless containers have one)"
 LOOPS = "/dev/loop-control"
 OVERTAKING_SINCE = (6, 5)  # the first that can put a mount beneath another one
 
-_LOOP_FREE, _LOOP_CONFIGURE, _LOOP_CLEAR = 0x4C82, 0x4C0A, 0x4C01
+_LOOP_FREE, _LOOP_CONFIGURE = 0x4C82, 0x4C0A
 _LOOP_CONFIG = struct.Struct("<II52xI176x64x")  # descriptor, block size, flags of loop_info64
 _LOOP_READ_ONLY, _LOOP_AUTOCLEAR = 1, 4
 
@@ -51,28 +53,6 @@ def exchange_image(image: str, mountpoint: str, devices: Sequence[int], attribut
     detach(mountpoint)
 
 
-def refusal_of_kernel() -> str | None:
-    """Why this process cannot mount any image; None if nothing is known. The kernel loads EROFS for that."""
-    try:
-        mount_table.attempt(b"erofs", ())  # without an image: this fails in any case
-    except OSError as error:
-        if error.errno == errno.EPERM:
-            return f"this process may not mount: {_NEEDED}"
-        if error.errno in (errno.ENODEV, errno.ENOSYS):
-            return "this kernel has no EROFS"
-    if host.kernel_version() < FILES_SINCE and not os.path.exists(LOOPS):
-        return f"there is no {LOOPS}, which it takes before Linux {'.'.join(map(str, FILES_SINCE))}"
-    return None
-
-
-def detach(mountpoint: str) -> None:
-    """End the mount at this path; what is open of it stays open. Raises MountError."""
-    try:
-        mount_table.detach(mountpoint)
-    except OSError as error:
-        raise MountError(f"{mountpoint}: cannot be unmounted: {error.strerror}") from None
-
-
 def mount_by_loops(
     image: str, mountpoint: str, devices: Sequence[int], attributes: int, beneath: bool = False
 ) -> None:
@@ -80,14 +60,14 @@ def mount_by_loops(
 
     They are released by the kernel when the mount ends. Raises MountError.
     """
-    with ExitStack() as opened:
+    with contextlib.ExitStack() as stack:
         try:
             own = os.open(image, os.O_RDONLY | os.O_CLOEXEC)
-            opened.callback(os.close, own)
+            stack.callback(os.close, own)
             names = []
             for fd in (own, *devices):
                 loop, name = _loop_device(fd)
-                opened.callback(os.close, loop)
+                stack.callback(os.close, loop)
                 names.append(name)
             _mount(names[0], mountpoint, names[1:], attributes, beneath)
         except OSError as error:
@@ -96,7 +76,7 @@ def mount_by_loops(
 
 def _mount(source: str, mountpoint: str, devices: Sequence[str], attributes: int, beneath: bool) -> None:
     """Make the mount. Raises OSError."""
-    settings = [(b"source", os.fsencode(source)), *((b"device", os.fsencode(one)) for one in devices)]
+    settings = [(b"source", os.fsencode(source)), *((b"device", os.fsencode(device)) for device in devices)]
     attributes |= mount_table.READ_ONLY
     mount_table.mount(b"erofs", settings, [b"ro"], mountpoint, attributes, beneath)
 
@@ -120,6 +100,20 @@ def _loop_device(fd: int) -> tuple[int, str]:
         os.close(control)
 
 
+def refusal_of_kernel() -> str | None:
+    """Why this process cannot mount any image; None if nothing is known. The kernel loads EROFS for that."""
+    try:
+        mount_table.attempt(b"erofs", ())  # without an image: this fails in any case
+    except OSError as error:
+        if error.errno == errno.EPERM:
+            return f"this process may not mount: {_NEEDED}"
+        if error.errno in (errno.ENODEV, errno.ENOSYS):
+            return "this kernel has no EROFS"
+    if host.kernel_version() < FILES_SINCE and not os.path.exists(LOOPS):
+        return f"there is no {LOOPS}, which it takes before Linux {'.'.join(map(str, FILES_SINCE))}"
+    return None
+
+
 def _explained(image: str, mountpoint: str, error: OSError) -> str:
     where = f"{mountpoint}: the kernel does not mount {image}"
     match error.errno:
@@ -133,3 +127,70 @@ def _explained(image: str, mountpoint: str, error: OSError) -> str:
             return f"{where} ({error.strerror}): it is damaged; remove it, and make it anew"
     missing = "" if error.filename is None else f"{error.filename}: "  # a loop device
     return f"{where}: {missing}{error.strerror}"
+
+
+# --- the end of mounts
+
+
+def detach(mountpoint: str) -> None:
+    """End the mount at this path; what is open of it stays open. Raises MountError."""
+    try:
+        mount_table.detach(mountpoint)
+    except OSError as error:
+        raise MountError(f"{mountpoint}: cannot be unmounted: {error.strerror}") from None
+
+
+class FileSystem(NamedTuple):
+    """A file system that is mounted, as the list of mounts has it. A device number alone may be given to another
+    one when the last mount has ended."""
+
+    device: int
+    fstype: str
+    source: bytes
+
+
+def at(mountpoint: str) -> FileSystem | None:
+    """What is mounted at this path."""
+    mount = mount_table.mounted_at(mountpoint)
+    return None if mount is None else _of(mount)
+
+
+def _of(mount: MountPoint) -> FileSystem:
+    return FileSystem(mount.device, mount.fstype, mount.source)
+
+
+def detach_everywhere(filesystem: FileSystem) -> None:
+    """Detach every mount of this file system: at its mount point, bind mounts, and those in other namespaces.
+
+    A container has a mount namespace of its own, in which a directory that it was given is a mount that stays when
+    that of the host ends. Only root can enter the namespaces of others; one without a process is not found. What
+    is open stays open.
+    """
+    _detach_here(filesystem, mount_table.mounts())
+    for process in mount_table.holders(filesystem.device):
+        with contextlib.suppress(OSError):  # no memory for a process: who writes waits for the others
+            pid = os.fork()
+            if not pid:
+                _detach_there(process, filesystem)
+            os.waitpid(pid, 0)
+
+
+def _detach_here(filesystem: FileSystem, mounts: list[MountPoint]) -> None:
+    newest = {mount.path: mount for mount in mounts}
+    for mount in reversed(mounts):
+        # Else another one lies above it, and would be ended.
+        if _of(mount) == filesystem and newest[mount.path] is mount:
+            with contextlib.suppress(OSError):  # it has just ended, or lies below another mount
+                mount_table.detach(os.fsdecode(mount.path))
+
+
+def _detach_there(process: int, filesystem: FileSystem) -> None:
+    """In a forked process: enter the namespace of that process, detach, and end."""
+    try:
+        proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)  # there may be none in the namespace
+        mount_table.enter_namespace(os.open(f"/proc/{process}/ns/mnt", os.O_RDONLY))
+        with open(os.open("self/mountinfo", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc), "rb") as file:
+            mounts = mount_table.parse_mountinfo(file.read())  # as they are seen from its root
+        _detach_here(filesystem, mounts)
+    finally:
+        os._exit(0)

@@ -25,7 +25,7 @@ from typing import Any
 
 from wdsfs import host, mount_table
 from wdsfs.errors import MountError, OverlayBusy, OverlayUnusable
-from wdsfs.mount import kernel_mount
+from wdsfs.kernel import erofs_mount
 from wdsfs.overlay.kernel_use import escaped, is_used
 from wdsfs.overlay.mounted_overlay import MountedOverlay
 from wdsfs.overlay.overlay_directory import OverlayDirectory, unfinished
@@ -176,15 +176,15 @@ def _staged(image: str, mountpoint: str, devices: Sequence[int]) -> Iterator[Pat
     """Mount an image at a place of our own for the time of the block. Raises MountError."""
     lower = host.runtime_dir() / f"{control.identity(mountpoint)}.lower"
     while mount_table.mounted_at(lower) is not None:  # of a process that was killed in here
-        kernel_mount.detach(str(lower))
+        erofs_mount.detach(str(lower))
     lower.mkdir(0o700, exist_ok=True)
     attributes = mount_table.READ_ONLY | mount_table.NO_SUID | mount_table.NO_DEVICES
     try:
-        kernel_mount.mount_image(image, str(lower), devices, attributes)
+        erofs_mount.mount_image(image, str(lower), devices, attributes)
         yield lower
     finally:
         if mount_table.mounted_at(lower) is not None:
-            kernel_mount.detach(str(lower))
+            erofs_mount.detach(str(lower))
         lower.rmdir()
 
 
