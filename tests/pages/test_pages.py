@@ -49,10 +49,11 @@ def test_a_sample_shows_all_its_columns_and_where_they_are(browser: Browser, loo
     browser.wait_for_previews(4)
     assert '"label": 0' in browser.texts("pre.json")[0]
     assert "float32" in " ".join(browser.texts(".preview .summary"))
-    shard, member, offset, _, command = browser.texts("section[id=png] dd")
+    shard, member, offset, _, command, path = browser.texts("section[id=png] dd")
     assert shard.endswith("train-000000.tar")
     assert (member, offset) == ("class0/image0000.png", "512")
     assert command.startswith("wdsfs cat ")
+    assert path == "MOUNTPOINT/train-000000/class0/image0000/png"
 
 
 @pytest.mark.parametrize("options", [(), ("--columns", "x=png")])
@@ -68,10 +69,9 @@ def test_the_extracting_command_extracts(program: Program, options: tuple[str, .
     assert program.run(*words[1:-2]).stdout == content
 
 
-@pytest.mark.parametrize("options", [[], ["--overlay", "up"]])
-def test_the_address_of_a_file_is_no_sample(program: Program, options: list[str]) -> None:
+def test_the_address_of_a_file_is_no_sample(program: Program) -> None:
     program.write("a.tar", tars.tar(tars.member(b"b.txt", b"b")))
-    with viewing(program, *options, "a.tar") as viewer:
+    with viewing(program, "a.tar") as viewer:
         answer = viewer.ask("/sample/a/b/txt")
     assert answer.status == 404
     assert "a/b/txt: is a file, no sample" in answer.text
@@ -255,7 +255,7 @@ def test_tiles_of_samples_without_pictures(browser: Browser, program: Program) -
 )
 def test_a_page_shows_a_bounded_number_of_lines(program: Program, text: bytes, more: str) -> None:
     program.write("a.tar", tars.tar(tars.member(b"x.txt", text)))
-    with viewing(program, "--overlay", "o", "a.tar") as viewer:
+    with viewing(program, "a.tar") as viewer:
         page = viewer.ask("/preview/a/x/txt").text
         shown = page.partition("<pre")[2].partition("</pre>")[0]
         assert shown.count("\n") <= 2000

@@ -78,13 +78,6 @@ class Viewer:
         finally:
             connection.close()
 
-    def seen(self, path: str) -> str:
-        """What the form of a file sends along, to show which content was edited."""
-        return self.ask(f"/preview/{path}").text.partition('name="seen" value="')[2].partition('"')[0]
-
-    def edit(self, path: str, text: str) -> Answer:
-        return self.ask("/edit", {"path": path, "seen": self.seen(path), "text": text})
-
     @property
     def memory(self) -> int:
         """What the server itself has in memory, without pages of files (bytes)."""

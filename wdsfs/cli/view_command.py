@@ -1,7 +1,4 @@
-"""The command `view`: a set as pages in a browser. The pages are the room `view`, which needs an extra.
-
-Here a set of SHARDS is opened, and with it the overlay that the pages change; of a mount in `view_mounted.py`.
-"""
+"""The command `view`: shows a set as pages in a browser. The pages are the room `pages`, which needs an extra."""
 
 from __future__ import annotations
 
@@ -11,15 +8,15 @@ import glob
 import importlib.util
 import logging
 import os
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from wdsfs.cli import completion
-from wdsfs.cli.opening import opened, opened_set
+from wdsfs.cli.opening import opened
 from wdsfs.cli.options import (
-    Directory,
     Opening,
     handing_over,
     opening_options,
@@ -31,12 +28,9 @@ from wdsfs.cli.progress import ended_in_order
 from wdsfs.cli.served_mount import mount_of
 from wdsfs.cli.tree_options import composition_options
 from wdsfs.cli.view_mounted import Viewed, of_a_mount, samples_of
-from wdsfs.errors import OverlayBusy, UsageError, several
+from wdsfs.errors import UsageError, several
 
 if TYPE_CHECKING:
-    from wdsfs.overlay.mounted_overlay import MountedOverlay
-    from wdsfs.pages.library import Library
-    from wdsfs.spec.expand import Shard
     from wdsfs.spec.selection import Selection
     from wdsfs.tree.composition import Composition
 
@@ -49,7 +43,6 @@ _NEEDED = ("jinja2", "PIL", "starlette", "tinytag", "uvicorn")
 class Showing(NamedTuple):
     """The options of the page."""
 
-    overlay: str | None
     port: int
     browser: bool
 
@@ -58,13 +51,6 @@ showing_options = handing_over(
     "showing",
     Showing,
     {
-        "overlay": click.option(
-            "--overlay",
-            type=Directory(),
-            metavar="DIR",
-            help="Make the pages writable; all changes go to DIR, as those of a mount do. For a writable mount "
-            "name the MOUNT instead.",
-        ),
         "port": click.option(
             "--port",
             type=click.IntRange(0, 65535),
@@ -100,14 +86,13 @@ def view(
 ) -> None:
     """Look at a set in the browser: samples with thumbnails, search, plots, problems.
 
-    The page is served on this machine only, under an address that nobody else knows; it ends with Ctrl-C. With
-    --overlay, or of a mount that has one, samples can also be changed, deleted and restored, by the rules of a
-    writable mount. Needs the libraries of the extra `view`, and says what to type without them.
+    The page is served on this machine only, under an address that nobody else knows; it ends with Ctrl-C. It is
+    for looking: samples are changed in a writable mount, and their pages say where. Needs the libraries of the
+    extra `view`, and says what to type without them.
 
     \b
     Examples:
       wdsfs view 'train-{000000..000999}.tar'
-      wdsfs view --overlay edits 'train-{000000..000999}.tar'
       wdsfs view /mnt/train
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
@@ -120,22 +105,19 @@ def view(
 
     mount = mount_of(sources)
     if mount is not None:
-        _refuse_options(selection, composition, showing)
+        if selection.arguments or not composition.is_plain:
+            raise UsageError("options of the set are for SHARDS; a mount knows what it shows")
         session = of_a_mount(mount, opening)
-    elif showing.overlay is not None:
-        if not composition.is_plain:
-            raise UsageError("--overlay is for shards as they are, without --columns, --join and the like")
-        session = _of_an_overlay(sources, showing.overlay, selection, opening)
     else:
         session = _of_shards(sources, selection, composition, opening)
     with (
         ended_in_order(),
-        session as found,
+        session as viewed,
         contextlib.closing(listen(showing.port)) as listening,
         _launcher(showing.browser) as launch,
     ):
         title = several([os.path.basename(source.rstrip("/")) or source for source in sources])
-        with contextlib.closing(Pages(found.library, title, found.edits, found.note, found.renewal)) as pages:
+        with contextlib.closing(Pages(viewed.library, title, *viewed[1:])) as pages:
             serve(pages, listening, launch)
 
 
@@ -196,62 +178,11 @@ def _of_shards(
     sources: Sequence[str], selection: Selection, composition: Composition, opening: Opening
 ) -> Iterator[Viewed]:
     from wdsfs.pages.library import Library
+    from wdsfs.pages.pages import Place
 
+    place = None
+    if composition.is_plain:
+        command = ["wdsfs", "mount", "--overlay", "DIR", *selection.arguments, *sources, "MOUNTPOINT"]
+        place = Place("MOUNTPOINT", shlex.join(command))
     with opened(sources, selection, opening, composition) as below:
-        yield Viewed(Library(samples_of(below)))
-
-
-@contextlib.contextmanager
-def _of_an_overlay(
-    sources: Sequence[str], directory: str, selection: Selection, opening: Opening
-) -> Iterator[Viewed]:
-    """The set with an overlay that no mount uses."""
-    from pathlib import Path
-
-    from wdsfs.overlay.overlay_directory import OverlayDirectory, read_settings
-    from wdsfs.pages.edits import Edits, OwnFiles
-    from wdsfs.pages.library import Library
-    from wdsfs.spec.expand import expand, refuse_left_out
-    from wdsfs.tree.indexing import indexed
-
-    place = OverlayDirectory(Path(os.path.abspath(directory)))
-    settings = read_settings(place)
-    if settings is not None and (settings.layout != "samples" or settings.merge):
-        raise UsageError(
-            f"{directory}: was made with {' '.join(settings.options)}, and pages change samples in directories of "
-            "their own, below their shards; mount it with these options and change files there, or commit it first"
-        )
-    if settings is not None:
-        selection = selection._replace(reading=settings.reading)
-    names = "ext" if settings is None else settings.names
-    shards = expand(sources, *selection._replace(allow_missing=opening.tolerance.allow_missing))
-    refuse_left_out(shards, "the overlay is of whole shards")
-    with opened_set(shards, opening) as below:
-        library = Library(samples_of(below, names))
-        overlay = _locked(Path(directory), shards, library)
-        tree = overlay.tree(library.tree)
-        try:
-            indexed(tree.prepare)
-            command = ["--overlay", directory, *selection.arguments, *sources]
-            yield Viewed(library, Edits(library, place, OwnFiles(library, tree), command))
-        finally:
-            tree.upper.close(clean=True)
-
-
-def _locked(directory: os.PathLike[str], shards: Sequence[Shard], library: Library) -> MountedOverlay:
-    from pathlib import Path
-
-    from wdsfs.overlay.mounted_overlay import MountedOverlay
-
-    owner = os.getuid(), os.getgid()
-    try:
-        return MountedOverlay(Path(directory), shards, library.tree.view, False, owner)
-    except OverlayBusy as error:
-        raise OverlayBusy(f"{error}; of a mount that uses it view the MOUNT") from None
-
-
-def _refuse_options(selection: Selection, composition: Composition, showing: Showing) -> None:
-    if selection.arguments or not composition.is_plain:
-        raise UsageError("options of the set are for SHARDS; a mount knows what it shows")
-    if showing.overlay is not None:
-        raise UsageError("--overlay is for SHARDS; a mount knows its own")
+        yield Viewed(Library(samples_of(below)), place=place)

@@ -20,21 +20,23 @@ from wdsfs.host import in_directory
 
 if TYPE_CHECKING:
     from wdsfs.cli.served_mount import ServedMount
-    from wdsfs.pages.edits import Edits
     from wdsfs.pages.library import Library
+    from wdsfs.pages.pages import Place
     from wdsfs.pages.renewal import Renewal
+    from wdsfs.pages.writable_mount import WritableMount
     from wdsfs.tree.composition import Composition
     from wdsfs.tree.shard_set import ShardSet
     from wdsfs.tree.tree import LowerTree
 
 
 class Viewed(NamedTuple):
-    """What the pages show: the set, what changes it, what renews it, and what is said of it on every page."""
+    """A set for pages, and what `Pages` says of it."""
 
     library: Library
-    edits: Edits | None = None
-    renewal: Renewal | None = None
+    mount: WritableMount | None = None
+    place: Place | None = None
     note: str = ""
+    renewal: Renewal | None = None
 
 
 def samples_of(below: ShardSet, names: str = "ext") -> LowerTree:
@@ -46,11 +48,11 @@ def samples_of(below: ShardSet, names: str = "ext") -> LowerTree:
 
 @contextlib.contextmanager
 def of_a_mount(mount: ServedMount, opening: Opening) -> Iterator[Viewed]:
-    """The set of a mount, with the changes of its overlay, which are made through the mount."""
-    from wdsfs.overlay.overlay_directory import OverlayDirectory
-    from wdsfs.pages.edits import Edits, MountedFiles
+    """The set of a mount, with the changes of its overlay."""
     from wdsfs.pages.library import Library
+    from wdsfs.pages.pages import Place
     from wdsfs.pages.renewal import Renewal
+    from wdsfs.pages.writable_mount import WritableMount
 
     if opening.index_dir is None and mount.index:
         opening = opening._replace(index_dir=Path(mount.index))
@@ -61,13 +63,12 @@ def of_a_mount(mount: ServedMount, opening: Opening) -> Iterator[Viewed]:
     with mounted.opened(opening) as below:
         library = Library(samples_of(below, mounted.names), in_classes=mount.tree.layout == "classes")
         renewal = Renewal(library, mounted.look, lambda: mounted.told.news)
-        if mount.overlay is None or mount.tree.layout != "samples" or mount.tree.merge:
-            yield Viewed(library, renewal=renewal, note=_note(mount))
-        else:
-            files = MountedFiles(mount.mountpoint, mount.restore)
-            place = OverlayDirectory(Path(mount.overlay))
-            edits = Edits(library, place, files, [mount.mountpoint], mount.lasting)
-            yield Viewed(library, edits, renewal)
+        writable = place = None
+        if mount.tree.layout == "samples" and not mount.tree.merge:
+            place = Place(mount.mountpoint, "")
+            if mount.overlay is not None:
+                writable = WritableMount(library, mount.mountpoint, mount.overlay)
+        yield Viewed(library, writable, place, "" if writable is not None else _note(mount), renewal)
 
 
 def _note(mount: ServedMount) -> str:

@@ -66,11 +66,10 @@ class Sample(NamedTuple):
 
 
 class File(NamedTuple):
-    """A file in the directory of a sample: name, size (bytes), time (ns)."""
+    """A file in the directory of a sample: name, size (bytes)."""
 
     name: bytes
     size: int
-    mtime_ns: int
 
 
 class Origin(NamedTuple):
@@ -403,7 +402,7 @@ class Snapshot:
 
     def _files(self, path: bytes) -> list[File]:
         entries = itertools.islice(self._tree.listing(self._node(path).inode, AT_PARENT), FILES_MAX)
-        return [File(one.name, one.node.size, one.node.mtime_ns) for one in entries if stat.S_ISREG(one.node.mode)]
+        return [File(one.name, one.node.size) for one in entries if stat.S_ISREG(one.node.mode)]
 
     def source(self, path: bytes) -> MemberSource:
         """The bytes of a file. Raises EntryError, ShardErrors."""

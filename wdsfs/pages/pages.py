@@ -1,4 +1,4 @@
-"""The pages, by address. Their contents come from `library.py`, `filters.py`, `edits.py` and so on.
+"""The pages, by address. Their contents come from `library.py`, `filters.py`, `writable_mount.py` and so on.
 
 Every answer is made in a thread, of one snapshot of the set. Those that wait for the bytes of shards (thumbnails,
 previews, downloads) have threads of their own, so that a slow shard never holds up a page.
@@ -13,10 +13,10 @@ import os
 import secrets
 import shlex
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import parse_qsl, quote, unquote_to_bytes
+from urllib.parse import parse_qsl, quote
 
 import anyio
 import anyio.to_thread
@@ -30,7 +30,6 @@ from starlette.staticfiles import StaticFiles
 
 from wdsfs import names as naming
 from wdsfs.errors import (
-    EntryExists,
     NoSuchEntry,
     NotADirectory,
     StaleShard,
@@ -42,19 +41,17 @@ from wdsfs.errors import (
 )
 from wdsfs.index.record import Record
 from wdsfs.pages import plain
-from wdsfs.pages.downloads import CHUNK, MEDIA, Downloads, inside, path_of, saved_as, suffix, text_of
-from wdsfs.pages.edits import EDIT_MAX, Edits, digest
+from wdsfs.pages.downloads import CHUNK, MEDIA, Downloads, path_of, saved_as, suffix, text_of
 from wdsfs.pages.filters import Filter, Found, Pace, Search
 from wdsfs.pages.guard import MEMBER_POLICY
-from wdsfs.pages.json_text import set_field
 from wdsfs.pages.kinds import HEAD, TEXTS, content_of
 from wdsfs.pages.library import File, Library, Sample, Snapshot
-from wdsfs.pages.new_samples import NOWHERE
 from wdsfs.pages.plots import Plot, drawn, plots_of
 from wdsfs.pages.preview import Picture, Preview, Source
 from wdsfs.pages.previewer import Previewer, draws_videos
 from wdsfs.pages.problems import Check
 from wdsfs.pages.renewal import Renewal
+from wdsfs.pages.writable_mount import NOWHERE, WritableMount
 from wdsfs.tree.distributions import Distribution
 
 PAGE = 60  # samples of a grid
@@ -63,8 +60,7 @@ SIDE = 192  # pixels of a thumbnail, at the most
 SNIPPET = 600  # bytes of a text that is shown in the grid
 LINES = 2000  # of a text that a page shows: a browser takes seconds for 100,000
 COUNTED_MAX = 4 << 20  # bytes of a text whose lines are counted
-FIELDS_MAX = 20  # fields of a form or an address
-FORM_MAX = 4 * EDIT_MAX  # bytes of a form: each byte of a text may take three
+FIELDS_MAX = 20  # fields of an address
 SHARDS_MAX = 500  # shards that are offered for the filter
 CHANGES_MAX = 500  # changed samples that are listed
 QUICK, SLOW = 8, 12  # threads that ask the set, and threads that wait for bytes
@@ -99,22 +95,31 @@ def _data_url(media_type: str, data: bytes) -> str:
     return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
 
 
-class Pages:
-    """The pages over a set. `title` names it; `edits` are the changes of an overlay, if there is one.
+class Place(NamedTuple):
+    """Where the samples of the pages can be changed: in the directory `top`, once `command` has been typed."""
 
-    `note` is shown on every page: what is special about this view of the set. `renewal` has the set grow.
+    top: str
+    command: str
+
+
+class Pages:
+    """The pages over a set. `title` names it; `mount` is the writable mount that shows it, if there is one.
+
+    `place` tells where samples can be changed, None where they have other paths than here. `note` is shown on
+    every page: what is special about this view of the set. `renewal` keeps a set that grows up to date.
     """
 
     def __init__(
         self,
         library: Library,
         title: str,
-        edits: Edits | None = None,
+        mount: WritableMount | None = None,
+        place: Place | None = None,
         note: str = "",
         renewal: Renewal | None = None,
     ) -> None:
-        self.library, self.edits, self._renewal = library, edits, renewal
-        self.search = Search(self.source, (lambda: ()) if edits is None else edits.new_samples)
+        self.library, self._mount, self._place, self._renewal = library, mount, place, renewal
+        self.search = Search(self.source, self._new_samples)
         self.check = Check(library)
         self.previewer = Previewer()
         self._quick, self._slow = anyio.CapacityLimiter(QUICK), anyio.CapacityLimiter(SLOW)
@@ -130,7 +135,7 @@ class Pages:
         self._templates.filters.update(
             markup=markupsafe.Markup, text=text_of, size=bytes_text, path=quote, picture=_data_address
         )
-        self._templates.globals.update(title=title, note=note, editable=edits is not None, counted=counted)
+        self._templates.globals.update(title=title, note=note, has_changes=mount is not None, counted=counted)
         self.app = Starlette(routes=[*self._routes()])
 
     def close(self) -> None:
@@ -155,20 +160,12 @@ class Pages:
             "/snippet/{path:path}": Pages.snippet,
             "/plots": Pages.plots,
         }
-        forms: dict[str, Callable[[Pages, Mapping[str, str]], Response]] = {
-            "/check": Pages.begin_check,
-            "/edit": Pages.edit,
-            "/field": Pages.field,
-            "/remove": Pages.remove,
-            "/restore": Pages.restore,
-            "/undo": Pages.undo,
-        }
         routes: list[Route | Mount] = [
             Route(path, self._answering(answer, self._quick)) for path, answer in quick.items()
         ]
         routes += [Route(path, self._answering(answer, self._slow)) for path, answer in slow.items()]
-        routes += [Route(path, self._receiving(answer), methods=["POST"]) for path, answer in forms.items()]
         routes += [
+            Route("/check", self.begin_check, methods=["POST"]),
             Route("/file/{path:path}", functools.partial(self._downloads.answer, as_media=False)),
             Route("/media/{path:path}", functools.partial(self._downloads.answer, as_media=True)),
             Mount("/static", StaticFiles(directory=_HERE / "static")),
@@ -195,18 +192,6 @@ class Pages:
             self.check = Check(self.library)
         return self._guarded(lambda: self.library.answer(lambda now: answer(self, now, request)))
 
-    def _receiving(self, answer: Callable[[Pages, Mapping[str, str]], Response]) -> Any:
-        async def endpoint(request: Request) -> Response:
-            body = bytearray()
-            async for part in request.stream():
-                body += part
-                if len(body) > FORM_MAX:
-                    return PlainTextResponse("This form is too large.", 413)
-            work = functools.partial(self._guarded, lambda: answer(self, _fields(bytes(body))))
-            return await anyio.to_thread.run_sync(work, limiter=self._quick)
-
-        return endpoint
-
     def _guarded(self, work: Callable[[], Response]) -> Response:
         """The answer, or a page that says what is wrong."""
         try:
@@ -216,26 +201,25 @@ class Pages:
 
     def _refused(self, error: Exception) -> Response:
         """The page that says what is wrong."""
-        status = 404 if isinstance(error, NoSuchEntry) else 409 if isinstance(error, EntryExists) else 400
-        if not isinstance(error, NoSuchEntry | EntryExists | UsageError):
+        status = 404 if isinstance(error, NoSuchEntry) else 400
+        if not isinstance(error, NoSuchEntry | UsageError):
             status = 502  # the fault is in the shard, or the disk
         if isinstance(error, StaleShard):
             status = 503  # it changes at this moment
         return self._page("error.html", status, message=text_of(str(error)), is_stale=status == 503)
 
     def _page(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
-        undoable = self.edits.undoable if self.edits is not None else None
         news = "" if self._renewal is None else self._renewal.text
-        text = self._templates.get_template(template).render(undoable=undoable, news=news, **values)
+        text = self._templates.get_template(template).render(news=news, **values)
         return HTMLResponse(text.encode("utf-8", "backslashreplace"), status)
 
     # --- files as they are now: with the changes of the overlay
 
     def source(self, now: Snapshot, path: bytes) -> Source:
         """The bytes of a file. Raises EntryError, ShardError, OSError."""
-        if self.edits is None or self._mark(path) == "removed":
+        if self._mount is None or self._mark(path) == "removed":
             return now.source(path)
-        return self.edits.files.source(path)
+        return self._mount.source(path)
 
     def _with_source(self, path: bytes, question: Callable[[Source], Value]) -> Value:
         """The answer to a question about the bytes of a file. Raises what `source` raises, and the question."""
@@ -243,14 +227,17 @@ class Pages:
 
     def _files(self, now: Snapshot, path: bytes) -> list[File]:
         try:
-            if self.edits is None or self._mark(path) == "removed":
+            if self._mount is None or self._mark(path) == "removed":
                 return now.files(path)
-            return self.edits.files.list(path)
+            return self._mount.files(path)
         except (NotADirectory, NotADirectoryError):
             raise NoSuchEntry(f"{text_of(path)}: is a file, no sample") from None
 
     def _mark(self, path: bytes) -> str:
-        return "" if self.edits is None else self.edits.mark(path)
+        return "" if self._mount is None else self._mount.mark(path)
+
+    def _new_samples(self) -> Sequence[Sample]:
+        return () if self._mount is None else self._mount.new_samples()
 
     # --- the grid
 
@@ -374,7 +361,8 @@ class Pages:
             key=path.partition(b"/")[2] or path,
             files=[(file, path + b"/" + file.name, self._mark(path + b"/" + file.name)) for file in files],
             mark=mark,
-            can_restore=self.edits is not None and not self.edits.lasting,
+            place=self._place,
+            path_in_mount=self._mount_path(path),
             number=number,
             before=before if number else None,
             after=after if number is not None and number + 1 < now.total else None,
@@ -390,7 +378,6 @@ class Pages:
         name = path.rpartition(b"/")[2]
         found: Preview = self.previewer.preview(os.fsdecode(name), source)
         text, more = _bounded(found, name, source)
-        mark = self._mark(path)
         media = MEDIA.get(suffix(name), "") if found.media_type else ""
         return self._page(
             "preview.html",
@@ -402,8 +389,12 @@ class Pages:
             media=media,
             origin=self._origin(now, path),
             size=source.size,
-            form=None if self.edits is None or mark == "removed" else _form(source),
+            place=self._mount_path(path),
         )
+
+    def _mount_path(self, path: bytes) -> str:
+        """The path of a file or sample in a mount, as it is typed."""
+        return "" if self._place is None else shlex.quote(f"{self._place.top}/{os.fsdecode(path)}")
 
     def _origin(self, now: Snapshot, path: bytes) -> dict[str, Any] | None:
         """Where a file lies in a shard, and how to take it out; None for one that only the overlay has."""
@@ -430,7 +421,7 @@ class Pages:
         if picture is None:
             return PlainTextResponse("There is no picture of this file.", 404)
         headers = {"Content-Security-Policy": MEMBER_POLICY}
-        if self.edits is None:
+        if self._mount is None:
             headers["Cache-Control"] = "private, max-age=3600"  # the address has the version of the shard
         return Response(picture.data, media_type=picture.media_type, headers=headers)
 
@@ -475,90 +466,36 @@ class Pages:
             total=len(now.shards),
         )
 
-    def begin_check(self, form: Mapping[str, str]) -> Response:
+    async def begin_check(self, request: Request) -> Response:
         """Look for problems in all shards."""
         self.check.begin()
         return RedirectResponse("/problems", 303)
 
     # --- changes
 
-    def _edits(self) -> Edits:
-        if self.edits is None:
-            raise UsageError("nothing can be changed here: start `wdsfs view` with --overlay DIR")
-        return self.edits
-
     def changes(self, now: Snapshot, request: Request) -> Response:
-        """What the overlay changes, as `wdsfs diff` shows it."""
-        edits = self._edits()
-        found = edits.changes()
-        remarks = [("conflict", found.conflicts), ("cannot be packed", found.unpackable)]
-        remarks += [("left behind", found.leavings), ("note", found.notes)]
-        samples = [*found.samples, *found.others]
+        """The changes of the overlay, as `wdsfs diff` shows them."""
+        if self._mount is None:
+            raise UsageError("only a mount that was made with --overlay DIR has changes")
+        changes = self._mount.changes()
+        remarks = [("conflict", changes.conflicts), ("cannot be packed", changes.unpackable)]
+        remarks += [("left behind", changes.leavings), ("note", changes.notes)]
+        samples = [*changes.samples, *changes.others]
         return self._page(
             "changes.html",
             samples=samples[:CHANGES_MAX],
             count=len(samples),
-            remarks=[(word, one) for word, some in remarks for one in some[:CHANGES_MAX]],
-            diff=shlex.join(["wdsfs", "diff", *edits.command]),
-            commit=shlex.join(["wdsfs", "commit", "-o", "new/%06d.tar", *edits.command]),
-            in_place=shlex.join(["wdsfs", "commit", "--in-place", *edits.command]),
-            lasting=edits.lasting,
+            remarks=[(word, remark) for word, some in remarks for remark in some[:CHANGES_MAX]],
+            mountpoint=shlex.quote(self._mount.mountpoint),
         )
-
-    def edit(self, form: Mapping[str, str]) -> Response:
-        """Give a file another text."""
-        if "text" not in form and self.edits is not None:
-            raise UsageError("this form has no text")
-        typed = form.get("text", "").replace("\r\n", "\n")
-
-        def change(now: bytes) -> bytes:
-            text = typed.replace("\n", "\r\n") if b"\r\n" in now else typed
-            return text.encode("utf-8", "surrogateescape")
-
-        return self._write(form, change)
-
-    def field(self, form: Mapping[str, str]) -> Response:
-        """Give a field of a JSON file another value."""
-
-        def change(now: bytes) -> bytes:
-            try:
-                return set_field(now.decode(), form.get("field", ""), form.get("value", "")).encode()
-            except UnicodeError:
-                raise UsageError("this is not UTF-8, or would not be") from None
-
-        return self._write(form, change)
-
-    def _write(self, form: Mapping[str, str], change: Callable[[bytes], bytes]) -> Response:
-        path = _form_path(form)
-        self._edits().write(path, change, form.get("seen", ""))
-        sample, _, name = path.rpartition(b"/")
-        return RedirectResponse(f"/sample/{quote(sample)}#{quote(name)}", 303)
-
-    def remove(self, form: Mapping[str, str]) -> Response:
-        """Delete a sample."""
-        path = _form_path(form)
-        self._edits().remove(path)
-        return RedirectResponse("/changes", 303)
-
-    def restore(self, form: Mapping[str, str]) -> Response:
-        """Take back the changes of a sample or a file."""
-        self._edits().restore(_form_path(form))
-        return RedirectResponse("/changes", 303)
-
-    def undo(self, form: Mapping[str, str]) -> Response:
-        """Take back the last change."""
-        self._edits().undo(_number(form["number"]) if "number" in form else None)
-        return RedirectResponse("/changes", 303)
 
 
 def _query(request: Request) -> dict[str, str]:
-    """The fields of an address. Bytes that are not UTF-8 are kept, as names in shards have them."""
-    return _fields(request.scope["query_string"])
+    """The fields of an address, the first of each name. Raises UsageError for too many.
 
-
-def _fields(encoded: bytes) -> dict[str, str]:
-    """The fields of a form or an address, the first of each name. Raises UsageError for too many."""
-    text = encoded.decode("ascii", "replace")
+    Bytes that are not UTF-8 are kept, as names in shards have them.
+    """
+    text = request.scope["query_string"].decode("ascii", "replace")
     try:
         pairs = parse_qsl(text, keep_blank_values=True, errors="surrogateescape", max_num_fields=FIELDS_MAX)
     except ValueError:
@@ -695,25 +632,6 @@ def _counted(now: Snapshot) -> Distribution:
 def _count(counts: Distribution, record: Record) -> None:
     counts.add(record)
     counts.add_classes(record)
-
-
-def _form(source: Source) -> dict[str, Any] | None:
-    """The fields of a form that edits a file as text; None if it is not text, or too long for a page."""
-    if source.size > EDIT_MAX:
-        return None
-    data = source.read(0, source.size)
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        return None
-    lines = data.replace(b"\r\n", b"")
-    if "\0" in text or b"\r" in lines or (b"\r\n" in data and b"\n" in lines) or text.count("\n") > LINES:
-        return None  # a form would change it, or take a browser too long
-    return {"text": text.replace("\r\n", "\n"), "seen": digest(data), "is_json": text.lstrip()[:1] in ("{", "[")}
-
-
-def _form_path(form: Mapping[str, str]) -> bytes:
-    return inside(unquote_to_bytes(form.get("path", "")))
 
 
 def _number(text: str) -> int:
