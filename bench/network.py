@@ -207,7 +207,7 @@ import sys, time
 from pathlib import Path
 from wdsfs.index.store import open_index
 from wdsfs.spec.expand import expand
-import wdsfs.index.remote_scan
+import wdsfs.index.record_of_file
 index, shards = open_index(Path(sys.argv[1])), expand(sys.argv[2:])
 since = time.monotonic()
 index.refresh(shards)

@@ -17,7 +17,7 @@ from tests.conftest import PATIENCE, Program, need_fuse
 from tests.peers import LONG_PATIENCE
 from tests.typed import steps_of, type_in
 from wdsfs.cli.main import main
-from wdsfs.index import lmdb_env, record, record_builder, store
+from wdsfs.index import index_directory, record, record_builder, store
 from wdsfs.interop import lint
 from wdsfs.overlay import upper_format
 from wdsfs.packing import changes
@@ -56,7 +56,7 @@ def test_format_md_names_every_section_and_the_format(tmp_path: Path) -> None:
     assert len(sections) > 20
     for section in sections:
         assert f"`{section}" in text, section
-    assert f"`{lmdb_env.FORMAT.decode()}`, the format of the environment" in text
+    assert f"`{index_directory.FORMAT.decode()}`, the format of the environment" in text
     assert f"`{store._SUMMARY.format}`" in text
 
 

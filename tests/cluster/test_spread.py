@@ -15,9 +15,8 @@ import pytest
 from tests import sets, work
 from wdsfs import errors
 from wdsfs.cluster import engines, far_side, spread
-from wdsfs.cluster.engines import Engine, opener
+from wdsfs.cluster.engines import Engine, Workers, opener
 from wdsfs.cluster.far_side import Batch
-from wdsfs.cluster.workers import Workers
 from wdsfs.errors import (
     ExecutorUnusable,
     MissingShard,
@@ -28,7 +27,7 @@ from wdsfs.errors import (
     UsageError,
     WdsfsError,
 )
-from wdsfs.index import process_pool, record_sections
+from wdsfs.index import process_pool, record_builder
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
 from wdsfs.remote import shard_paths
@@ -279,13 +278,13 @@ def test_a_record_of_a_worker_is_that_of_this_machine(tmp_path: Path) -> None:
     [one] = sets.make(tmp_path, 1)
     ours = build_file(one.path)
     here = Record(ours).fingerprint
-    theirs = record_sections.adopted(ours, here.mixed_with(9))
+    theirs = record_builder.adopted(ours, here.mixed_with(9))
     assert Record(theirs).fingerprint == here.mixed_with(9)
-    assert record_sections.adopted(theirs, here) == ours
+    assert record_builder.adopted(theirs, here) == ours
     with pytest.raises(StaleMount, match="changed while a worker read it"):
-        record_sections.adopted(ours, here._replace(size=1))
+        record_builder.adopted(ours, here._replace(size=1))
     with pytest.raises(StaleMount, match="no record"):
-        record_sections.adopted(ours[:-1], here)
+        record_builder.adopted(ours[:-1], here)
 
 
 # --- what travels -----------------------------------------------------------------------------------------
@@ -332,7 +331,7 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     batch.version = "0.0.1"
     with pytest.raises(ExecutorUnusable, match=r"has wdsfs .*, and the command is of 0\.0\.1"):
         far_side.run(batch)
-    monkeypatch.setattr("wdsfs.cluster.workers.__version__", "0.0.1")
+    monkeypatch.setattr("wdsfs.cluster.engines.__version__", "0.0.1")
     workers = Workers("tests.work:threads")
     with pytest.raises(ExecutorUnusable, match=r"tests.work:threads: a worker has wdsfs .*: install 0\.0\.1"):
         _ = workers.engine

@@ -20,8 +20,8 @@ from wdsfs.index import portable, record_check
 from wdsfs.index.portable import Match, attached
 from wdsfs.index.portable_writer import checked_target, write_index
 from wdsfs.index.record import FORMAT, Record
+from wdsfs.index.record_builder import restamped
 from wdsfs.index.record_of_file import build_file
-from wdsfs.index.record_sections import restamped
 from wdsfs.index.store import Index, Summary, open_index
 from wdsfs.names import PLAIN, Reading
 from wdsfs.remote.urls import Pin

@@ -17,8 +17,8 @@ import pytest
 
 from tests import sets
 from tests.conftest import Program, wait_until
+from wdsfs.cluster.engines import Workers
 from wdsfs.cluster.far_side import SeenShard
-from wdsfs.cluster.workers import Workers
 from wdsfs.errors import CommitError, ShardError, StaleShard
 from wdsfs.packing import cluster_run, output_units
 from wdsfs.packing.cluster_run import ClusterRun

@@ -32,7 +32,7 @@ from tests.processes import Process
 from tests.thorough import examples
 from tests.tree.test_shard_tree import a_tree, check_consistency
 from wdsfs import names
-from wdsfs.cluster.workers import Workers
+from wdsfs.cluster.engines import Workers
 from wdsfs.errors import CommitError, UsageError
 from wdsfs.packing import shard_unit
 from wdsfs.packing.order import parse_splits

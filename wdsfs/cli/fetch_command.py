@@ -37,7 +37,7 @@ from wdsfs.remote.shard_paths import fetch_counted, is_remote, pin_of, remote
 if TYPE_CHECKING:
     from queue import SimpleQueue
 
-    from wdsfs.cluster.workers import Workers
+    from wdsfs.cluster.engines import Workers
     from wdsfs.remote.urls import Pin
     from wdsfs.spec.expand import Shard
     from wdsfs.spec.selection import Selection

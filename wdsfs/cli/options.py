@@ -22,7 +22,7 @@ from wdsfs.errors import UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from wdsfs.cluster.workers import Workers
+    from wdsfs.cluster.engines import Workers
     from wdsfs.interop.tolerance import Tolerance
     from wdsfs.spec.selection import Selection
 
@@ -390,7 +390,7 @@ def workers_of(executor: str | None, jobs: int | None) -> Workers | None:
     """
     if not executor:
         return None
-    from wdsfs.cluster.workers import Workers
+    from wdsfs.cluster.engines import Workers
 
     workers = Workers(executor, jobs)
     click.get_current_context().call_on_close(workers.close)

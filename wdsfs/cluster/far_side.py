@@ -1,8 +1,8 @@
-"""What a worker runs: a batch of units for a function, with the options of the command that sent it.
+"""The side of the worker: runs a batch of units with the options of the command that sent it.
 
-A worker is whatever process the engine has: it may serve other commands, of other options, before and at the same
-time. So the options that processes share by the environment come with each batch, and batches of different options
-wait for each other. Nothing here is known of the engine.
+A worker is any process of the engine: it may serve other commands, of other options, before and at the same time.
+So the options that processes share by the environment come with each batch, and batches of different options wait
+for each other. Nothing here is known of the engine.
 """
 
 from __future__ import annotations

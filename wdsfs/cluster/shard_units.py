@@ -1,4 +1,4 @@
-"""Shards as units of work: a worker first looks if it sees the shard that this machine sees."""
+"""Shards as units of work: a worker first checks that it sees the same shard as the machine of the command."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
+from wdsfs.cluster.engines import Workers
 from wdsfs.cluster.far_side import SeenShard, on_shard
 from wdsfs.cluster.spread import Job, spread
-from wdsfs.cluster.workers import Workers
 from wdsfs.errors import ShardError, StaleMount
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote

@@ -1,11 +1,13 @@
-"""Spreads units of work over workers: what is sent together, how much at a time, and what a lost worker means.
+"""The distribution of units of work over workers: batches, retries, and the meaning of a lost worker.
 
 Small units are sent several at a time, so that a message costs less than the work. A unit whose worker has died is
 tried again, alone; one that has lost `TRIES` workers is reported. When the whole executor breaks (as a pool of
 processes does when one of them is killed), it is made again, and then the units that were under way are tried one
-by one, which shows the one that kills.
+by one, which shows the one that kills. Futures are taken in the order in which they finish, by callbacks into a
+queue: `concurrent.futures.wait` looks at every future each time, which takes longer than the work when there are
+thousands.
 
-One thread, that of the command.
+Single-threaded: runs in the thread of the command.
 """
 
 from __future__ import annotations
@@ -16,12 +18,45 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import BrokenExecutor, Future
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from wdsfs.cluster.engines import LOST, Workers
 from wdsfs.cluster.far_side import Batch, Outcome, options, run
-from wdsfs.cluster.in_flight import InFlight
-from wdsfs.cluster.workers import LOST, Workers
 from wdsfs.errors import ExecutorUnusable, ShardError, UnreadableShard, WdsfsError
+
+What = TypeVar("What")
+
+
+class InFlight(Generic[What]):
+    """Futures, each with what it is for. Used by one thread; executors finish them in any."""
+
+    def __init__(self) -> None:
+        self._running: dict[Future[Any], What] = {}
+        self._done: SimpleQueue[Future[Any]] = SimpleQueue()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def add(self, future: Future[Any], what: What) -> None:
+        self._running[future] = what
+        future.add_done_callback(self._done.put)
+
+    def next(self) -> tuple[Future[Any], What]:
+        """Wait for the next future that is done. REQUIRES: there are some."""
+        while True:
+            future = self._done.get()
+            if future in self._running:
+                return future, self._running.pop(future)
+
+    def drain(self) -> list[tuple[Future[Any], What]]:
+        """Cancel all that have not begun, and return all, which are not under way any more."""
+        left = list(self._running.items())
+        self._running.clear()
+        for future, _ in left:
+            future.cancel()
+        return left
+
 
 TRIES = 3  # workers that a unit may lose
 BARREN = 12  # losses in a row, without a result, after which the executor counts as broken

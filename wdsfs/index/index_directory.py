@@ -1,25 +1,257 @@
-"""Where an index is opened, and what happens when its directory is bad.
+"""The directory of an index: opened and checked; replaced or left when it is bad.
 
 The index is a cache: losing it costs time only. So if anything is wrong with its directory (missing, full,
 read-only, damaged, another format, on a network file system, where LMDB's locks and maps are not safe), the result
-is a notice and an index that works: a new one in the same place, or a temporary one. This
-holds when it is opened (`open_directory`) and when it fails later (`IndexDirectory.leave`). How one environment is
-opened and checked is in `index/lmdb_env.py`.
+is a notice and an index that works: a new one in the same place, or a temporary one. This holds when it is opened
+(`open_directory`) and when it fails later (`IndexDirectory.leave`).
+
+LMDB maps its files and trusts their content. So before it opens them, their owner is checked (`trust`), their
+blocks are reserved, and `lmdb_check.py` looks at their structure.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
+import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import lmdb
 
-from wdsfs import host, trust
+from wdsfs import host, mount_table, trust
 from wdsfs.errors import IndexUnusable
-from wdsfs.index import lmdb_check, lmdb_env
+from wdsfs.index import lmdb_check
+
+FORMAT = b"2"
+MAP_SIZES = (1 << 42, 1 << 38, 1 << 35, 1 << 31)  # bytes of address space; the smaller ones for a `ulimit -v`
+READERS = 4096  # processes that may read one index at a time
+LOCK_BYTES = 64 * READERS + 4096  # of LMDB's lock file, a cache line for each reader
+
+# Errors that mean that the file is damaged. Anything else (no space, no memory, no permission ...) is no reason to
+# discard its content.
+DAMAGE = (
+    *(
+        lmdb_check.Damaged,
+        lmdb.CorruptedError,
+        lmdb.PageNotFoundError,
+        lmdb.InvalidError,
+        lmdb.VersionMismatchError,
+    ),
+    *(lmdb.CursorFullError, lmdb.PageFullError, lmdb.IncompatibleError),
+)
+_FILES = ("data.mdb", "lock.mdb")
+
+
+def is_full(directory: Path) -> bool:
+    """True if the disk of `directory` has less than 1 MiB left."""
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return False
+    return found.f_bavail * found.f_frsize < 1 << 20
+
+
+def open_or_replace(home: Path, notices: list[str]) -> lmdb.Environment:
+    """The environment in `home`; a new one, and a notice, if it is damaged or of another format.
+
+    REQUIRES: the lock of `index_directory` is held. Raises lmdb.Error, lmdb_check.Damaged, OSError.
+    """
+    try:
+        env = open_env(home)
+    except DAMAGE as error:
+        what = "not trusted" if isinstance(error, _NotTrusted) else "damaged"
+        notices.append(f"the index in {home} is {what} ({error}); it is rebuilt")
+    else:
+        found = _format_of(env)
+        if found == FORMAT:
+            return env
+        env.close()
+        text = found.decode("ascii", "backslashreplace")
+        notices.append(f"the index in {home} has format {text}; this is format {FORMAT.decode()}: it is rebuilt")
+    remove(home)
+    return open_env(home)
+
+
+def remove(home: Path) -> None:
+    """Remove the environment's files; the next `open_env` makes new ones."""
+    # Not truncated in place: another process may have the old file mapped.
+    for name in _FILES:
+        (home / name).unlink(missing_ok=True)
+
+
+def data_inode(home: Path) -> int:
+    """The inode of the data file, which changes when another process replaces the environment.
+
+    Not a Fingerprint: size and times change with every transaction.
+    """
+    return os.stat(home / "data.mdb").st_ino
+
+
+def open_env(home: Path, read_only: bool = False) -> lmdb.Environment:
+    """Open or create the environment. Raises lmdb.Error, lmdb_check.Damaged, OSError."""
+    data = home / "data.mdb"
+    for name in _FILES:
+        _require_file(home / name)
+    if data.exists() and data.stat().st_size:
+        with _opened(data) as fd:
+            lmdb_check.check_metas(fd)
+    if not read_only:
+        _reserve_locks(home)
+    env = _map(home, read_only)
+    try:
+        with _opened(data) as fd:
+            _check(env, fd)
+        if not read_only:
+            _share(home)
+            env.reader_check()  # readers that were killed; as long as they are listed, LMDB reuses no page
+            if not env.stat()["entries"]:
+                with env.begin(write=True) as txn:
+                    txn.put(b"format", FORMAT)
+    except BaseException:
+        env.close()
+        raise
+    return env
+
+
+class _NotTrusted(lmdb_check.Damaged):
+    """Another user may have written a file of the index; the text says how."""
+
+
+def _require_file(path: Path) -> None:
+    """Check that LMDB, which opens its files by their paths, finds our own. Raises _NotTrusted.
+
+    A link, or a file of another user, was put there while others could write to the directory.
+    """
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(found.st_mode):
+        return  # LMDB reports it
+    try:
+        trust.require_file(found, path.name)
+    except trust.Untrusted as error:
+        raise _NotTrusted(str(error.strerror).removesuffix(": remove it")) from None
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _reserve_locks(home: Path) -> None:
+    """Make LMDB's lock file with all of its blocks.
+
+    LMDB would make it of holes and write through a map: on a full disk that ends a process with SIGBUS. An
+    existing one is not opened: closing it again would drop the locks of this process, if it has the index open.
+    """
+    if (home / "lock.mdb").exists():
+        return
+    new = home / "lock.new"
+    try:
+        fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, LOCK_BYTES)
+        finally:
+            os.close(fd)
+        new.rename(home / "lock.mdb")
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+
+
+def _share(home: Path) -> None:
+    """Let the group of a directory, which `trust` has accepted, write the index if it may write there."""
+    if os.stat(home).st_mode & stat.S_IWGRP:
+        for name in (*_FILES, "open.lock"):
+            with contextlib.suppress(PermissionError, FileNotFoundError):  # another user's file, who has done it
+                os.chmod(home / name, 0o660)
+
+
+def _map(home: Path, read_only: bool) -> lmdb.Environment:
+    for size in MAP_SIZES:
+        try:
+            return lmdb.open(
+                str(home),
+                map_size=size,
+                max_readers=READERS,
+                metasync=False,  # a power cut may cost the last commit, never the file
+                readonly=read_only,
+                # Without locks pages could be used again while they are read here: only for an image.
+                lock=not (read_only and _is_image(home)),
+                mode=0o600,
+            )
+        except (lmdb.MemoryError, MemoryError):
+            continue
+    raise OSError(errno.ENOMEM, "there is not enough address space: ulimit -v")
+
+
+def _check(env: lmdb.Environment, fd: int) -> None:
+    for _ in range(10):  # while others commit
+        with env.begin() as txn:
+            if lmdb_check.check(fd, txn.id()):
+                return
+    raise lmdb_check.Damaged("its meta pages do not fit together")
+
+
+def _format_of(env: lmdb.Environment) -> bytes:
+    with env.begin() as txn:
+        return bytes(txn.get(b"format") or b"?")
+
+
+def open_read_only(home: Path) -> lmdb.Environment | None:
+    """An index that cannot be written may still be read, from a read-only image for example."""
+    try:
+        if not (_is_image(home) or os.access(home / "lock.mdb", os.W_OK)):
+            return None
+        env = open_env(home, read_only=True)
+        if _format_of(env) == FORMAT:
+            return env
+        env.close()
+    except (lmdb.Error, lmdb_check.Damaged, OSError):
+        pass
+    return None
+
+
+def _is_image(home: Path) -> bool:
+    """True if no process can write to the file system: not only we, and not only here."""
+    try:
+        mount = mount_table.mount_of(home)
+    except OSError:
+        return False
+    return mount is not None and "ro" in mount.super_options
+
+
+def temporary_env() -> tuple[lmdb.Environment, Path, tempfile.TemporaryDirectory[str]]:
+    """Return a new environment, its directory, and the object that removes that. Raises IndexUnusable."""
+    handle = None
+    try:
+        handle = _temporary_directory()
+        return open_env(Path(handle.name)), Path(handle.name), handle
+    except (OSError, lmdb.Error) as error:
+        if handle is not None:
+            handle.cleanup()
+        raise IndexUnusable(f"no index can be made, not even a temporary one: {error}; set --index-dir") from None
+
+
+def _temporary_directory() -> tempfile.TemporaryDirectory[str]:
+    """In TMPDIR, or in /tmp when others could replace it there. Raises OSErrors."""
+    handle = tempfile.TemporaryDirectory(prefix="wdsfs-index-")
+    try:
+        trust.directory(handle.name)
+    except trust.Untrusted:
+        handle.cleanup()
+        handle = tempfile.TemporaryDirectory(prefix="wdsfs-index-", dir="/tmp")
+    return handle
+
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +273,10 @@ class IndexDirectory:
     ) -> None:
         self.env, self.path, self.notices = env, path, notices
         self._base_path = base_path
-        self.base = None if base_path is None else lmdb_env.open_read_only(base_path)
+        self.base = None if base_path is None else open_read_only(base_path)
         self._temporary = temporary
         self._retired: lmdb.Environment | None = None  # damaged; kept mapped, in case a Record is still around
-        self._data_inode = lmdb_env.data_inode(path)
+        self._data_inode = data_inode(path)
 
     def environments(self) -> list[lmdb.Environment]:
         """The environments in which to look for a value, in this order."""
@@ -62,20 +294,20 @@ class IndexDirectory:
         """
         if self._temporary is not None:
             raise IndexUnusable(f"the temporary index in {self.path} cannot be used: {error}") from None
-        if isinstance(error, lmdb_env.DAMAGE):
+        if isinstance(error, DAMAGE):
             with contextlib.suppress(OSError, lmdb.Error, lmdb_check.Damaged), _lock(self.path):
-                if lmdb_env.data_inode(self.path) == self._data_inode:  # no other process has replaced it yet
-                    lmdb_env.remove(self.path)
-                self._retired, self.env = self.env, lmdb_env.open_env(self.path)
-                self._data_inode = lmdb_env.data_inode(self.path)
+                if data_inode(self.path) == self._data_inode:  # no other process has replaced it yet
+                    remove(self.path)
+                self._retired, self.env = self.env, open_env(self.path)
+                self._data_inode = data_inode(self.path)
                 self._say(f"the index in {self.path} is damaged ({error}); it is rebuilt")
                 return
         else:
             self.base, self._base_path = self.env, self.path
         # LMDB calls it an input/output error when a write stops half-way.
-        full = "; its disk is full" if lmdb_env.is_full(self.path) else ""
+        full = "; its disk is full" if is_full(self.path) else ""
         why = f"the index in {self.path} cannot be used ({error}{full})"
-        self.env, self.path, self._temporary = lmdb_env.temporary_env()
+        self.env, self.path, self._temporary = temporary_env()
         self._say(_uses_temporary(why, self.path))
 
     def _say(self, notice: str) -> None:
@@ -102,7 +334,7 @@ class IndexDirectory:
         home = _open_at(self.path, [])
         home.log_notices()
         if home._temporary is None and self._base_path is not None:
-            home.base, home._base_path = lmdb_env.open_read_only(self._base_path), self._base_path
+            home.base, home._base_path = open_read_only(self._base_path), self._base_path
         home.notices[:0] = self.notices
         return home
 
@@ -129,7 +361,7 @@ def _open_at(home: Path, notices: list[str]) -> IndexDirectory:
     try:
         trust.directory(home, create=True)
         with _lock(home):
-            return IndexDirectory(lmdb_env.open_or_replace(home, notices), home, notices)
+            return IndexDirectory(open_or_replace(home, notices), home, notices)
     except OSError as error:
         why = f"the index directory {home} cannot be used ({error.strerror})"
     except (lmdb.Error, lmdb_check.Damaged) as error:
@@ -138,7 +370,7 @@ def _open_at(home: Path, notices: list[str]) -> IndexDirectory:
 
 
 def _open_temporary(why: str, base_path: Path | None, notices: list[str]) -> IndexDirectory:
-    env, path, handle = lmdb_env.temporary_env()
+    env, path, handle = temporary_env()
     return IndexDirectory(env, path, [*notices, _uses_temporary(why, path)], base_path, handle)
 
 

@@ -32,7 +32,7 @@ from wdsfs.errors import CorruptShard, MissingShard, ShardError, SpecError
 from wdsfs.index import record as record_module
 from wdsfs.index import record_check
 from wdsfs.index.record import FORMAT, STRAY, Record
-from wdsfs.index.record_sections import restamped
+from wdsfs.index.record_builder import restamped
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
 from wdsfs.spec import index_file

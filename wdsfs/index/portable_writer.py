@@ -17,7 +17,7 @@ from typing import NamedTuple
 from wdsfs.errors import IndexUnusable, ObjectChanged, ObjectExists, StaleShard, UsageError
 from wdsfs.index.portable import PortableIndex
 from wdsfs.index.record import FORMAT, Record
-from wdsfs.index.record_sections import restamped
+from wdsfs.index.record_builder import restamped
 from wdsfs.index.store import Index, Summary, summary_of
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote

@@ -31,9 +31,8 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from wdsfs.cluster import shard_units
-from wdsfs.cluster.in_flight import InFlight
-from wdsfs.cluster.spread import Job, spread
-from wdsfs.cluster.workers import Workers
+from wdsfs.cluster.engines import Workers
+from wdsfs.cluster.spread import InFlight, Job, spread
 from wdsfs.errors import ShardError, UnreadableShard
 from wdsfs.remote.shard_paths import is_remote
 from wdsfs.spec.expand import Shard

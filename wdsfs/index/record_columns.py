@@ -1,6 +1,6 @@
 """The sections of a record as Python sees them: numbers, lists of byte strings and alias tables, used in place.
 
-Nothing is decoded before it is asked for. `record_sections.py` packs what this reads.
+Nothing is decoded before it is used. `record_builder.py` packs the sections.
 """
 
 from __future__ import annotations

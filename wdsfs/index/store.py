@@ -28,14 +28,14 @@ from typing import Any, NamedTuple
 import lmdb
 
 from wdsfs import host
-from wdsfs.cluster.workers import Workers
+from wdsfs.cluster.engines import Workers
 from wdsfs.errors import IndexUnusable, MissingShard, NotATar, ShardError, UnreadableShard
 from wdsfs.index import index_directory, lmdb_check, merged_names, process_pool
 from wdsfs.index.index_directory import IndexDirectory
 from wdsfs.index.portable import Portables, path_of
 from wdsfs.index.record import BY_EXTENSION, BY_NAME, FILES, Record
+from wdsfs.index.record_builder import adopted
 from wdsfs.index.record_of_file import build_file
-from wdsfs.index.record_sections import adopted
 from wdsfs.index.set_tables import Claims, PathUnion
 from wdsfs.remote import shard_paths
 from wdsfs.spec import objects

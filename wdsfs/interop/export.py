@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from wdsfs import __version__
-from wdsfs.cluster.workers import Workers
+from wdsfs.cluster.engines import Workers
 from wdsfs.errors import MALFORMED, ExportError, ShardError, StaleShard, UnreadableShard, several
-from wdsfs.index import process_pool, remote_scan
+from wdsfs.index import process_pool, record_of_file
 from wdsfs.index.portable_writer import PortableWriter
 from wdsfs.index.record import Record
 from wdsfs.interop import dali, energon, wids
@@ -441,8 +441,8 @@ def _known_shards(folder: bytes) -> list[str]:
 
 def _wids_misreading(path: bytes, together: int) -> str | None:
     def of(shard: OpenShard) -> str | None:
-        remote_scan.begin(shard)
-        return wids.wids_misreading(remote_scan.reader_of(shard, shard, together))
+        record_of_file.begin(shard)
+        return wids.wids_misreading(record_of_file.reader_of(shard, shard, together))
 
     return _of_shard(path, of)
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from wdsfs import names
 from wdsfs.errors import StaleShard, UnreadableShard
-from wdsfs.index import remote_scan
+from wdsfs.index import record_of_file
 from wdsfs.index.record import KINDS, STRAY, Record
 from wdsfs.interop import dali, energon, huggingface
 from wdsfs.interop.huggingface import FirstSample
@@ -100,7 +100,7 @@ def lint(path: bytes, reading: Reading = PLAIN, together: int = 1) -> Lint:
     try:
         if isinstance(shard, int) and not stat.S_ISREG(os.fstat(shard).st_mode):
             raise UnreadableShard(f"{os.fsdecode(path)}: is no regular file")
-        remote_scan.begin(shard)
+        record_of_file.begin(shard)
         reader = _ShardLinter(found, reading)
         with compressed.opened(shard, path) as (tar, problem, kind):
             if kind is not None and path.endswith(b".tar"):
@@ -108,7 +108,7 @@ def lint(path: bytes, reading: Reading = PLAIN, together: int = 1) -> Lint:
                 found.add("compressed", -1, "", text)
             problems = Problems([] if problem is None else [problem])
             marks = reading.marks()
-            for chunk in scan.scan(remote_scan.reader_of(shard, tar, together), problems, marks=marks):
+            for chunk in scan.scan(record_of_file.reader_of(shard, tar, together), problems, marks=marks):
                 reader.read(chunk)
             reader.end()
             reader.find_clashes(tar)

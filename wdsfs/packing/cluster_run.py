@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from wdsfs.cluster.engines import Workers
 from wdsfs.cluster.far_side import SeenShard
 from wdsfs.cluster.shard_units import seen_here
 from wdsfs.cluster.spread import Job, spread
-from wdsfs.cluster.workers import Workers
 from wdsfs.errors import CommitError, ShardError, StaleShard
 from wdsfs.packing.output_units import OutputUnit, write_file, write_object
 from wdsfs.packing.pieces import CopiedRange

@@ -23,7 +23,7 @@ from wdsfs.remote.shard_paths import is_remote
 from wdsfs.storage.durable import Disk, make_directories, remove_leftover, temporary_of, write_whole
 
 if TYPE_CHECKING:
-    from wdsfs.cluster.workers import Workers
+    from wdsfs.cluster.engines import Workers
     from wdsfs.packing.object_outputs import ObjectOutputs
 
 # Less work than this is finished here before other processes have started.

@@ -30,7 +30,7 @@ from wdsfs.tree.indexing import NotIndexed
 from wdsfs.tree.shard_set import ShardSet
 
 if TYPE_CHECKING:
-    from wdsfs.cluster.workers import Workers
+    from wdsfs.cluster.engines import Workers
     from wdsfs.packing.cluster_run import ClusterRun
     from wdsfs.packing.object_outputs import ObjectOutputs
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 PROBLEMS_MAX = 1000  # problems of a shard kept word for word; further ones are counted
 
 # Kinds of problems in spite of which all members that a reader sees are whole. (Dangling links are found by
-# `index/hard_links.py`.)
+# `index/member_draft.py`.)
 HARMLESS = frozenset(("no end mark", "behind end mark", "dangling link", "trailing header"))
 
 # Kinds that mean that the file is something else than a tar: there is nothing to show.
