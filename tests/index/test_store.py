@@ -38,7 +38,6 @@ from wdsfs.errors import IndexUnusable, MissingShard, ShardError, UnreadableShar
 from wdsfs.index import process_pool, record, record_builder, record_of_file, store
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
-from wdsfs.index.set_tables import PathUnion
 from wdsfs.index.store import Index, Summary, open_index
 from wdsfs.names import Reading
 from wdsfs.spec.expand import Shard
@@ -96,7 +95,7 @@ def test_keys_and_values_are_as_format_md_says(tmp_path: Path) -> None:
     by_key = replace(shards[0], reading=Reading(ignore_zeros=True, group_by_key=True))
     with opened(tmp_path / "index") as index:
         index.refresh([*shards, by_key])
-        union_of(index, shards)
+        table_of(index, shards)
     with lmdb.open(str(tmp_path / "index"), map_size=1 << 30, readonly=True) as env, env.begin() as txn:
         values = {bytes(key): bytes(value) for key, value in txn.cursor()}
 
@@ -104,9 +103,9 @@ def test_keys_and_values_are_as_format_md_says(tmp_path: Path) -> None:
         return hashlib.blake2b(text, digest_size=16).digest()
 
     paths = [shards[0].path, shards[1].path, shards[0].path + b"\0--ignore-zeros --group-by-key"]
-    union = b"u" + digest(b"\0".join(paths[:2]))
+    table = b"t" + digest(b"\0".join([*paths[:2], b"1"]))
     kept = {kind + digest(path) for kind in (b"s", b"r") for path in paths}
-    assert set(values) == {b"format", union, *kept}
+    assert set(values) == {b"format", table, *kept}
     assert values[b"format"] == b"2"
     summary, record = values[b"s" + digest(paths[0])], values[b"r" + digest(paths[0])]
     assert zlib.crc32(summary[4:]) == int.from_bytes(summary[:4], "little")
@@ -115,7 +114,7 @@ def test_keys_and_values_are_as_format_md_says(tmp_path: Path) -> None:
     assert struct.unpack_from("<Qq", summary, 4) == (found.st_size, found.st_mtime_ns)
     assert record[:8] == b"wdsfs-r\n"
     assert zlib.crc32(record[16:]) == int.from_bytes(record[8:16], "little")
-    assert zlib.crc32(values[union][20:]) == int.from_bytes(values[union][16:20], "little")
+    assert zlib.crc32(values[table][20:]) == int.from_bytes(values[table][16:20], "little")
 
 
 def test_a_new_index_knows_nothing(tmp_path: Path) -> None:
@@ -1248,20 +1247,7 @@ def test_prune_drops_what_is_gone_and_nothing_else(prepared: Prepared) -> None:
         assert [index.summary(one.path) is None for one in shards] == [False, True, False, False]
 
 
-# --- the union --------------------------------------------------------------------------------------------
-
-
-def records_of(index: Index, shards: list[Shard]) -> Callable[[int], Record | None]:
-    def find(number: int) -> Record | None:
-        with contextlib.suppress(ShardError):
-            return index.record(shards[number].path, Fingerprint.at(shards[number].path))
-        return None
-
-    return find
-
-
-def keys_of(shards: list[Shard]) -> list[bytes]:
-    return [one.path for one in shards]
+# --- tables over a set ------------------------------------------------------------------------------------
 
 
 def fingerprints_of(shards: list[Shard]) -> list[Fingerprint]:
@@ -1274,95 +1260,63 @@ def fingerprints_of(shards: list[Shard]) -> list[Fingerprint]:
     return found
 
 
-def union_of(index: Index, shards: list[Shard]) -> list[set[tuple[int, int]]]:
-    """For folders and entries the pairs of checksum and shard."""
-    union = index.union(keys_of(shards), fingerprints_of(shards), records_of(index, shards))
-    pairs = []
-    for sums, owners in union.columns():
-        assert list(sums) == sorted(sums)
-        assert len(sums) == len(owners)
-        pairs.append(set(zip(sums, owners, strict=True)))
-    return pairs
+def table_of(index: Index, shards: list[Shard], now: list[Fingerprint] | None = None) -> bytes:
+    """A table that says which fingerprints it was made of."""
+    now = fingerprints_of(shards) if now is None else now
+
+    def build() -> tuple[list[Fingerprint], bytes]:
+        return now, repr(now).encode()
+
+    return bytes(index.table(index.keep_table(b"t1", [one.path for one in shards], now, build)))
 
 
-def model_of(shards: list[Shard]) -> list[set[tuple[int, int]]]:
-    pairs: list[set[tuple[int, int]]] = [set(), set()]
-    for number, one in enumerate(shards):
-        with contextlib.suppress(ShardError):
-            built = Record(build_file(one.path))
-            for kind, table in enumerate(("folder", "entry")):
-                sums = {*built.array(f"{table}.hash").tolist()}
-                sums.update(*(built.array(f"alias{d}.hash").tolist() for d in range(3) if built.aliases[d]))
-                pairs[kind] |= {(crc, number) for crc in sums}
-    return pairs
+def unexpected() -> tuple[list[Fingerprint], bytes]:
+    raise AssertionError
 
 
-def test_the_union_has_every_path_of_every_shard(tmp_path: Path) -> None:
-    shards = sets.make(tmp_path / "shards", 5)
-    sets.path_of(shards[1]).write_bytes(b"")
-    odd = [b"../a.x", b"b.x", b"b.x", b"a~2.x", b"d/", b"stray", b"a/b.c", b"a.b"]
-    sets.path_of(shards[3]).write_bytes(tars.tar(*map(tars.member, odd)))
-    with opened(tmp_path / "index") as index:
-        index.refresh(shards)
-        assert union_of(index, shards) == model_of(shards)
-        assert union_of(index, shards[1:2]) == model_of(shards[1:2])
-        assert union_of(index, shards[::-1]) == model_of(shards[::-1])
-        assert union_of(index, []) == [set(), set()]
-
-
-def test_the_union_is_kept_until_a_shard_changes(prepared: Prepared) -> None:
+def test_a_table_is_kept_until_a_shard_changes(prepared: Prepared) -> None:
     directory, shards = prepared
-
-    def unexpected(number: int) -> Record | None:
-        raise AssertionError(number)
-
+    paths = [one.path for one in shards]
     with opened(directory) as index:
-        expected = union_of(index, shards)
+        before = table_of(index, shards)
     with opened(directory) as index:
-        index.union(keys_of(shards), fingerprints_of(shards), unexpected)
-        assert union_of(index, shards) == expected
+        assert index.table(index.keep_table(b"t1", paths, fingerprints_of(shards), unexpected)) == before
+        assert table_of(index, shards[::-1]) != before
         sets.path_of(shards[0]).write_bytes(sets.content(9, 9))
-        refresh(index, shards)
         with pytest.raises(AssertionError):
-            index.union(keys_of(shards), fingerprints_of(shards), unexpected)
-        assert union_of(index, shards) == model_of(shards) != expected
+            index.keep_table(b"t1", paths, fingerprints_of(shards), unexpected)
+        assert table_of(index, shards) == repr(fingerprints_of(shards)).encode() != before
+        with pytest.raises(AssertionError):
+            index.keep_table(b"t2", paths, fingerprints_of(shards), unexpected)
 
 
-def test_the_union_of_a_set_without_a_shard_is_not_used_when_the_shard_is_back(prepared: Prepared) -> None:
+def test_a_table_says_which_records_went_into_it(prepared: Prepared) -> None:
+    """A shard that disappears while the table is made must not be taken for a part of it later."""
     directory, shards = prepared
     with opened(directory) as index:
-        whole, now, find = union_of(index, shards), fingerprints_of(shards), records_of(index, shards)
-        part = index.union(
-            keys_of(shards), [now[0], GONE, *now[2:]], lambda number: find(number) if number != 1 else None
-        )
-        assert {*part.columns()[0][1]} == {0, 2, 3}
-        assert union_of(index, shards) == whole == model_of(shards)
+        now = fingerprints_of(shards)
+        part = [now[0], GONE, *now[2:]]
+        index.keep_table(b"t1", [one.path for one in shards], now, lambda: (part, b"of a part"))
+        assert table_of(index, shards) == repr(now).encode()
 
 
-def test_the_union_says_which_records_went_into_it(prepared: Prepared) -> None:
-    """A shard that disappears while the union is made must not be taken for a part of it later."""
+def test_a_damaged_table_is_made_again(prepared: Prepared) -> None:
     directory, shards = prepared
+    key = b"t" + store._digest(b"\0".join([*(one.path for one in shards), b"1"]))
     with opened(directory) as index:
-        before = fingerprints_of(shards)
-        find = records_of(index, shards)
-        index.union(keys_of(shards), before, lambda number: None if number == 2 else find(number))
-        assert union_of(index, shards) == model_of(shards)
-
-
-def test_a_damaged_union_is_made_again(prepared: Prepared) -> None:
-    directory, shards = prepared
-    key = b"u" + store._digest(b"\0".join(one.path for one in shards))
-    with opened(directory) as index:
-        expected = union_of(index, shards)
-    for at in (0, 17, 25, 30, 60, -1):
+        expected = table_of(index, shards)
+    for at in (0, 17, 25, -1):
         with lmdb.open(str(directory), map_size=1 << 30) as env, env.begin(write=True) as txn:
             value = bytearray(txn.get(key))
             value[at] ^= 4
             txn.put(key, bytes(value) if at else b"short")
         with opened(directory) as index:
-            assert union_of(index, shards) == expected
+            assert table_of(index, shards) == expected
 
 
-def test_a_union_that_is_gone_is_an_error(tmp_path: Path) -> None:
-    with opened(tmp_path) as index, pytest.raises(IndexUnusable, match="mount again"):
-        PathUnion(b"u", index).columns()
+def test_a_table_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    with opened(tmp_path) as index:
+        key = index.keep_table(b"t1", [], [], lambda: ([], b"x"))
+        index.drop_tables([b"t0", b"t1"], [])
+        with pytest.raises(IndexUnusable, match="mount again"):
+            index.table(key)

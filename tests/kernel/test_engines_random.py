@@ -106,25 +106,24 @@ Model = dict[str, bytes | None]  # by path; None: a directory
 def model(sets: Sequence[Sequence[Member]], layout: Layout) -> Model:
     """What a mount of shards s0, s1 ... shows."""
     found: Model = {"": None}
-    taken: dict[str, int] = {}  # how many want a name in a tree over all shards
+    taken: dict[str, int] = {}  # the first shard with a path in a tree over all shards
     for number, members in enumerate(sets):
         top = "" if layout.merge else f"s{number}/"
         samples: dict[str, str] = {}
         found |= {} if layout.merge else {top[:-1]: None}
         for one in members:
             if layout.files:
-                add(found, numbered(top + one.name, taken), one.content)
+                add(found, with_shard(top + one.name, number, taken), one.content)
             elif one.extension:
                 if one.key not in samples:
-                    samples[one.key] = numbered(top + one.key, taken)
+                    samples[one.key] = with_shard(top + one.key, number, taken)
                 name = f"{one.key.rpartition('/')[2]}.{one.extension}" if layout.full else one.extension
                 add(found, f"{samples[one.key]}/{name}", one.content)
     return found
 
 
-def numbered(name: str, taken: dict[str, int]) -> str:
-    taken[name] = taken.get(name, 0) + 1
-    return name if taken[name] == 1 else f"{name}~{taken[name]}"
+def with_shard(name: str, number: int, taken: dict[str, int]) -> str:
+    return name if taken.setdefault(name, number) == number else f"{name}~s{number}"
 
 
 def add(found: Model, path: str, content: bytes) -> None:

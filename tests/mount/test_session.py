@@ -924,7 +924,7 @@ def test_a_worker_is_replaced_also_while_a_shard_cannot_be_indexed(program: Prog
         wait_until(lambda: sorted(_listed(mounted.path)) == ["a", "b"], "the other shard's tree")
         shards[1].rmdir()
         os.rename(program.home / "kept", shards[1])
-        wait_until(lambda: sorted(_listed(mounted.path)) == ["a", "a~2", "b", "b~2"], "the whole tree to be back")
+        wait_until(lambda: sorted(_listed(mounted.path)) == ["a", "a~b", "b", "b~b"], "the whole tree to be back")
         assert mounted.status()["restarts"] == len(before)
 
 

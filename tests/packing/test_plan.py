@@ -628,7 +628,7 @@ def test_in_place_killed_at_every_step(merge: bool, tmp_path: Path) -> None:
     )
     edits: dict[Any, Any] = {"a": {"txt": WHITEOUT}, "n": {"txt": b"new"}}
     edits = (
-        {**edits, "a~2": {"txt": b"other"}}
+        {**edits, "a~s1": {"txt": b"other"}}
         if merge
         else {"s0": edits, "s1": {"a": WHITEOUT}, "t": {"x": edits["n"]}}
     )

@@ -34,6 +34,7 @@ from wdsfs.tree.content import Content
 from wdsfs.tree.generations import Generations
 from wdsfs.tree.indexing import NotIndexed
 from wdsfs.tree.merged_tree import make_tree
+from wdsfs.tree.path_table import KeyTable
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import View
 
@@ -672,7 +673,7 @@ def test_damaged_shards_are_listed_with_their_first_problem(tmp_path: Path, shar
         ]
 
 
-def test_the_union_does_not_use_shards_that_are_gone(tmp_path: Path) -> None:
+def test_a_table_does_not_use_shards_that_are_gone(tmp_path: Path) -> None:
     shards = [*sets.make(tmp_path / "a", 1), *sets.make(tmp_path / "b", 1)]
     with a_lower(tmp_path, shards) as below:
 
@@ -683,7 +684,8 @@ def test_the_union_does_not_use_shards_that_are_gone(tmp_path: Path) -> None:
 
         def owners() -> set[int]:
             below._freshness.states.clear()
-            return {owner for _, column in below.union(record_of).columns() for owner in column}
+            key = below.keep_table(b"k", lambda: KeyTable.build(map(record_of, range(2))))
+            return set(KeyTable.parse(below.index.table(key)).shards)
 
         assert owners() == {0, 1}
         (tmp_path / "b").rename(tmp_path / "away")  # as a file system that is not mounted for a while

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 import tarfile
 import zlib
@@ -302,53 +303,101 @@ def test_merged_directories_have_one_link() -> None:
         assert tree.getattr(ROOT).links == tree.resolve(b"images17").links == 1
 
 
-def test_the_same_path_from_two_shards_is_shown_twice() -> None:
+def test_a_path_that_an_earlier_shard_has_gets_the_name_of_its_shard() -> None:
     shards = [tar([("a.jpg", b"1")]), tar([("a.jpg", b"2"), ("a.cls", b"x")]), tar([("a.jpg", b"3")])]
     with a_tree(shards, View(), merge=True) as tree:
-        expected = {b"/a/jpg": b"1", b"/a~2/jpg": b"2", b"/a~2/cls": b"x", b"/a~3/jpg": b"3"}
+        expected = {b"/a/jpg": b"1", b"/a~s1/jpg": b"2", b"/a~s1/cls": b"x", b"/a~s2/jpg": b"3"}
         assert check_consistency(tree) == expected
     with a_tree(shards, View("files"), merge=True) as tree:
-        expected = {b"/a.jpg": b"1", b"/a.jpg~2": b"2", b"/a.cls": b"x", b"/a.jpg~3": b"3"}
+        expected = {b"/a.jpg": b"1", b"/a.jpg~s1": b"2", b"/a.cls": b"x", b"/a.jpg~s2": b"3"}
         assert check_consistency(tree) == expected
 
 
-def test_merged_a_sample_and_a_folder_of_other_shards_share_a_directory() -> None:
+def test_a_path_twice_in_a_shard_is_numbered_there_first() -> None:
+    twice = tar([("a.x", b"1"), ("b.x", b"2"), ("a.x", b"3")])
+    with a_tree([twice, twice], View(), merge=True) as tree:
+        assert names_in(tree) == [b"a", b"b", b"a~2", b"a~s1", b"b~s1", b"a~2~s1"]
+
+
+def test_merged_a_sample_keeps_out_of_the_folder_of_another_shard() -> None:
     shards = [tar([("a/b.jpg", b"1")]), tar([("a.jpg", b"2"), ("a.b", b"3")]), tar([("a.jpg", b"4")])]
     with a_tree(shards, View(), merge=True) as tree:
         assert check_consistency(tree) == {
             b"/a/b/jpg": b"1",
-            b"/a/jpg": b"2",
-            b"/a/b~2": b"3",
-            b"/a~2/jpg": b"4",
+            b"/a~s1/jpg": b"2",
+            b"/a~s1/b": b"3",
+            b"/a~s2/jpg": b"4",
         }
 
 
-def test_merged_paths_with_one_checksum_are_numbered_apart() -> None:
+def test_merged_a_sample_shares_the_directory_with_a_folder_of_its_own_shard() -> None:
+    """Only the first of its key, so that no files of two samples are in one directory."""
+    both = [("a.jpg", b"1"), ("a/b.jpg", b"2"), ("a.b", b"")]
+    shards = [tar(both[:2]), tar([*both[:2], ("a/c.x", b"3")]), tar([("a/jpg.x", b"4")])]
+    with a_tree(shards, View(), merge=True) as tree:
+        assert check_consistency(tree) == {
+            b"/a/jpg": b"1",
+            b"/a/b/jpg": b"2",
+            b"/a~s1/jpg": b"1",
+            b"/a/b~s1/jpg": b"2",
+            b"/a/c/x": b"3",
+            b"/a/jpg~s2/x": b"4",
+        }
+
+
+def test_a_plain_name_that_ends_like_one_with_a_shard_gets_its_own_shard_too() -> None:
+    keys = [["a", "a~s1", "b~s7"], ["a", "a~s1"]]
+    with a_tree([tar([(f"{key}.x", key.encode()) for key in own]) for own in keys], View(), merge=True) as tree:
+        assert check_consistency(tree) == {
+            b"/a/x": b"a",
+            b"/a~s1~s0/x": b"a~s1",
+            b"/b~s7/x": b"b~s7",  # there is no such shard
+            b"/a~s1/x": b"a",
+            b"/a~s1~s1/x": b"a~s1",
+        }
+
+
+def test_a_folder_keeps_the_name_that_a_sample_would_get() -> None:
+    shards = [tar([("a.x", b"1"), ("a~s1/b.x", b"2")]), tar([("a.x", b"3")])]
+    with a_tree(shards, View(), merge=True) as tree:
+        files = check_consistency(tree)
+        place = next(path for path, content in files.items() if content == b"3")
+        assert re.fullmatch(rb"/a%[0-9a-f]{8}~s1/x", place)
+        assert files == {b"/a/x": b"1", b"/a~s1/b/x": b"2", place: b"3"}
+
+
+def test_merged_paths_with_one_checksum_are_told_apart() -> None:
     one, other = b"plumless", b"buckeroo"
     assert zlib.crc32(one) == zlib.crc32(other)
-    keys = [[one], [other, one], [other], [one, other], [one + b"~2"], [one]]
+    keys = [[one], [other, one], [other], [one, other]]
     shards = [tar([(key.decode() + ".x", b"%d" % n + key) for key in own]) for n, own in enumerate(keys)]
     with a_tree(shards, View(), merge=True) as tree:
         assert check_consistency(tree) == {
             b"/plumless/x": b"0plumless",
-            b"/plumless~3/x": b"1plumless",
-            b"/plumless~4/x": b"3plumless",
-            b"/plumless~5/x": b"5plumless",
-            b"/plumless~2/x": b"4plumless~2",
+            b"/plumless~s1/x": b"1plumless",
+            b"/plumless~s3/x": b"3plumless",
             b"/buckeroo/x": b"1buckeroo",
-            b"/buckeroo~2/x": b"2buckeroo",
-            b"/buckeroo~3/x": b"3buckeroo",
+            b"/buckeroo~s2/x": b"2buckeroo",
+            b"/buckeroo~s3/x": b"3buckeroo",
         }
-        for missing in (b"buckeroo~4", b"plumless~6"):
+        for missing in (b"buckeroo~s0", b"plumless~s2", b"plumless~s4", b"plumless~2"):
             with pytest.raises(NoSuchEntry):
                 tree.lookup(ROOT, missing)
 
 
-@pytest.mark.parametrize("length", [244, 245, 246, 253, 254, 255])
-def test_merged_names_that_are_cut_for_their_numbers_are_found(length: int) -> None:
-    keys = ["k" * length, "l" * (length - 2) + "~2", "l" * (length - 2)]
-    with a_tree([tar([(f"d/{key}.x", b"%d" % n) for key in keys]) for n in range(11)], View(), merge=True) as tree:
-        assert len(check_consistency(tree)) == 33
+@pytest.mark.parametrize("length", [242, 243, 244, 251, 252, 253, 254, 255])
+def test_merged_names_that_are_cut_for_their_shard_are_found(length: int) -> None:
+    keys = ["k" * length, "l" * (length - 3) + "~s2", "l" * (length - 3), "m" * 9 + "%80000001"]
+    with a_tree([tar([(f"d/{key}.x", b"%d" % n) for key in keys]) for n in range(3)], View(), merge=True) as tree:
+        assert len(check_consistency(tree)) == 12
+
+
+def test_names_stay_when_a_set_grows() -> None:
+    shards = [tar([("a.x", b"%d" % number), ("b/c.x", b"%d" % number)]) for number in range(4)]
+    with a_tree(shards[:3], View(), merge=True) as tree:
+        before = check_consistency(tree)
+    with a_tree(shards, View(), merge=True) as tree:
+        assert check_consistency(tree) == before | {b"/a~s3/x": b"3", b"/b/c~s3/x": b"3"}
 
 
 Counted = Literal["listed", "looked up", "last page"]
@@ -387,8 +436,8 @@ def steps(tree: LowerTree, folder: bytes) -> dict[Counted, float]:
     [
         pytest.param(lambda shard: [f"d/{n}.x" for n in range(4)], id="equal"),
         pytest.param(lambda shard: [f"d/{shard}-{n}.x" for n in range(4)], id="unique"),
-        pytest.param(lambda shard: ["d/a.x", "d/a~2.x", "d/b.x", "d/b.x"], id="numbered"),
-        pytest.param(lambda shard: ["d.y", "d/a.x", "d/a/b.x", "d/c.x", "d/~2.x"], id="shared"),
+        pytest.param(lambda shard: ["d/a.x", "d/a~s2.x", "d/b.x", "d/b.x"], id="numbered"),
+        pytest.param(lambda shard: ["d.y", "d/a.x", "d/a/b.x", "d/c.x", "d/~s2.x"], id="shared"),
         pytest.param(lambda shard: ["d/" + "a" * 255 + ".x", "d/b.x"], id="cut"),
     ],
 )
@@ -406,7 +455,7 @@ def test_merged_a_name_takes_as_many_steps_in_many_shards_as_in_few(
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("merge", [False, True])
-@pytest.mark.parametrize("ends", [[".x"], [".x", "~2.x", "~3.x"], ["/f.x", ".x"]])
+@pytest.mark.parametrize("ends", [[".x"], [".x", "~s1.x", "~2.x"], ["/f.x", ".x"]])
 def test_names_of_one_checksum_are_found_by_bisection(view: View, merge: bool, ends: list[str]) -> None:
     """Anybody can make them, and a search among them one by one takes time for each of the others."""
 
@@ -438,7 +487,7 @@ def test_a_merged_listing_is_not_continued_in_a_changed_shard() -> None:
 
 # --- any shards ------------------------------------------------------------------------------------------
 
-NAMES = st.text(alphabet="ab./~2%", min_size=1, max_size=7).filter(lambda name: name.strip("/") != "")
+NAMES = st.text(alphabet="ab./~s1%", min_size=1, max_size=7).filter(lambda name: name.strip("/") != "")
 SHARDS = st.lists(st.lists(NAMES, max_size=8), min_size=1, max_size=3)
 
 

@@ -30,13 +30,12 @@ import lmdb
 from wdsfs import host
 from wdsfs.cluster.engines import Workers
 from wdsfs.errors import IndexUnusable, MissingShard, NotATar, ShardError, UnreadableShard
-from wdsfs.index import index_directory, lmdb_check, merged_names, process_pool
+from wdsfs.index import index_directory, lmdb_check, process_pool
 from wdsfs.index.index_directory import IndexDirectory
 from wdsfs.index.portable import Portables, path_of
-from wdsfs.index.record import BY_EXTENSION, BY_NAME, FILES, Record
+from wdsfs.index.record import Record
 from wdsfs.index.record_builder import adopted
 from wdsfs.index.record_of_file import build_file
-from wdsfs.index.set_tables import Claims, PathUnion
 from wdsfs.remote import shard_paths
 from wdsfs.spec import objects
 from wdsfs.spec.expand import Shard
@@ -400,65 +399,42 @@ class Index:
         unpack_cache.cache().prune(keys)
         return len(gone)
 
-    # --- one tree over many shards
+    # --- tables over a whole set
 
-    def union(
+    def keep_table(
         self,
-        paths: Sequence[bytes],
-        fingerprints: Sequence[Fingerprint],
-        records: Callable[[int], Record | None],
-    ) -> PathUnion:
-        """The table of which shards may have a path, for the whole set; made once and stored like the records.
-
-        `paths` are the keys under which the records of the shards are stored, `fingerprints` those of the shards
-        now, GONE for one without a record.
-        """
-        key = b"u" + _digest(b"\0".join(paths))
-        self._keep(key, fingerprints, lambda: PathUnion.build(len(paths), records))
-        return PathUnion(key, self)
-
-    def claims(
-        self,
-        paths: Sequence[bytes],
         kind: bytes,
-        fingerprints: Sequence[Fingerprint],
-        records: Callable[[int], Record | None],
-        wants: Callable[[Record], merged_names.Wants],
-    ) -> Claims:
-        """As `union`, the claims of the whole set. `kind` names the rule by which `wants` finds wanted names."""
-        key = _claims_key(paths, kind)
-        self._keep(key, fingerprints, lambda: merged_names.build(len(paths), records, wants))
-        return Claims(key, self)
-
-    def drop_claims(self, paths: Sequence[bytes]) -> None:
-        """Drop the claims of a set, of all kinds."""
-        keys = [_claims_key(paths, b"%d" % domain) for domain in (BY_EXTENSION, BY_NAME, FILES)]
-        self._write([(key, None) for key in keys if self._get(key) is not None])
-
-    def _keep(
-        self,
-        key: bytes,
+        paths: Sequence[bytes],
         fingerprints: Sequence[Fingerprint],
         build: Callable[[], tuple[Sequence[Fingerprint], bytes]],
-    ) -> None:
-        """Make the value at `key` unless it was made for shards with these fingerprints.
+    ) -> bytes:
+        """Make a table over a set, unless it is kept for shards with these fingerprints; returns its key.
 
-        `build` returns the fingerprints that it has seen, and the value.
+        `kind` says which table it is, `paths` are the keys under which the records of the shards are stored,
+        `fingerprints` those of the shards now, GONE for one without a record. `build` returns the fingerprints
+        that it has seen, and the table.
         """
+        key = _table_key(kind, paths)
         value = self._get(key)
         sound = value is not None and zlib.crc32(value[20:]) == int.from_bytes(value[16:20], "little")
         if value is None or not sound or bytes(value[:16]) != _state(fingerprints):
             seen, body = build()
             self._write([(key, _state(seen) + zlib.crc32(body).to_bytes(4, "little") + body)])
+        return key
 
-    def kept(self, key: bytes) -> memoryview:
-        """The value that `union` or `claims` made, in place, valid until the index is renewed."""
+    def table(self, key: bytes) -> memoryview:
+        """The table at `key`, in place, valid until the index is renewed. Raises IndexUnusable if it is gone."""
         value = self._get(key)
         if value is None:
             raise IndexUnusable(
                 "the table of the merged tree is gone from the index; mount again, or repeat the command"
             )
         return value[20:]
+
+    def drop_tables(self, kinds: Sequence[bytes], paths: Sequence[bytes]) -> None:
+        """Drop tables over a set that is not shown any more."""
+        keys = [_table_key(kind, paths) for kind in kinds]
+        self._write([(key, None) for key in keys if self._get(key) is not None])
 
     @property
     def label_tables(self) -> Path:
@@ -518,8 +494,8 @@ def _state(fingerprints: Sequence[Fingerprint]) -> bytes:
     return hashlib.blake2b(packed, digest_size=16).digest()
 
 
-def _claims_key(paths: Sequence[bytes], kind: bytes) -> bytes:
-    return b"c" + _digest(b"\0".join((*paths, kind)))
+def _table_key(kind: bytes, paths: Sequence[bytes]) -> bytes:
+    return kind[:1] + _digest(b"\0".join((*paths, kind[1:])))
 
 
 def _seal(data: bytes) -> bytes:

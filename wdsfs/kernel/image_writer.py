@@ -20,12 +20,9 @@ from wdsfs.kernel.shard_table import ContentPlaces, ShardFiles, ShardTables, is_
 from wdsfs.owner import Owner
 from wdsfs.storage.durable import write_at
 from wdsfs.tree.indexing import indexed
-from wdsfs.tree.merged_columns import SharedFolder, merged_columns_of
-from wdsfs.tree.merged_paths import TOP
-from wdsfs.tree.merged_tree import MergedTree
 from wdsfs.tree.numbered_tree import LINK_MODE, LINK_NAME, NAME, PER_DIRECTORY, NumberedTree
 from wdsfs.tree.shard_tree import ShardTree
-from wdsfs.tree.shown_columns import ShownColumns, columns_of
+from wdsfs.tree.shown_columns import ShownColumns
 from wdsfs.tree.texts import Ints, Texts
 from wdsfs.tree.tree import AT_PARENT, Entry, LowerTree, Node
 
@@ -33,6 +30,7 @@ _RESERVED = erofs.BLOCK // erofs.EXTENDED_SIZE  # inodes in a block of those tha
 _STEP = erofs.EXTENDED_SIZE // erofs.SLOT  # between the numbers of these
 _NAMES = 1 << 16  # of directories that are laid out together, unless one has more
 _LINKS = 1 << 16  # in a table
+TOP = b""  # the path of the top, among those of directories with names of several shards
 
 
 class ImageFile:
@@ -192,13 +190,12 @@ class _Shards:
 
     def numbers(self) -> Iterable[int]:
         """The shards that are shown."""
-        tree = self._tree
-        return indexed(lambda: tree.numbers()) if isinstance(tree, MergedTree) else tree.lower.numbers
+        return indexed(self._tree.numbers)
 
     def put(self, number: int) -> ShownColumns:
         """Put what is shown of a shard into the image; returns its columns."""
         tree = self._tree
-        shown, shared = self._columns(number)
+        shown = indexed(tree.columns, number)
         files = ShardFiles(
             shown,
             indexed(tree.lower.content_columns, number),
@@ -207,7 +204,7 @@ class _Shards:
         )
         # Folders of this shard alone that lie outside of its tables.
         own = None if is_one_table(files) else OpenDirectories(self._image)
-        outside, names = self._folders(shown, shared, own)
+        outside, names = self._folders(shown, own)
         tables = ShardTables(shown, files, (tree.directory_mode, tree.file_mode), self._root, outside)
         nids = np.concatenate([*map(self._image.append, tables), np.zeros(0, np.int64)])
         names = Outside.joined([names, tables.names_outside(nids)])
@@ -222,26 +219,16 @@ class _Shards:
             self._directories.add(Outside.directories([self._root], [top], [tree.lower.shards[number].name]))
         return shown
 
-    def _columns(self, number: int) -> tuple[ShownColumns, Sequence[SharedFolder | None]]:
-        """What is shown of a shard, and which of its folders are shared with other shards."""
-        tree = self._tree
-        if isinstance(tree, MergedTree):
-            return indexed(merged_columns_of, tree, number)
-        shown = indexed(columns_of, tree, number)
-        return shown, [None] * len(shown.folders)
-
-    def _folders(
-        self, shown: ShownColumns, shared: Sequence[SharedFolder | None], own: OpenDirectories | None
-    ) -> tuple[Ints, Outside]:
+    def _folders(self, shown: ShownColumns, own: OpenDirectories | None) -> tuple[Ints, Outside]:
         """The inode numbers of the folders that lie outside of the tables, -1 for the others; and the names of
         those that no shard before had. With `own` all lie outside: those that are not shared are opened there."""
         outside, new = np.full(len(shown.folders), -1, np.int64), []
-        for folder, place in enumerate(shared):
-            directories = own if place is None else self._directories
+        for folder, path in enumerate(shown.shared):
+            directories = own if path is None else self._directories
             if directories is None:
                 continue
-            nid = outside[folder] = directories.reserve(folder if place is None else place.place)
-            if (place is None or place.appears) and not directories.is_described(nid):
+            nid = outside[folder] = directories.reserve(folder if path is None else path)
+            if not directories.is_described(nid):
                 holder = int(shown.folder_holder[folder])
                 parent = self._root if holder < 0 else int(outside[holder])
                 directories.describe(nid, shown.folders[folder], parent)

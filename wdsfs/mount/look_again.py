@@ -31,7 +31,7 @@ from wdsfs.spec.expand import LIST, Shard, expand_again
 from wdsfs.spec.growth import Change
 from wdsfs.storage.source import open_beside
 from wdsfs.tar import streams
-from wdsfs.tree import shard_access
+from wdsfs.tree import merged_tree, shard_access
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.numbered_tree import NAME as BY_INDEX
 from wdsfs.tree.numbered_tree import make_numbered
@@ -269,7 +269,7 @@ class _Look:
     def drop_tables(self, superseded: Sequence[Shard]) -> None:
         """Drop the tables of an earlier list of shards."""
         if superseded and self.served.mount.merge:
-            self._opened(replace(self.served, shards=superseded)).drop_claims()
+            self._opened(replace(self.served, shards=superseded)).drop_tables(merged_tree.TABLES)
 
 
 def _row(shard: Shard) -> list[Any]:

@@ -9,16 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs.index.record import STRAY, Record
-from wdsfs.index.record_columns import equal_range
-from wdsfs.index.set_tables import PathUnion
 from wdsfs.names import plain_key
 from wdsfs.spec.expand import Shard
 from wdsfs.tree.draft import MISSING, TWICE
 from wdsfs.tree.indexing import indexed
+from wdsfs.tree.path_table import KeyTable
 from wdsfs.tree.shard_set import ShardSet
 
+KEYS = b"k"  # the table of the keys of a set, in the index
 
-class UnionWanted(Exception):
+
+class KeysMissing(Exception):
     """The keys of a whole joined set (by its number) are needed: to be loaded by `JoinedSets.load`."""
 
     def __init__(self, which: int) -> None:
@@ -31,7 +32,7 @@ class JoinedSets:
 
     def __init__(self, shards: Sequence[Shard], joined: Sequence[ShardSet], version: Callable[[], int]) -> None:
         self._shards, self._joined, self._version = shards, joined, version
-        self._unions: dict[int, tuple[int, PathUnion]] = {}
+        self._tables: dict[int, tuple[int, bytes]] = {}  # version and key of the table of a joined set
 
     def partner(self, which: int, number: int) -> int | None:
         """The shard of a joined set that stands beside the one with this number, if both have as many shards."""
@@ -51,14 +52,16 @@ class JoinedSets:
         source = self._joined[which]
         for number in range(len(source)):
             indexed(source.record, number)
-        self._unions[which] = self._version(), indexed(source.union, source.record)
+        numbers = range(len(source))
+        table = indexed(source.keep_table, KEYS, lambda: KeyTable.build(map(source.record, numbers)))
+        self._tables[which] = self._version(), table
 
-    def union_of(self, which: int) -> PathUnion:
-        """The keys of a joined set as it is now. Raises UnionWanted."""
-        found = self._unions.get(which)
-        if found is None or found[0] != self._version():
-            raise UnionWanted(which)
-        return found[1]
+    def keys_of(self, which: int) -> KeyTable:
+        """The keys of a joined set as it is now. Raises KeysMissing."""
+        version, table = self._tables.get(which, (-1, b""))
+        if version != self._version():
+            raise KeysMissing(which)
+        return KeyTable.parse(self._joined[which].index.table(table))
 
 
 class JoinedFrom:
@@ -101,13 +104,13 @@ class JoinedFrom:
     def _find_anywhere(
         self, keys: list[bytes], left: list[int], shards: NDArray[np.int64], entries: NDArray[np.int64]
     ) -> None:
-        sums, owners = self._owner.union_of(self._which).columns()[1]
+        table = self._owner.keys_of(self._which)
         excluded = [self._excluded(number) for number in range(len(self._source))]
         for at in left:
             crc = zlib.crc32(keys[at])
             places = [
                 (number, entry)
-                for number in sorted({owners[one] for one in equal_range(sums, crc)})
+                for number in table.candidates(crc)
                 if keys[at] not in excluded[number]
                 for entry in self.record(number).find_samples(keys[at], crc)
             ]

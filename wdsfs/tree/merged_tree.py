@@ -1,8 +1,13 @@
 """One tree over all shards of a set: `--merge`.
 
 A directory of this tree is the sum of the folders with its path in all shards. Its inode number is that of the
-folder in the first shard that has it. Which shards have a path is looked up in `merged_paths.py`, which shard
-gets a name in `merged_rivals.py`.
+folder in the first shard that has it. Which shards have a path is looked up in a table of the set
+(`path_table.py`), so nothing is kept in memory, and no lookup opens more than a few records.
+
+Semantics decision: a folder keeps its name, being one folder in all shards. Of several samples or files with one
+path the one of the first shard keeps the name, and the others are `NAME~SHARD`, with the name of their shard. So
+does a sample whose path is a folder of other shards only; in a shard that has both they share the directory, as
+ever.
 
 Semantics decision: while a shard cannot be read, its names are unknown. Names of other shards can be opened, but a
 listing would silently be a smaller set, and a name that is not found may be in that shard: both are errors, unless
@@ -11,23 +16,72 @@ the view may be partial.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
-from wdsfs import inodes
-from wdsfs.errors import NoSuchEntry, NotADirectory, ShardError, StaleShard, UnreadableShard
-from wdsfs.index.record import Record
+import numpy as np
+
+from wdsfs import inodes, names
+from wdsfs.errors import (
+    IndexUnusable,
+    MissingShard,
+    NoSuchEntry,
+    NotADirectory,
+    ShardError,
+    StaleShard,
+    UnreadableShard,
+)
+from wdsfs.index.record import BY_EXTENSION, BY_NAME, FILES, IS_TWIN, TWIN, Record
 from wdsfs.inodes import FOLDER, MEMBER, ROOT, SAMPLE, index_of, kind_of, position
-from wdsfs.tree.merged_paths import TOP, MergedChild, MergedPaths, place_of
-from wdsfs.tree.merged_rivals import MergedDirectory, MergedNames
+from wdsfs.names import NAME_MAX
+from wdsfs.storage.identity import GONE, Fingerprint
+from wdsfs.tree.indexing import NotIndexed
+from wdsfs.tree.path_table import Keys, PathTable, ShownPaths, key_below, keys_below, new_top
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.shard_tree import ShardTree
-from wdsfs.tree.tree import AT_PARENT, AT_SELF, CLASSES_LAYOUT, Entry, ListingRun, LowerTree, Node, View, text_of
+from wdsfs.tree.shown_columns import NameColumns, names_of
+from wdsfs.tree.shown_names import ShownNames
+from wdsfs.tree.texts import Texts
+from wdsfs.tree.tree import (
+    AT_PARENT,
+    AT_SELF,
+    CLASSES_LAYOUT,
+    Entry,
+    ListingRun,
+    LowerTree,
+    Node,
+    View,
+    text_of,
+)
 
 LOOK_SECONDS = 5.0  # how often a name that is not found causes a look at all shards
+PLACES_MAX = 1000  # directories whose path is cached
+TABLES = tuple(b"m%d" % domain for domain in (BY_EXTENSION, BY_NAME, FILES))  # their kinds in the index
 _TAG_SHIFT, _TAG_MAX = 53, (1 << 9) - 1  # bit 62 is that of the cursors of an overlay
-DIRECTORIES_MAX = 1000  # directories whose path and twin are cached
+_SUFFIX_MAX = 100  # bytes of the name of a shard at the end of a name
+_HAS_PLACE = re.compile(rb"%[0-9a-f]{8}\Z")
+
+
+class MergedPlace(NamedTuple):
+    """A directory of the merged tree: its path, empty for the top, and the key of that in the table."""
+
+    path: bytes
+    key: int
+
+    def below(self, name: bytes) -> MergedPlace:
+        """The place of a child."""
+        path = self.path + b"/" + name if self.path else name
+        return MergedPlace(path, key_below(name, self.key))
+
+
+class MergedChild(NamedTuple):
+    """Something in a shard: the shard's number and the position in its record."""
+
+    shard: int
+    where: int
 
 
 class MergedTree(ShardTree):
@@ -37,24 +91,68 @@ class MergedTree(ShardTree):
 
     def __init__(self, lower: ShardSet, view: View) -> None:
         super().__init__(lower, view)
-        self.paths = MergedPaths(lower, self.names)
-        self._entries = MergedNames(self.paths)
-        self._tag = 0
+        self.lost: list[int] = []  # shards that cannot be read: their names are missing
+        self._suffixes = {_suffix(lower.shards[number].name): number for number in lower.numbers}
+        self._generation, self._tag = -1, 0
+        self._key, self._table, self._snapshot = b"", PathTable.parse(memoryview(PathTable.build(0, []))), -1
         self._looked, self._heard = 0.0, 0
-        self._directories: OrderedDict[int, MergedDirectory] = OrderedDict()
+        self._places: OrderedDict[int, MergedPlace] = OrderedDict()
+
+    # --- the table of the set
 
     def prepare(self) -> None:
         self._load()
 
     def _load(self) -> None:
-        """Be up to date with the set. Raises NotIndexed while a shard is not indexed.
+        """Make or find the table of the set as it is now. Raises NotIndexed while a shard is not indexed.
 
         Every public method calls this first: it may invalidate the records in use.
         """
-        if self.paths.load():
-            self._directories.clear()
-            self._entries.reset()
-            self._tag = (self.lower.version() & _TAG_MAX) << _TAG_SHIFT
+        if self._generation == self.lower.generation:
+            return
+        self.lost[:] = [number for number in self.lower.numbers if self._is_lost(number)]
+        self._key = self.lower.keep_table(TABLES[self.domain], self._build_table)
+        self._snapshot = -1
+        self._generation = self.lower.generation
+        self._places.clear()
+        self._tag = (self.lower.version() & _TAG_MAX) << _TAG_SHIFT
+
+    def _is_lost(self, number: int) -> bool:
+        """True if a shard cannot be read."""
+        try:
+            self.lower.record(number)
+        except MissingShard:  # of a set that is followed it is about to be taken out: its names are gone
+            return not self.lower.generations.followed
+        except ShardError:
+            return True
+        return False
+
+    def _build_table(self) -> tuple[list[Fingerprint], bytes]:
+        top, parts, fingerprints = new_top(), [], []
+        for number in range(len(self.lower)):
+            record = None if number in self.lower.out else self._record_or_none(number)
+            fingerprints.append(GONE if record is None else record.fingerprint)
+            if record is not None:
+                parts.append((number, _paths_of(record, self.names, top)))
+        return fingerprints, PathTable.build(top, parts)
+
+    def _record_or_none(self, number: int) -> Record | None:
+        try:
+            return self.lower.record(number)
+        except ShardError:  # the set of shards logs it; the others are shown
+            return None
+
+    @property
+    def table(self) -> PathTable:
+        """The table in place, valid until the index is renewed. Raises NotIndexed when it has to be made again."""
+        if self._snapshot != self.lower.index.snapshot:
+            try:
+                self._table = PathTable.parse(self.lower.index.table(self._key))
+            except IndexUnusable:  # a mount that has grown since has dropped it
+                self._generation = -1
+                raise NotIndexed(self.lower, next(self.lower.numbers)) from None
+            self._snapshot = self.lower.index.snapshot
+        return self._table
 
     def _look_around(self) -> bool:
         """Look at all shards, as any of them may have a new name; returns True if one has changed.
@@ -67,27 +165,146 @@ class MergedTree(ShardTree):
         self._heard = alarms
         self.lower.look_at_all()
         self._looked = time.monotonic()
-        return not self.paths.is_current
+        return self._generation != self.lower.generation
 
     def _refuse_partial(self) -> None:
         """Raise UnreadableShard if names of the tree are missing and the view may not be partial. NotIndexed as
         `_load`."""
-        while self.paths.lost and not self.view.partial:
+        while self.lost and not self.view.partial:
             try:
-                for number in self.paths.lost:
+                for number in self.lost:
                     self.lower.record(number)
             except ShardError as error:
                 text = "until it can be read, names in the merged tree are missing"
                 raise UnreadableShard(f"{error}; {text}") from None
-            self.paths.invalidate()  # all shards can be read again
+            self._generation = -1  # all shards can be read again
             self._load()
 
-    def numbers(self) -> list[int]:
-        """The shards that have names in the tree. Raises as a listing does."""
+    def numbers(self) -> Sequence[int]:
         self._load()
         self._refuse_partial()
-        lost = frozenset(self.paths.lost)
+        lost = frozenset(self.lost)
         return [number for number in self.lower.numbers if number not in lost]
+
+    # --- names
+
+    def name_of(self, place: MergedPlace, number: int, record: Record, where: int) -> bytes | None:
+        """The name in a directory of what its folder in this shard has at a position.
+
+        None if it is elsewhere: a sample that shares the directory of a folder, or a file of one that does not.
+        """
+        shown, table = self.names.shown(record, where), self.table
+        if kind_of(where) == FOLDER:
+            return shown
+        if kind_of(where) == MEMBER and not self.files_layout and table.first(place.key) != number:
+            return None
+        key = key_below(shown, place.key)
+        if table.first(key) == number:
+            if kind_of(where) == SAMPLE and record.entry_flags[index_of(where)] & TWIN:
+                return None
+            if self._with_suffix(shown) is None and not table.has_folder(key):
+                return shown
+        return _suffixed(shown, _suffix(self.lower.shards[number].name), where, self._is_taken(place.key))
+
+    def _with_suffix(self, name: bytes) -> tuple[int, bytes] | None:
+        """The number of the shard that a name ends with, and the name without it; None if it ends otherwise.
+
+        Semantics decision: a plain name that ends like this gets the name of its own shard, too. So each name with
+        a suffix is that of one shard, and no name has two meanings.
+        """
+        stem, tilde, end = name.rpartition(b"~")
+        number = self._suffixes.get(tilde + end) if stem else None
+        return None if number is None else (number, stem)
+
+    def _is_taken(self, directory: int) -> Callable[[bytes], bool]:
+        """A function that returns True for the name of a folder in this directory."""
+        table = self.table
+        return lambda name: table.has_folder(key_below(name, directory))
+
+    def _find(self, place: MergedPlace, name: bytes) -> MergedChild | None:
+        """The child of a directory that is shown under this name."""
+        below = place.below(name)
+        folder = self._first_folder(below)
+        if folder is not None:
+            return folder
+        number, stem = self._with_suffix(name) or (self.table.first(below.key), name)
+        record = None if number is None else self._record_or_none(number)
+        holder = None if record is None else self._folder_at(record, place.path)
+        if number is None or record is None or holder is None:
+            return None
+        for where in self._candidates(record, holder, stem):
+            if self.name_of(place, number, record, where) == name:
+                return MergedChild(number, where)
+        return None
+
+    def _candidates(self, record: Record, folder: int, stem: bytes) -> Iterator[int]:
+        """The positions in a folder of a shard that may be shown under this name, with or without a suffix."""
+        where = self.names.find(record, position(FOLDER, folder), stem)
+        if where is not None:
+            yield where
+        if where is not None and kind_of(where) == FOLDER and not self.files_layout:
+            twin = record.twin_sample(index_of(where))
+            if twin is not None:
+                yield position(SAMPLE, twin)
+        if _HAS_PLACE.search(stem):
+            where = int(stem[-8:], 16)
+            count = {SAMPLE: record.entries, MEMBER: record.members}.get(kind_of(where), 0)
+            if index_of(where) < count and self.names.holder(record, where) == position(FOLDER, folder):
+                yield where
+
+    # --- folders
+
+    def _folder_at(self, record: Record, path: bytes) -> int | None:
+        """The folder of a shard that is shown at this path."""
+        folder: int | None = 0
+        if path and record.aliases[self.domain] is None:
+            folder = record.find_path(path)
+        elif path:
+            for name in path.split(b"/"):
+                where = self.names.find(record, position(FOLDER, folder or 0), name)
+                if where is None or kind_of(where) != FOLDER:
+                    return None
+                folder = index_of(where)
+        return folder if folder is None or not path or self.names.is_shown(record, folder) else None
+
+    def _folders_at(self, place: MergedPlace, first: int = 0) -> Iterator[tuple[int, Record, int]]:
+        """The folders that make up a directory, in the order of their shards, from the shard `first` on."""
+        shards = self.table.with_folder(place.key) if place.path else self.lower.numbers
+        for number in shards:
+            record = None if number < first else self._record_or_none(number)
+            folder = None if record is None else self._folder_at(record, place.path)
+            if record is not None and folder is not None:
+                yield number, record, folder
+
+    def _first_folder(self, place: MergedPlace) -> MergedChild | None:
+        """The folder of the first shard that has one at this place."""
+        for number, _, folder in self._folders_at(place):
+            return MergedChild(number, position(FOLDER, folder))
+        return None
+
+    def _place_of(self, record: Record, folder: int) -> MergedPlace:
+        """The place of a folder of a shard."""
+        place = MergedPlace(b"", self.table.top)
+        for name in reversed([*_names_up(record, folder, self.names)]):
+            place = place.below(name)
+        return place
+
+    def _place(self, inode: int) -> MergedPlace:
+        """The place of a directory. Those that were asked for last are cached."""
+        if inode == ROOT:
+            return MergedPlace(b"", self.table.top)
+        _, record, where = self._open(inode)
+        place = self._places.get(inode)
+        if place is None:
+            place = self._places[inode] = self._place_of(record, index_of(where))
+            if len(self._places) > PLACES_MAX:
+                self._places.popitem(last=False)
+        return place
+
+    def _inode_at(self, place: MergedPlace) -> int:
+        """The inode of the directory at a place."""
+        first = self._first_folder(place) if place.path else None
+        return ROOT if first is None else self._node_of(first).inode
 
     # --- the tree
 
@@ -97,34 +314,18 @@ class MergedTree(ShardTree):
             raise NotADirectory(f"{text_of(name)!r}: its parent is a file")
         if parent != ROOT and kind_of(parent) == SAMPLE:
             return super().lookup(parent, name)
-        at = self._directory(parent)
-        child = self._entries.find(at, name)
+        place = self._place(parent)
+        child = self._find(place, name)
         if child is not None:
             return self._node_of(child)
         if self._look_around():
             return self.lookup(parent, name)
         self._refuse_partial()
-        where = f"in the directory {text_of(at.place.path)!r}" if at.place.path else "at the top"
+        where = f"in the directory {text_of(place.path)!r}" if place.path else "at the top"
         raise NoSuchEntry(f"no {text_of(name)!r} {where} of the merged tree")
 
-    def _directory(self, inode: int) -> MergedDirectory:
-        """The path and the twin of a directory. Those that were asked for last are cached."""
-        if inode == ROOT:
-            return MergedDirectory(TOP, None)
-        _, record, where = self._open(inode)
-        found = self._directories.get(inode)
-        if found is None:
-            place = place_of(record, index_of(where))
-            found = self._directories[inode] = MergedDirectory(place, self._entries.twin(place))
-            if len(self._directories) > DIRECTORIES_MAX:
-                self._directories.popitem(last=False)
-        return found
-
     def _node_of(self, child: MergedChild) -> Node:
-        record = self.lower.record(child.shard)
-        if kind_of(child.where) == SAMPLE:
-            return self._node(child.shard, record, child.where)
-        node = self._node(child.shard, record, child.where)
+        node = self._node(child.shard, self.lower.record(child.shard), child.where)
         # One link: the subdirectories over all shards are not counted.
         return node._replace(links=1) if kind_of(child.where) == FOLDER else node
 
@@ -143,8 +344,7 @@ class MergedTree(ShardTree):
         _, record, where = self._open(inode)
         index = index_of(where)
         folder = record.folder_parent[index] if kind_of(where) == FOLDER else record.folder_of(index)
-        first = self.paths.first_folder(place_of(record, folder)) if folder else None
-        return ROOT if first is None else self._node_of(first).inode
+        return self._inode_at(self._place_of(record, folder))
 
     def _parent_node(self, number: int, record: Record, where: int) -> Node:
         return self.getattr(self.parent(inodes.pack(self.lower.tag(number), number, where)))
@@ -152,35 +352,17 @@ class MergedTree(ShardTree):
     def places(self, inode: int) -> list[tuple[int, bytes]]:
         self._load()
         number, record, where = self._open(inode)
-        return [self.place_in(number, record, one) for one in self.names.positions_of(record, where)]
+        return [self._place_in(number, record, one) for one in self.names.positions_of(record, where)]
 
-    def place_in(self, number: int, record: Record, where: int) -> tuple[int, bytes]:
-        """The place of one position of a shard: the inode of the directory, and the name in it."""
-        shown = self.names.shown(record, where)
-        if kind_of(where) == MEMBER and not self.files_layout:
-            sample = position(SAMPLE, record.entry_of(index_of(where)))
-            folder = self._folder_of_twin(number, record, sample)
-            if folder is None:
-                return inodes.pack(self.lower.tag(number), number, sample), shown
-            place = place_of(self.lower.record(folder.shard), index_of(folder.where))
-        else:
-            place = place_of(record, index_of(self.names.holder(record, where)))
-        first = None if place.top else self.paths.first_folder(place)
-        name = None
-        if kind_of(where) != FOLDER:
-            name = self._entries.name_of(
-                MergedDirectory(place, self._entries.twin(place)), shown, MergedChild(number, where)
-            )
-        return ROOT if first is None else self._node_of(first).inode, name or shown
-
-    def _folder_of_twin(self, number: int, record: Record, sample: int) -> MergedChild | None:
-        """The folder, of any shard, whose directory this sample shares."""
-        parent = place_of(record, record.folder_of(index_of(sample)))
-        folder = self._entries.folder_named(parent, self.names.shown(record, sample))
-        if folder is None:
-            return None
-        place = place_of(self.lower.record(folder.shard), index_of(folder.where))
-        return folder if self._entries.twin(place) == MergedChild(number, sample) else None
+    def _place_in(self, number: int, record: Record, where: int) -> tuple[int, bytes]:
+        shown, holder = self.names.shown(record, where), self.names.holder(record, where)
+        if kind_of(holder) == FOLDER:
+            place = self._place_of(record, index_of(holder))
+            name = self.name_of(place, number, record, where)
+            if name is not None or kind_of(where) == SAMPLE:
+                return self._inode_at(place), name or shown
+            holder = position(SAMPLE, record.entry_of(index_of(where)))
+        return inodes.pack(self.lower.tag(number), number, holder), shown
 
     def listing(self, inode: int, after: int = 0) -> Iterator[Entry]:
         """As `Tree.listing`. A cursor has the version of the set (9 bits), the shard's number plus one (21 bits),
@@ -194,20 +376,31 @@ class MergedTree(ShardTree):
             return
         self._refuse_partial()
         if after > AT_PARENT and not self._is_of_this_set(after):
-            path = text_of(self._directory(inode).place.path)
+            path = text_of(self._place(inode).path)
             raise StaleShard(f"a shard has changed while {path!r} of the merged tree was listed")
         if after < AT_SELF:
             yield Entry(b".", self.getattr(inode), AT_SELF)
         if after < AT_PARENT:
             yield Entry(b"..", self.getattr(self.parent(inode)), AT_PARENT)
-        at = self._directory(inode)
         after &= (1 << _TAG_SHIFT) - 1
-        shard, where = (after >> 32) - 1, after & 0xFFFFFFFF
-        if shard < 0:
-            yield from self._list_twin(at, where if kind_of(where) == MEMBER else 0)
-            where = 0
-        for number, record, folder in self.paths.folders_at(at.place, shard):
-            yield from self._list_shard(at, number, record, folder, where if number == shard else 0)
+        shard, place = (after >> 32) - 1, self._place(inode)
+        for number, record, folder in self._folders_at(place, shard):
+            yield from self._list_shard(place, number, record, folder, after if number == shard else 0)
+
+    def _list_shard(
+        self, place: MergedPlace, number: int, record: Record, folder: int, after: int
+    ) -> Iterator[Entry]:
+        base = self._tag | (number + 1) << 32
+        leads = self.table.leads(number)
+        for where in self.names.children(record, position(FOLDER, folder), after & inodes.POSITION, twins=True):
+            name = None
+            if kind_of(where) != FOLDER:
+                name = self.name_of(place, number, record, where)
+            elif leads:
+                shown = self.names.shown(record, where)
+                name = shown if self._first_folder(place.below(shown)) == (number, where) else None
+            if name is not None:
+                yield Entry(name, self._node_of(MergedChild(number, where)), base | where)
 
     def _is_of_this_set(self, cursor: int) -> bool:
         """True if a listing may continue at this cursor."""
@@ -222,29 +415,107 @@ class MergedTree(ShardTree):
     def run(self, inode: int, after: int, most: int) -> ListingRun | None:
         return None
 
-    def _list_twin(self, at: MergedDirectory, after: int) -> Iterator[Entry]:
-        if at.twin is None:
-            return
-        number, sample = at.twin
-        record = self.lower.record(number)
-        for where in self.names.children(record, sample, after):
-            child, shown = MergedChild(number, where), self.names.shown(record, where)
-            yield Entry(self._entries.name_of(at, shown, child) or shown, self._node_of(child), self._tag | where)
+    # --- all names of a shard
 
-    def _list_shard(
-        self, at: MergedDirectory, number: int, record: Record, folder: int, after: int
-    ) -> Iterator[Entry]:
-        base = self._tag | (number + 1) << 32
-        leads = self.paths.leads(number)
-        for where in self.names.raw_children(record, folder, after):
-            child, shown = MergedChild(number, where), self.names.shown(record, where)
-            if kind_of(where) == FOLDER:
-                if leads and self.paths.first_folder(place_of(record, index_of(where))) == child:
-                    yield Entry(shown, self._node_of(child), base | where)
-            else:
-                name = self._entries.name_of(at, shown, child)
-                if name is not None:
-                    yield Entry(name, self._node(number, record, where), base | where)
+    def name_columns(self, number: int) -> NameColumns:
+        self._load()
+        record, table = self.lower.record(number), self.table
+        named = names_of(record, self.names)
+        folders = _keys_of_folders(named.folders, named, table.top)
+        apart = [
+            twin
+            for folder, key in zip(named.folders, folders.tolist(), strict=True)
+            if not self.files_layout
+            and (twin := record.twin_sample(folder)) is not None
+            and table.first(key) != number
+        ]
+        if apart:
+            named = names_of(record, self.names, sorted(apart))
+        return self._with_suffixes(number, named, folders)._replace(shared=_shared(named, table, folders))
+
+    def _with_suffixes(self, number: int, named: NameColumns, folders: Keys) -> NameColumns:
+        """The columns of a shard with the names that have a suffix in the merged tree."""
+        table, suffix = self.table, _suffix(self.lower.shards[number].name)
+        rows, holder = named.rows_in_folders()
+        texts, directories = named.names.take(rows).to_list(), folders[holder]
+        keys = keys_below(texts, directories)
+        plain = table.are_first(keys, number) & (table.count_folders(keys) == 0)
+        plain &= np.fromiter((self._with_suffix(text) is None for text in texts), bool, len(texts))
+        changed = np.flatnonzero(~plain)
+        chosen, directories = [texts[row] for row in changed.tolist()], directories[changed]
+        names_ = [text + suffix for text in chosen]
+        odd = table.count_folders(keys_below(names_, directories)) > 0
+        odd |= np.fromiter((len(name) > NAME_MAX for name in names_), bool, len(names_))
+        odd |= np.fromiter((_HAS_PLACE.search(text) is not None for text in chosen), bool, len(chosen))
+        for at in np.flatnonzero(odd).tolist():
+            where = named.position_of(int(rows[changed[at]]))
+            names_[at] = _suffixed(chosen[at], suffix, where, self._is_taken(int(directories[at])))
+        return named._replace(names=named.names.replaced(rows[changed], Texts.of(names_)))
+
+
+def _suffix(shard: bytes) -> bytes:
+    """The end of names of this shard that an earlier shard has, too; no two shards of a set have the same.
+
+    Semantics decision: a tilde in the name of a shard is written as `%7E` there, and a percent sign as `%25`.
+    """
+    return b"~" + names.shorten(shard.replace(b"%", b"%25").replace(b"~", b"%7E"), _SUFFIX_MAX)
+
+
+def _suffixed(name: bytes, suffix: bytes, where: int, is_taken: Callable[[bytes], bool]) -> bytes:
+    """A name with a suffix.
+
+    Semantics decision: where the result would be longer than a file system allows, or is the name of a folder, the
+    name is cut if need be, and the position in the record follows it (`%` and 8 hexadecimal digits). A name that
+    looks so already gets it, too.
+    """
+    stem = name
+    if len(stem + suffix) <= NAME_MAX and not _HAS_PLACE.search(stem) and not is_taken(stem + suffix):
+        return stem + suffix
+    while True:
+        place = b"%%%08x" % where
+        stem = names.shorten(stem, NAME_MAX - len(place + suffix)) + place
+        if not is_taken(stem + suffix):
+            return stem + suffix
+
+
+def _names_up(record: Record, folder: int, shown: ShownNames) -> Iterator[bytes]:
+    """The shown names of a folder and of those that it is in, the top left out."""
+    while folder:
+        yield shown.shown(record, position(FOLDER, folder))
+        folder = record.folder_parent[folder]
+
+
+def _keys_of_folders(folders: Sequence[int], named: NameColumns, top: int) -> Keys:
+    """The keys of the paths of folders, that of the top first."""
+    keys = [top]
+    for holder, name in zip(named.folder_holder[1:].tolist(), named.folder_names(), strict=True):
+        keys.append(key_below(name, keys[holder]))
+    return np.array(keys, np.uint64)
+
+
+def _paths_of(record: Record, shown: ShownNames, top: int) -> ShownPaths:
+    """The keys of the paths that a shard shows; a sample in the directory of a folder has the path of that."""
+    named = names_of(record, shown)
+    folders = _keys_of_folders(named.folders, named, top)
+    rows, holder = named.rows_in_folders()
+    others = keys_below(named.names.take(rows).to_list(), folders[holder])
+    if not shown.files_layout:
+        twins = (record.array("folder.flags")[named.folders] & IS_TWIN) != 0
+        others = np.concatenate([others, folders[twins]])
+    return ShownPaths(folders[1:], others)
+
+
+def _shared(named: NameColumns, table: PathTable, keys: Keys) -> list[bytes | None]:
+    """The paths of the folders whose directories may have names of other shards."""
+    shared = table.count_folders(keys) > 1
+    shared[0] = True
+    paths = [b""]
+    for holder, name in zip(named.folder_holder[1:].tolist(), named.folder_names(), strict=True):
+        paths.append(paths[holder] + b"/" + name if paths[holder] else name)
+    for folder in range(len(keys) - 1, 0, -1):  # children come after their parents
+        if shared[folder]:
+            shared[named.folder_holder[folder]] = True
+    return [path if one else None for path, one in zip(paths, shared.tolist(), strict=True)]
 
 
 def make_tree(lower: ShardSet, view: View, merge: bool) -> LowerTree:

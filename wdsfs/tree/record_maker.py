@@ -18,7 +18,7 @@ from wdsfs.tree.composition import Composition, read_class_names
 from wdsfs.tree.derived_content import DerivedContent
 from wdsfs.tree.draft import ContentSource, Surroundings
 from wdsfs.tree.indexing import NotIndexed
-from wdsfs.tree.joined_sets import JoinedSets, UnionWanted
+from wdsfs.tree.joined_sets import JoinedSets, KeysMissing
 from wdsfs.tree.shard_access import Access
 from wdsfs.tree.source_sets import SourceSets
 from wdsfs.tree.view_record import compose, refuse
@@ -55,7 +55,7 @@ class RecordMaker:
             except NotIndexed as wanting:  # a shard of one of the sources
                 wanting.shards.index_now(wanting.number)
                 continue
-            except UnionWanted as wanting:
+            except KeysMissing as wanting:
                 self._joins.load(wanting.which)
                 continue
             except StaleShard:

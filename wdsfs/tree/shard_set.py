@@ -21,9 +21,7 @@ from typing import NamedTuple
 from wdsfs.errors import MissingShard, NotATar, ShardError, StaleShard, UnreadableShard
 from wdsfs.index import portable, record_of_file
 from wdsfs.index import record as record_module
-from wdsfs.index.merged_names import Wants
 from wdsfs.index.record import Record
-from wdsfs.index.set_tables import Claims, PathUnion
 from wdsfs.index.store import Index, Summary
 from wdsfs.remote.shard_paths import fingerprint_of
 from wdsfs.spec.expand import Shard
@@ -311,25 +309,16 @@ class ShardSet:
             return True
         return False
 
-    def union(self, records: Callable[[int], Record | None]) -> PathUnion:
-        """The union over the set as it is now. Invalidates all records in use."""
+    def keep_table(self, kind: bytes, build: Callable[[], tuple[Sequence[Fingerprint], bytes]]) -> bytes:
+        """Make a table over the set as it is now (`Index.keep_table`). Invalidates all records in use."""
         try:
-            return self.index.union(self._keys, self._indexed_fingerprints(), records)
+            return self.index.keep_table(kind, self._keys, self._indexed_fingerprints(), build)
         finally:
             self._drop_records()
 
-    def claims(
-        self, kind: bytes, records: Callable[[int], Record | None], wants: Callable[[Record], Wants]
-    ) -> Claims:
-        """The claims of the set as it is now (`Index.claims`). Invalidates all records in use."""
-        try:
-            return self.index.claims(self._keys, kind, self._indexed_fingerprints(), records, wants)
-        finally:
-            self._drop_records()
-
-    def drop_claims(self) -> None:
-        """Drop the claims of the set: it is not shown any more. Who uses them all the same makes them again."""
-        self.index.drop_claims(self._keys)
+    def drop_tables(self, kinds: Sequence[bytes]) -> None:
+        """Drop tables of a set that is not shown any more. Who uses them all the same makes them again."""
+        self.index.drop_tables(kinds, self._keys)
 
     def _indexed_fingerprints(self) -> list[Fingerprint]:
         """The fingerprints of all shards; GONE for one that cannot be read, or is not in the set."""

@@ -12,7 +12,7 @@ table of inodes, no open directories, and a listing continues from the cursor at
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from wdsfs.tree.content import Content
 from wdsfs.tree.indexing import NotIndexed
 from wdsfs.tree.provenance import Provenance
 from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.shown_columns import NameColumns, names_of
 from wdsfs.tree.shown_names import ShownNames, parent_folder
 from wdsfs.tree.totals import SetTotals
 from wdsfs.tree.tree import (
@@ -265,6 +266,14 @@ class ShardTree:
     def _shown_from(self, first: int) -> Iterator[int]:
         """The numbers of the shards that are in the set, from this one on."""
         return (number for number in range(first, len(self.lower)) if number not in self.lower.out)
+
+    def numbers(self) -> Iterable[int]:
+        """The shards that have names in the tree. Raises as a listing does."""
+        return self.lower.numbers
+
+    def name_columns(self, number: int) -> NameColumns:
+        """All names that a shard shows. Raises what `listing` raises."""
+        return names_of(self.lower.record(number), self.names)
 
     def parent(self, inode: int) -> int:
         """The inode of the directory that holds this directory."""

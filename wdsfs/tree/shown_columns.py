@@ -1,37 +1,76 @@
-"""What a tree shows of a whole shard, in columns: for work over all names at once.
+"""Columns of all that a tree shows of a shard, for work over all names at once.
 
-The same as `ShardTree.listing` says directory by directory; of a merged tree it is what the shard wants to show,
-and `merged_columns.py` makes of it what is shown. Names that need a second look (aliases, links, samples in the
-directory of a folder) are few, and are put into the columns one by one.
+The same as `ShardTree.listing` says directory by directory. Aliases, links and samples in the directory of a
+folder are few, and are put into the columns one by one.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from wdsfs.index.record import BY_EXTENSION, LINK, STRAY, TWIN, Record
 from wdsfs.inodes import FOLDER, INDEX_MAX, MEMBER, SAMPLE, pack, position
-from wdsfs.tree.shard_tree import ShardTree
+from wdsfs.tree.shown_names import ShownNames
 from wdsfs.tree.texts import Ints, Texts
 from wdsfs.tree.tree import Node
+
+if TYPE_CHECKING:
+    from wdsfs.tree.shard_tree import ShardTree
 
 _DOT = np.frombuffer(b".", np.uint8)
 
 
+class NameColumns(NamedTuple):
+    """The names that a shard shows, and the directories that hold them.
+
+    Directories are numbered: those of `folders` of the record, the top first, then those of `samples` (its
+    entries). Holders are directories (-1: the top's). `names` are those of the folders without the top, of the
+    samples, and of `members`: files, or several names of one in the files layout (hard links). Of each folder that
+    may have names of other shards in a merged tree `shared` is the path, else None.
+    """
+
+    folders: list[int]
+    folder_holder: Ints
+    samples: Ints
+    sample_holder: Ints
+    members: Ints
+    member_holder: Ints
+    names: Texts
+    shared: list[bytes | None]
+
+    @property
+    def first(self) -> int:
+        """The row of the first name that is not that of a folder."""
+        return len(self.folders) - 1
+
+    def position_of(self, row: int) -> int:
+        """The position in the record of the sample or file with the name in this row."""
+        at = row - self.first
+        if at < len(self.samples):
+            return position(SAMPLE, int(self.samples[at]))
+        return position(MEMBER, int(self.members[at - len(self.samples)]))
+
+    def folder_names(self) -> list[bytes]:
+        """The names of the folders, without the top."""
+        return self.names.take(slice(self.first)).to_list()
+
+    def rows_in_folders(self) -> tuple[Ints, Ints]:
+        """The rows of samples and files in folders, and the folder that each is in."""
+        holder = np.concatenate([self.sample_holder, self.member_holder])
+        chosen = np.flatnonzero(holder < len(self.folders))
+        return self.first + chosen, holder[chosen]
+
+
 class ShownColumns(NamedTuple):
-    """What is shown of a shard.
+    """All that is shown of a shard; directories are numbered as in `NameColumns`.
 
-    Directories are numbered: those of folders, then those of samples, in the order of the record. `folders` are
-    the nodes of folder directories, the top first. `folder_holder` and `sample_holder` are the directories that
-    they are in (-1: the top's). `samples` are entries of the record, with the times (ns) of their directories.
-
-    Of each file `members` is where it is in the record, `links` how many names it has, `sizes` its bytes,
-    `mtimes_ns` its time; `targets` are those of symbolic links, by the number of the file. A file has one name
-    here, or several: hard links in the files layout. `name_file` is the file of a name, `name_member` the member
-    that it is of, `name_holder` the directory. `names` are those of the folders (without the top), of the samples,
-    and of files.
+    `folders` are the nodes of folder directories, and samples have the times (ns) of their directories. Of each
+    file `members` is where it is in the record, `links` how many names it has, `sizes` its bytes, `mtimes_ns` its
+    time; `targets` are those of symbolic links, by the number of the file. `name_file` is the file of a name,
+    `name_member` the member that it is of, `name_holder` the directory.
     """
 
     folders: list[Node]
@@ -48,62 +87,89 @@ class ShownColumns(NamedTuple):
     name_member: Ints
     name_holder: Ints
     names: Texts
+    shared: list[bytes | None]
 
 
 def columns_of(tree: ShardTree, number: int) -> ShownColumns:
     """The columns of a shard of a tree. Raises what `ShardTree.listing` raises."""
-    record = tree.lower.record(number)
-    shown = [n for n in range(record.folders) if not n or tree.names.is_shown(record, n)]
-    at = np.full(record.folders, -1, np.int64)  # the directory of each folder
-    at[shown] = np.arange(len(shown))
-    holder = at[record.array("folder.parent")[shown].astype(np.int64)]
-    holder[0] = -1
-    entry_folder = np.repeat(np.arange(record.folders), _steps(record.array("folder.entry").astype(np.int64)))
-    bounds = record.array("entry.member").astype(np.int64)
-    flags = record.array("entry.flags")
-    names = [Texts.of([record.folder_name[n] for n in shown[1:]])]
-    if tree.files_layout:
-        samples = np.zeros(0, np.int64)
-        directory = at[entry_folder]  # of the files of each entry
-        listed = _members_with_names(record)
-        names.append(_file_names(record, listed))
-    else:
-        apart = flags & (0 if tree.merged else TWIN)
-        samples = np.flatnonzero((flags & STRAY | apart) == 0)
-        directory = np.full(record.entries, -1, np.int64)
-        directory[samples] = np.arange(len(samples)) + len(shown)
-        for entry in np.flatnonzero(apart).tolist():
-            folder = record.twin_folder(entry)
-            assert folder is not None
-            directory[entry] = at[folder]
-        listed = np.flatnonzero(np.repeat((flags & STRAY) == 0, _steps(bounds)))
-        names.append(_packed(record, "entry.name").take(samples))
-        if tree.domain == BY_EXTENSION:
-            extensions = record.array("member.ext")[listed].astype(np.int64)
-            names.append(_packed(record, "ext.name").take(extensions))
-        else:
-            names.append(_file_names(record, listed))
-    members, name_file = _without_hard_links(record, listed)
+    named, record = tree.name_columns(number), tree.lower.record(number)
+    members, name_file = _without_hard_links(record, named.members)
     targets, sizes = _symbolic_links(record, members)
     tag = tree.lower.tag(number)
     return ShownColumns(
-        folders=[tree.getattr(pack(tag, number, position(FOLDER, n))) for n in shown],
-        folder_holder=holder,
-        samples=samples,
-        sample_holder=at[entry_folder[samples]],
-        sample_mtime_ns=record.mtimes_ns(bounds[:-1][samples]),
+        folders=[tree.getattr(pack(tag, number, position(FOLDER, n))) for n in named.folders],
+        folder_holder=named.folder_holder,
+        samples=named.samples,
+        sample_holder=named.sample_holder,
+        sample_mtime_ns=record.mtimes_ns(record.array("entry.member")[named.samples]),
         members=members,
         links=_link_counts(record)[members],
         sizes=sizes,
         mtimes_ns=record.mtimes_ns(members),
         targets=targets,
         name_file=name_file,
-        name_member=listed,
-        name_holder=np.repeat(directory, _steps(bounds))[listed],
-        names=_with_aliases(
-            record, tree.domain, Texts.joined(names), (np.array(shown[1:], np.int64), samples, listed)
-        ),
+        name_member=named.members,
+        name_holder=named.member_holder,
+        names=named.names,
+        shared=named.shared,
     )
+
+
+def names_of(record: Record, shown: ShownNames, apart: Sequence[int] = ()) -> NameColumns:
+    """The names of a record. `apart` are samples with directories of their own beside a folder of their path."""
+    folders = [n for n in range(record.folders) if not n or shown.is_shown(record, n)]
+    at = np.full(record.folders, -1, np.int64)  # the directory of each folder
+    at[folders] = np.arange(len(folders))
+    holder = at[record.array("folder.parent")[folders].astype(np.int64)]
+    holder[0] = -1
+    entry_folder = np.repeat(np.arange(record.folders), _steps(record.array("folder.entry").astype(np.int64)))
+    bounds = record.array("entry.member").astype(np.int64)
+    if shown.files_layout:
+        samples = np.zeros(0, np.int64)
+        directory = at[entry_folder]  # of the files of each entry
+        members = _members_with_names(record)
+    else:
+        samples, directory = _directories_of_samples(record, at, apart)
+        stray = (record.array("entry.flags") & STRAY) != 0
+        members = np.flatnonzero(np.repeat(~stray, _steps(bounds)))
+    plain = [Texts.of([record.folder_name[n] for n in folders[1:]]), _packed(record, "entry.name").take(samples)]
+    if shown.domain == BY_EXTENSION:
+        plain.append(_packed(record, "ext.name").take(record.array("member.ext")[members].astype(np.int64)))
+    else:
+        plain.append(_file_names(record, members))
+    texts = _with_aliases(
+        record, shown.domain, Texts.joined(plain), (np.array(folders[1:], np.int64), samples, members)
+    )
+    if apart:  # they have the name of the folder
+        rows = len(folders) - 1 + np.searchsorted(samples, apart)
+        texts = texts.replaced(rows, Texts.of([shown.shown(record, position(SAMPLE, entry)) for entry in apart]))
+    return NameColumns(
+        folders=folders,
+        folder_holder=holder,
+        samples=samples,
+        sample_holder=at[entry_folder[samples]],
+        members=members,
+        member_holder=np.repeat(directory, _steps(bounds))[members],
+        names=texts,
+        shared=[None] * len(folders),
+    )
+
+
+def _directories_of_samples(record: Record, at: Ints, apart: Sequence[int]) -> tuple[Ints, Ints]:
+    """The samples with directories of their own, and for each entry the directory of its files (-1: none).
+
+    `at` are the directories of folders.
+    """
+    flags = record.array("entry.flags").copy()
+    flags[list(apart)] &= ~np.uint8(TWIN)
+    samples = np.flatnonzero((flags & (STRAY | TWIN)) == 0)
+    directory = np.full(record.entries, -1, np.int64)
+    directory[samples] = np.arange(len(samples)) + np.count_nonzero(at >= 0)
+    for entry in np.flatnonzero(flags & TWIN).tolist():
+        folder = record.twin_folder(entry)
+        assert folder is not None
+        directory[entry] = at[folder]
+    return samples, directory
 
 
 def _steps(bounds: Ints) -> Ints:

@@ -86,9 +86,12 @@ class ShownNames:
 
     # --- from a position to names
 
-    def children(self, record: Record, where: int, after: int) -> Iterator[int]:
+    def children(self, record: Record, where: int, after: int, twins: bool = False) -> Iterator[int]:
         """Positions of the children of a directory after the cursor: files of its sample, folders, samples or
-        files."""
+        files.
+
+        With `twins` also samples that share their directory with a folder.
+        """
         kind, index = kind_of(where), index_of(where)
         if kind == SAMPLE:
             yield from _after(MEMBER, record.entry_members(index), after)
@@ -112,8 +115,9 @@ class ShownNames:
                 if record.all_sampled or self.is_shown(record, index_of(child)):
                     yield child
             after = 0
+        hidden = STRAY if twins else STRAY | TWIN
         for child in _after(SAMPLE, record.folder_entries(index), after):
-            if not record.entry_flags[index_of(child)] & (STRAY | TWIN):
+            if not record.entry_flags[index_of(child)] & hidden:
                 yield child
 
     def shown(self, record: Record, child: int) -> bytes:
@@ -156,52 +160,6 @@ class ShownNames:
         if self.files_layout:
             return position(FOLDER, record.folder_of(entry))
         return home_of(record, position(SAMPLE, entry))
-
-    # --- for a merged tree: also samples that share a directory with a folder are children of its parent
-
-    def own(self, record: Record, folder: int, name: bytes) -> Iterator[int]:
-        """The sample (or file, in the files layout) that is shown under this name in a folder."""
-        aliases = record.aliases[self.domain]
-        crc = record.crc_below(folder, name)
-        if aliases is not None:
-            child = aliases.find(crc, position(FOLDER, folder), name)
-            if child is not None:
-                yield from self.claimants(record, child)
-        if self.files_layout:
-            plain = self.find_file(record, folder, name, crc)
-        else:
-            entries = record.find_entries(folder, name, crc)
-            plain = (position(SAMPLE, entry) for entry in entries if not record.entry_flags[entry] & STRAY)
-        for child in plain:
-            if aliases is None or aliases.of(home_of(record, child)) is None:
-                yield child
-
-    def claimants(self, record: Record, child: int) -> Iterator[int]:
-        """The sample (or file) that is shown under the name of this child: the child itself, or a folder's
-        twin."""
-        twin = None
-        if kind_of(child) == FOLDER and not self.files_layout:
-            twin = record.twin_sample(index_of(child))
-        if twin is not None:
-            yield position(SAMPLE, twin)
-        elif kind_of(child) == (MEMBER if self.files_layout else SAMPLE):
-            yield child
-
-    def raw_children(self, record: Record, folder: int, after: int) -> Iterator[int]:
-        """Folders and samples (or files) of a folder, also samples that share their directory with a folder."""
-        if self.files_layout:
-            yield from self.children(record, position(FOLDER, folder), after)
-            return
-        if kind_of(after) in (0, FOLDER):
-            first = index_of(after) + 1 if after else 0
-            for child in record.child_folders(folder):
-                if child >= first and self.is_shown(record, child):
-                    yield position(FOLDER, child)
-        first = index_of(after) + 1 if kind_of(after) == SAMPLE else 0
-        entries = record.folder_entries(folder)
-        for entry in range(max(entries.start, first), entries.stop):
-            if not record.entry_flags[entry] & STRAY:
-                yield position(SAMPLE, entry)
 
 
 def _after(kind: int, indexes: range, after: int) -> Iterator[int]:
