@@ -24,7 +24,7 @@ from wdsfs.tree.content import Content
 from wdsfs.tree.indexing import NotIndexed
 from wdsfs.tree.provenance import Provenance
 from wdsfs.tree.shard_set import ShardSet
-from wdsfs.tree.shown_columns import NameColumns, names_of
+from wdsfs.tree.shown_columns import NameColumns, ShownColumns, columns_of, names_of
 from wdsfs.tree.shown_names import ShownNames, parent_folder
 from wdsfs.tree.totals import SetTotals
 from wdsfs.tree.tree import (
@@ -270,6 +270,12 @@ class ShardTree:
     def numbers(self) -> Iterable[int]:
         """The shards that have names in the tree. Raises as a listing does."""
         return self.lower.numbers
+
+    def columns(self, number: int) -> ShownColumns:
+        """All that is shown of a shard. Raises what `listing` raises."""
+        named, tag = self.name_columns(number), self.lower.tag(number)
+        nodes = [self.getattr(inodes.pack(tag, number, position(FOLDER, n))) for n in named.folders]
+        return columns_of(self.lower.record(number), named, nodes)
 
     def name_columns(self, number: int) -> NameColumns:
         """All names that a shard shows. Raises what `listing` raises."""

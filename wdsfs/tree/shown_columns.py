@@ -7,18 +7,15 @@ folder are few, and are put into the columns one by one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from wdsfs.index.record import BY_EXTENSION, LINK, STRAY, TWIN, Record
-from wdsfs.inodes import FOLDER, INDEX_MAX, MEMBER, SAMPLE, pack, position
+from wdsfs.inodes import FOLDER, INDEX_MAX, MEMBER, SAMPLE, position
 from wdsfs.tree.shown_names import ShownNames
 from wdsfs.tree.texts import Ints, Texts
 from wdsfs.tree.tree import Node
-
-if TYPE_CHECKING:
-    from wdsfs.tree.shard_tree import ShardTree
 
 _DOT = np.frombuffer(b".", np.uint8)
 
@@ -90,14 +87,12 @@ class ShownColumns(NamedTuple):
     shared: list[bytes | None]
 
 
-def columns_of(tree: ShardTree, number: int) -> ShownColumns:
-    """The columns of a shard of a tree. Raises what `ShardTree.listing` raises."""
-    named, record = tree.name_columns(number), tree.lower.record(number)
+def columns_of(record: Record, named: NameColumns, folders: list[Node]) -> ShownColumns:
+    """All columns of a record with these names; `folders` are the nodes of its folders."""
     members, name_file = _without_hard_links(record, named.members)
     targets, sizes = _symbolic_links(record, members)
-    tag = tree.lower.tag(number)
     return ShownColumns(
-        folders=[tree.getattr(pack(tag, number, position(FOLDER, n))) for n in named.folders],
+        folders=folders,
         folder_holder=named.folder_holder,
         samples=named.samples,
         sample_holder=named.sample_holder,
