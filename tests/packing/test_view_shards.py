@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import tarfile
 import tempfile
 from pathlib import Path
@@ -63,7 +64,7 @@ def test_what_a_mount_shows_is_in_the_new_shards(program: Program) -> None:
     ]
     shown = program.run("ls", "-R", "--layout", "files", "--merge", *OPTIONS, "s{0..2}.tar").stdout
     made = program.run("ls", "-R", "--layout", "files", "--merge", "new/{0..1}.tar").stdout
-    assert shown.replace(b"~s1", b"") == made.replace(b"~1", b"")
+    assert re.sub(rb"~\w+", b"", shown) == re.sub(rb"~\w+", b"", made)
 
 
 def test_a_commit_that_is_repeated_keeps_what_is_there(program: Program) -> None:
