@@ -7,7 +7,7 @@ children name it. In memory are the tables of one shard, and the names of open d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 import numpy as np
