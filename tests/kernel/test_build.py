@@ -15,7 +15,7 @@ from tests.kernel.test_image import NEW, OLD, OWNER, check, plain_tar
 from tests.tars import member
 from wdsfs.index.store import open_index
 from wdsfs.kernel import erofs, manifest, shard_table
-from wdsfs.kernel.image import Built, build
+from wdsfs.kernel.image import Built, make_image
 from wdsfs.kernel.manifest import ImageOptions
 from wdsfs.owner import Owner
 from wdsfs.spec.expand import expand
@@ -57,7 +57,7 @@ class Shards:
             assert below.make() is None
         tree = make_numbered(below, self.view, False)
         try:
-            built = build(tree, os.fsencode(target), self.options)
+            built = make_image(tree, os.fsencode(target), self.options)
             if look:
                 paths = [self.home / one.path for one in manifest.read(str(target)).devices]
                 check(tree, ErofsImage(target, paths, self.since >= NEW), self.options.owner)

@@ -42,7 +42,7 @@ from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
 from wdsfs.kernel import erofs, erofs_mount, manifest, shard_table
 from wdsfs.kernel.devices import close_devices, open_devices
-from wdsfs.kernel.image import build
+from wdsfs.kernel.image import make_image
 from wdsfs.kernel.image_writer import ImageFile
 from wdsfs.kernel.layout import Table, places
 from wdsfs.kernel.manifest import ImageOptions
@@ -95,7 +95,7 @@ def image_of(home: Path, tree: LowerTree, since: tuple[int, int] = OLD, owner: O
     """The image of a tree, opened by the reader of the tests."""
     target = home / "set.erofs"
     options = ImageOptions(owner, os.fsencode(home), since, tree.merged, "")
-    build(tree, os.fsencode(target), options)
+    make_image(tree, os.fsencode(target), options)
     found = manifest.read(target)
     return ErofsImage(target, [home / one.path for one in found.devices], since >= NEW)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wdsfs.errors import CommitError, ImageError, bytes_text
+from wdsfs.errors import CommitError, bytes_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
@@ -203,15 +203,7 @@ def shards_bar(label: str, total: int, quiet: bool) -> Iterator[Callable[[], Non
 
 def write_image(shown: LowerTree, target: bytes, options: ImageOptions, quiet: bool) -> Built:
     """Write the image of a tree, with a bar. Raises ImageError and ShardErrors."""
-    from wdsfs.kernel.image import build
-    from wdsfs.tree.merged_tree import is_merged
+    from wdsfs.kernel.image import make_image
 
-    # A merged tree is not written shard by shard.
-    names = 0 if is_merged(shown.view, options.merge) else len(shown.lower)
-    with ended_in_order(), shards_bar("writing", names, quiet) as on_shard:
-        try:
-            return build(shown, target, options, on_shard)
-        except OSError as error:
-            raise ImageError(
-                f"{os.fsdecode(target)}: {error.strerror}; mend that, then repeat the command"
-            ) from None
+    with ended_in_order(), shards_bar("writing", len(shown.lower), quiet) as on_shard:
+        return make_image(shown, target, options, on_shard)

@@ -7,10 +7,9 @@ depends on when, where or by whom it was made.
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from wdsfs.errors import ImageError, MissingShard, StaleShard
@@ -29,7 +28,7 @@ from wdsfs.tree.indexing import indexed
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import AT_PARENT, LowerTree
 
-log = logging.getLogger(__name__)
+OnShard = Callable[[], None]
 
 
 class Built(NamedTuple):
@@ -53,42 +52,63 @@ class _Source(NamedTuple):
         return self.fingerprint.size if self.copy is None else self.copy.size
 
 
-def build(
-    tree: LowerTree, target: bytes, options: ImageOptions, on_shard: Callable[[], None] = lambda: None
-) -> Built:
+def make_image(tree: LowerTree, target: bytes, options: ImageOptions, on_shard: OnShard = lambda: None) -> Built:
     """Write the image of `tree`, all of whose shards are indexed, to the file `target`, which it replaces.
 
-    `on_shard` is called for each name at the top. Raises ImageError, ShardErrors, CommitError, OSError.
+    `on_shard` is called for each name at the top. Raises ImageError, ShardErrors, CommitError.
     """
+    _refuse_overwriting((shard.path for below in tree.lower.sources for shard in below.shards), target)
+    disk = Disk()
+    try:
+        with named(target), new_file(disk, target) as fd:
+            built = write_image(tree, fd, options, on_shard)
+            disk.sync(fd)
+        disk.sync_directory(os.path.dirname(target))
+    except OSError as error:
+        raise ImageError(f"{os.fsdecode(target)}: {error.strerror}; mend that, then repeat the command") from None
+    return built
+
+
+def write_image(tree: LowerTree, fd: int, options: ImageOptions, on_shard: OnShard) -> Built:
+    """Write the image of a tree to an empty file. Raises ImageError, ShardErrors, OSError."""
     if options.writable:
         tree.make_writable()
     sources = _sources(tree.lower, options.copies)
-    refuse_overwriting([source.path for source in sources], target)
     devices = {source.path: DeviceFile(number, source.size) for number, source in enumerate(sources, 1)}
     missing = None
     if any(True for below in (*tree.lower.sources, tree.lower) for _ in below.damaged()):
         if erofs.missing_device(len(sources)) is None:
             sources.append(sources[-1])  # one number more, so that one is left without a device
         missing = erofs.missing_device(len(sources))
-    table = erofs.device_table([(_tag(source.path), source.size) for source in sources])  # or a refusal, at once
+    table = erofs.device_table([(os.path.basename(source.path)[:63], source.size) for source in sources])
     shown = _set(tree.lower, options)
+    times = Times(_common_time(tree), options.since)
+    image = ImageFile(fd, len(sources), times, options.owner, options.private)
+    root = put_tree(tree, image, ContentPlaces(devices, missing), on_shard)
+    _refuse_changed(sources)
+    if _set(tree.lower, options) != shown:
+        raise StaleShard("label files have changed while the image was made; run the command again")
     manifest = Manifest(
         [_device(source, options.base) for source in sources],
         *(tree.view.layout, tree.view.names, options.merge, tree.view.index_tree),
         *(options.composition, ".".join(map(str, options.since)), shown, options.key),
     )
-    times = Times(_common_time(tree), options.since)
-    disk = Disk()
-    with named(target), new_file(disk, target) as fd:
-        image = ImageFile(fd, len(sources), times, options.owner, options.private)
-        root = put_tree(tree, image, ContentPlaces(devices, missing), on_shard)
-        _refuse_changed(sources)
-        if _set(tree.lower, options) != shown:
-            raise StaleShard("label files have changed while the image was made; run the command again")
-        size = _finish(fd, image, root, table, times, manifest, options)
-        disk.sync(fd)
-    disk.sync_directory(os.path.dirname(target))
-    return Built(len(sources), image.inodes, size)
+    tail = manifest.encoded()
+    text = repr((erofs.LAYOUT, options.owner))
+    head = erofs.super_block(
+        root=root,
+        inodes=image.inodes,
+        blocks=image.blocks,
+        metadata=image.metadata,
+        epoch_ns=times.epoch_ns,
+        identity=hashlib.blake2b(tail + text.encode(), digest_size=16).digest(),
+        devices=len(sources),
+    )
+    end = image.blocks * erofs.BLOCK
+    os.ftruncate(fd, end)
+    write_at(fd, head + table, erofs.SUPER_OFFSET)
+    write_at(fd, tail, end)
+    return Built(len(sources), image.inodes, end + len(tail))
 
 
 def _device(source: _Source, base: bytes) -> Device:
@@ -142,16 +162,16 @@ def _sources(lower: ShardSet, copies: Mapping[bytes, HeldFile]) -> list[_Source]
     return list(sources.values())
 
 
-def refuse_overwriting(shards: Sequence[bytes], target: bytes) -> None:
+def _refuse_overwriting(shards: Iterable[bytes], target: bytes) -> None:
     """Raise ImageError if the image would replace one of its shards, or what is no file."""
     try:
-        there = os.stat(target)
+        status = os.stat(target)
     except OSError:
         return
-    if not stat.S_ISREG(there.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise ImageError(f"{os.fsdecode(target)}: is no regular file; name another one for the image")
     for path in shards:
-        if not is_remote(path) and os.path.samestat(there, os.stat(path)):
+        if not is_remote(path) and os.path.samestat(status, os.stat(path)):
             raise ImageError(f"{os.fsdecode(target)}: is a shard of the set; name another file for the image")
 
 
@@ -173,37 +193,3 @@ def _refuse_changed(sources: Sequence[_Source]) -> None:
         if shard_paths.look(source.path) != source.fingerprint:
             text = "has changed while the image was made; run the command again"
             raise StaleShard(f"{os.fsdecode(source.path)} {text}")
-
-
-def _finish(
-    fd: int,
-    image: ImageFile,
-    root: int,
-    table: bytes,
-    times: Times,
-    manifest: Manifest,
-    options: ImageOptions,
-) -> int:
-    """Write the super block, the device table and the manifest; returns the size of the file (bytes)."""
-    end = image.blocks * erofs.BLOCK
-    tail = manifest.encoded()
-    text = repr((erofs.LAYOUT, options.owner))
-    identity = hashlib.blake2b(tail + text.encode(), digest_size=16).digest()
-    head = erofs.super_block(
-        root=root,
-        inodes=image.inodes,
-        blocks=image.blocks,
-        metadata=image.metadata,
-        epoch_ns=times.epoch_ns,
-        identity=identity,
-        devices=len(manifest.devices),
-    )
-    os.ftruncate(fd, end)
-    write_at(fd, head + table, erofs.SUPER_OFFSET)
-    write_at(fd, tail, end)
-    return end + len(tail)
-
-
-def _tag(path: bytes) -> bytes:
-    """The name of a device in the table, as far as it fits: only people read it."""
-    return os.path.basename(path)[:63]
