@@ -17,8 +17,8 @@ from tests import sets, tars
 from tests.conftest import ROOT, Program
 from tests.kernel.test_image import end_mount, need_erofs, told
 from wdsfs import host, mount_table
-from wdsfs.cli import kernel_engine, mount_helper
-from wdsfs.kernel import erofs_mount
+from wdsfs.cli import mount_helper
+from wdsfs.kernel import engine_checks, erofs_mount
 from wdsfs.mount import session
 from wdsfs.mount.options import MountOptions
 
@@ -247,19 +247,19 @@ def test_what_keeps_the_kernel_from_serving(program: Program, monkeypatch: pytes
     need_erofs()
     file = program.write("s0.tar", sets.content(0))
     shard = sets.at(file)
-    assert kernel_engine.obstacle([shard], trusting=False) is None
+    assert engine_checks.obstacle([shard], trusting=False) is None
     remote = sets.at(b"s3://bucket/s.tar")
-    assert "is not complete in the cache" in str(kernel_engine.obstacle([remote], trusting=False))
+    assert "is not complete in the cache" in str(engine_checks.obstacle([remote], trusting=False))
     monkeypatch.setattr(mount_table, "filesystem_type", lambda _: "nfs4")
     reason = f"{file} lies on nfs4, which other machines can write"
-    assert kernel_engine.obstacle([shard], trusting=False) == reason
-    assert kernel_engine.obstacle([shard], trusting=True) is None
+    assert engine_checks.obstacle([shard], trusting=False) == reason
+    assert engine_checks.obstacle([shard], trusting=True) is None
     monkeypatch.setattr(resource, "getrlimit", lambda _: (50, 50))
     monkeypatch.setattr(resource, "setrlimit", lambda *_: (_ for _ in ()).throw(OSError(errno.EPERM, "no")))
-    assert "65 files have to be open, and 50 are" in str(kernel_engine.obstacle([shard], trusting=True))
+    assert "65 files have to be open, and 50 are" in str(engine_checks.obstacle([shard], trusting=True))
     monkeypatch.undo()
     monkeypatch.setattr(host, "kernel_version", lambda: (6, 11))
-    assert kernel_engine.obstacle([shard], trusting=True) is None
+    assert engine_checks.obstacle([shard], trusting=True) is None
     monkeypatch.setattr(erofs_mount, "LOOPS", str(program.home / "no-loops"))
     reason = f"there is no {program.home}/no-loops, which it takes before Linux 6.12"
-    assert kernel_engine.obstacle([shard], trusting=True) == reason
+    assert engine_checks.obstacle([shard], trusting=True) == reason

@@ -83,7 +83,7 @@ def test_the_mount_of_an_image_loads_little(program: Program) -> None:
         heavy = {"numpy", "lmdb", "trio", "pyfuse3", "rich", "yaml", "asyncio", "multiprocessing", "concurrent"}
         assert {one for one in loaded if one.partition(".")[0] in heavy} == set()
         rooms = {one.split(".")[1] for one in loaded if one.startswith("wdsfs.") and one.count(".") > 1}
-        assert rooms & {"index", "dataset", "overlay", "fuse"} == set()
+        assert rooms & {"index", "overlay", "fuse"} == set()
         assert len(loaded) < 240
 
 

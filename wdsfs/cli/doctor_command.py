@@ -47,7 +47,7 @@ def doctor(place: str | None, index_dir: str | None, shards_dir: str | None, as_
       wdsfs doctor --shards /data/train
       wdsfs doctor s3://bucket/train-000000.tar
     """
-    from wdsfs.cli.kernel_checks import check_engine, check_leases
+    from wdsfs.kernel.engine_checks import check_engine, check_leases
     from wdsfs.mount.doctor import check_mountpoint, diagnose
     from wdsfs.remote.urls import is_url
 

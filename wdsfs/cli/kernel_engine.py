@@ -10,13 +10,12 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from wdsfs import host, mount_table, trust
+from wdsfs import host, mount_table
 from wdsfs.cli.opening import opened_set
 from wdsfs.cli.options import Opening
 from wdsfs.cli.progress import ended_in_order, shards_bar, write_image
 from wdsfs.cli.tree_options import TreeOptions
 from wdsfs.errors import CorruptShard, MountError, ShardError, UnreadableShard
-from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
 
 if TYPE_CHECKING:
@@ -35,74 +34,6 @@ _OWNER = ("uid", "gid", "umask")  # options of `-o` that are part of an image
 
 class CannotServe(Exception):
     """Why the kernel cannot serve a set, as that turns out when its image is made."""
-
-
-def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
-    """Why the kernel cannot serve these shards; None if nothing is known to prevent it. Raises ShardErrors."""
-    from wdsfs.kernel.erofs import OLDEST_KERNEL
-    from wdsfs.kernel.erofs_mount import refusal_of_kernel
-
-    if os.geteuid() != 0:
-        return "only root can have the kernel mount a set"
-    if host.kernel_version() < OLDEST_KERNEL:
-        return "this kernel is older than Linux " + ".".join(map(str, OLDEST_KERNEL))
-    refusal = refusal_of_kernel() or _too_many_files(len(shards))
-    if refusal is not None:
-        return refusal
-    for one in shards:
-        reason = _not_here(one.path) if is_remote(one.path) else None
-        if reason is not None:
-            return reason
-    local = [one.path for one in shards if not is_remote(one.path)]
-    found = None if trusting else mount_table.on_network(local)
-    if found is not None:  # of compressed ones copies are read, which are here
-        from wdsfs.tar.compressed import kind_at
-
-        found = mount_table.on_network(path for path in local if kind_at(path) is None)
-    return None if found is None else f"{os.fsdecode(found[0])} lies on {found[1]}, which other machines can write"
-
-
-def _too_many_files(shards: int) -> str | None:
-    from wdsfs.kernel.devices import raise_file_limit
-
-    try:
-        raise_file_limit(shards)
-    except MountError as error:
-        return str(error)
-    return None
-
-
-def cannot_be_held(shards: Sequence[Shard]) -> str | None:
-    """Why no guard can hold these shards at the moment, such as a program that writes one. Raises ShardErrors."""
-    return next(filter(None, (_cannot_be_held(one.path) for one in shards if not is_remote(one.path))), None)
-
-
-def _cannot_be_held(path: bytes) -> str | None:
-    from wdsfs.storage import held_files, source
-
-    fd = source.open_shard(path)
-    try:
-        refusal = trust.foreign_link(path, fd)
-        if refusal is None and held_files.is_written(fd):
-            refusal = f"{os.fsdecode(path)}: a program has it open for writing"
-        return refusal
-    except OSError:
-        return None  # without leases its times are compared
-    finally:
-        source.close(fd)
-
-
-def _not_here(path: bytes) -> str | None:
-    """Why the kernel cannot serve a remote shard, as far as that is known without asking its store."""
-    from wdsfs.tar.compressed import is_unpacked
-
-    shown = os.fsdecode(path)
-    if shard_paths.is_output(path):
-        return f"{shown} is the output of a command"
-    pin = shard_paths.known_pin(path)
-    if pin is not None and (shard_paths.is_here(path) or is_unpacked(path, pin.fingerprint(shown))):
-        return None
-    return f"{shown} is not complete in the cache; `wdsfs fetch` brings it there"
 
 
 def image_mount(

@@ -382,6 +382,7 @@ def _image_mount(
     Raises CannotServe, WdsfsError.
     """
     from wdsfs.cli import kernel_engine
+    from wdsfs.kernel import engine_checks
     from wdsfs.spec.dependencies import noted
     from wdsfs.spec.expand import expand
     from wdsfs.status import control
@@ -392,10 +393,10 @@ def _image_mount(
         from wdsfs.tree.shard_access import refuse_foreign_lists  # late: most sets are named without a list
 
         refuse_foreign_lists(used.files, shared=True)
-    reason = kernel_engine.obstacle(found, of_image.trust_shards)
+    reason = engine_checks.obstacle(found, of_image.trust_shards)
     is_repeated = _PREPARED in click.get_current_context().meta
     if reason is None and of_image.engine == AUTO and not is_repeated:
-        reason = kernel_engine.cannot_be_held(found)  # else the guard says it, when the image is made
+        reason = engine_checks.obstacle_now(found)  # else the guard says it, when the image is made
     if reason is not None:
         raise kernel_engine.CannotServe(reason)
     options, overlay = [*serving.options, *["ro"] * serving.read_only], path_of(serving.overlay)

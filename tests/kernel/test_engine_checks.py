@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import Program
 from wdsfs import mount_table
-from wdsfs.cli.kernel_checks import check_engine, check_leases
+from wdsfs.kernel.engine_checks import check_engine, check_leases
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,185 @@
+"""Checks if the kernel can serve sets: EROFS, root, leases on shards, shards that are files of this machine.
+
+`mount --engine` asks about a set, `wdsfs doctor` about the machine. Nothing is changed. A mount does not need the
+kernel's engine, since there is FUSE, so no finding is a failure.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wdsfs import host, mount_table, trust
+from wdsfs.errors import MountError
+from wdsfs.host import MachineFinding
+from wdsfs.kernel.devices import raise_file_limit
+from wdsfs.kernel.erofs import OLDEST_KERNEL
+from wdsfs.kernel.erofs_mount import FILES_SINCE, LOOPS, OVERTAKING_SINCE, refusal_of_kernel
+from wdsfs.names import SHARD_SUFFIXES, suffix_of
+from wdsfs.remote import shard_paths
+from wdsfs.remote.shard_paths import is_remote
+from wdsfs.storage import held_files, source
+
+if TYPE_CHECKING:
+    from wdsfs.spec.expand import Shard
+
+NAME = "kernel engine"
+
+
+def obstacle(shards: Sequence[Shard], trusting: bool) -> str | None:
+    """Why the kernel cannot serve these shards; None if nothing is known to prevent it. Raises ShardErrors."""
+    if os.geteuid() != 0:
+        return "only root can have the kernel mount a set"
+    if host.kernel_version() < OLDEST_KERNEL:
+        return f"this kernel is older than Linux {_dotted(OLDEST_KERNEL)}"
+    refusal = refusal_of_kernel()
+    if refusal is not None:
+        return refusal
+    try:
+        raise_file_limit(len(shards))
+    except MountError as error:
+        return str(error)
+    missing = next(filter(None, (_not_here(shard.path) for shard in shards if is_remote(shard.path))), None)
+    return missing or (None if trusting else _on_network(shards))
+
+
+def _on_network(shards: Sequence[Shard]) -> str | None:
+    local = [shard.path for shard in shards if not is_remote(shard.path)]
+    place = mount_table.on_network(local)
+    if place is not None:  # of compressed shards copies are read, which are here
+        from wdsfs.tar.compressed import kind_at
+
+        place = mount_table.on_network(path for path in local if kind_at(path) is None)
+    return None if place is None else f"{os.fsdecode(place[0])} lies on {place[1]}, which other machines can write"
+
+
+def _not_here(path: bytes) -> str | None:
+    """Why the kernel cannot serve a remote shard, as far as that is known without asking its store."""
+    from wdsfs.tar.compressed import is_unpacked
+
+    shown = os.fsdecode(path)
+    if shard_paths.is_output(path):
+        return f"{shown} is the output of a command"
+    pin = shard_paths.known_pin(path)
+    if pin is not None and (shard_paths.is_here(path) or is_unpacked(path, pin.fingerprint(shown))):
+        return None
+    return f"{shown} is not complete in the cache; `wdsfs fetch` brings it there"
+
+
+def obstacle_now(shards: Sequence[Shard]) -> str | None:
+    """Why no guard can hold these shards at the moment, such as a program that writes one. Raises ShardErrors."""
+    local = (shard.path for shard in shards if not is_remote(shard.path))
+    return next(filter(None, map(_cannot_be_held, local)), None)
+
+
+def _cannot_be_held(path: bytes) -> str | None:
+    fd = source.open_shard(path)
+    try:
+        refusal = trust.foreign_link(path, fd)
+        if refusal is None and held_files.is_written(fd):
+            refusal = f"{os.fsdecode(path)}: a program has it open for writing"
+        return refusal
+    except OSError:
+        return None  # without leases its times are compared
+    finally:
+        source.close(fd)
+
+
+# --- for `wdsfs doctor`
+
+
+def check_engine(
+    version: tuple[int, ...] | None = None,
+    file_systems: str = "/proc/filesystems",
+    loops: str = LOOPS,
+    user: int | None = None,
+) -> MachineFinding:
+    """If `--engine kernel` can be used: EROFS, shards as its devices, and root."""
+    version = host.kernel_version() if version is None else version
+    if version < OLDEST_KERNEL:
+        return MachineFinding(NAME, "ok", f"not with Linux {_dotted(version)}: it takes {_dotted(OLDEST_KERNEL)}")
+    if not _has_erofs(file_systems):
+        text = "this kernel has no EROFS: the kernel cannot serve a set itself"
+        return MachineFinding(NAME, "warn", text, "sudo modprobe erofs")
+    by_files = version >= FILES_SINCE
+    if not by_files and not os.path.exists(loops):
+        text = f"there is no {loops}, which it takes before Linux 6.12"
+        return MachineFinding(NAME, "warn", text, "modprobe loop")
+    shown = f"EROFS, shards as {'files' if by_files else 'loop devices'}"
+    if version < OVERTAKING_SINCE:
+        shown += f"; `wdsfs refresh` takes Linux {_dotted(OVERTAKING_SINCE)}"
+    if (os.geteuid() if user is None else user) != 0:
+        return MachineFinding(NAME, "ok", f"{shown}; only for root")
+    refusal = refusal_of_kernel() if user is None else None
+    return MachineFinding(NAME, "ok", shown if refusal is None else f"{shown}; but {refusal}")
+
+
+def _has_erofs(file_systems: str) -> bool:
+    """True if the kernel has EROFS, or can load it."""
+    try:
+        if any(line.split()[-1:] == ["erofs"] for line in Path(file_systems).read_text().splitlines()):
+            return True
+    except OSError:
+        return False
+    modprobe = shutil.which("modprobe")
+    if modprobe is None:
+        return False
+    dry = subprocess.run([modprobe, "--dry-run", "--quiet", "erofs"], check=False, capture_output=True)
+    return dry.returncode == 0
+
+
+def check_leases(directory: str) -> MachineFinding:
+    """If the kernel has writers of the shards in this directory wait: tried with one of them."""
+    name = f"leases in {directory}"
+    warning = partial(MachineFinding, name, "warn")
+    fstype = mount_table.filesystem_type(directory)
+    if mount_table.is_network(fstype):
+        return warning(
+            f"it lies on {fstype}, where other machines can write unnoticed: --engine kernel refuses that",
+            "mount with --trust-shards if nobody will write; or by FUSE",
+        )
+    try:
+        shard = _a_shard(directory)
+        if shard is None:
+            return warning(f"there is no shard ({os.fsdecode(SHARD_SUFFIXES[0])}) to try it with")
+        fd = os.open(shard, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        return warning(error.strerror or str(error), f"ls -ld {shlex.quote(directory)}")
+    try:
+        is_written = held_files.is_written(fd)
+    except OSError as error:
+        by_looking = "changes are looked for every second instead"
+        if error.errno == errno.EACCES:
+            text = f"{shard} is not yours, so {by_looking}"
+            return warning(text, "mount as root with CAP_LEASE (docs/deployment.md)")
+        return warning(f"none on {fstype} ({error.strerror}): {by_looking}", "shards on a local disk")
+    finally:
+        os.close(fd)
+    if is_written:
+        return warning(f"a program has {shard} open for writing", f"fuser -v {shlex.quote(shard)}")
+    if mount_table.is_layer(fstype):
+        return warning(
+            f"can be had, but {fstype} shows files of another file system, where no writer waits: changes are "
+            "looked for every second",
+            "name the shards by that file system",
+        )
+    return MachineFinding(name, "ok", f"can be had ({fstype or 'unknown file system'}): writers wait for readers")
+
+
+def _a_shard(directory: str) -> str | None:
+    """A shard in this directory. Raises OSError."""
+    with os.scandir(directory) as entries:
+        return next(
+            (entry.path for entry in entries if suffix_of(os.fsencode(entry.name)) and entry.is_file()), None
+        )
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
