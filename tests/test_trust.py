@@ -25,8 +25,8 @@ from wdsfs.index.store import Index, open_index
 from wdsfs.interop import export
 from wdsfs.overlay.overlay_directory import OverlayDirectory, hold
 from wdsfs.storage.durable import Disk, temporary_of
+from wdsfs.storage.file_cache import NoRoom, cache
 from wdsfs.storage.identity import Fingerprint
-from wdsfs.storage.unpack_cache import NoRoom, cache
 from wdsfs.tree import label_files
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.trust import Untrusted
@@ -355,7 +355,7 @@ def test_an_index_that_a_group_shares(common: Path, monkeypatch: pytest.MonkeyPa
         assert index.notices == []
         sets.check(index, shards)
         assert index.label_tables == common / "own/wdsfs/labels"
-    assert cache().directory == common / "own/wdsfs/unpacked"
+    assert cache().directory == common / "own/wdsfs/cache"
 
 
 def test_a_temporary_index_is_not_where_others_can_replace_it(
@@ -375,22 +375,22 @@ def test_a_temporary_index_is_not_where_others_can_replace_it(
 
 
 @needs_root
-def test_the_cache_of_unpacked_shards(common: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache(common: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its names follow from the shard, so a user who can write it can prepare what a shard unpacks to."""
     another("mkdir", common / "cache")
     monkeypatch.setenv("WDSFS_CACHE_DIR", str(common / "cache"))
-    with pytest.raises(IndexUnusable, match=r"the cache of unpacked shards is not used, since .* --trust nobody"):
+    with pytest.raises(IndexUnusable, match=r"the cache is not used, since .* --trust nobody"):
         cache()
     monkeypatch.setenv("WDSFS_CACHE_DIR", str(common / "mine"))
     with contextlib.suppress(NoRoom):
-        os.close(cache().make("k", ["tar"], lambda _: ("tar", 0)).fd)
+        os.close(cache().make("0" * 32, ["tar"], lambda _: ("tar", 0)).fd)
     assert stat.S_IMODE((common / "mine").stat().st_mode) == 0o700
     monkeypatch.delenv("WDSFS_CACHE_DIR")
     os.mkdir(common / "index", 0o700)
-    os.mkdir(common / "index/unpacked", 0o700)
-    os.chown(common / "index/unpacked", NOBODY, -1)
+    os.mkdir(common / "index/cache", 0o700)
+    os.chown(common / "index/cache", NOBODY, -1)
     monkeypatch.setenv("WDSFS_INDEX_DIR", str(common / "index"))
-    with pytest.raises(IndexUnusable, match="unpacked belongs to another user"):
+    with pytest.raises(IndexUnusable, match="cache belongs to another user"):
         cache()
 
 
@@ -401,7 +401,7 @@ def test_where_the_index_went_there_goes_the_cache(
     another("mkdir", common / "index")
     spare.mkdir(0o700)
     monkeypatch.setenv("WDSFS_INDEX_DIR", str(common / "index"))
-    assert cache().directory == spare / "unpacked"
+    assert cache().directory == spare / "cache"
 
 
 @needs_root
@@ -434,7 +434,7 @@ def test_logs_are_ours_alone(program: Program) -> None:
     with program.mounted("a.tar", umask=0) as mounted:
         log = Path(mounted.status()["log"])
         assert stat.S_IMODE(log.stat().st_mode) == 0o600
-        for place in (log.parent, program.home / "index", program.home / "index/unpacked"):
+        for place in (log.parent, program.home / "index", program.home / "index/cache"):
             assert not place.exists() or stat.S_IMODE(place.stat().st_mode) == 0o700, place
         for file in (program.home / "index").iterdir():
             assert stat.S_IMODE(file.stat().st_mode) & 0o077 == 0, file

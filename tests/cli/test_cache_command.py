@@ -13,13 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from tests import tars
-from tests.conftest import Program
-from tests.kernel.test_image import end_mount, need_erofs
 from tests.remote.cached import content_of, flip, pin_of
 from wdsfs.cli.main import main
-from wdsfs.kernel import kept_images
-from wdsfs.remote import cache_room, object_cache
-from wdsfs.storage import unpack_cache
+from wdsfs.remote import object_cache
+from wdsfs.storage import cache_room, file_cache
 
 SIZE = 100_000
 
@@ -35,7 +32,7 @@ def report(*words: str) -> Any:
 
 
 def taken() -> int:
-    return sum(one.disk for one in object_cache.cache().usage())
+    return sum(entry.bytes for entry in file_cache.cache().entries())
 
 
 def urls(*words: str) -> list[str]:
@@ -63,7 +60,8 @@ def test_it_shows_what_is_there(filled: Path) -> None:
     lines = [line.split() for line in run().splitlines()]
     assert ["s3://b/train/", "2", "1", "105.7", "KiB", "195.3", "KiB"] in [line[:7] for line in lines]
     assert ["https://h/", "1", "1"] in [line[:3] for line in lines]
-    assert any(line[:2] == ["unpacked", "shards:"] and str(filled / "unpacked") in line for line in lines)
+    assert ["unpacked", "shards:"] in [line[:2] for line in lines]
+    assert any(line[:2] == ["in", "all:"] and str(filled / "cache") in line for line in lines)
     lines = [line.split() for line in run("--long", "s3://b/train").splitlines()]
     assert ["s3://b/train/1.tar", "no", "8.0", "KiB", "97.7", "KiB"] in [line[:6] for line in lines]
     assert not any(line[0] == "https://h/0.tar" for line in lines)
@@ -72,22 +70,19 @@ def test_it_shows_what_is_there(filled: Path) -> None:
 def test_it_shows_what_is_there_to_scripts(filled: Path) -> None:
     found = report()
     assert urls() == ["https://h/0.tar", "s3://b/train/0.tar", "s3://b/train/1.tar"]
-    assert found["remote"]["directory"] == str(filled / "remote")
+    assert found["directory"] == str(filled / "cache")
     assert found["unpacked"]["files"] == 1
     assert found["unpacked"]["bytes"] > 0
     [part] = report("s3://b/train/1.tar")["remote"]["objects"]
     expected = {"url": "s3://b/train/1.tar", "size": SIZE, "bytes": 8192, "complete": False, "etag": '"abc"'}
     assert part.items() >= expected.items()
-    assert "unpacked" not in report("s3://b/train/1.tar")
+    assert report("s3://b/train/1.tar")["unpacked"]["files"] == 0
 
 
 def test_an_empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WDSFS_CACHE_DIR", str(tmp_path / "nothing"))
     monkeypatch.setenv("WDSFS_CACHE_SIZE", "1G")
-    assert run() == (
-        f"remote shards: 0 B in {tmp_path}/nothing/remote (limit: 1.0 GiB)\n"
-        f"unpacked shards: 0 B in {tmp_path}/nothing (limit: 1.0 GiB)\n"
-    )
+    assert run() == f"in all: 0 B in {tmp_path}/nothing (limit: 1.0 GiB)\n"
     assert run("--clear") == run("--trim", "0") == "0 B freed\n"
     assert run("--verify") == "no damage\n"
     assert not (tmp_path / "nothing").exists()
@@ -108,8 +103,8 @@ def test_a_secret_in_a_url_selects_what_is_shown_without_it(filled: Path) -> Non
 
 
 def test_trim_keeps_the_last_used(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number, table in enumerate(sorted((filled / "remote").glob("*.table"))):
-        os.utime(table, (1e9 + number, 1e9 + number))
+    for number, file in enumerate(sorted((filled / "cache").glob("*.ta*"), reverse=True)):  # the copy last
+        os.utime(file, (1e9 - (file.suffix == ".tar") + number / 10, 1e9 + number / 10))
     last = max(report()["remote"]["objects"], key=lambda one: one["last_used"])
     total = taken()
     monkeypatch.setattr(cache_room, "disk_room", lambda _: total - taken())  # others have filled the disk
@@ -119,12 +114,12 @@ def test_trim_keeps_the_last_used(filled: Path, monkeypatch: pytest.MonkeyPatch)
     assert urls() == [last["url"]]
     run("--trim", "0")
     assert urls() == []
-    assert unpack_cache.cache().files() == []
+    assert file_cache.cache().entries() == []
 
 
 def test_verify(filled: Path) -> None:
     assert run("--verify") == "no damage\n"
-    for data in (filled / "remote").glob("*.data"):
+    for data in (filled / "cache").glob("*.data"):
         flip(data, 5000)
     assert report("--verify", "s3://b/train/1.tar") == {"damaged": {"s3://b/train/1.tar": 4096}}
     assert run("--verify", "s3://b/train").splitlines() == [
@@ -148,50 +143,7 @@ def test_wrong_arguments(filled: Path, words: list[str], message: str) -> None:
 
 
 def test_a_cache_that_cannot_be_read(filled: Path) -> None:
-    for table in (filled / "remote").glob("*.table"):
+    for table in (filled / "cache").glob("*.table"):
         table.unlink()
         table.mkdir()
     assert "the cache cannot be used" in run(code=4)
-
-
-def test_images_are_listed_and_trimmed(program: Program) -> None:
-    """Those that are mounted stay; without a size those go whose shards have."""
-    need_erofs()
-    shard, other = program.write("s0.tar", tars.tar(tars.A)), program.write("s1.tar", tars.tar(tars.A))
-    places = [program.mountpoint, program.directory("two"), program.directory("three")]
-
-    def images() -> dict[str, Any]:
-        found = program.json("cache")["images"]
-        return {one["mounted"][0] if one["mounted"] else "": one for one in found["images"]}
-
-    try:
-        for place, one in zip(places, (shard, other, shard), strict=True):
-            program.run("mount", "--engine", "kernel", "-q", one, place)
-        assert images().keys() == {str(place) for place in places}
-        program.run("umount", places[1])
-        assert images()[""]["current"]
-        assert program.json("cache", "--trim") == {"freed": 0}
-        other.unlink()
-        lines = program.run("cache").stdout.decode()
-        assert "not mounted, out of date" in lines
-        assert str(program.mountpoint) in lines
-        program.run("umount", places[2])
-        assert program.json("cache", "--trim")["freed"] > 0
-        assert len(program.json("cache")["images"]["images"]) == 2
-        assert program.json("cache", "--clear")["freed"] > 0
-        assert images().keys() == {str(program.mountpoint)}
-        assert images()[str(program.mountpoint)]["shards"] == 1
-        assert (program.mountpoint / "s0").is_dir()
-    finally:
-        for place in places:
-            end_mount(place)
-
-
-def test_a_damaged_image_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WDSFS_CACHE_DIR", str(tmp_path))
-    file = kept_images.path_of("/mnt/x")
-    file.write_bytes(b"half")
-    assert [(one.shards, one.current) for one in kept_images.images()] == [(0, False)]
-    assert kept_images.trim(None, [str(file)]) == 0
-    assert kept_images.trim(None, []) == 4
-    assert kept_images.images() == []

@@ -76,7 +76,7 @@ def shown(program: Program) -> bytes:
 
 
 def copies(program: Program) -> list[Path]:
-    found = Path(program.environment["WDSFS_INDEX_DIR"]).parent.glob("**/unpacked/*.tar")
+    found = Path(program.environment["WDSFS_INDEX_DIR"]).parent.glob("**/cache/*.tar")
     return sorted(found)
 
 
@@ -108,16 +108,16 @@ def test_a_copy_stays_as_long_as_it_is_mounted(mounts: Program) -> None:
     guard = mount(mounts)
     [copy] = copies(mounts)
     about = mounts.json("cache")["unpacked"]
-    assert about["held_bytes"] == about["bytes"] == copy.stat().st_size
+    assert about["held_bytes"] == about["bytes"] >= copy.stat().st_size
     for words in (("--clear",), ("--trim", "0")):
         mounts.run("cache", *words)
         assert copies(mounts) == [copy]
     kill(guard)
     mounts.run("cache", "--clear")
     # There is room for one copy, and this one has to be another.
-    room = {"WDSFS_CACHE_SIZE": str(copy.stat().st_size), "WDSFS_UNPACK": "always"}
+    room = {"WDSFS_CACHE_SIZE": str(copy.stat().st_size * 3 // 2), "WDSFS_UNPACK": "always"}
     other = mounts.write("other.tar.gz", packed(b"q"))
-    assert b"the cache is full" in mounts.run("cat", other, "other/a/x", code=None, env=room).stderr
+    assert b"which is full" in mounts.run("cat", other, "other/a/x", code=None, env=room).stderr
     assert copies(mounts) == [copy]
     assert shown(mounts) == b"o"
     mounts.run("umount", mounts.mountpoint)
@@ -242,7 +242,7 @@ def test_what_the_cache_has_no_room_for(mounts: Program) -> None:
     mounts.run("index", "-q", "set")
     mounts.run("cache", "--clear")
     message = mounts.refused(*KERNEL, "--cache-size", str(SIZE // 2), "set", mounts.mountpoint, code=5)
-    assert f"it unpacks to more than the cache may hold ({bytes_text(SIZE // 2)})" in message
+    assert f"it takes more than the cache may hold ({bytes_text(SIZE // 2)})" in message
     assert "--cache-size gives it more room" in message
     assert "--engine auto takes FUSE then" in message
     message = mounts.refused(*KERNEL, "--cache-size", "100", "set", mounts.mountpoint, code=5)

@@ -72,7 +72,7 @@ def shown(program: Program, shard: int = 0) -> bytes:
 
 def data_of(program: Program, letter: bytes) -> Path:
     """The file in the cache with the shard of this content."""
-    found = [one for one in (program.home / "cache").glob("remote/*.data") if content(letter) == one.read_bytes()]
+    found = [one for one in (program.home / "cache").glob("*.data") if content(letter) == one.read_bytes()]
     assert len(found) == 1
     return found[0]
 
@@ -232,7 +232,7 @@ def test_a_guard_notices_that_others_find_damage(mounts: Program, web: WebServer
     """As if a disk had given other bytes: nobody has written."""
     fetch_and_mount(mounts, web)
     [table] = [
-        one for one in (mounts.home / "cache").glob("remote/*.table") if one.stem == data_of(mounts, b"o").stem
+        one for one in (mounts.home / "cache").glob("*.table") if one.stem == data_of(mounts, b"o").stem
     ]
     with table.open("r+b") as file:  # the checksum of the last block
         file.seek(-8, os.SEEK_END)

@@ -82,7 +82,7 @@ def test_a_disk_that_is_full(program: Program) -> None:
         program.environment["WDSFS_CACHE_DIR"] = str(disk / "cache")
         fill = f"cat /dev/zero > {disk}/ballast 2> /dev/null"
         meanwhile = f"pipe:head -c 200000 {whole}; {fill}; tail -c +200001 {whole}"
-        kept = f"cannot be kept in the cache {str(disk / 'cache' / 'remote')!r}: No space left on device"
+        kept = f"cannot be kept in the cache {str(disk / 'cache')!r}: No space left on device"
         assert kept in program.refused("mount", meanwhile, program.mountpoint, code=3)
         assert "the cache has room for" in program.refused("ls", f"pipe:cat {whole}", code=3)
         (disk / "ballast").unlink()

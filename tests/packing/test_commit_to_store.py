@@ -73,8 +73,8 @@ def outputs(program: Program) -> list[dict[str, Any]]:
 
 def left_over(program: Program) -> list[Path]:
     """Files in the place from where shards are sent that are none of the cache's."""
-    [place] = program.home.rglob("remote")
-    return [path for path in place.iterdir() if path.suffix not in (".pin", ".data", ".table", "")]
+    [place] = program.home.rglob("cache")
+    return [path for path in place.iterdir() if path.suffix not in (".note", ".data", ".table", "")]
 
 
 def fetched(server: Server, scheme: str, key: str) -> tuple[bytes, Message]:

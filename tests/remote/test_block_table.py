@@ -11,7 +11,7 @@ import pytest
 import xxhash
 
 from tests.remote.cached import URL, content_of, pin_of
-from wdsfs.remote.block_table import BLOCK, BlockTable
+from wdsfs.remote.cached_object import BLOCK, BlockTable
 
 
 def test_the_bytes_of_a_table(tmp_path: Path) -> None:

@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 from tests.processes import Process
 from tests.remote.cached import LIMIT, URL, content_of, file_of, flip, opened, pin_of
 from tests.sets import in_own_mounts, run
-from wdsfs.remote import block_table, cache_directory, cached_object
-from wdsfs.remote.block_table import BLOCK
-from wdsfs.remote.cached_object import CachedObject
+from wdsfs.remote import cached_object
+from wdsfs.remote.cached_object import BLOCK, CachedObject
 from wdsfs.remote.object_cache import ObjectCache
 
 
@@ -302,13 +301,13 @@ def test_verify_counts_and_drops_what_is_damaged(tmp_path: Path) -> None:
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The blocks whose checksums were compared."""
     blocks: list[int] = []
-    wrong = block_table.BlockTable.wrong
+    wrong = cached_object.BlockTable.wrong
 
-    def count(self: block_table.BlockTable, first: int, data: memoryview) -> list[int]:
+    def count(self: cached_object.BlockTable, first: int, data: memoryview) -> list[int]:
         blocks.extend(range(first, first + -(-len(data) // BLOCK)))
         return wrong(self, first, data)
 
-    monkeypatch.setattr(block_table.BlockTable, "wrong", count)
+    monkeypatch.setattr(cached_object.BlockTable, "wrong", count)
     return blocks
 
 
@@ -367,7 +366,7 @@ def test_what_was_verified_is_not_compared_by_others(
         assert require_right(one, content) == 4
         assert compared == []
         with monkeypatch.context() as patch:
-            patch.setattr(block_table, "_boot", lambda: "another")
+            patch.setattr(cached_object, "_boot", lambda: "another")
             with opened(tmp_path, len(content)) as other:
                 assert require_right(other, content) == 4
         assert sorted(compared) == [0, 1, 2, 3]
@@ -438,7 +437,7 @@ _FULL_DISK = """
 import os, subprocess, sys
 from pathlib import Path
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", sys.argv[1]], check=True)
-from wdsfs.remote import cache_room
+from wdsfs.storage import cache_room
 from wdsfs.remote.object_cache import ObjectCache
 from wdsfs.remote.urls import Pin
 cache_room.disk_room = lambda path: 1 << 40  # so that the disk says it, not the look at what is free
@@ -469,7 +468,7 @@ _CHILD = """
 import random, sys
 from pathlib import Path
 from tests.remote.cached import LIMIT, content_of, opened, pin_of
-from wdsfs.remote.block_table import BLOCK
+from wdsfs.remote.cached_object import BLOCK
 from wdsfs.remote.object_cache import ObjectCache
 """
 
@@ -518,7 +517,7 @@ while True:
             offset = chance.randrange(size)
             one.put(offset, content[offset : offset + chance.randrange(64 * BLOCK)])
         if chance.random() < 0.1:
-            ObjectCache(directory, LIMIT).clear()
+            ObjectCache(directory, LIMIT).clear("")
 """
 
 
@@ -563,7 +562,7 @@ for _ in range(400):
     if chance.random() < 0.02:
         cache.clear(url)
     if chance.random() < 0.02:
-        cache.trim(limit // 2)
+        cache.room.trim(limit // 2)
 print(hits > 100, flush=True)
 """
 
@@ -585,8 +584,8 @@ cache = ObjectCache(Path(sys.argv[1]), LIMIT)
 print("ready", flush=True)
 sys.stdin.readline()
 for _ in range(500):
-    assert cache._room.reserve(5 << 20, lambda: 0.0)  # more than a process takes in advance
-    assert cache._room.reserve(1 << 20, lambda: 0.0)
+    assert cache.room.reserve(5 << 20, 0.0)  # more than a process takes in advance
+    assert cache.room.reserve(1 << 20, 0.0)
 """
 
 
@@ -595,7 +594,7 @@ def test_room_is_counted_by_one_process_at_a_time(tmp_path: Path) -> None:
     for child in children:
         child.go()
     assert [child.wait() for child in children] == [0, 0, 0]
-    with ObjectCache(tmp_path, LIMIT)._room._ledger() as ledger:
+    with ObjectCache(tmp_path, LIMIT).room._ledger() as ledger:
         assert 1500 * (6 << 20) <= ledger.taken <= 1500 * (6 << 20) + 3 * (4 << 20)
 
 
@@ -675,7 +674,7 @@ def test_who_has_an_evicted_object_open_goes_on(tmp_path: Path) -> None:
     with opened(tmp_path, len(content)) as one:
         one.put(0, content)
         assert not one.evicted
-        ObjectCache(tmp_path, LIMIT).clear()
+        ObjectCache(tmp_path, LIMIT).clear("")
         assert one.evicted
         assert one.read(1 << 20, 0) == content
         with opened(tmp_path, len(content)) as new:
@@ -734,9 +733,9 @@ def test_what_is_certified(tmp_path: Path) -> None:
         one.put(0, content)
         assert one.hold() == str(file_of(tmp_path, "data"))
         assert one.certify()
-        assert cache_directory.is_certified(str(file_of(tmp_path, "data")), one.fd)
+        assert cached_object.is_certified(str(file_of(tmp_path, "data")), one.fd)
         flip(file_of(tmp_path, "data"), BLOCK)
-        assert not cache_directory.is_certified(str(file_of(tmp_path, "data")), one.fd)
+        assert not cached_object.is_certified(str(file_of(tmp_path, "data")), one.fd)
         assert not one.certify()
         assert one.missing(0, 3 * BLOCK) == [(BLOCK, 2 * BLOCK)]
 
@@ -748,8 +747,8 @@ def test_what_is_held_is_not_removed(tmp_path: Path) -> None:
     with opened(tmp_path, len(content)) as one:
         one.put(0, content)
         assert one.hold() is not None
-        assert cache.clear() == []
-        assert cache.trim(0) == 0
+        assert cache.clear("") == []
+        assert cache.room.trim(0) == 0
         assert file_of(tmp_path, "data").exists()
-    assert cache.trim(0) > 0
+    assert cache.room.trim(0) > 0
     assert list(tmp_path.glob("*.data")) == []

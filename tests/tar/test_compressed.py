@@ -37,7 +37,8 @@ from wdsfs.index.record import Record
 from wdsfs.index.store import open_index
 from wdsfs.interop.lint import lint
 from wdsfs.spec.expand import Shard
-from wdsfs.storage import cache_place, seekable, source, unpack_cache
+from wdsfs.storage import cache_room, file_cache, seekable, source
+from wdsfs.storage.cache_directory import key_of
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.tar import compressed, member_reader, streams
 from wdsfs.tree import content as content_module
@@ -94,11 +95,11 @@ SEEKABLE = set(WHOLE) - {"gz with zeros behind it", "zst"}
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> unpack_cache.UnpackCache:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> file_cache.FileCache:
     monkeypatch.setenv("WDSFS_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("WDSFS_CACHE_SIZE", raising=False)
     monkeypatch.delenv("WDSFS_UNPACK", raising=False)
-    return unpack_cache.cache()
+    return file_cache.cache()
 
 
 @pytest.fixture
@@ -108,7 +109,7 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 @pytest.fixture
 def nothing_is_recent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpack_cache, "RECENT_SECONDS", -1.0)
+    monkeypatch.setattr(compressed, "RECENT_SECONDS", -1.0)
 
 
 def write(path: Path, content: bytes) -> Shard:
@@ -116,9 +117,9 @@ def write(path: Path, content: bytes) -> Shard:
     return Shard(os.fsencode(path), path.name)
 
 
-def kinds_in(cache: unpack_cache.UnpackCache) -> list[str]:
+def kinds_in(cache: file_cache.FileCache) -> list[str]:
     names = os.listdir(cache.directory) if cache.directory.exists() else []
-    return sorted(name.partition(".")[2] for name in names)
+    return sorted(name.partition(".")[2] for name in names if name != "room")
 
 
 @contextlib.contextmanager
@@ -157,7 +158,7 @@ def right(tar: bytes = TAR) -> list[bytes]:
 
 
 @pytest.mark.parametrize("case", WHOLE)
-def test_a_copy_is_what_it_unpacks_to(case: str, tmp_path: Path, cache: unpack_cache.UnpackCache) -> None:
+def test_a_copy_is_what_it_unpacks_to(case: str, tmp_path: Path, cache: file_cache.FileCache) -> None:
     write(tmp_path / "a", WHOLE[case])  # whatever its name
     for _ in range(2):
         with opened(tmp_path / "a") as (tar, problem, _):
@@ -169,7 +170,7 @@ def test_a_copy_is_what_it_unpacks_to(case: str, tmp_path: Path, cache: unpack_c
 
 @pytest.mark.parametrize("case", WHOLE)
 def test_without_a_copy(
-    case: str, tmp_path: Path, cache: unpack_cache.UnpackCache, monkeypatch: pytest.MonkeyPatch
+    case: str, tmp_path: Path, cache: file_cache.FileCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any bytes, in any order; or an error that names the reason."""
     monkeypatch.setenv("WDSFS_UNPACK", "never")
@@ -192,7 +193,7 @@ def test_without_a_copy(
 
 @pytest.mark.parametrize("way", compressed.POLICIES)
 def test_members_below_the_mount(
-    way: str, tmp_path: Path, cache: unpack_cache.UnpackCache, monkeypatch: pytest.MonkeyPatch
+    way: str, tmp_path: Path, cache: file_cache.FileCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record is that of the tar, the fingerprint that of the compressed file."""
     monkeypatch.setenv("WDSFS_UNPACK", way)
@@ -232,7 +233,7 @@ def test_a_compressed_file_that_is_called_tar_is_served_and_told(tmp_path: Path)
     assert [(one.kind, one.offset) for one in found.findings] == [("compressed", -1)]
 
 
-def test_others_go_on_while_a_shard_is_unpacked(tmp_path: Path, cache: unpack_cache.UnpackCache) -> None:
+def test_others_go_on_while_a_shard_is_unpacked(tmp_path: Path, cache: file_cache.FileCache) -> None:
     waits: list[str] = []
 
     @contextlib.contextmanager
@@ -244,7 +245,7 @@ def test_others_go_on_while_a_shard_is_unpacked(tmp_path: Path, cache: unpack_ca
     compressed_one, plain = write(tmp_path / "a.tar.gz", WHOLE["gz"]), write(tmp_path / "b.tar", TAR)
     with a_lower(tmp_path, compressed_one, plain) as below:
         below.slowly = slowly
-        cache.prune(())
+        cache.clear()
         assert read_all(below, 1) == read_all(below, 1)
         assert waits == []
         read_all(below, 0)
@@ -355,7 +356,7 @@ def test_no_tar_inside(tmp_path: Path) -> None:
 
 def test_a_bomb_meets_the_limit(
     tmp_path: Path,
-    cache: unpack_cache.UnpackCache,
+    cache: file_cache.FileCache,
     limited: Callable[[int], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -468,7 +469,7 @@ def test_a_skippable_frame_is_no_decoder_for_each_byte_behind_it() -> None:
 
 def test_a_bomb_evicts_nothing_that_others_use(
     tmp_path: Path,
-    cache: unpack_cache.UnpackCache,
+    cache: file_cache.FileCache,
     limited: Callable[[int], None],
     nothing_is_recent: None,
     monkeypatch: pytest.MonkeyPatch,
@@ -498,7 +499,7 @@ def test_a_bomb_evicts_nothing_that_others_use(
 
 
 def test_what_can_be_read_without_a_copy_makes_nobody_go(
-    tmp_path: Path, cache: unpack_cache.UnpackCache, limited: Callable[[int], None]
+    tmp_path: Path, cache: file_cache.FileCache, limited: Callable[[int], None]
 ) -> None:
     limited(int(2.5 * len(TAR)))
     for number in range(4):
@@ -509,7 +510,7 @@ def test_what_can_be_read_without_a_copy_makes_nobody_go(
 
 
 def test_the_copies_used_longest_ago_go_first(
-    tmp_path: Path, cache: unpack_cache.UnpackCache, limited: Callable[[int], None], nothing_is_recent: None
+    tmp_path: Path, cache: file_cache.FileCache, limited: Callable[[int], None], nothing_is_recent: None
 ) -> None:
     limited(int(3.5 * len(TAR)))
     names = [tmp_path / f"{number}.tar.zst" for number in range(5)]
@@ -517,7 +518,7 @@ def test_the_copies_used_longest_ago_go_first(
         write(name, zstd.compress(_samples(seed=number)))
 
     def copy_of(number: int) -> Path:
-        key = unpack_cache.key_of(os.fsencode(names[number]), names[number].stat())
+        key = key_of(os.fsencode(names[number]), Fingerprint.of(names[number].stat()))
         return cache.directory / f"{key}.tar"
 
     def there() -> list[int]:
@@ -544,7 +545,7 @@ def test_the_copies_used_longest_ago_go_first(
         assert content_of(first) == _samples(seed=0)
 
 
-def test_prune_removes_what_belongs_to_no_shard(tmp_path: Path, cache: unpack_cache.UnpackCache) -> None:
+def test_prune_removes_what_belongs_to_no_shard(tmp_path: Path, cache: file_cache.FileCache) -> None:
     kept, gone, changed = (write(tmp_path / f"{name}.tar.gz", WHOLE["gz"]) for name in "abc")
     with a_lower(tmp_path, kept, gone, changed) as below:
         (cache.directory / f"{'0' * 32}.part").write_bytes(b"of a process that was killed")
@@ -557,7 +558,7 @@ def test_prune_removes_what_belongs_to_no_shard(tmp_path: Path, cache: unpack_ca
             assert kinds_in(cache) == ["", "tar"]
 
 
-def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: unpack_cache.UnpackCache) -> None:
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: file_cache.FileCache) -> None:
     """Without a copy if possible, else a clear error; and no file is left."""
 
     def refuse(fd: int, data: Any) -> int:
@@ -578,12 +579,12 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: unp
 
 
 def test_something_of_a_disk_is_left_to_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: unpack_cache.UnpackCache
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: file_cache.FileCache
 ) -> None:
     disk = SimpleNamespace(f_frsize=4096, f_blocks=1 << 20, f_bavail=(1 << 20) // 20 + 10)
     monkeypatch.setattr(os, "statvfs", lambda _: disk)
     write(tmp_path / "a", WHOLE["zst"])
-    with pytest.raises(UnreadableShard, match=r"the disk of .* would be full"), opened(tmp_path / "a"):
+    with pytest.raises(UnreadableShard, match=r"more than the cache may hold"), opened(tmp_path / "a"):
         pass
     disk.f_bavail += 1000
     with opened(tmp_path / "a") as (tar, _, _):
@@ -601,18 +602,16 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.
 def test_beside_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WDSFS_CACHE_DIR")
     monkeypatch.setenv("WDSFS_INDEX_DIR", str(tmp_path / "ix"))
-    assert unpack_cache.cache() == unpack_cache.UnpackCache(
-        tmp_path / "ix" / "unpacked", unpack_cache.DEFAULT_LIMIT
-    )
+    assert file_cache.cache().directory == tmp_path / "ix" / "cache"
 
 
 def test_sizes() -> None:
-    assert [cache_place.parse_size(text) for text in ("0", "12", "3k", "2M", "1G", "5T")] == [
+    assert [cache_room.parse_size(text) for text in ("0", "12", "3k", "2M", "1G", "5T")] == [
         *(0, 12, 3 << 10, 2 << 20, 1 << 30, 5 << 40)
     ]
     for text in ("", "G", "1.5G", "-1", "1GB", "\u0661"):
         with pytest.raises(UsageError, match="is no size"):
-            cache_place.parse_size(text)
+            cache_room.parse_size(text)
 
 
 # --- libraries that are not there --------------------------------------------------------------------------
@@ -640,7 +639,7 @@ def test_missing_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_what_a_library_has_left_is_no_reason_to_fail_without_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: unpack_cache.UnpackCache
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: file_cache.FileCache
 ) -> None:
     write(tmp_path / "gz", WHOLE["gz"])
     monkeypatch.setenv("WDSFS_UNPACK", "never")
@@ -663,12 +662,12 @@ def test_a_wrong_policy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_damaged_index_of_places_is_made_anew(
-    tmp_path: Path, cache: unpack_cache.UnpackCache, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cache: file_cache.FileCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WDSFS_UNPACK", "never")
     write(tmp_path / "a", WHOLE["gz"])
     with opened(tmp_path / "a"):
-        [path] = cache.directory.iterdir()
+        [path] = cache.directory.glob("*.seek")
     good = path.read_bytes()
     for bad in (b"", good[:50], good[:-1] + b"\1" if good[-1:] != b"\1" else good[:-1] + b"\2"):
         path.write_bytes(bad)
@@ -678,12 +677,11 @@ def test_a_damaged_index_of_places_is_made_anew(
 
 
 def test_files_in_the_cache_are_as_format_md_says(
-    tmp_path: Path, cache: unpack_cache.UnpackCache, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cache: file_cache.FileCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a"
     write(path, WHOLE["zst of several frames"])
-    found = os.stat(path)
-    state = b"%d %d %d %d" % (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+    state = b"".join(number.to_bytes(8, "little") for number in Fingerprint.at(os.fsencode(path)))
     key = hashlib.blake2b(os.fsencode(path) + b"\0" + state, digest_size=16).hexdigest()
     for policy in ("always", "never"):
         monkeypatch.setenv("WDSFS_UNPACK", policy)
@@ -768,11 +766,11 @@ def _hold(path: str, started: Any) -> None:
         started.set()
         time.sleep(1000)
 
-    unpack_cache.os.fdatasync = stop  # type: ignore[assignment]
+    file_cache.os.fdatasync = stop  # type: ignore[assignment]
     record_of_file.build_file(os.fsencode(path))
 
 
-def test_killed_in_the_middle(tmp_path: Path, cache: unpack_cache.UnpackCache) -> None:
+def test_killed_in_the_middle(tmp_path: Path, cache: file_cache.FileCache) -> None:
     """The leftover is not taken for a copy; the next process begins again in its place."""
     one = write(tmp_path / "a.tar.gz", WHOLE["gz"])
     context = multiprocessing.get_context("spawn")
@@ -790,10 +788,10 @@ def test_killed_in_the_middle(tmp_path: Path, cache: unpack_cache.UnpackCache) -
     assert Record(record_of_file.build_file(one.path)).members == 80
 
 
-def test_who_else_needs_it_waits(tmp_path: Path, cache: unpack_cache.UnpackCache) -> None:
+def test_who_else_needs_it_waits(tmp_path: Path, cache: file_cache.FileCache) -> None:
     """While one process unpacks a shard, the next one waits for its lock, and takes what it has made."""
     one = write(tmp_path / "a.tar.gz", WHOLE["gz"])
-    key = unpack_cache.key_of(one.path, os.stat(one.path))
+    key = key_of(one.path, Fingerprint.at(one.path))
     found: list[bytes] = []
 
     def read() -> None:
@@ -830,8 +828,8 @@ def test_a_mount(program: Program) -> None:
     program.write("c.tar.bz2", WHOLE["bz2"])
     limit = str(int(1.5 * len(TAR)))
     with program.mounted("--cache-size", limit, "a.tar", "b.tar.gz", "c.tar.bz2") as mounted:
-        kinds = sorted(one.partition(".")[2] for one in os.listdir(program.home / "index" / "unpacked"))
-        assert kinds == ["seek", "tar"]
+        kinds = sorted(one.partition(".")[2] for one in os.listdir(program.home / "index" / "cache"))
+        assert kinds == ["", "seek", "tar"]
         names = sorted(os.listdir(mounted.path))
         assert len(names) == 3
         for number in random.Random(3).sample(range(40), 40):
@@ -890,10 +888,10 @@ def test_commands(program: Program) -> None:
     assert program.run("check", "a.tar.xz").stdout == b""
     assert b"[truncated] the gzip data is cut off" in program.run("check", "cut.tar.gz", code=1).stdout
     (program.home / "a.tar.xz").unlink()
-    assert len(os.listdir(program.home / "index" / "unpacked")) == 2
+    assert len(list((program.home / "index/cache").glob("*.*"))) == 2
     assert program.json("index", "--prune", "cut.tar.gz")["pruned"] == 1
-    assert len(os.listdir(program.home / "index" / "unpacked")) == 1
+    assert len(list((program.home / "index/cache").glob("*.*"))) == 1
     assert "'1.5G' is no size" in program.refused("index", "--cache-size", "1.5G", "cut.tar.gz", code=2)
     program.write("bomb.tar.zst", zstd.compress(bytes(9 << 20)))
     done = program.run("index", "--cache-size", "8M", "bomb.tar.zst", code=3)
-    assert b"unpacks to more than half of what the cache may hold (8.0 MiB)" in done.stderr
+    assert b"takes more than the cache may hold (8.0 MiB)" in done.stderr

@@ -1,8 +1,7 @@
-"""The command `cache`: what the caches of remote and of unpacked shards and of images hold, and removing it."""
+"""The command `cache`: what the cache holds, and removing it."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,10 +15,12 @@ from wdsfs.names import shown
 
 if TYPE_CHECKING:
     from wdsfs.remote.object_cache import CachedEntry, ObjectCache
-    from wdsfs.storage.unpack_cache import UnpackCache
-
+    from wdsfs.storage.cache_directory import CacheEntry
+    from wdsfs.storage.file_cache import FileCache
 
 _TO_LIMIT = "limit"  # the value of --trim without one
+_GROUPS = {"remote": "remote shards", "unpacked": "unpacked shards", "images": "images", "labels": "label tables"}
+_GROUP_OF = {"table": "remote", "data": "remote", "erofs": "images", "labels": "labels"}  # by kind
 
 
 @click.command()
@@ -30,20 +31,19 @@ _TO_LIMIT = "limit"  # the value of --trim without one
     metavar="[SIZE]",
     is_flag=False,
     flag_value=_TO_LIMIT,
-    help="Evict what was used the longest time ago; keep SIZE of each cache, or as much as it may have now. Of "
-    "images without SIZE those whose shards are gone or have changed.",
+    help="Evict what was used the longest time ago; keep SIZE, or as much as the cache may have now.",
 )
 @click.option(
     "--clear",
     is_flag=True,
-    help="Remove everything, or the shards that the URLs select. What the kernel's mounts read stays.",
+    help="Remove everything, or the shards that the URLs select. What mounts have open stays.",
 )
 @click.option("--verify", is_flag=True, help="Read all cached bytes of remote shards; drop damaged ones.")
 @click.option(
     "--index-dir",
     type=Directory(),
     envvar="WDSFS_INDEX_DIR",
-    help="The caches are beside this index.  [env WDSFS_INDEX_DIR; WDSFS_CACHE_DIR names another place]",
+    help="The cache is beside this index.  [env WDSFS_INDEX_DIR; WDSFS_CACHE_DIR names another place]",
 )
 @json_option
 @trust_option
@@ -56,10 +56,10 @@ def cache(
     index_dir: str | None,
     as_json: bool,
 ) -> None:
-    """Show which remote shards are in the cache, how much the unpacked ones take, and the images of
-    `mount --engine kernel`; or remove them.
+    """Show which remote shards are in the cache, and how much unpacked ones, images of `mount --engine kernel` and
+    label tables take; or remove them.
 
-    A URL selects the shards whose URL begins with it. Mounts may go on: they fetch again what they need.
+    A URL selects the shards whose URL begins with it. Mounts may go on: they fetch or make again what they need.
 
     \b
     Examples:
@@ -68,10 +68,9 @@ def cache(
       wdsfs cache --trim 100G
       wdsfs cache --clear s3://bucket/old-
     """
-    from wdsfs.kernel import kept_images
     from wdsfs.remote import object_cache
-    from wdsfs.storage import unpack_cache
-    from wdsfs.storage.cache_place import parse_size
+    from wdsfs.storage import file_cache
+    from wdsfs.storage.cache_room import parse_size
 
     if (trim is not None) + clear + verify > 1:
         raise UsageError("--trim, --clear and --verify exclude each other")
@@ -79,19 +78,24 @@ def cache(
         raise UsageError("--trim takes no URL: it removes what was used the longest time ago")
     set_for_all("WDSFS_INDEX_DIR", index_dir)
     prefixes = [_prefix(url) for url in urls] or [""]
-    remote, unpacked = object_cache.cache(), unpack_cache.cache()
+    objects, files = object_cache.cache(), file_cache.cache()
     try:
         if trim is not None:
-            size = None if trim == _TO_LIMIT else parse_size(trim)
-            _report_freed(remote.trim(size) + unpacked.trim(size) + kept_images.trim(size, _mounted()), as_json)
+            _report_freed(files.trim(None if trim == _TO_LIMIT else parse_size(trim)), as_json)
+        elif clear and not urls:
+            _report_freed(files.clear(), as_json)
         elif clear:
-            freed = sum(one.disk for prefix in prefixes for one in remote.clear(prefix))
-            _report_freed(freed + (0 if urls else unpacked.trim(0) + kept_images.trim(0, _mounted())), as_json)
+            freed = sum(entry.files.bytes for prefix in prefixes for entry in objects.clear(prefix))
+            _report_freed(freed, as_json)
         elif verify:
-            _verify(remote, prefixes, as_json)
+            _verify(objects, prefixes, as_json)
         else:
-            found = {one.key: one for prefix in prefixes for one in remote.usage(prefix)}
-            _show(remote, [*found.values()], None if urls else unpacked, each, as_json)
+            shards = {entry.files.key: entry for prefix in prefixes for entry in objects.usage(prefix)}
+            report = _report(files, [*shards.values()], bool(urls))
+            if as_json:
+                write_json(report)
+            else:
+                _show(report, [*shards.values()], each)
     except OSError as error:
         if error.filename is None:  # of the output
             raise
@@ -99,27 +103,12 @@ def cache(
 
 
 def _prefix(url: str) -> str:
-    """How the URLs that begin with this are shown: without what may be a secret. Raises UsageError."""
+    """Return how the URLs that begin with this are shown: without what may be a secret. Raises UsageError."""
     from wdsfs.remote.urls import is_url, parse
 
     if not is_url(url):
         raise UsageError(f"{url} is no URL: only remote shards can be selected")
     return parse(url).shown
-
-
-def _mounted() -> dict[str, list[str]]:
-    """The images that are mounted, with their mount points."""
-    from wdsfs.kernel.manifest import mounted_images
-    from wdsfs.mount.guard import living_guards
-
-    found: dict[str, list[str]] = {}
-    for one in mounted_images():
-        found.setdefault(os.fsdecode(one.image), []).append(os.fsdecode(one.mount.path))
-    for guard in living_guards():  # also of mounts in another namespace, or that are still in use
-        places = found.setdefault(guard.image, [])
-        if guard.mountpoint not in places:
-            places.append(guard.mountpoint)
-    return found
 
 
 def _report_freed(freed: int, as_json: bool) -> None:
@@ -129,13 +118,13 @@ def _report_freed(freed: int, as_json: bool) -> None:
         say(f"{bytes_text(freed)} freed")
 
 
-def _verify(remote: ObjectCache, prefixes: Sequence[str], as_json: bool) -> None:
-    damaged = {one.shown: dropped for prefix in prefixes for one, dropped in remote.verify(prefix) if dropped}
+def _verify(objects: ObjectCache, prefixes: Sequence[str], as_json: bool) -> None:
+    damaged = {entry.shown: size for prefix in prefixes for entry, size in objects.verify(prefix) if size}
     if as_json:
         write_json({"damaged": damaged})
         return
-    for url, dropped in damaged.items():
-        say(f"{url}: {bytes_text(dropped)} were damaged; they are fetched again when they are read")
+    for url, size in damaged.items():
+        say(f"{url}: {bytes_text(size)} were damaged; they are fetched again when they are read")
     if not damaged:
         say("no damage")
 
@@ -143,128 +132,82 @@ def _verify(remote: ObjectCache, prefixes: Sequence[str], as_json: bool) -> None
 # --- showing -----------------------------------------------------------------------------------------------
 
 
-def _show(
-    remote: ObjectCache, entries: Sequence[CachedEntry], unpacked: UnpackCache | None, each: bool, as_json: bool
-) -> None:
-    report = _report(remote, entries, unpacked)
-    if as_json:
-        write_json(report)
-        return
-    if entries:
+def _report(files: FileCache, shards: Sequence[CachedEntry], is_part: bool) -> dict[str, Any]:
+    groups: dict[str, list[CacheEntry]] = {name: [] for name in _GROUPS}
+    for entry in [shard.files for shard in shards] if is_part else files.entries():
+        groups[_GROUP_OF.get(entry.kind, "unpacked")].append(entry)
+    report: dict[str, Any] = {name: _content(files, entries) for name, entries in groups.items()}
+    report["remote"]["objects"] = [_object(shard) for shard in shards]
+    return {"directory": str(files.directory), "limit": files.limit, **report}
+
+
+def _content(files: FileCache, entries: Sequence[CacheEntry]) -> dict[str, Any]:
+    return {
+        "files": len(entries),
+        "bytes": sum(entry.bytes for entry in entries),
+        "held_bytes": sum(entry.bytes for entry in entries if files.is_held(entry)),
+        "last_used": max((entry.used for entry in entries), default=None),
+    }
+
+
+def _object(shard: CachedEntry) -> dict[str, Any]:
+    return {
+        "url": shard.shown,
+        "etag": shard.pin.etag,
+        "version": shard.pin.version,
+        "size": shard.pin.size,
+        "bytes": shard.bytes,
+        "complete": shard.complete,
+        "disk_bytes": shard.files.bytes,
+        "last_used": shard.used,
+    }
+
+
+def _show(report: dict[str, Any], shards: Sequence[CachedEntry], each: bool) -> None:
+    if shards:
         table = table_of("remote shards", *([] if each else ["shards"]), "complete", "bytes", "of", "last used")
-        for row in _rows_of_objects(entries) if each else _rows_of_directories(entries):
+        for row in _rows_of_objects(shards) if each else _rows_of_directories(shards):
             table.add_row(*row)
         print_table(table)
-    _say_place("remote shards", report["remote"], sum(one.disk for one in entries))
-    if unpacked is not None:
-        _say_place("unpacked shards", report["unpacked"], report["unpacked"]["bytes"])
-        _show_images(report["images"])
+    contents = {words: report[name] for name, words in _GROUPS.items() if report[name]["files"]}
+    for words, content in contents.items():
+        holding = (
+            f"; the kernel's mounts hold {bytes_text(content['held_bytes'])}" if content["held_bytes"] else ""
+        )
+        say(f"{words}: {bytes_text(content['bytes'])}, last used {_when(content['last_used'])}{holding}")
+    size = sum(content["bytes"] for content in contents.values())
+    limit = "half of what is free" if report["limit"] is None else bytes_text(report["limit"])
+    say(f"in all: {bytes_text(size)} in {report['directory']} (limit: {limit})")
 
 
-def _report(remote: ObjectCache, entries: Sequence[CachedEntry], unpacked: UnpackCache | None) -> dict[str, Any]:
-    objects = [
-        {
-            "url": one.shown,
-            "etag": one.pin.etag,
-            "version": one.pin.version,
-            "size": one.pin.size,
-            "bytes": one.bytes,
-            "complete": one.complete,
-            "disk_bytes": one.disk,
-            "last_used": one.used,
-        }
-        for one in entries
-    ]
-    held = sum(one.disk for one in entries if remote.is_held(one.key))
-    report: dict[str, Any] = {
-        "remote": {
-            "directory": str(remote.directory),
-            "limit": remote.limit,
-            "held_bytes": held,
-            "objects": objects,
-        }
-    }
-    if unpacked is not None:
-        files = unpacked.files()
-        report["unpacked"] = {
-            "directory": str(unpacked.directory),
-            "limit": unpacked.limit,
-            "files": len(files),
-            "bytes": sum(one.size for one in files),
-            "held_bytes": sum(one.size for one in unpacked.held()),
-            "last_used": max((one.opened for one in files), default=None),
-        }
-        report["images"] = _images()
-    return report
-
-
-def _images() -> dict[str, Any]:
-    from wdsfs.kernel import kept_images
-
-    mounted = _mounted()
-    return {
-        "directory": str(kept_images.place()),
-        "images": [
-            {
-                "path": one.path,
-                "bytes": one.size,
-                "shards": one.shards,
-                "current": one.current,
-                "mounted": mounted.get(one.path, []),
-                "last_used": one.used,
-            }
-            for one in kept_images.images()
-        ],
-    }
-
-
-def _show_images(report: dict[str, Any]) -> None:
-    """The images of `--engine kernel`; nothing on machines that have none."""
-    if not report["images"]:
-        return
-    table = table_of("images", "shards", "bytes", "last mounted")
-    for one in report["images"]:
-        state = ", ".join(one["mounted"]) or ("not mounted" if one["current"] else "not mounted, out of date")
-        name = f"{os.path.basename(one['path'])}: {state}"
-        table.add_row(shown(name), f"{one['shards']:,}", bytes_text(one["bytes"]), _when(one["last_used"]))
-    print_table(table)
-    say(f"images: {bytes_text(sum(one['bytes'] for one in report['images']))} in {report['directory']}")
-
-
-def _rows_of_objects(entries: Iterable[CachedEntry]) -> list[list[str]]:
+def _rows_of_objects(shards: Iterable[CachedEntry]) -> list[list[str]]:
     return [
         [
-            shown(one.shown),
-            "yes" if one.complete else "no",
-            bytes_text(one.bytes),
-            bytes_text(one.pin.size),
-            _when(one.used),
+            shown(shard.shown),
+            "yes" if shard.complete else "no",
+            bytes_text(shard.bytes),
+            bytes_text(shard.pin.size),
+            _when(shard.used),
         ]
-        for one in sorted(entries)
+        for shard in sorted(shards)
     ]
 
 
-def _rows_of_directories(entries: Iterable[CachedEntry]) -> list[list[str]]:
+def _rows_of_directories(shards: Iterable[CachedEntry]) -> list[list[str]]:
     groups: dict[str, list[CachedEntry]] = {}
-    for one in sorted(entries):
-        groups.setdefault(one.shown.rpartition("/")[0] + "/", []).append(one)
+    for shard in sorted(shards):
+        groups.setdefault(shard.shown.rpartition("/")[0] + "/", []).append(shard)
     return [
         [
             shown(directory),
             f"{len(group):,}",
-            f"{sum(one.complete for one in group):,}",
-            bytes_text(sum(one.bytes for one in group)),
-            bytes_text(sum(one.pin.size for one in group)),
-            _when(max(one.used for one in group)),
+            f"{sum(shard.complete for shard in group):,}",
+            bytes_text(sum(shard.bytes for shard in group)),
+            bytes_text(sum(shard.pin.size for shard in group)),
+            _when(max(shard.used for shard in group)),
         ]
         for directory, group in groups.items()
     ]
-
-
-def _say_place(what: str, place: dict[str, Any], taken: int) -> None:
-    limit = "half of what is free" if place["limit"] is None else bytes_text(place["limit"])
-    held = f"; the kernel's mounts hold {bytes_text(place['held_bytes'])}" if place.get("held_bytes") else ""
-    say(f"{what}: {bytes_text(taken)} in {place['directory']} (limit: {limit}{held})")
 
 
 def _when(seconds: float) -> str:

@@ -197,7 +197,7 @@ def _passed_on(name: str) -> Callable[[click.Context, click.Parameter, str | Non
 def _size(name: str) -> Callable[[click.Context, click.Parameter, str | None], None]:
     def callback(_: click.Context, __: click.Parameter, value: str | None) -> None:
         if value is not None:
-            from wdsfs.storage.cache_place import parse_size
+            from wdsfs.storage.cache_room import parse_size
 
             set_for_all(name, str(parse_size(value)))
 

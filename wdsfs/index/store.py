@@ -39,8 +39,10 @@ from wdsfs.index.record_of_file import build_file
 from wdsfs.remote import shard_paths
 from wdsfs.spec import objects
 from wdsfs.spec.expand import Shard
-from wdsfs.storage import unpack_cache
+from wdsfs.storage import file_cache
+from wdsfs.storage.cache_directory import PART, key_of
 from wdsfs.storage.identity import Fingerprint
+from wdsfs.tar.compressed import COPIES, INDEX
 
 COMMIT_SECONDS, COMMIT_BYTES = 1.0, 64 << 20  # how much work a crash may lose while indexing
 
@@ -388,15 +390,15 @@ class Index:
                 path = path_of(found[1])
                 if shard_paths.is_remote(path):
                     remote.setdefault(path, []).append(bytes(key[1:]))
-                    keys.add(unpack_cache.key_of_object(path, found[0].fingerprint))
+                    keys.add(key_of(path, found[0].fingerprint))
                 elif not _is_there(path):
                     gone.append(bytes(key[1:]))
                 else:
-                    with contextlib.suppress(OSError):
-                        keys.add(unpack_cache.key_of(path, os.stat(path)))
+                    with contextlib.suppress(ShardError):
+                        keys.add(key_of(path, Fingerprint.at(path)))
         gone += [digest for path in objects.gone(list(remote)) for digest in remote[path]]
         self._write([(kind + digest, None) for digest in gone for kind in (b"s", b"r")])
-        unpack_cache.cache().prune(keys)
+        file_cache.cache().prune((*COPIES, INDEX, PART), keys)
         return len(gone)
 
     # --- tables over a whole set

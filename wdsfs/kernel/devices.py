@@ -21,12 +21,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wdsfs import mount_table, trust
-from wdsfs.errors import MissingShard, MountError, StaleShard, UnreadableShard, WdsfsError, several
+from wdsfs.errors import MissingShard, MountError, ShardError, StaleShard, UnreadableShard, WdsfsError, several
 from wdsfs.kernel import erofs_mount
 from wdsfs.kernel.erofs_mount import FileSystem
 from wdsfs.kernel.manifest import Device, Manifest
-from wdsfs.storage import unpack_cache
+from wdsfs.storage.cache_directory import DATA, key_of
+from wdsfs.storage.file_cache import is_as_made
 from wdsfs.storage.held_files import HeldFile
+from wdsfs.storage.identity import Fingerprint
 
 SUPERBLOCKS = Path("/sys/fs/erofs")  # a directory for each superblock, as long as somebody uses it
 _OWN_FILES = 64  # descriptors besides those of shards
@@ -180,7 +182,7 @@ def raise_file_limit(shards: int) -> None:
 
 def is_unpacked(copy: str) -> bool:
     """True for the copy (a path) of a compressed shard; else it is that of a remote one."""
-    return copy.rpartition(".")[2] in unpack_cache.COPIES
+    return copy.rpartition(".")[2] != DATA
 
 
 def is_sound(fd: int, copy: HeldFile) -> bool:
@@ -189,8 +191,8 @@ def is_sound(fd: int, copy: HeldFile) -> bool:
     if (status.st_size, status.st_ino) != (copy.size, copy.inode):
         return False
     if is_unpacked(copy.path):
-        return unpack_cache.is_as_made(status)
-    from wdsfs.remote.cache_directory import is_certified  # late: most sets are local
+        return is_as_made(status)
+    from wdsfs.remote.cached_object import is_certified  # late: most sets are local
 
     return is_certified(copy.path, fd)
 
@@ -224,14 +226,15 @@ def is_copy_of(shard: str, copy: str) -> bool:
     """
     if "://" in shard:
         return _is_copy_of_object(shard, copy)
+    path = os.fsencode(shard)
     try:
-        return _stem(copy) == unpack_cache.key_of(os.fsencode(shard), os.stat(shard))
-    except OSError:
+        return _stem(copy) == key_of(path, Fingerprint.at(path))
+    except ShardError:
         return False
 
 
 def _is_copy_of_object(url: str, copy: str) -> bool:
-    from wdsfs.remote import cache_directory, object_cache
+    from wdsfs.remote import object_cache
 
     try:
         cache = object_cache.cache()
@@ -242,10 +245,7 @@ def _is_copy_of_object(url: str, copy: str) -> bool:
     known = cache.pin_of(url)
     if known is None:
         return True
-    pin, _ = known
-    if is_unpacked(copy):
-        return _stem(copy) == unpack_cache.key_of_object(os.fsencode(url), pin.fingerprint(url))
-    return _stem(copy) == cache_directory.key_of(url, pin)
+    return _stem(copy) == object_cache.key_of(url, known[0])
 
 
 def _stem(copy: str) -> str:

@@ -19,7 +19,7 @@ from wdsfs.errors import MountError
 from wdsfs.kernel import erofs, manifest
 from wdsfs.kernel.devices import has_copy, is_copy_of
 from wdsfs.kernel.manifest import ImageOptions
-from wdsfs.storage import cache_place
+from wdsfs.storage import cache_directory
 from wdsfs.storage.identity import Fingerprint
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class KeptImage(NamedTuple):
 
 def place() -> Path:
     """The directory of the images. Raises IndexUnusable, UsageError."""
-    return cache_place.place("images", "images", "images")
+    return cache_directory.place() / "images"
 
 
 def images() -> list[KeptImage]:

@@ -1,4 +1,4 @@
-"""One object in the cache, open: a sparse file with the bytes that are here, and its table (`block_table.py`).
+"""One object in the cache, open: a sparse file with the bytes that are here, and a table of its blocks.
 
 Never a wrong byte: blocks are compared with their checksums when this process reads them for the first time, and
 again after any change of the file. A change shows in its ctime, which every read looks at after its bytes, so what
@@ -6,6 +6,19 @@ comes without a comparison is what was compared. (A checksum of each read would 
 costs 1.5.) While an object is filled its file changes all the time, and blocks are compared more often.
 
 What the disk refuses is not here: no method but `verify` raises OSError. Usable by several threads.
+
+The table::
+
+    0           magic
+    8           seconds that the object had not been used before its present round of use (a double)
+    16          ctime of the data file when all of it had been compared, checksum of this and the boot
+    32          length of the text, seed of the checksums, text (JSON: URL as shown, pin), checksum of these three
+    4096 * n    a byte per block: 1 when the block is in the data file
+                8 bytes per block: XXH3 of its content, with the seed and the number of the block
+
+A block counts only if its content has its checksum. So nothing here needs an order or a sync: what a kill or a
+power cut leaves half done, and what somebody damages, is a block that is not here. The table is read and written
+by calls, never mapped: a disk that is full or breaks is then an OSError, and not a signal.
 """
 
 from __future__ import annotations
@@ -13,20 +26,42 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
+import json
 import mmap
 import os
+import re
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from os import fstat, pread, preadv  # by name: hits are to cost hardly more than these calls
+from pathlib import Path
 from time import monotonic
 
-from wdsfs.remote.block_table import BLOCK, BlockTable
-from wdsfs.remote.cache_room import CacheRoom
-from wdsfs.storage import held_files
-from wdsfs.storage.cache_place import is_at
+import xxhash
+
+from wdsfs.remote.urls import Pin
+from wdsfs.storage import cache_directory
+from wdsfs.storage.cache_directory import DATA, READING, TABLE
+from wdsfs.storage.cache_room import NEEDED, CacheRoom
 from wdsfs.storage.durable import write_at
+
+BLOCK = 4096
+ROUND_SECONDS = 120.0  # without use end a round of use, for example a pass over the object
+NEVER = 86400.0  # seconds that count as the time since the last use for an object that is new
+AGE = 3  # times as long unused as an object was has to be what goes for it
+_MAGIC = b"wdsfs-o\1"
+_IDLE_AT = 8
+_HEAD = struct.Struct("<II")
+_WHOLE = struct.Struct("<Q8s")
+_WHOLE_AT = 16
+_HEAD_AT = _WHOLE_AT + _WHOLE.size
+_PAGE = 4096
+_TEXT_MAX = 1 << 20
+_HERE = b"\1"
+_ABSENT = re.compile(rb"[^\1]+")
+_SUM = 8
 
 USE_SECONDS = 60.0  # between two notes of use
 # A change in the same tick of the kernel's clock (up to 10 ms) leaves the ctime as it is. So what was compared
@@ -42,6 +77,134 @@ _FLOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, 
 _TAKEN = (errno.EAGAIN, errno.EACCES)
 # Of a read that must not wait: the bytes are not in the page cache; the file system does not know such reads.
 _NOT_NOW = (errno.EAGAIN, errno.EOPNOTSUPP)
+
+
+class BlockTable:
+    """The table in an open file. Usable by several threads and processes."""
+
+    def __init__(self, fd: int, shown: str, pin: Pin, seed: int, length: int) -> None:
+        self.fd = fd
+        self.shown, self.pin = shown, pin
+        self.blocks = -(-pin.size // BLOCK)
+        self._seed = seed
+        self._here_at = -(-(_HEAD_AT + _HEAD.size + length + _SUM) // _PAGE) * _PAGE
+        self._sums_at = self._here_at + -(-self.blocks // _SUM) * _SUM
+
+    @classmethod
+    def load(cls, fd: int) -> BlockTable | None:
+        """The table in a file; None if there is none that is whole. Raises OSError."""
+        first = os.pread(fd, _PAGE, 0)
+        if first[:_IDLE_AT] != _MAGIC or len(first) < _HEAD_AT + _HEAD.size:
+            return None
+        length, seed = _HEAD.unpack_from(first, _HEAD_AT)
+        begin, end = _HEAD_AT + _HEAD.size, _HEAD_AT + _HEAD.size + length
+        if length > _TEXT_MAX:
+            return None
+        if end + _SUM > len(first):
+            first += os.pread(fd, end + _SUM - len(first), len(first))
+        if first[end : end + _SUM] != xxhash.xxh3_64_digest(first[_HEAD_AT:end]):
+            return None
+        shown, *pin = json.loads(first[begin:end])
+        return cls(fd, shown, Pin(*pin), seed, length)
+
+    @classmethod
+    def create(cls, fd: int, shown: str, pin: Pin) -> BlockTable:
+        """A table without blocks in an empty file. Raises OSError."""
+        text = json.dumps([shown, *pin]).encode()
+        seed = int.from_bytes(os.urandom(4), "little")
+        head = _HEAD.pack(len(text), seed) + text
+        table = cls(fd, shown, pin, seed, len(text))
+        os.ftruncate(fd, table._sums_at + table.blocks * _SUM)
+        write_at(fd, head + xxhash.xxh3_64_digest(head), _HEAD_AT)
+        write_at(fd, struct.pack("<d", NEVER), _IDLE_AT)
+        write_at(fd, _MAGIC, 0)
+        return table
+
+    # --- blocks
+
+    def absent(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """The ranges of blocks among these that are not here. Raises OSError."""
+        first, last = max(first, 0), min(last, self.blocks)
+        for run in _ABSENT.finditer(self._presence(first, last)):
+            yield first + run.start(), first + run.end()
+
+    def count(self) -> int:
+        """The blocks that are here. Raises OSError."""
+        return self._presence(0, self.blocks).count(_HERE)
+
+    def put(self, first: int, data: memoryview) -> None:
+        """Note blocks that are in the data file from now on; `data` is their content. Raises OSError."""
+        sums = self._sums(first, data)
+        write_at(self.fd, struct.pack(f"<{len(sums)}Q", *sums), self._sums_at + first * _SUM)
+        write_at(self.fd, _HERE * len(sums), self._here_at + first)
+
+    def wrong(self, first: int, data: memoryview) -> list[int]:
+        """The blocks whose content is not what it was when they were put. Raises OSError."""
+        sums = self._sums(first, data)
+        length = len(sums) * _SUM
+        kept = os.pread(self.fd, length, self._sums_at + first * _SUM).ljust(length, b"\0")
+        expected = struct.unpack(f"<{len(sums)}Q", kept)
+        if tuple(sums) == expected:
+            return []
+        return [first + number for number, (a, b) in enumerate(zip(sums, expected, strict=True)) if a != b]
+
+    def drop(self, blocks: Sequence[int]) -> None:
+        """Note that these blocks are not here. Raises OSError."""
+        for block in blocks:
+            write_at(self.fd, b"\0", self._here_at + block)
+
+    def _presence(self, first: int, last: int) -> bytes:
+        count = max(last - first, 0)
+        return os.pread(self.fd, count, self._here_at + first).ljust(count, b"\0")
+
+    def _sums(self, first: int, data: memoryview) -> list[int]:
+        """The checksums of blocks; never 0, which is what a table has where nothing was put."""
+        number = self._seed + first
+        starts = range(0, len(data), BLOCK)
+        of = xxhash.xxh3_64_intdigest
+        return [of(data[start : start + BLOCK], number + i) or 1 for i, start in enumerate(starts)]
+
+    # --- all blocks
+
+    def note_whole(self, changed: int) -> None:
+        """Note that all blocks have been compared, with a data file of this ctime. Raises OSError."""
+        write_at(self.fd, _WHOLE.pack(changed, self._check_of(changed)), _WHOLE_AT)
+
+    def is_whole(self, changed: int) -> bool:
+        """True if that was noted since this machine was started. Raises OSError."""
+        found = os.pread(self.fd, _WHOLE.size, _WHOLE_AT)
+        return found == _WHOLE.pack(changed, self._check_of(changed))
+
+    def _check_of(self, changed: int) -> bytes:
+        return xxhash.xxh3_64_digest(f"{changed} {_boot()}".encode(), self._seed)
+
+    # --- use
+
+    def used(self) -> float:
+        """The time of the last use in seconds since the epoch. Raises OSError."""
+        return os.fstat(self.fd).st_mtime
+
+    def idle(self) -> float:
+        """Return for how many seconds the object was not used before the present round. Raises OSError."""
+        [idle] = struct.unpack("<d", os.pread(self.fd, 8, _IDLE_AT).ljust(8, b"\0"))
+        return float(idle) if 0 <= idle <= NEVER else NEVER
+
+    def age(self) -> float:
+        """Return for how many seconds others have to be unused to go for this object. Raises OSError."""
+        return min(AGE * self.idle(), NEVER)
+
+    def note_use(self) -> None:
+        """The object is used now. A disk that does not take the note only makes it look older."""
+        with contextlib.suppress(OSError):
+            gap = time.time() - self.used()
+            if gap > ROUND_SECONDS:
+                write_at(self.fd, struct.pack("<d", min(gap, NEVER)), _IDLE_AT)
+            os.utime(self.fd)
+
+
+@functools.lru_cache(1)
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 class CachedObject:
@@ -187,13 +350,11 @@ class CachedObject:
     # --- for mounts of the kernel's
 
     def hold(self) -> str | None:
-        """Hold the file, which then is not evicted while a mount reads it; its path. None if it is gone again.
+        """Hold the file, which then stays while a mount reads it; return its path, None if it is gone again.
 
         Raises OSError.
         """
-        path = os.readlink(f"/proc/self/fd/{self.fd}")
-        held_files.mark(self.fd)
-        return path if is_at(self.fd, path) else None
+        return cache_directory.hold(self.fd)
 
     def certify(self) -> bool:
         """True if all is here and is right, for everybody, until the file changes. Raises OSError.
@@ -244,7 +405,7 @@ class CachedObject:
     def has_room(self, size: int) -> bool:
         """True if the cache will take so many bytes more of the object."""
         try:
-            return self._room.has_room(size, self._table.idle)
+            return self._room.has_room(size, self._table.age())
         except OSError:
             return False
 
@@ -261,9 +422,10 @@ class CachedObject:
         try:
             if self.evicted:
                 return False
+            age = NEEDED if is_needed else self._table.age()
             for low, high in list(self._table.absent(first, last)):
                 begin, stop = low * BLOCK, min(high * BLOCK, self.size)
-                if not self._room.reserve(stop - begin, self._table.idle, is_needed):
+                if not self._room.reserve(stop - begin, age):
                     return False
                 piece = view[begin - offset : stop - offset]
                 self._write(piece, begin)
@@ -317,7 +479,16 @@ def _is_settled(changed: int) -> bool:
     return time.time_ns() - changed > tick
 
 
-def _write(fd: int, data: memoryview, offset: int) -> None:
-    while data:
-        done = os.pwrite(fd, data, offset)
-        data, offset = data[done:], offset + done
+def is_certified(data: str, fd: int) -> bool:
+    """Return True if an open data file has all of its object, compared with its checksums since the last change.
+
+    Raises OSError.
+    """
+    table_fd = os.open(f"{data.removesuffix(DATA)}{TABLE}", READING)
+    try:
+        table = BlockTable.load(table_fd)
+        if table is None or table.count() < table.blocks:
+            return False
+        return table.is_whole(os.fstat(fd).st_ctime_ns)
+    finally:
+        os.close(table_fd)

@@ -556,9 +556,9 @@ def main(descriptor: int) -> None:
 
 def _trim(cache: ObjectCache, limit: int) -> None:
     try:
-        cache.trim(limit)
+        cache.room.trim(limit)
     except OSError as error:
-        log.warning("the cache of remote shards could not be trimmed: %s", error.strerror)
+        log.warning("the cache could not be trimmed: %s", error.strerror)
 
 
 def start(descriptor: int) -> Configuration | None:

@@ -1,13 +1,18 @@
-"""The cache of remote objects: one directory, shared by all processes, mounts and commands of a user.
+"""The part of the cache that is for remote objects: what is here of each, and what is known of URLs.
 
-Per object a sparse file and a table of what of it is here (`cached_object.py`, `block_table.py`). It outlives
-unmounts and reboots; what goes when it is full is decided in `cache_room.py`, names and locks of the files in
-`cache_directory.py`. Filling it is for others: a cache without an object, or that cannot be used, is only slow.
+Per object a sparse file and a table of its blocks (`cached_object.py`), and a note of the pin at each URL. Filling
+it is for others: a cache without an object, or that cannot be used, is only slow. Where the files lie, and what
+goes when there is no room, is decided in `storage`, in `cache_directory.py` and `cache_room.py`.
+
+An object is opened, started and removed under the lock of its table, which takes microseconds; a process that is
+killed leaves no lock. One that was half started or half removed is started again. Data are open to write only
+while they are written, so that a mount of the kernel's learns of every writer.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import time
@@ -17,14 +22,24 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from wdsfs.remote.block_table import BLOCK
-from wdsfs.remote.cache_directory import DATA, CacheDirectory, StoredObject, key_of
-from wdsfs.remote.cache_room import CacheRoom
-from wdsfs.remote.cached_object import CachedObject
+from wdsfs.remote.cached_object import BLOCK, BlockTable, CachedObject
 from wdsfs.remote.urls import Pin
-from wdsfs.storage import cache_place, held_files
+from wdsfs.storage import cache_directory
+from wdsfs.storage.cache_directory import (
+    DATA,
+    NOTE,
+    READING,
+    TABLE,
+    WRITING,
+    CacheDirectory,
+    CacheEntry,
+    flocked,
+    is_at,
+    unlink,
+)
+from wdsfs.storage.cache_room import CacheRoom, chosen_limit
 
-_PIN_MAX = 1 << 16
+_NOTE_MAX = 1 << 16
 
 
 class CachedEntry(NamedTuple):
@@ -34,8 +49,7 @@ class CachedEntry(NamedTuple):
     pin: Pin
     used: float  # seconds since the epoch
     bytes: int  # of the object that are here
-    disk: int  # bytes of the disk
-    key: str
+    files: CacheEntry
 
     @property
     def complete(self) -> bool:
@@ -43,9 +57,13 @@ class CachedEntry(NamedTuple):
 
 
 def cache() -> ObjectCache:
-    """The cache that this process uses. Raises UsageError, IndexUnusable."""
-    place = cache_place.place("remote shards", beside_index="remote", in_given="remote")
-    return ObjectCache(place, cache_place.limit())
+    """Return the cache that this process uses. Raises UsageError, IndexUnusable."""
+    return ObjectCache(cache_directory.place(), chosen_limit())
+
+
+def key_of(shown: str, pin: Pin) -> str:
+    """Return the key of an object."""
+    return cache_directory.key_of(shown.encode(errors="surrogateescape"), pin.fingerprint(shown))
 
 
 class ObjectCache:
@@ -54,139 +72,190 @@ class ObjectCache:
     def __init__(self, directory: Path, limit: int | None) -> None:
         self.directory, self.limit = directory, limit
         self._directory = CacheDirectory(directory)
-        self._room = CacheRoom(self._directory, limit)
+        self.room = CacheRoom(self._directory, limit)
+
+    # --- objects
 
     def open(self, shown: str, pin: Pin) -> CachedObject:
-        """The object at a URL (as it is shown), to read and to fill. Raises OSError."""
-        fd, table = self._directory.open_object(shown, pin)
+        """Return the object at a URL (as it is shown), to read and to fill. Raises OSError."""
+        fd, table = self._open_files(shown, pin)
         try:
-            return CachedObject(fd, table, self._room)
+            return CachedObject(fd, table, self.room)
         except BaseException:
             os.close(fd)
             os.close(table.fd)
             raise
 
+    def _open_files(self, shown: str, pin: Pin) -> tuple[int, BlockTable]:
+        """Return the data file and the table of an object, started if there are none."""
+        key = key_of(shown, pin)
+        path = self._directory.file(key, TABLE)
+        while True:
+            fd = self._directory.open(path)
+            try:
+                with flocked(fd):
+                    table = self._table(fd, key, shown, pin) if is_at(fd, path) else None
+                    data = None if table is None else self._data(key, table)
+                    if table is not None and data is not None:
+                        return data, table
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)  # another process has just removed it, or it is removed here since it is damaged
+
+    def _table(self, fd: int, key: str, shown: str, pin: Pin) -> BlockTable | None:
+        """Return the table in a file that is locked; remove one that is damaged."""
+        if os.fstat(fd).st_size == 0:
+            unlink(self._directory.file(key, DATA))
+            return BlockTable.create(fd, shown, pin)
+        table = BlockTable.load(fd)
+        if table is None or (table.shown, table.pin) != (shown, pin):
+            self._unlink(key)
+            return None
+        table.note_use()
+        return table
+
+    def _data(self, key: str, table: BlockTable) -> int | None:
+        """Return the data file to a table that is locked, to read; remove both if they do not fit."""
+        path = self._directory.file(key, DATA)
+        if table.count() == 0:
+            self._start(path, table.pin.size)
+        with contextlib.suppress(FileNotFoundError):  # lost, unlike its table
+            fd = os.open(path, READING)
+            if os.fstat(fd).st_size == table.pin.size:
+                return fd
+            os.close(fd)
+        self._unlink(key)
+        return None
+
+    def _start(self, path: str, size: int) -> None:
+        """Give an empty data file the size of its object."""
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(path, follow_symlinks=False).st_size == size:
+                return  # and not opened to write: it may be mounted, although its blocks were dropped
+        fd = self._directory.open(path)
+        try:
+            if os.fstat(fd).st_size == 0:
+                os.ftruncate(fd, size)
+        finally:
+            os.close(fd)
+
+    def _unlink(self, key: str) -> None:
+        unlink(self._directory.file(key, DATA))  # first: without it a table is started again
+        unlink(self._directory.file(key, TABLE))
+
+    def _load(self, key: str) -> tuple[int, BlockTable] | None:
+        """Return the data file and the table of an object that is here, to look at. Raises OSError."""
+        with contextlib.ExitStack() as opened, contextlib.suppress(FileNotFoundError):
+            fd = os.open(self._directory.file(key, TABLE), WRITING)
+            opened.callback(os.close, fd)
+            table = BlockTable.load(fd)
+            if table is not None:
+                data = os.open(self._directory.file(key, DATA), READING)
+                opened.pop_all()
+                return data, table
+        return None
+
     def has_all(self, shown: str, pin: Pin) -> bool:
         """True if all of an object is here. Raises OSError."""
-        found = self._directory.load(key_of(shown, pin))
-        if found is None:
+        files = self._load(key_of(shown, pin))
+        if files is None:
             return False
-        with contextlib.closing(CachedObject(*found, self._room)) as one:
-            return one.complete
-
-    def is_held(self, key: str) -> bool:
-        """True if a mount of the kernel's reads an object."""
-        return held_files.is_held_at(self._directory.file(key, DATA))
-
-    def room(self) -> int:
-        """The bytes of the largest object that can be kept as a whole. Raises OSError."""
-        return self._room.most()
+        with contextlib.closing(CachedObject(*files, self.room)) as cached:
+            return cached.complete
 
     # --- what is known of URLs
 
     def pin_of(self, shown: str) -> tuple[Pin, float] | None:
-        """The last known pin of a URL, and when it was seen (seconds since the epoch); None without one."""
-        found = self._note_of(shown)
-        return None if found is None or len(found) == 1 else (Pin(*found[1:]), found[0])
+        """Return the last known pin of a URL, and when it was seen (seconds since the epoch); None without one."""
+        note = self._note_of(shown)
+        return None if note is None or len(note) == 1 else (Pin(*note[1:]), note[0])
 
     def is_gone(self, shown: str) -> bool:
-        """True if its store said, when it was asked last, that there is nothing at a URL any more."""
-        found = self._note_of(shown)
-        return found is not None and len(found) == 1
-
-    def _note_of(self, shown: str) -> list[Any] | None:
-        """What is noted of a URL: when (seconds since the epoch), and its pin if there was an object."""
-        try:
-            fd = os.open(self._directory.pin_file(shown), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            return None
-        try:
-            line, end, _ = os.pread(fd, _PIN_MAX, 0).partition(b"\n")
-        except OSError:
-            return None
-        finally:
-            os.close(fd)
-        check, _, text = line.partition(b" ")
-        if not end or check != _check_of(text):
-            return None
-        url, *found = json.loads(text)
-        return found if url == shown else None
+        """Return True if its store said, when it was asked last, that there is nothing at a URL any more."""
+        note = self._note_of(shown)
+        return note is not None and len(note) == 1
 
     def keep_pin(self, shown: str, pin: Pin) -> None:
         """Note the pin of a URL, as seen now. An object of another pin is removed. Raises OSError."""
         before = self.pin_of(shown)
         self._note(shown, [time.time(), *pin])
         if before is not None and before[0] != pin:
-            self._directory.remove(key_of(shown, before[0]))
+            self._directory.remove(CacheEntry(0.0, 0, key_of(shown, before[0]), TABLE))
 
     def drop_pin(self, shown: str) -> None:
         """Note that there is nothing at a URL any more, for all processes. Raises OSError."""
         if self.pin_of(shown) is not None:
             self._note(shown, [time.time()])
 
-    def _note(self, shown: str, found: list[Any]) -> None:
-        text = json.dumps([shown, *found]).encode()
-        fd = self._directory.open(self._directory.pin_file(shown))
+    def _note_of(self, shown: str) -> list[Any] | None:
+        """Return what is noted of a URL: when (seconds since the epoch), and its pin if there was an object."""
+        try:
+            with open(self._note_file(shown), "rb", opener=_without_links) as file:
+                line, end, _ = file.read(_NOTE_MAX).partition(b"\n")
+        except OSError:
+            return None
+        check, _, text = line.partition(b" ")
+        if not end or check != _check_of(text):
+            return None
+        url, *note = json.loads(text)
+        return note if url == shown else None
+
+    def _note(self, shown: str, note: list[Any]) -> None:
+        text = json.dumps([shown, *note]).encode()
+        fd = self._directory.open(self._note_file(shown))
         try:
             # At once, and with a checksum: a reader sees the old, the new or nothing.
             os.pwrite(fd, _check_of(text) + b" " + text + b"\n", 0)
         finally:
             os.close(fd)
 
-    # --- for `wdsfs cache` and `status`
+    def _note_file(self, shown: str) -> str:
+        digest = hashlib.blake2b(shown.encode(errors="surrogateescape"), digest_size=16)
+        return self._directory.file(digest.hexdigest(), NOTE)
 
-    def state(self) -> tuple[int, int]:
-        """The bytes of the disk that it takes, without reading the directory, and its limit. Raises OSError."""
-        return self._room.state()
+    # --- for `wdsfs cache`
 
     def usage(self, prefix: str = "") -> Iterator[CachedEntry]:
-        """The objects whose URL begins with `prefix`, the one first that was not used for the longest time.
-
-        Raises OSError.
-        """
-        for one in self._directory.objects():
-            entry = self._entry(one)
+        """Yield the objects whose URL begins with `prefix`, the longest unused one first. Raises OSError."""
+        for files in self._directory.entries():
+            entry = self._entry(files) if files.kind == TABLE else None
             if entry is not None and entry.shown.startswith(prefix):
                 yield entry
 
-    def _entry(self, stored: StoredObject) -> CachedEntry | None:
-        found = self._directory.load(stored.key)
-        if found is None:
+    def _entry(self, files: CacheEntry) -> CachedEntry | None:
+        loaded = self._load(files.key)
+        if loaded is None:
             return None
-        fd, table = found
+        fd, table = loaded
         try:
             here = min(table.count() * BLOCK, table.pin.size)
         finally:
             os.close(fd)
             os.close(table.fd)
-        return CachedEntry(table.shown, table.pin, stored.used, here, stored.bytes, stored.key)
+        return CachedEntry(table.shown, table.pin, files.used, here, files)
 
-    def trim(self, size: int | None = None) -> int:
-        """Remove the longest unused objects until the cache has at most `size` bytes; the bytes that are freed.
-
-        Without a size down to the limit, which is that of now. Raises OSError.
-        """
-        return self._room.trim(size) if os.path.isdir(self.directory) else 0
-
-    def clear(self, prefix: str = "") -> list[CachedEntry]:
-        """Remove the objects whose URL begins with `prefix`; those that were removed. Raises OSError."""
-        gone = [one for one in self.usage(prefix) if self._directory.remove(one.key)]
-        if gone and prefix:
-            self._room.recount()
-        elif not prefix:
-            self.trim(0)  # also what is damaged, and has no URL
+    def clear(self, prefix: str) -> list[CachedEntry]:
+        """Remove the objects whose URL begins with `prefix`; return those that were removed. Raises OSError."""
+        gone = [entry for entry in self.usage(prefix) if self._directory.remove(entry.files)]
+        if gone:
+            self.room.recount()
         return gone
 
     def verify(self, prefix: str = "") -> Iterator[tuple[CachedEntry, int]]:
-        """Compare what is here with its checksums: each object, and how many bytes were damaged and are dropped.
+        """Compare what is here with its checksums: yield each object, and how many damaged bytes were dropped.
 
         Raises OSError.
         """
         for entry in self.usage(prefix):
-            found = self._directory.load(entry.key)
-            if found is not None:
-                with contextlib.closing(CachedObject(*found, self._room)) as one:
-                    yield entry, one.verify() * BLOCK
+            files = self._load(entry.files.key)
+            if files is not None:
+                with contextlib.closing(CachedObject(*files, self.room)) as cached:
+                    yield entry, cached.verify() * BLOCK
+
+
+def _without_links(path: str, flags: int) -> int:
+    return os.open(path, flags | READING)
 
 
 def _check_of(text: bytes) -> bytes:

@@ -35,7 +35,7 @@ from wdsfs.errors import (
 )
 from wdsfs.remote.urls import BUCKETS, PIPE, Pin, Url, parse
 from wdsfs.storage import source
-from wdsfs.storage.cache_place import parse_size
+from wdsfs.storage.cache_room import parse_size
 from wdsfs.storage.identity import Fingerprint
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def state() -> dict[str, Any]:
     cache, connection = _cache(), remote()
     found: dict[str, Any] = {"stores": {}, "fetcher": connection.fetcher, "cache": str(cache.directory)}
     with contextlib.suppress(OSError):
-        found["cache_bytes"], found["cache_limit"] = cache.state()
+        found["cache_bytes"], found["cache_limit"] = cache.room.state()
     with contextlib.suppress(Unreachable):
         found |= connection.stats()
     return found

@@ -39,7 +39,7 @@ def spool(cache: ObjectCache, shown: str, source: BufferedIOBase) -> Spooled:
     digest, size = hashlib.blake2b(digest_size=16), 0
     try:
         trust.directory(cache.directory, create=True)
-        limit = cache.room()
+        limit = cache.room.most()
         file = tempfile.TemporaryFile(dir=cache.directory)  # noqa: SIM115, for the caller
         with contextlib.ExitStack() as stack:
             stack.callback(file.close)
@@ -64,7 +64,7 @@ def keep(cache: ObjectCache, shown: str, pin: Pin, spooled: Spooled) -> None:
                 for offset in range(begin, end, PIECE):
                     piece = os.pread(spooled.file.fileno(), min(PIECE, end - offset), offset)
                     if not cached.put(offset, piece, is_needed=True):
-                        raise _no_room(shown, pin.size, cache.room())
+                        raise _no_room(shown, pin.size, cache.room.most())
     except OSError as error:
         raise _refused(cache, shown, error) from None
 

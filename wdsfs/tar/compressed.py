@@ -1,7 +1,7 @@
 """Compressed shards: how they are recognised, unpacked and read.
 
 To everything above, a compressed shard is the bytes of the tar inside (`source.TarBytes`). By default these are a
-copy in the cache (`storage/unpack_cache.py`), read like a plain shard. Where there is no room for one, they come
+copy in the cache (`storage/file_cache.py`), read like a plain shard. Where there is no room for one, they come
 from a reader that can begin in the middle of the file (`storage/seekable.py`), if its format and the installed
 libraries allow it.
 
@@ -17,32 +17,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from wdsfs.errors import IndexUnusable, StaleShard, UnreadableShard, UsageError, counted
-from wdsfs.remote.shard_paths import OpenShard, open_shard
-from wdsfs.storage import seekable, source, unpack_cache
+from wdsfs.remote.shard_paths import OpenShard, fingerprint_of, open_shard
+from wdsfs.storage import file_cache, seekable, source
+from wdsfs.storage.cache_directory import key_of
 from wdsfs.storage.durable import named
+from wdsfs.storage.file_cache import CachedFile, FileCache, NewFile, NoRoom
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.storage.source import TarBytes
-from wdsfs.storage.unpack_cache import (
-    COPIES,
-    DAMAGED,
-    INDEX,
-    TRAILING,
-    TRUNCATED,
-    WHOLE,
-    Kept,
-    NoRoom,
-    UnpackCache,
-    Write,
-)
 from wdsfs.tar import headers, streams
 from wdsfs.tar.problems import Problem
+from wdsfs.tar.streams import DAMAGED, TRAILING, TRUNCATED, WHOLE
 
 AUTO, ALWAYS, NEVER = "auto", "always", "never"
 POLICIES = (AUTO, ALWAYS, NEVER)  # whether shards are unpacked into the cache
+# Kinds of files in the cache: copies, and an index with the seek points to read a shard without a copy.
+COPIES, INDEX = (WHOLE, TRAILING, TRUNCATED, DAMAGED), "seek"
+RECENT_SECONDS = 3600.0  # what was used since then does not go for a shard that can be read without a copy
 
 _COPIES_TRIED = 5  # of one shard, if others remove them at the same time
 RATIO_MAX = 200  # the most that a file may unpack to, as a multiple of its size, unless the policy is ALWAYS
@@ -126,11 +120,10 @@ class HeldCopy(NamedTuple):
 
 def is_unpacked(path: bytes, fingerprint: Fingerprint) -> bool:
     """True if the cache has the copy of a remote shard."""
-    cache = unpack_cache.cache()
-    kept = cache.find(unpack_cache.key_of_object(path, fingerprint), COPIES)
-    if kept is None:
+    copy = file_cache.cache().find(key_of(path, fingerprint), COPIES)
+    if copy is None:
         return False
-    os.close(kept.fd)
+    os.close(copy.fd)
     return True
 
 
@@ -147,7 +140,7 @@ def held_copy(kind: str, path: bytes) -> HeldCopy:
             fd = unpacked(kind, shard, path, ALWAYS).source
             assert isinstance(fd, int)
             try:
-                place = unpack_cache.cache().hold(fd)
+                place = file_cache.cache().hold(fd)
             except OSError as error:
                 os.close(fd)
                 raise UnreadableShard(
@@ -162,9 +155,7 @@ def held_copy(kind: str, path: bytes) -> HeldCopy:
 
 
 def _key_of(shard: OpenShard, path: bytes) -> str:
-    if isinstance(shard, int):
-        return unpack_cache.key_of(path, os.fstat(shard))
-    return unpack_cache.key_of_object(path, shard.fingerprint)
+    return key_of(path, fingerprint_of(shard))
 
 
 def _place_of(error: OSError) -> str:
@@ -181,13 +172,13 @@ class _CompressedShard(NamedTuple):
     size: int  # bytes, compressed
     key: str
 
-    def unpack(self, write: Write) -> tuple[str, int]:
+    def unpack(self, copy: NewFile) -> tuple[str, int]:
         """As `streams.unpack`, for what is no bomb; of a remote shard in one pass, which is fetched ahead."""
         if not isinstance(self.shard, int):
             self.shard.stream()
-        return streams.unpack(self.kind, self.shard, self.bounded(write))
+        return streams.unpack(self.kind, self.shard, self.bounded(copy.write))
 
-    def bounded(self, write: Write) -> Write:
+    def bounded(self, write: Callable[[bytes], None]) -> Callable[[bytes], None]:
         """Return `write`, which raises _Refused for more than this shard may unpack to."""
         if policy() == ALWAYS:
             return write
@@ -211,10 +202,10 @@ class _CompressedShard(NamedTuple):
 
 
 def _open(one: _CompressedShard, how: str) -> Opened:
-    cache = unpack_cache.cache()
+    cache = file_cache.cache()
     wanted = {AUTO: (*COPIES, INDEX), ALWAYS: COPIES, NEVER: (INDEX,)}[how]
     kept = cache.find(one.key, wanted)
-    if kept is not None and kept.state == INDEX:
+    if kept is not None and kept.kind == INDEX:
         try:
             return _read_by(one, kept)
         except ValueError:  # damaged: it is made again
@@ -225,10 +216,10 @@ def _open(one: _CompressedShard, how: str) -> Opened:
         kept = None
     if kept is None:
         kept = _index(cache, one) if how == NEVER else _unpack(cache, one, how == AUTO)
-    return _read_by(one, kept) if kept.state == INDEX else Opened(kept.fd, _problem(one.kind, kept), one.kind)
+    return _read_by(one, kept) if kept.kind == INDEX else Opened(kept.fd, _problem(one.kind, kept), one.kind)
 
 
-def _read_by(one: _CompressedShard, kept: Kept) -> Opened:
+def _read_by(one: _CompressedShard, kept: CachedFile) -> Opened:
     """Return a reader that uses an index of places. Raises ValueError if the index is damaged."""
     with os.fdopen(kept.fd, "rb") as file:
         data = file.read()
@@ -238,7 +229,7 @@ def _read_by(one: _CompressedShard, kept: Kept) -> Opened:
         raise _Refused(f"{error}") from None
 
 
-def _unpack(cache: UnpackCache, one: _CompressedShard, may_seek: bool) -> Kept:
+def _unpack(cache: FileCache, one: _CompressedShard, may_seek: bool) -> CachedFile:
     """Make a copy; or, if it `may_seek` and copies in use would have to be evicted, an index of places.
 
     Raises _Refused.
@@ -248,7 +239,7 @@ def _unpack(cache: UnpackCache, one: _CompressedShard, may_seek: bool) -> Kept:
     why = ""
     if may_seek:
         try:
-            return cache.make(one.key, COPIES, one.unpack, least, spare_recent=True)
+            return cache.make(one.key, COPIES, one.unpack, least, RECENT_SECONDS)
         except NoRoom:
             try:
                 return _index(cache, one)
@@ -260,10 +251,10 @@ def _unpack(cache: UnpackCache, one: _CompressedShard, may_seek: bool) -> Kept:
         raise _Refused(f"{error}{why}; --cache-size gives it more room, WDSFS_CACHE_DIR another place") from None
 
 
-def _index(cache: UnpackCache, one: _CompressedShard) -> Kept:
+def _index(cache: FileCache, one: _CompressedShard) -> CachedFile:
     """Make an index of places. Raises _Refused."""
 
-    def fill(write: Write) -> tuple[str, int]:
+    def fill(file: NewFile) -> tuple[str, int]:
         fd = one.file()
         seekable.check(one.kind, fd)
         # None of the libraries reliably reports what is cut off, or checks every checksum.
@@ -271,7 +262,7 @@ def _index(cache: UnpackCache, one: _CompressedShard) -> Kept:
         if state == WHOLE:
             index, found = seekable.index_of(one.kind, fd)
             if found == size:
-                write(index)
+                file.write(index)
                 return INDEX, len(index)
         raise seekable.Unusable("it is damaged or has something else after it")
 
@@ -283,18 +274,18 @@ def _index(cache: UnpackCache, one: _CompressedShard) -> Kept:
         raise _Refused(f"it can only be unpacked, since {error}") from None
 
 
-def _problem(kind: str, kept: Kept) -> Problem | None:
+def _problem(kind: str, kept: CachedFile) -> Problem | None:
     size = source.size_of(kept.fd)
-    if kept.state == TRUNCATED:
+    if kept.kind == TRUNCATED:
         text = f"the {kind} data is cut off; {counted(size, 'byte')} could be unpacked"
         return Problem(-1, "truncated", text)
-    if kept.state == DAMAGED:
+    if kept.kind == DAMAGED:
         text = (
             f"the {kind} data is damaged; no checksum vouches for what it unpacks to from byte {size} on, so that "
             "is not shown"
         )
         return Problem(-1, "damaged", text)
-    if kept.state == TRAILING:
+    if kept.kind == TRAILING:
         return Problem(-1, "behind end mark", f"something else follows the {kind} data; it is not read")
     return None
 

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from wdsfs.errors import CorruptShard
 from wdsfs.storage.source import TarBytes, size_of
-from wdsfs.storage.unpack_cache import DAMAGED, TRAILING, TRUNCATED, WHOLE
 from wdsfs.tar import streams
 from wdsfs.tar.columns import Batch
 from wdsfs.tar.headers import (
@@ -33,6 +32,7 @@ from wdsfs.tar.headers import (
 from wdsfs.tar.problems import Damage
 from wdsfs.tar.scan import take_member
 from wdsfs.tar.sparse import Extents, read_extents
+from wdsfs.tar.streams import DAMAGED, TRAILING, TRUNCATED, WHOLE
 
 SUFFIXES = (b".gz", b".bz2", b".xz", b".zst")
 _KINDS = ("gzip", "bzip2", "xz", "zstd")  # in the same order

@@ -24,9 +24,8 @@ from typing import Any, Protocol
 from wdsfs.errors import UsageError, counted
 from wdsfs.extras import install_command
 from wdsfs.storage import source
-from wdsfs.storage.cache_place import parse_size
+from wdsfs.storage.cache_room import parse_size
 from wdsfs.storage.source import TarBytes
-from wdsfs.storage.unpack_cache import DAMAGED, TRAILING, TRUNCATED, WHOLE
 from wdsfs.tar.headers import BLOCK, is_header
 
 # What compressed files begin with; a zstd file also with a skippable frame (pzstd writes one first).
@@ -76,6 +75,9 @@ def compression(start: bytes) -> str | None:
 
 
 MEMORY = 256 << 20  # bytes: twice the window of `zstd -d` without --long, four times that of `xz -9`
+# What `unpack` gives is the intact part of a shard: all of it (with or without other data after it), or the part
+# before the end or the damage.
+WHOLE, TRAILING, TRUNCATED, DAMAGED = "tar", "trailing", "truncated", "damaged"
 _INPUT, _OUTPUT = 1 << 18, 1 << 20  # bytes that are read, and written, at a time: bounds the memory for a bomb
 # Bytes that a stream gets first, then twice as many each time: what it does not need is copied back, and there may
 # be a stream in every ten bytes.

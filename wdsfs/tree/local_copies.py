@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from wdsfs.errors import CorruptShard, UnreadableShard
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
-from wdsfs.storage import unpack_cache
+from wdsfs.storage import file_cache
 from wdsfs.storage.held_files import HeldFile
 from wdsfs.tar import compressed
 from wdsfs.tree.indexing import indexed
@@ -119,7 +119,7 @@ def _threads() -> Iterator[ThreadPoolExecutor]:
 
 def _refuse_more_than_the_cache(shards: list[bytes]) -> None:
     """Raise UnreadableShard if the copies cannot all be in the cache, as far as that is known beforehand."""
-    limit = unpack_cache.cache().limit
+    limit = file_cache.cache().room.most()
     packed = sum(os.stat(path).st_size for path in shards)
     if packed > limit:
         raise UnreadableShard(

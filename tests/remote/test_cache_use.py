@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.remote.cached import content_of, pin_of
-from wdsfs.remote import block_table, cache_directory, cache_room, cached_object
-from wdsfs.remote.block_table import BLOCK
+from wdsfs.remote import cached_object
+from wdsfs.remote.cached_object import BLOCK
 from wdsfs.remote.object_cache import ObjectCache
+from wdsfs.storage import cache_room
+from wdsfs.storage.cache_directory import CacheDirectory, CacheEntry
 
 SIZE = 64 * BLOCK
 TABLE = 4 * BLOCK  # the most that the table of such an object takes on a disk
@@ -153,7 +155,7 @@ def test_the_sum_is_damaged(tmp_path: Path, damage: bytes) -> None:
 def test_room_that_was_asked_for_and_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process was killed between the two, again and again. What is on the disk counts in the end."""
     cache = ObjectCache(tmp_path, limit_for(4))
-    assert cache._room.reserve(4 * SIZE, lambda: 0.0)
+    assert cache.room.reserve(4 * SIZE, 0.0)
     assert fetch(cache, urls(1)[0]) == "bypassed"
     monkeypatch.setattr(cache_room, "RECOUNT_SECONDS", -1.0)
     assert [fetch(cache, url) for url in urls(4)] == ["kept"] * 4
@@ -164,14 +166,14 @@ def test_a_full_cache_is_not_read_for_each_write(tmp_path: Path, monkeypatch: py
     for url in urls(6):
         fetch(cache, url)
     scans = 0
-    objects = cache_directory.CacheDirectory.objects
+    objects = CacheDirectory.entries
 
-    def count(self: cache_directory.CacheDirectory) -> list[cache_directory.StoredObject]:
+    def count(self: CacheDirectory) -> list[CacheEntry]:
         nonlocal scans
         scans += 1
         return objects(self)
 
-    monkeypatch.setattr(cache_directory.CacheDirectory, "objects", count)
+    monkeypatch.setattr(CacheDirectory, "entries", count)
     assert {fetch(cache, url) for url in urls(20, "new")} == {"bypassed"}
     assert scans <= 1
 
@@ -207,9 +209,9 @@ def test_use_is_noted_by_rounds(tmp_path: Path) -> None:
             return one._table.idle()
 
     fetch(cache, url)
-    assert idle() == block_table.NEVER
+    assert idle() == cached_object.NEVER
     pass_time(tmp_path, MINUTE)
-    assert idle() == block_table.NEVER
+    assert idle() == cached_object.NEVER
     pass_time(tmp_path, HOUR)
     assert HOUR <= idle() < HOUR + MINUTE
     pass_time(tmp_path, MINUTE)
@@ -217,7 +219,7 @@ def test_use_is_noted_by_rounds(tmp_path: Path) -> None:
     pass_time(tmp_path, 2 * HOUR)
     assert 2 * HOUR <= idle() < 2 * HOUR + MINUTE
     pass_time(tmp_path, 9 * DAY)
-    assert idle() == block_table.NEVER
+    assert idle() == cached_object.NEVER
 
 
 @pytest.mark.parametrize("way", ["read", "fill", "put"])

@@ -1,0 +1,196 @@
+"""The directory of the cache: files `KEY.KIND`, which are found, held and removed by key and kind.
+
+Remote objects, unpacked shards, images and tables lie there. Which of them go when there is no room is decided in
+`cache_room.py`; files that are made once and never changed are written in `file_cache.py`.
+
+An object that is filled bit by bit is two files: `KEY.data`, and `KEY.table`, whose lock (flock) is that of both
+and whose mtime is the last use. Any other file is whole, or a `part` that is being written; its atime is the
+last use, and who has it open holds a shared lock on it. A `note` is small, and goes when it was not written for
+a month.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from wdsfs import host, trust
+from wdsfs.errors import IndexUnusable
+from wdsfs.storage import held_files
+from wdsfs.storage.identity import Fingerprint
+
+DATA, TABLE, NOTE, PART = "data", "table", "note", "part"
+NOTE_SECONDS = 30 * 86400.0
+READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+WRITING = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+_NAME = re.compile(r"([0-9a-f]{32})\.([a-z]+)")
+_ST_BLOCK = 512
+
+
+class CacheEntry(NamedTuple):
+    """A file of the cache, or both files of an object (as that of its table)."""
+
+    used: float  # seconds since the epoch; 0 for data without a table, which are of no use
+    bytes: int  # of the disk
+    key: str
+    kind: str
+
+
+def key_of(path: bytes, fingerprint: Fingerprint) -> str:
+    """Return the key of what is made of a file or an object in this state."""
+    return hashlib.blake2b(path + b"\0" + fingerprint.packed, digest_size=16).hexdigest()
+
+
+def place() -> Path:
+    """Return the directory of the cache: beside the index, or the one that `WDSFS_CACHE_DIR` names.
+
+    By the environment, because all processes of a mount or a command have to agree. Raises IndexUnusable.
+    """
+    given, index = os.environ.get("WDSFS_CACHE_DIR"), os.environ.get("WDSFS_INDEX_DIR")
+    directory = Path(os.path.abspath(given)) if given else _beside(os.path.abspath(index or host.cache_dir()))
+    try:
+        trust.directory(directory, tighten=not given)
+    except trust.Untrusted as error:
+        # No other place is taken: it might have too little room.
+        raise IndexUnusable(f"the cache is not used, since {error.strerror}") from None
+    except OSError:
+        pass  # not there yet; any other error is reported when a file in it is opened
+    return directory
+
+
+@functools.lru_cache(8)
+def _beside(index: str) -> Path:
+    """Return the cache beside an index, which may lie elsewhere than was named. Raises IndexUnusable."""
+    notices: list[str] = []
+    directory = host.index_place(Path(index), notices)
+    if directory is None:
+        raise IndexUnusable("; ".join(notices))
+    return host.beside_index(directory) / "cache"
+
+
+def is_at(fd: int, path: str | Path) -> bool:
+    """Return True if a file is still the one with this name."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def flocked(fd: int) -> Iterator[None]:
+    """Lock a file for the block. A child that was forked meanwhile has the descriptor, too, so it is unlocked."""
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def hold(fd: int) -> str | None:
+    """Hold an open file of the cache, so that it stays while a mount reads it. Raises OSError.
+
+    Return its path, or None if it is gone.
+    """
+    fcntl.flock(fd, fcntl.LOCK_SH)  # if it is being removed, that ends first
+    path = os.readlink(f"/proc/self/fd/{fd}")
+    held_files.mark(fd)
+    return path if is_at(fd, path) else None
+
+
+class CacheDirectory:
+    """The directory, by path: it may be removed and made again at any time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._is_trusted = False
+
+    def file(self, key: str, kind: str) -> str:
+        """Return the path of a file."""
+        return f"{self.path}/{key}.{kind}"
+
+    def open(self, path: str, flags: int = 0) -> int:
+        """Open a file to read and write, made if there is none. Raises OSError, trust.Untrusted."""
+        if self._is_trusted:
+            with contextlib.suppress(FileNotFoundError):  # somebody has removed the directory
+                return os.open(path, WRITING | os.O_CREAT | flags, 0o600)
+        trust.directory(self.path, create=True)
+        self._is_trusted = True
+        return os.open(path, WRITING | os.O_CREAT | flags, 0o600)
+
+    def entries(self) -> list[CacheEntry]:
+        """Return all files but notes, the longest unused one first; old notes go. Raises OSError."""
+        files, entries = dict(self._scan()), []
+        for (key, kind), state in files.items():
+            used, blocks = state.st_atime, state.st_blocks
+            if kind == NOTE:
+                if state.st_mtime < time.time() - NOTE_SECONDS:
+                    unlink(self.file(key, NOTE))
+                continue
+            if kind == DATA:
+                if (key, TABLE) in files:
+                    continue
+                used = 0.0
+            if kind == TABLE:
+                used = state.st_mtime
+                blocks += files[key, DATA].st_blocks if (key, DATA) in files else 0
+            entries.append(CacheEntry(used, blocks * _ST_BLOCK, key, kind))
+        return sorted(entries)
+
+    def _scan(self) -> Iterator[tuple[tuple[str, str], os.stat_result]]:
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as files:
+            for file in files:
+                name = _NAME.fullmatch(file.name)
+                if name is not None:
+                    with contextlib.suppress(FileNotFoundError):
+                        yield (name[1], name[2]), file.stat(follow_symlinks=False)
+
+    def is_held(self, entry: CacheEntry) -> bool:
+        """Return True if a mount of the kernel's reads a file."""
+        return held_files.is_held_at(self._content(entry))
+
+    def _content(self, entry: CacheEntry) -> str:
+        return self.file(entry.key, DATA if entry.kind == TABLE else entry.kind)
+
+    def remove(self, entry: CacheEntry, even_open: bool = False) -> bool:
+        """Remove a file, or both of an object; return False if it stays.
+
+        What is being written or opened, or is held, stays, and what is open unless `even_open` says otherwise: its
+        bytes stay until it is closed. Objects may be open: no lock tells. Raises OSError.
+        """
+        paths = [self.file(entry.key, entry.kind)]
+        if entry.kind == TABLE:
+            paths.insert(0, self._content(entry))  # goes first: a table without data is started again
+        may_be_open = even_open and entry.kind not in (PART, TABLE)
+        with contextlib.ExitStack() as opened:
+            for path in reversed(paths):
+                try:
+                    fd = os.open(path, READING)
+                    opened.callback(os.close, fd)
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    opened.callback(fcntl.flock, fd, fcntl.LOCK_UN)  # a child that is forked now has the file, too
+                except FileNotFoundError:
+                    continue
+                except PermissionError:
+                    return False
+                except BlockingIOError:
+                    if not may_be_open:
+                        return False
+                if not is_at(fd, path) or held_files.is_held(fd):  # replaced since it was opened
+                    return False
+            for path in paths:
+                unlink(path)
+        return True
+
+
+def unlink(path: str) -> None:
+    """Remove a file if it is there. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
