@@ -231,9 +231,7 @@ def test_damage_that_is_found_ends_the_mount(mounts: Program, web: WebServer) ->
 def test_a_guard_notices_that_others_find_damage(mounts: Program, web: WebServer) -> None:
     """As if a disk had given other bytes: nobody has written."""
     fetch_and_mount(mounts, web)
-    [table] = [
-        one for one in (mounts.home / "cache").glob("*.table") if one.stem == data_of(mounts, b"o").stem
-    ]
+    [table] = [one for one in (mounts.home / "cache").glob("*.table") if one.stem == data_of(mounts, b"o").stem]
     with table.open("r+b") as file:  # the checksum of the last block
         file.seek(-8, os.SEEK_END)
         file.write(b"????????")
