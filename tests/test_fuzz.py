@@ -47,9 +47,8 @@ from wdsfs.overlay.overlay_directory import (
     read_outputs,
     read_settings,
 )
-from wdsfs.packing.commit_journal import plan_to_json, read_plan
-from wdsfs.packing.pieces import CopiedRange, NewMember, Zeros
-from wdsfs.packing.steps import Output, Plan, SourceShard, Step
+from wdsfs.packing.plan import CopiedRange, NewMember, Output, Plan, SourceShard, Step, Zeros
+from wdsfs.packing.replacement import plan_to_json, read_plan
 from wdsfs.remote.urls import Pin
 from wdsfs.spec import index_file
 from wdsfs.spec.expand import expand

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from tests.cluster import dying
 from wdsfs.cli.main import main
 from wdsfs.index import store
-from wdsfs.packing import cluster_run
+from wdsfs.packing import cluster_units
 
 SET = "set/s*.tar"
 
@@ -32,13 +32,13 @@ def wdsfs(*words: str) -> None:
 
 @contextlib.contextmanager
 def deadly(wanted: bool) -> Iterator[None]:
-    real = store.build_file, cluster_run.write
+    real = store.build_file, cluster_units.write
     if wanted:
-        store.build_file, cluster_run.write = dying.build_file, dying.write  # type: ignore[assignment]
+        store.build_file, cluster_units.write = dying.build_file, dying.write  # type: ignore[assignment]
     try:
         yield
     finally:
-        store.build_file, cluster_run.write = real
+        store.build_file, cluster_units.write = real
 
 
 def run(where: str, more: list[str], *executor: str) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from wdsfs.index import record_of_file
-from wdsfs.packing import cluster_run
-from wdsfs.packing.output_units import OutputUnit
+from wdsfs.packing import cluster_units
+from wdsfs.packing.cluster_units import OutputUnit
+from wdsfs.packing.shard_writer import Files
 
 
 def die_once(note: bytes) -> None:
@@ -28,9 +29,10 @@ def build_file(path: bytes, **options: Any) -> bytes:
     return record
 
 
-def write(task: tuple[bool, OutputUnit]) -> bytes:
-    """As `cluster_run.write`; the worker that has written 3.tar or replaced s3.tar dies before it says so."""
-    written = cluster_run.write(task)
-    if task[1].output.target.endswith(b"3.tar"):
-        die_once(task[1].upper + b".died")
+def write(unit: OutputUnit) -> bytes:
+    """As `cluster_units.write`; the worker that has written 3.tar or replaced s3.tar dies before it says so."""
+    written = cluster_units.write(unit)
+    if unit.output.target.endswith(b"3.tar"):
+        assert isinstance(unit.contents, Files)
+        die_once(unit.contents.top + b".died")
     return written

@@ -26,7 +26,7 @@ from wdsfs.kernel import overlayfs
 from wdsfs.mount.guard import Registration, guard_of
 from wdsfs.overlay import kernel_use
 from wdsfs.overlay.overlay_directory import OverlayDirectory, held
-from wdsfs.packing.replace_in_place import Replacement
+from wdsfs.packing.replacement import Replacement
 from wdsfs.status import control
 
 BUSY = 8  # exit code: the overlay is in use, or cannot be used

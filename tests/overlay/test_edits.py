@@ -44,10 +44,10 @@ from wdsfs.index.store import open_index
 from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings, ShardSeen, write_settings
 from wdsfs.packing import changes
 from wdsfs.packing.changes import Changes, Rules
-from wdsfs.packing.plan import CommitOptions, Planner
-from wdsfs.packing.replace_in_place import Replacement
-from wdsfs.packing.run import Runner
-from wdsfs.packing.upper_files import Files
+from wdsfs.packing.overlay_source import CommitOptions, Planner
+from wdsfs.packing.replacement import Replacement
+from wdsfs.packing.runner import Runner
+from wdsfs.packing.shard_writer import Files
 from wdsfs.spec.expand import expand
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.tree.merged_tree import make_tree
@@ -684,19 +684,15 @@ def commit(
     place = OverlayDirectory(home / "o")
     seen = (ShardSeen(path.stem.encode(), os.fsencode(path), Fingerprint.at(os.fsencode(path))) for path in shards)
     write_settings(place, OverlaySettings(world.view.layout, world.view.names, world.merge, tuple(seen)))
-    directory = os.open(place.upper, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        found = find(tree, place.upper, Rules(ignore_times=options.ignore_times))
-        plan = Planner(tree.lower, found, options).make()
-        runner = Runner(tree.lower, plan, Files(directory))
-        if options.in_place and plan.steps:
-            replacement = Replacement(place, runner)
-            replacement.begin()
-            replacement.finish()
-        elif not options.in_place:
-            runner.write()
-    finally:
-        os.close(directory)
+    found = find(tree, place.upper, Rules(ignore_times=options.ignore_times))
+    plan = Planner(tree.lower, found, options).make()
+    runner = Runner(plan, Files(os.fsencode(place.upper)), tree.lower)
+    if options.in_place and plan.steps:
+        replacement = Replacement(place, runner)
+        replacement.begin()
+        replacement.finish()
+    elif not options.in_place:
+        runner.write()
     left_out = {one.path for one in plan.left_out}
     assert len(left_out) == len(plan.left_out)
     where = home if options.in_place else home / "out"

@@ -20,11 +20,10 @@ from tests.conftest import Program, wait_until
 from wdsfs.cluster.engines import Workers
 from wdsfs.cluster.far_side import SeenShard
 from wdsfs.errors import CommitError, ShardError, StaleShard
-from wdsfs.packing import cluster_run, output_units
-from wdsfs.packing.cluster_run import ClusterRun
-from wdsfs.packing.output_units import OutputUnit, remove_attempts
-from wdsfs.packing.pieces import CopiedRange, NewMember, Zeros
-from wdsfs.packing.steps import NEW, Output, SourceShard, Step
+from wdsfs.packing import cluster_units
+from wdsfs.packing.cluster_units import ClusterRun, OutputUnit, remove_attempts
+from wdsfs.packing.plan import NEW, CopiedRange, NewMember, Output, SourceShard, Step, Zeros
+from wdsfs.packing.shard_writer import Files
 from wdsfs.storage.durable import Disk, temporary_of
 from wdsfs.storage.identity import Fingerprint
 
@@ -48,12 +47,14 @@ class World:
         self.done: list[int] = []
 
     def unit(self) -> OutputUnit:
-        return OutputUnit(self.step.output, {0: SeenShard(self.path, Fingerprint.at(self.path))}, self.upper)
+        return OutputUnit(
+            self.step.output, {0: SeenShard(self.path, Fingerprint.at(self.path))}, Files(self.upper)
+        )
 
     def run(self, disk: Disk | None = None) -> None:
         workers = Workers("tests.work:threads")
         try:
-            run = ClusterRun(workers, self.upper, self.sources, disk or Disk(), self.done.append)
+            run = ClusterRun(workers, Files(self.upper), self.sources, disk or Disk(), self.done.append)
             run.each([self.step], lambda _: None)
         finally:
             workers.close()
@@ -100,13 +101,13 @@ def test_a_unit_becomes_a_shard_and_leaves_nothing_else(world: World) -> None:
 def test_attempts_that_were_given_up_are_removed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     older = temporary_of(world.target) + b".0123abcd"
     Path(os.fsdecode(older)).write_bytes(b"of a killed driver")
-    real = cluster_run.write
+    real = cluster_units.write
 
     def twice(task: Any) -> bytes:
         real(task)  # whose worker has died
         return real(task)
 
-    monkeypatch.setattr(cluster_run, "write", twice)
+    monkeypatch.setattr(cluster_units, "write", twice)
     world.run()
     assert world.names() == ["out.tar", "s0.tar", "upper"]
 
@@ -151,9 +152,15 @@ def test_a_driver_that_is_killed_at_any_step_leaves_the_whole_shard_or_none(tmp_
     [
         (lambda world: os.unlink(world.path), "s0.tar: the shard is gone"),
         (lambda world: os.utime(world.path, (1, 1)), "s0.tar has changed since the commit was planned"),
-        (lambda world: os.rename(world.upper, world.upper + b"2"), "the overlay has to be on a file system"),
-        (lambda world: os.unlink(world.upper + b"/new"), "upper/new: the worker on .* cannot read it"),
-        (lambda world: os.utime(world.upper + b"/new", (1, 1)), "new has changed while it was packed"),
+        (
+            lambda world: os.rename(world.upper, world.upper + b"2"),
+            "upper/new: the worker on .* cannot read",
+        ),
+        (
+            lambda world: os.unlink(world.upper + b"/new"),
+            "upper/new: .* where all machines see them",
+        ),
+        (lambda world: os.utime(world.upper + b"/new", (1, 1)), "new has changed since this was planned"),
     ],
 )
 def test_what_has_changed_or_is_not_there_stops_the_commit(
@@ -169,19 +176,19 @@ def test_what_has_changed_or_is_not_there_stops_the_commit(
 def test_a_worker_writes_only_where_it_sees_the_commit(world: World) -> None:
     """Another file system under the same path, or a commit that was interrupted."""
     with pytest.raises(CommitError, match=r"does not see .*: the new shards have to be on a file system that all"):
-        output_units.write_file(world.unit())
+        cluster_units.write(world.unit())
     assert world.names() == ["s0.tar", "upper"]
 
 
 def test_a_file_that_the_driver_does_not_see_is_an_error(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = cluster_run.write
+    real = cluster_units.write
 
     def elsewhere(task: Any) -> bytes:
         path = real(task)
         os.unlink(path)
         return path
 
-    monkeypatch.setattr(cluster_run, "write", elsewhere)
+    monkeypatch.setattr(cluster_units, "write", elsewhere)
     with pytest.raises(CommitError, match="which this machine does not see"):
         world.run()
 
@@ -190,7 +197,7 @@ def test_a_file_that_the_driver_does_not_see_is_an_error(world: World, monkeypat
         os.truncate(path, 7)
         return path
 
-    monkeypatch.setattr(cluster_run, "write", shorter)
+    monkeypatch.setattr(cluster_units, "write", shorter)
     with pytest.raises(CommitError, match="and this machine sees 7"):
         world.run()
     assert world.names() == ["s0.tar", "upper"]
@@ -199,14 +206,14 @@ def test_a_file_that_the_driver_does_not_see_is_an_error(world: World, monkeypat
 def test_a_source_that_changes_before_the_shard_is_published_stops_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = cluster_run.write
+    real = cluster_units.write
 
     def late(task: Any) -> bytes:
         path = real(task)
         os.utime(world.path, (1, 1))
         return path
 
-    monkeypatch.setattr(cluster_run, "write", late)
+    monkeypatch.setattr(cluster_units, "write", late)
     with pytest.raises(StaleShard, match="has changed since the commit was planned"):
         world.run()
     assert world.names() == ["s0.tar", "upper"]

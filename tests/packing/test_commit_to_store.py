@@ -144,7 +144,7 @@ def test_stores_whose_conditions_or_paths_are_others(a_set: Program, s3: FakeS3,
 def test_a_name_that_is_taken_stops_the_commit_before_anything_is_sent(with_fake: Program, s3: FakeS3) -> None:
     s3.store(NAMES[1], b"somebody else's")
     _, said = commit(with_fake, code=7)
-    assert f"{PATTERN.replace('%d', '1')} exists already and is something else: choose another --output" in said
+    assert f"{PATTERN.replace('%d', '1')} exists already and is something else" in said
     assert not s3.puts
     assert s3.objects == {NAMES[1]: b"somebody else's"}
 

@@ -12,7 +12,8 @@ import pytest
 from tests import tars
 from tests.uppers import NO_RULES, OPAQUE, WHITEOUT, a_tree, find, write_upper
 from wdsfs.packing import changes
-from wdsfs.packing.changes import ChangedSample, Changes, Remark, Rules
+from wdsfs.packing.changes import ChangedSample, Changes, Rules
+from wdsfs.packing.plan import Remark
 from wdsfs.tree.tree import View
 
 FIRST = tars.tar(

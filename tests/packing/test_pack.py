@@ -34,11 +34,11 @@ from tests.tree.test_shard_tree import a_tree, check_consistency
 from wdsfs import names
 from wdsfs.cluster.engines import Workers
 from wdsfs.errors import CommitError, UsageError
-from wdsfs.packing import shard_unit
-from wdsfs.packing.order import parse_splits
-from wdsfs.packing.pack_run import PackRun
-from wdsfs.packing.packing_plan import PackingPlan, PackOptions, make_plan
-from wdsfs.packing.tree_walk import WalkRules
+from wdsfs.packing.file_samples import parse_splits
+from wdsfs.packing.file_source import FilePlan, PackOptions, make_plan, pack_files
+from wdsfs.packing.file_table import WalkRules
+from wdsfs.packing.shard_writer import Files as TreeFiles
+from wdsfs.packing.shard_writer import ShardWriter
 from wdsfs.storage.durable import Disk, temporary_of
 from wdsfs.tree.tree import View
 
@@ -60,7 +60,7 @@ def write(home: Path, files: Files, mtime: int = 1_600_000_000) -> Path:
     return home
 
 
-def plan_of(*trees: Path, output: str = "out/s-%06d.tar", **options: Any) -> PackingPlan:
+def plan_of(*trees: Path, output: str = "out/s-%06d.tar", **options: Any) -> FilePlan:
     output = str(trees[0].parent / output)
     return make_plan([str(tree) for tree in trees], PackOptions(output, **options))
 
@@ -68,8 +68,8 @@ def plan_of(*trees: Path, output: str = "out/s-%06d.tar", **options: Any) -> Pac
 def pack(*trees: Path, jobs: int = 1, **options: Any) -> list[bytes]:
     """Return the bytes of the shards."""
     plan = plan_of(*trees, **options)
-    PackRun(plan, jobs).write()
-    return [Path(os.fsdecode(shard.target)).read_bytes() for shard in plan.shards]
+    pack_files(plan, jobs)
+    return [Path(os.fsdecode(step.target)).read_bytes() for step in plan.steps]
 
 
 def members(*shards: bytes) -> list[tuple[bytes, bytes]]:
@@ -220,7 +220,7 @@ def test_what_would_be_in_no_sample_is_refused(tmp_path: Path, name: str) -> Non
 def test_what_is_in_no_directory_of_a_sample_is_refused(tmp_path: Path, name: str, reason: str) -> None:
     tree = write(tmp_path / "tree", {"c/jpg": b"", name: b""})
     plan = plan_of(tree, layout="samples", leave_out=True)
-    assert [one.reason for one in plan.left_out.unpackable if reason in one.reason]
+    assert [one.reason for one in plan.losses.unpackable if reason in one.reason]
     assert len(members(*pack(tree, layout="samples", leave_out=True))) == 1
 
 
@@ -236,7 +236,7 @@ def test_special_files_are_refused(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tree / "socket.jpg"))
     plan = plan_of(tree, leave_out=True)
-    assert {os.path.basename(one.path) for one in plan.left_out.unpackable} == {b"fifo.jpg", b"socket.jpg"}
+    assert {os.path.basename(one.path) for one in plan.losses.unpackable} == {b"fifo.jpg", b"socket.jpg"}
     with pytest.raises(CommitError, match="2 files cannot be packed"):
         plan_of(tree)
 
@@ -253,16 +253,16 @@ def test_symbolic_links_are_packed_only_on_demand(tmp_path: Path) -> None:
     (tree / "itself.jpg").symlink_to("itself.jpg")
     (elsewhere / "d/up").symlink_to(tree)
     followed = plan_of(tree, leave_out=True, walk=WalkRules(follow_links=True), output="f-%d.tar")
-    PackRun(followed).write()
+    pack_files(followed)
     assert keys((tmp_path / "f-0.tar").read_bytes()) == ["a", "x", "d/y"]
-    found = {os.path.basename(one.path): one.reason for one in followed.left_out.unpackable}
+    found = {os.path.basename(one.path): one.reason for one in followed.losses.unpackable}
     assert set(found) == {b"nothing.jpg", b"itself.jpg", b"up"}
 
 
 def test_leavings_of_programs_are_left_out(tmp_path: Path) -> None:
     tree = write(tmp_path / "tree", {"a.jpg": b"A", "a.jpg~": b"", ".DS_Store": b"", "Thumbs.db": b"db"})
     plan = plan_of(tree)
-    assert plan.left_out.summary == "3 files that programs have left behind"
+    assert plan.losses.summary == "3 files that programs have left behind"
     assert keys(*pack(tree, leave_out=True, walk=WalkRules(with_leavings=True))) == ["Thumbs", "a"]
 
 
@@ -343,20 +343,20 @@ def test_a_mount_of_a_packed_tree_shows_the_tree(files: dict[bytes, bytes]) -> N
         kept[b"always.txt"] = b"there"
         # Files that are refused are not in the shards: they must be all that is missing.
         plan = plan_of(tree, layout="files", leave_out=True, maxcount=2)
-        left_out = tuple(os.path.relpath(one.path, os.fsencode(tree)) + b"/" for one in plan.left_out.named)
+        left_out = tuple(os.path.relpath(one.path, os.fsencode(tree)) + b"/" for one in plan.left_out)
         kept = {path: content for path, content in kept.items() if not (path + b"/").startswith(left_out)}
-        PackRun(plan).write()
-        shards = [Path(os.fsdecode(shard.target)).read_bytes() for shard in plan.shards]
+        pack_files(plan)
+        shards = [Path(os.fsdecode(step.target)).read_bytes() for step in plan.steps]
         with a_tree(shards, View("files"), merge=True) as merged:
             shown = check_consistency(merged)
     assert shown == {b"/" + escaped(path): content for path, content in kept.items()}
-    assert [len(shard) for shard in shards] == [shard.length for shard in plan.shards]
+    assert [len(shard) for shard in shards] == [step.output.length for step in plan.steps]
 
 
 @pytest.mark.parametrize("mtime", [-5, 8**11])
 def test_times_that_need_more_than_a_field(tmp_path: Path, mtime: int) -> None:
     plan = plan_of(write(tmp_path / "tree", CLASSES), layout="classes", mtime=mtime)
-    PackRun(plan).write()
+    pack_files(plan)
     shard = (tmp_path / "out/s-000000.tar").read_bytes()
     assert {one.mtime for one in tars.by_tarfile(shard)} == {mtime}
     assert len(shard) == plan.length
@@ -424,7 +424,7 @@ def test_splits_are_exact_in_each_class_and_the_same_for_every_order(tmp_path: P
     found = {}
     for name, options in {"plain": {}, "shuffled": {"shuffle": "x"}}.items():
         plan = plan_of(tree, layout="classes", splits=splits, output=name + "/{split}/%d.tar", **options)
-        PackRun(plan).write()
+        pack_files(plan)
         found[name] = {one.name: keys((tmp_path / name / one.name / "0.tar").read_bytes()) for one in splits}
         assert (tmp_path / name / "classes.txt").exists()
     counts = {
@@ -486,15 +486,13 @@ def test_processes_write_what_one_writes(tmp_path: Path) -> None:
     assert len(alone) == 9
 
 
-def test_workers_of_a_cluster_write_the_same_and_may_repeat_a_shard(tmp_path: Path) -> None:
+def test_workers_of_a_cluster_write_the_same(tmp_path: Path) -> None:
     tree = write(tmp_path / "tree", CLASSES)
     alone = pack(tree, layout="classes", maxcount=1)
     plan = plan_of(tree, layout="classes", maxcount=1, output="far/%d.tar")
     with ThreadPoolExecutor(2) as executor:
-        assert PackRun(plan, workers=Workers.of(executor)).write() == plan.shards
-    for shard, content in zip(plan.shards, alone, strict=True):
-        shard_unit.publish(plan.unit(shard))  # as after a worker whose answer was lost
-        assert Path(os.fsdecode(shard.target)).read_bytes() == content
+        assert pack_files(plan, workers=Workers.of(executor)) == plan.steps
+    assert [Path(os.fsdecode(step.target)).read_bytes() for step in plan.steps] == alone
 
 
 @pytest.mark.parametrize(
@@ -519,7 +517,7 @@ def test_a_file_that_changes_meanwhile_is_named(tmp_path: Path, change: str) -> 
         case _:
             path.parent.rename(tree / "elsewhere")
     with pytest.raises(CommitError, match=r"tree/d/a\.jpg"):
-        PackRun(plan).write()
+        pack_files(plan)
     assert left_behind(tmp_path) == []
 
 
@@ -532,27 +530,27 @@ def test_what_is_there_is_kept_if_it_is_the_same_and_refused_if_not(tmp_path: Pa
     (tmp_path / "out" / titles[1]).unlink()
     (tmp_path / "out/classes.txt").unlink()
     plan = plan_of(tree, **options)
-    assert PackRun(plan).write() == [plan.shards[1]]
+    assert pack_files(plan) == [plan.steps[1]]
     assert [(tmp_path / "out" / name).read_bytes() for name in titles] == shards
 
     (tmp_path / "out" / titles[0]).write_bytes(shards[0].replace(b"C", b"c", 1))  # as long as before
     with pytest.raises(CommitError, match=f"{titles[0]} exists already and is something else"):
-        PackRun(plan_of(tree, **options)).write()
+        pack_files(plan_of(tree, **options))
     (tmp_path / "out" / titles[0]).write_bytes(shards[0])
     (tmp_path / "out/classes.txt").write_text("dog\ncat\n")
-    with pytest.raises(CommitError, match=r"classes\.txt exists already, and has other classes"):
-        PackRun(plan_of(tree, **options)).write()
+    with pytest.raises(CommitError, match=r"classes\.txt exists already and is something else"):
+        pack_files(plan_of(tree, **options))
     (tmp_path / "out/classes.txt").unlink()
     (tmp_path / "out/s-000003.tar").touch()
     with pytest.raises(CommitError, match=r"s-000003\.tar exists, and this set ends before it"):
-        PackRun(plan_of(tree, **options)).write()
+        pack_files(plan_of(tree, **options))
 
 
 def test_a_shard_is_read_back_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(write(tmp_path / "tree", FLAT))
     monkeypatch.setattr(Disk, "sync", lambda _, fd: os.pwrite(fd, b"?", 600))
     with pytest.raises(CommitError, match="cannot be read back"):
-        PackRun(plan).write()
+        pack_files(plan)
     assert left_behind(tmp_path) == []
 
 
@@ -563,7 +561,7 @@ def test_a_shard_that_appears_meanwhile_is_not_overwritten(
     target = tmp_path / "out/s-000000.tar"
     monkeypatch.setattr(Disk, "sync", lambda _, fd: target.write_bytes(b"somebody's"))
     with pytest.raises(CommitError, match="is there already"):
-        PackRun(plan).write()
+        pack_files(plan)
     assert target.read_bytes() == b"somebody's"
 
 
@@ -571,18 +569,18 @@ def test_a_full_disk_leaves_whole_shards_only(program: Program) -> None:  # noqa
     tree = write(program.home / "tree", {f"{number}.bin": bytes(3 << 20) for number in range(4)})
     with a_disk(program, "tmpfs") as disk:
         plan = make_plan([str(tree)], PackOptions(f"{disk}/%d.tar", maxcount=1))
-        with pytest.raises(CommitError, match=r"the shards need 12.0 MiB on this file system"):
-            PackRun(plan).write()
+        with pytest.raises(CommitError, match=r"the new shards need 12.0 MiB on this file system"):
+            pack_files(plan)
         assert os.listdir(disk) == []
         with pytest.raises(OSError, match="No space left") as caught:
-            PackRun(plan, space_check=False).write()
+            pack_files(plan, space_check=False)
         assert caught.value.errno == errno.ENOSPC
         assert sorted(os.listdir(disk)) == ["0.tar", "1.tar"]
         (disk / "0.tar").unlink()
         (disk / "1.tar").unlink()
         small = plan_of(tree, maxcount=4, output=f"{disk}/all-%d.tar")
         with pytest.raises(OSError, match="No space left"):
-            PackRun(small, space_check=False).write()
+            pack_files(small, space_check=False)
         assert os.listdir(disk) == []
 
 
@@ -590,13 +588,13 @@ def test_a_full_disk_leaves_whole_shards_only(program: Program) -> None:  # noqa
 STOPPING = """
 import itertools, signal
 from wdsfs.cli.main import main
-from wdsfs.packing.packing_plan import PackingPlan
-original, calls = PackingPlan.unit, itertools.count()
-def unit(self, shard):
+from wdsfs.packing.file_source import PlannedFiles
+original, calls = PlannedFiles.__reduce__, itertools.count()
+def reduce(self):
     while next(calls) >= 20:
         signal.pause()
-    return original(self, shard)
-PackingPlan.unit = unit
+    return original(self)
+PlannedFiles.__reduce__ = reduce
 main(prog_name="wdsfs")
 """
 
@@ -618,7 +616,7 @@ def test_a_pack_that_is_killed_goes_on_when_it_is_repeated(program: Program) -> 
     report = program.json(*arguments, "out/%03d.tar", "--json")
     assert report["written"] == 42 - len(done)
     plan = make_plan([str(tree)], PackOptions(str(program.home / "out/%03d.tar"), maxcount=100))
-    assert all(shard_unit.is_there(plan.unit(shard)) for shard in plan.shards)
+    assert all(ShardWriter({}, TreeFiles()).is_there(step.output) for step in plan.steps)
     assert len(list((program.home / "out").iterdir())) == 42
 
 

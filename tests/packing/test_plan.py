@@ -28,15 +28,12 @@ from wdsfs.errors import CommitError, StaleShard, UsageError
 from wdsfs.names import PLAIN, Reading
 from wdsfs.overlay import overlay_directory
 from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings, ShardSeen, unfinished
-from wdsfs.packing.changes import Remark
-from wdsfs.packing.commit_journal import plan_from_json, plan_to_json, read_plan
-from wdsfs.packing.free_space import _freed_by
 from wdsfs.packing.output_names import continued, namer
-from wdsfs.packing.plan import NO_SAMPLE, CommitOptions, Planner
-from wdsfs.packing.replace_in_place import Replacement
-from wdsfs.packing.run import Runner
-from wdsfs.packing.steps import Plan, Step
-from wdsfs.packing.upper_files import Files
+from wdsfs.packing.overlay_source import NO_SAMPLE, CommitOptions, Planner
+from wdsfs.packing.plan import Plan, Remark, Step
+from wdsfs.packing.replacement import Replacement, plan_from_json, plan_to_json, read_plan
+from wdsfs.packing.runner import Runner, _freed_by
+from wdsfs.packing.shard_writer import Files
 from wdsfs.storage.durable import Disk
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.tree.tree import View
@@ -97,30 +94,26 @@ class Set:
         if not options.get("in_place"):
             options.setdefault("output", f"{self.home}/out/o-%03d.tar")
         upper = self.place.upper
-        directory = os.open(upper, os.O_RDONLY | os.O_DIRECTORY) if upper.exists() else os.open(self.home, 0)
-        try:
-            with a_tree(self.home, [b""] * len(self.shards), self.view, self.merge, self.reading) as tree:
-                fresh = not unfinished(self.place)
+        with a_tree(self.home, [b""] * len(self.shards), self.view, self.merge, self.reading) as tree:
+            fresh = not unfinished(self.place)
+            if fresh:
+                plan = Planner(tree.lower, find(tree, upper), CommitOptions(**options)).make()
+            else:
+                plan = read_plan(self.place, tree.lower)
+            runner = Runner(plan, Files(os.fsencode(upper)), tree.lower, jobs, disk=disk)
+            if options.get("in_place"):
+                replacement = Replacement(self.place, runner)
                 if fresh:
-                    plan = Planner(tree.lower, find(tree, upper), CommitOptions(**options)).make()
-                else:
-                    plan = read_plan(self.place, tree.lower)
-                runner = Runner(tree.lower, plan, Files(directory), jobs, disk)
-                if options.get("in_place"):
-                    replacement = Replacement(self.place, runner)
-                    if fresh:
-                        replacement.begin()
-                    replacement.finish()
-                else:
-                    runner.write()
-        finally:
-            os.close(directory)
+                    replacement.begin()
+                replacement.finish()
+            else:
+                runner.write()
         return self.set() if options.get("in_place") else self.out()
 
     def abandon(self, disk: Disk | None = None) -> tuple[list[Step], Path | None]:
         """Abandon a commit in place that was stopped half-way, as the command does."""
         with a_tree(self.home, [b""] * len(self.shards), self.view, self.merge) as tree:
-            runner = Runner(tree.lower, read_plan(self.place, tree.lower), Files(-1), 1, disk)
+            runner = Runner(read_plan(self.place, tree.lower), Files(), tree.lower, disk=disk)
             return Replacement(self.place, runner).abandon(tree.merged)
 
     def plan(self, **options: Any) -> Plan:
@@ -532,10 +525,8 @@ def test_a_shard_that_changes_between_planning_and_writing(tmp_path: Path) -> No
         options = CommitOptions(output=f"{tmp_path}/out/%d.tar")
         plan = Planner(tree.lower, find(tree, here.place.upper), options).make()
         here.shards[0].write_bytes(FIRST + SECOND)
-        directory = os.open(here.place.upper, os.O_RDONLY)
         with pytest.raises(StaleShard):
-            Runner(tree.lower, plan, Files(directory)).write()
-        os.close(directory)
+            Runner(plan, Files(os.fsencode(here.place.upper)), tree.lower).write()
     assert here.out() == []
 
 

@@ -14,11 +14,10 @@ from tests import tars
 from wdsfs.errors import CommitError, CorruptShard, StaleShard
 from wdsfs.index import record
 from wdsfs.index.record_of_file import build_file
-from wdsfs.packing import source_layout, verify
-from wdsfs.packing.pieces import CopiedRange, NewMember, Piece, Zeros, joined
-from wdsfs.packing.shard_writer import ShardWriter
+from wdsfs.packing import shard_writer, source_layout
+from wdsfs.packing.plan import CopiedRange, NewMember, Output, Piece, SourceShard, Zeros, joined
+from wdsfs.packing.shard_writer import Files, ShardWriter
 from wdsfs.packing.source_layout import SourceLayout
-from wdsfs.packing.steps import Output, SourceShard
 from wdsfs.storage import durable
 from wdsfs.storage.durable import Disk, temporary_of
 from wdsfs.tar import headers, scan
@@ -43,10 +42,9 @@ class Bench:
         self.source.write_bytes(content)
         self.record = record.Record(build_file(os.fsencode(self.source)))
         self.path = os.fsencode(self.source)
-        self.writer = ShardWriter({0: SourceShard(self.path, self.record.fingerprint)}, self.open, disk)
-
-    def open(self, path: bytes) -> int:
-        return os.open(self.home / os.fsdecode(path), os.O_RDONLY)
+        self.writer = ShardWriter(
+            {0: SourceShard(self.path, self.record.fingerprint)}, Files(os.fsencode(home)), disk
+        )
 
     def layout(self) -> SourceLayout:
         return source_layout.layout(0, self.path, self.record)
@@ -68,7 +66,7 @@ class Bench:
         return found
 
     def output(self, pieces: list[Piece], layout: SourceLayout | None = None) -> Output:
-        return Output(os.fsencode(self.target), pieces, None if layout is None else {0: layout})
+        return Output(os.fsencode(self.target), pieces, None if layout is None else {0: layout.places})
 
     def write(self, changes: Mapping[bytes, tuple[NewMember, ...]], appended: tuple[NewMember, ...] = ()) -> bytes:
         """The shard with new members in the place of some; of none, where one is to go."""
@@ -268,7 +266,7 @@ def test_what_tarfile_cannot_read_to_its_end_is_never_published(
     dense: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the plan itself is wrong, and what is in the file is what was to be in it."""
-    monkeypatch.setattr(verify, "DENSE", 1 << 30 if dense else 0)
+    monkeypatch.setattr(shard_writer, "DENSE", 1 << 30 if dense else 0)
     monkeypatch.setattr(source_layout, "split_trailing", lambda pieces: (pieces, []))
     bench = Bench(tmp_path, tars.tar(COMMENT, tars.A, COMMENT, tars.B))
     with pytest.raises(CommitError, match=r"webdataset, fails at its end: end of file header"):
@@ -416,11 +414,11 @@ WRONG = [
     (_cut, "another length", "another length"),
     (_flip(10), "wrong checksum", "no header at byte 0"),  # in the header of a run
     (_flip(522), "wrong checksum", "are others"),  # in a later one
-    (_shift, "not where they should be", "are others"),
-    (_flip(len(SAMPLES) - 1024), "wrong checksum", "no header at"),  # in the new header
-    (_flip(CONTENT_AT), "other content", "are others"),
-    (_rename, "another name", "are others"),
-    (_flip(len(SAMPLES) + 40), "damage|truncated|behind|read back", "are others|no header"),
+    (_shift, "are others", "are others"),
+    (_flip(len(SAMPLES) - 1024), "are others", "are others"),  # in the new header
+    (_flip(CONTENT_AT), "are others", "are others"),
+    (_rename, "are others", "are others"),
+    (_flip(len(SAMPLES) + 40), "wrong checksum", "are others|no header"),  # after the end mark
 ]
 
 
@@ -435,7 +433,7 @@ def test_what_is_wrong_is_never_published(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Read back in either way: all headers, or all bytes where that is quicker."""
-    monkeypatch.setattr(verify, "DENSE", 1 << 30 if dense else 0)
+    monkeypatch.setattr(shard_writer, "DENSE", 1 << 30 if dense else 0)
     text = compare if dense else scan
     bench = Bench(tmp_path, SAMPLES, Wrong(spoil))
     with pytest.raises(CommitError, match=text):
@@ -503,7 +501,7 @@ def test_no_space_at_any_step(tmp_path: Path) -> None:
         bench = Bench(tmp_path, SAMPLES, disk)
         layout = bench.layout()
         cuts = layout.cut({bench.members()[b"c.txt"]: ()}, {})
-        output = Output(bench.path, layout.pieces(cuts), {0: layout})
+        output = Output(bench.path, layout.pieces(cuts), {0: layout.places})
         bench.writer.publish(output, replaces=bench.source.stat())
 
     source = tmp_path / "s.tar"

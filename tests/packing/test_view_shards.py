@@ -21,8 +21,8 @@ from tests.thorough import examples
 from tests.tree.test_fields import COLUMNS, FIELDS, contents, samples_of
 from tests.tree.test_view_record import Sample, a_view, as_lines, member, write
 from wdsfs.errors import CommitError, UsageError
-from wdsfs.packing.plan import CommitOptions
-from wdsfs.packing.view_shards import ViewCommit
+from wdsfs.packing.overlay_source import CommitOptions
+from wdsfs.packing.view_source import ViewCommit
 from wdsfs.tree.composition import EMPTY, SKIP, Composition, columns_of, fields_of, refuse_one_name
 
 OPTIONS = ("--columns", "img=jpg;png", "--field", "caption.txt=json:caption")

@@ -1,6 +1,6 @@
 """The command `commit`: packs the changes of an overlay into shards.
 
-What is written is decided in `packing/plan.py` and `packing/replace_in_place.py`.
+What is written is decided in `packing/overlay_source.py` and `packing/replacement.py`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from wdsfs.remote.shard_paths import is_remote
 if TYPE_CHECKING:
     from wdsfs.interop.tolerance import Tolerance
     from wdsfs.packing.changes import Changes
-    from wdsfs.packing.plan import CommitOptions
-    from wdsfs.packing.replace_in_place import Replacement
-    from wdsfs.packing.run import Runner
-    from wdsfs.packing.steps import Plan, Step
+    from wdsfs.packing.overlay_source import CommitOptions
+    from wdsfs.packing.plan import Plan, Step
+    from wdsfs.packing.replacement import Replacement
+    from wdsfs.packing.runner import Runner
     from wdsfs.spec.expand import Shard
     from wdsfs.tree.composition import Composition
     from wdsfs.tree.shard_set import ShardSet
@@ -59,7 +59,7 @@ class Packing(NamedTuple):
 
     def check(self, tolerance: Tolerance) -> Packing:
         """Return the same, with what is tolerated. Raises UsageError for options that do not go together."""
-        from wdsfs.packing.plan import CommitOptions
+        from wdsfs.packing.overlay_source import CommitOptions
 
         options = dataclasses.replace(self.options, allow_missing=tolerance.allow_missing)
         if not self.abandon:
@@ -78,7 +78,7 @@ def _packing(
     as_json: bool,
     **given: Any,
 ) -> Packing:
-    from wdsfs.packing.plan import CommitOptions
+    from wdsfs.packing.overlay_source import CommitOptions
 
     return Packing(CommitOptions(**given), abandon, copy, exports, space_check, dry_run, as_json)
 
@@ -231,7 +231,7 @@ def _commit(session: OverlaySession, wanted: Wanted, packing: Packing, opening: 
 
 def _uneven(plan: Plan, lower: ShardSet, options: CommitOptions) -> str:
     """Return a note if Hugging Face's loader would refuse the set after this commit, which changes its start."""
-    from wdsfs.packing.steps import member_names
+    from wdsfs.packing.plan import member_names
 
     if not plan.steps or options.changed_only:  # no set of its own
         return ""
@@ -267,8 +267,8 @@ def _plan(session: OverlaySession, found: Changes | None, options: CommitOptions
 
     Raises CommitError, ShardErrors.
     """
-    from wdsfs.packing.commit_journal import read_plan
-    from wdsfs.packing.plan import Planner
+    from wdsfs.packing.overlay_source import Planner
+    from wdsfs.packing.replacement import read_plan
 
     below = session.tree.lower
     return read_plan(session.place, below) if found is None else Planner(below, found, options).make()
@@ -278,16 +278,13 @@ def _write(
     session: OverlaySession, plan: Plan, found: Changes | None, packing: Packing, opening: Opening
 ) -> list[Step]:
     """Write the shards of the plan; returns the steps that were done. Raises CommitError and ShardErrors."""
-    from wdsfs.packing.replace_in_place import Replacement
-    from wdsfs.packing.run import Elsewhere, Runner
+    from wdsfs.packing.replacement import Replacement
+    from wdsfs.packing.runner import Runner
 
     label = "packing and sending" if plan.sent else "packing"
     with bytes_bar(label, plan.length + plan.sent, opening.quiet) as on_bytes:
-        elsewhere = None
-        if opening.workers is not None:
-            elsewhere = Elsewhere(opening.workers, os.fsencode(session.place.upper))
-        below, files = session.tree.lower, session.files()
-        runner = Runner(below, plan, files, opening.jobs, on_bytes=on_bytes, elsewhere=elsewhere)
+        below, workers = session.tree.lower, opening.workers
+        runner = Runner(plan, session.files(), below, opening.jobs, on_bytes=on_bytes, workers=workers)
         if packing.options.in_place:
             replacement = Replacement(
                 *(session.place, runner, session.show_new, packing.space_check, session.prepare_new)
@@ -340,14 +337,13 @@ def _export(plan: Plan, before: Sequence[Shard], packing: Packing, opening: Open
 def _abandon(session: OverlaySession, as_json: bool) -> None:
     """End a commit in place as it is, and list the shards that are not written. Raises CommitError."""
     from wdsfs.overlay.overlay_directory import unfinished
-    from wdsfs.packing.commit_journal import read_plan
-    from wdsfs.packing.replace_in_place import Replacement
-    from wdsfs.packing.run import Runner
+    from wdsfs.packing.replacement import Replacement, read_plan
+    from wdsfs.packing.runner import Runner
 
     if not unfinished(session.place):
         raise CommitError("no commit in place of this overlay was stopped half-way, so there is none to abandon")
     below = session.tree.lower
-    runner = Runner(below, read_plan(session.place, below), session.files())
+    runner = Runner(read_plan(session.place, below), session.files(), below)
     done, aside = Replacement(session.place, runner, session.show_new).abandon(session.tree.merged)
     left = [step for step in runner.plan.steps if step not in done]
     if as_json:

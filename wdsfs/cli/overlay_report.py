@@ -11,8 +11,8 @@ from wdsfs.cli.output import print_table, say, table_of, write_json
 from wdsfs.errors import bytes_text, counted
 
 if TYPE_CHECKING:
-    from wdsfs.packing.changes import ChangedSample, Changes, Remark
-    from wdsfs.packing.steps import Plan, Step
+    from wdsfs.packing.changes import ChangedSample, Changes
+    from wdsfs.packing.plan import Plan, Remark, Step
 
 
 def show_changes(found: Changes) -> None:

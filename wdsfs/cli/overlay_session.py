@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings
     from wdsfs.overlay.upper_format import UpperNode
     from wdsfs.packing.changes import Changes, Rules
-    from wdsfs.packing.steps import Plan
-    from wdsfs.packing.upper_files import Files
+    from wdsfs.packing.plan import Plan
+    from wdsfs.packing.shard_writer import Files
     from wdsfs.spec.expand import Shard
     from wdsfs.spec.selection import Selection
     from wdsfs.status.control import Daemon, Talk
@@ -109,9 +109,9 @@ class OverlaySession:
 
     def files(self) -> Files:
         """The files of the upper, for a commit to open."""
-        from wdsfs.packing.upper_files import Files
+        from wdsfs.packing.shard_writer import Files
 
-        return Files(-1 if self.directory is None else self.directory)
+        return Files(os.fsencode(self.place.upper))
 
     def refuse_inside(self, plan: Plan) -> None:
         """Raise UsageError for new shards that would come to lie in the overlay, or in the mount of it."""

@@ -1,6 +1,6 @@
 """The command `pack`: makes shards of directories of files.
 
-What is written is decided in `packing/packing_plan.py`.
+What is written is decided in `packing/file_source.py`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from wdsfs.cli.options import (
 from wdsfs.cli.output import note_uneven, print_table, say, table_of, uneven_text, write_json
 from wdsfs.cli.progress import bytes_bar, disk_errors, ended_in_order, when_interrupted
 from wdsfs.errors import ExportError, UsageError, bytes_text, counted
-from wdsfs.remote.shard_paths import is_remote
 
 if TYPE_CHECKING:
-    from wdsfs.packing.packing_plan import PackingPlan, PackOptions, PlannedShard
+    from wdsfs.packing.file_source import FilePlan, PackOptions
+    from wdsfs.packing.plan import Step
 
 log = logging.getLogger("wdsfs")
 
@@ -57,9 +57,9 @@ def _packed(
     with_leavings: bool,
     **given: Any,
 ) -> Packed:
-    from wdsfs.packing.order import parse_splits
-    from wdsfs.packing.packing_plan import PackOptions
-    from wdsfs.packing.tree_walk import WalkRules
+    from wdsfs.packing.file_samples import parse_splits
+    from wdsfs.packing.file_source import PackOptions
+    from wdsfs.packing.file_table import WalkRules
 
     typed = {name: value for name, value in given.items() if value is not None}
     rules = WalkRules(follow_links, with_leavings)
@@ -173,8 +173,7 @@ def pack(directories: tuple[str, ...], packed: Packed, opening: Opening) -> None
       wdsfs pack --split train=0.9 --split val=0.1 images/ -o 'out/{split}-%06d.tar'
       wdsfs pack --layout samples /mnt/train/* -o 's3://bucket/new/train-%06d.tar'
     """
-    from wdsfs.packing.pack_run import PackRun
-    from wdsfs.packing.packing_plan import make_plan
+    from wdsfs.packing.file_source import make_plan, pack_files
 
     since = time.monotonic()
     with ended_in_order():
@@ -188,73 +187,67 @@ def pack(directories: tuple[str, ...], packed: Packed, opening: Opening) -> None
             note_uneven(_uneven(plan), opening.quiet)
             return
         label = "packing and sending" if plan.sent else "packing"
-        with bytes_bar(label, plan.length + plan.sent, opening.quiet) as on_bytes:
-            run = PackRun(plan, opening.jobs, on_bytes, packed.space_check, opening.workers)
-            with (
-                disk_errors(),
-                when_interrupted("; what is finished is kept, and the same command goes on from there"),
-            ):
-                done = run.write()
+        with (
+            bytes_bar(label, plan.length + plan.sent, opening.quiet) as on_bytes,
+            disk_errors(),
+            when_interrupted("; what is finished is kept, and the same command goes on from there"),
+        ):
+            done = pack_files(plan, opening.jobs, on_bytes, packed.space_check, opening.workers)
     _show_done(plan, done, time.monotonic() - since, packed.as_json)
     note_uneven(_uneven(plan), opening.quiet)
     if packed.exports and _export(plan, packed.exports, opening):
         sys.exit(ExportError.exit_code)
 
 
-def _uneven(plan: PackingPlan) -> str:
+def _uneven(plan: FilePlan) -> str:
     """Return a note if Hugging Face's loader would refuse the new set."""
-    from wdsfs.interop.huggingface import SAMPLES
-    from wdsfs.names import split
-    from wdsfs.packing.shard_unit import members
+    from wdsfs.packing.plan import member_names
 
-    if not plan.shards:
+    if not plan.steps:
         return ""
-    first = plan.shards[0]
-    unit = plan.unit(first._replace(samples=first.samples[:SAMPLES]))
-    names = (name if at < 0 else unit.prefixes[at] + name for at, name, *_ in members(unit))
-    splits = filter(None, map(split, names))
-    return uneven_text(first.target, ((one.folder + one.stem, one.extension) for one in splits))
+    first = plan.steps[0].output
+    return uneven_text(first.target, member_names(first))
 
 
-def _refuse_exports(plan: PackingPlan, exports: Sequence[str]) -> None:
+def _refuse_exports(plan: FilePlan, exports: Sequence[str]) -> None:
     """Raise UsageError for indexes that would go into a store."""
-    if exports and any(is_remote(shard.target) for shard in plan.shards):
+    if exports and any(step.is_remote for step in plan.steps):
         raise UsageError(
             "--export writes beside the new shards, which a store is no place for: afterwards use `wdsfs export`"
         )
 
 
-def _export(plan: PackingPlan, exports: Sequence[str], opening: Opening) -> bool:
+def _export(plan: FilePlan, exports: Sequence[str], opening: Opening) -> bool:
     from wdsfs.spec.expand import expand
 
-    shards = expand([shard.target for shard in plan.shards])
+    shards = expand([step.target for step in plan.steps])
     return exporting.after_commit(shards, exports, False, opening)
 
 
-def _rows(plan: PackingPlan) -> list[dict[str, Any]]:
+def _rows(plan: FilePlan) -> list[dict[str, Any]]:
     return [
         {
-            "shard": os.fsdecode(shard.target),
-            **({"split": shard.split} if shard.split else {}),
-            "samples": len(shard.samples),
-            "bytes": shard.length,
+            "shard": os.fsdecode(step.target),
+            **({"split": split} if split else {}),
+            "samples": step.samples,
+            "bytes": step.output.length,
         }
-        for shard in plan.shards
+        for step, split in zip(plan.steps, plan.splits, strict=True)
     ]
 
 
-def _facts(plan: PackingPlan) -> dict[str, Any]:
-    small, left_out = plan.classes_file, plan.left_out
+def _facts(plan: FilePlan) -> dict[str, Any]:
+    losses = plan.losses
     return {
         "layout": plan.layout.name,
         "shards": _rows(plan),
-        "classes": None if small is None else os.fsdecode(small.target),
-        "left_out": [{"path": os.fsdecode(one.path), "reason": one.reason} for one in left_out.named],
-        "left_out_count": left_out.unpackable_count + left_out.leavings_count,
+        "classes": next((os.fsdecode(file.target) for file in plan.beside), None),
+        "left_out": [{"path": os.fsdecode(one.path), "reason": one.reason} for one in plan.left_out],
+        "left_out_count": losses.unpackable_count + losses.leavings_count,
     }
 
 
-def _show_plan(plan: PackingPlan, as_json: bool) -> None:
+def _show_plan(plan: FilePlan, as_json: bool) -> None:
     if as_json:
         write_json(_facts(plan))
         return
@@ -265,24 +258,23 @@ def _show_plan(plan: PackingPlan, as_json: bool) -> None:
     _show_left_out(plan)
 
 
-def _show_done(plan: PackingPlan, done: Sequence[PlannedShard], seconds: float, as_json: bool) -> None:
+def _show_done(plan: FilePlan, done: Sequence[Step], seconds: float, as_json: bool) -> None:
     if as_json:
         write_json({**_facts(plan), "written": len(done), "seconds": round(seconds, 3)})
         return
     _show_left_out(plan)
-    kept = len(plan.shards) - len(done)
-    samples = sum(len(shard.samples) for shard in plan.shards)
+    kept = len(plan.steps) - len(done)
+    samples = sum(step.samples for step in plan.steps)
     say(
-        f"{counted(len(plan.shards), 'shard')}{f', {kept} of them there already' if kept else ''}: "
+        f"{counted(len(plan.steps), 'shard')}{f', {kept} of them there already' if kept else ''}: "
         f"{counted(samples, 'sample')}, {bytes_text(plan.length)}, in {seconds:.1f} s"
     )
-    if plan.classes_file is not None:
-        say(f"classes: {os.fsdecode(plan.classes_file.target)}")
+    for file in plan.beside:
+        say(f"classes: {os.fsdecode(file.target)}")
 
 
-def _show_left_out(plan: PackingPlan) -> None:
-    left_out = plan.left_out
-    for one in left_out.named:
-        say(f"left out: {os.fsdecode(one.path)}: {one.reason}")
-    if left_out.summary:
-        say(f"left out: {left_out.summary}")
+def _show_left_out(plan: FilePlan) -> None:
+    for remark in plan.left_out:
+        say(f"left out: {os.fsdecode(remark.path)}: {remark.reason}")
+    if plan.losses.summary:
+        say(f"left out: {plan.losses.summary}")

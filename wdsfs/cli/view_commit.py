@@ -18,8 +18,8 @@ from wdsfs.errors import UsageError, counted
 if TYPE_CHECKING:
     from wdsfs.cli.options import Opening
     from wdsfs.cli.overlay_session import Wanted
-    from wdsfs.packing.plan import CommitOptions
-    from wdsfs.packing.view_shards import ViewCommit
+    from wdsfs.packing.overlay_source import CommitOptions
+    from wdsfs.packing.view_source import ViewCommit
     from wdsfs.tree.composition import Composition
 
 # Options of `commit` that are about an overlay, or about shards that stay as they are.
@@ -50,7 +50,7 @@ def commit_view(
     as_json: bool,
 ) -> ViewCommit:
     """Write what SHARDS show with these options. Raises UsageError, CommitError, ViewError, ShardErrors."""
-    from wdsfs.packing.view_shards import ViewCommit
+    from wdsfs.packing.view_source import ViewCommit
     from wdsfs.tar.problems import UNDECODED
 
     since = time.monotonic()

@@ -7,7 +7,7 @@ It looks like this::
     DIR/outputs.json   which shards commits to elsewhere have written from it (`Written`)
     DIR/upper/         the changes, under the paths of the mount (`overlay/upper_format.py`)
     DIR/work/          files on their way into upper/; orphans/<inode>: unlinked files that the kernel still
-                       knows; commit.json and others: a commit in place (`packing/replace_in_place.py`);
+                       knows; commit.json and others: a commit in place (`packing/replacement.py`);
                        kernel/: what the kernel's overlayfs needs, where it has served this overlay
 
 What is in upper/ is not read or changed here.

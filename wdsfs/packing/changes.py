@@ -1,6 +1,6 @@
 """The changes of an overlay, as samples and members of shards, and the reasons why something cannot be packed.
 
-`packing/diff.py` finds it; `wdsfs diff` prints it, and `packing/plan.py` plans a commit from it.
+`packing/diff.py` finds it; `wdsfs diff` prints it, and `packing/overlay_source.py` plans a commit from it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wdsfs.overlay.upper_format import UpperNode
-from wdsfs.packing.pieces import NewMember
+from wdsfs.packing.plan import NewMember, Remark
 from wdsfs.storage.identity import GONE, Fingerprint
 
 ADDED, CHANGED, REMOVED, RENAMED, TIME = "added", "changed", "removed", "renamed", "time only"
@@ -72,13 +72,6 @@ class Rules(NamedTuple):
 
     with_leavings: bool = False
     ignore_times: bool = False
-
-
-class Remark(NamedTuple):
-    """A path below the upper, and a remark about it."""
-
-    path: bytes
-    reason: str
 
 
 class NewSample(NamedTuple):

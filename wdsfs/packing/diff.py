@@ -1,28 +1,413 @@
-"""Compares an overlay with its shards, sample by sample: for `wdsfs diff`, and for a commit.
+"""The changes of an overlay, sample by sample, for `wdsfs diff` and for a commit.
 
-`find` walks the upper beside the tree of the lower (`packing/walk.py`) and returns for each shard the members that
-are removed, replaced and added, and the samples that are removed, changed, renamed and added
-(`packing/summary.py`). Files that no tar of samples can hold are returned with the reason. Nothing is written.
+`find` walks the upper beside the tree of the lower (`upper_walk.py`), matches renamed samples with their former
+ones, and names the files that no tar of samples can hold, or that readers would mix up. It writes nothing.
 
-New members of an existing sample go after its last member, new samples in a shard's directory after the shard's
-last sample, everything else into further shards. docs/overlay.md has the same rules for users.
-
-`packing/source_layout.py` knows the places of members in a tar, `packing/plan.py` decides what is written to which
-shard. One thread.
+New members of an existing sample follow its last member, new samples in a shard's directory the shard's last
+sample; everything else goes into further shards. docs/overlay.md has the same rules for users.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import zlib
+from collections.abc import Callable, Iterator
 
-from wdsfs.inodes import ROOT
-from wdsfs.overlay.upper_format import UpperNode
-from wdsfs.packing.changes import Changes, Rules
-from wdsfs.packing.homes import Spot
-from wdsfs.packing.summary import SampleSummary
-from wdsfs.packing.walk import Walk
+from wdsfs import names
+from wdsfs.errors import ShardError
+from wdsfs.index.record import STRAY, Record
+from wdsfs.index.record_columns import equal_range
+from wdsfs.inodes import MEMBER, ROOT, SAMPLE, index_of, kind_of
+from wdsfs.overlay.upper_format import Origin, UpperNode
+from wdsfs.packing.changes import (
+    ADDED,
+    APART,
+    CHANGED,
+    DOUBLED,
+    FILE_AND_FOLDER,
+    JOINED,
+    LINKED,
+    MEETING,
+    ONLY_CASE,
+    REMOVED,
+    RENAMED,
+    TIME,
+    TWICE,
+    UNEXTRACTABLE,
+    ChangedSample,
+    Changes,
+    NewSample,
+    Rules,
+    ShardChanges,
+)
+from wdsfs.packing.plan import NewMember, Remark
+from wdsfs.packing.upper_walk import Home, Spot, UpperFile, Walk
 from wdsfs.tree.indexing import indexed
 from wdsfs.tree.tree import LowerTree
+
+
+class SampleSummary:
+    """The changes of shards and samples, made from the result of a walk."""
+
+    def __init__(self, walk: Walk) -> None:
+        self.walk, self.lower = walk, walk.lower
+        self.found = Changes(
+            unpackable=walk.unpackable, conflicts=walk.conflicts, notes=walk.notes, leavings=walk.leavings
+        )
+        self.added: dict[tuple[int, int], dict[bytes, UpperFile]] = {}  # by shard and entry
+        self.new: dict[Home, dict[bytes, UpperFile]] = {}
+        for home, files in walk.fresh.items():
+            if home.shard is not None and home.entry >= 0:
+                self.added[home.shard, home.entry] = files
+            else:
+                self.new[home] = files
+        self.keys = {(h.shard, h.entry): h.key for h in walk.fresh if h.shard is not None and h.entry >= 0}
+        self.renamed: dict[tuple[int, int], Home] = {}
+        self.moved: dict[int, list[NewMember]] = {}  # by shard: members that keep their places under other names
+        self.were: dict[Home, tuple[int, int]] = {}  # the same the other way round
+
+    def changes(self) -> Changes:
+        """Turn the result of the walk into changes; called once."""
+        walk = self.walk
+        for number, members in walk.gone.items():
+            members.difference_update(walk.files.get(number, ()), walk.kept.get(number, ()))
+        self._refuse_half_linked()
+        self._find_renamed()
+        self._drop_twins()
+        numbers = {*walk.gone, *walk.files, *(number for number, _ in self.added)}
+        numbers |= {home.shard for home in self.new if home.shard is not None}
+        for number in sorted(numbers):
+            changes = self._shard(number)
+            if changes:
+                self.found.shards[number] = changes
+        self._note_added()
+        for number in range(len(self.lower)):
+            if not self.lower.shards[number].reading.is_plain:
+                with contextlib.suppress(ShardError):  # a shard that cannot be read cannot be written anew, either
+                    self._note_mended(number, walk.record(number))
+        self._note_unextractable()
+        self.found.leavings.sort()
+        self.found.unpackable.sort()
+        self.found.conflicts.sort()
+        self.found.notes.sort()
+        return self.found
+
+    # --- renamed samples
+
+    def _find_renamed(self) -> None:
+        """Match new samples with former ones: by the origin of the directory, or else by those of all files."""
+        for home in sorted(self.new, key=_order):
+            was = self._origin(home)
+            if was is not None and was not in self.renamed and self._is_removed(*was):
+                self.renamed[was], self.were[home] = home, was
+
+    def _origin(self, home: Home) -> tuple[int, int] | None:
+        origin = self.walk.origins.get(home)
+        if origin is not None and kind_of(origin.inode) == SAMPLE:
+            return self._entry_of(origin)
+        origins = [file.node.origin for file in self.new[home].values()]
+        found = {None if one is None or kind_of(one.inode) != MEMBER else self._entry_of(one) for one in origins}
+        return found.pop() if len(found) == 1 else None
+
+    def _entry_of(self, origin: Origin) -> tuple[int, int] | None:
+        """Return the shard and the sample of an origin; None if the shard has changed.
+
+        Semantics decision: a member of no sample is no origin. If it is renamed so that it becomes a sample, the
+        member is removed and the sample is new.
+        """
+        place = self.walk.place_of(origin)
+        if place is None:
+            return None
+        number, where = place
+        record = self.walk.record(number)
+        entry = index_of(where) if kind_of(where) == SAMPLE else record.entry_of(index_of(where))
+        return None if record.entry_flags[entry] & STRAY else (number, entry)
+
+    def _refuse_half_linked(self) -> None:
+        """Refuse names of one member that are two files now: links in the tar would follow the new content."""
+        for number, files in self.walk.files.items():
+            for member in files.keys() & self.walk.kept.get(number, set()):
+                self.found.conflicts.append(Remark(files[member].path, LINKED))
+
+    def _is_removed(self, number: int, entry: int) -> bool:
+        gone = self.walk.gone.get(number, set())
+        members = self.walk.record(number).entry_members(entry)
+        return (number, entry) not in self.added and all(member in gone for member in members)
+
+    # --- extensions that readers take for one
+
+    def _drop_twins(self) -> None:
+        """Leave out new files whose extensions differ only in letter case from others of the sample.
+
+        Files of the lower stay as they are, also under another key.
+        """
+        for place, files in list(self.added.items()):
+            gone = self.walk.gone.get(place[0], set())
+            there = [(member, one) for member, one in self._extensions(*place) if member not in gone]
+            # Shown as `jpg~2` beside a directory `jpg`, which is removed now, so that its name is free.
+            self.found.conflicts += (Remark(files[one].path, TWICE) for _, one in there if one in files)
+            self._drop_twins_of(files, there)
+            if not files:
+                del self.added[place]
+        for home, files in self.new.items():
+            was = self.were.get(home)
+            before = [] if was is None else [one for one in self._extensions(*was) if one[1] in files]
+            self._drop_twins_of(files, before)
+
+    def _extensions(self, number: int, entry: int) -> list[tuple[int, bytes]]:
+        record = self.walk.record(number)
+        return [(member, record.extension(member)) for member in record.entry_members(entry)]
+
+    def _drop_twins_of(self, files: dict[bytes, UpperFile], there: list[tuple[int, bytes]]) -> None:
+        first = {_lower_case(extension): extension for _, extension in there}
+        old = {extension for _, extension in there}
+        for extension in sorted(files.keys() - old):
+            if first.setdefault(_lower_case(extension), extension) != extension:
+                self.found.unpackable.append(Remark(files.pop(extension).path, ONLY_CASE))
+
+    # --- one shard
+
+    def _shard(self, number: int) -> ShardChanges:
+        record, walk = self.walk.record(number), self.walk
+        changes = ShardChanges(fingerprint=record.fingerprint)
+        gone, files = walk.gone.get(number, set()), walk.files.get(number, {})
+        touched = {record.entry_of(member) for member in (*gone, *files)}
+        touched |= {entry for shard, entry in self.added if shard == number}
+        for entry in sorted(touched, key=lambda entry: record.member(record.entry_member[entry]).head):
+            self._entry(number, record, entry, changes)
+        for home in sorted((home for home in self.new if home.shard == number), key=_order):
+            if not self._stays(home):
+                changes.appended.append(NewSample(home.key, self._members(home.key, self.new[home])))
+        self._refuse_meetings(number, record, changes)
+        return changes
+
+    def _stays(self, home: Home) -> bool:
+        """True if a new sample is a renamed one of the same shard."""
+        return home in self.were and self.were[home][0] == home.shard
+
+    def _entry(self, number: int, record: Record, entry: int, changes: ShardChanges) -> None:
+        walk = self.walk
+        members = record.entry_members(entry)
+        gone = [member for member in members if member in walk.gone.get(number, ())]
+        files = {member: walk.files.get(number, {}).get(member) for member in members}
+        replaced = {member: file for member, file in files.items() if file is not None}
+        path = walk.paths.get((number, entry), b"")
+        for member in gone:
+            changes.members[member] = ()
+            if record.has_links and record.link_count(member) > 1:
+                self.found.conflicts.append(Remark(path, LINKED))
+        for member, file in replaced.items():
+            changes.members[member] = (file.new(walk.homes.member_name(number, member)),)
+        added = self.added.get((number, entry), {})
+        times = walk.times.get(number, set())
+        if record.entry_flags[entry] & STRAY:
+            kind = REMOVED if not replaced else TIME if times.issuperset(replaced) else CHANGED
+            self.found.others.append(ChangedSample(kind, path))
+            return
+        home = self.renamed.get((number, entry))
+        if home is not None:
+            self._rename(number, record, entry, home, changes)
+            return
+        if added:
+            changes.following[members[-1]] = self._members(self.keys[number, entry], added)
+        stays = len(gone) < len(members) or bool(added)
+        if stays:
+            changes.entries.add(entry)
+        changed = tuple(record.extension(member) for member in replaced if member not in times)
+        timed = tuple(record.extension(member) for member in replaced if member in times)
+        removed = tuple(map(record.extension, gone))
+        kind = REMOVED if not stays else CHANGED if added or changed or removed else TIME
+        self.found.samples.append(ChangedSample(kind, path, tuple(sorted(added)), changed, removed, times=timed))
+
+    def _rename(self, number: int, record: Record, entry: int, home: Home, changes: ShardChanges) -> None:
+        """Record a rename: the sample keeps its place and its order, unless it went to another shard."""
+        files = dict(self.new[home])
+        members = record.entry_members(entry)
+        before = [record.extension(member) for member in members]
+        added, removed = sorted(files.keys() - set(before)), [one for one in before if one not in files]
+        kept = [(member, one) for member, one in zip(members, before, strict=True) if one in files]
+        changed, times = [], []
+        for member, one in kept:
+            if not self.walk.has_content(number, member, files[one]):
+                changed.append(one)
+            elif not self.walk.has_time(number, member, files[one]):
+                times.append(one)
+        was, path = self.walk.paths[number, entry], self._path(home)
+        told = ChangedSample(RENAMED, path, tuple(added), tuple(changed), tuple(removed), was, tuple(times))
+        self.found.samples.append(told)
+        if home.shard != number:
+            return
+        changes.entries.add(entry)
+        for member, extension in zip(members, before, strict=True):
+            if extension in files:
+                new = files.pop(extension).new(home.key + b"." + extension)
+                changes.members[member] = (new,)
+                self.moved.setdefault(number, []).append(new)
+        if files:
+            changes.following[members[-1]] = self._members(home.key, files)
+
+    def _members(self, key: bytes, files: dict[bytes, UpperFile]) -> tuple[NewMember, ...]:
+        """Return members in the order of webdataset's writer: sorted by extension."""
+        return tuple(files[extension].new(key + b"." + extension) for extension in sorted(files))
+
+    def _path(self, home: Home) -> bytes:
+        """Return the shown path of a new sample."""
+        file = min(self.new[home].values(), key=lambda file: file.path)
+        if not self.walk.tree.files_layout:
+            return file.path.rpartition(b"/")[0]
+        folder, base = names.split_folder(file.path)
+        return folder + base.partition(b".")[0]
+
+    def _refuse_meetings(self, number: int, record: Record, changes: ShardChanges) -> None:
+        """Refuse changes that make samples of one key adjacent: every reader would take them for one."""
+        if not _may_repeat(record, changes):
+            return
+        last: tuple[int, bytes] | None = None
+        for place, entry, key in _in_order(record, changes):
+            if last is not None and key == last[1] and place > last[0] + 1:
+                path = self.walk.paths.get((number, entry)) or self.lower.shards[number].name + b"/" + key
+                self.found.conflicts.append(Remark(path, MEETING))
+            last = place, key
+
+    # --- shards that other tools read in another way
+
+    def _note_mended(self, number: int, record: Record) -> None:
+        """Add notes of what a commit repairs in a shard, and of what it cannot repair."""
+        name = self.lower.shards[number].name
+        if record.end_marks:
+            self.found.notes.append(Remark(name, JOINED))
+        if record.apart:
+            self.found.notes.append(Remark(name, APART))
+        changes = self.found.shards.get(number, ShardChanges())
+        for entry in record.samples_apart():
+            left = [_lower_case(extension) for extension in _extensions_left(record, entry, changes)]
+            if len(set(left)) < len(left):
+                path = self.walk.paths.get((number, entry)) or name + b"/" + record.entry_path(entry)
+                self.found.conflicts.append(Remark(path, DOUBLED))
+
+    # --- new samples
+
+    def _note_added(self) -> None:
+        renamed = set(self.renamed.values())
+        for home in sorted(self.new, key=_order):
+            if home.shard is None:
+                sample = NewSample(home.key, self._members(home.key, self.new[home]))
+                self.found.further.setdefault(home.top, []).append(sample)
+            if home not in renamed:
+                self.found.samples.append(ChangedSample(ADDED, self._path(home), tuple(sorted(self.new[home]))))
+
+    # --- names that tar cannot extract
+
+    def _note_unextractable(self) -> None:
+        """Add notes of new names that tar cannot extract. Readers of samples accept them."""
+        for number, changes in self.found.shards.items():
+            new = [*self.moved.get(number, ()), *(one for news in changes.following.values() for one in news)]
+            new += [one for sample in changes.appended for one in sample.members]
+            self._note_unextractable_of(new, self.walk.record(number), changes)
+        for samples in self.found.further.values():
+            self._note_unextractable_of([one for sample in samples for one in sample.members], None, None)
+
+    def _note_unextractable_of(
+        self, new: list[NewMember], record: Record | None, changes: ShardChanges | None
+    ) -> None:
+        files = {one.name for one in new}
+        folders = {folder for one in new for folder in _folders(one.name)}
+        for one in new:
+            why = names.unextractable(one.name)
+            meets = one.name in folders or not files.isdisjoint(_folders(one.name))
+            if record is not None and changes is not None:
+                meets = meets or _meets(one.name, record, changes)
+            if why is not None:
+                self.found.notes.append(Remark(one.path, f"{UNEXTRACTABLE}: {why}"))
+            elif meets:
+                self.found.notes.append(Remark(one.path, FILE_AND_FOLDER))
+
+
+def _folders(name: bytes) -> Iterator[bytes]:
+    """Yield the directories above a member: `a/b/c.txt` -> `a`, `a/b`."""
+    at = name.find(b"/")
+    while at >= 0:
+        yield name[:at]
+        at = name.find(b"/", at + 1)
+
+
+def _meets(name: bytes, record: Record, changes: ShardChanges) -> bool:
+    """True if a new member is a file where the shard has a directory, or the other way round."""
+    if record.find_path(name) is not None:
+        return True
+    return any(changes.members.get(one, True) for folder in _folders(name) for one in _files_at(folder, record))
+
+
+def _files_at(path: bytes, record: Record) -> Iterator[int]:
+    """Return the members of a shard with this plain name."""
+    *way, base = path.split(b"/")
+    folder = record.find_path(b"/".join(way)) if way else 0
+    if folder is None:
+        return
+    stem, dot, extension = base.partition(b".")
+    for entry in record.find_entries(folder, base, record.crc_below(folder, base)):
+        if record.entry_flags[entry] & STRAY:
+            yield from record.entry_members(entry)
+    if dot:
+        yield from record.find_files(folder, stem, extension)
+
+
+def _extensions_left(record: Record, entry: int, changes: ShardChanges) -> Iterator[bytes]:
+    """Return the extensions that a sample has after these changes."""
+    for member in record.entry_members(entry):
+        new = changes.members.get(member)
+        if new is None:
+            yield record.extension(member)
+        for one in (*(new or ()), *changes.following.get(member, ())):
+            found = names.split(one.name)
+            if found is not None:
+                yield found.extension
+
+
+def _lower_case(extension: bytes) -> str:
+    """Return an extension as the webdataset library has it in a sample: in lower case."""
+    return extension.decode("utf-8", "surrogateescape").lower()
+
+
+def _order(home: Home) -> tuple[bool, int, bytes, bytes]:
+    return home.shard is None, home.shard or 0, home.top, home.key
+
+
+def _may_repeat(record: Record, changes: ShardChanges) -> bool:
+    """True if a key may occur twice in a changed shard. This is rare, and only then every sample is compared."""
+    sums = record.array("entry.hash")
+    if (sums[1:] == sums[:-1]).any():
+        return True
+    new = {sample.key for sample in changes.appended}
+    for member, news in changes.members.items():
+        new.update({_key_of(one.name) for one in news} - {record.entry_path(record.entry_of(member))})
+    return any(equal_range(record.column["entry.hash"], zlib.crc32(key)) for key in new)
+
+
+def _in_order(record: Record, changes: ShardChanges) -> Iterator[tuple[int, int, bytes]]:
+    """Return the remaining samples of a changed shard, in order: (former place, entry, plain key).
+
+    New samples have places that no sample had and that are not adjacent to any.
+    """
+    entries = [entry for entry in range(record.entries) if not record.entry_flags[entry] & STRAY]
+    entries.sort(key=lambda entry: record.member(record.entry_member[entry]).head)
+    for place, entry in enumerate(entries):
+        members = record.entry_members(entry)
+        left = [member for member in members if changes.members.get(member, True)]
+        if not left and not any(member in changes.following for member in members):
+            continue
+        new = next((new[0] for member in left if (new := changes.members.get(member))), None)
+        yield place, entry, record.entry_path(entry) if new is None else _key_of(new.name)
+    for at, sample in enumerate(changes.appended):
+        yield len(entries) + 2 * at + 1, -1, sample.key
+
+
+def _key_of(name: bytes) -> bytes:
+    """Return the plain key of a member; its name if it is in no sample."""
+    found = names.split(name)
+    if found is None:
+        return name
+    return b"/".join((*names.folder_components(found.folder), found.stem))
 
 
 def find(

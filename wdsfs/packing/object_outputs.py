@@ -15,9 +15,11 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from wdsfs.errors import CommitError, ObjectChanged, ObjectExists
+from wdsfs.packing.plan import Output
+from wdsfs.packing.shard_writer import ShardWriter
 from wdsfs.remote import shard_paths
 from wdsfs.storage.durable import CHUNK, named
 from wdsfs.storage.identity import Fingerprint
@@ -28,38 +30,14 @@ if TYPE_CHECKING:
 OBJECT_MAX = 5_000 << 20  # bytes that Azure's store takes in one request; S3 takes 5 GiB
 
 
-class NewShard(Protocol):
-    """A shard to be written: its path, and its length in bytes."""
-
-    @property
-    def target(self) -> bytes: ...
-
-    @property
-    def length(self) -> int: ...
-
-
-Shard = TypeVar("Shard", bound=NewShard)
-Written = TypeVar("Written", bound=NewShard, contravariant=True)
-
-
-class Writer(Protocol[Written]):
-    """What writes shards: `packing/shard_writer.py`, `packing/shard_unit.py`."""
-
-    def fill(self, fd: int, output: Written, /) -> None:
-        """Write a shard into an empty file without a name, and verify it."""
-
-    def content(self, output: Written, /) -> Iterator[tuple[int, bytes]]:
-        """Yield the bytes of a shard in chunks, with their places."""
-
-
-class ObjectOutputs(Generic[Shard]):
+class ObjectOutputs:
     """Sends the shards that `writer` writes.
 
     `count` is called with the bytes of each that is sent, and with 0 twice a second meanwhile; it may raise to
     stop all.
     """
 
-    def __init__(self, writer: Writer[Shard], count: Callable[[int], None]) -> None:
+    def __init__(self, writer: ShardWriter, count: Callable[[int], None]) -> None:
         self._writer, self._count = writer, count
         self._there: dict[bytes, Pin] = {}
 
@@ -97,7 +75,7 @@ class ObjectOutputs(Generic[Shard]):
             file.write(content)
             self._upload(target, file.fileno(), None)
 
-    def is_done(self, output: Shard) -> bool:
+    def is_done(self, output: Output) -> bool:
         """True if the object has exactly these bytes already."""
         pin = self._there[output.target]
         if pin.size != output.length:
@@ -110,7 +88,7 @@ class ObjectOutputs(Generic[Shard]):
         finally:
             tar.close()
 
-    def refuse_without_space(self, outputs: Sequence[NewShard], jobs: int) -> None:
+    def refuse_without_space(self, outputs: Sequence[Output], jobs: int) -> None:
         """Raise CommitError if the shards that are written at a time have no room, or one is too large to send.
 
         `jobs` is how many are written at a time on this machine: none if a cluster writes them.
@@ -131,14 +109,14 @@ class ObjectOutputs(Generic[Shard]):
                 "are free: make room, write fewer at a time (--jobs), or name another place (WDSFS_CACHE_DIR)"
             )
 
-    def publish(self, output: Shard) -> None:
+    def publish(self, output: Output) -> None:
         """Write a shard and send it, as a new object.
 
         Raises CommitError if there is another one. Raises ShardErrors, OSError.
         """
         self._send(output, None, None)
 
-    def copied(self, output: Shard, source: bytes) -> bool:
+    def copied(self, output: Output, source: bytes) -> bool:
         """Have the store copy a shard that stays as it is; False if it cannot. Raises as `publish`."""
         try:
             done = shard_paths.copy(source, output.target, lambda: self._count(0))
@@ -148,7 +126,7 @@ class ObjectOutputs(Generic[Shard]):
             self._count(2 * output.length)  # not written here, and not sent
         return done
 
-    def replace(self, output: Shard, source: Fingerprint | None, before: Callable[[int, str], None]) -> None:
+    def replace(self, output: Output, source: Fingerprint | None, before: Callable[[int, str], None]) -> None:
         """Write a shard and send it, in the place of the object with this fingerprint, or of none.
 
         `before` is called with size and MD5 of the shard before it is sent. Raises as `publish`.
@@ -164,7 +142,7 @@ class ObjectOutputs(Generic[Shard]):
         except ObjectChanged:
             raise changed from None
 
-    def _send(self, output: Shard, replaces: Pin | None, before: Callable[[int, str], None] | None) -> None:
+    def _send(self, output: Output, replaces: Pin | None, before: Callable[[int, str], None] | None) -> None:
         with _staging() as directory, tempfile.TemporaryFile(dir=directory, buffering=0) as file:
             fd = file.fileno()
             self._writer.fill(fd, output)
@@ -181,7 +159,7 @@ class ObjectOutputs(Generic[Shard]):
         self._count(os.fstat(fd).st_size)
 
 
-def _md5(pieces: Iterable[bytes]) -> str:
+def _md5(pieces: Iterable[bytes | bytearray]) -> str:
     digest = hashlib.md5(usedforsecurity=False)
     for piece in pieces:
         digest.update(piece)

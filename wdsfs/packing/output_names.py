@@ -1,4 +1,4 @@
-"""Names of new shards, and the places that are refused.
+"""Names of new shards, and checks of the places where they are written.
 
 Names come from the pattern of --output, or continue the numbers of the set.
 """
@@ -20,7 +20,8 @@ from wdsfs.remote.shard_paths import is_remote
 from wdsfs.spec import braces
 
 if TYPE_CHECKING:
-    from wdsfs.packing.steps import Plan
+    from wdsfs.packing.plan import Plan
+
 
 _NUMBER = re.compile(r"%0?\d{0,2}d")
 

@@ -1,6 +1,6 @@
 """The places of the members in a source shard, and how it is cut into pieces around changes.
 
-Reads source shards and their records. `packing/plan.py` decides which cuts are made.
+Reads source shards and their records. `packing/overlay_source.py` decides which cuts are made.
 """
 
 from __future__ import annotations
@@ -12,11 +12,20 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wdsfs.errors import CommitError, StaleShard
 from wdsfs.index.record import LINK, Record
-from wdsfs.packing.pieces import CopiedRange, GlobalHeader, NewMember, Piece, Zeros, joined, split_trailing
+from wdsfs.packing.plan import (
+    CopiedRange,
+    GlobalHeader,
+    MemberPlaces,
+    NewMember,
+    Numbers,
+    Piece,
+    Zeros,
+    joined,
+    split_trailing,
+)
 from wdsfs.remote.shard_paths import OpenShard, fingerprint_of
 from wdsfs.storage.durable import named
 from wdsfs.storage.identity import Fingerprint
@@ -24,8 +33,6 @@ from wdsfs.storage.source import TarBytes, size_of
 from wdsfs.tar import headers, member_reader
 from wdsfs.tar.compressed import opened_shard
 from wdsfs.tar.problems import HARMLESS
-
-Numbers = NDArray[np.int64]
 
 
 class Cut(NamedTuple):
@@ -68,6 +75,11 @@ class SourceLayout:
     marks: list[tuple[int, int]] = field(default_factory=list)
     moves: list[tuple[int, list[int]]] = field(default_factory=list)
     _place: Numbers | None = None
+
+    @property
+    def places(self) -> MemberPlaces:
+        """The places of all members, with which a shard is verified."""
+        return MemberPlaces(self.heads, self.ends, self.sizes)
 
     def place(self, member: int) -> int:
         """Return the place of a member (by its number in the record) in the order of the tar."""

@@ -15,9 +15,7 @@ Files that the plan leaves out are in no shard, so they stay in the overlay, und
 While commit.json exists, only the commit that finishes it may use the overlay: some changes are in the shards
 already, and names in the tree depend on them. For the same reason the commit is not planned anew.
 
-`commit_journal.py` has the plan as JSON, `free_space.py` refuses a commit that would fill the disk.
-Writes shards with `run.Runner`, and the overlay's directory; no FUSE. The caller holds the overlay
-(`overlay_directory.held`).
+Shards are written by `runner.Runner`. The caller holds the overlay (`overlay_directory.held`).
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from wdsfs import trust
-from wdsfs.errors import CommitError, ShardError, StaleShard, several
+from wdsfs.errors import MALFORMED, CommitError, ShardError, StaleShard, several
 from wdsfs.overlay.overlay_directory import (
     OverlayDirectory,
     OverlaySettings,
@@ -47,17 +45,100 @@ from wdsfs.overlay.overlay_directory import (
     write_settings,
 )
 from wdsfs.overlay.upper_format import OPAQUE, OPAQUE_OF_ROOT
-from wdsfs.packing.cluster_run import ObjectNote, Publication
-from wdsfs.packing.commit_journal import plan_to_json
-from wdsfs.packing.free_space import refuse_without_space
+from wdsfs.packing.cluster_units import ObjectNote, Publication
 from wdsfs.packing.output_names import refuse_foreign_link
-from wdsfs.packing.pieces import NewMember
-from wdsfs.packing.run import Runner
-from wdsfs.packing.steps import NEW, REWRITE, Step
+from wdsfs.packing.plan import (
+    NEW,
+    REWRITE,
+    CopiedRange,
+    NewMember,
+    Output,
+    Piece,
+    Plan,
+    Remark,
+    SourceShard,
+    Step,
+    Zeros,
+)
+from wdsfs.packing.runner import Runner, refuse_without_space
 from wdsfs.remote.shard_paths import is_remote, look
 from wdsfs.storage.durable import named, new_file
 from wdsfs.storage.identity import Fingerprint
 from wdsfs.tree.indexing import NotIndexed, indexed
+from wdsfs.tree.shard_set import ShardSet
+
+VERSION = 2  # of the journal; 1 has no checksums: shards are known again by size and mtime
+
+
+def read_plan(place: OverlayDirectory, lower: ShardSet) -> Plan:
+    """Return the plan of an unfinished commit of this set. Raises CommitError."""
+    path = state_of(place) / "commit.json"
+    try:
+        plan = plan_from_json(path.read_bytes())
+    except (OSError, *MALFORMED) as error:
+        raise CommitError(f"{path} cannot be used: {error}") from None
+    for number, source in plan.sources.items():
+        if number >= len(lower) or lower.shards[number].path != source.path:
+            text = f"shard {number + 1} of the set was {os.fsdecode(source.path)} when the commit was begun"
+            raise CommitError(f"{text}: name the same SHARDS in the same order")
+    return plan
+
+
+def plan_to_json(plan: Plan) -> bytes:
+    """The plan as `plan_from_json` reads it."""
+    steps = [
+        {
+            "target": os.fsdecode(step.target),
+            "action": step.action,
+            "number": step.number,
+            "samples": step.samples,
+            "pieces": [_piece_to_json(piece) for piece in step.output.pieces],
+        }
+        for step in plan.steps
+    ]
+    sources = {
+        number: [os.fsdecode(one.path), one.fingerprint, one.checksum] for number, one in plan.sources.items()
+    }
+    upper = {os.fsdecode(path): list(stamp) for path, stamp in plan.upper.items()}
+    left_out = [[os.fsdecode(one.path), one.reason] for one in plan.left_out]
+    about = {"version": VERSION, "sources": sources, "steps": steps, "upper": upper, "left_out": left_out}
+    return json.dumps(about, indent=1).encode() + b"\n"
+
+
+def plan_from_json(data: bytes) -> Plan:
+    """Return the plan. Raises one of MALFORMED for JSON that `plan_to_json` does not write."""
+    about = json.loads(data)
+    if about["version"] not in (1, VERSION):
+        raise ValueError(f"version {about['version']}, not {VERSION}")
+    plan = Plan()
+    for number, (path, fingerprint, *checksum) in about["sources"].items():
+        plan.sources[int(number)] = SourceShard(os.fsencode(path), Fingerprint(*fingerprint), *checksum)
+    plan.upper = {os.fsencode(path): (inode, ctime) for path, (inode, ctime) in about["upper"].items()}
+    plan.left_out = [Remark(os.fsencode(path), reason) for path, reason in about.get("left_out", ())]
+    for one in about["steps"]:
+        output = Output(os.fsencode(one["target"]), [_piece_from_json(piece) for piece in one["pieces"]])
+        plan.steps.append(Step(output, one["action"], one["number"], one["samples"]))
+    return plan
+
+
+def _piece_to_json(piece: Piece) -> list[Any]:
+    if isinstance(piece, CopiedRange):
+        return ["run", *piece]
+    if isinstance(piece, Zeros):
+        return ["zeros", *piece]
+    common = [key.decode() for key in piece.common]
+    return ["new", os.fsdecode(piece.name), os.fsdecode(piece.path), piece.size, piece.mtime_ns, common]
+
+
+def _piece_from_json(piece: list[Any]) -> Piece:
+    kind, *rest = piece
+    if kind == "run":
+        return CopiedRange(*rest)
+    if kind == "zeros":
+        return Zeros(*rest)
+    name, path, size, mtime_ns, common = rest
+    return NewMember(os.fsencode(name), os.fsencode(path), size, mtime_ns, tuple(key.encode() for key in common))
+
 
 DONE, LEFT, CHANGED = "done", "left", "changed"  # states of a shard of an unfinished commit
 
@@ -141,7 +222,7 @@ class Replacement:
         if _are_published(lines):
             self._empty(_done(states))
             return []
-        changed = [os.fsdecode(step.output.target) for step, state in states if state == CHANGED]
+        changed = [os.fsdecode(step.target) for step, state in states if state == CHANGED]
         if changed and not lines:
             self.disk.remove(os.fsencode(self.journal))
             raise CommitError(
@@ -158,7 +239,8 @@ class Replacement:
         self.runner.lower.release()  # a shard that is open keeps its space when it is replaced
         try:
             if self.check_space:
-                self._refuse_without_space(left)
+                refuse_without_space(left, self.runner.together)
+                self.runner.refuse_without_staging(left)
             if self.runner.cluster:
                 self.runner.cluster.each(left, self.runner.prepare, self._publication, self._note)
             else:
@@ -174,22 +256,16 @@ class Replacement:
         self._empty(self.runner.plan.steps)
         return left
 
-    def _refuse_without_space(self, left: Sequence[Step]) -> None:
-        refuse_without_space([step for step in left if not is_remote(step.output.target)], self.runner.together)
-        remote = [step.output for step in left if is_remote(step.output.target)]
-        if remote:
-            self.runner.objects.refuse_without_space(remote, 0 if self.runner.cluster else self.runner.jobs)
-
     # --- the shards
 
     def _replace(self, step: Step) -> None:
-        if is_remote(step.output.target):
+        if step.is_remote:
             self._replace_object(step)
         else:
             self.runner.writer.publish(step.output, *self._publication(step))
 
     def _publication(self, step: Step) -> Publication:
-        target = step.output.target
+        target = step.target
         if step.number is not None:
             refuse_foreign_link(self._path(step))
         replaces = os.stat(target) if step.action == REWRITE else None
@@ -203,7 +279,7 @@ class Replacement:
         return Publication(replaces, tell)
 
     def _replace_object(self, step: Step) -> None:
-        target = os.fsdecode(step.output.target)
+        target = os.fsdecode(step.target)
 
         def tell(size: int, digest: str) -> None:
             self._log({"target": target, "object": [size, digest]})
@@ -215,7 +291,7 @@ class Replacement:
 
     def _note(self, step: Step) -> ObjectNote:
         """Where a worker notes what it sends: in a file of its own beside the log."""
-        name = f"commit.log.{_sum(step.output.target)}"
+        name = f"commit.log.{_sum(step.target)}"
         return ObjectNote(os.fsencode(self.directory / name), self.sum, self._replaced_object(step))
 
     def _states(self, lines: Sequence[dict[str, Any]]) -> list[tuple[Step, str]]:
@@ -223,17 +299,16 @@ class Replacement:
         logged: dict[str, list[dict[str, Any]]] = {}
         for line in lines:
             logged.setdefault(line.get("target", ""), []).append(line)
-        remote = [path for step in self.runner.plan.steps if is_remote(path := step.output.target)]
+        remote = [path for step in self.runner.plan.steps if is_remote(path := step.target)]
         if remote:
             self.runner.objects.look(remote)
         return [
-            (step, self._state(step, logged.get(os.fsdecode(step.output.target), [])))
-            for step in self.runner.plan.steps
+            (step, self._state(step, logged.get(os.fsdecode(step.target), []))) for step in self.runner.plan.steps
         ]
 
     def _state(self, step: Step, lines: Sequence[dict[str, Any]]) -> str:
         """Return the state of a step: DONE for the new shard, LEFT for the old one, CHANGED for anything else."""
-        target = step.output.target
+        target = step.target
         if is_remote(target):
             return self._state_of_object(step, lines)
         try:
@@ -248,7 +323,7 @@ class Replacement:
         return LEFT if step.number is not None and self._is_source(step.number, target) else CHANGED
 
     def _state_of_object(self, step: Step, lines: Sequence[dict[str, Any]]) -> str:
-        target, objects = step.output.target, self.runner.objects
+        target, objects = step.target, self.runner.objects
         if not objects.exists(target):
             return LEFT if step.action == NEW else CHANGED
         if any(objects.is_written(target, *line["object"]) for line in lines):
@@ -467,7 +542,7 @@ def _done(states: Sequence[tuple[Step, str]]) -> list[Step]:
 
 
 def _further(steps: Sequence[Step]) -> list[bytes]:
-    return [step.output.target for step in steps if step.action == NEW]
+    return [step.target for step in steps if step.action == NEW]
 
 
 def _sum(journal: bytes) -> str:

@@ -1,14 +1,12 @@
-"""Writes what a set shows in a view as new shards: renamed columns, fields of JSON, joined columns, labels.
+"""A view of a set as a source of new shards: renamed columns, fields of JSON, joined columns, labels.
 
-Without an overlay: the options of the view are the changes. Every member gets a new header, and the content that
-a mount would show; the order is that of the tar. The plan of one shard at a time is in memory, and each shard is
-written and verified as in any commit (`shard_writer.py`).
-
-One thread, since a set is read by one.
+Every member gets a new header, and the content that a mount would show; the order is that of the tar. The plan of
+one shard at a time is in memory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -18,14 +16,11 @@ from wdsfs import names
 from wdsfs.errors import CommitError
 from wdsfs.index.record import Record
 from wdsfs.packing.changes import ONLY_CASE, RESERVED
-from wdsfs.packing.object_outputs import ObjectOutputs
 from wdsfs.packing.output_names import canonical, namer, refuse_compressed_name
-from wdsfs.packing.pieces import MAXCOUNT, MAXSIZE, NewMember, Zeros
-from wdsfs.packing.plan import CommitOptions
-from wdsfs.packing.shard_writer import ShardWriter
-from wdsfs.packing.steps import NEW, Output, Plan, Step, member_names
-from wdsfs.remote.shard_paths import is_remote
-from wdsfs.storage.durable import CHUNK, make_directories
+from wdsfs.packing.overlay_source import CommitOptions
+from wdsfs.packing.plan import NEW, NewMember, Output, Plan, ShardFill, Step, Zeros, member_names
+from wdsfs.packing.runner import Runner
+from wdsfs.storage.durable import CHUNK
 from wdsfs.tar import headers
 from wdsfs.tar.problems import HARMLESS
 from wdsfs.tree import content as content_module
@@ -38,22 +33,26 @@ class _Sample(NamedTuple):
     key: bytes
     members: list[NewMember]
 
+    @property
+    def size(self) -> int:
+        """Bytes of content."""
+        return sum(member.size for member in self.members)
 
-class ViewWriter(ShardWriter):
-    """Writes shards of members of a set. The `path` of each says where it is: shard, tag and number."""
 
-    def __init__(self, lower: ShardSet, on_bytes: Callable[[int], None]) -> None:
-        super().__init__({}, _no_file, None, on_bytes)
-        self.lower = lower
+class ViewContents:
+    """The content of members of a set. The `path` of each says where it is: shard, tag and number."""
 
-    def _content(self, piece: NewMember) -> Iterator[bytes]:
-        content = indexed(self.lower.content, *map(int, piece.path.split()))
+    def __init__(self, lower: ShardSet) -> None:
+        self._lower = lower
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Callable[[NewMember], Iterator[bytes]]]:
+        yield self._read
+
+    def _read(self, member: NewMember) -> Iterator[bytes]:
+        content = indexed(self._lower.content, *map(int, member.path.split()))
         for at in range(0, content.size, CHUNK):
             yield content_module.read(content, at, CHUNK)
-
-
-def _no_file(path: bytes) -> int:
-    raise CommitError(f"{os.fsdecode(path)}: a view has no overlay")
 
 
 FIRST_MEMBERS = 1000  # of the first shard, that a commit reports
@@ -75,8 +74,7 @@ class ViewCommit:
     ) -> None:
         self.lower, self.options, self._on_shard = lower, options, on_shard
         self._harmless = HARMLESS | harmless
-        self.writer = ViewWriter(lower, on_bytes)
-        self._objects = ObjectOutputs[Output](self.writer, on_bytes)
+        self._on_bytes = on_bytes
         self._sources = {canonical(shard.path) for below in lower.sources for shard in below.shards}
         self.plan = Plan()  # of the shards so far, without their pieces
         self.done: list[Step] = []  # those of them that were written now
@@ -97,8 +95,9 @@ class ViewCommit:
             made.add(canonical(target))
             self.first = self.first or [*itertools.islice(member_names(step.output, self.lower), FIRST_MEMBERS)]
             # Only the length is kept, or memory would grow with the set.
-            short = step._replace(output=Output(target, [Zeros(step.output.length)]))
-            if write and self._write(step.output):
+            short = step._replace(output=Output(target, (), length=step.output.length))
+            # One thread: a set is read by one.
+            if write and Runner(Plan([step]), ViewContents(self.lower), on_bytes=self._on_bytes).write_missing():
                 self.done.append(short)
             self.plan.steps.append(short)
         if not self.plan.steps:
@@ -121,37 +120,13 @@ class ViewCommit:
         if canonical(target) in self._sources:
             raise CommitError(f"{os.fsdecode(target)} is one of the shards: choose another --output")
 
-    def _write(self, output: Output) -> bool:
-        """Write a shard; False if it is there already. Raises CommitError if something else is there."""
-        if is_remote(output.target):
-            self._objects.look([output.target])
-            there, same, publish = (
-                self._objects.exists(output.target),
-                self._objects.is_done,
-                self._objects.publish,
-            )
-        else:
-            there, same, publish = os.path.lexists(output.target), self.writer.is_there, self.writer.publish
-        if there:
-            if not same(output):
-                text = "exists already and is something else: choose another --output"
-                raise CommitError(f"{os.fsdecode(output.target)} {text}")
-            return False
-        if is_remote(output.target):
-            self._objects.refuse_without_space([output], 1)
-        else:
-            make_directories(self.writer.disk, os.path.dirname(output.target))
-        publish(output)
-        return True
-
     # --- which samples are in which shard
 
     def _steps(self) -> Iterator[Step]:
         name = namer(self.options.output)
         for nth, (number, samples) in enumerate(self._shards()):
             members = [member for sample in samples for member in sample.members]
-            # With layouts (of no source) what is written is read back.
-            output = Output(name(nth), [*members, Zeros(len(headers.END))], {})
+            output = Output(name(nth), [*members, Zeros(len(headers.END))])
             yield Step(output, NEW, number, len(samples))
 
     def _shards(self) -> Iterator[tuple[int | None, list[_Sample]]]:
@@ -170,20 +145,18 @@ class ViewCommit:
             self._on_shard()
 
     def _rolled(self) -> Iterator[list[_Sample]]:
-        """Yield the samples of each new shard; as in ShardWriter, limits are checked before each sample."""
-        maxcount, maxsize = self.options.maxcount or MAXCOUNT, self.options.maxsize or MAXSIZE
-        found: list[_Sample] = []
-        size = 0
+        """Yield the samples of each new shard."""
+        fill = ShardFill(self.options.maxcount, self.options.maxsize)
+        placed: list[_Sample] = []
         for number in readable_numbers(self.lower, self.options.allow_missing):
             for sample in self._samples(number):
-                if found and (len(found) >= maxcount or size >= maxsize or found[-1].key == sample.key):
-                    yield found
-                    found, size = [], 0
-                found.append(sample)
-                size += sum(member.size for member in sample.members)
+                if fill.starts_another(sample.size, sample.key):
+                    yield placed
+                    placed = []
+                placed.append(sample)
             self._on_shard()
-        if found:
-            yield found
+        if placed:
+            yield placed
 
     def _samples(self, number: int) -> Iterator[_Sample]:
         """The samples of a shard of the set, in the order of the tar or of their keys."""

@@ -1,9 +1,7 @@
-"""Decides which shards a packed set has, and which samples are in each.
+"""A tree of files as a source of new shards: which samples are in each.
 
-A `PackingPlan` is complete before the first byte is written: `--dry-run` can show it, and refusals come first.
-The same files and options give the same plan, so a command that is repeated finds its own shards again.
-
-Reads directories and lists, writes nothing. One thread.
+The same files and options give the same plan, so a command that is repeated finds its own shards again. A set may
+have 100 million files, so nothing is an object for each file before its shard is written.
 """
 
 from __future__ import annotations
@@ -13,24 +11,49 @@ import json
 import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wdsfs.cluster.engines import Workers
 from wdsfs.errors import CommitError, UsageError, counted
-from wdsfs.packing.file_table import LeftOut
-from wdsfs.packing.layouts import AUTO, CLASSES, Layout, layout_of
-from wdsfs.packing.order import Numbers, Split, order_of, split_of
-from wdsfs.packing.output_names import namer, refuse_compressed_name
-from wdsfs.packing.pieces import MAXSIZE
-from wdsfs.packing.samples import Samples, group
-from wdsfs.packing.shard_unit import BLOCK, ClassColumn, ShardUnit
-from wdsfs.packing.tree_walk import WalkRules, walk
+from wdsfs.packing.file_samples import (
+    AUTO,
+    CLASSES,
+    Layout,
+    Samples,
+    Split,
+    group,
+    layout_of,
+    order_of,
+    split_of,
+)
+from wdsfs.packing.file_table import LeftOut, WalkRules, walk
+from wdsfs.packing.output_names import canonical, namer, refuse_compressed_name
+from wdsfs.packing.plan import (
+    MAXSIZE,
+    NEW,
+    NewMember,
+    Numbers,
+    Output,
+    Piece,
+    Plan,
+    ShardFill,
+    SmallFile,
+    Step,
+    Zeros,
+)
+from wdsfs.packing.runner import Runner
+from wdsfs.packing.shard_writer import Files
 from wdsfs.remote.shard_paths import is_remote
 from wdsfs.tar import headers
+from wdsfs.tar.headers import BLOCK
 from wdsfs.tree.composition import read_class_names
+
+# Less work than this is finished here before other processes have started.
+ALONE_FILES, ALONE_BYTES = 4_000, 64 << 20
 
 # Samples in a shard. Not the 100,000 of webdataset's ShardWriter: a loader wants more shards than it has workers,
 # also of a set of small files.
@@ -92,64 +115,86 @@ class PackOptions:
         return [namer(pattern) for pattern in patterns]
 
 
-class PlannedShard(NamedTuple):
-    """A shard to be written: its path, its split ("" if there are none), its samples, and its bytes."""
+@dataclass(frozen=True, slots=True)
+class ClassColumn:
+    """A member that each sample gets: its extension, and its content by class.
 
-    target: bytes
-    split: str
-    samples: Numbers
-    length: int
-
-
-class SmallFile(NamedTuple):
-    """A file that is written beside the shards."""
-
-    target: bytes
-    content: bytes
-
-
-class PackingPlan:
-    """All shards that are to be written, in order.
-
-    `beyond` are the names after the last shard, which must be free: a glob over the set would take those for it.
-    `classes_file` has the names of the classes by number, if their numbers are in the samples.
+    `starts` has the first file of each sample among those of the shard, `class_of` its class.
     """
 
-    def __init__(self, samples: Samples, options: PackOptions, labels: Sequence[bytes], left_out: LeftOut) -> None:
-        self.samples, self.options, self.labels, self.left_out = samples, options, labels, left_out
-        self.shards: list[PlannedShard] = []
-        self.beyond: list[bytes] = []
-        self.classes_file: SmallFile | None = None
+    extension: bytes
+    contents: tuple[bytes, ...]
+    starts: array[int]
+    class_of: array[int]
 
-    @property
-    def layout(self) -> Layout:
-        return self.samples.layout
 
-    @property
-    def length(self) -> int:
-        """The bytes that will be written."""
-        return sum(shard.length for shard in self.shards)
+@dataclass(frozen=True, slots=True)
+class FileColumns:
+    """The pieces of a shard, as columns and not objects: they are made and sent quickly.
 
-    @property
-    def sent(self) -> int:
-        """The bytes of these that will go to a store."""
-        return sum(shard.length for shard in self.shards if is_remote(shard.target))
+    `directories` are absolute paths; `prefixes` stand in front of the names of their files in the tar. Of each
+    file there are: its name, with a NUL between any two; the number of its directory; its size in bytes; its mtime
+    in ns. `seconds` is the time of all members; None: each has its own.
+    """
 
-    def unit(self, shard: PlannedShard) -> ShardUnit:
-        """Return the work of writing a shard. It is large: make it when its turn has come."""
-        samples, table, options = self.samples, self.samples.table, self.options
-        rows, starts = samples.rows_of(shard.samples)
-        directories, directory_of = np.unique(samples.directory_of[shard.samples], return_inverse=True)
+    directories: tuple[bytes, ...]
+    prefixes: tuple[bytes, ...]
+    names: bytes
+    directory_of: array[int]
+    sizes: array[int]
+    times_ns: array[int]
+    classes: ClassColumn | None = None
+    seconds: int | None = None
+
+    def __iter__(self) -> Iterator[Piece]:
+        yield from self._files() if self.classes is None else self._with_classes(self.classes)
+        yield Zeros(len(headers.END))
+
+    def _files(self) -> Iterator[NewMember]:
+        prefixes, paths, seconds = self.prefixes, [path + b"/" for path in self.directories], self.seconds
+        files = zip(self.directory_of, self.names.split(b"\0"), self.sizes, self.times_ns, strict=False)
+        for at, name, size, mtime_ns in files:
+            yield NewMember(prefixes[at] + name, paths[at] + name, size, mtime_ns, (), None, seconds)
+
+    def _with_classes(self, classes: ClassColumn) -> Iterator[NewMember]:
+        files = list(self._files())
+        stops = itertools.chain(classes.starts[1:], [len(files)])
+        for start, stop, label in zip(classes.starts, stops, classes.class_of, strict=True):
+            first, prefix = files[start], self.prefixes[self.directory_of[start]]
+            name = prefix + first.name[len(prefix) :].partition(b".")[0] + b"." + classes.extension
+            content = classes.contents[label]
+            # At its place among the names, with the time of the sample.
+            place = start + sum(file.name < name for file in files[start:stop])
+            yield from files[start:place]
+            yield NewMember(name, b"", len(content), first.mtime_ns, (), content, self.seconds)
+            yield from files[place:stop]
+
+
+class PlannedFiles:
+    """The pieces of a planned shard, of these samples. Their columns are made when they are written, or sent."""
+
+    def __init__(self, plan: FilePlan, samples: Numbers) -> None:
+        self._plan, self._samples = plan, samples
+
+    def __iter__(self) -> Iterator[Piece]:
+        return iter(self._columns())
+
+    def __reduce__(self) -> tuple[type[FileColumns], tuple[Any, ...]]:
+        columns = self._columns()
+        return FileColumns, tuple(getattr(columns, column.name) for column in fields(columns))
+
+    def _columns(self) -> FileColumns:
+        samples, table, options = self._plan.samples, self._plan.samples.table, self._plan.options
+        rows, starts = samples.rows_of(self._samples)
+        directories, directory_of = np.unique(samples.directory_of[self._samples], return_inverse=True)
         counts = np.diff(np.append(starts, len(rows)))
         column = None
-        if self.labels:
+        if self._plan.labels:
             extension = os.fsencode(options.class_column)
-            class_of = array("i", samples.class_of[shard.samples].tobytes())
-            column = ClassColumn(extension, tuple(self.labels), array("q", starts.tobytes()), class_of)
-        return ShardUnit(
-            shard.target,
-            shard.length,
-            tuple(table.path_of(table.directories[one]) for one in directories.tolist()),
+            class_of = array("i", samples.class_of[self._samples].tobytes())
+            column = ClassColumn(extension, tuple(self._plan.labels), array("q", starts.tobytes()), class_of)
+        return FileColumns(
+            tuple(table.path_of(table.directories[number]) for number in directories.tolist()),
             tuple(map(samples.prefix, directories.tolist())),
             table.names_of(rows),
             array("i", np.repeat(directory_of.astype(np.int32), counts).tobytes()),
@@ -157,8 +202,23 @@ class PackingPlan:
             array("q", np.frombuffer(table.times_ns, np.int64)[rows].tobytes()),
             column,
             options.mtime,
-            options.walk.follow_links,
         )
+
+
+class FilePlan(Plan):
+    """The plan of shards of `samples`. `labels` is the content of the column of the class, by class.
+
+    `splits` has the split of each shard, "" if there are none. `losses` are all files that are in no shard.
+    """
+
+    def __init__(self, samples: Samples, options: PackOptions, labels: Sequence[bytes], losses: LeftOut) -> None:
+        super().__init__(left_out=losses.named)
+        self.samples, self.options, self.labels, self.losses = samples, options, labels, losses
+        self.splits: list[str] = []
+
+    @property
+    def layout(self) -> Layout:
+        return self.samples.layout
 
     def class_header(self, sample: int) -> bytes:
         """Return the header of the member that has the class of a sample."""
@@ -172,7 +232,28 @@ class PackingPlan:
         return mtime_ns // 10**9 if self.options.mtime is None else self.options.mtime
 
 
-def make_plan(directories: Sequence[str], options: PackOptions) -> PackingPlan:
+def pack_files(
+    plan: FilePlan,
+    jobs: int = 1,
+    on_bytes: Callable[[int], None] = lambda _: None,
+    space_check: bool = True,
+    workers: Workers | None = None,
+) -> list[Step]:
+    """Write the shards of a plan that are not there yet, and return them. Raises as `Runner.write`."""
+    small = plan.length < ALONE_BYTES and len(plan.samples.rows) < ALONE_FILES
+    runner = Runner(
+        plan,
+        Files(follow_links=plan.options.walk.follow_links),
+        jobs=jobs,
+        on_bytes=on_bytes,
+        processes=1 if small else jobs,
+        workers=workers,
+        space_check=space_check,
+    )
+    return runner.write()
+
+
+def make_plan(directories: Sequence[str], options: PackOptions) -> FilePlan:
     """Plan a set of the files in these directories. Writes nothing.
 
     Raises UsageError for options that do not go together, CommitError if something cannot be packed.
@@ -189,10 +270,11 @@ def make_plan(directories: Sequence[str], options: PackOptions) -> PackingPlan:
     _refuse_losses(left_out, options)
     if not len(order):
         raise CommitError(f"there is no sample to pack in {', '.join(directories)}, {layout.text}")
-    plan = PackingPlan(samples, options, _labels(samples, options), left_out)
+    plan = FilePlan(samples, options, _labels(samples, options), left_out)
     _distribute(plan, order)
     _refuse_clashes(plan)
-    plan.classes_file = _classes_file(plan)
+    classes = _classes_file(plan)
+    plan.beside += [] if classes is None else [classes]
     return plan
 
 
@@ -235,7 +317,7 @@ def _labels(samples: Samples, options: PackOptions) -> list[bytes]:
     return samples.classes if options.class_as == NAME else [numbers[name] for name in samples.classes]
 
 
-def _classes_file(plan: PackingPlan) -> SmallFile | None:
+def _classes_file(plan: FilePlan) -> SmallFile | None:
     options = plan.options
     if not plan.labels or options.class_as != NUMBER or options.class_names is not None:
         return None
@@ -245,7 +327,7 @@ def _classes_file(plan: PackingPlan) -> SmallFile | None:
     plain = [line.strip() for line in lines.splitlines()] == texts and lines[:1] not in ("[", "{")
     suffix, content = (b".txt", os.fsencode(lines)) if plain else (b".json", json.dumps(texts, indent=1).encode())
     # Not `commonpath`: that takes `s3://` for a path.
-    parts = zip(*(os.path.dirname(shard.target).split(b"/") for shard in plan.shards), strict=False)
+    parts = zip(*(os.path.dirname(step.target).split(b"/") for step in plan.steps), strict=False)
     common = [some[0] for some in itertools.takewhile(lambda some: len(set(some)) == 1, parts)]
     return SmallFile(b"/".join([*common, CLASSES_NAME + suffix]), content)
 
@@ -253,7 +335,7 @@ def _classes_file(plan: PackingPlan) -> SmallFile | None:
 # --- samples to shards -----------------------------------------------------------------------------------------
 
 
-def _distribute(plan: PackingPlan, order: Numbers) -> None:
+def _distribute(plan: FilePlan, order: Numbers) -> None:
     """Make the shards of the plan."""
     options = plan.options
     parts = split_of(plan.samples, order, options.splits) if options.splits else [order]
@@ -262,27 +344,27 @@ def _distribute(plan: PackingPlan, order: Numbers) -> None:
     for name, title, numbers in zip(options.names, titles, parts, strict=True):
         count = 0
         for count, (first, stop) in enumerate(_rolled(sizes[numbers].tolist(), options), 1):
-            found = numbers[first:stop]
-            length = int(lengths[found].sum()) + len(headers.END)
-            plan.shards.append(PlannedShard(name(count - 1), title, found, length))
+            placed = numbers[first:stop]
+            length = int(lengths[placed].sum()) + len(headers.END)
+            output = Output(name(count - 1), PlannedFiles(plan, placed), None, length)
+            plan.steps.append(Step(output, NEW, None, len(placed)))
+            plan.splits.append(title)
         if "%" in options.output:
             plan.beyond.append(name(count))
 
 
 def _rolled(sizes: Sequence[int], options: PackOptions) -> Iterator[tuple[int, int]]:
-    """Yield the first sample of each shard and the one after its last. As in ShardWriter, and in a commit, a full
-    shard is noticed before a sample is written."""
-    first, size = 0, 0
-    for number, one in enumerate(sizes):
-        if number > first and (number - first >= options.maxcount or size >= options.maxsize):
+    """Yield the first sample of each shard and the one after its last."""
+    fill, first = ShardFill(options.maxcount, options.maxsize), 0
+    for number, size in enumerate(sizes):
+        if fill.starts_another(size):
             yield first, number
-            first, size = number, 0
-        size += one
+            first = number
     if sizes:
         yield first, len(sizes)
 
 
-def _lengths(plan: PackingPlan) -> Numbers:
+def _lengths(plan: FilePlan) -> Numbers:
     """Return how many bytes of a tar each sample takes."""
     samples, table = plan.samples, plan.samples.table
     lengths = _in_blocks(np.frombuffer(table.sizes, np.int64))
@@ -305,7 +387,7 @@ def _in_blocks(sizes: Numbers) -> Numbers:
     return BLOCK + (sizes + BLOCK - 1) // BLOCK * BLOCK
 
 
-def _long_headers(plan: PackingPlan) -> NDArray[np.bool_]:
+def _long_headers(plan: FilePlan) -> NDArray[np.bool_]:
     """Return which directories have files whose headers may take more than a block."""
     samples, table = plan.samples, plan.samples.table
     seconds = np.frombuffer(table.times_ns, np.int64) // 10**9
@@ -321,12 +403,12 @@ def _long_headers(plan: PackingPlan) -> NDArray[np.bool_]:
     return found
 
 
-def _refuse_clashes(plan: PackingPlan) -> None:
+def _refuse_clashes(plan: FilePlan) -> None:
     """Raise CommitError if two shards have one name, UsageError if one would be among the packed files."""
     roots = [os.path.realpath(root) for root in plan.samples.table.roots]
     seen: set[bytes] = set()
-    for shard in plan.shards:
-        target = shard.target if is_remote(shard.target) else os.path.realpath(shard.target)
+    for step in plan.steps:
+        target = canonical(step.target)
         if target in seen:
             raise CommitError(f"{os.fsdecode(target)} would be written twice")
         seen.add(target)

@@ -1,0 +1,457 @@
+"""The samples of trees of files: their layout, grouping, names in the tar, order and splits.
+
+Layouts are those that a mount shows, so what a mount shows can be packed again:
+
+- files: `images/image194.left.jpg`, as `tar x` leaves it; the key is the path up to the first dot of the name.
+- samples: `images/image194/left.jpg`, a directory for each sample; with full names, `image194/image194.left.jpg`.
+- classes: `cat/image194.jpg`, as ImageFolder has it: files, whose first directory is their class.
+
+Semantics decision: what is in a sample of the packed set is what `names.split` finds there, nothing else. A file
+that would be in no sample, or in another one, is refused; with `leave_out` it is left out.
+
+Order and splits follow from the keys alone, so they are the same on every machine, in every version of Python, and
+whatever the order of the files is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from wdsfs import names
+from wdsfs.errors import CommitError, UsageError, several
+from wdsfs.names import readable
+from wdsfs.packing.changes import DOTTED_KEY, HIDDEN, META, NO_EXTENSION, ONLY_CASE, OTHER_STEM, RESERVED
+from wdsfs.packing.file_table import FileTable, FoundDirectory, LeftOut
+from wdsfs.packing.plan import Numbers
+
+AUTO, FILES, SAMPLES, CLASSES = "auto", "files", "samples", "classes"
+
+_WAY_OUT = "say which with --layout files, samples or classes"
+
+
+class Layout(NamedTuple):
+    """A layout; `full`: in `samples`, the names of files begin with that of their sample."""
+
+    name: str
+    full: bool = False
+
+    @property
+    def text(self) -> str:
+        """For messages: what was taken for what."""
+        return _TEXTS[self.name] + (", named in full" if self.full else "")
+
+
+_TEXTS = {
+    FILES: "files (key.ext)",
+    SAMPLES: "samples (a directory for each sample)",
+    CLASSES: "classes (a directory for each class)",
+}
+
+
+class _Looks(NamedTuple):
+    """What the files of a directory look like. Hidden files do not count.
+
+    `bare` names have no dot, as columns in the directory of a sample; `dotted` ones have one. `full`: all begin
+    with the name of the directory. `alone`: each is an image, sound or film that is the only file of its key.
+    """
+
+    bare: bytes | None
+    dotted: bytes | None
+    full: bool
+    alone: bool
+
+
+def layout_of(table: FileTable, wanted: str) -> Layout:
+    """Return the layout that is wanted, or for AUTO the one that the files have.
+
+    Raises CommitError where they could mean several things, or there are none.
+    """
+    if not len(table):
+        raise CommitError(f"there is no file to pack in {' or '.join(map(os.fsdecode, table.roots))}")
+    if wanted in (FILES, CLASSES):
+        return Layout(wanted)
+    looks = [_looks(directory, table.names_in(directory)) for directory in table.directories]
+    deep = [one for one, where in zip(looks, table.directories, strict=True) if where.path]
+    full = bool(deep) and all(one.full for one in deep)
+    if wanted == SAMPLES:
+        return Layout(SAMPLES, full)
+    return _detected(table, looks, full)
+
+
+def _detected(table: FileTable, looks: list[_Looks], full: bool) -> Layout:
+    bare = _first(table, [one.bare if where.path else None for one, where in _pairs(table, looks)])
+    dotted = _first(table, [one.dotted for one in looks])
+    at_top = any(one.dotted and not where.path for one, where in _pairs(table, looks))
+    if bare is None:
+        if full and not at_top:
+            return Layout(SAMPLES, True)
+        if _like_classes(table, looks):
+            raise CommitError(
+                f"{os.fsdecode(dotted or b'')}: its directory can be a class (--layout classes, which adds the "
+                "column cls), or only a part of the key (--layout files): say which"
+            )
+        return Layout(FILES)
+    if at_top or not all(one.bare for one, where in _pairs(table, looks) if where.path):
+        raise CommitError(
+            f"{os.fsdecode(bare)} looks like a column in the directory of a sample, "
+            f"{os.fsdecode(dotted or b'')} like a file of the sample that its name begins with: {_WAY_OUT}"
+        )
+    return Layout(SAMPLES, False)
+
+
+def _pairs(table: FileTable, looks: list[_Looks]) -> list[tuple[_Looks, FoundDirectory]]:
+    return list(zip(looks, table.directories, strict=True))
+
+
+def _first(table: FileTable, found: list[bytes | None]) -> bytes | None:
+    """The path of the first of these names, one of each directory."""
+    for name, where in zip(found, table.directories, strict=True):
+        if name is not None:
+            return table.path_of(where) + b"/" + name
+    return None
+
+
+def _like_classes(table: FileTable, looks: list[_Looks]) -> bool:
+    below_top = all(where.path and b"/" not in where.path for where in table.directories)
+    return below_top and all(one.alone for one in looks)
+
+
+def _looks(directory: FoundDirectory, found: list[bytes]) -> _Looks:
+    start = directory.path.rpartition(b"/")[2] + b"."
+    bare = dotted = None
+    full = alone = True
+    last = b""
+    for name in found:
+        stem, dot, extension = name.partition(b".")
+        if not stem:
+            continue
+        if not dot:
+            bare = bare or name
+        else:
+            dotted = dotted or name
+        full = full and name.startswith(start)
+        alone = alone and stem != last and extension.lower() in names.MEDIA
+        last = stem
+    return _Looks(bare, dotted, full and dotted is not None, alone and dotted is not None)
+
+
+OUTSIDE = "is outside of a sample: in --layout samples its files are in a directory of its own"
+OUTSIDE_CLASS = "is outside of a class: in --layout classes each class is a directory"
+
+NO_CLASS = -1
+
+
+class Samples:
+    """The samples of trees, by number, in the order of the walk.
+
+    `sizes` are bytes of content. `classes` are the names of all classes, sorted; `class_of` has the class of each
+    sample (NO_CLASS outside of the layout classes), `directory_of` the number of the directory of its files;
+    `starts` has its first place in `rows`, which has the rows of all files.
+    """
+
+    def __init__(self, table: FileTable, layout: Layout) -> None:
+        self.table, self.layout = table, layout
+        self.classes: list[bytes] = []
+        self._rows, self._starts = array("q"), array("q")
+        self._directories, self._classes = array("i"), array("i")
+        self.class_of = self.directory_of = np.zeros(0, np.int32)
+        self.sizes = np.zeros(0, np.int64)
+        self.starts = np.zeros(1, np.int64)
+        self.rows = np.zeros(0, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._directories)
+
+    def begin(self, directory: int, label: int) -> None:
+        """Begin a sample, whose files are in this directory."""
+        self._starts.append(len(self._rows))
+        self._directories.append(directory)
+        self._classes.append(label)
+
+    def add(self, row: int) -> None:
+        """Add a file to the sample that was begun last."""
+        self._rows.append(row)
+
+    def finish(self) -> None:
+        """All samples are there: make columns of them, without a copy."""
+        if not len(self):
+            return
+        self._starts.append(len(self._rows))
+        self.rows, self.starts = np.frombuffer(self._rows, np.int64), np.frombuffer(self._starts, np.int64)
+        self.class_of = np.frombuffer(self._classes, np.int32)
+        self.directory_of = np.frombuffer(self._directories, np.int32)
+        self.sizes = np.add.reduceat(np.frombuffer(self.table.sizes, np.int64)[self.rows], self.starts[:-1])
+
+    def directory_number(self, sample: int) -> int:
+        """The number of the directory that has the files of a sample."""
+        return self._directories[sample]
+
+    def _directory(self, sample: int) -> FoundDirectory:
+        return self.table.directories[self._directories[sample]]
+
+    def key(self, sample: int) -> bytes:
+        """The key of a sample in the tar."""
+        directory = self._directory(sample)
+        if self.layout.name == SAMPLES:
+            return directory.path
+        name = self.table.name(self._rows[self._starts[sample]])
+        return directory.prefix + name.partition(b".")[0]
+
+    def prefix(self, directory: int) -> bytes:
+        """What stands in front of the name of a file in this directory, in its name in the tar."""
+        found = self.table.directories[directory]
+        if self.layout.name != SAMPLES:
+            return found.prefix
+        return names.split_folder(found.path)[0] if self.layout.full else found.path + b"."
+
+    def rows_of(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the rows of the files of these samples, in order, and where among them each sample starts."""
+        counts = self.starts[numbers + 1] - self.starts[numbers]
+        starts = np.cumsum(counts) - counts
+        within = np.arange(int(counts.sum())) - np.repeat(starts, counts)
+        return self.rows[np.repeat(self.starts[numbers], counts) + within], starts
+
+
+def group(table: FileTable, layout: Layout, left_out: LeftOut, class_column: bytes | None = None) -> Samples:
+    """Return the samples; files of none go to `left_out`. `class_column` is added to each sample of a class.
+
+    Raises CommitError for two samples of one key, and for a sample that has this column already.
+    """
+    found = _Grouping(table, layout, left_out, class_column).run()
+    if len(table.roots) > 1:
+        _refuse_equal_keys(found)
+    return found
+
+
+class _Grouping:
+    def __init__(self, table: FileTable, layout: Layout, left_out: LeftOut, class_column: bytes | None) -> None:
+        self.table, self.layout, self.left_out, self.class_column = table, layout, left_out, class_column
+        self.samples = Samples(table, layout)
+
+    def run(self) -> Samples:
+        self.samples.classes = self._class_names()
+        labels = {name: number for number, name in enumerate(self.samples.classes)}
+        for number, directory in enumerate(self.table.directories):
+            if self.layout.name == SAMPLES:
+                self._sample_directory(number, directory)
+            else:
+                label = labels.get(_class_of(directory), NO_CLASS)
+                self._files(number, directory, label)
+        self.samples.finish()
+        return self.samples
+
+    def _class_names(self) -> list[bytes]:
+        if self.layout.name != CLASSES:
+            return []
+        return sorted({_class_of(one) for one in self.table.directories if one.path})
+
+    def _refuse(self, directory: FoundDirectory, name: bytes, reason: str) -> None:
+        self.left_out.refuse(self.table.path_of(directory) + b"/" + name, reason)
+
+    def _sample_directory(self, number: int, directory: FoundDirectory) -> None:
+        """Take the files of a directory as one sample."""
+        base = directory.path.rpartition(b"/")[2]
+        whole = None if directory.path else OUTSIDE
+        if b"." in base:
+            whole = DOTTED_KEY
+        start, begun, seen = (base + b".") if self.layout.full else b"", False, set[bytes]()
+        for row, name in enumerate(self.table.names_in(directory), directory.first):
+            reason = whole
+            if reason is None and not name.startswith(start):
+                reason = OTHER_STEM
+            extension = name[len(start) :]
+            reason = reason or _wrong_extension(extension, seen)
+            if reason is None and names.is_meta(directory.path + b"." + extension):
+                reason = META
+            if reason is not None:
+                self._refuse(directory, name, reason)
+                continue
+            seen.add(extension.lower())
+            if not begun:
+                self.samples.begin(number, NO_CLASS)
+                begun = True
+            self.samples.add(row)
+
+    def _files(self, number: int, directory: FoundDirectory, label: int) -> None:
+        """Take the files of a directory as samples by what their names begin with."""
+        whole = META if names.is_meta(directory.prefix) else None
+        if self.layout.name == CLASSES and not directory.path:
+            whole = OUTSIDE_CLASS
+        last, seen = None, set[bytes]()
+        for row, name in enumerate(self.table.names_in(directory), directory.first):
+            stem, dot, extension = name.partition(b".")
+            if stem != last:
+                seen = set()
+            reason = whole or (None if stem else HIDDEN) or (None if dot else NO_EXTENSION)
+            reason = reason or _wrong_extension(extension, seen)
+            if reason is None and not directory.path and names.is_meta(name):
+                reason = META
+            if reason is not None:
+                self._refuse(directory, name, reason)
+                continue
+            if stem != last:
+                self.samples.begin(number, label)
+                last = stem
+            seen.add(extension.lower())
+            if label != NO_CLASS and self.class_column is not None and extension.lower() == self.class_column:
+                self._refuse_column(directory, name)
+            self.samples.add(row)
+
+    def _refuse_column(self, directory: FoundDirectory, name: bytes) -> None:
+        where = os.fsdecode(self.table.path_of(directory) + b"/" + name)
+        raise CommitError(
+            f"{where} is the column that the class of each sample would be written to: name another one with "
+            "--class-column, or use --class-as none, or --layout files"
+        )
+
+
+def _class_of(directory: FoundDirectory) -> bytes:
+    return directory.path.partition(b"/")[0]
+
+
+def _wrong_extension(extension: bytes, seen: set[bytes]) -> str | None:
+    """Return why a sample cannot have a member of this extension, beside those that it has."""
+    if not extension:
+        return NO_EXTENSION
+    if extension.startswith(b"."):
+        return HIDDEN
+    if extension in names.RESERVED:
+        return RESERVED
+    return ONLY_CASE if extension.lower() in seen else None
+
+
+def _refuse_equal_keys(samples: Samples) -> None:
+    """Raise CommitError if two samples have one key: they lie in different trees."""
+    sums: NDArray[np.uint64] = np.fromiter(
+        (xxhash.xxh3_64_intdigest(samples.key(number)) for number in range(len(samples))), np.uint64, len(samples)
+    )
+    order = np.argsort(sums, kind="stable")
+    again = np.flatnonzero(sums[order][1:] == sums[order][:-1])
+    for at in again.tolist():
+        one, other = int(order[at]), int(order[at + 1])
+        if samples.key(one) == samples.key(other):
+            table = samples.table
+            places = [table.directories[samples.directory_number(number)] for number in (one, other)]
+            where = " and ".join(os.fsdecode(table.path_of(place)) for place in places)
+            raise CommitError(
+                f"the key {os.fsdecode(samples.key(one))!r} comes twice, in {where}: pack the directory above "
+                "them, so that the names of both are parts of the keys"
+            )
+
+
+# --- order and splits ------------------------------------------------------------------------------
+
+LINES_MAX = 1 << 20  # bytes: of a list of keys, what it may be longer than all keys together
+NOT_LISTED = "its key is not in the list of --order"
+
+# So that a key has independent numbers for its order and for its split.
+_SHUFFLE, _SPLIT = b"wdsfs shuffle", b"wdsfs split"
+
+
+class Split(NamedTuple):
+    """A split: its name, and the fraction of the samples that it gets."""
+
+    name: str
+    fraction: float
+
+
+def parse_splits(texts: Sequence[str]) -> list[Split]:
+    """Return the splits of `NAME=FRACTION` texts. Raises UsageError, also if they are not the whole together."""
+    found = []
+    for text in texts:
+        name, equals, number = text.partition("=")
+        try:
+            fraction = float(number)
+        except ValueError:
+            fraction = math.nan
+        if not (name and equals and 0 < fraction <= 1) or "/" in name or "%" in name:
+            raise UsageError(f"--split {text}: write NAME=FRACTION, for example train=0.9")
+        found.append(Split(name, fraction))
+    names = [one.name for one in found]
+    if len(set(names)) < len(names):
+        raise UsageError(f"--split: {several(sorted(names))}: each split has a name of its own")
+    total = math.fsum(one.fraction for one in found)
+    if found and abs(total - 1) > 1e-6:
+        raise UsageError(f"--split: the fractions are {total:g} together: they have to be 1, to lose no sample")
+    return found
+
+
+def order_of(samples: Samples, seed: str | None, listed: str | None, left_out: LeftOut) -> Numbers:
+    """Return the numbers of the samples in the order of the set: by name, shuffled, or as a file lists the keys.
+
+    Samples that are not listed go to `left_out`. Raises UsageError for a list that cannot be read, or that has
+    keys of no sample or a key twice.
+    """
+    if listed is not None:
+        return _as_listed(samples, listed, left_out)
+    if seed is None:
+        return np.arange(len(samples), dtype=np.int64)
+    # Equal numbers keep the order by name.
+    return np.argsort(_hashed(samples, _SHUFFLE + b" " + os.fsencode(seed)), kind="stable").astype(np.int64)
+
+
+def split_of(samples: Samples, order: Numbers, splits: Sequence[Split]) -> list[Numbers]:
+    """Return the samples of each split, in their order. Raises CommitError for a split without samples.
+
+    In each class, and in a set without classes as a whole, a split gets its fraction to less than one sample:
+    samples with the lowest hash of the key are those of the first split. The seed of a shuffle has no part in
+    that, so a set that is shuffled anew has no sample of its test split among those for training.
+    """
+    place = np.zeros(len(samples), np.int64)
+    hashed = _hashed(samples, _SPLIT)
+    bounds = np.cumsum([one.fraction for one in splits])
+    bounds[-1] = 1
+    for label in np.unique(samples.class_of[order]):
+        members = order[samples.class_of[order] == label]
+        ranked = members[np.lexsort((members, hashed[members]))]
+        ends = np.floor(bounds * len(ranked) + 0.5).astype(np.int64)
+        place[ranked] = np.searchsorted(ends, np.arange(len(ranked)), side="right")
+    found = [order[place[order] == number] for number in range(len(splits))]
+    for one, numbers in zip(splits, found, strict=True):
+        if not len(numbers):
+            raise CommitError(f"--split {one.name}={one.fraction:g}: of {len(order)} samples that is none")
+    return found
+
+
+def _hashed(samples: Samples, salt: bytes) -> NDArray[np.uint64]:
+    """A number for each sample that follows from its key and the salt."""
+    begun, found = hashlib.blake2b(salt + b"\0", digest_size=8), bytearray()
+    for number in range(len(samples)):
+        one = begun.copy()
+        one.update(samples.key(number))
+        found += one.digest()
+    return np.frombuffer(found, ">u8").astype(np.uint64)
+
+
+def _as_listed(samples: Samples, path: str, left_out: LeftOut) -> Numbers:
+    longest = LINES_MAX + sum(len(samples.key(number)) + 2 for number in range(len(samples)))
+    try:
+        with open(path, "rb") as file:
+            text = file.read(longest + 1)
+    except OSError as error:
+        raise UsageError(f"--order {path}: {error.strerror}") from None
+    if len(text) > longest:
+        raise UsageError(f"--order {path}: is longer than a list of all {len(samples):,} keys can be")
+    # Keys may have newlines: a list with NULs is separated by these.
+    lines = text.split(b"\0") if b"\0" in text else [line.removesuffix(b"\r") for line in text.split(b"\n")]
+    keys = [key for key in lines if key]
+    numbers = {samples.key(number): number for number in range(len(samples))}
+    found = []
+    for line, key in enumerate(keys, 1):
+        number = numbers.pop(key, None)
+        if number is None:
+            what = "comes twice" if key in keys[: line - 1] else "is the key of no sample"
+            raise UsageError(f"--order {path}: {readable(key)!r}, key {line} of the list, {what}")
+        found.append(number)
+    for key in numbers:
+        left_out.refuse(key, NOT_LISTED)
+    return np.array(found, np.int64)

@@ -1,0 +1,466 @@
+"""Decides which shards a commit writes, and from which pieces.
+
+A `Plan` is complete before the first byte is written: `--dry-run` can show it, and every refusal comes first.
+`packing/runner.py` and `packing/replacement.py` carry it out.
+
+Rules: an edited sample stays where its first member was, samples stay in their order, new ones follow the last one
+of their shard. Untouched members are raw ranges. The same input gives the same bytes. A shard that is read with
+options (`reading.Reading`) is written so that other tools find the same samples in it, also if nothing else
+changes.
+
+Reads shards and their records, writes nothing. One thread.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import itertools
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdsfs.errors import CommitError, MissingShard, ShardError, StaleShard, UsageError
+from wdsfs.index.record import STRAY, Record
+from wdsfs.names import split
+from wdsfs.packing.changes import Changes, NewSample, Rules, ShardChanges
+from wdsfs.packing.output_names import canonical, continued, namer, refuse_compressed_name, refuse_foreign_link
+from wdsfs.packing.plan import (
+    COPY,
+    LINK,
+    NEW,
+    REWRITE,
+    CopiedRange,
+    NewMember,
+    Output,
+    Piece,
+    Plan,
+    Remark,
+    ShardFill,
+    SourceShard,
+    Step,
+    Zeros,
+    joined,
+    split_trailing,
+)
+from wdsfs.packing.source_layout import Cut, SourceLayout, layout, unpacked_size
+from wdsfs.remote.shard_paths import is_remote
+from wdsfs.remote.urls import BUCKETS, parse
+from wdsfs.tar import headers
+from wdsfs.tar.problems import HARMLESS
+from wdsfs.tree.indexing import indexed
+from wdsfs.tree.shard_set import ShardSet, readable_numbers
+
+# The reason why a changed file is in no shard of a commit with --changed-only.
+NO_SAMPLE = "is in no sample, and --changed-only writes samples"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOptions:
+    """Options of the command line. `output` names the new shards: `%06d` or braces for the number.
+
+    `leave_out`: commit although some files cannot be packed; they stay in the overlay. `with_leavings` and
+    `ignore_times` decide what is a change (`changes.Rules`). `allow_missing`: commit although some shards cannot
+    be read; these have no changes.
+    """
+
+    output: str | None = None
+    maxcount: int | None = None
+    maxsize: float | None = None
+    changed_only: bool = False
+    in_place: bool = False
+    link: bool = False
+    sort: bool = False
+
+    leave_out: bool = False
+    with_leavings: bool = False
+    ignore_times: bool = False
+    allow_missing: bool = False
+
+    @property
+    def rules(self) -> Rules:
+        return Rules(self.with_leavings, self.ignore_times)
+
+    @property
+    def resplits(self) -> bool:
+        """True if the samples are distributed to shards of another size."""
+        return not self.in_place and not self.changed_only and (self.maxcount or self.maxsize) is not None
+
+
+class Unit(NamedTuple):
+    """A sample and the strays after it; strays alone have no key, and 0 `samples`."""
+
+    key: bytes
+    samples: int
+    size: int
+    pieces: list[Piece]
+
+
+class Planner:
+    """Makes the plan for these changes of the lower.
+
+    Raises UsageError for options that exclude each other, CommitError if something cannot be packed, ShardErrors.
+    """
+
+    def __init__(self, lower: ShardSet, changes: Changes, options: CommitOptions) -> None:
+        self.lower, self.changes, self.options = lower, changes, options
+        self.plan = Plan()
+
+    def make(self) -> Plan:
+        """Make the plan. Raises what the class says."""
+        self._refuse_losses()
+        if self.options.in_place:
+            self._plan_in_place()
+        else:
+            outputs = self._delta() if self.options.changed_only else self._resplit()
+            if not self.options.changed_only and not self.options.resplits:
+                outputs = self._one_to_one()
+            name = namer(self.options.output)
+            for step, number in zip(outputs, itertools.count(), strict=False):
+                step.output.target = name(number)
+                self.plan.steps.append(step)
+        self._refuse_clashes()
+        self._account()
+        return self.plan
+
+    def _account(self) -> None:
+        """Refuse a plan that forgets a file of the upper. Raises CommitError.
+
+        Compares the files that exist with the pieces that are written, so that no error in between can lose a
+        file.
+        """
+        if self.changes.upper is None:
+            return
+        written = {
+            piece.path for step in self.plan.steps for piece in step.output.pieces if isinstance(piece, NewMember)
+        }
+        named = {remark.path for remark in self.plan.left_out}
+        forgotten = set(self.changes.upper.contents()) - written - named - self.changes.covered
+        if forgotten:
+            text = "nothing was written, since files would be in no shard; this is an error of wdsfs"
+            raise CommitError(f"{text}, please report it with these names:", *_listing(sorted(forgotten)))
+
+    def _refuse_losses(self) -> None:
+        changes, options = self.changes, self.options
+        refused = [("conflict: ", one) for one in changes.conflicts]
+        if options.in_place or not options.leave_out:
+            refused += [("", one) for one in changes.unpackable]
+        if refused:
+            told = _listing([os.fsencode(f"{word}{os.fsdecode(one.path)}: {one.reason}") for word, one in refused])
+            advice = [] if options.in_place or changes.conflicts else ["--leave-out goes ahead without it"]
+            raise CommitError("this cannot be packed:", *told, *advice)
+        self.plan.left_out = [*changes.leavings, *changes.unpackable]
+        if options.changed_only:
+            self.plan.left_out += self._changed_strays()
+
+    def _changed_strays(self) -> Iterator[Remark]:
+        """Yield changed members of no sample, which have no place among whole samples."""
+        for number, found in sorted(self.changes.shards.items()):
+            record = self.lower.record(number)
+            for member, news in sorted(found.members.items()):
+                if record.entry_flags[record.entry_of(member)] & STRAY:
+                    yield from (Remark(new.path, NO_SAMPLE) for new in news)
+
+    def _source(self, number: int) -> Record:
+        """Return the record of a shard, and add the shard to the plan."""
+        record = indexed(self.lower.record, number)
+        self.plan.sources[number] = SourceShard(self.lower.shards[number].path, record.fingerprint)
+        return record
+
+    def _layout(self, number: int) -> tuple[Record, SourceLayout]:
+        record = self._source(number)
+        found = self.changes.shards.get(number)
+        if found is not None and found.fingerprint != self.plan.sources[number].fingerprint:
+            # The changes have the numbers of the record that they were found with.
+            raise StaleShard(f"{self.lower.path_text(number)} has changed since it was looked at; start again")
+        return record, layout(number, self.lower.shards[number].path, record)
+
+    def _refuse_clashes(self) -> None:
+        targets = [canonical(step.output.target) for step in self.plan.steps]
+        sources = Counter(canonical(shard.path) for shard in self.lower.shards)
+        seen: set[bytes] = set()
+        for target in targets:
+            if target in seen:
+                raise CommitError(f"{os.fsdecode(target)} would be written twice")
+            seen.add(target)
+            if not (self.options.in_place and (target in sources or os.path.lexists(target))):
+                refuse_compressed_name(target)
+            if target in sources and not self.options.in_place:
+                text = f"{os.fsdecode(target)} is one of the shards: choose another --output, or --in-place"
+                raise CommitError(text)
+            if sources[target] > 1:
+                raise CommitError(f"{os.fsdecode(target)} is several shards of the set")
+
+    # --- one shard for each
+
+    def _one_to_one(self) -> Iterator[Step]:
+        for number in readable_numbers(self.lower, self.options.allow_missing):
+            as_it_is = number not in self.changes.shards and not self.options.sort and not self._mends(number)
+            yield self._whole(number) if as_it_is else self._rewritten(number)
+        yield from self._further()
+
+    def _mends(self, number: int) -> bool:
+        """True if a shard without changes is written anew, because other readers find other samples in it."""
+        if self.lower.shards[number].reading.is_plain:
+            return False
+        try:
+            record = indexed(self.lower.record, number)
+        except ShardError:
+            if not self.options.allow_missing:
+                raise
+            return False
+        if not record.is_irregular:
+            return False
+        damage = next((problem for problem in record.problems if problem.kind not in HARMLESS), None)
+        reason = None if damage is None else f"is damaged ({damage.text})"
+        if reason is None and self.options.in_place and self.lower.is_compressed(number):
+            reason = "is compressed, so it cannot be replaced by a plain tar"
+        if reason is not None:
+            text = "%s %s: it stays as it is, and other readers still find something else in it"
+            log.warning(text, self.lower.path_text(number), reason)
+        return reason is None
+
+    def _whole(self, number: int) -> Step:
+        """Return the step that copies or links a shard. Its record is not read: most shards are unchanged."""
+        summary = indexed(self.lower.summary, number)
+        path = self.lower.shards[number].path
+        self.plan.sources[number] = SourceShard(path, summary.fingerprint)
+        if self.options.link and is_remote(path):
+            raise CommitError(f"{os.fsdecode(path)}: there are no hard links to a shard in a store; use --copy")
+        size = unpacked_size(path)
+        if size is not None and self.options.link:
+            text = "is compressed: a hard link would not be the plain tar that its name promises; use --copy"
+            raise CommitError(f"{os.fsdecode(path)} {text}, which unpacks it")
+        pieces: list[Piece] = [CopiedRange(number, 0, summary.size if size is None else size)]
+        return Step(Output(b"", pieces), LINK if self.options.link else COPY, number, summary.samples)
+
+    def _rewritten(self, number: int) -> Step:
+        record, source = self._layout(number)
+        found = self.changes.shards.get(number, ShardChanges())
+        samples = record.samples + len(found.appended) - _removed(record, found)
+        if source.moves:
+            self._refuse_scattering(number, record, source)
+        if self.options.sort:
+            units = self._sorted(list(self._units(number, record, source, found)))
+            pieces = source.whole([piece for unit in units for piece in unit.pieces])
+        else:
+            new = [one._replace(common=source.common) for sample in found.appended for one in sample.members]
+            pieces = source.pieces(_cuts(source, found), new)
+        return Step(Output(b"", pieces), REWRITE, number, samples)
+
+    # --- samples in a row
+
+    def _resplit(self) -> Iterator[Step]:
+        numbers = readable_numbers(self.lower, self.options.allow_missing)
+        units = itertools.chain.from_iterable(map(self._units_of, numbers))
+        yield from self._rolled(itertools.chain(units, self._further_units()))
+
+    def _units_of(self, number: int) -> Iterator[Unit]:
+        record, source = self._layout(number)
+        if any(problem.kind == "behind end mark" for problem in record.problems):
+            log.warning("%s: the data after its end mark is not in the new shards", self.lower.path_text(number))
+        yield from self._units(number, record, source, self.changes.shards.get(number, ShardChanges()))
+
+    def _delta(self) -> Iterator[Step]:
+        units = (self._delta_units(number) for number in sorted(self.changes.shards))
+        yield from self._rolled(itertools.chain(itertools.chain.from_iterable(units), self._further_units()))
+
+    def _further(self) -> Iterator[Step]:
+        """Yield the samples of new shard directories: at least a shard for each."""
+        for top in sorted(self.changes.further):
+            yield from self._rolled(map(_unit_of, self.changes.further[top]))
+
+    def _further_units(self) -> Iterator[Unit]:
+        for top in sorted(self.changes.further):
+            yield from map(_unit_of, self.changes.further[top])
+
+    def _rolled(self, units: Iterator[Unit]) -> Iterator[Step]:
+        """Yield shards of these units."""
+        fill = ShardFill(self.options.maxcount, self.options.maxsize)
+        placed: list[Unit] = []
+        for unit in units:
+            if unit.samples and fill.starts_another(unit.size, unit.key):
+                step, trailing = self._shard_of(placed)
+                yield step
+                placed = [Unit(b"", 0, 0, trailing)]  # a global header stays in front of its members
+            placed.append(unit)
+        if placed:
+            yield self._shard_of(placed)[0]
+
+    def _shard_of(self, units: list[Unit]) -> tuple[Step, list[Piece]]:
+        """Return a new shard, and the global headers after its last member."""
+        units = self._sorted(units) if self.options.sort else units
+        pieces, trailing = split_trailing([piece for unit in units for piece in unit.pieces])
+        output = Output(b"", joined([*pieces, Zeros(len(headers.END))]))
+        return Step(output, NEW, None, sum(unit.samples for unit in units)), trailing
+
+    def _sorted(self, units: list[Unit]) -> list[Unit]:
+        """Sort the samples by key, bytewise; strays before the first sample stay there."""
+        found = sorted((unit for unit in units if unit.samples), key=lambda unit: unit.key)
+        for one, other in itertools.pairwise(found):
+            if one.key == other.key:
+                text = f"the key {os.fsdecode(one.key)!r} comes twice: sorted, the two samples would be one"
+                raise CommitError(text)
+        return [unit for unit in units if not unit.samples] + found
+
+    def _units(self, number: int, record: Record, source: SourceLayout, found: ShardChanges) -> Iterator[Unit]:
+        """Yield the samples of a shard in order, with the changes."""
+        self._refuse_scattering(number, record, source)
+        cuts = _cuts(source, found)
+        in_sample = (record.array("entry.flags")[source.entries] & STRAY) == 0
+        # A sample begins with its first member. Members that lie apart are among the cuts.
+        firsts = np.unique(source.entries[in_sample], return_index=True)[1]
+        places = np.sort(np.flatnonzero(in_sample)[firsts])
+        borders = [*source.heads[places].tolist(), source.tail]
+        sizes = _sizes_of_units(source, in_sample, places)
+        at = bisect.bisect_left(cuts, borders[0], key=lambda cut: cut.start)
+        yield Unit(b"", 0, 0, list(source.between(0, borders[0], cuts[:at])))
+        for nth, place in enumerate(places.tolist()):
+            start, end = borders[nth], borders[nth + 1]
+            first = at
+            # New members after the last one of a sample are at its end, which may be the start of the next one.
+            while at < len(cuts) and (cuts[at].start < end or cuts[at].end == cuts[at].start == end):
+                at += 1
+            pieces = list(source.between(start, end, cuts[first:at]))
+            key, left, change = _outcome(record, int(source.entries[place]), found)
+            yield Unit(key, int(left), sizes[nth] + change if left else 0, pieces)
+        yield from map(_unit_of, found.appended)
+
+    def _refuse_scattering(self, number: int, record: Record, source: SourceLayout) -> None:
+        """Refuse to move members away from others that depend on them. Raises CommitError."""
+        what = "hard links" if record.has_links else "a global PAX header" if source.common else ""
+        if what:
+            cannot = "its samples can neither be sorted nor split up anew"
+            if source.moves:
+                cannot = "members that lie apart cannot be moved; use it without --group-by-key"
+            raise CommitError(f"{self.lower.path_text(number)} has {what}: {cannot}")
+
+    def _delta_units(self, number: int) -> Iterator[Unit]:
+        """Yield the changed and new samples of a shard, whole."""
+        found = self.changes.shards[number]
+        record, source = self._layout(number)
+        if found.entries:
+            self._refuse_scattering(number, record, source)
+        for entry in sorted(found.entries, key=lambda entry: source.member(record.entry_member[entry])):
+            pieces: list[Piece] = []
+            for member in record.entry_members(entry):
+                new = found.members.get(member)
+                pieces += [CopiedRange(number, *source.member(member))] if new is None else new
+                pieces += found.following.get(member, ())
+            key, _, change = _outcome(record, entry, found)
+            size = sum(record.member(member).size for member in record.entry_members(entry))
+            yield Unit(key, 1, size + change, pieces)
+        yield from map(_unit_of, found.appended)
+
+    # --- in place
+
+    def _plan_in_place(self) -> None:
+        self._refuse_remote()
+        for number in range(len(self.lower)):
+            if number not in self.changes.shards and not self._mends(number):
+                continue
+            self._refuse_compressed_in_place(number, "replaced")
+            refuse_foreign_link(self.lower.shards[number].path)
+            step = self._rewritten(number)
+            step.output.target = canonical(self.lower.shards[number].path)
+            self.plan.steps.append(step)
+        further = list(self._further())
+        if further:
+            names = self._further_names()
+            for step in further:
+                step.output.target = next(names)
+                self.plan.steps.append(step)
+
+    def _refuse_remote(self) -> None:
+        """Refuse shards that cannot be written where they are. Raises CommitError."""
+        for number, shard in enumerate(self.lower.shards):
+            if is_remote(shard.path) and parse(os.fsdecode(shard.path)).scheme not in BUCKETS:
+                text = "cannot be replaced where it is: name new shards with --output, without --in-place"
+                raise CommitError(f"{self.lower.path_text(number)} {text}")
+
+    def _refuse_compressed_in_place(self, number: int, what: str) -> None:
+        if self.lower.is_compressed(number):
+            text = f"is compressed: under such a name it cannot be {what} by a plain tar; commit with --output"
+            raise CommitError(f"{self.lower.path_text(number)} {text}")
+
+    def _further_names(self) -> Iterator[bytes]:
+        """Return names for new shards beside the old ones: by the pattern, or counting on from the set's."""
+        if self.options.output is not None:
+            name = namer(self.options.output)
+            candidates: Iterator[bytes] = map(name, itertools.count())
+        elif not self.lower.shards:
+            raise UsageError("a new set has no shards to put new ones beside: name them with --output")
+        else:
+            with contextlib.suppress(*[MissingShard] * self.options.allow_missing):
+                self._refuse_compressed_in_place(len(self.lower) - 1, "followed")
+            candidates = continued(self.lower.shards[-1].path)
+        return (name for name in candidates if not _exists(name))
+
+
+def _exists(target: bytes) -> bool:
+    if not is_remote(target):
+        return os.path.lexists(target)
+    from wdsfs.remote import shard_paths
+
+    return bool(shard_paths.found([target]))
+
+
+def _listing(lines: Sequence[bytes]) -> list[str]:
+    """Return the first lines of a long list, for a message."""
+    more = [f"  and {len(lines) - 10} more; see: wdsfs diff"] if len(lines) > 10 else []
+    return [f"  {os.fsdecode(line)}" for line in lines[:10]] + more
+
+
+def _unit_of(sample: NewSample) -> Unit:
+    return Unit(sample.key, 1, sum(new.size for new in sample.members), list(sample.members))
+
+
+def _sizes_of_units(source: SourceLayout, in_sample: NDArray[np.bool_], places: NDArray[np.int64]) -> list[int]:
+    """Return the bytes of content of each unit: of its sample, and of the strays after it."""
+    unit_of = np.searchsorted(places, np.arange(len(source.sizes)), side="right") - 1
+    numbers = np.full(int(source.entries.max(initial=-1)) + 1, -1)
+    numbers[source.entries[places]] = np.arange(len(places))
+    unit_of[in_sample] = numbers[source.entries[in_sample]]
+    found = np.zeros(len(places) + 1, np.int64)  # the last element: before the first sample
+    np.add.at(found, unit_of, source.sizes)
+    sizes: list[int] = found.tolist()
+    return sizes
+
+
+def _removed(record: Record, found: ShardChanges) -> int:
+    """Return the number of samples of a shard that are removed."""
+    entries = {record.entry_of(member) for member in found.members}
+    samples = {entry for entry in entries if not record.entry_flags[entry] & STRAY}
+    return len(samples - found.entries)
+
+
+def _cuts(source: SourceLayout, found: ShardChanges) -> list[Cut]:
+    def with_common(news: dict[int, tuple[NewMember, ...]]) -> dict[int, tuple[NewMember, ...]]:
+        return {m: tuple(new._replace(common=source.common) for new in some) for m, some in news.items()}
+
+    return source.cut(with_common(found.members), with_common(found.following))
+
+
+def _outcome(record: Record, entry: int, found: ShardChanges) -> tuple[bytes, bool, int]:
+    """Return the key of a changed sample, True if any member is left, and the bytes by which it grows."""
+    change, left, key = 0, False, record.entry_path(entry)
+    for member in record.entry_members(entry):
+        new = found.members.get(member)
+        if new is None:
+            left = True
+        else:
+            change -= record.member(member).size
+        for one in (*(new or ()), *found.following.get(member, ())):
+            left, change = True, change + one.size
+            parts = split(one.name)
+            if parts is not None and new:
+                key = parts.folder + parts.stem
+    return key, left, change
