@@ -17,13 +17,13 @@ demo: setup  ## mount a set of real images and look around in it
 # The tests run also when lint complains, and their summary comes last. Two processes run them, since most of their
 # time is that of other processes starting. Those of other people's tools are skipped where `make tools` has not
 # been typed, but not with WDSFS_REQUIRE_TOOLS.
-test:  ## every check: lint, format, types, tests
+test:  ## every check: lint, format, types, tests; ROOM=tar runs the tests of one room only
 	.ci/setup test
 	$(if $(WDSFS_REQUIRE_TOOLS),.ci/setup tools)
 	status=0; \
 	$(MAKE) --no-print-directory lint || status=1; \
 	echo '==> Tests'; \
-	$(BIN)/pytest -n 2 --dist worksteal || status=1; \
+	$(BIN)/pytest -n 2 --dist worksteal $(if $(ROOM),tests/$(ROOM)) || status=1; \
 	exit $$status
 
 tools:  ## the tools and servers that some tests and docs/recipes.md use, 2 GB; `make test` then runs these, too

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import processes, warm_start
+from tests import needs, processes, warm_start
 from tests.processes import PATIENCE, Process, wait_until
 from tests.warm_start import WarmProcess, WarmStart
 from wdsfs import mount_table
@@ -102,6 +102,11 @@ def pytest_configure(config: pytest.Config) -> None:
         for one in reversed(mount_table.mounts()):
             if one.fstype == "fuse.wdsfs" or image_of(one) is not None:
                 libc.umount2(one.path, _MNT_DETACH)  # it may be gone already
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by what they need, so that `-m` can leave them out."""
+    needs.mark(items)
 
 
 def drop_pages(fd: int) -> None:

@@ -364,7 +364,7 @@ def test_what_a_commit_left_that_was_killed_at_its_end_goes(program: Program, he
     assert not (program.home / "o.wdsfs-commit").exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+@pytest.mark.root
 @pytest.mark.parametrize("name", ["o.wdsfs-commit/commit.json", "o.wdsfs-outputs.json"])
 def test_what_another_user_has_put_beside_an_upper(name: str, program: Program, here: Set) -> None:  # noqa: F811
     """A directory such as /tmp lets anybody do that, and a journal says what is written where."""

@@ -565,7 +565,7 @@ def test_the_mount_outlives_its_supervisor(program: Program, shard: Path) -> Non
         program.run("umount", mounted.path)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="libfuse does otherwise for other users")
+@pytest.mark.root
 @pytest.mark.parametrize("resends", [True, False], ids=["", "clones"])
 def test_auto_unmount_waits_for_the_end_of_the_connection(patched: Patched, shard: Path, resends: bool) -> None:
     """The kernel releases the descriptors of a killed process from the highest number downwards.

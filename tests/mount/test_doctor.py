@@ -405,7 +405,7 @@ def runtime_directory_of_root() -> Iterator[tuple[Path, User]]:
         place.rmdir()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="takes a second user, whom only root can be")
+@pytest.mark.root
 def test_a_runtime_directory_of_another_user() -> None:
     """The one beside the logs is taken. If that cannot be, doctor says so, and what to do."""
     environment = {"XDG_RUNTIME_DIR": "/nowhere"}
@@ -426,7 +426,7 @@ def test_a_runtime_directory_of_another_user() -> None:
         assert "set XDG_RUNTIME_DIR" in program.refused("status", code=5, env=environment)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="takes a second user, whom only root can be")
+@pytest.mark.root
 def test_all_processes_agree_on_the_spare_runtime_directory() -> None:
     """Also when the other user removes the directory that was in the way."""
     environment = {"XDG_RUNTIME_DIR": "/nowhere"}

@@ -730,7 +730,7 @@ def test_an_ordinary_user_may_not_let_others_in(user_program: Program) -> None:
     assert b"user_allow_other" in done.stderr
 
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may do this")
+needs_root = pytest.mark.root
 
 
 @needs_root

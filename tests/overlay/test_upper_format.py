@@ -41,7 +41,7 @@ from wdsfs.overlay.upper_format import (
     open_below,
 )
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes root")
+as_root = pytest.mark.root
 
 
 def loaded(path: Path) -> UpperNode:

@@ -1307,7 +1307,7 @@ def _remove(directory: Path, name: str, below: bool) -> None:
             os.mknod(directory / name, 0o020000)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="whiteouts are device nodes")
+@pytest.mark.root
 @settings(max_examples=60, deadline=None)
 @given(shard_strategy, edits_strategy, st.sampled_from([{}, {"maxcount": 2}, {"sort": True}, {"in_place": True}]))
 def test_any_edits(shard: list[tuple[str, list[str]]], edits: EditList, options: dict[str, Any]) -> None:

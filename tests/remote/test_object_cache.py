@@ -169,7 +169,7 @@ def test_the_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert not one.put(0, bytes(BLOCK))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+@pytest.mark.root
 def test_a_directory_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who could write it could have any bytes served."""
     os.mkdir(tmp_path / "theirs", 0o700)

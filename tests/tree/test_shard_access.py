@@ -21,7 +21,7 @@ from wdsfs.errors import MissingShard, RefusedShard
 from wdsfs.tree import shard_access
 
 NOBODY, SOMEBODY = 65534, 65533
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="takes a second user, whom only root can be")
+pytestmark = pytest.mark.root
 
 OLD = tars.tar(tars.member(b"a.txt", b"old"), tars.member(b"a.cls", b"1"))
 NEW = tars.tar(tars.member(b"a.txt", b"newer"), tars.member(b"a.cls", b"1"))

@@ -34,7 +34,7 @@ from wdsfs.trust import Untrusted
 NOBODY = 65534
 SMALL = tars.tar(tars.member(b"a.txt", b"aaa"), tars.member(b"a.cls", b"1"))
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes a second user, whom only root can be")
+needs_root = pytest.mark.root
 
 
 def another(*command: str | Path, code: int = 0) -> None:
