@@ -1,7 +1,7 @@
 """Marks of tests by what they need from the machine: `fuse`, `root` and `tools`.
 
-`pytest -m 'not fuse'` is for a machine without /dev/fuse, `-m tools` for the tests with programs of others. A test
-gets `fuse` and `tools` by the helpers that it calls, itself or through fixtures and functions of `tests`. `root` is
+`pytest -m "not fuse"` is for a machine without /dev/fuse, `-m tools` for tests with programs of others. A test gets
+`fuse` and `tools` by the helpers that it calls, itself or through fixtures and functions of `tests`. `root` is
 set by hand: such a test is skipped for other users.
 """
 
