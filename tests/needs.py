@@ -1,8 +1,8 @@
 """Marks of tests by what they need from the machine: `fuse`, `root` and `tools`.
 
-`pytest -m "not fuse"` is for a machine without /dev/fuse, `-m tools` for tests with programs of others. A test gets
-`fuse` and `tools` by the helpers that it calls, itself or through fixtures and functions of `tests`. `root` is
-set by hand: such a test is skipped for other users.
+`pytest -m "not fuse"` is for a machine without /dev/fuse, `-m tools` for tests with programs of others. A test
+gets `fuse` and `tools` by the helpers that it calls, itself or through fixtures and functions of `tests`. `root`
+is set by hand: such a test is skipped for other users.
 """
 
 from __future__ import annotations
