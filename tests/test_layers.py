@@ -94,7 +94,9 @@ def module_of(file: Path) -> str:
 ROOMS = parse_table()
 FILES = {module_of(file): file for file in sorted(PACKAGE.rglob("*.py"))}
 MODULES = list(FILES)
-COMMANDS = [module for module in MODULES if module.startswith("wdsfs.cli.") and module.endswith("_command")]
+COMMANDS = [
+    module for module in MODULES if module.startswith("wdsfs.cli.") and module.endswith(("_command", "_commands"))
+]
 
 
 def room_of(module: str) -> str:

@@ -23,8 +23,8 @@ from tests.conftest import PATIENCE, Program
 from tests.processes import Process
 from wdsfs import __version__
 from wdsfs.cli.completion import SHELLS, script
+from wdsfs.cli.help_commands import manual
 from wdsfs.cli.main import main
-from wdsfs.cli.man_page import manual
 
 NASTY = "a b;$(x)'*"  # of a directory
 

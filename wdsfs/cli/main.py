@@ -1,7 +1,7 @@
-"""The command line: the group of all commands, messages, exit codes, and what an interrupt does.
+"""The command line: the group of all commands, messages, exit codes, interrupts.
 
-Each command is a module beside this one, which is imported when the command is given. It imports only what its
-options take; what it works with is imported when it is called, so that `wdsfs mount --help` is there at once.
+The module of a command is imported when the command is given, and imports what it works with when it is called, so
+that `wdsfs mount --help` is there at once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import importlib
 import io
 import logging
 import os
-import re
 import signal
 import sys
 from collections import deque
@@ -21,13 +20,13 @@ from typing import Any
 import click
 
 from wdsfs import __version__
-from wdsfs.cli.completion import commands
-from wdsfs.cli.output import complain, say, write_page
+from wdsfs.cli import completion  # noqa: F401  its classes register with click
+from wdsfs.cli.output import complain, say
 from wdsfs.cli.own_arguments import hide_secrets
 from wdsfs.cli.progress import INTERRUPTED
-from wdsfs.errors import UsageError, WdsfsError
+from wdsfs.errors import WdsfsError
 from wdsfs.log_lines import TerminalFormatter
-from wdsfs.names import meant, shown
+from wdsfs.names import shown
 
 EPILOG = """\b
 Exit codes: 0 done, 1 `check` or `diff` has findings (or a bug), 2 wrong arguments, 3 a shard is missing
@@ -84,12 +83,15 @@ class _Group(click.Group):
         return sorted(name for lines in GROUPS.values() for name in lines)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of this name. If there is none all are imported: click proposes one that is like it."""
+        """Return the command of this name; import all if there is none, so that click proposes one like it."""
         known = self.list_commands(ctx)
         cmd_name = ALIASES.get(cmd_name, cmd_name)
         for name in {cmd_name} & {*known} or known:
             if name not in self.commands:
-                self.add_command(getattr(importlib.import_module(f"wdsfs.cli.{name}_command"), name))
+                module = importlib.import_module(f"wdsfs.cli.{MODULES.get(name, f'{name}_command')}")
+                for command in vars(module).values():
+                    if isinstance(command, click.Command):
+                        self.add_command(command)
         return super().get_command(ctx, cmd_name)
 
     def main(self, *args: Any, **extra: Any) -> Any:
@@ -168,62 +170,6 @@ def _prepare_streams() -> None:
         sys.stdout.reconfigure(errors="surrogateescape")
 
 
-@main.command("help")
-@click.argument("command", metavar="[COMMAND|TOPIC]", required=False, shell_complete=commands)
-@click.pass_context
-def help_command(ctx: click.Context, command: str | None) -> None:
-    """Explain COMMAND, or the program: the same as --help; or show the page about TOPIC.
-
-    The topic `layouts` is: which layout for which loader.
-
-    \b
-    Examples:
-      wdsfs help mount
-      wdsfs help layouts
-    """
-    above = ctx.parent
-    assert above is not None
-    if command is None:
-        write_page(above.get_help())
-        return
-    if command in TOPICS:
-        _show_page(_page(TOPICS[command]))
-        return
-    found = main.get_command(above, command)
-    if found is None:
-        there, topics = main.list_commands(above), ", ".join(TOPICS)
-        raise UsageError(
-            f"there is no command {command!r}{meant(command, [*there, *TOPICS])}; there are: {', '.join(there)}; "
-            f"and the topic{'s' * (len(TOPICS) > 1)} {topics}"
-        )
-    with click.Context(found, parent=above, info_name=command) as context:
-        write_page(found.get_help(context))
-
-
-def _page(name: str) -> str:
-    """The text of a page that comes with the program, beside this module."""
-    with open(os.path.join(os.path.dirname(__file__), name), encoding="utf-8") as file:
-        return file.read()
-
-
-_LINKS_INSIDE = re.compile(r"\[([^]]*)\]\(#[^)]*\)")  # of a page of Markdown: a terminal does not follow them
-
-
-def _show_page(text: str) -> None:
-    """Show a page of Markdown: by a pager on a terminal, else as it is."""
-    if sys.stdout is None or not sys.stdout.isatty():
-        write_page(text)
-        return
-    from rich.console import Console
-    from rich.markdown import Markdown
-
-    console = Console()
-    text = _LINKS_INSIDE.sub(r"\1", text)
-    with console.capture() as capture:
-        console.print(Markdown(text, hyperlinks=False))
-    click.echo_via_pager(capture.get())
-
-
 # All commands as `wdsfs --help` shows them: by what one is about to do, with a line of at most 64 characters each.
 GROUPS: dict[str, dict[str, str]] = {
     "Look at shards": {
@@ -262,6 +208,9 @@ GROUPS: dict[str, dict[str, str]] = {
         "completion": "Print what makes a shell complete commands and paths.",
     },
 }
+# The modules of several commands; any other command NAME is in the module NAME_command.
+MODULES = {
+    **dict.fromkeys(("info", "ls", "cat", "check"), "look_commands"),
+    **dict.fromkeys(("doctor", "help", "man", "completion"), "help_commands"),
+}
 ALIASES = {"unmount": "umount"}  # what else commands are called
-# Pages that `wdsfs help` shows, for users who have the program and no checkout.
-TOPICS = {"layouts": "layouts.md"}

@@ -21,13 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdsfs import names
-from wdsfs.errors import StaleShard, UnreadableShard
-from wdsfs.index import record_of_file
+from wdsfs.cluster.workers import Workers
+from wdsfs.errors import ShardError, StaleShard, UnreadableShard
+from wdsfs.index import process_pool, record_of_file
 from wdsfs.index.record import KINDS, STRAY, Record
 from wdsfs.interop import dali, energon, huggingface
 from wdsfs.interop.huggingface import FirstSample
 from wdsfs.names import PLAIN, Reading
 from wdsfs.remote.shard_paths import open_shard
+from wdsfs.spec.expand import Shard
 from wdsfs.storage import source
 from wdsfs.storage.source import TarBytes, open_beside
 from wdsfs.tar import compressed, headers, scan
@@ -38,6 +40,7 @@ EXAMPLES = 100  # findings of one kind in one shard that are listed; further one
 KEPT = 1000  # samples of a shard that are remembered in case they lack an extension that others have
 PATTERNS = 10_000  # different sets of extensions that are counted in one shard
 NOTES = frozenset(("directory", "meta", "unextractable", huggingface.KIND))  # kinds that webdataset does not mind
+UNREADABLE = "unreadable"
 FILE_AND_FOLDER = "tar cannot extract it: it is a file, and other members need a directory of this name"
 
 
@@ -338,6 +341,19 @@ class Judge:
         self.members = 0
         self.extensions: Counter[bytes] = Counter()
         self._shards: list[tuple[str, Lint]] = []
+
+    def findings(
+        self, shards: Sequence[Shard], reading: Reading, jobs: int, workers: Workers | None
+    ) -> Iterator[tuple[str, LintFinding]]:
+        """Look at all shards of a set, by several processes; yield the findings with the path of their shard."""
+        look = functools.partial(lint, reading=reading, together=process_pool.together(shards, workers))
+        for shard, result in process_pool.each(look, shards, jobs, workers):
+            path = os.fsdecode(shard.path)
+            if isinstance(result, ShardError):
+                yield path, LintFinding(UNREADABLE, -1, "", str(result))
+            else:
+                yield from ((path, finding) for finding in self.add(path, result, shard.miscount(result.samples)))
+        yield from (*self.shared_keys(), *self.missing(), *self.uneven())
 
     def add(self, path: str, found: Lint, miscount: str = "") -> Iterator[LintFinding]:
         """Take in one shard; yields its findings. `miscount` says that it should have other numbers of samples."""

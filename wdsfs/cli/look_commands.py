@@ -1,0 +1,420 @@
+"""The commands `ls`, `cat`, `info` and `check`, which look at shards without a mount."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import stat
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from wdsfs.cli.completion import paths
+from wdsfs.cli.opening import opened, resolved
+from wdsfs.cli.options import (
+    Opening,
+    compressed_options,
+    executor_opening_options,
+    executor_option,
+    handing_over,
+    jobs_of,
+    json_option,
+    opening_options,
+    remote_options,
+    set_options,
+    shards_argument,
+    soundness_options,
+    trust_option,
+    workers_of,
+)
+from wdsfs.cli.output import contents_text, is_directory, print_table, say, table_of, write_bytes, write_json
+from wdsfs.cli.tree_options import TreeOptions, numbered_tree_options, tree_options
+from wdsfs.errors import UsageError, WdsfsError, bytes_text, counted
+from wdsfs.names import SHARD_SUFFIXES, shown
+
+if TYPE_CHECKING:
+    from wdsfs.spec.expand import Shard
+    from wdsfs.spec.selection import Selection
+    from wdsfs.tree.composition import Composition
+    from wdsfs.tree.distributions import Distribution
+    from wdsfs.tree.tree import Entry, LowerTree, Node
+
+log = logging.getLogger("wdsfs")
+
+BATCH = 1000  # entries of a directory that are listed at a time
+
+# --- ls, cat ------------------------------------------------------------------------------------------------
+
+
+class Listing(NamedTuple):
+    """The options of `ls` for its output."""
+
+    long: bool
+    recursive: bool
+    null: bool
+    as_json: bool
+
+    def line(self, name: bytes, node: Node, on_terminal: bool) -> bytes:
+        if self.as_json:
+            return json.dumps(_describe(name, node)).encode() + b"\n"
+        end = b"\0" if self.null else b"\n"
+        text = os.fsencode(shown(os.fsdecode(name))) if on_terminal and not self.null else name
+        if self.long:
+            return _long_line(node) + b" " + text + end
+        return text + (b"/" if is_directory(node) else b"") + end
+
+
+listing_options = handing_over(
+    "listing",
+    Listing,
+    {
+        "long": click.option("-l", "--long", is_flag=True, help="Also type, size and time."),
+        "recursive": click.option("-R", "--recursive", is_flag=True, help="Everything below, as paths."),
+        "null": click.option("-0", "--null", is_flag=True, help="End each name with a NUL byte."),
+        "as_json": json_option,
+    },
+)
+
+
+@click.command()
+@click.argument("arguments", metavar="SHARDS... [PATH]", nargs=-1, required=True, shell_complete=paths)
+@set_options
+@numbered_tree_options
+@listing_options
+@soundness_options
+@opening_options
+def ls(
+    arguments: tuple[str, ...], selection: Selection, tree: TreeOptions, listing: Listing, opening: Opening
+) -> None:
+    """List a directory of the tree without mounting it.
+
+    The last argument is a PATH below the mount when it names no shard.
+
+    \b
+    Examples:
+      wdsfs ls 'train-{000000..000009}.tar'
+      wdsfs ls train-000000.tar train-000000/images17
+      wdsfs ls -R --layout files train-000000.tar
+    """
+    from wdsfs.spec.expand import split_path
+    from wdsfs.tree.merged_tree import is_merged
+    from wdsfs.tree.numbered_tree import check_name, make_numbered
+
+    shards, path = split_path(arguments)
+    on_terminal = sys.stdout is not None and sys.stdout.isatty()
+    failures: list[WdsfsError] = []
+    view = tree.view(opening.tolerance.allow_missing)
+    with opened(shards, selection, opening, tree.composition, is_merged(view, tree.merge)) as below:
+        check_name(below.shards, view, tree.merge)
+        shown_tree = make_numbered(below, view, tree.merge)
+        start, node = _start(shown_tree, path)
+        walk = _walk(shown_tree, node, b"", listing.recursive, failures)
+        for name, child in walk if is_directory(node) else [(start, node)]:
+            write_bytes(listing.line(name, child, on_terminal))
+    if failures:
+        sys.stdout.flush()
+        sys.exit(failures[0].exit_code)
+
+
+def _start(tree: LowerTree, path: str | None) -> tuple[bytes, Node]:
+    """Return where the listing starts, as a name and a node. Raises EntryError, MissingShard, ShardErrors."""
+    from wdsfs.errors import EntryError, MissingShard
+
+    start = os.fsencode(path or "").strip(b"/")
+    try:
+        return start, resolved(tree, start)
+    except EntryError as error:
+        if path is None or not os.fsencode(path).endswith(SHARD_SUFFIXES):
+            raise
+        raise MissingShard(f"no such shard: {path!r}; nor is it a path in the tree ({error})") from None
+
+
+def _walk(
+    tree: LowerTree, node: Node, prefix: bytes, recursive: bool, failures: list[WdsfsError]
+) -> Iterator[tuple[bytes, Node]]:
+    """Yield (path, node) of the entries of a directory, in the tree's order; with `recursive` of everything below.
+
+    An error of a directory below it is logged and appended to `failures`; the listing goes on.
+    """
+    from wdsfs.tree.indexing import indexed
+    from wdsfs.tree.tree import AT_PARENT
+
+    cursor = AT_PARENT
+    while True:
+        batch = indexed(_batch, tree, node.inode, cursor)
+        for entry in batch:
+            yield prefix + entry.name, entry.node
+            if recursive and is_directory(entry.node):
+                try:
+                    yield from _walk(tree, entry.node, prefix + entry.name + b"/", recursive, failures)
+                except WdsfsError as error:
+                    log.error("%s", error)
+                    failures.append(error)
+        if len(batch) < BATCH:
+            return
+        cursor = batch[-1].cursor
+
+
+def _batch(tree: LowerTree, inode: int, cursor: int) -> list[Entry]:
+    return list(itertools.islice(tree.listing(inode, cursor), BATCH))
+
+
+def _describe(name: bytes, node: Node) -> dict[str, Any]:
+    return {
+        "name": name.decode("utf-8", "surrogateescape"),
+        "directory": is_directory(node),
+        "size": node.size,
+        "mtime_ns": node.mtime_ns,
+        "inode": node.inode,
+    }
+
+
+def _long_line(node: Node) -> bytes:
+    from datetime import datetime
+
+    try:
+        when = datetime.fromtimestamp(node.mtime_ns // 10**9).strftime("%Y-%m-%d %H:%M")
+    except (OverflowError, ValueError, OSError):
+        when = str(node.mtime_ns // 10**9)
+    return f"{stat.filemode(node.mode)} {node.size:>12} {when}".encode()
+
+
+@click.command()
+@click.argument("arguments", metavar="SHARDS... PATH", nargs=-1, required=True, shell_complete=paths)
+@set_options
+@tree_options
+@soundness_options
+@opening_options
+def cat(arguments: tuple[str, ...], selection: Selection, tree: TreeOptions, opening: Opening) -> None:
+    """Write a file of the tree to standard output without mounting it.
+
+    \b
+    Example:
+      wdsfs cat 'train-{000000..000009}.tar' train-000003/images17/image194/json
+    """
+    from wdsfs.errors import IsADirectory, NoSuchEntry
+    from wdsfs.tree import content as content_module
+    from wdsfs.tree.indexing import indexed
+    from wdsfs.tree.merged_tree import is_merged, make_tree
+
+    *shards, path = arguments
+    if not shards:
+        raise UsageError("cat needs SHARDS and the PATH of a file")
+    view = tree.view(opening.tolerance.allow_missing)
+    with opened(shards, selection, opening, tree.composition, is_merged(view, tree.merge)) as below:
+        shown_tree = make_tree(below, view, tree.merge)
+        node = resolved(shown_tree, os.fsencode(path).strip(b"/"))
+        if is_directory(node):
+            raise IsADirectory(f"{path} is a directory; see: wdsfs ls")
+        if stat.S_ISLNK(node.mode):
+            target = os.fsdecode(indexed(shown_tree.readlink, node.inode))
+            raise NoSuchEntry(f"{path} is a symbolic link to {target!r}: name the file itself")
+        content = indexed(shown_tree.content, node.inode)
+        for offset in range(0, content.size, 1 << 20):
+            write_bytes(content_module.read(content, offset, 1 << 20))
+
+
+# --- info ---------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@shards_argument
+@set_options
+@json_option
+@soundness_options
+@executor_opening_options
+@click.option(
+    "--plot",
+    "plot_file",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Write plots of sizes, shards and classes into a file, SVG or PNG by its suffix.",
+)
+@click.option(
+    "--class-from",
+    metavar="EXT[:FIELD]",
+    help="The class in --plot: a column, or a field of a JSON column.  [default: the folder of the key]",
+)
+@click.option(
+    "--class-names",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Names of the classes in --plot: one a line for 0, 1, 2 ..., or a JSON list or object.",
+)
+def info(
+    shards: tuple[str, ...],
+    selection: Selection,
+    as_json: bool,
+    opening: Opening,
+    plot_file: str | None,
+    class_from: str | None,
+    class_names: str | None,
+) -> None:
+    """Count shards, samples, members and bytes, and the sizes of each extension.
+
+    With --class-from the members with the classes are read, once; the index keeps what they say.
+
+    \b
+    Example:
+      wdsfs info 'train-{000000..000999}.tar'
+      wdsfs info --plot train.svg --class-from cls 'train-{000000..000999}.tar'
+    """
+    from wdsfs.tree.distributions import Distribution, count_classes
+    from wdsfs.tree.statistics import gather
+
+    composition = _composition_of_classes(plot_file, class_from, class_names)
+    distribution = None if plot_file is None else Distribution()
+    with opened(shards, selection, opening, composition, whole=True) as below:
+        report = gather(below.plain if class_from else below, distribution)
+        if distribution is not None and class_from:
+            count_classes(distribution, below, class_from)
+    if distribution is not None and plot_file is not None:
+        _write_plots(distribution, plot_file)
+        if not opening.quiet:
+            log.info("the plots are in %s", plot_file)
+    if as_json:
+        write_json(report)
+    else:
+        _show_counts(report)
+
+
+def _composition_of_classes(plot_file: str | None, class_from: str | None, class_names: str | None) -> Composition:
+    """Return the view whose folders are the classes, or the plain one. Raises UsageError."""
+    from wdsfs.tree.composition import SKIP, Column, Composition, class_source
+
+    if plot_file is not None:
+        _refuse_plot(plot_file)
+    elif class_from or class_names:
+        raise UsageError("--class-from and --class-names say what --plot FILE counts")
+    if class_names and not class_from:
+        raise UsageError("--class-names needs --class-from: the column that has the numbers of the classes")
+    if not class_from:
+        return Composition()
+    extension, field = class_source(class_from)
+    # The column alone: a folder then has as many samples as the class, also where a sample has no other file.
+    return Composition(
+        columns=(Column((extension,)),),
+        missing=SKIP,
+        duplicates=SKIP,
+        classes=True,
+        class_from=extension,
+        class_field=field,
+        class_names=class_names,
+        class_digits=0,
+    )
+
+
+def _refuse_plot(plot_file: str) -> None:
+    """Raise UsageError, before the set is opened, if nothing can be drawn into this file."""
+    from wdsfs.pages.plots import FORMATS, need_matplotlib
+
+    if _suffix_of(plot_file) not in FORMATS:
+        suffixes = " or ".join(f".{suffix}" for suffix in FORMATS)
+        raise UsageError(f"--plot {plot_file}: name a file that ends in {suffixes}")
+    need_matplotlib()
+
+
+def _write_plots(distribution: Distribution, plot_file: str) -> None:
+    """Write all charts into one file. Raises UsageError if it cannot be written."""
+    from wdsfs.pages.plots import drawn, plots_of
+
+    picture = drawn(plots_of(distribution), _suffix_of(plot_file))
+    try:
+        with open(plot_file, "wb") as file:
+            file.write(picture)
+    except OSError as error:
+        raise UsageError(f"--plot {plot_file}: {error.strerror}") from None
+
+
+def _suffix_of(plot_file: str) -> str:
+    return plot_file.lower().rpartition(".")[2]
+
+
+def _show_counts(report: dict[str, Any]) -> None:
+    say(
+        f"{contents_text(report['shards'], report['samples'], report['members'])}, "
+        f"{bytes_text(report['bytes'])} of content in {bytes_text(report['shard_bytes'])} of shards"
+    )
+    if report["damaged"]:
+        verb = "is" if report["damaged"] == 1 else "are"
+        say(f"{counted(report['damaged'], 'shard')} {verb} damaged; see: wdsfs check")
+    if report["apart"] or report["joined"]:
+        samples = f"{counted(report['apart'], 'sample')} with members that lie apart"
+        say(f"{samples}, {counted(report['joined'], 'shard')} of several tars; a commit puts that right")
+    table = table_of("extension", "files", "bytes", "smallest", "median", "90 %", "largest")
+    for row in report["extensions"]:
+        sizes = [row[key] for key in ("bytes", "min", "median", "p90", "max")]
+        table.add_row(shown(row["extension"]) or "(none)", f"{row['count']:,}", *map(bytes_text, sizes))
+    print_table(table)
+    if report["more_extensions"]:
+        say(f"and {counted(report['more_extensions'], 'more extension')}")
+
+
+# --- check --------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@shards_argument
+@set_options
+@click.option("-j", "--jobs", type=click.IntRange(1), help="Processes that read shards.  [default: one per core]")
+@executor_option
+@click.option("--notes", is_flag=True, help="Also what is harmless: directories, __meta__ members.")
+@compressed_options
+@remote_options
+@trust_option
+@json_option
+def check(
+    shards: tuple[str, ...],
+    selection: Selection,
+    jobs: int | None,
+    executor: str | None,
+    notes: bool,
+    as_json: bool,
+) -> None:
+    """Look for what readers of the format trip over: one line per finding.
+
+    Damaged and truncated shards, samples that are split or whose members are not side by side, extensions
+    that occur twice, members in no sample, samples without an extension that the others have, keys in
+    several shards, numbers of samples that differ from those in a list of shards, indexes of DALI and Energon that
+    do not fit the shard beside them. Exit code 0: nothing found; 1: findings; 3: a shard could not be read.
+
+    \b
+    Example:
+      wdsfs check 'train-{000000..000999}.tar'
+    """
+    from wdsfs.interop.lint import UNREADABLE, Judge
+    from wdsfs.spec.expand import expand
+
+    judge = Judge()
+    counts: Counter[str] = Counter()
+    expanded = expand(shards, *selection)
+    for path, finding in judge.findings(expanded, selection.reading, jobs_of(jobs), workers_of(executor, jobs)):
+        counts["note" if finding.is_note else UNREADABLE if finding.kind == UNREADABLE else "finding"] += 1
+        if finding.is_note and not notes:
+            continue
+        if as_json:
+            write_json({"shard": path, **finding._asdict()})
+        else:
+            say(finding.line(path))
+    hint = " (--notes shows them)" if counts["note"] and not notes else ""
+    findings = counted(counts["finding"] + counts[UNREADABLE], "finding")
+    contents = contents_text(len(expanded), judge.samples, judge.members)
+    say(f"{contents}: {findings}, {counted(counts['note'], 'note')}{hint}", *_remarks(expanded), err=True)
+    sys.exit(3 if counts[UNREADABLE] else 1 if counts["finding"] else 0)
+
+
+def _remarks(shards: Sequence[Shard]) -> Iterator[str]:
+    """Yield notes: of samples that are counted and a mount leaves out; of what is not looked for."""
+    from wdsfs.remote.shard_paths import is_remote
+
+    excluded = sum(len(shard.without) for shard in shards)
+    if excluded:
+        yield f"counted here, too: {counted(excluded, 'sample')} excluded by a split file"
+    remote = sum(is_remote(shard.path) for shard in shards)
+    if remote:
+        yield f"not looked for: indexes of other tools beside {counted(remote, 'remote shard')}"
