@@ -25,6 +25,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from wdsfs.overlay.overlay_shards import read_outputs
 
 from tests import sets, tars
 from tests.bounded import SECONDS, bounded
@@ -40,13 +41,7 @@ from wdsfs.index.store import open_index
 from wdsfs.interop.lint import lint
 from wdsfs.kernel import manifest
 from wdsfs.kernel.manifest import Device, ImageSet, Manifest
-from wdsfs.overlay.overlay_directory import (
-    OverlayDirectory,
-    OverlaySettings,
-    ShardSeen,
-    read_outputs,
-    read_settings,
-)
+from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings, ShardSeen, read_settings
 from wdsfs.packing.plan import CopiedRange, NewMember, Output, Plan, SourceShard, Step, Zeros
 from wdsfs.packing.replacement import plan_to_json, read_plan
 from wdsfs.remote.urls import Pin
@@ -309,7 +304,7 @@ def overlay_files(directory: Path) -> tuple[Sequence[bytes], Read]:
     plan.steps.append(Step(Output(shard.path, pieces), "rewrite", 0, 3))
     plan.upper = {b"a": (1, 2)}
     settings = OverlaySettings("samples", "short", False, (ShardSeen(b"s", shard.path, seen),))
-    outputs = {"path": "s.tar", "size": 1, "mtime_ns": 2, "output": "o", "sample": [1, 2], "etag": ""}
+    outputs = {"path": "s.tar", "size": 1, "output": "o", "sample": [1, 2], "etag": ""}
     below = ShardSet([shard], open_index(directory / "index"))
 
     def read(content: bytes) -> None:
@@ -319,7 +314,7 @@ def overlay_files(directory: Path) -> tuple[Sequence[bytes], Read]:
             with contextlib.suppress(WdsfsError):
                 reader(place)
 
-    return [plan_to_json(plan), settings.to_json(), json.dumps({"version": 1, "shards": [outputs]}).encode()], read
+    return [plan_to_json(plan), settings.to_json(), json.dumps({"version": 2, "shards": [outputs]}).encode()], read
 
 
 @target(examples=100)

@@ -77,7 +77,7 @@ def find(tree: LowerTree, upper: Path, rules: changes.Rules = NO_RULES) -> Chang
     try:
 
         def open_file(node: UpperNode) -> int:
-            return open_below(directory, node)
+            return open_below(directory, node.path())
 
         return diff.find(tree, upper_format.load(directory), open_file, rules)
     finally:

@@ -24,8 +24,8 @@ from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
 from wdsfs.overlay.overlay_directory import OverlayDirectory
 from wdsfs.overlay.request_journal import SIZE, RequestJournal
-from wdsfs.overlay.system_calls import SystemCalls
-from wdsfs.overlay.upper_dir import UpperDirectory
+from wdsfs.overlay.upper_directory import UpperDirectory
+from wdsfs.overlay.upper_files import SystemCalls
 from wdsfs.overlay.upper_format import DIRECTORY, OPEN_DIRECTORY, WHITEOUT, load
 from wdsfs.overlay.writable_tree import AttributeChange, WritableTree
 from wdsfs.spec.expand import expand

@@ -290,7 +290,7 @@ def test_an_overlay_is_not_used_over_what_was_written_from_it(program: Program, 
     assert b"were written by a commit of the overlay" in mounted.stderr
 
 
-@pytest.mark.parametrize("move", [["mv"], ["cp", "-a"]])
+@pytest.mark.parametrize("move", [["mv"], ["cp"]])
 def test_nor_when_they_were_put_in_the_place_of_the_old_ones(
     move: list[str],
     program: Program,  # noqa: F811
@@ -348,8 +348,8 @@ def test_outputs_of_an_upper_of_the_kernel(program: Program, here: Set) -> None:
 
 
 def test_outputs_that_cannot_be_read(program: Program, here: Set) -> None:  # noqa: F811
-    here.place.outputs.write_text('{"version": 2}')
-    assert all("outputs.json cannot be used: version 2" in error for error in again(program, SHARDS, 8))
+    here.place.outputs.write_text('{"version": 9}')
+    assert all("outputs.json cannot be used: version 9" in error for error in again(program, SHARDS, 8))
 
 
 def test_what_a_commit_left_that_was_killed_at_its_end_goes(program: Program, here: Set) -> None:  # noqa: F811

@@ -92,14 +92,14 @@ def test_everything_is_undone_for_whoever_looks(a_set: Program) -> None:
 
 
 def test_paths_as_they_are_typed(a_set: Program) -> None:
-    """In the mount, from its top as `diff` shows them, from the working directory; and patterns of all of them."""
+    """In the mount, from its top as `diff` shows them, from the working directory; a pattern is a plain name."""
     with a_set.mounted(*OVERLAY) as mounted:
         top = mounted.path
         before = picture(top)
         for paths, where in (
             ([top / "s0/a/txt"], a_set.home), (["s0/a/txt"], a_set.home), (["mnt/s0/a/txt"], a_set.home),
             (["txt"], top / "s0/a"), (["../a"], top / "s0/c"), (["."], top / "s0/a"),
-            ([top / "s0/[ab]"], a_set.home), (["s?/?/txt"], a_set.home), (["s0/a", "s0/c"], a_set.home),
+            (["s0/a", "s0/c"], a_set.home),
         ):  # fmt: skip
             (top / "s0/a/txt").write_bytes(b"changed")
             done = a_set.run("restore", top, *paths, cwd=where)
@@ -118,7 +118,7 @@ REFUSED = [
     (["--all", "s0"], 2, "--all takes no PATH"),
     (["s0/a", "s0/nothing"], 6, "no 'nothing' in "),
     (["s0/c"], 6, "nothing was changed at s0/c"),
-    (["s0/a", "s1/*"], 6, "nothing that was changed matches s1/*"),
+    (["s0/a", "s1/*"], 6, "no '*' in "),
     (["s0/a", "s0/b/txt"], 6, "s0/b was removed as a whole: restore that"),
 ]
 

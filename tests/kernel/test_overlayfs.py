@@ -24,7 +24,7 @@ from wdsfs.cli import kernel_engine, remount
 from wdsfs.errors import OverlayBusy
 from wdsfs.kernel import overlayfs
 from wdsfs.mount.guard import Registration, guard_of
-from wdsfs.overlay import kernel_use
+from wdsfs.overlay import overlay_directory
 from wdsfs.overlay.overlay_directory import OverlayDirectory, held
 from wdsfs.packing.replacement import Replacement
 from wdsfs.status import control
@@ -606,23 +606,23 @@ def test_the_kernel_is_asked_who_uses_an_upper(tmp_path: Path) -> None:
         place = OverlayDirectory(tmp_path / name)
         for one in (place.upper, place.kernel_work, tmp_path / "lower", tmp_path / "m"):
             one.mkdir(parents=True, exist_ok=True)
-        assert not kernel_use.is_used(place.upper)
+        assert not overlay_directory.is_used(place.upper)
         assert not list(place.upper.iterdir())
         assert not os.listxattr(place.upper)
         mount_table.mount(
             b"overlay",
             [
                 (b"lowerdir", os.fsencode(tmp_path / "lower")),
-                (b"upperdir", kernel_use.escaped(place.upper)),
-                (b"workdir", kernel_use.escaped(place.kernel_work)),
+                (b"upperdir", overlay_directory.escaped(place.upper)),
+                (b"workdir", overlay_directory.escaped(place.kernel_work)),
             ],
             [b"userxattr"],
             str(tmp_path / "m"),
             0,
         )
         try:
-            assert kernel_use.is_used(place.upper)
-            found = kernel_use.mounted_on(place.upper)
+            assert overlay_directory.is_used(place.upper)
+            found = overlay_directory.mounted_on(place.upper)
             assert found is not None
             assert found.path == os.fsencode(tmp_path / "m")
         finally:

@@ -30,7 +30,7 @@ from tests.writables import (
     fast_directory,
     walk_directory,
 )
-from wdsfs.overlay.system_calls import EXCHANGE, NOREPLACE, WITH_WHITEOUT, SystemCalls
+from wdsfs.overlay.upper_files import EXCHANGE, NOREPLACE, WITH_WHITEOUT, SystemCalls
 from wdsfs.tree.tree import LowerTree, View
 
 SAMPLES: list[Members] = [

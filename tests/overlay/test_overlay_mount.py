@@ -33,7 +33,7 @@ from tests.conftest import PATIENCE, Mounted, Program, fails, need_fuse, open_th
 from tests.writables import shard
 from wdsfs.errors import MountError
 from wdsfs.mount import unmount
-from wdsfs.overlay.system_calls import EXCHANGE, NOREPLACE, SystemCalls
+from wdsfs.overlay.upper_files import EXCHANGE, NOREPLACE, SystemCalls
 
 MTIME = 1_600_000_000
 COUNT = 4  # samples for each of the things that are done

@@ -27,7 +27,7 @@ from tests.fuse.test_supervisor import kill, workers_of
 from tests.writables import shard
 from wdsfs.mount.unmount import unmount
 from wdsfs.overlay.overlay_directory import OverlayDirectory, held
-from wdsfs.overlay.system_calls import EXCHANGE, NOREPLACE, SystemCalls
+from wdsfs.overlay.upper_files import EXCHANGE, NOREPLACE, SystemCalls
 
 SAMPLES = 400
 KILLS = 30

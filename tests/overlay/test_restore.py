@@ -14,9 +14,10 @@ from tests.overlay.test_model import SETS
 from tests.overlay.test_writable_tree import Seam, Stopped
 from tests.writables import Mount, a_set, mounted
 from wdsfs.errors import EntryError, NoSuchEntry
-from wdsfs.overlay import upper_format
-from wdsfs.overlay.restore import Restoration, RestoredChange, matching
-from wdsfs.overlay.system_calls import EXCHANGE, SystemCalls
+from wdsfs.overlay.merged_view import NodeTable
+from wdsfs.overlay.restore import Restoration, RestoredChange
+from wdsfs.overlay.upper_directory import load_upper
+from wdsfs.overlay.upper_files import EXCHANGE, SystemCalls
 from wdsfs.overlay.upper_format import UpperNode
 from wdsfs.tree.tree import LowerTree
 
@@ -38,12 +39,10 @@ def restore(mount: Mount, *paths: bytes) -> list[tuple[int, bytes]]:
 
 def plan(mount: Mount, *paths: bytes) -> list[RestoredChange]:
     """Return what the command announces, from the names on disk."""
-    fd = os.open(mount.home / "upper", os.O_RDONLY)
-    try:
-        found = Restoration(mount.below, upper_format.load(fd))
-        return found.changes(found.targets(paths))
-    finally:
-        os.close(fd)
+    nodes = NodeTable(mount.below, load_upper(mount.upper.place))
+    nodes.bind()
+    restoration = Restoration(nodes)
+    return restoration.changes(restoration.targets(paths))
 
 
 def names_in(top: UpperNode) -> list[bytes]:
@@ -283,17 +282,6 @@ def test_what_is_not_changed(mount: Mount) -> None:
     mount.write(b"s0/a/x", b"!")
     assert plan(mount, b"s1/b", b"nothing") == []
     assert restore(mount, b"s1/b", b"nothing") == []
-
-
-def test_patterns_match_what_was_removed_too(mount: Mount) -> None:
-    mount.unlink(b"s0/a/x")
-    mount.write(b"s0/a/y", b"!")
-    mount.mkdir(b"s1/a")
-    for pattern, expected in (
-        (b"s0/a/*", [b"s0/a/x", b"s0/a/y"]), (b"s?/a", [b"s0/a", b"s1/a"]), (b"s0/*/[x]", [b"s0/a/x"]),
-        (b"z*", []), (b"*", [b"s0", b"s1"]), (b"*/x", []),
-    ):  # fmt: skip
-        assert matching(mount.upper.top, pattern) == expected
 
 
 def test_names_of_a_hard_link_come_back_together() -> None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from wdsfs.overlay.upper_directory import UpperDirectory
 
 from tests import sets
 from tests.processes import Process
@@ -28,7 +29,6 @@ from wdsfs.overlay.overlay_directory import (
     read_settings,
     write_settings,
 )
-from wdsfs.overlay.upper_dir import UpperDirectory
 from wdsfs.overlay.upper_format import (
     DIRECTORY,
     FILE,
@@ -78,7 +78,7 @@ def test_every_kind_of_thing_is_read(tmp_path: Path) -> None:
     assert (d.opaque, d.children[b"sub"].opaque) == (False, True)
     assert len(list(root.walk())) == 7
     fd = os.open(tmp_path, os.O_RDONLY)
-    inner = open_below(fd, file)
+    inner = open_below(fd, file.path())
     assert os.read(inner, 99) == b"content"
     os.close(inner)
     os.close(fd)
@@ -129,12 +129,13 @@ def test_settings_come_back(tmp_path: Path) -> None:
     settings = OverlaySettings("samples", "ext", True, (ShardSeen(b"\xff", b"/\xfe/a.tar", (1, -2, 3)),))
     write_settings(place, settings)
     assert read_settings(place) == settings
-    assert json.loads(place.settings.read_text())["version"] == 1
-    # What is read in another way is another tree, which an older program must not take for the one it shows.
+    without_reading = {**json.loads(place.settings.read_text()), "version": 1}
+    del without_reading["reading"]
+    place.settings.write_text(json.dumps(without_reading))
+    assert read_settings(place) == settings
     settings = replace(settings, reading=Reading(group_by_key=True))
     write_settings(place, settings)
     assert read_settings(place) == settings
-    assert json.loads(place.settings.read_text())["version"] == 2
     place.settings.write_text('{"version": 99}')
     with pytest.raises(OverlayUnusable, match="99"):
         read_settings(place)

@@ -19,7 +19,7 @@ from tests.thorough import THOROUGH
 from tests.writables import FILES, MTIME, Mount, a_set, check_whiteouts, fast_directory
 from wdsfs.errors import EntryError, NoSuchEntry, Unsupported
 from wdsfs.inodes import ROOT, UP
-from wdsfs.overlay.system_calls import EXCHANGE, NOREPLACE, SystemCalls
+from wdsfs.overlay.upper_files import EXCHANGE, NOREPLACE, SystemCalls
 from wdsfs.tree.tree import LowerTree
 
 CALLS = [name for name in vars(SystemCalls) if not name.startswith("_")]

@@ -40,7 +40,7 @@ from wdsfs.inodes import (
 )
 from wdsfs.interop import dali
 from wdsfs.overlay.overlay_directory import OverlayDirectory
-from wdsfs.overlay.upper_dir import UpperDirectory
+from wdsfs.overlay.upper_directory import UpperDirectory
 from wdsfs.overlay.writable_tree import WritableTree
 from wdsfs.owner import Owner
 from wdsfs.status import dot_wdsfs, status_report

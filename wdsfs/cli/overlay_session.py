@@ -95,16 +95,16 @@ class OverlaySession:
     def changes(self, rules: Rules | None = None) -> Changes:
         """Find the changes of the overlay, by these rules. Raises ShardErrors, and OSErrors that name a file."""
         from wdsfs.overlay import upper_format
-        from wdsfs.overlay.overlay_directory import load_upper
+        from wdsfs.overlay.upper_directory import load_upper
         from wdsfs.packing import changes, diff
 
         directory = -1 if self.directory is None else self.directory
 
         def open_file(node: UpperNode) -> int:
-            return upper_format.open_below(directory, node)
+            return upper_format.open_below(directory, node.path())
 
         # Even if nothing is changed yet: shards that other tools read otherwise are reported, too.
-        upper = upper_format.empty() if self.directory is None else load_upper(self.place, directory)
+        upper = load_upper(self.place)
         return diff.find(self.tree, upper, open_file, rules or changes.Rules())
 
     def files(self) -> Files:
@@ -123,7 +123,7 @@ class OverlaySession:
 
     def note_outputs(self, plan: Plan, changes: Changes, pattern: str, done: bool) -> None:
         """Record which shards have the changes of the overlay, so that it is not used over them."""
-        from wdsfs.overlay.overlay_directory import Written, add_outputs, sample_of
+        from wdsfs.overlay.overlay_shards import Written, add_outputs, sample_of
         from wdsfs.packing.output_names import canonical
 
         written = []
@@ -132,11 +132,10 @@ class OverlaySession:
                 path = canonical(step.output.target)
                 if is_remote(path):
                     etag = pin_of(path).etag if done else ""
-                    written.append(Written(path, step.output.length, 0, pattern, etag=etag))
+                    written.append(Written(path, step.output.length, pattern, etag=etag))
                     continue
-                mtime_ns = os.stat(path).st_mtime_ns if done else 0
                 sample = sample_of(path, step.output.first_change) if done else None
-                written.append(Written(path, step.output.length, mtime_ns, pattern, sample))
+                written.append(Written(path, step.output.length, pattern, sample))
         try:
             if written:
                 add_outputs(self.place, written)
@@ -193,14 +192,8 @@ def _held(overlay: str, wanted: Wanted, opening: Opening, whole: bool) -> Iterat
     """Hold the overlay and open the set below it, shown as it was when the overlay was made."""
     from pathlib import Path
 
-    from wdsfs.overlay.overlay_directory import (
-        OverlayDirectory,
-        clean,
-        held,
-        read_settings,
-        refuse_outputs,
-        unfinished,
-    )
+    from wdsfs.overlay.overlay_directory import OverlayDirectory, clean, held, read_settings, unfinished
+    from wdsfs.overlay.overlay_shards import refuse_outputs
     from wdsfs.spec.expand import expand, refuse_left_out
 
     place = OverlayDirectory(Path(os.path.abspath(overlay)))
@@ -252,7 +245,8 @@ def mounted(mountpoint: str, opening: Opening, freeze: bool, whole: bool = False
     """The overlay of a mount; with `freeze` all writes to the mount are refused meanwhile."""
     from pathlib import Path
 
-    from wdsfs.overlay.overlay_directory import OverlayDirectory, refuse_outputs, unfinished
+    from wdsfs.overlay.overlay_directory import OverlayDirectory, unfinished
+    from wdsfs.overlay.overlay_shards import refuse_outputs
     from wdsfs.status import control
     from wdsfs.tree.shard_access import access_from_json
 
@@ -297,7 +291,7 @@ def guard_of_overlay(mountpoint: str) -> Registration | None:
     from wdsfs import mount_table
     from wdsfs.kernel.manifest import image_of
     from wdsfs.mount.guard import guard_of
-    from wdsfs.overlay.kernel_use import upper_of
+    from wdsfs.overlay.overlay_directory import upper_of
     from wdsfs.status import control
 
     found = mount_table.mounted_at(control.canonical(mountpoint))
@@ -325,7 +319,8 @@ def _by_kernel(
     from wdsfs.cli.remount import prepared
     from wdsfs.kernel.overlayfs import frozen
     from wdsfs.names import Reading
-    from wdsfs.overlay.overlay_directory import OverlayDirectory, refuse_outputs, unfinished
+    from wdsfs.overlay.overlay_directory import OverlayDirectory, unfinished
+    from wdsfs.overlay.overlay_shards import refuse_outputs
     from wdsfs.spec.expand import Shard
 
     place = OverlayDirectory(Path(str(guard.overlay)))
@@ -438,7 +433,7 @@ def silent(mountpoint: str, error: Exception) -> MountError:
 
 def _sync(mountpoint: str) -> None:
     """Flush dirty pages of mapped files to the overlay. Raises CommitError, and MountError for a dead mount."""
-    from wdsfs.overlay.system_calls import sync_filesystem
+    from wdsfs.overlay.upper_files import sync_filesystem
 
     try:
         sync_filesystem(mountpoint)

@@ -169,8 +169,8 @@ def _still(guard: Registration, wanted: ImageMount, question: dict[str, Any]) ->
     The new shards are put into the question. Raises OverlayUnusable, OverlayBusy: nothing has happened.
     """
     from wdsfs.kernel.overlayfs import frozen
-    from wdsfs.overlay.mounted_overlay import check_set
     from wdsfs.overlay.overlay_directory import OverlayDirectory
+    from wdsfs.overlay.overlay_shards import check_set
 
     over = wanted.overlay
     if over is None:

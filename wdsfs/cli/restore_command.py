@@ -26,7 +26,6 @@ from wdsfs.cli.overlay_session import (
     mounted,
     silent,
     tree_below,
-    upper_of,
 )
 from wdsfs.cli.tree_options import ViewOptions
 from wdsfs.errors import CommitError, MountError, NoSuchEntry, OverlayBusy, OverlayUnusable, UsageError, several
@@ -34,17 +33,15 @@ from wdsfs.names import shown
 
 if TYPE_CHECKING:
     from wdsfs.overlay.overlay_directory import OverlayDirectory
-    from wdsfs.overlay.restore import RestoredChange
-    from wdsfs.overlay.upper_format import UpperNode
+    from wdsfs.overlay.restore import Restoration, RestoredChange
     from wdsfs.tree.tree import LowerTree
 
 
 class _RestoreSession(NamedTuple):
-    """An overlay over its set: the names in its upper, and what undoes the changes at some paths in it."""
+    """An overlay over its set, and what undoes the changes at some paths in it."""
 
     place: OverlayDirectory
     tree: LowerTree
-    top: UpperNode
     restore: Callable[[Sequence[bytes]], None]
 
 
@@ -73,18 +70,20 @@ def restore(
     """Undo what was changed at PATH, and below it: files, samples and directories are as the shards have them,
     what was removed is there again, and what is new is gone. The mount shows it at once.
 
-    PATH is a path in the mount, or, after MOUNTPOINT, one below its top, as `wdsfs diff` shows it. Patterns also
-    match names that were removed, so quote them. For something renamed give either name: it gets the old one back.
-    What was written is lost; --dry-run shows what would be undone.
+    PATH is a path in the mount, or, after MOUNTPOINT, one below its top, as `wdsfs diff` shows it. For
+    something renamed give either name: it gets the old one back. What was written is lost; --dry-run shows what
+    would be undone.
 
     \b
     Examples:
       wdsfs restore /mnt/train/train-000000/images/cat1/json
-      wdsfs restore /mnt/train 'train-000000/images/cat*'
+      wdsfs restore /mnt/train train-000000/images/cat2 train-000000/images/cat3
       wdsfs restore --dry-run --all /mnt/train
       wdsfs restore --overlay edits train-000000/images/dog1
     """
+    from wdsfs.overlay.merged_view import NodeTable
     from wdsfs.overlay.restore import Restoration
+    from wdsfs.overlay.upper_directory import load_upper
     from wdsfs.tree.indexing import indexed
 
     mountpoint, given = (None, arguments) if overlay is not None else _apart(arguments)
@@ -96,9 +95,11 @@ def restore(
         raise UsageError("name the PATHs that are to be restored, or --all")
     with _mounted(mountpoint, opening) if mountpoint is not None else _held(str(overlay), opening) as session:
         _refuse_unfinished(session.place)
-        tops = [_below(path, mountpoint) for path in given]
-        paths = [b""] if everything else _expanded(tops, session)
-        restoration = Restoration(session.tree, session.top)
+        paths = [b""] if everything else [_below(path, mountpoint) for path in given]
+        nodes = NodeTable(session.tree, load_upper(session.place))
+        indexed(nodes.bind)
+        restoration = Restoration(nodes)
+        _refuse_absent(paths, restoration, session.tree)
         targets = indexed(restoration.targets, paths)
         changes = indexed(restoration.changes, targets)
         if not changes:
@@ -128,7 +129,6 @@ def _refuse_unfinished(place: OverlayDirectory) -> None:
 
 @contextlib.contextmanager
 def _mounted(mountpoint: str, opening: Opening) -> Iterator[_RestoreSession]:
-    from wdsfs.overlay.overlay_directory import load_upper
     from wdsfs.status import control
 
     guard = guard_of_overlay(mountpoint)
@@ -151,8 +151,7 @@ def _mounted(mountpoint: str, opening: Opening) -> Iterator[_RestoreSession]:
             raise OverlayBusy(answer["error"])
 
     with mounted(mountpoint, opening, freeze=False) as one:
-        assert one.directory is not None
-        yield _RestoreSession(one.place, one.tree, load_upper(one.place, one.directory), undo)
+        yield _RestoreSession(one.place, one.tree, undo)
 
 
 @contextlib.contextmanager
@@ -160,8 +159,8 @@ def _held(overlay: str, opening: Opening) -> Iterator[_RestoreSession]:
     """The overlay with the shards that it was made over: it has their paths."""
     from pathlib import Path
 
-    from wdsfs.overlay.overlay_directory import OverlayDirectory, held, load_upper, read_settings
-    from wdsfs.overlay.upper_dir import UpperDirectory
+    from wdsfs.overlay.overlay_directory import OverlayDirectory, held, read_settings
+    from wdsfs.overlay.upper_directory import UpperDirectory
     from wdsfs.overlay.writable_tree import WritableTree
     from wdsfs.spec.expand import Shard
     from wdsfs.tree.indexing import indexed
@@ -188,10 +187,7 @@ def _held(overlay: str, opening: Opening) -> Iterator[_RestoreSession]:
             finally:
                 upper.close(clean=True)
 
-        directory = stack.enter_context(upper_of(place))
-        if directory is None:
-            raise NoSuchEntry(f"{place.path} has no changes")
-        yield _RestoreSession(place, tree, load_upper(place, directory), undo)
+        yield _RestoreSession(place, tree, undo)
 
 
 # --- paths -------------------------------------------------------------------------------------------------
@@ -219,25 +215,13 @@ def _below(path: str, mountpoint: str | None) -> bytes:
     return b"" if inside == "." else os.fsencode(inside)
 
 
-def _expanded(paths: Sequence[bytes], session: _RestoreSession) -> list[bytes]:
-    """The paths, with what patterns among them match. Raises NoSuchEntry for one that nothing has."""
-    from wdsfs.overlay.restore import PATTERN, Restoration, matching
+def _refuse_absent(paths: Sequence[bytes], restoration: Restoration, tree: LowerTree) -> None:
+    """Raise NoSuchEntry for a path that neither the overlay nor its shards have."""
     from wdsfs.tree.indexing import indexed
 
-    find, resolve = Restoration(session.tree, session.top).find, session.tree.resolve
-    found = []
     for path in paths:
-        is_changed = bool(indexed(find, path))
-        if is_changed or not PATTERN & set(path):
-            if not is_changed:
-                indexed(resolve, path)  # it is there, and as it was
-            found.append(path)
-            continue
-        matches = matching(session.top, path)
-        if not matches:
-            raise NoSuchEntry(f"nothing that was changed matches {shown(os.fsdecode(path))}")
-        found += matches
-    return found
+        if not indexed(restoration.find, path):
+            indexed(tree.resolve, path)
 
 
 # --- output -----------------------------------------------------------------------------------------------

@@ -108,8 +108,7 @@ def _image_report(found: Any) -> dict[str, Any]:
     from wdsfs.errors import MountError
     from wdsfs.kernel import manifest
     from wdsfs.mount.guard import guard_of
-    from wdsfs.overlay.kernel_use import upper_of
-    from wdsfs.overlay.overlay_directory import is_half_done
+    from wdsfs.overlay.overlay_directory import is_half_done, upper_of
     from wdsfs.trust import user_name
 
     upper = upper_of(found.mount)

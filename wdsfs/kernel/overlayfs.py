@@ -26,11 +26,10 @@ from typing import Any
 from wdsfs import host, mount_table
 from wdsfs.errors import MountError, OverlayBusy, OverlayUnusable
 from wdsfs.kernel import erofs_mount
-from wdsfs.overlay.kernel_use import escaped, is_used
 from wdsfs.overlay.mounted_overlay import MountedOverlay
-from wdsfs.overlay.overlay_directory import OverlayDirectory, unfinished
+from wdsfs.overlay.overlay_directory import OverlayDirectory, escaped, is_used, unfinished
 from wdsfs.overlay.upper_format import OPEN_DIRECTORY
-from wdsfs.overlay.whiteouts import PROTOTYPE
+from wdsfs.overlay.work_directory import PROTOTYPE
 from wdsfs.spec.expand import Shard
 from wdsfs.status import control
 from wdsfs.tree.tree import View

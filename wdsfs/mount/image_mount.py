@@ -93,8 +93,7 @@ def unguarded(mountpoint: str, overlay: Path | None) -> Unguarded | None:
         return None
     if overlay is None:
         return Unguarded(known) if mounted.fstype == "erofs" else None
-    from wdsfs.overlay.kernel_use import is_served_at
-    from wdsfs.overlay.overlay_directory import OverlayDirectory
+    from wdsfs.overlay.overlay_directory import OverlayDirectory, is_served_at
 
     place = OverlayDirectory(overlay)
     is_ours = known is not None and known.overlay is not None and known.device == mounted.device

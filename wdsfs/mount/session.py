@@ -47,7 +47,7 @@ from wdsfs.mount.mountpoint import check_mountpoint
 from wdsfs.mount.options import MountOptions, refuse_view
 from wdsfs.overlay.mounted_overlay import MountedOverlay
 from wdsfs.overlay.overlay_directory import is_half_done
-from wdsfs.overlay.system_calls import sync_filesystem
+from wdsfs.overlay.upper_files import sync_filesystem
 from wdsfs.remote import shard_paths
 from wdsfs.remote.shard_paths import is_remote
 from wdsfs.spec import objects

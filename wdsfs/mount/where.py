@@ -23,8 +23,7 @@ from wdsfs.kernel.places_in_image import ImagePlaces
 from wdsfs.mount.guard import guard_of
 from wdsfs.mount.shown_image import check_is_of_mount
 from wdsfs.mount_table import MountPoint
-from wdsfs.overlay.kernel_use import upper_of
-from wdsfs.overlay.overlay_directory import OverlayDirectory
+from wdsfs.overlay.overlay_directory import OverlayDirectory, upper_of
 from wdsfs.overlay.upper_format import ORIGIN
 from wdsfs.remote.shard_paths import is_remote
 from wdsfs.status import control

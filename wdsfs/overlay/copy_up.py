@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from wdsfs.errors import InvalidRequest, NameTooLong, NoSuchEntry, NotADirectory
 from wdsfs.names import NAME_MAX
 from wdsfs.overlay.merged_view import MergedView
-from wdsfs.overlay.upper_attributes import UpperAttributes
+from wdsfs.overlay.upper_files import Attributes
 from wdsfs.overlay.upper_format import DIRECTORY, THE_WHITEOUT, UpperNode
 from wdsfs.tree import content as content_module
 from wdsfs.tree.tree import Node, text_of
@@ -46,7 +46,7 @@ class CopyUp:
             node = self._copy_up_way(inode)
         if node.kind != DIRECTORY:
             raise NotADirectory(f"inode {inode} is a file")
-        if self.upper.orphans.is_orphan(node):
+        if node.is_orphan:
             raise NoSuchEntry(f"the directory {inode} has been removed")
         return node
 
@@ -55,45 +55,45 @@ class CopyUp:
         way: list[tuple[Node, bytes]] = []
         at = inode
         while at not in self.nodes.by_inode:
-            found = self.tree.getattr(at)
-            if not stat.S_ISDIR(found.mode):
+            original = self.tree.getattr(at)
+            if not stat.S_ISDIR(original.mode):
                 raise NotADirectory(f"inode {at} is a file")
             parent, name = self.tree.places(at)[0]
-            way.append((found, name))
+            way.append((original, name))
             at = parent
         node = self.nodes.by_inode[at]
         if node.lower != at or way[-1][1] in node.children:
             raise NoSuchEntry(f"the directory {inode} has been removed")
-        for found, name in reversed(way):
-            attributes = self._attributes(found)
-            made = self.upper.entries.copy_up_directory(node, name, attributes)
-            made.lower = made.inode = found.inode
-            self.nodes.by_inode[found.inode] = made
+        for original, name in reversed(way):
+            attributes = self._attributes(original)
+            made = self.upper.changes.copy_up_directory(node, name, attributes)
+            made.lower = made.inode = original.inode
+            self.nodes.by_inode[original.inode] = made
             node = made
         return node
 
-    def _attributes(self, found: Node) -> UpperAttributes:
+    def _attributes(self, original: Node) -> Attributes:
         """The attributes of a copy."""
-        return UpperAttributes(stat.S_IMODE(found.mode), self._owner, (found.mtime_ns, found.mtime_ns))
+        return Attributes(stat.S_IMODE(original.mode), self._owner, (original.mtime_ns, original.mtime_ns))
 
     def copy_up(self, inode: int, size: int | None = None) -> UpperNode:
         """Copy a node of the lower to the upper; of a file the first `size` bytes, or all.
 
         All its names are copied up, or none: a file that has lost them is made an orphan.
         """
-        found = self.tree.getattr(inode)
-        if stat.S_ISDIR(found.mode):
+        original = self.tree.getattr(inode)
+        if stat.S_ISDIR(original.mode):
             return self.directory(inode)
         shown = [(parent, name) for parent, name in self.tree.places(inode) if self.nodes.is_shown(parent, name)]
         parent, name = (self.directory(shown[0][0]), shown[0][1]) if shown else (None, b"%x" % inode)
         where = self.upper.orphans.top if parent is None else parent
-        attributes = self._attributes(found)
-        if stat.S_ISLNK(found.mode):
+        attributes = self._attributes(original)
+        if stat.S_ISLNK(original.mode):
             # A link cannot have the attribute that keeps its number: the next worker knows it under another one.
-            node = self.upper.entries.copy_up_symlink(where, name, attributes, self.tree.readlink(inode))
+            node = self.upper.changes.copy_up_symlink(where, name, attributes, self.tree.readlink(inode))
         else:
-            chunks = self._chunks(inode, found.size if size is None else min(size, found.size))
-            node = self.upper.entries.copy_up(where, name, attributes, chunks, self.nodes.origin(inode), size)
+            chunks = self._chunks(inode, original.size if size is None else min(size, original.size))
+            node = self.upper.changes.copy_up(where, name, attributes, chunks, self.nodes.origin(inode), size)
         node.inode = inode
         self.nodes.by_inode[inode] = node
         if parent is not None:
@@ -109,7 +109,7 @@ class CopyUp:
 
     def _link_copy(self, node: UpperNode, holder: int, name: bytes) -> None:
         directory = self.directory(holder)
-        self.upper.entries.copy_up_link(node, directory, name)
+        self.upper.changes.copy_up_link(node, directory, name)
         self.order.entered(directory, name)
 
     def link_all(self, node: UpperNode) -> None:
@@ -130,17 +130,21 @@ class CopyUp:
         else:
             if directory.kind != DIRECTORY:
                 raise NotADirectory(f"inode {parent} is a file")
-            if self.upper.orphans.is_orphan(directory):
+            if directory.is_orphan:
                 raise NoSuchEntry(f"the directory {parent} has been removed")
             child = directory.children.get(name)
             if child is not None:
                 return None if child is THE_WHITEOUT else child
             below = self.nodes.below(directory)
         try:
-            found = self.tree.lookup(below, name) if below else None
+            original = self.tree.lookup(below, name) if below else None
         except NoSuchEntry:
             return None
-        if found is not None and found.inode in self.nodes.by_inode and not stat.S_ISDIR(found.mode):
-            self.link_all(self.nodes.by_inode[found.inode])
-            return self.nodes.by_inode[found.inode]
-        return found
+        if original is not None and original.inode in self.nodes.by_inode and not stat.S_ISDIR(original.mode):
+            self.link_all(self.nodes.by_inode[original.inode])
+            return self.nodes.by_inode[original.inode]
+        return original
+
+
+def is_directory(there: UpperNode | Node) -> bool:
+    return stat.S_ISDIR(there.mode) if isinstance(there, Node) else there.kind == DIRECTORY

@@ -1,7 +1,9 @@
-"""Shards and upper as one tree: the questions of `tree/tree.py`, answered for both together.
+"""Shards and upper as one tree that is only read: names, numbers, listings and content, for both together.
 
-A name is looked up in the upper (in memory, `upper_format.UpperNode`), then in the lower. The same holds for an
-inode number: `overlay/node_table.py` has those of the upper. Nothing is changed here.
+A name is looked up in the upper (in memory, `upper_format.UpperNode`), then in the lower; an inode number
+likewise. A node that was copied up keeps the number that it has in the lower, so a program that has it open sees
+the new content. Everything here is read from disk by a new worker, but for the lookup counts of new numbers and
+the files of the lower that have lost their names (`gone`). Changes are made in `overlay/writable_tree.py`.
 
 Semantics decisions:
 
@@ -11,22 +13,297 @@ Semantics decisions:
 
 from __future__ import annotations
 
+import bisect
 import errno
+import hashlib
+import logging
 import stat
+from collections import OrderedDict
 from collections.abc import Iterator
 
 from wdsfs import inodes
-from wdsfs.errors import InvalidRequest, IsADirectory, NoSuchAttribute, NoSuchEntry, NotADirectory
-from wdsfs.inodes import ROOT, UP
-from wdsfs.overlay.name_order import NameOrder
-from wdsfs.overlay.node_table import NodeTable
-from wdsfs.overlay.upper_dir import UpperDirectory
-from wdsfs.overlay.upper_format import DIRECTORY, FILE, RESERVED, SYMLINK, THE_WHITEOUT, UpperNode
+from wdsfs.errors import InvalidRequest, IsADirectory, NoSuchAttribute, NoSuchEntry, NotADirectory, ShardError
+from wdsfs.inodes import MEMBER, ROOT, UP, kind_of
+from wdsfs.overlay.upper_directory import UpperDirectory
+from wdsfs.overlay.upper_format import DIRECTORY, FILE, RESERVED, SYMLINK, THE_WHITEOUT, Origin, Place, UpperNode
+from wdsfs.overlay.work_directory import Orphans
 from wdsfs.tree import content as content_module
 from wdsfs.tree.content import Content
+from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import AT_PARENT, AT_SELF, XATTR, Entry, LowerTree, Node, Totals, text_of
 
+log = logging.getLogger(__name__)
+
+ORDERS_MAX = 16  # listed directories whose order of new names is kept
+_BROKEN = -1  # what shows through a directory whose shard cannot be read now
 _USER = b"user."
+
+
+class NodeTable:
+    """The nodes of the upper `top` by inode number, and which directories of `tree` show through them.
+
+    `generation` is that of the lower for which `bind` has been called; its caller sets it. `inherited`: a worker
+    before this one has given out numbers, so lookup counts are not known. `orphans` are those of the upper; a
+    command that only looks passes none.
+    """
+
+    def __init__(
+        self, tree: LowerTree, top: UpperNode, orphans: Orphans | None = None, inherited: bool = False
+    ) -> None:
+        self.tree = tree
+        self.top = top
+        self.lower = tree.lower
+        self.orphans = orphans
+        self.inherited = inherited
+        self.by_inode: dict[int, UpperNode] = {}
+        self.generation = -1
+        self.gone: set[int] = set()  # files and directories of the lower that have no name any more
+        self._is_half_bound = False
+        self._known = None if inherited else 0
+
+    # --- which directories of the lower show through which of the upper
+
+    def bind(self) -> list[UpperNode]:
+        """Find out what shows through each directory of the upper, in the lower as it is now.
+
+        Returns copies of the lower's files that may lack some of their names: a copy-up may have been stopped.
+        """
+        first = self.generation < 0
+        # The numbers in a shard change all together, those in a merged tree one by one. A call that stopped for a
+        # shard to be indexed may have done a part of them.
+        deep = first or self.tree.merged or self._is_half_bound
+        self._is_half_bound = True
+        self.top.lower = ROOT
+        waiting = [self.top]
+        while waiting:
+            directory = waiting.pop()
+            for name, child in directory.children.items():
+                if child.kind != DIRECTORY or child.opaque:
+                    continue
+                if self._bind_child(directory, name, child) or deep:
+                    waiting.append(child)
+        self._is_half_bound = False
+        return self._number_all() if first else []
+
+    def _bind_child(self, directory: UpperNode, name: bytes, child: UpperNode) -> bool:
+        """Find the directory of the lower that shows through; returns True if it is another one than before."""
+        try:
+            below = self._directory_below(directory.lower, name)
+        except ShardError as error:
+            log.debug("%s cannot be looked up below the overlay: %s", text_of(child.path()), error)
+            below = _BROKEN
+        if below == child.lower:
+            return False
+        child.lower = below
+        self.renumber(child, below if below > 0 else child.own)
+        return True
+
+    def _directory_below(self, below: int, name: bytes) -> int:
+        if below <= 0:
+            return below
+        try:
+            candidate = self.tree.lookup(below, name)
+        except NoSuchEntry:
+            return 0
+        return candidate.inode if stat.S_ISDIR(candidate.mode) else 0
+
+    def below(self, directory: UpperNode) -> int:
+        """The number of the lower's directory that shows through, 0 for none. Raises ShardErrors if it is not
+        known."""
+        if directory.lower == _BROKEN:
+            *above, _ = reversed(directory.chain())
+            for parent, child in zip(above, [*above[1:], directory], strict=True):
+                if child.lower == _BROKEN:
+                    child.lower = self._directory_below(parent.lower, child.name)
+                    self.renumber(child, child.lower or child.own)
+        return directory.lower
+
+    # --- the numbers
+
+    def _number_all(self) -> list[UpperNode]:
+        """Give all nodes of the upper the numbers that the mount shows. Returns as `bind`."""
+        self.by_inode[ROOT] = self.top
+        self.top.inode = ROOT
+        linked = []
+        for _, _, node in self.top.walk():
+            if node is THE_WHITEOUT:
+                continue
+            node.known = self._known
+            number = self._original_number(node)
+            if number and self.by_inode.get(number, node) is node and not self.is_moved(node, number):
+                node.inode = number
+                if kind_of(number) == MEMBER and self.tree.files_layout:
+                    linked.append(node)
+            self.by_inode.setdefault(node.inode, node)
+        if self.orphans is not None:
+            for node in list(self.orphans.top.children.values()):
+                if node is not THE_WHITEOUT and self.by_inode.setdefault(node.inode, node) is not node:
+                    self.orphans.destroy(node)  # it has got a name after all
+        return linked
+
+    def _original_number(self, node: UpperNode) -> int:
+        """The number of a copy's original; 0 for a new node, and if the shard cannot be read: the copy then has a
+        number of its own."""
+        if node.origin is None or node.lower > 0:
+            return 0
+        try:
+            return number_of(self.lower, node.origin) or 0
+        except ShardError:
+            return 0
+
+    def homes(self, node: UpperNode, number: int) -> list[Place]:
+        """The places of a copy that are those of its original, which has this number in the lower."""
+        try:
+            places = self.tree.places(number)
+        except (ShardError, NoSuchEntry):
+            return []
+        return [place for place in node.places() if (place[0].lower, place[1]) in places]
+
+    def is_moved(self, node: UpperNode, number: int) -> bool:
+        """True if the lower shows the original of a copy at another place than the copy's: then the original has
+        the number. A whiteout may have been removed, by `restore` or by hand."""
+        return self.has_a_name(number) and not self.homes(node, number)
+
+    def has_a_name(self, inode: int) -> bool:
+        """True if a node of the lower has a visible name; False if its shard cannot be read."""
+        try:
+            return any(self.is_shown(*place) for place in self.tree.places(inode))
+        except (ShardError, NoSuchEntry):
+            return False
+
+    def origin(self, inode: int) -> Origin:
+        """The origin that a copy keeps on disk."""
+        return Origin(inode, self.lower.fingerprint(inodes.unpack(inode)[1]).sum)
+
+    def renumber(self, node: UpperNode, inode: int) -> None:
+        """Give a node another number, because another directory shows through it."""
+        if self.by_inode.get(node.inode) is node:
+            del self.by_inode[node.inode]
+            node.known = 0 if self._known == 0 else None
+        node.inode = inode
+        self.by_inode[inode] = node
+
+    # --- which names of the lower are seen
+
+    def is_shown(self, parent: int, name: bytes) -> bool:
+        """True if this name in a directory of the lower shows through."""
+        while True:
+            node = self.by_inode.get(parent)
+            if node is not None:
+                return node.lower == parent and name not in node.children
+            parent, name = self.tree.places(parent)[0]
+
+    def shows(self, directory: UpperNode, name: bytes) -> bool:
+        """True if the lower's name would show through if the upper had none."""
+        if directory.lower == _BROKEN:
+            return True  # rather a needless whiteout than a removed file that comes back
+        return directory.lower != 0 and self.has(directory.lower, name)
+
+    def has(self, below: int, name: bytes) -> bool:
+        """True if a directory of the lower has this name, or cannot be read and may have it."""
+        try:
+            self.tree.lookup(below, name)
+        except NoSuchEntry:
+            return False
+        except ShardError:
+            return True
+        return True
+
+    # --- what the kernel knows
+
+    def remember(self, inode: int) -> None:
+        """Count a reply that gave the kernel this number: of lookup, create ..., or an entry of a listing."""
+        node = self.by_inode.get(inode)
+        if node is not None and node.known is not None:
+            node.known += 1
+
+    def forget(self, inode: int, count: int) -> None:
+        """Take `count` replies off again: the kernel has forgotten them. Raises nothing."""
+        node = self.by_inode.get(inode)
+        if node is None:
+            self.gone.discard(inode)
+        elif node.known is not None:
+            node.known = max(node.known - count, 0)
+            if not node.known and node.is_orphan:
+                self.destroy_orphan(node)
+
+    def destroy_orphan(self, node: UpperNode) -> None:
+        """Remove an orphan, whose number may be used again. Raises nothing."""
+        if self.orphans is not None:
+            self.orphans.destroy(node)
+        del self.by_inode[node.inode]
+
+
+def number_of(lower: ShardSet, origin: Origin) -> int | None:
+    """The inode number that an origin has now; None when its shard is no longer what it was. Raises NotIndexed,
+    and ShardErrors of a shard that cannot be read."""
+    _, shard, where = inodes.unpack(origin.inode)
+    if shard >= len(lower) or not kind_of(where):
+        return None
+    if lower.fingerprint(shard).sum != origin.sum:
+        return None
+    return inodes.pack(lower.tag(shard), shard, where)
+
+
+class NameOrder:
+    """The order in which a listing shows the names of the upper that the lower has not: by a hash of the name.
+
+    So a listing can be continued whatever is made or removed meanwhile, and by another worker. The order is kept
+    for the few directories that were listed last, because a listing asks again and again.
+    """
+
+    def __init__(self, nodes: NodeTable) -> None:
+        self.nodes = nodes
+        self._orders: OrderedDict[UpperNode, list[tuple[int, bytes]]] = OrderedDict()
+
+    def after(self, directory: UpperNode, below: int, cursor: int) -> Iterator[tuple[int, bytes, UpperNode]]:
+        """The new names after a cursor, each with its cursor and node. `below` is the lower's directory, or 0."""
+        order = self._order(directory, below)
+        at = bisect.bisect_right(order, cursor & UP - 1, key=lambda line: line[0]) if cursor >= UP else 0
+        while at < len(order):
+            place, name = order[at]
+            child = directory.children.get(name)
+            if child is not None and child is not THE_WHITEOUT:
+                yield place | UP, name, child
+            at += 1
+
+    def _order(self, directory: UpperNode, below: int) -> list[tuple[int, bytes]]:
+        """The names in their order; removed names may stay in it."""
+        order = self._orders.get(directory)
+        if order is None or len(order) > 2 * len(directory.children) + 64:
+            order = sorted(
+                (_hash(name), name)
+                for name, child in directory.children.items()
+                if child is not THE_WHITEOUT and not (below and self.nodes.has(below, name))
+            )
+            self._orders[directory] = order
+            if len(self._orders) > ORDERS_MAX:
+                self._orders.popitem(last=False)
+        else:
+            self._orders.move_to_end(directory)
+        return order
+
+    def entered(self, directory: UpperNode, name: bytes) -> None:
+        """A name has come into a directory of the upper."""
+        order = self._orders.get(directory)
+        if order is not None and not (directory.lower > 0 and self.nodes.has(directory.lower, name)):
+            line = _hash(name), name
+            at = bisect.bisect_left(order, line)
+            if at == len(order) or order[at] != line:
+                order.insert(at, line)
+
+    def drop(self, directory: UpperNode) -> None:
+        """Forget the order of a directory, of which some names have become the lower's or its own."""
+        self._orders.pop(directory, None)
+
+    def clear(self) -> None:
+        """Forget all: the lower has changed."""
+        self._orders.clear()
+
+
+def _hash(name: bytes) -> int:
+    """60 bits of a name. That two names of one directory have the same ones will not happen."""
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 4
 
 
 class MergedView:
@@ -38,7 +315,7 @@ class MergedView:
         self.lower = tree.lower
         self.view = tree.view
         self.merged = tree.merged
-        self.nodes = NodeTable(tree, upper, inherited)
+        self.nodes = NodeTable(tree, upper.top, upper.orphans, inherited)
         self.order = NameOrder(self.nodes)
         # Attributes, not methods: `remember` is called for every reply to lookup.
         self.remember, self.forget = self.nodes.remember, self.nodes.forget
@@ -103,15 +380,13 @@ class MergedView:
         if node is not None:
             return self.status(node)
         found = self.tree.getattr(inode)
-        if inode in self.nodes.gone or (self.nodes.inherited and not self.has_a_name(inode)):
+        if inode in self.nodes.gone or (self.nodes.inherited and not self._has_a_name(inode)):
             return found._replace(links=0)
         return self.with_links(found)
 
-    def has_a_name(self, inode: int) -> bool:
+    def _has_a_name(self, inode: int) -> bool:
         """True if a node of the lower has a visible name; a worker that has taken over does not remember it."""
-        if not self._is_touched(inode):
-            return True
-        return any(self.nodes.is_shown(parent, name) for parent, name in self.tree.places(inode))
+        return not self._is_touched(inode) or any(self.nodes.is_shown(*place) for place in self.tree.places(inode))
 
     def _is_touched(self, inode: int) -> bool:
         """True if the shard of an inode (in a merged tree: any shard) has changes."""
@@ -132,13 +407,13 @@ class MergedView:
 
     def status(self, node: UpperNode) -> Node:
         """The attributes of a node of the upper, as the mount shows them."""
-        status = self.upper.descriptors.stat(node)
+        status = self.upper.files.stat(node)
         mode, links = status.st_mode, status.st_nlink
         if node.mode >= 0:
             mode = stat.S_IFMT(mode) | node.mode
         if node.lower:
             links = 1
-        elif self.upper.orphans.is_orphan(node):
+        elif node.is_orphan:
             links = 0
         return Node(node.inode, mode, links, status.st_size, status.st_mtime_ns, status)
 
@@ -149,7 +424,7 @@ class MergedView:
             return self.tree.readlink(inode)
         if node.kind != SYMLINK:
             raise InvalidRequest(f"inode {inode} is no symbolic link")
-        return self.upper.contents.readlink(node)
+        return self.upper.files.readlink(node)
 
     def parent(self, inode: int) -> int:
         """The inode of the directory that holds this directory."""
@@ -157,11 +432,26 @@ class MergedView:
         node = self._nodes.get(inode)
         if node is None:
             return self.tree.parent(inode)
-        return node.parent.inode if node.parent is not None and not self.upper.orphans.is_orphan(node) else ROOT
+        return node.parent.inode if node.parent is not None and not node.is_orphan else ROOT
 
     def totals(self) -> Totals:
         """Sums over the lower."""
         return self.tree.totals()
+
+    # --- what has been removed
+
+    def note_hidden(self, node: Node) -> None:
+        """Note that a name of a node of the lower is hidden now."""
+        if stat.S_ISDIR(node.mode) or not self.with_links(node).links or node.links == 1:
+            self.nodes.gone.add(node.inode)
+
+    def note_removed(self, node: UpperNode) -> None:
+        """Note that a name of a node of the upper is removed."""
+        if node.parent is None or node.is_orphan:
+            self.order.drop(node)
+            node.lower = 0
+        if node.parent is None and self._nodes.get(node.inode) is node:
+            del self._nodes[node.inode]
 
     # --- listing
 
@@ -180,7 +470,7 @@ class MergedView:
         """The children of a directory after the cursor `after`: those of the lower in its order, then new names.
 
         A cursor of the lower is its own; that of a new name is UP and a hash of the name
-        (`overlay/name_order.py`). The iterator must be used up or dropped before any other call.
+        (`overlay/merged_view.py`). The iterator must be used up or dropped before any other call.
         """
         self._follow()
         node = self._nodes.get(inode)
@@ -233,7 +523,7 @@ class MergedView:
         if node is None:
             return content_module.read(self.tree.content(inode), offset, size)
         self.check_file(node)
-        return self.upper.contents.read(node, offset, size)
+        return self.upper.files.read(node, offset, size)
 
     def check_file(self, node: UpperNode) -> None:
         """Raise IsADirectory or InvalidRequest for anything but a regular file."""
@@ -248,7 +538,7 @@ class MergedView:
         node = self._nodes.get(inode)
         if node is None:
             return self.tree.xattrs(inode)
-        own = [name for name in self.upper.contents.listxattr(node) if is_users(name)]
+        own = [name for name in self.upper.files.listxattr(node) if is_users(name)]
         return (self.tree.xattrs(node.lower) if node.lower > 0 else []) + own
 
     def getxattr(self, inode: int, name: bytes) -> bytes:
@@ -262,7 +552,7 @@ class MergedView:
         if not is_users(name):
             raise NoSuchAttribute(f"no attribute {text_of(name)}")
         try:
-            return self.upper.contents.getxattr(node, name)
+            return self.upper.files.getxattr(node, name)
         except OSError as error:
             if error.errno != errno.ENODATA:
                 raise

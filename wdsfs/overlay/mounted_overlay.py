@@ -10,35 +10,27 @@ import mmap
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from wdsfs import trust
-from wdsfs.errors import OverlayUnusable, ShardError, several
-from wdsfs.names import PLAIN
+from wdsfs.errors import OverlayUnusable
 from wdsfs.overlay import request_journal
 from wdsfs.overlay.overlay_directory import (
     OverlayDirectory,
-    OverlaySettings,
-    ShardSeen,
     clean,
     hold,
-    read_settings,
-    refuse_outputs,
     unfinished,
     write_settings,
 )
+from wdsfs.overlay.overlay_shards import check_set
 from wdsfs.overlay.request_journal import RequestJournal
-from wdsfs.overlay.upper_dir import UpperDirectory
+from wdsfs.overlay.upper_directory import UpperDirectory
 from wdsfs.overlay.writable_tree import WritableTree
-from wdsfs.remote import shard_paths
 from wdsfs.spec.expand import Shard
-from wdsfs.storage.identity import GONE
 from wdsfs.tree.tree import LowerTree, View
 
 log = logging.getLogger(__name__)
 
-NAMED_MAX = 5  # changed shards that a warning names
 
 _BEGUN, _FROZEN = request_journal.SIZE, request_journal.SIZE + 1  # bytes after the journal
 
@@ -76,12 +68,12 @@ class MountedOverlay:
                     f"--in-place {which} (or end it as it is: use --abandon instead of --in-place)"
                 )
             clean(self.place)
-            wanted = check_set(self.place, shards, view, merge)
+            settings = check_set(self.place, shards, view, merge)
             if served_at is None:
                 # Makes missing directories, and raises now what would fail.
                 UpperDirectory(self.place, owner).close()
             if not self.place.settings.exists():
-                write_settings(self.place, wanted)
+                write_settings(self.place, settings)
         except OSError as error:
             raise OverlayUnusable(f"{directory} cannot be used as an overlay: {error.strerror}") from error
 
@@ -124,59 +116,3 @@ class MountedOverlay:
     def freeze(self, frozen: bool) -> None:
         """Refuse all changes, or allow them again."""
         self._memory[_FROZEN] = frozen
-
-
-def check_set(place: OverlayDirectory, shards: Sequence[Shard], view: View, merge: bool) -> OverlaySettings:
-    """The settings of an overlay over these shards in this view. Raises OverlayUnusable if it cannot be over them.
-
-    Warns of shards that are not what they were: changes are by path, so all of them still stand.
-    """
-    refuse_outputs(place, [shard.path for shard in shards])
-    seen = tuple(_seen(shard) for shard in shards)
-    wanted = OverlaySettings(view.layout, view.names, merge, seen, shards[0].reading if shards else PLAIN)
-    found = read_settings(place)
-    if found is not None:
-        check_view(place, found, wanted)
-        _compare(place, found, wanted)
-    return wanted
-
-
-def _seen(shard: Shard) -> ShardSeen:
-    try:
-        return ShardSeen(shard.name, shard.path, shard_paths.look(shard.path))
-    except ShardError:
-        return ShardSeen(shard.name, shard.path, GONE)
-
-
-def check_view(place: OverlayDirectory, found: OverlaySettings, wanted: OverlaySettings) -> None:
-    """Raises OverlayUnusable when the overlay was made over another view: its paths mean nothing in this one."""
-    if replace(found, shards=()) == replace(wanted, shards=()):
-        return
-    flags = ["--merge"] * wanted.merge + wanted.reading.arguments
-    more = [option for option in flags if option not in found.options]
-    raise OverlayUnusable(
-        f"the overlay {place.path} was made with {' '.join(found.options)}, and its paths are of that tree; use "
-        f"it with the same options{' and without ' + ' '.join(more) if more else ''}, or commit it first"
-    )
-
-
-def _compare(place: OverlayDirectory, found: OverlaySettings, now: OverlaySettings) -> None:
-    """Warn of shards that are not what they were.
-
-    Raises OverlayUnusable when a shard is not in the set: its changes would look like new files.
-    """
-    before = {one.name: one.fingerprint for one in found.shards}
-    after = {one.name: one.fingerprint for one in now.shards}
-    missing = [os.fsdecode(name) for name in before if name not in after]
-    if missing:
-        raise OverlayUnusable(
-            f"{place.path} is an overlay of a set that has {several(missing, NAMED_MAX)}, too: name the same "
-            "SHARDS"
-        )
-    changed = [os.fsdecode(name) for name in before if after[name] != before[name]]
-    if changed:
-        log.warning(
-            "changed since the overlay %s was made: %s; its changes are by path and all stand: see what they mean "
-            "now with `wdsfs diff`",
-            *(place.path, several(changed, NAMED_MAX)),
-        )

@@ -1,10 +1,10 @@
-"""The directory that `--overlay DIR` names: its layout, lock and settings, and what commits note in it.
+"""The directory that `--overlay DIR` names: its layout, lock and settings, and whether a commit is unfinished.
 
 It looks like this::
 
     DIR/overlay.json   which set, shown how, it was made over (`OverlaySettings`)
     DIR/lock           held by the process that mounts or commits
-    DIR/outputs.json   which shards commits to elsewhere have written from it (`Written`)
+    DIR/outputs.json   which shards commits to elsewhere have written from it (`overlay/overlay_shards.py`)
     DIR/upper/         the changes, under the paths of the mount (`overlay/upper_format.py`)
     DIR/work/          files on their way into upper/; orphans/<inode>: unlinked files that the kernel still
                        knows; commit.json and others: a commit in place (`packing/replacement.py`);
@@ -20,28 +20,26 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shlex
 import shutil
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from wdsfs import trust
-from wdsfs.errors import MALFORMED, OverlayBusy, OverlayUnusable, ShardError, several
+from wdsfs import mount_table, trust
+from wdsfs.errors import MALFORMED, OverlayBusy, OverlayUnusable
 from wdsfs.names import PLAIN, Reading
-from wdsfs.overlay import kernel_use
-from wdsfs.overlay.upper_format import DIRECTORY, OPEN_DIRECTORY, UpperNode, load
-from wdsfs.remote import shard_paths
-from wdsfs.remote.shard_paths import is_remote
+from wdsfs.overlay.upper_format import OPEN_DIRECTORY
 from wdsfs.storage.durable import write_whole
 from wdsfs.storage.identity import Fingerprint
 
-# Of overlay.json and the files beside it. The second is for shards that are read with options: a program that does
-# not know these options would take the paths for those of another tree.
-VERSION, VERSION_READ = 1, 2
-SAMPLE_BYTES = 64 << 10  # of a written shard, by which it is known again
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+
+
+# Of overlay.json. Version 1 has no options of reading.
+VERSIONS = (1, 2)
 
 
 class OverlayDirectory(NamedTuple):
@@ -120,35 +118,33 @@ class OverlaySettings:
     def to_json(self) -> bytes:
         shards = [
             {
-                "name": os.fsdecode(one.name),
-                "path": os.fsdecode(one.path),
-                "fingerprint": list(one.fingerprint),
+                "name": os.fsdecode(shard.name),
+                "path": os.fsdecode(shard.path),
+                "fingerprint": list(shard.fingerprint),
             }
-            for one in self.shards
+            for shard in self.shards
         ]
-        about: dict[str, Any] = {"layout": self.layout, "names": self.names, "merge": self.merge}
-        if self.reading.is_plain:
-            about = {"version": VERSION, **about}
-        else:
-            about = {"version": VERSION_READ, **about, "reading": self.reading._asdict()}
-        return json.dumps({**about, "shards": shards}, indent=1).encode() + b"\n"
+        view = {"version": VERSIONS[-1], "layout": self.layout, "names": self.names, "merge": self.merge}
+        content = {**view, "reading": self.reading._asdict(), "shards": shards}
+        return json.dumps(content, indent=1).encode() + b"\n"
 
     @staticmethod
     def from_json(data: bytes) -> OverlaySettings:
         """Raises one of MALFORMED for what `to_json` does not write."""
-        about = json.loads(data)
-        if about["version"] not in (VERSION, VERSION_READ):
-            raise ValueError(f"version {about['version']}, not {VERSION} or {VERSION_READ}")
-        options = {} if about["version"] == VERSION else about["reading"]
-        reading = Reading(**{name: bool(value) for name, value in options.items()})
-        shards = (
-            ShardSeen(
-                os.fsencode(one["name"]), os.fsencode(one["path"]), Fingerprint(*map(int, one["fingerprint"]))
-            )
-            for one in about["shards"]
-        )
+        content = json.loads(data)
+        if content["version"] not in VERSIONS:
+            raise ValueError(f"version {content['version']}, not one of {VERSIONS}")
+        options = content["reading"] if content["version"] > 1 else {}
+        shards = []
+        for row in content["shards"]:
+            seen = Fingerprint(*map(int, row["fingerprint"]))
+            shards.append(ShardSeen(os.fsencode(row["name"]), os.fsencode(row["path"]), seen))
         return OverlaySettings(
-            str(about["layout"]), str(about["names"]), bool(about["merge"]), tuple(shards), reading
+            str(content["layout"]),
+            str(content["names"]),
+            bool(content["merge"]),
+            tuple(shards),
+            Reading(**{name: bool(value) for name, value in options.items()}),
         )
 
 
@@ -167,152 +163,7 @@ def write_settings(place: OverlayDirectory, settings: OverlaySettings) -> None:
     write_whole(os.fsencode(place.settings), settings.to_json(), 0o644)
 
 
-class Written(NamedTuple):
-    """A shard that a commit to elsewhere wrote from the changes of an overlay, and the --output that named it.
-
-    `size` in bytes; `mtime_ns` is 0 while the commit is at work. `sample`: where it begins to differ from its
-    source, and the CRC-32 of what is there (`sample_of`); None until it is read. An object in a store has an
-    ETag instead, and its path is its URL.
-    """
-
-    path: bytes
-    size: int
-    mtime_ns: int
-    output: str
-    sample: tuple[int, int] | None = None
-    etag: str = ""
-
-
-def sample_of(path: bytes, offset: int) -> tuple[int, int]:
-    """The offset (bytes) and the CRC-32 of what a file has there. Raises OSErrors."""
-    with open(path, "rb") as file:
-        return offset, zlib.crc32(os.pread(file.fileno(), SAMPLE_BYTES, offset))
-
-
-def read_outputs(place: OverlayDirectory) -> list[Written]:
-    """The content of outputs.json; empty if there is none. Raises OverlayUnusable."""
-    try:
-        with os.fdopen(trust.open_file(place.outputs, os.O_RDONLY), "rb") as file:
-            about = json.load(file)
-        if about["version"] != VERSION:
-            raise ValueError(f"version {about['version']}, not {VERSION}")
-        return [
-            Written(
-                os.fsencode(one["path"]),
-                int(one["size"]),
-                int(one["mtime_ns"]),
-                str(one["output"]),
-                (int(one["sample"][0]), int(one["sample"][1])) if one.get("sample") else None,
-                str(one.get("etag", "")),
-            )
-            for one in about["shards"]
-        ]
-    except FileNotFoundError:
-        return []
-    except trust.Untrusted as error:
-        raise OverlayUnusable(error.strerror) from None
-    except (OSError, *MALFORMED) as error:
-        text = f"{place.outputs} cannot be used: {error}; it only says which shards were written from the overlay"
-        raise OverlayUnusable(f"{text}, so it may be removed") from None
-
-
-def add_outputs(place: OverlayDirectory, written: Sequence[Written]) -> None:
-    """Note these shards in outputs.json, in the place of what is noted of the same paths. Raises OSErrors."""
-    found = {one.path: one for one in (*read_outputs(place), *written)}
-    shards = [_row(one) for one in found.values()]
-    content = json.dumps({"version": VERSION, "shards": shards}, indent=1).encode() + b"\n"
-    write_whole(os.fsencode(place.outputs), content, 0o644)
-
-
-def _row(one: Written) -> dict[str, Any]:
-    row = {**one._asdict(), "path": os.fsdecode(one.path)}
-    if not one.etag:
-        del row["etag"]
-    return row
-
-
-def refuse_outputs(place: OverlayDirectory, shards: Sequence[bytes]) -> None:
-    """Raise OverlayUnusable when the overlay is to be used over shards (paths) that were written from it.
-
-    All its changes would be made a second time, and each new directory packed again. A file is known by size and
-    time, also if it was moved or copied with its time; where the time is another, by path, size and a sample. An
-    object is known by size and ETag.
-
-    An overlay without changes may be used over them. From then on it is an overlay of these shards, so its
-    outputs.json goes. Raises OSErrors of the upper, too.
-    """
-    written = read_outputs(place)
-    if not written:
-        return
-    again = [os.fsdecode(shard) for shard in shards if _was_written(shard, written)]
-    if again and not _has_changes(place):
-        place.outputs.unlink(missing_ok=True)
-    elif again:
-        verb = "was" if len(again) == 1 else "were"
-        raise OverlayUnusable(
-            f"{several(again)} {verb} written by a commit of the overlay {place.path} (see {place.outputs}): its "
-            "changes would be packed a second time. Begin with a new directory for --overlay, or name the shards "
-            "that this one was made over"
-        )
-
-
-def _was_written(shard: bytes, written: Sequence[Written]) -> bool:
-    """True if a shard (path) is one of these; of one that cannot be read that is said where it is needed."""
-    if is_remote(shard):
-        return _was_sent(shard, [one for one in written if is_remote(one.path)])
-    path = os.path.realpath(shard)
-    try:
-        found = os.stat(path)
-        for one in written:
-            if found.st_size != one.size or is_remote(one.path):
-                continue
-            # Sizes of tars are often the same: another shard may have come into its place.
-            if one.path == path and (one.sample is None or sample_of(path, one.sample[0]) == one.sample):
-                return True
-            if one.mtime_ns == found.st_mtime_ns:
-                return True
-    except OSError:
-        pass
-    return False
-
-
-def _was_sent(shard: bytes, written: Sequence[Written]) -> bool:
-    if not written:
-        return False
-    try:
-        pin = shard_paths.pin_of(shard)
-    except ShardError:
-        return False
-    # An ETag that is a sum of the content is also that of a copy.
-    return any(
-        one.size == pin.size and (one.etag == pin.etag if one.etag else one.path == shard) for one in written
-    )
-
-
-def load_upper(place: OverlayDirectory, directory: int) -> UpperNode:
-    """The names in the upper of an overlay, of which `directory` is a descriptor. Raises as `load` does.
-
-    Where the kernel serves an overlay it has its marks in `user.overlay.`, and anything in `trusted.overlay.` is
-    what root has copied into it: the mount does not heed that, and so it is refused here.
-    """
-    return load(directory, marks_of_root=not (place.is_ours and place.kernel_work.is_dir()))
-
-
-def _has_changes(place: OverlayDirectory) -> bool:
-    """True if the upper has more than the plain directories that a restored file leaves."""
-    if not place.upper.is_dir():
-        return False
-    directory = os.open(place.upper, OPEN_DIRECTORY)
-    try:
-        waiting = [load_upper(place, directory)]
-    finally:
-        os.close(directory)
-    while waiting:
-        node = waiting.pop()
-        if node.kind != DIRECTORY or node.opaque or node.origin is not None:
-            return True
-        waiting += node.children.values()
-    return False
+# --- the lock
 
 
 def hold(place: OverlayDirectory, make: bool = True, served_at: str | None = None) -> int:
@@ -346,20 +197,20 @@ def hold(place: OverlayDirectory, make: bool = True, served_at: str | None = Non
 
 def _refuse_use_by_kernel(place: OverlayDirectory, served_at: str | None) -> None:
     """Raise OverlayBusy for an overlay that the kernel still serves, although nobody guards it any more."""
-    if served_at is not None and kernel_use.is_served_at(place.upper, served_at):
+    if served_at is not None and is_served_at(place.upper, served_at):
         return
-    if not (place.kernel_work / "work").is_dir() or not kernel_use.is_used(place.upper):
+    if not (place.kernel_work / "work").is_dir() or not is_used(place.upper):
         return
-    found = kernel_use.mounted_on(place.upper)
-    if found is None:
+    mount = mounted_on(place.upper)
+    if mount is None:
         raise OverlayBusy(
             f"the overlay {place.path} is in use: programs still have files open of a mount of it that has been "
             "ended; wait for them, or end them"
         )
-    where = os.fsdecode(found.path)
+    mountpoint = os.fsdecode(mount.path)
     raise OverlayBusy(
-        f"the overlay {place.path} is in use: the kernel serves it at {where}, without a guard; end that with: "
-        f"wdsfs umount {shlex.quote(where)}"
+        f"the overlay {place.path} is in use: the kernel serves it at {mountpoint}, without a guard; end that "
+        f"with: wdsfs umount {shlex.quote(mountpoint)}"
     )
 
 
@@ -409,6 +260,62 @@ def held(place: OverlayDirectory, served_at: str | None = None) -> Iterator[None
         yield
     finally:
         os.close(fd)
+
+
+# --- use by the kernel's overlayfs, which knows nothing of our lock
+
+
+def is_used(upper: Path) -> bool:
+    """True if an overlay of the kernel's writes into this directory. Who is not root learns of visible mounts.
+
+    Such a mount outlives the process that made it, and, detached but with files open, has no place in the list of
+    mounts. The kernel marks the upper of every overlay that is there, and refuses it to a second one that wants it
+    for itself (`index=on`). So it is asked for such a one, with directories that it refuses right after that
+    check: an upper cannot be its own work directory. Nothing is made by that.
+    """
+    if os.geteuid() == 0:
+        path = escaped(upper)
+        options = [(b"lowerdir", b"/"), (b"upperdir", path), (b"workdir", path), (b"index", b"on")]
+        try:
+            mount_table.attempt(b"overlay", options)
+        except OSError as error:
+            if error.errno == errno.EBUSY:
+                return True
+        else:
+            return False
+    return mounted_on(upper) is not None
+
+
+def is_served_at(upper: Path, mountpoint: str) -> bool:
+    """True if what is mounted at this path is the kernel's overlayfs over this upper."""
+    mount = mount_table.mounted_at(mountpoint)
+    return mount is not None and _is_over(mount, upper)
+
+
+def mounted_on(upper: Path) -> mount_table.MountPoint | None:
+    """The mount of the kernel's overlayfs over this upper, as far as this process sees it."""
+    return next((mount for mount in mount_table.mounts() if _is_over(mount, upper)), None)
+
+
+def _is_over(mount: mount_table.MountPoint, upper: Path) -> bool:
+    path = upper_of(mount)
+    return path is not None and os.path.realpath(path) == os.path.realpath(upper)
+
+
+def upper_of(mount: mount_table.MountPoint) -> str | None:
+    """The upper of a mount of the kernel's overlayfs; None for all other mounts."""
+    if mount.fstype != "overlay":
+        return None
+    option = next((option for option in mount.super_options if option.startswith("upperdir=")), None)
+    return None if option is None else _ESCAPE.sub(r"\1", option.partition("=")[2])  # as it was given
+
+
+def escaped(path: Path) -> bytes:
+    """A path as overlayfs takes it: it reads a backslash as an escape."""
+    return os.fsencode(path).replace(b"\\", b"\\\\")
+
+
+# --- commits in place
 
 
 def state_of(place: OverlayDirectory) -> Path:

@@ -1,7 +1,7 @@
-"""Decides which names of an upper `wdsfs restore` removes, so that the shards show through again.
+"""Undoes changes for `wdsfs restore`: names of the upper go, so that the shards show through again.
 
-Used twice: by the command, to list the changes, and by the worker of a mount, to undo them
-(`writable_tree.WritableTree.restore`). A rename is one change: restoring one of its names restores both.
+`Restoration` decides which names go: for the command, to list the changes, and for the worker of a mount, which
+undoes them by `Undo`. A rename is one change: restoring one of its names restores both.
 
 Semantics decision: nothing is restored alone below a directory that was removed, replaced or renamed as a whole.
 The lower of such a directory is not shown, so a file of it would have no place.
@@ -10,20 +10,17 @@ The lower of such a directory is not shown, so a file of it would have no place.
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Iterable, Iterator, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from wdsfs import inodes
 from wdsfs.errors import NoSuchEntry, NotADirectory, ShardError, StaleShard
-from wdsfs.inodes import ROOT, kind_of
-from wdsfs.overlay.upper_format import DIRECTORY, THE_WHITEOUT, Origin, UpperNode
-from wdsfs.tree.shard_set import ShardSet
-from wdsfs.tree.tree import LowerTree, text_of
+from wdsfs.inodes import ROOT, UP, kind_of
+from wdsfs.overlay.merged_view import MergedView, NodeTable, number_of
+from wdsfs.overlay.upper_format import DIRECTORY, THE_WHITEOUT, Place, UpperNode
+from wdsfs.tree.tree import text_of
 
 CHANGED, REMOVED, RENAMED, NEW = "changed", "removed", "renamed", "new"
-PATTERN = frozenset(b"*?[")
 
 
 class Target(NamedTuple):
@@ -48,36 +45,12 @@ class RestoredChange(NamedTuple):
     was: bytes = b""
 
 
-def number_of(lower: ShardSet, origin: Origin) -> int | None:
-    """The inode number that an origin has now; None when its shard is no longer what it was. Raises NotIndexed,
-    and ShardErrors of a shard that cannot be read."""
-    _, shard, where = inodes.unpack(origin.inode)
-    if shard >= len(lower) or not kind_of(where):
-        return None
-    if lower.fingerprint(shard).sum != origin.sum:
-        return None
-    return inodes.pack(lower.tag(shard), shard, where)
-
-
-def matching(top: UpperNode, pattern: bytes) -> list[bytes]:
-    """The paths in an upper that a pattern of the shell matches: names that were removed, too."""
-    found: list[tuple[bytes, UpperNode]] = [(b"", top)]
-    for step in pattern.split(b"/"):
-        found = [
-            (path + b"/" + name if path else name, child)
-            for path, directory in found
-            for name, child in directory.children.items()
-            if fnmatchcase(os.fsdecode(name), os.fsdecode(step))
-        ]
-    return sorted(path for path, _ in found)
-
-
 class Restoration:
-    """Finds what to remove from the upper `top` over `tree`. Methods raise what the tree raises."""
+    """Finds what to remove from the upper that `nodes` has been bound to. Methods raise what the tree raises."""
 
-    def __init__(self, tree: LowerTree, top: UpperNode) -> None:
-        self.tree, self.top = tree, top
-        self._lower: dict[UpperNode, int] = {top: ROOT}
+    def __init__(self, nodes: NodeTable) -> None:
+        self.nodes = nodes
+        self.tree, self.top = nodes.tree, nodes.top
         self._copied: dict[int, UpperNode] | None = None
 
     # --- finding
@@ -108,7 +81,7 @@ class Restoration:
             if not self._lookup(parent, name):
                 raise NotADirectory(f"{text_of(path)} is a file")
             what = "was replaced"
-        elif child.origin is not None and not self._below(child):
+        elif child.origin is not None and not self.nodes.below(child):
             what = "was renamed"
         elif child.opaque and self._lookup(parent, name):
             what = "was replaced"
@@ -120,18 +93,16 @@ class Restoration:
 
         Raises StaleShard when a name that the shards have might stay hidden, ShardErrors of what cannot be read.
         """
-        found: dict[tuple[UpperNode, bytes], Target] = {}
+        targets: dict[Place, Target] = {}
         waiting = [target for path in paths for target in self.find(path)]
         while waiting:
             target = waiting.pop(0)
-            if target[:2] in found:
-                continue
-            found[target[:2]] = target
-            for one in self.entries(target):
-                waiting.extend(self._others(one))
-        targets = list(found.values())
-        self._refuse_unknown(targets)
-        return targets
+            if target[:2] not in targets:
+                targets[target[:2]] = target
+                for part in self.parts(target):
+                    waiting.extend(self._others(part))
+        self._refuse_unknown(list(targets.values()))
+        return list(targets.values())
 
     def _refuse_unknown(self, targets: Sequence[Target]) -> None:
         """Raise StaleShard for a copy whose old name is not known: that name would stay hidden, and a commit
@@ -141,49 +112,49 @@ class Restoration:
         name, and has it where it was. Any other copy may have been renamed, so it is removed only together with
         all whiteouts.
         """
-        going = [one for target in targets for one in self.entries(target)]
-        lost = next((one for one in going if self._is_lost(one)), None)
+        going = [part for target in targets for part in self.parts(target)]
+        lost = next((part for part in going if self._is_lost(part)), None)
         if lost is None:
             return
-        names = {one[:2] for one in going}
-        for one in self.entries(Target(self.top, b"", self.top)):
-            if one.node is not self.top and one[:2] not in names and self._hides(one):
+        names = {part[:2] for part in going}
+        for other in self.parts(Target(self.top, b"", self.top)):
+            if other.node is not self.top and other[:2] not in names and self._hides(other):
                 raise StaleShard(
                     f"{text_of(lost.path)}: its shard was replaced since, so its old name is not known; it may "
-                    f"have been {text_of(one.path)}. Restore all that was removed or replaced with it, or --all"
+                    f"have been {text_of(other.path)}. Restore all that was removed or replaced with it, or --all"
                 )
 
-    def _is_lost(self, one: Target) -> bool:
+    def _is_lost(self, target: Target) -> bool:
         """True for a copy whose original cannot be found."""
-        origin = one.node.origin
-        if origin is None or self._below(one.node) or self._number(one.node):
+        origin = target.node.origin
+        if origin is None or self.nodes.below(target.node) or self._number(target.node):
             return False
-        here = self._lookup(one.directory, one.name)
+        here = self._lookup(target.directory, target.name)
         return not here or inodes.unpack(here)[1:] != inodes.unpack(origin.inode)[1:]
 
-    def _hides(self, one: Target) -> bool:
+    def _hides(self, target: Target) -> bool:
         """True if a new node or a whiteout hides a name that the shards have or had."""
-        if one.node is THE_WHITEOUT:
+        if target.node is THE_WHITEOUT:
             return True
-        if one.node.origin is not None or self._below(one.node):
+        if target.node.origin is not None or self.nodes.below(target.node):
             return False
-        return bool(self._lookup(one.directory, one.name))
+        return bool(self._lookup(target.directory, target.name))
 
-    def entries(self, target: Target) -> Iterator[Target]:
+    def parts(self, target: Target) -> Iterator[Target]:
         """A target and all that is below it, what is in a directory before the directory."""
-        rest = [Target(*found) for found in target.node.walk()] if target.node.kind == DIRECTORY else []
+        rest = [Target(*part) for part in target.node.walk()] if target.node.kind == DIRECTORY else []
         yield from reversed([target, *rest])
 
-    def _others(self, one: Target) -> Iterator[Target]:
+    def _others(self, target: Target) -> Iterator[Target]:
         """The other end of a rename: where the shard's entry of this name was moved, and where this came from."""
-        here, number = self._lookup(one.directory, one.name), self._number(one.node)
-        if here and here != number and here != self._below(one.node):
+        here, number = self._lookup(target.directory, target.name), self._number(target.node)
+        if here and here != number and here != self.nodes.below(target.node):
             copy = self._copies().get(here)
             if copy is not None:
                 # Of a hard link that is there under another of its names these names, for all are one file.
-                homes = self._homes(copy, here)
+                homes = self.nodes.homes(copy, here)
                 yield from (Target(directory, name, copy) for directory, name in homes or copy.places())
-        if number and not self._homes(one.node, number):
+        if number and not self.nodes.homes(target.node, number):
             for parent, name in self.tree.places(number):
                 with contextlib.suppress(NoSuchEntry, NotADirectory):  # it is in another target
                     yield from self.find(self._path(parent) + name)
@@ -198,37 +169,20 @@ class Restoration:
 
     # --- upper and lower
 
-    def _below(self, directory: UpperNode) -> int:
-        """The inode of what shows through a directory, 0 for nothing."""
-        if directory.kind != DIRECTORY or (directory.opaque and directory is not self.top):
-            return 0
-        found = self._lower.get(directory)
-        if found is None:
-            found = 0
-            if directory.parent is not None:
-                inode = self._lookup(directory.parent, directory.name)
-                found = inode if inode and kind_of(inode) != inodes.MEMBER else 0
-            self._lower[directory] = found
-        return found
-
     def _lookup(self, directory: UpperNode, name: bytes) -> int:
         """The inode of what the lower has under a name, shown or not; 0 for nothing. Raises ShardErrors: a name
         that cannot be looked up may be there."""
-        below = self._below(directory)
+        below = self.nodes.below(directory)
         try:
             return self.tree.lookup(below, name).inode if below else 0
         except (NoSuchEntry, NotADirectory):
             return 0
 
     def _number(self, node: UpperNode) -> int:
-        """The inode of a copy's original in the lower; 0 for a new node."""
-        if node.origin is None or self._below(node):
+        """The inode of a copy's original in the lower; 0 for a new node. Raises ShardErrors."""
+        if node.origin is None or self.nodes.below(node):
             return 0
         return number_of(self.tree.lower, node.origin) or 0
-
-    def _homes(self, node: UpperNode, number: int) -> list[tuple[UpperNode, bytes]]:
-        """The places of a node that are those of what it is a copy of."""
-        return [place for place in node.places() if self._lookup(*place) == number]
 
     def _copies(self) -> dict[int, UpperNode]:
         """Copies in the upper by the number of what they are copies of."""
@@ -241,29 +195,110 @@ class Restoration:
                         self._copied[number] = node
         return self._copied
 
-    # --- telling
+    # --- the changes
 
     def changes(self, targets: Sequence[Target]) -> list[RestoredChange]:
         """The changes that these targets undo, by path. What is new or was replaced as a whole is one change."""
-        found = {change.path: change for target in targets for change in self._changes(target)}
-        olds = {change.was for change in found.values()}
-        return [one for path, one in sorted(found.items()) if one.kind != REMOVED or path not in olds]
+        changes = {change.path: change for target in targets for change in self._changes(target)}
+        olds = {change.was for change in changes.values()}
+        return [change for path, change in sorted(changes.items()) if change.kind != REMOVED or path not in olds]
 
     def _changes(self, target: Target) -> Iterator[RestoredChange]:
         waiting = [target]
         while waiting:
-            one = waiting.pop()
-            if self._below(one.node) and one.node.children:
-                waiting.extend(Target(one.node, name, child) for name, child in one.node.children.items())
+            part = waiting.pop()
+            if self.nodes.below(part.node) and part.node.children:
+                waiting.extend(Target(part.node, name, child) for name, child in part.node.children.items())
             else:
-                yield self._change(one)
+                yield self._change(part)
 
-    def _change(self, one: Target) -> RestoredChange:
-        path = one.path
-        if one.node is THE_WHITEOUT:
+    def _change(self, target: Target) -> RestoredChange:
+        path = target.path
+        if target.node is THE_WHITEOUT:
             return RestoredChange(REMOVED, path)
-        number = self._number(one.node)
-        if number and not self._homes(one.node, number):
+        number = self._number(target.node)
+        if number and not self.nodes.homes(target.node, number):
             parent, name = self.tree.places(number)[0]
             return RestoredChange(RENAMED, path, self._path(parent) + name)
-        return RestoredChange(CHANGED if self._lookup(one.directory, one.name) else NEW, path)
+        return RestoredChange(CHANGED if self._lookup(target.directory, target.name) else NEW, path)
+
+
+class Undo:
+    """Undoes changes at paths of a mount, as its worker.
+
+    `notify` is called before each step, with a directory's inode and the name in it that the kernel has to look up
+    again, or with an inode whose content and attributes have changed and an empty name.
+    """
+
+    def __init__(self, view: MergedView, notify: Callable[[int, bytes], None]) -> None:
+        self.view = view
+        self.tree = view.tree
+        self.upper = view.upper
+        self.nodes = view.nodes
+        self.order = view.order
+        self._notify = notify
+
+    def restore(self, paths: Iterable[bytes]) -> None:
+        """Undo what was changed at these paths (below the top, without a slash in front) and below them. Can be
+        repeated from any point.
+
+        Raises NoSuchEntry for a path in what was removed, replaced or renamed as a whole, and ShardErrors; then
+        nothing is undone.
+        """
+        restoration = Restoration(self.nodes)
+        targets = restoration.targets(paths)
+        for target in targets:
+            for part in list(restoration.parts(target)):
+                if part.directory.children.get(part.name) is part.node:
+                    self._undo(part)
+        self._settle_numbers()
+        for directory in {target.directory for target in targets}:
+            if directory.chain()[-1] is self.upper.top:  # else it is gone, too
+                self.upper.files.sync(directory)
+
+    def _undo(self, target: Target) -> None:
+        """Remove a name from the upper, without a whiteout: a name of the lower is visible again."""
+        directory, name, node = target
+        self._notify(directory.inode, name)
+        if node is THE_WHITEOUT:
+            self.upper.whiteouts.reveal(directory, name)
+            self.order.drop(directory)
+        elif node.inode & UP:
+            self.upper.changes.remove(directory, name, node, False)
+            self.view.note_removed(node)
+            self.order.drop(directory)
+        else:
+            self._undo_copy(target)
+
+    def _undo_copy(self, target: Target) -> None:
+        """The same for a copy: its number is that of the lower's node again.
+
+        All names that it has from the lower go together, or the lower's and the copy would have one number.
+        """
+        node, number = target.node, target.node.inode
+        self._notify(number, b"")
+        places, homes = node.places(), self.nodes.homes(node, number)
+        going = homes if target[:2] in homes else [target[:2]]
+        if len(going) == len(places):
+            node.known = 0  # no orphan: who has it open sees the lower's
+            if self.nodes.by_inode.get(number) is node:
+                del self.nodes.by_inode[number]
+        for directory, name in going:
+            self._notify(directory.inode, name)
+            self.upper.changes.remove(directory, name, node, False)
+            self.order.drop(directory)
+        self.order.drop(node)
+
+    def _settle_numbers(self) -> None:
+        """Let what is seen of the lower again have its number, and all its names."""
+        # Samples before their files: the place of a sample decides whether the lower's files in it are seen.
+        for number, node in sorted(self.nodes.by_inode.items(), key=lambda item: (kind_of(item[0]), item[0])):
+            if number & UP or number == ROOT or node.lower == number or not self.nodes.is_moved(node, number):
+                continue
+            if node.is_orphan:
+                self.nodes.destroy_orphan(node)
+                continue
+            for directory, name in node.places():
+                self._notify(directory.inode, name)
+            self.nodes.renumber(node, node.own)
+        self.nodes.gone = {inode for inode in self.nodes.gone if not self.nodes.has_a_name(inode)}

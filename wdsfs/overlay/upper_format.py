@@ -39,6 +39,7 @@ OPAQUE, OPAQUE_OF_ROOT = "user.overlay.opaque", "trusted.overlay.opaque"
 WHITED_OUT, WHITED_OUT_OF_ROOT = "user.overlay.whiteout", "trusted.overlay.whiteout"
 MERGED = "user.overlay.origin"
 ORIGIN, MODE = "user.wdsfs.origin", "user.wdsfs.mode"
+
 _UNSUPPORTED = {
     f"{namespace}.overlay.{feature}": "without which it cannot be understood; mount with -o "
     "redirect_dir=off,metacopy=off and make the change again"
@@ -50,6 +51,8 @@ _OF_ROOT = {
     f"with: setfattr -x {name} PATH"
     for name in (OPAQUE_OF_ROOT, WHITED_OUT_OF_ROOT)
 }
+
+ORPHANAGE = 0  # the inode number of the directory work/orphans, in memory
 
 OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -65,8 +68,8 @@ class UpperNode:
     """A node of the upper: a file, a directory, a symbolic link, a whiteout, or another kind (fifo ...).
 
     A file with several names in the upper is one node. `inode` is the number that the mount shows: as loaded it
-    is UP | st_ino; `node_table.NodeTable` sets that of the origin. `lower` is the number of the lower's directory
-    that shows through (0: none); `NodeTable` sets it, too.
+    is the node's `own`, UP | st_ino; `merged_view.NodeTable` sets that of the origin. `lower` is the number of the
+    lower's directory that shows through (0: none); `NodeTable` sets it, too.
     """
 
     __slots__ = (
@@ -82,15 +85,16 @@ class UpperNode:
         "name",
         "opaque",
         "origin",
+        "own",
         "parent",
     )
 
     def __init__(self, kind: int, inode: int, parent: UpperNode | None, name: bytes) -> None:
         self.kind = kind
-        self.inode = inode
+        self.inode = self.own = inode
         self.parent = parent  # of one of its names; None for the top, a whiteout, and what has been removed
         self.name = name
-        self.more: list[tuple[UpperNode, bytes]] | None = None  # its other names
+        self.more: list[Place] | None = None  # its other names
         self.children: dict[bytes, UpperNode] = {} if kind == DIRECTORY else _NO_CHILDREN
         self.opaque = False
         self.merged = False  # a directory with the attribute of that name
@@ -104,12 +108,17 @@ class UpperNode:
         kind = ("file", "directory", "symlink", "whiteout", "other")[self.kind]
         return f"<{kind} {os.fsdecode(self.path())!r} inode {self.inode:#x}>"
 
+    @property
+    def is_orphan(self) -> bool:
+        """True for a node in work/orphans, which has lost its last name."""
+        return self.parent is not None and self.parent.inode == ORPHANAGE
+
     def enter(self, name: bytes, node: UpperNode) -> None:
         """Enter a name of a node into this directory."""
         self.children[name] = node
         self.dirty = True
 
-    def places(self) -> list[tuple[UpperNode, bytes]]:
+    def places(self) -> list[Place]:
         """All its names: the directory and the name in it."""
         first = [] if self.parent is None else [(self.parent, self.name)]
         return first + (self.more or [])
@@ -149,6 +158,8 @@ class UpperNode:
                     yield path + name
 
 
+Place = tuple[UpperNode, bytes]  # a directory, and a name in it
+
 _NO_CHILDREN: dict[bytes, UpperNode] = {}  # shared by everything that is no directory; stays empty
 THE_WHITEOUT = UpperNode(WHITEOUT, 0, None, b"")  # one for all: a whiteout has no other properties
 
@@ -156,6 +167,19 @@ THE_WHITEOUT = UpperNode(WHITEOUT, 0, None, b"")  # one for all: a whiteout has 
 def empty() -> UpperNode:
     """The top of an empty upper."""
     return UpperNode(DIRECTORY, ROOT, None, b"")
+
+
+def open_below(directory: int, path: bytes, flags: int = os.O_RDONLY) -> int:
+    """Open a path below a directory step by step: it may be longer than PATH_MAX. Raises OSErrors."""
+    *way, name = path.split(b"/")
+    fd = os.dup(directory)
+    try:
+        for step in way:
+            above, fd = fd, os.open(step, OPEN_DIRECTORY, dir_fd=fd)
+            os.close(above)
+        return os.open(name or b".", flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=fd)
+    finally:
+        os.close(fd)
 
 
 def load(directory: int, marks_of_root: bool = True) -> UpperNode:
@@ -168,46 +192,26 @@ def load(directory: int, marks_of_root: bool = True) -> UpperNode:
 
 
 class _Loader:
-    """Walks an upper with two descriptors, however deep it is."""
+    """Reads the names of an upper, each directory before those in it."""
 
     def __init__(self, directory: int, marks_of_root: bool) -> None:
-        self.top = directory
+        self.directory = directory
         self.refused = _UNSUPPORTED if marks_of_root else {**_UNSUPPORTED, **_OF_ROOT}
         self.device = os.fstat(directory).st_dev
         self.linked: dict[int, UpperNode] = {}
 
     def load(self) -> UpperNode:
-        root = empty()
-        here = os.open(".", OPEN_DIRECTORY, dir_fd=self.top)
-        try:
-            self._read_directory(root, here)
-            levels = [self._scan(root, here)]  # for each level, the directories that are still to be visited
-            while levels:
-                step: bytes | str = ".."
-                if levels[-1]:
-                    node = levels[-1].pop()
-                    step = node.name
-                else:
-                    levels.pop()
-                    if not levels:
-                        break
-                inner = os.open(step, OPEN_DIRECTORY, dir_fd=here)
-                if step != "..":
-                    try:
-                        self._read_directory(node, inner)
-                        below = self._scan(node, inner)
-                    except BaseException:
-                        os.close(inner)
-                        raise
-                    if not below:  # nothing to go down to, so nothing to come back from
-                        os.close(inner)
-                        continue
-                    levels.append(below)
-                os.close(here)
-                here = inner
-        finally:
-            os.close(here)
-        return root
+        top = empty()
+        waiting = [top]
+        while waiting:
+            node = waiting.pop()
+            fd = open_below(self.directory, node.path(), OPEN_DIRECTORY)
+            try:
+                self._read_directory(node, fd)
+                waiting += self._scan(node, fd)
+            finally:
+                os.close(fd)
+        return top
 
     def _scan(self, parent: UpperNode, fd: int) -> list[UpperNode]:
         """Read the names of a directory; returns the directories among them."""
@@ -296,17 +300,3 @@ def _parse_origin(value: bytes) -> Origin | None:
         return Origin(int(inode), int(checksum, 16))
     except ValueError:
         return None  # it is only a number; without it the file has another one
-
-
-def open_below(directory: int, node: UpperNode, flags: int = os.O_RDONLY) -> int:
-    """Open a path below the upper whose descriptor is `directory`. Raises OSErrors."""
-    *way, _ = node.chain()
-    fd = os.open(".", OPEN_DIRECTORY, dir_fd=directory)
-    for step in reversed(way):
-        last = step is node
-        try:
-            inner = os.open(step.name, flags | os.O_NOFOLLOW | os.O_CLOEXEC if last else OPEN_DIRECTORY, dir_fd=fd)
-        finally:
-            os.close(fd)
-        fd = inner
-    return fd

@@ -1,10 +1,14 @@
 """The tree of a writable mount: `overlay/merged_view.py` and every request that changes it.
 
-This module decides the meaning of a request: its checks, what has to be copied up (`overlay/copy_up.py`) or hidden
-(`overlay/removals.py`, `overlay/renames.py`), the outcome of a request in which a worker has died, and then one
-change of the upper (`overlay/upper_dir.py`).
+The meaning of a request is decided here: its checks, what is copied up (`overlay/copy_up.py`) or hidden by a
+whiteout, the outcome of a request in which a worker has died; then follows one change of the upper
+(`overlay/upper_changes.py`). A removed file that the kernel still knows stays readable (`work_directory.Orphans`,
+`NodeTable.gone`).
 
-Semantics decision: modes of the lower are 0644 and 0755 here, so that its owner may write.
+Semantics decisions:
+
+- Modes of the lower are 0644 and 0755 here, so that its owner may write.
+- A shard or a folder of keys cannot be renamed (EXDEV, which makes `mv` copy); a sample can, with its files.
 
 One thread: nothing changes during a call.
 """
@@ -17,24 +21,26 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from wdsfs.errors import (
+    CrossDevice,
     EntryExists,
+    InvalidRequest,
     IsADirectory,
     NoSuchAttribute,
     NoSuchEntry,
     NotADirectory,
+    NotEmpty,
     NotPermitted,
     Unsupported,
 )
-from wdsfs.overlay.copy_up import CopyUp
+from wdsfs.inodes import ROOT, SAMPLE, kind_of
+from wdsfs.overlay.copy_up import CopyUp, is_directory
 from wdsfs.overlay.merged_view import MergedView, is_users
-from wdsfs.overlay.removals import Removals, is_directory
-from wdsfs.overlay.renames import Renames
-from wdsfs.overlay.request_journal import RequestJournal
-from wdsfs.overlay.undo import Undo
-from wdsfs.overlay.upper_attributes import UpperAttributes
-from wdsfs.overlay.upper_dir import UpperDirectory
-from wdsfs.overlay.upper_format import DIRECTORY, FILE, SYMLINK, UpperNode
-from wdsfs.tree.tree import LowerTree, Node, text_of
+from wdsfs.overlay.request_journal import Key, RequestJournal
+from wdsfs.overlay.restore import Undo
+from wdsfs.overlay.upper_directory import UpperDirectory
+from wdsfs.overlay.upper_files import EXCHANGE, NOREPLACE, Attributes
+from wdsfs.overlay.upper_format import DIRECTORY, FILE, SYMLINK, THE_WHITEOUT, UpperNode
+from wdsfs.tree.tree import AT_PARENT, LowerTree, Node, text_of
 
 
 class AttributeChange(NamedTuple):
@@ -68,11 +74,10 @@ class WritableTree(MergedView):
         super().__init__(tree, upper, inherited)
         self.journal = RequestJournal() if journal is None else journal
         self.copies = CopyUp(self, owner)
-        self.removals = Removals(self, self.copies, self.journal)
-        self.renames = Renames(self, self.copies, self.removals, self.journal)
+        self._renames = Renames(self)
 
     def _complete(self, copies: list[UpperNode]) -> None:
-        for node in copies:
+        for node in copies if not self.upper.read_only else []:
             self.copies.link_all(node)
 
     # --- content
@@ -84,14 +89,14 @@ class WritableTree(MergedView):
         if node is None:
             node = self.copies.copy_up(inode)
         self.check_file(node)
-        return self.upper.contents.write(node, offset, data)
+        return self.upper.files.write(node, offset, data)
 
     def fsync(self, inode: int, only_data: bool = False) -> None:
         """Sync a file or directory, with every name on the paths to it. Shard files are already durable."""
         self._follow()
         node = self._nodes.get(inode)
         if node is not None:
-            self.upper.durability.sync(node, only_data)
+            self.upper.files.sync(node, only_data)
 
     # --- new nodes
 
@@ -106,6 +111,17 @@ class WritableTree(MergedView):
             raise EntryExists(f"{text_of(name)!r} is there")
         return there if isinstance(there, Node) else self.status(there)
 
+    def _make(self, what: str, parent: int, name: bytes, make: Callable[[UpperNode], UpperNode]) -> Node:
+        """Serve the request `what` for a new node; `make` makes it in its directory. Raises EntryExists,
+        NameTooLong."""
+        self._follow()
+        there = self._check_vacant(what, parent, name)
+        if there is not None:
+            return there
+        directory = self.copies.directory(parent)
+        self.journal.begin(what, (parent, name))
+        return self._welcome(make(directory), directory, name)
+
     def _welcome(self, node: UpperNode, directory: UpperNode, name: bytes) -> Node:
         """Take over a new node of the upper."""
         self._nodes[node.inode] = node
@@ -114,25 +130,16 @@ class WritableTree(MergedView):
 
     def create(self, parent: int, name: bytes, mode: int, owner: tuple[int, int] | None = None) -> Node:
         """Make an empty file, whose uid and gid are `owner`. Raises EntryExists, NameTooLong."""
-        self._follow()
-        there = self._check_vacant("create", parent, name)
-        if there is not None:
-            return there
-        directory = self.copies.directory(parent)
-        self.journal.begin("create", (parent, name))
-        return self._welcome(self.upper.entries.create(directory, name, _new(mode, owner)), directory, name)
+        attributes, create = Attributes(stat.S_IMODE(mode), owner), self.upper.changes.create
+        return self._make("create", parent, name, lambda directory: create(directory, name, attributes))
 
     def mkdir(self, parent: int, name: bytes, mode: int, owner: tuple[int, int] | None = None) -> Node:
         """Make a directory. Raises as `create`."""
-        self._follow()
-        there = self._check_vacant("mkdir", parent, name)
-        if there is not None:
-            return there
-        directory = self.copies.directory(parent)
-        self.journal.begin("mkdir", (parent, name))
-        opaque = directory.lower != 0
-        node = self.upper.entries.mkdir(directory, name, _new(mode, owner), opaque)
-        return self._welcome(node, directory, name)
+        attributes, mkdir = Attributes(stat.S_IMODE(mode), owner), self.upper.changes.mkdir
+        # Opaque, since a later version of the shard may have such a name.
+        return self._make(
+            "mkdir", parent, name, lambda directory: mkdir(directory, name, attributes, directory.lower != 0)
+        )
 
     def mknod(
         self, parent: int, name: bytes, mode: int, device: int = 0, owner: tuple[int, int] | None = None
@@ -143,28 +150,21 @@ class WritableTree(MergedView):
         """
         if stat.S_ISREG(mode) or not stat.S_IFMT(mode):
             return self.create(parent, name, mode, owner)
-        self._follow()
-        there = self._check_vacant("mknod", parent, name)
-        if there is not None:
-            return there
         if stat.S_ISCHR(mode) and not device:
             raise NotPermitted("the device 0:0 stands for a removed file in an overlay")
-        directory = self.copies.directory(parent)
-        self.journal.begin("mknod", (parent, name))
-        node = self.upper.entries.mknod(directory, name, _new(mode, owner), stat.S_IFMT(mode), device)
-        return self._welcome(node, directory, name)
+        attributes, form, mknod = (
+            Attributes(stat.S_IMODE(mode), owner),
+            stat.S_IFMT(mode),
+            self.upper.changes.mknod,
+        )
+        return self._make(
+            "mknod", parent, name, lambda directory: mknod(directory, name, attributes, form, device)
+        )
 
     def symlink(self, parent: int, name: bytes, target: bytes, owner: tuple[int, int] | None = None) -> Node:
         """Make a symbolic link. Raises as `create`."""
-        self._follow()
-        there = self._check_vacant("symlink", parent, name)
-        if there is not None:
-            return there
-        directory = self.copies.directory(parent)
-        self.journal.begin("symlink", (parent, name))
-        return self._welcome(
-            self.upper.entries.symlink(directory, name, _new(0o777, owner), target), directory, name
-        )
+        attributes, symlink = Attributes(0o777, owner), self.upper.changes.symlink
+        return self._make("symlink", parent, name, lambda directory: symlink(directory, name, attributes, target))
 
     def link(self, inode: int, new_parent: int, new_name: bytes) -> Node:
         """Give a file another name. Raises EntryExists, NotPermitted for a directory."""
@@ -178,11 +178,11 @@ class WritableTree(MergedView):
         node = self.copies.anything(inode)
         if node.kind == DIRECTORY:
             raise NotPermitted(f"inode {inode} is a directory")
-        if self.upper.orphans.is_orphan(node):
+        if node.is_orphan:
             raise NoSuchEntry(f"inode {inode} has been removed")
         directory = self.copies.directory(new_parent)
         self.journal.begin("link", (inode, new_parent, new_name))
-        self.upper.entries.link(node, directory, new_name)
+        self.upper.changes.link(node, directory, new_name)
         return self._welcome(node, directory, new_name)
 
     # --- removing and renaming
@@ -190,23 +190,55 @@ class WritableTree(MergedView):
     def unlink(self, parent: int, name: bytes) -> None:
         """Remove a name of a file. Raises NoSuchEntry, IsADirectory."""
         self._follow()
-        there = self.removals.removable("unlink", parent, name)
+        there = self._removable("unlink", parent, name)
         if there is None:
             return
         if is_directory(there):
             raise IsADirectory(f"{text_of(name)!r} is a directory")
-        self.removals.remove("unlink", parent, name, there)
+        self._remove("unlink", parent, name, there)
 
     def rmdir(self, parent: int, name: bytes) -> None:
         """Remove an empty directory. Raises NoSuchEntry, NotADirectory, NotEmpty."""
         self._follow()
-        there = self.removals.removable("rmdir", parent, name)
+        there = self._removable("rmdir", parent, name)
         if there is None:
             return
         if not is_directory(there):
             raise NotADirectory(f"{text_of(name)!r} is a file")
-        self.removals.check_empty(there)
-        self.removals.remove("rmdir", parent, name, there)
+        self.check_empty(there)
+        self._remove("rmdir", parent, name, there)
+
+    def _removable(self, what: str, parent: int, name: bytes) -> UpperNode | Node | None:
+        """The node to remove; None if the previous worker has removed it. Raises NoSuchEntry."""
+        about = self.journal.repeats(what, (parent, name))
+        there = self.copies.child(parent, name)
+        if about is not None and (there is None or there.inode != about[0]):
+            return None
+        if there is None:
+            raise NoSuchEntry(f"no {text_of(name)!r} in the directory {parent}")
+        return there
+
+    def check_empty(self, there: UpperNode | Node) -> None:
+        """Raise NotEmpty for a directory in which a name is seen."""
+        if isinstance(there, Node):
+            below, children = there.inode, {}
+        else:
+            below, children = self.nodes.below(there), there.children
+        if any(child is not THE_WHITEOUT for child in children.values()) or (
+            below and any(entry.name not in children for entry in self.tree.listing(below, AT_PARENT))
+        ):
+            raise NotEmpty(f"the directory {there.inode} is not empty")
+
+    def _remove(self, what: str, parent: int, name: bytes, there: UpperNode | Node) -> None:
+        """Remove a name; `there` is what it stands for, `what` the request in the journal."""
+        directory = self.copies.directory(parent)
+        self.journal.begin(what, (parent, name), (there.inode,))
+        if isinstance(there, Node):
+            self.upper.whiteouts.hide(directory, name)
+            self.note_hidden(there)
+        else:
+            self.upper.changes.remove(directory, name, there, self.nodes.shows(directory, name))
+            self.note_removed(there)
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
         """Rename; an existing target is replaced, or with RENAME_EXCHANGE gets the old name.
@@ -215,7 +247,7 @@ class WritableTree(MergedView):
         (a directory into itself; other flags), CrossDevice for a directory that only copying can move.
         """
         self._follow()
-        self.renames.rename(parent, name, new_parent, new_name, flags)
+        self._renames.rename(parent, name, new_parent, new_name, flags)
 
     def restore(self, paths: Iterable[bytes], notify: Callable[[int, bytes], None]) -> None:
         """Undo what was changed at these paths (below the top, without a leading slash) and below them.
@@ -224,7 +256,7 @@ class WritableTree(MergedView):
         removed, replaced or renamed as a whole, and ShardErrors; then nothing is undone.
         """
         self._follow()
-        Undo(self, self.removals, notify).restore(paths)
+        Undo(self, notify).restore(paths)
 
     # --- attributes
 
@@ -238,30 +270,30 @@ class WritableTree(MergedView):
             size = None if node.kind == FILE else size
         if size is not None:
             self.check_file(node)
-            self.upper.contents.truncate(node, size)
+            self.upper.files.truncate(node, size)
         if change.uid is not None or change.gid is not None:
             self._chown(node, change)
         if change.mode is not None:
             if node.kind == SYMLINK:
                 raise Unsupported("a symbolic link has no mode")
-            self.upper.contents.chmod(node, stat.S_IMODE(change.mode))
+            self.upper.files.chmod(node, stat.S_IMODE(change.mode))
         if change.atime_ns is not None or change.mtime_ns is not None:
             self._utime(node, change)
         return self.status(node)
 
     def _chown(self, node: UpperNode, change: AttributeChange) -> None:
-        status = self.upper.descriptors.stat(node)
+        status = self.upper.files.stat(node)
         uid = -1 if change.uid is None or change.uid == status.st_uid else change.uid
         gid = -1 if change.gid is None or change.gid == status.st_gid else change.gid
-        self.upper.contents.chown(node, uid, gid)
+        self.upper.files.chown(node, uid, gid)
 
     def _utime(self, node: UpperNode, change: AttributeChange) -> None:
         atime, mtime = change.atime_ns, change.mtime_ns
         if atime is None or mtime is None:
-            status = self.upper.descriptors.stat(node)
+            status = self.upper.files.stat(node)
             atime = status.st_atime_ns if atime is None else atime
             mtime = status.st_mtime_ns if mtime is None else mtime
-        self.upper.contents.utime(node, (atime, mtime))
+        self.upper.files.utime(node, (atime, mtime))
 
     def setxattr(self, inode: int, name: bytes, value: bytes, flags: int = 0) -> None:
         """Set an attribute; `flags` as of setxattr(2). Raises Unsupported for those that are not the user's."""
@@ -276,7 +308,7 @@ class WritableTree(MergedView):
             node = self.copies.copy_up(inode)
         if flags:
             self.journal.begin("setxattr", (inode, name, flags))
-        self.upper.contents.setxattr(node, name, value, 0 if repeated else flags)
+        self.upper.files.setxattr(node, name, value, 0 if repeated else flags)
 
     def removexattr(self, inode: int, name: bytes) -> None:
         """Remove an attribute. Raises NoSuchAttribute, Unsupported."""
@@ -285,13 +317,142 @@ class WritableTree(MergedView):
         if not is_users(name):
             raise Unsupported(f"the attribute {text_of(name)} cannot be removed here")
         node = self._nodes.get(inode)
-        if node is None or name not in self.upper.contents.listxattr(node):
+        if node is None or name not in self.upper.files.listxattr(node):
             if repeated:
                 return
             raise NoSuchAttribute(f"no attribute {text_of(name)}")
         self.journal.begin("removexattr", (inode, name))
-        self.upper.contents.removexattr(node, name)
+        self.upper.files.removexattr(node, name)
 
 
-def _new(mode: int, owner: tuple[int, int] | None) -> UpperAttributes:
-    return UpperAttributes(stat.S_IMODE(mode), owner)
+class Renames:
+    """Renames in the tree, after the checks that POSIX asks for, and a copy-up of only what has to move."""
+
+    def __init__(self, tree: WritableTree) -> None:
+        self.tree = tree
+        self.copies = tree.copies
+        self.journal = tree.journal
+        self.upper = tree.upper
+        self.nodes = tree.nodes
+
+    def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int = 0) -> None:
+        """Rename, as `WritableTree.rename`."""
+        if flags not in (0, NOREPLACE, EXCHANGE):
+            raise InvalidRequest(f"renaming with the flags {flags}")
+        key = (parent, name, new_parent, new_name, flags)
+        about = self.journal.repeats("rename", key)
+        source, target = self.copies.child(parent, name), self.copies.child(new_parent, new_name)
+        if about is not None and self._was_renamed(about, parent, name, source, target):
+            return
+        if source is None:
+            raise NoSuchEntry(f"no {text_of(name)!r} in the directory {parent}")
+        if target is not None and flags == NOREPLACE:
+            raise EntryExists(f"{text_of(new_name)!r} is there")
+        if target is None and flags == EXCHANGE:
+            raise NoSuchEntry(f"no {text_of(new_name)!r} in the directory {new_parent}")
+        if target is not None and source.inode == target.inode:
+            return  # two names of one file: nothing happens, says POSIX
+        self._check_not_inside(source, new_parent)
+        if flags == EXCHANGE and target is not None:
+            self._check_not_inside(target, parent)
+            self._exchange(key, source, target)
+        else:
+            self._check_replaceable(source, target)
+            self._move(key, source, target)
+
+    def _was_renamed(
+        self,
+        about: Key,
+        parent: int,
+        name: bytes,
+        source: UpperNode | Node | None,
+        target: UpperNode | Node | None,
+    ) -> bool:
+        """True if the previous worker has carried out this rename; finishes its last step if needed."""
+        moved, other = about
+        if target is None or target.inode != moved:
+            return False
+        if source is None or source.inode == other:
+            return True
+        if source.inode == moved or is_directory(source):  # see upper_changes.UpperChanges._move_in_steps
+            directory = self.copies.directory(parent)
+            if isinstance(source, UpperNode) and name in directory.children:
+                self.upper.changes.remove(directory, name, source, self.nodes.shows(directory, name))
+                self.tree.note_removed(source)
+        return True
+
+    def _check_not_inside(self, source: UpperNode | Node, parent: int) -> None:
+        """Raise InvalidRequest if a directory would move into itself."""
+        at = parent
+        while is_directory(source) and at != ROOT:
+            if at == source.inode:
+                raise InvalidRequest(f"the directory {at} would go into itself")
+            at = self.tree.parent(at)
+
+    def _check_replaceable(self, source: UpperNode | Node, target: UpperNode | Node | None) -> None:
+        if target is None:
+            return
+        if is_directory(source):
+            if not is_directory(target):
+                raise NotADirectory(f"inode {target.inode} is a file")
+            self.tree.check_empty(target)
+        elif is_directory(target):
+            raise IsADirectory(f"inode {target.inode} is a directory")
+
+    def _movable(self, there: UpperNode | Node) -> UpperNode:
+        """The node in the upper, complete: copied up so that nothing of the lower shows through. Raises
+        CrossDevice."""
+        if not is_directory(there):
+            return self.copies.anything(there.inode)
+        if isinstance(there, UpperNode) and not there.lower:
+            return there
+        if kind_of(there.inode) != SAMPLE:
+            raise CrossDevice("a shard or a folder of keys cannot be renamed, only copied")
+        directory = self.copies.directory(there.inode)
+        missing = [
+            entry.node.inode
+            for entry in self.tree.tree.listing(directory.lower, AT_PARENT)
+            if entry.name not in directory.children
+        ]
+        for inode in missing:
+            self.copies.anything(inode)
+        # The upper has all of it now, so this changes nothing visible.
+        self.upper.whiteouts.make_opaque(directory, self.nodes.origin(there.inode))
+        self.tree.order.drop(directory)  # its names are all its own now
+        return directory
+
+    def _move(
+        self,
+        key: tuple[int, bytes, int, bytes, int],
+        source: UpperNode | Node,
+        target: UpperNode | Node | None,
+    ) -> None:
+        parent, name, new_parent, new_name, _ = key
+        node = self._movable(source)
+        directory, to = self.copies.directory(parent), self.copies.directory(new_parent)
+        if isinstance(target, Node) and not is_directory(target):
+            # The old content is durable in a shard. A program that saves a file by rename relies on finding
+            # either the old or the new content after a power cut.
+            self.upper.files.sync_content(node)
+        hide = self.nodes.shows(directory, name)
+        self.journal.begin("rename", key, (source.inode, 0))
+        try:
+            self.upper.changes.rename(directory, name, node, to, new_name, hide)
+        finally:
+            there = to.children.get(new_name)
+            if there is not None and there is not THE_WHITEOUT:
+                self.nodes.by_inode.setdefault(there.inode, there)  # an error may leave another empty directory
+            if isinstance(target, UpperNode):
+                self.tree.note_removed(target)
+        if isinstance(target, Node):
+            self.tree.note_hidden(target)
+        self.tree.order.entered(to, new_name)
+
+    def _exchange(
+        self, key: tuple[int, bytes, int, bytes, int], source: UpperNode | Node, target: UpperNode | Node
+    ) -> None:
+        parent, name, new_parent, new_name, _ = key
+        node, other = self._movable(source), self._movable(target)
+        directory, to = self.copies.directory(parent), self.copies.directory(new_parent)
+        self.journal.begin("rename", key, (source.inode, target.inode))
+        self.upper.changes.exchange((directory, name), node, (to, new_name), other)

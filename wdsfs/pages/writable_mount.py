@@ -17,7 +17,8 @@ from pathlib import Path
 from wdsfs import names as naming
 from wdsfs.errors import NoSuchEntry, WdsfsError
 from wdsfs.overlay import upper_format
-from wdsfs.overlay.overlay_directory import OverlayDirectory, load_upper
+from wdsfs.overlay.overlay_directory import OverlayDirectory
+from wdsfs.overlay.upper_directory import load_upper, opened_upper
 from wdsfs.overlay.upper_format import DIRECTORY, FILE, OPEN_DIRECTORY, THE_WHITEOUT, UpperNode
 from wdsfs.packing import diff
 from wdsfs.packing.changes import Changes
@@ -113,14 +114,8 @@ class WritableMount:
     @contextlib.contextmanager
     def _opened_upper(self) -> Iterator[tuple[UpperNode, int]]:
         """The names in the upper, and a descriptor of its directory; no names and -1 before the first change."""
-        if not self._overlay.upper.is_dir():
-            yield upper_format.empty(), -1
-            return
-        directory = os.open(self._overlay.upper, OPEN_DIRECTORY)
-        try:
-            yield load_upper(self._overlay, directory), directory
-        finally:
-            os.close(directory)
+        with opened_upper(self._overlay) as directory:
+            yield load_upper(self._overlay), directory
 
     def mark(self, path: bytes) -> str:
         """ "removed", "changed", "new" or nothing for a directory or file at this path."""
@@ -137,7 +132,9 @@ class WritableMount:
     def changes(self) -> Changes:
         """The changes as `wdsfs diff` shows them."""
         with self._opened_upper() as (names, directory), self._library.asking():
-            return diff.find(self._library.tree, names, lambda node: upper_format.open_below(directory, node))
+            return diff.find(
+                self._library.tree, names, lambda node: upper_format.open_below(directory, node.path())
+            )
 
     def new_samples(self) -> Sequence[Sample]:
         """The samples that no shard has, by their paths. The list does not change."""

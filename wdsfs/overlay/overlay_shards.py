@@ -1,0 +1,211 @@
+"""The shards of an overlay: those that it was made over, and those that commits to elsewhere have written from it.
+
+Decides over which set an overlay may be used: the one that overlay.json names, shown in the same way; and not what
+outputs.json names, for all its changes would be made a second time.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from wdsfs import trust
+from wdsfs.errors import MALFORMED, OverlayUnusable, ShardError, several
+from wdsfs.names import PLAIN
+from wdsfs.overlay.overlay_directory import (
+    OverlayDirectory,
+    OverlaySettings,
+    ShardSeen,
+    read_settings,
+    unfinished,
+)
+from wdsfs.overlay.upper_directory import load_upper
+from wdsfs.overlay.upper_format import DIRECTORY
+from wdsfs.remote import shard_paths
+from wdsfs.remote.shard_paths import is_remote
+from wdsfs.spec.expand import Shard
+from wdsfs.storage.durable import write_whole
+from wdsfs.storage.identity import GONE
+from wdsfs.tree.tree import View
+
+log = logging.getLogger(__name__)
+
+VERSION = 2  # of outputs.json
+SAMPLE_BYTES = 64 << 10  # of a written shard, by which it is known again
+NAMED_MAX = 5  # changed shards that a warning names
+
+
+# --- the shards that it was made over
+
+
+def check_set(place: OverlayDirectory, shards: Sequence[Shard], view: View, merge: bool) -> OverlaySettings:
+    """The settings of an overlay over these shards in this view. Raises OverlayUnusable if it cannot be over them.
+
+    Warns of shards that are not what they were: changes are by path, so all of them still stand. While a commit in
+    place is unfinished, shards are what that commit has left.
+    """
+    is_halfway = unfinished(place)
+    if not is_halfway:
+        refuse_outputs(place, [shard.path for shard in shards])
+    seen = tuple(_seen(shard) for shard in shards)
+    settings = OverlaySettings(view.layout, view.names, merge, seen, shards[0].reading if shards else PLAIN)
+    before = read_settings(place)
+    if before is not None:
+        check_view(place, before, settings)
+        changed = _changed(place, before, settings)
+        if changed and not is_halfway:
+            log.warning(
+                "changed since the overlay %s was made: %s; its changes are by path and all stand: see what they "
+                "mean now with `wdsfs diff`",
+                *(place.path, several(changed, NAMED_MAX)),
+            )
+    return settings
+
+
+def _seen(shard: Shard) -> ShardSeen:
+    try:
+        return ShardSeen(shard.name, shard.path, shard_paths.look(shard.path))
+    except ShardError:
+        return ShardSeen(shard.name, shard.path, GONE)
+
+
+def check_view(place: OverlayDirectory, before: OverlaySettings, now: OverlaySettings) -> None:
+    """Raise OverlayUnusable when the overlay was made over another view: its paths mean nothing in this one."""
+    if replace(before, shards=()) == replace(now, shards=()):
+        return
+    flags = ["--merge"] * now.merge + now.reading.arguments
+    more = [option for option in flags if option not in before.options]
+    raise OverlayUnusable(
+        f"the overlay {place.path} was made with {' '.join(before.options)}, and its paths are of that tree; use "
+        f"it with the same options{' and without ' + ' '.join(more) if more else ''}, or commit it first"
+    )
+
+
+def _changed(place: OverlayDirectory, before: OverlaySettings, now: OverlaySettings) -> list[str]:
+    """The shards that are not what they were.
+
+    Raises OverlayUnusable when a shard is not in the set: its changes would look like new files.
+    """
+    fingerprints = {shard.name: shard.fingerprint for shard in now.shards}
+    missing = [os.fsdecode(shard.name) for shard in before.shards if shard.name not in fingerprints]
+    if missing:
+        raise OverlayUnusable(
+            f"{place.path} is an overlay of a set that has {several(missing, NAMED_MAX)}, too: name the same "
+            "SHARDS"
+        )
+    return [os.fsdecode(shard.name) for shard in before.shards if fingerprints[shard.name] != shard.fingerprint]
+
+
+# --- the shards that were written from it
+
+
+class Written(NamedTuple):
+    """A shard that a commit to elsewhere wrote from the changes of an overlay, and the --output that named it.
+
+    `sample`: where it begins to differ from its source, and the CRC-32 of what is there (`sample_of`); None while
+    the commit is at work. An object in a store has an ETag instead, and its path is its URL. Sizes are in bytes.
+    """
+
+    path: bytes
+    size: int
+    output: str
+    sample: tuple[int, int] | None = None
+    etag: str = ""
+
+
+def sample_of(path: bytes, offset: int) -> tuple[int, int]:
+    """The offset (bytes) and the CRC-32 of what a file has there. Raises OSErrors."""
+    with open(path, "rb") as file:
+        return offset, zlib.crc32(os.pread(file.fileno(), SAMPLE_BYTES, offset))
+
+
+def read_outputs(place: OverlayDirectory) -> list[Written]:
+    """The content of outputs.json; empty if there is none. Raises OverlayUnusable."""
+    try:
+        with os.fdopen(trust.open_file(place.outputs, os.O_RDONLY), "rb") as file:
+            content = json.load(file)
+        if content["version"] != VERSION:
+            raise ValueError(f"version {content['version']}, not {VERSION}")
+        return [
+            Written(
+                os.fsencode(row["path"]),
+                int(row["size"]),
+                str(row["output"]),
+                (int(row["sample"][0]), int(row["sample"][1])) if row["sample"] else None,
+                str(row["etag"]),
+            )
+            for row in content["shards"]
+        ]
+    except FileNotFoundError:
+        return []
+    except trust.Untrusted as error:
+        raise OverlayUnusable(error.strerror) from None
+    except (OSError, *MALFORMED) as error:
+        text = f"{place.outputs} cannot be used: {error}; it only says which shards were written from the overlay"
+        raise OverlayUnusable(f"{text}, so it may be removed") from None
+
+
+def add_outputs(place: OverlayDirectory, written: Sequence[Written]) -> None:
+    """Note these shards in outputs.json, in the place of what is noted of the same paths. Raises OSErrors."""
+    shards = {shard.path: shard for shard in (*read_outputs(place), *written)}
+    rows = [{**shard._asdict(), "path": os.fsdecode(shard.path)} for shard in shards.values()]
+    content = json.dumps({"version": VERSION, "shards": rows}, indent=1).encode() + b"\n"
+    write_whole(os.fsencode(place.outputs), content, 0o644)
+
+
+def refuse_outputs(place: OverlayDirectory, shards: Sequence[bytes]) -> None:
+    """Raise OverlayUnusable when the overlay is to be used over shards (paths) that were written from it.
+
+    A file is known by its size and a sample, also if it was moved or copied; an object by size and ETag.
+
+    An overlay without changes may be used over them. From then on it is an overlay of these shards, so its
+    outputs.json goes. Raises OSErrors of the upper, too.
+    """
+    written = read_outputs(place)
+    if not written:
+        return
+    again = [os.fsdecode(shard) for shard in shards if any(_is_written(shard, output) for output in written)]
+    if again and not _has_changes(place):
+        place.outputs.unlink(missing_ok=True)
+    elif again:
+        verb = "was" if len(again) == 1 else "were"
+        raise OverlayUnusable(
+            f"{several(again)} {verb} written by a commit of the overlay {place.path} (see {place.outputs}): its "
+            "changes would be packed a second time. Begin with a new directory for --overlay, or name the shards "
+            "that this one was made over"
+        )
+
+
+def _is_written(shard: bytes, output: Written) -> bool:
+    """True if a shard (path) is this output; of one that cannot be read that is said where it is needed."""
+    if is_remote(shard) != is_remote(output.path):
+        return False
+    try:
+        if is_remote(shard):
+            pin = shard_paths.pin_of(shard)
+            # An ETag that is a sum of the content is also that of a copy.
+            is_same = output.etag == pin.etag if output.etag else output.path == shard
+            return is_same and output.size == pin.size
+        path = os.path.realpath(shard)
+        if os.stat(path).st_size != output.size:
+            return False
+        # Sizes of tars are often the same: another shard may have come into its place.
+        return sample_of(path, output.sample[0]) == output.sample if output.sample else output.path == path
+    except (OSError, ShardError):
+        return False
+
+
+def _has_changes(place: OverlayDirectory) -> bool:
+    """True if the upper has more than the plain directories that a restored file leaves."""
+    waiting = list(load_upper(place).children.values())
+    while waiting:
+        node = waiting.pop()
+        if node.kind != DIRECTORY or node.opaque or node.origin is not None:
+            return True
+        waiting += node.children.values()
+    return False

@@ -1,0 +1,155 @@
+"""An upper in use: opens it, checks that its file system supports an overlay, and holds the parts that change it.
+
+The names in memory (`upper_format.UpperNode`) change when the last system call of a change has succeeded. What is
+hidden, copied up or made opaque is decided in `overlay/writable_tree.py`. One thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from wdsfs.errors import OverlayUnusable
+from wdsfs.overlay.overlay_directory import OverlayDirectory
+from wdsfs.overlay.upper_changes import UpperChanges
+from wdsfs.overlay.upper_files import DESCRIPTORS, SystemCalls, UpperFiles
+from wdsfs.overlay.upper_format import (
+    DIRECTORY,
+    OPEN_DIRECTORY,
+    UpperNode,
+    empty,
+    load,
+)
+from wdsfs.overlay.work_directory import Orphans, Whiteouts, WorkDirectory
+from wdsfs.storage.durable import Disk
+
+
+class UpperDirectory:
+    """The upper of an overlay, for one process at a time: the caller has it on `overlay_lock.hold`.
+
+    `top` is the node of its top directory; the other attributes are the parts, each for one kind of call.
+
+    `inherited`: a worker before this one has died, and the kernel still knows the inode numbers that it gave out;
+    so orphans stay. `owner` (uid, gid) is that of the top directory if it has to be made. Raises OverlayUnusable,
+    OSErrors.
+    """
+
+    def __init__(
+        self,
+        place: OverlayDirectory,
+        owner: tuple[int, int] | None = None,
+        inherited: bool = False,
+        calls: SystemCalls | None = None,
+        descriptors: int = DESCRIPTORS,
+    ) -> None:
+        self.place = place
+        self.read_only = self._make_directories(owner)
+        self.files = UpperFiles(SystemCalls() if calls is None else calls, descriptors)
+        self.top = load_upper(place)
+        try:
+            self._fd = os.open(place.upper, OPEN_DIRECTORY)
+            self.files.pin(self.top, self._fd)
+            work = self._pinned(place.work, UpperNode(DIRECTORY, 0, None, b"work"))
+            self.work = WorkDirectory(work, self.files.calls)
+            self.orphans = Orphans(self.files, self.work)
+            self._pinned(place.work / "orphans", self.orphans.top)
+            self.whiteouts = Whiteouts(self.files, self.work)
+            self.changes = UpperChanges(self.files, self.work, self.whiteouts, self.orphans)
+            if not self.read_only:
+                self.work.start()
+                self.orphans.start(inherited)
+                if not inherited:
+                    self._refuse_unfit()
+                self.whiteouts.settle(self.top)
+        except BaseException:
+            self.files.close()
+            raise
+
+    def _make_directories(self, owner: tuple[int, int] | None) -> bool:
+        """Make the directories that are missing in DIR; returns True if the file system is read-only."""
+        place = self.place
+        if place.is_bare:
+            raise OverlayUnusable(
+                f"{place.path} is not empty and no overlay of wdsfs; an upper directory that the kernel's "
+                f"overlayfs wrote can be given to diff and commit, not be mounted"
+            )
+        try:
+            new = not place.upper.is_dir()
+            for path, mode in ((place.upper, 0o755), (place.work, 0o700), (place.work / "orphans", 0o700)):
+                if not path.is_dir():
+                    path.mkdir(mode, parents=True)
+                    path.chmod(mode)  # independent of the umask
+            if new and owner is not None and os.geteuid() == 0:
+                os.chown(place.upper, *owner)
+            if new:
+                Disk().sync_directory(os.fsencode(place.path))
+        except OSError as error:
+            if error.errno == errno.EROFS and place.upper.is_dir():
+                return True
+            raise OverlayUnusable(f"{place.path} cannot be used as an overlay: {error.strerror}") from error
+        return bool(os.statvfs(place.upper).f_flag & os.ST_RDONLY)
+
+    def _pinned(self, path: Path, node: UpperNode) -> int:
+        """A pinned descriptor of a directory, -1 for one that a read-only file system has not."""
+        try:
+            fd = os.open(path, OPEN_DIRECTORY)
+        except OSError:
+            if not self.read_only:
+                raise
+            return -1
+        self.files.pin(node, fd)
+        return fd
+
+    def _refuse_unfit(self) -> None:
+        """Raise OverlayUnusable if the file system cannot hold an overlay."""
+        missing = self.work.missing_feature()
+        if missing is not None:
+            raise OverlayUnusable(
+                f"the file system of {self.place.path} cannot take an overlay: it lacks {missing[0]} "
+                f"({missing[1].strerror})"
+            )
+
+    def close(self, clean: bool = False) -> None:
+        """Close every descriptor.
+
+        At a `clean` end (the kernel knows no inode any more) orphans are removed, and everything is synced to
+        disk. Raises OSErrors.
+        """
+        try:
+            if clean and not self.read_only:
+                self.orphans.remove_all()
+                self.files.calls.syncfs(self._fd)
+        finally:
+            self.files.close()
+
+    def statvfs(self) -> os.statvfs_result:
+        """Size and free space of its file system."""
+        return os.fstatvfs(self._fd)
+
+
+def load_upper(place: OverlayDirectory) -> UpperNode:
+    """The names in the upper of an overlay; none if it has no upper yet. Raises as `upper_format.load` does.
+
+    Where the kernel serves an overlay it has its marks in `user.overlay.`, and anything in `trusted.overlay.` is
+    what root has copied into it: the mount does not heed that, and so it is refused here.
+    """
+    with opened_upper(place) as directory:
+        if directory < 0:
+            return empty()
+        return load(directory, marks_of_root=not (place.is_ours and place.kernel_work.is_dir()))
+
+
+@contextlib.contextmanager
+def opened_upper(place: OverlayDirectory) -> Iterator[int]:
+    """A descriptor of the upper of an overlay, -1 if it has none yet."""
+    if not place.upper.is_dir():
+        yield -1
+        return
+    directory = os.open(place.upper, OPEN_DIRECTORY)
+    try:
+        yield directory
+    finally:
+        os.close(directory)

@@ -1,0 +1,418 @@
+"""The files and directories of an upper on disk: opened, read, changed in place and synced.
+
+Which names exist is in memory (`overlay/upper_format.py`); names are made, moved and removed in
+`overlay/upper_changes.py`. Every system call that changes an upper is a method of `SystemCalls`: a test passes a
+subclass that fails, stops or records them.
+
+The guarantee of fsync: when it returns, the bytes of a file or the names of a directory are on disk, and every
+name on the paths to it from the top of the upper. A node is `dirty` until its own bytes or names are known to be
+on disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import stat
+from collections import OrderedDict
+from typing import NamedTuple
+
+from wdsfs.inodes import ROOT
+from wdsfs.overlay.upper_format import (
+    DIRECTORY,
+    FILE,
+    MODE,
+    OPEN_DIRECTORY,
+    SYMLINK,
+    UpperNode,
+)
+
+NOREPLACE, EXCHANGE, WITH_WHITEOUT = 1, 2, 4  # flags of renameat2(2)
+FILE_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # of open(2), for files of the upper
+DESCRIPTORS = 128  # open directories, and as many open files
+_LEAST = 16  # as many stay open at least: a call works with a few at a time
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_renameat2 = getattr(_libc, "renameat2", None)  # not every libc has it
+if _renameat2 is not None:
+    _renameat2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
+
+
+class SystemCalls:
+    """Each method is one system call. Directories are descriptors, names are relative to them; raises OSErrors."""
+
+    def create(self, name: bytes, flags: int, mode: int, directory: int) -> int:
+        return os.open(name, flags | os.O_CREAT | os.O_EXCL | FILE_FLAGS, mode, dir_fd=directory)
+
+    def mkdir(self, name: bytes, mode: int, directory: int) -> None:
+        os.mkdir(name, mode, dir_fd=directory)
+
+    def mknod(self, name: bytes, mode: int, device: int, directory: int) -> None:
+        os.mknod(name, mode, device, dir_fd=directory)
+
+    def symlink(self, target: bytes, name: bytes, directory: int) -> None:
+        os.symlink(target, name, dir_fd=directory)
+
+    def link(self, name: bytes, directory: int, new: bytes, new_directory: int) -> None:
+        os.link(name, new, src_dir_fd=directory, dst_dir_fd=new_directory, follow_symlinks=False)
+
+    def unlink(self, name: bytes, directory: int) -> None:
+        os.unlink(name, dir_fd=directory)
+
+    def rmdir(self, name: bytes, directory: int) -> None:
+        os.rmdir(name, dir_fd=directory)
+
+    def rename(self, name: bytes, directory: int, new: bytes, new_directory: int, flags: int = 0) -> None:
+        if not flags:
+            os.rename(name, new, src_dir_fd=directory, dst_dir_fd=new_directory)
+        elif _renameat2 is None:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        elif _renameat2(directory, name, new_directory, new, flags):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), name)
+
+    def write(self, fd: int, data: bytes | memoryview, offset: int) -> int:
+        return os.pwrite(fd, data, offset)
+
+    def truncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def setxattr(self, fd: int, name: bytes | str, value: bytes, flags: int = 0) -> None:
+        os.setxattr(fd, name, value, flags)
+
+    def removexattr(self, fd: int, name: bytes | str) -> None:
+        os.removexattr(fd, name)
+
+    def chmod(self, name: bytes, mode: int, directory: int) -> None:
+        os.chmod(name, mode, dir_fd=directory)
+
+    def chown(self, name: bytes, uid: int, gid: int, directory: int) -> None:
+        os.chown(name, uid, gid, dir_fd=directory, follow_symlinks=False)
+
+    def utime(self, name: bytes, times: tuple[int, int], directory: int) -> None:
+        os.utime(name, ns=times, dir_fd=directory, follow_symlinks=False)
+
+    def fsync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def fdatasync(self, fd: int) -> None:
+        os.fdatasync(fd)
+
+    def syncfs(self, fd: int) -> None:
+        if _libc.syncfs(fd):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
+
+class Attributes(NamedTuple):
+    """The attributes of a new node. `owner`: uid and gid, or None for those of this process; times in ns."""
+
+    mode: int
+    owner: tuple[int, int] | None = None
+    times: tuple[int, int] | None = None
+
+
+class UpperFiles:
+    """Opens, reads, changes and syncs the nodes of an upper. All methods but `drop` and `close` raise OSErrors.
+
+    Files and directories are reached by the descriptors of the directories above them, step by step: paths may be
+    longer than PATH_MAX. At most `most` directories and as many files are open, beside the pinned directories;
+    those that were not used for longest are closed. A descriptor is good for the next few calls only; callers keep
+    nodes.
+
+    A daemon that is not root must be able to open every file itself: then the permission bits of the file are
+    wider than those that the mount shows, and the attribute `user.wdsfs.mode` has the latter.
+    """
+
+    def __init__(self, calls: SystemCalls, most: int = DESCRIPTORS) -> None:
+        self.calls = calls
+        self.as_root = os.geteuid() == 0
+        self._most = max(most, _LEAST)
+        self._directories: OrderedDict[UpperNode, int] = OrderedDict()
+        self._files: OrderedDict[UpperNode, int] = OrderedDict()
+        self._unwritable: set[UpperNode] = set()  # those of _files that could only be opened for reading
+        self._pinned: dict[UpperNode, int] = {}
+
+    # --- descriptors
+
+    def pin(self, node: UpperNode, fd: int) -> None:
+        """Keep this descriptor of a directory open until `close`: the ways to all others start here."""
+        self._pinned[node] = fd
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        for table in (self._files, self._directories, self._pinned):
+            for fd in table.values():
+                os.close(fd)
+            table.clear()
+
+    def directory(self, node: UpperNode) -> int:
+        """A descriptor of a directory, for the next few calls."""
+        fd = self._pinned.get(node)
+        if fd is not None:
+            return fd
+        fd = self._directories.get(node)
+        if fd is None:
+            fd = self._descend(node)
+            self._directories[node] = fd
+            _shrink(self._directories, self._most)
+        else:
+            self._directories.move_to_end(node)
+        return fd
+
+    def _descend(self, node: UpperNode) -> int:
+        """Open a directory, from the nearest one above it that is open."""
+        way: list[UpperNode] = []
+        at: UpperNode | None = node
+        while at is not None and at not in self._pinned and at not in self._directories:
+            way.append(at)
+            at = at.parent
+        if at is None:
+            raise FileNotFoundError(errno.ENOENT, "it has been removed", os.fsdecode(node.name))
+        if at in self._pinned:
+            fd = nearest = self._pinned[at]
+        else:
+            fd = nearest = self._directories[at]
+            self._directories.move_to_end(at)
+        for step in reversed(way):
+            try:
+                inner = os.open(step.name, OPEN_DIRECTORY, dir_fd=fd)
+            finally:
+                if fd != nearest:
+                    os.close(fd)
+            fd = inner
+        return fd
+
+    def where(self, node: UpperNode) -> int:
+        """A descriptor of the directory that holds a node."""
+        if node.parent is None:
+            raise FileNotFoundError(errno.ENOENT, "it has been removed", os.fsdecode(node.name))
+        return self.directory(node.parent)
+
+    def file(self, node: UpperNode, write: bool = False) -> int:
+        """A descriptor of a file, for the next few calls; with `write` one for writing."""
+        fd = self._files.get(node)
+        if fd is not None and not (write and node in self._unwritable):
+            self._files.move_to_end(node)
+            return fd
+        self.drop(node)
+        directory = self.where(node)
+        try:
+            fd = os.open(node.name, os.O_RDWR | FILE_FLAGS, dir_fd=directory)
+        except OSError as error:
+            if write or error.errno not in (errno.EROFS, errno.EACCES, errno.ETXTBSY, errno.EPERM):
+                raise
+            fd = os.open(node.name, os.O_RDONLY | FILE_FLAGS, dir_fd=directory)
+            self._unwritable.add(node)
+        self.keep(node, fd)
+        return fd
+
+    def keep(self, node: UpperNode, fd: int) -> None:
+        """Take over an open descriptor of a file, which can be written."""
+        self._files[node] = fd
+        _shrink(self._files, self._most)
+        if len(self._unwritable) > len(self._files):
+            self._unwritable &= self._files.keys()
+
+    def drop(self, node: UpperNode) -> None:
+        """Close the descriptors of a node, if there are any."""
+        self._unwritable.discard(node)
+        for table in (self._files, self._directories):
+            fd = table.pop(node, None)
+            if fd is not None:
+                os.close(fd)
+
+    def _attributed(self, node: UpperNode) -> int | None:
+        """A descriptor of a node that can have attributes of users, that is of a file or directory; else None."""
+        if node.kind == FILE:
+            return self.file(node)
+        return self.directory(node) if node.kind == DIRECTORY else None
+
+    # --- reading
+
+    def stat(self, node: UpperNode) -> os.stat_result:
+        """The attributes of a node; by its descriptor when it is open."""
+        fd = self._files.get(node)
+        if fd is None and node.kind == DIRECTORY:
+            fd = self._directories.get(node)
+            if fd is None:
+                fd = self._pinned.get(node)
+        if fd is not None:
+            return os.fstat(fd)
+        return os.stat(node.name, dir_fd=self.where(node), follow_symlinks=False)
+
+    def read(self, node: UpperNode, offset: int, size: int) -> bytes:
+        return os.pread(self.file(node), size, offset)
+
+    def readlink(self, node: UpperNode) -> bytes:
+        return os.readlink(node.name, dir_fd=self.where(node))
+
+    def listxattr(self, node: UpperNode) -> list[bytes]:
+        fd = self._attributed(node)
+        return [] if fd is None else [os.fsencode(name) for name in os.listxattr(fd)]
+
+    def getxattr(self, node: UpperNode, name: bytes) -> bytes:
+        fd = self._attributed(node)
+        if fd is None:
+            raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
+        return os.getxattr(fd, name)
+
+    # --- changing
+
+    def write(self, node: UpperNode, offset: int, data: bytes | memoryview) -> int:
+        """Write all of the data into a file; returns how many bytes, which are all."""
+        node.dirty = True
+        return self.write_all(self.file(node, write=True), data, offset)
+
+    def write_all(self, fd: int, data: bytes | memoryview, offset: int) -> int:
+        """Write all of the data, or raise the OSError that says why not."""
+        size = len(data)
+        done = self.calls.write(fd, data, offset)
+        while done < size:  # a disk that fills up; the next call says so
+            done += self.calls.write(fd, memoryview(data)[done:], offset + done)
+        return size
+
+    def truncate(self, node: UpperNode, size: int) -> None:
+        node.dirty = True
+        self.calls.truncate(self.file(node, write=True), size)
+
+    def chmod(self, node: UpperNode, mode: int) -> None:
+        node.dirty = True
+        wide = self._widened(mode, node.kind)
+        name, directory = self._itself(node)
+        fd = self._attributed(node) if wide != mode or node.mode >= 0 else None
+        if fd is not None and wide != mode:
+            self.calls.setxattr(fd, MODE, b"%o" % mode)
+            node.mode = mode
+        self.calls.chmod(name, wide, directory)
+        if fd is not None and wide == mode:
+            with contextlib.suppress(OSError):
+                self.calls.removexattr(fd, MODE)
+            node.mode = -1
+
+    def chown(self, node: UpperNode, uid: int, gid: int) -> None:
+        """Set owner and group; -1 leaves one as it is. A process that is not root gets the system's OSError."""
+        node.dirty = True
+        name, directory = self._itself(node)
+        self.calls.chown(name, uid, gid, directory)
+
+    def utime(self, node: UpperNode, times: tuple[int, int]) -> None:
+        """Set the times of access and modification, in ns."""
+        node.dirty = True
+        name, directory = self._itself(node)
+        self.calls.utime(name, times, directory)
+
+    def _itself(self, node: UpperNode) -> tuple[bytes, int]:
+        """A name of a node, and the descriptor of the directory that the name is in."""
+        if node.inode == ROOT:
+            return b".", self.directory(node)
+        return node.name, self.where(node)
+
+    def setxattr(self, node: UpperNode, name: bytes, value: bytes, flags: int = 0) -> None:
+        fd = self._attributed(node)
+        if fd is None:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        node.dirty = True
+        self.calls.setxattr(fd, name, value, flags)
+
+    def removexattr(self, node: UpperNode, name: bytes) -> None:
+        fd = self._attributed(node)
+        if fd is None:
+            raise OSError(errno.ENODATA, os.strerror(errno.ENODATA))
+        node.dirty = True
+        self.calls.removexattr(fd, name)
+
+    # --- attributes of new nodes
+
+    def _widened(self, mode: int, kind: int) -> int:
+        """The permission bits with which this process can always open the file."""
+        if self.as_root or kind not in (FILE, DIRECTORY):
+            return mode
+        return mode | (0o700 if kind == DIRECTORY else 0o600)
+
+    def is_plain(self, attributes: Attributes) -> bool:
+        """True if a file that this process creates has these attributes without further calls."""
+        if attributes.times is not None or self._widened(attributes.mode, FILE) != attributes.mode:
+            return False
+        return not self.as_root or attributes.owner in (None, (os.geteuid(), os.getegid()))
+
+    def dress(self, name: bytes, directory: int, fd: int, node: UpperNode, attributes: Attributes) -> None:
+        """Set the attributes of a new node before it goes to its parent.
+
+        It has this name in `directory`, and the descriptor `fd` (-1: none).
+        """
+        if attributes.times is None and node.parent is not None:
+            attributes = self._inherited(node.parent, node.kind, attributes)
+        if attributes.owner is not None and self.as_root:
+            self.calls.chown(name, *attributes.owner, directory)
+        if node.kind != SYMLINK:
+            mode = self._widened(attributes.mode, node.kind)
+            if mode != attributes.mode:
+                self.calls.setxattr(fd, MODE, b"%o" % attributes.mode)
+                node.mode = attributes.mode
+            self.calls.chmod(name, mode, directory)
+        if attributes.times is not None:
+            self.calls.utime(name, attributes.times, directory)
+
+    def _inherited(self, parent: UpperNode, kind: int, attributes: Attributes) -> Attributes:
+        """The attributes with what a directory with setgid passes on, as if the node was created there."""
+        above = os.fstat(self.directory(parent))
+        if not above.st_mode & stat.S_ISGID:
+            return attributes
+        uid = -1 if attributes.owner is None else attributes.owner[0]
+        mode = attributes.mode | (stat.S_ISGID if kind == DIRECTORY else 0)
+        return attributes._replace(mode=mode, owner=(uid, above.st_gid))
+
+    # --- durability
+
+    def sync(self, node: UpperNode, only_data: bool = False) -> None:
+        """Sync a node, and every name on the paths to it.
+
+        With `only_data` (fdatasync) attributes of a file may be missing after a power cut, its bytes and size not.
+        """
+        if node.kind == FILE and node.dirty and only_data:
+            self.calls.fdatasync(self.file(node))
+        else:
+            self.sync_content(node)
+        if node.kind == DIRECTORY:
+            self._sync_up(node)
+        for parent, _ in node.places():
+            self._sync_up(parent)
+
+    def sync_content(self, node: UpperNode) -> None:
+        """Write a file's content to disk; its names may still be in memory only."""
+        if node.dirty and node.kind == FILE:
+            self.calls.fsync(self.file(node))
+            node.dirty = False
+
+    def _sync_up(self, node: UpperNode) -> None:
+        for directory in node.chain():
+            if directory.dirty:
+                self.calls.fsync(self.directory(directory))
+                directory.dirty = False
+
+
+def _shrink(table: OrderedDict[UpperNode, int], most: int) -> None:
+    """Close the descriptor that has not been used for longest, if there are too many."""
+    if len(table) > most:
+        _, fd = table.popitem(last=False)
+        os.close(fd)
+
+
+def sync_filesystem(path: str) -> None:
+    """Write the dirty pages of the file system that `path` is in to disk. Raises OSError.
+
+    On a mount of ours this sends the worker what programs have changed in mapped files. Not every kernel waits for
+    the answers of a FUSE file system. The worker answers in turn, so all of it is there after one more answer; a
+    second call reports what has failed.
+    """
+    calls = SystemCalls()
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        calls.syncfs(fd)
+        os.fstatvfs(fd)
+        calls.syncfs(fd)
+    finally:
+        os.close(fd)
