@@ -25,7 +25,6 @@ from typing import NamedTuple
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from wdsfs.overlay.overlay_shards import read_outputs
 
 from tests import sets, tars
 from tests.bounded import SECONDS, bounded
@@ -42,6 +41,7 @@ from wdsfs.interop.lint import lint
 from wdsfs.kernel import manifest
 from wdsfs.kernel.manifest import Device, ImageSet, Manifest
 from wdsfs.overlay.overlay_directory import OverlayDirectory, OverlaySettings, ShardSeen, read_settings
+from wdsfs.overlay.overlay_shards import read_outputs
 from wdsfs.packing.plan import CopiedRange, NewMember, Output, Plan, SourceShard, Step, Zeros
 from wdsfs.packing.replacement import plan_to_json, read_plan
 from wdsfs.remote.urls import Pin

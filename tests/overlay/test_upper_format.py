@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from wdsfs.overlay.upper_directory import UpperDirectory
 
 from tests import sets
 from tests.processes import Process
@@ -29,6 +28,7 @@ from wdsfs.overlay.overlay_directory import (
     read_settings,
     write_settings,
 )
+from wdsfs.overlay.upper_directory import UpperDirectory
 from wdsfs.overlay.upper_format import (
     DIRECTORY,
     FILE,
