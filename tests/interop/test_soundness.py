@@ -18,7 +18,7 @@ from wdsfs.errors import UsageError
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
 from wdsfs.interop import lint
-from wdsfs.interop.tolerance import Tolerance
+from wdsfs.tree.opening import Tolerance
 
 CUT = tars.ODD["cut in content"].tar()
 CUT_SAYS = "the file ends at byte 1536, 768 bytes before the end of the member at offset 1024"

@@ -18,7 +18,6 @@ from wdsfs.index import store
 from wdsfs.index.portable_writer import checked_target, write_index
 from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
-from wdsfs.interop.tolerance import Tolerance
 from wdsfs.mount import look_again, session
 from wdsfs.mount.look_again import Earlier, LeftOut, change_of
 from wdsfs.mount.mounted_set import MountedSet
@@ -32,6 +31,7 @@ from wdsfs.tree.companions import Companions
 from wdsfs.tree.composition import Composition, columns_of
 from wdsfs.tree.generations import Generations
 from wdsfs.tree.indexing import indexed
+from wdsfs.tree.opening import Tolerance
 from wdsfs.tree.shard_access import access_of
 from wdsfs.tree.tree import LowerTree, View
 from wdsfs.tree.view_set import ViewSet, open_set

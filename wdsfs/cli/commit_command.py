@@ -17,7 +17,6 @@ import click
 from wdsfs.cli import completion, exporting
 from wdsfs.cli.options import (
     AtLeastOne,
-    Opening,
     dry_run_option,
     handing_over,
     json_option,
@@ -35,7 +34,6 @@ from wdsfs.errors import CommitError, ExportError, MountError, UsageError, count
 from wdsfs.remote.shard_paths import is_remote
 
 if TYPE_CHECKING:
-    from wdsfs.interop.tolerance import Tolerance
     from wdsfs.packing.changes import Changes
     from wdsfs.packing.overlay_source import CommitOptions
     from wdsfs.packing.plan import Plan, Step
@@ -43,6 +41,7 @@ if TYPE_CHECKING:
     from wdsfs.packing.runner import Runner
     from wdsfs.spec.expand import Shard
     from wdsfs.tree.composition import Composition
+    from wdsfs.tree.opening import Opening, Tolerance
     from wdsfs.tree.shard_set import ShardSet
 
 
@@ -319,8 +318,8 @@ def _replace(runner: Runner, replacement: Replacement, begun: bool) -> list[Step
 
 def _export(plan: Plan, before: Sequence[Shard], packing: Packing, opening: Opening) -> bool:
     """Write the indexes that are asked for; True if any could not be written. `before` is the set as it was."""
-    from wdsfs.interop.tolerance import Tolerance
     from wdsfs.spec.expand import expand, extended
+    from wdsfs.tree.opening import Tolerance
 
     targets = [step.output.target for step in plan.steps]
     in_place = packing.options.in_place

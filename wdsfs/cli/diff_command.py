@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wdsfs.cli.options import Opening, index_options, json_option
+from wdsfs.cli.options import index_options, json_option
 from wdsfs.cli.output import say, write_json
 from wdsfs.cli.overlay_report import changes_json, counts_line, show_changes
 from wdsfs.cli.overlay_session import Wanted, overlay_session, unfinished_advice, wanted_options
 from wdsfs.cli.progress import disk_errors
 
 if TYPE_CHECKING:
-    pass
+    from wdsfs.tree.opening import Opening
 
 
 @click.command()

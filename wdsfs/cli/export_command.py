@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from wdsfs.cli.exporting import FORMATS, write_indexes
-from wdsfs.cli.opening import opened
 from wdsfs.cli.options import (
     Directory,
-    Opening,
     json_option,
     opening_options_with,
     set_options,
@@ -24,6 +22,7 @@ from wdsfs.errors import ExportError, counted
 
 if TYPE_CHECKING:
     from wdsfs.spec.selection import Selection
+    from wdsfs.tree.opening import Opening
 
 
 @click.command()
@@ -67,6 +66,7 @@ def export(
       wdsfs export --format energon -o /data/set /data/set
     """
     from wdsfs.spec.expand import refuse_left_out
+    from wdsfs.tree.opening import opened
 
     with opened(shards, selection, opening, whole=True) as below:
         refuse_left_out(below.shards, "an index is of whole shards")

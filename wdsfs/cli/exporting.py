@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wdsfs.cli.opening import opened_set
-from wdsfs.cli.options import Decorator, Opening
+from wdsfs.cli.options import Decorator
 from wdsfs.cli.progress import ended_in_order, shards_bar
 from wdsfs.errors import ExportError, several
 from wdsfs.interop import formats
@@ -21,6 +20,7 @@ from wdsfs.interop import formats
 if TYPE_CHECKING:
     from wdsfs.interop.export import Report
     from wdsfs.spec.expand import Shard
+    from wdsfs.tree.opening import Opening
     from wdsfs.tree.shard_set import ShardSet
 
 log = logging.getLogger("wdsfs")
@@ -74,6 +74,8 @@ def after_commit(shards: Sequence[Shard], kinds: Sequence[str], in_place: bool, 
     An index of a shard goes beside it; one of the whole set goes into the directory above all shards, or with
     `in_place` where the old one is. Returns True if something could not be written.
     """
+    from wdsfs.tree.opening import opened_set
+
     directory = None if in_place else os.path.commonpath([os.path.dirname(one.path) for one in shards])
     with opened_set(shards, opening) as below:
         report = write_indexes(below, kinds, directory, opening)

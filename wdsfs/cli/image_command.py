@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from wdsfs.cli import completion
-from wdsfs.cli.opening import opened
 from wdsfs.cli.options import (
     Directory,
-    Opening,
     handing_over,
     json_option,
     opening_options,
@@ -26,6 +24,7 @@ from wdsfs.errors import UsageError, bytes_text, counted
 
 if TYPE_CHECKING:
     from wdsfs.spec.selection import Selection
+    from wdsfs.tree.opening import Opening
 
 _ID_MAX = (1 << 32) - 2
 
@@ -109,6 +108,7 @@ def image(
     from wdsfs.kernel.manifest import ImageOptions
     from wdsfs.owner import Owner
     from wdsfs.tree.numbered_tree import check_name, make_numbered
+    from wdsfs.tree.opening import opened
 
     target = os.path.abspath(os.fsencode(output))
     base = os.path.dirname(target) if making.base is None else os.path.abspath(os.fsencode(making.base))

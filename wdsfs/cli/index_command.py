@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsfs.cli import completion
-from wdsfs.cli.options import Opening, index_options_with, json_option, set_options
+from wdsfs.cli.options import index_options_with, json_option, set_options
 from wdsfs.cli.output import contents_text, say, write_json
-from wdsfs.cli.progress import Refreshed, ended_in_order, refresh_index, shards_bar, when_interrupted
+from wdsfs.cli.progress import ended_in_order, shards_bar, when_interrupted
 from wdsfs.errors import UsageError, bytes_text
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from wdsfs.spec.expand import Shard
     from wdsfs.spec.selection import Selection
     from wdsfs.storage.identity import Fingerprint
+    from wdsfs.tree.opening import Opening, Refreshed
 
 log = logging.getLogger("wdsfs")
 
@@ -70,6 +71,7 @@ def index(
     from wdsfs.errors import IndexUnusable
     from wdsfs.index.portable_writer import checked_target
     from wdsfs.tree import label_files
+    from wdsfs.tree.opening import refresh_index
 
     since = time.monotonic()
     if output is not None and update is not None:
@@ -137,9 +139,9 @@ def _write(
     quiet: bool,
 ) -> int:
     """Write the portable index; returns its size in bytes. Raises what `portable_writer.write_index` does."""
-    from wdsfs.cli.opening import readable
     from wdsfs.errors import UnreadableShard, several
     from wdsfs.index.portable_writer import write_index
+    from wdsfs.tree.opening import readable
 
     if unreadable and not allow_missing:
         text = f"{several([*map(str, unreadable.values())])}: an index lacks nothing, unless with --allow-missing"
@@ -154,8 +156,7 @@ def _write(
 
 def _warn(index: Index, shards: Sequence[Shard], done: Refreshed) -> None:
     """Log what is wrong with the shards, and counts of samples that differ from those in a list of shards."""
-    from wdsfs.interop.soundness import judge
-    from wdsfs.interop.tolerance import Tolerance
+    from wdsfs.tree.opening import Tolerance, judge
     from wdsfs.tree.shard_set import ShardSet
 
     below = ShardSet(shards, index)

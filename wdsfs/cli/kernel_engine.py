@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from wdsfs import host, mount_table
-from wdsfs.cli.opening import opened_set
-from wdsfs.cli.options import Opening
 from wdsfs.cli.progress import ended_in_order, shards_bar, write_image
 from wdsfs.cli.tree_options import TreeOptions
 from wdsfs.errors import CorruptShard, MountError, ShardError, UnreadableShard
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from wdsfs.mount.image_mount import ImageMount
     from wdsfs.spec.expand import Shard
     from wdsfs.tree.local_copies import LocalCopies
+    from wdsfs.tree.opening import Opening
     from wdsfs.tree.shard_set import ShardSet
 
 log = logging.getLogger("wdsfs")
@@ -124,6 +123,7 @@ def _made(
     """
     from wdsfs.kernel import kept_images
     from wdsfs.tree.numbered_tree import check_name, make_numbered
+    from wdsfs.tree.opening import opened_set
 
     view = tree.view(opening.tolerance.allow_missing)
     with opened_set(shards, opening, tree.composition, whole=True, shared=True) as below:

@@ -19,7 +19,6 @@ from wdsfs.cli import completion
 from wdsfs.cli.options import (
     AtLeastOne,
     Directory,
-    Opening,
     handing_over,
     opening_options,
     path_of,
@@ -27,7 +26,6 @@ from wdsfs.cli.options import (
     soundness_options,
 )
 from wdsfs.cli.own_arguments import may_have_secrets
-from wdsfs.cli.progress import make_view, refresh_index
 from wdsfs.cli.tree_options import TreeOptions, numbered_tree_options
 from wdsfs.errors import ImageError, MountError, StaleShard, UsageError
 from wdsfs.host import in_directory
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
     from wdsfs.mount.image_mount import ImageMount
     from wdsfs.mount.options import MountOptions
     from wdsfs.spec.selection import Selection
+    from wdsfs.tree.opening import Opening
     from wdsfs.tree.shard_set import ShardSet
 
 
@@ -234,11 +233,12 @@ def mount(
     if of_image.trust_shards and of_image.engine == FUSE:
         raise UsageError("--trust-shards is for images, which `wdsfs image` makes, and for --engine kernel")
     from wdsfs.mount import session
+    from wdsfs.tree.opening import make_view, refresh_index
 
     wanted = _mount_options(mountpoint, shards, selection, tree, serving, opening)
     front = session.Front(
         indexer=lambda index, shards, ready: refresh_index(index, shards, opening, ready).unreadable,
-        composer=lambda below: make_view(below, opening.quiet),
+        composer=lambda below: make_view(below, opening),
         adviser=_adviser(tree, serving, opening),
         doctor=_reasons,
     )

@@ -12,7 +12,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from wdsfs.cluster.engines import Workers
-    from wdsfs.interop.tolerance import Tolerance
     from wdsfs.spec.selection import Selection
+    from wdsfs.tree.opening import Opening, Tolerance
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Decorator = Callable[[Command], Command]
@@ -318,9 +318,10 @@ def remote_options(command: Command) -> Command:
 
 
 def _tolerance(allow_missing: bool, strict: bool) -> Tolerance:
-    from wdsfs.interop.tolerance import Tolerance
+    from wdsfs.interop.lint import findings_of_set
+    from wdsfs.tree.opening import Tolerance
 
-    return Tolerance(allow_missing, strict).check()
+    return Tolerance(allow_missing, findings_of_set if strict else None).check()
 
 
 # Which damage of a set a command tolerates.
@@ -342,19 +343,6 @@ soundness_options = handing_over(
 )
 
 
-class Opening(NamedTuple):
-    """How a command opens its set: the place of the index, the processes that build it, the damage tolerated.
-
-    `workers` are those of a cluster, None without `--executor`.
-    """
-
-    index_dir: Path | None
-    jobs: int
-    quiet: bool
-    tolerance: Tolerance
-    workers: Workers | None = None
-
-
 def _opening(
     index_dir: str | None,
     jobs: int | None,
@@ -362,11 +350,12 @@ def _opening(
     tolerance: Tolerance | None = None,
     executor: str | None = None,
 ) -> Opening:
-    from wdsfs.interop.tolerance import Tolerance
+    from wdsfs.cli.progress import bars
+    from wdsfs.tree.opening import Opening, Tolerance
 
     workers = workers_of(executor, jobs)
     tolerance = tolerance or Tolerance(is_option=False)
-    return Opening(path_of(index_dir), jobs_of(jobs), quiet, tolerance, workers)
+    return Opening(path_of(index_dir), jobs_of(jobs), quiet, tolerance, workers, bars(quiet))
 
 
 def path_of(text: str | None) -> Path | None:

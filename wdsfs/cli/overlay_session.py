@@ -19,8 +19,7 @@ import click
 from click.core import ParameterSource
 
 from wdsfs.cli import completion
-from wdsfs.cli.opening import opened_set
-from wdsfs.cli.options import Opening, handing_over, set_for_all, set_options
+from wdsfs.cli.options import handing_over, set_for_all, set_options
 from wdsfs.cli.tree_options import ViewOptions, view_of, view_options
 from wdsfs.errors import CommitError, MissingShard, MountError, OverlayBusy, OverlayUnusable, UsageError, several
 from wdsfs.remote.shard_paths import is_remote, look, pin_of
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from wdsfs.spec.expand import Shard
     from wdsfs.spec.selection import Selection
     from wdsfs.status.control import Daemon, Talk
+    from wdsfs.tree.opening import Opening
     from wdsfs.tree.shard_access import Access
     from wdsfs.tree.shard_set import ShardSet
     from wdsfs.tree.tree import LowerTree
@@ -457,6 +457,8 @@ def _opened(
     access: Access | None = None,
 ) -> contextlib.AbstractContextManager[ShardSet]:
     """The set below an overlay. What cannot be read stays in it: changes of it are no new samples."""
+    from wdsfs.tree.opening import opened_set
+
     if view.merge and opening.tolerance.allow_missing:
         raise UsageError(
             "--allow-missing is not for an overlay with --merge: a sample could be new, or belong to one "

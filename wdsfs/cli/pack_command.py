@@ -18,7 +18,6 @@ from wdsfs.cli import completion, exporting
 from wdsfs.cli.options import (
     AtLeastOne,
     Directory,
-    Opening,
     dry_run_option,
     handing_over,
     index_options_with,
@@ -33,6 +32,7 @@ from wdsfs.errors import ExportError, UsageError, bytes_text, counted
 if TYPE_CHECKING:
     from wdsfs.packing.file_source import FilePlan, PackOptions
     from wdsfs.packing.plan import Step
+    from wdsfs.tree.opening import Opening
 
 log = logging.getLogger("wdsfs")
 

@@ -11,28 +11,24 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from wdsfs.errors import CommitError, bytes_text
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, ProgressColumn, TaskID
+    from rich.progress import Progress as ProgressBar
+    from rich.progress import ProgressColumn, TaskID
 
-    from wdsfs.cli.options import Opening
-    from wdsfs.errors import ShardError
-    from wdsfs.index.store import Index
     from wdsfs.kernel.image import Built
     from wdsfs.kernel.manifest import ImageOptions
-    from wdsfs.spec.expand import Shard
-    from wdsfs.tree.shard_set import ShardSet
+    from wdsfs.tree.opening import Progress
     from wdsfs.tree.tree import LowerTree
 
 log = logging.getLogger("wdsfs")
 
-_LOOKED_AT = 3  # shards
 INTERRUPTED = "wdsfs.interrupted"  # in the context's `meta`: what is to be added to "interrupted"
 
 
@@ -86,7 +82,7 @@ def _has_a_terminal(quiet: bool) -> bool:
 @contextlib.contextmanager
 def progress_bar(
     label: str, total: int, quiet: bool, *columns: ProgressColumn | str, **fields: Any
-) -> Iterator[tuple[Progress, TaskID]]:
+) -> Iterator[tuple[ProgressBar, TaskID]]:
     """A bar with these columns after it, and the time that is left; only on a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -97,75 +93,38 @@ def progress_bar(
         yield progress, progress.add_task(label, total=total, **fields)
 
 
-class Refreshed(NamedTuple):
-    """The number of shards indexed, and by path why others cannot be read."""
+def bars(quiet: bool) -> Progress:
+    """Bars for what opening a set takes."""
+    from wdsfs.tree.opening import Progress
 
-    indexed: int
-    unreadable: dict[bytes, ShardError]
+    class Bars(Progress):
+        @contextlib.contextmanager
+        def indexing(self, shards: int) -> Iterator[Callable[[int], None]]:
+            from rich.progress import MofNCompleteColumn, TextColumn
 
+            columns = MofNCompleteColumn(), TextColumn("shards, {task.fields[rate]} members/s")
+            with (
+                when_interrupted("; what was indexed is kept"),
+                progress_bar("indexing", shards, quiet, *columns, rate="-") as (bar, task),
+            ):
+                total = 0
 
-def refresh_index(
-    index: Index, shards: Sequence[Shard], opening: Opening, ready: bool = True, exact: bool = False
-) -> Refreshed:
-    """Index those of the shards that are new or have changed, with a bar.
+                def advance(members: int) -> None:
+                    nonlocal total
+                    total += members
+                    elapsed = bar.tasks[task].elapsed or 0
+                    bar.update(task, advance=1, rate=f"{total / elapsed:,.0f}" if elapsed > 0.1 else "-")
 
-    `ready` and `exact` are those of `Index.stale`.
-    """
-    stale = [one for one, _ in index.stale(shards, ready, exact)]
-    if not stale:
-        return Refreshed(0, index.no_tars(shards))
-    with when_interrupted("; what was indexed is kept"):
-        done = _refresh(index, stale, opening, exact)
-    done.unreadable.update(index.no_tars(shards))
-    for text in index.portables.remarks(stale, exact):  # afterwards: headers of moved shards have been compared
-        log.warning("%s", text)
-    return done
+                yield advance
 
+        @contextlib.contextmanager
+        def composing(self, shards: int) -> Iterator[Callable[[int], None]]:
+            from rich.progress import TaskProgressColumn
 
-def _refresh(index: Index, stale: Sequence[Shard], opening: Opening, exact: bool) -> Refreshed:
-    from rich.progress import MofNCompleteColumn, TextColumn
+            with progress_bar("composing", shards, quiet, TaskProgressColumn()) as (bar, task):
+                yield lambda done: bar.update(task, completed=done)
 
-    from wdsfs.errors import UnreadableShard
-    from wdsfs.index.store import Summary
-
-    unreadable: dict[bytes, ShardError] = {}
-    rate = TextColumn("shards, {task.fields[rate]} members/s")
-    with progress_bar("indexing", len(stale), opening.quiet, MofNCompleteColumn(), rate, rate="-") as (bar, task):
-        members = 0
-
-        def on_done(one: Shard, summary: Summary | None, error: str | None) -> None:
-            nonlocal members
-            if error is not None:
-                unreadable[one.path] = UnreadableShard(error)
-            members += summary.members if summary else 0
-            elapsed = bar.tasks[task].elapsed or 0
-            bar.update(task, advance=1, rate=f"{members / elapsed:,.0f}" if elapsed > 0.1 else "-")
-
-        copied = index.refresh(stale, opening.jobs, on_done, opening.workers, exact)
-    return Refreshed(len(stale) - copied - len(unreadable), unreadable)
-
-
-def make_view(below: ShardSet, quiet: bool) -> dict[bytes, ShardError]:
-    """Derive the records of a view, with a bar; return by path why those of some shards cannot be made.
-
-    Raises ViewError when the view is refused.
-    """
-    from wdsfs.errors import ViewError
-    from wdsfs.tree.view_set import ViewSet
-
-    if not isinstance(below, ViewSet):
-        return {}
-    from rich.progress import TaskProgressColumn
-
-    with progress_bar("composing", len(below), quiet, TaskProgressColumn()) as (bar, task):
-        refused = below.make(lambda done: bar.update(task, completed=done))
-    if refused is not None:
-        raise ViewError(refused)
-    for one in [] if quiet else below.fields_not_found(_LOOKED_AT):
-        log.warning(
-            "--field %s: no sample of the first shards has this field, so there are no such files", one.text
-        )
-    return below.unmade
+    return Bars()
 
 
 @contextlib.contextmanager

@@ -20,7 +20,6 @@ import signal
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from wdsfs.cli.options import Opening
 from wdsfs.cli.tree_options import TreeOptions
 from wdsfs.errors import CommitError, MountError, WdsfsError
 
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from wdsfs.mount.guard import Registration
     from wdsfs.mount.image_mount import ImageMount
     from wdsfs.spec.expand import Shard
+    from wdsfs.tree.opening import Opening
 
 log = logging.getLogger("wdsfs")
 

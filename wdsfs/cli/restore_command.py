@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from wdsfs.cli import completion
-from wdsfs.cli.options import Opening, index_options, json_option
+from wdsfs.cli.options import index_options, json_option
 from wdsfs.cli.output import say, write_json
 from wdsfs.cli.overlay_session import (
     FREEZE_SECONDS,
@@ -34,6 +34,7 @@ from wdsfs.names import shown
 if TYPE_CHECKING:
     from wdsfs.overlay.overlay_directory import OverlayDirectory
     from wdsfs.overlay.restore import Restoration, RestoredChange
+    from wdsfs.tree.opening import Opening
     from wdsfs.tree.tree import LowerTree
 
 

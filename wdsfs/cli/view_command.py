@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from wdsfs.cli import completion
-from wdsfs.cli.opening import opened
 from wdsfs.cli.options import (
-    Opening,
     handing_over,
     opening_options,
     set_options,
@@ -33,6 +31,7 @@ from wdsfs.errors import UsageError, several
 if TYPE_CHECKING:
     from wdsfs.spec.selection import Selection
     from wdsfs.tree.composition import Composition
+    from wdsfs.tree.opening import Opening
 
 log = logging.getLogger("wdsfs")
 
@@ -179,6 +178,7 @@ def _of_shards(
 ) -> Iterator[Viewed]:
     from wdsfs.pages.library import Library
     from wdsfs.pages.pages import Place
+    from wdsfs.tree.opening import opened
 
     place = None
     if composition.is_plain:

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from wdsfs.cli.opening import opened
 from wdsfs.cli.output import note_uneven, say, uneven_text
 from wdsfs.cli.overlay_report import show_done, show_plan
 from wdsfs.cli.progress import disk_errors, ended_in_order, shards_bar, when_interrupted
 from wdsfs.errors import UsageError, counted
 
 if TYPE_CHECKING:
-    from wdsfs.cli.options import Opening
     from wdsfs.cli.overlay_session import Wanted
     from wdsfs.packing.overlay_source import CommitOptions
     from wdsfs.packing.view_source import ViewCommit
     from wdsfs.tree.composition import Composition
+    from wdsfs.tree.opening import Opening
 
 # Options of `commit` that are about an overlay, or about shards that stay as they are.
 _NOT_FOR_VIEWS = {
@@ -52,6 +51,7 @@ def commit_view(
     """Write what SHARDS show with these options. Raises UsageError, CommitError, ViewError, ShardErrors."""
     from wdsfs.packing.view_source import ViewCommit
     from wdsfs.tar.problems import UNDECODED
+    from wdsfs.tree.opening import opened
 
     since = time.monotonic()
     _refuse_options()

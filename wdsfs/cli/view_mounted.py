@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from wdsfs.cli.opening import opened_set
-from wdsfs.cli.options import Opening, set_for_all
+from wdsfs.cli.options import set_for_all
 from wdsfs.cli.progress import make_view
 from wdsfs.cli.tree_options import view_of
 from wdsfs.errors import ShardError, UsageError
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from wdsfs.pages.renewal import Renewal
     from wdsfs.pages.writable_mount import WritableMount
     from wdsfs.tree.composition import Composition
+    from wdsfs.tree.opening import Opening
     from wdsfs.tree.shard_set import ShardSet
     from wdsfs.tree.tree import LowerTree
 
@@ -98,6 +98,8 @@ class _MountedSet:
     @contextlib.contextmanager
     def opened(self, opening: Opening) -> Iterator[ShardSet]:
         """The set, with the options of the mount, which has been judged: it shows the shards that it can."""
+        from wdsfs.tree.opening import opened_set
+
         opening = opening._replace(tolerance=opening.tolerance._replace(is_option=False))
         with contextlib.ExitStack() as stack:
             with self._where_it_was_typed():
@@ -148,5 +150,5 @@ class _MountedSet:
             for number in source.numbers:
                 with contextlib.suppress(ShardError):  # told on the page of problems
                     indexed(source.summary, number)
-        make_view(found, quiet=True)
+        make_view(found, Opening(quiet=True))
         return found

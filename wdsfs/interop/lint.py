@@ -14,6 +14,7 @@ import stat
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -34,7 +35,9 @@ from wdsfs.storage import source
 from wdsfs.storage.source import TarBytes, open_beside
 from wdsfs.tar import compressed, headers, scan
 from wdsfs.tar.columns import Chunk
-from wdsfs.tar.problems import Problem, Problems
+from wdsfs.tar.problems import OF_VIEWS, Problem, Problems
+from wdsfs.tree.indexing import indexed
+from wdsfs.tree.shard_set import ShardSet
 
 EXAMPLES = 100  # findings of one kind in one shard that are listed; further ones are counted
 KEPT = 1000  # samples of a shard that are remembered in case they lack an extension that others have
@@ -453,3 +456,38 @@ def _digest(key: bytes) -> int:
 def text_of(name: bytes) -> str:
     """A name as text, exact but for bytes that are no UTF-8. Lines of it are escaped where they are written."""
     return name.decode("utf-8", "backslashreplace")
+
+
+def findings_of_set(below: ShardSet, unreadable: Iterable[bytes]) -> Iterator[str]:
+    """Yield what is wrong in a set that is open, for `--strict`: what `wdsfs check` finds that records show
+    (damage, split samples, missing columns), and members of which a view cannot make what it shows.
+
+    `unreadable` are the paths of shards that are left out of this.
+    """
+    judge, known = Judge(), set(unreadable)
+    for lower in below.sources:
+        for number, shard in enumerate(lower.shards):
+            if shard.path in known:
+                continue
+            known.add(shard.path)
+            path = os.fsdecode(shard.path)
+            try:
+                found = lint_record(indexed(lower.record, number))
+            except ShardError as error:
+                yield str(error)
+                continue
+            yield from (one.line(path) for one in judge.add(path, found))
+    yield from (one.line(path) for path, one in judge.missing())
+    if below.plain is not below:
+        yield from _findings_of_view(below)
+
+
+def _findings_of_view(below: ShardSet) -> Iterator[str]:
+    for number in below.numbers:
+        with suppress(ShardError):  # it was told of its source
+            record, path = indexed(below.record, number), below.path_text(number)
+            of_view = [one for one in record.problems if one.kind in OF_VIEWS]
+            yield from (LintFinding(one.kind, one.offset, "", one.text).line(path) for one in of_view)
+            further = record.problem_count - len(record.problems)
+            if of_view and further:
+                yield LintFinding(of_view[0].kind, -1, "", f"and {further:,} more problems").line(path)

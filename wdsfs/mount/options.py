@@ -11,13 +11,13 @@ from pathlib import Path
 
 from wdsfs.errors import UsageError
 from wdsfs.fuse.worker import SPIN_SECONDS
-from wdsfs.interop.tolerance import Tolerance
 from wdsfs.spec import objects
 from wdsfs.spec.expand import Shard, refuse_left_out
 from wdsfs.spec.selection import Selection
 from wdsfs.status import control
 from wdsfs.tree.composition import Composition
 from wdsfs.tree.merged_tree import is_merged
+from wdsfs.tree.opening import Tolerance
 from wdsfs.tree.tree import View
 from wdsfs.tree.view_set import is_view
 

@@ -34,7 +34,6 @@ from wdsfs.fuse.supervisor import Supervisor
 from wdsfs.fuse.write_ops import WritableOperations
 from wdsfs.index.portable import attached
 from wdsfs.index.store import Index, open_index
-from wdsfs.interop.soundness import judge
 from wdsfs.mount import daemon
 from wdsfs.mount.child import in_child
 from wdsfs.mount.control_socket import ControlSocket
@@ -62,6 +61,7 @@ from wdsfs.tree.companions import Companions
 from wdsfs.tree.composition import Composition
 from wdsfs.tree.generations import Generations
 from wdsfs.tree.numbered_tree import check_name
+from wdsfs.tree.opening import judge
 from wdsfs.tree.shard_access import access_of, refuse_foreign_lists
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.view_set import ViewSet, open_set
@@ -191,7 +191,7 @@ class _Ready(NamedTuple):
 
 
 def _make_ready(mount: MountOptions, front: Front, below: ShardSet, companions: Companions) -> _Ready:
-    """Index the set, unless that can wait, and judge it; releases `below`. Raises what `soundness.judge` does."""
+    """Index the set, unless that can wait, and judge it; releases `below`. Raises what `opening.judge` does."""
     composition, index = mount.composition, below.index
     try:
         unreadable: dict[bytes, ShardError] = {}

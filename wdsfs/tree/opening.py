@@ -1,0 +1,275 @@
+"""Opens a set of shards as a user names it: indexed, shown as a view says, and judged.
+
+Every command and front end opens its sets here, with plain values as options. What they show meanwhile is for them
+(`Progress`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from wdsfs.cluster.workers import Workers
+from wdsfs.errors import (
+    CorruptShard,
+    NoSuchEntry,
+    NotATar,
+    ShardError,
+    UnreadableShard,
+    UsageError,
+    ViewError,
+    several,
+)
+from wdsfs.host import default_jobs
+from wdsfs.index.portable import attached
+from wdsfs.index.store import Index, Summary, open_index
+from wdsfs.inodes import ROOT
+from wdsfs.spec.dependencies import noted
+from wdsfs.spec.expand import Shard, expand
+from wdsfs.spec.selection import Selection
+from wdsfs.tar.problems import OF_VIEWS, problems_text
+from wdsfs.tree.companions import Companions
+from wdsfs.tree.composition import Composition
+from wdsfs.tree.indexing import indexed
+from wdsfs.tree.shard_access import Access, access_of, refuse_foreign_lists
+from wdsfs.tree.shard_set import ShardSet
+from wdsfs.tree.tree import LowerTree, Node, text_of
+from wdsfs.tree.view_set import ViewSet, open_set
+
+log = logging.getLogger("wdsfs")
+
+LISTED_BY_CHECK = "see: wdsfs check"
+LISTED_BY_STRICT = "--strict lists all"  # of problems that only a view has, which `wdsfs check` does not see
+NAMED = 3  # shards that warnings name one by one, and names in a message; the others are counted
+FIRST_SHARDS = 3  # that are searched for the fields of a view
+
+# Returns all that is wrong in a set, but for the shards that cannot be read.
+Findings = Callable[[ShardSet, Mapping[bytes, ShardError]], Iterable[str]]
+
+
+class Tolerance(NamedTuple):
+    """The damage that is tolerated: shards that cannot be read may be missing (`--allow-missing`), or nothing may
+    be wrong at all (`--strict`, with the function that finds what is).
+
+    `is_option` is False where neither option is for the user to give: what shows a mount, or shows or undoes its
+    changes, makes no set of its own.
+    """
+
+    allow_missing: bool = False
+    strict: Findings | None = None
+    is_option: bool = True
+
+    def check(self) -> Tolerance:
+        """Raises UsageError where both are asked for."""
+        if self.allow_missing and self.strict:
+            raise UsageError("--allow-missing and --strict contradict each other")
+        return self
+
+
+class Progress:
+    """Is told how far the work on a set is; this one shows nothing."""
+
+    @contextmanager
+    def indexing(self, shards: int) -> Iterator[Callable[[int], None]]:
+        """A block that indexes shards; it gets a function to be called with the members of each that is done."""
+        yield lambda _: None
+
+    @contextmanager
+    def composing(self, shards: int) -> Iterator[Callable[[int], None]]:
+        """A block that makes the records of a view; it gets a function to be called with how many are done."""
+        yield lambda _: None
+
+
+class Opening(NamedTuple):
+    """How a set is opened: the place of the index, the processes that build it, the damage tolerated, the
+    progress.
+
+    `workers` are those of a cluster. With `quiet` no hints are logged.
+    """
+
+    index_dir: Path | None = None
+    jobs: int = default_jobs()
+    quiet: bool = False
+    tolerance: Tolerance = Tolerance()
+    workers: Workers | None = None
+    progress: Progress = Progress()
+
+
+@contextmanager
+def opened(
+    specs: Sequence[str],
+    selection: Selection,
+    opening: Opening,
+    composition: Composition | None = None,
+    whole: bool = False,
+) -> Iterator[ShardSet]:
+    """The set that these words name, indexed and shown as `composition` says; without one all shards as they are.
+
+    Logs warnings about damaged shards. `whole`: shards that cannot be read would be missing in what is shown; if
+    that is tolerated, they are left out. Raises what `judge` raises, and ViewError when the view is refused.
+    """
+    selection = selection._replace(allow_missing=opening.tolerance.allow_missing)
+    with opened_set(expand(specs, *selection), opening, composition, whole) as below:
+        yield below
+
+
+@contextmanager
+def opened_set(
+    shards: Sequence[Shard],
+    opening: Opening,
+    composition: Composition | None = None,
+    whole: bool = False,
+    access: Access | None = None,
+    shared: bool = False,
+) -> Iterator[ShardSet]:
+    """As `opened`, of shards that are known, reached as `access` says.
+
+    `shared`: others than this user will see them, so what no mount shows to others is refused (RefusedShard).
+    """
+    tolerance = opening.tolerance
+    with noted() as used:
+        companions = None if composition is None else Companions(composition, shards[0].reading)
+    further = companions.shards if companions else ()
+    if shared:
+        refuse_foreign_lists(used.files, shared)
+        files = [*(shard.path for shard in shards), *(companions.files if companions else ())]
+        access = access_of(files, shared, tolerance.allow_missing)
+    index = open_index(opening.index_dir)
+    index.log_notices()
+    index.portables = attached([*shards, *further])
+    unreadable = refresh_index(index, [*shards, *further], opening).unreadable
+    if whole and tolerance.allow_missing:
+        shards = readable(shards, unreadable)
+    if composition is None or companions is None:
+        below = ShardSet(shards, index, access=access)
+    else:
+        below = open_set(shards, index, composition, companions, access=access)
+    try:
+        unreadable = make_view(below, opening) | unreadable  # which says more
+        for text in judge(below, unreadable, tolerance, whole):
+            log.warning("%s", text)
+        yield below
+    finally:
+        below.close()
+
+
+def readable(shards: Sequence[Shard], unreadable: Mapping[bytes, ShardError]) -> list[Shard]:
+    """The shards without those that cannot be read. Raises UnreadableShard if none is left."""
+    left = [shard for shard in shards if shard.path not in unreadable]
+    if not left:
+        raise UnreadableShard(f"no shard of the set can be read: {several([*map(str, unreadable.values())])}")
+    return left
+
+
+class Refreshed(NamedTuple):
+    """The number of shards indexed, and by path why others cannot be read."""
+
+    indexed: int
+    unreadable: dict[bytes, ShardError]
+
+
+def refresh_index(
+    index: Index, shards: Sequence[Shard], opening: Opening, ready: bool = True, exact: bool = False
+) -> Refreshed:
+    """Index those of the shards that are new or have changed. `ready` and `exact` are those of `Index.stale`."""
+    stale = [shard for shard, _ in index.stale(shards, ready, exact)]
+    unreadable: dict[bytes, ShardError] = {}
+    count = 0
+    if stale:
+        with opening.progress.indexing(len(stale)) as advance:
+
+            def on_done(shard: Shard, summary: Summary | None, error: str | None) -> None:
+                if error is not None:
+                    unreadable[shard.path] = UnreadableShard(error)
+                advance(summary.members if summary else 0)
+
+            copied = index.refresh(stale, opening.jobs, on_done, opening.workers, exact)
+        count = len(stale) - copied - len(unreadable)
+    unreadable.update(index.no_tars(shards))
+    for text in index.portables.remarks(stale, exact) if stale else ():  # headers of moved shards are compared now
+        log.warning("%s", text)
+    return Refreshed(count, unreadable)
+
+
+def make_view(below: ShardSet, opening: Opening) -> dict[bytes, ShardError]:
+    """Make the records of a view; returns by path why those of some shards cannot be made.
+
+    Raises ViewError when the view is refused.
+    """
+    if not isinstance(below, ViewSet):
+        return {}
+    with opening.progress.composing(len(below)) as update:
+        refused = below.make(update)
+    if refused is not None:
+        raise ViewError(refused)
+    for field in [] if opening.quiet else below.fields_not_found(FIRST_SHARDS):
+        text = "--field %s: no sample of the first shards has this field, so there are no such files"
+        log.warning(text, field.text)
+    return below.unmade
+
+
+def judge(below: ShardSet, unreadable: Mapping[bytes, ShardError], tolerance: Tolerance, whole: bool) -> list[str]:
+    """Return the warnings about a set that is indexed, as far as it is; empty when all is well.
+
+    The one home of the rule whether a command goes on with a set that is damaged or not whole. Records have the
+    damage, however long ago they were made; later changes of shards are for `shard_set.py`.
+
+    `unreadable` says of shards, by path, why they could not be indexed. `whole` says that these would be missing
+    unnoticed in the output of the command: in one tree over all shards, in a sum, in an index of the set.
+
+    Raises NotATar for files that are no shards, UnreadableShard when shards would be missing, CorruptShard for
+    what `strict` does not allow; that is logged before, in full.
+    """
+    texts = [*dict.fromkeys(map(str, unreadable.values()))]  # one that is joined can be known by two names
+    if tolerance.strict:
+        _refuse_all([*map(str, unreadable.values()), *tolerance.strict(below, unreadable)])
+    if not tolerance.allow_missing:
+        advice = "; --allow-missing goes on without" if tolerance.is_option else ""
+        # As shards that are not there: a download has failed, and will not be better later.
+        no_tars = dict.fromkeys(str(error) for error in unreadable.values() if isinstance(error, NotATar))
+        if no_tars and tolerance.is_option:
+            raise NotATar(f"{several([*no_tars])}{advice}")
+        if whole and texts:
+            raise UnreadableShard(
+                f"without what cannot be read the set would be smaller: {several(texts)}{advice}"
+            )
+    damaged = [
+        f"{path}: {problems_text(first, count)}; {LISTED_BY_STRICT if first.kind in OF_VIEWS else LISTED_BY_CHECK}"
+        for path, first, count in below.known_damage()
+    ]
+    return [*_first_of(texts, "cannot be read"), *_first_of(damaged, "are damaged")]
+
+
+def _refuse_all(findings: Sequence[str]) -> None:
+    for text in findings:
+        log.error("%s", text)
+    if findings:
+        count = f"{len(findings):,} finding{'s' * (len(findings) > 1)}"
+        raise CorruptShard(f"--strict: {count}, listed above")
+
+
+def _first_of(texts: Sequence[str], what: str) -> list[str]:
+    if len(texts) <= NAMED + 1:  # one more takes no more room than its number
+        return list(texts)
+    last = LISTED_BY_STRICT if all(text.endswith(LISTED_BY_STRICT) for text in texts) else LISTED_BY_CHECK
+    return [*texts[:NAMED], f"{len(texts) - NAMED:,} more shards {what}; {last}"]
+
+
+def resolved(tree: LowerTree, path: bytes) -> Node:
+    """The node at a path of a tree. Raises EntryError; for an unknown first name it has names that exist."""
+    try:
+        return indexed(tree.resolve, path)
+    except NoSuchEntry as error:
+        try:
+            indexed(tree.lookup, ROOT, path.partition(b"/")[0])
+        except NoSuchEntry:
+            names = (entry.name for entry in tree.listing(ROOT) if entry.name not in (b".", b".."))
+            there = [repr(text_of(name)) for name in itertools.islice(names, NAMED + 1)]
+            more = " ..." if len(there) > NAMED else ""
+            if there:
+                raise NoSuchEntry(f"{error}; there is {', '.join(there[:NAMED])}{more}") from None
+        raise
