@@ -18,6 +18,7 @@ from wdsfs.errors import UsageError
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
 from wdsfs.interop import lint
+from wdsfs.interop.lint import findings_of_set
 from wdsfs.tree.opening import Tolerance
 
 CUT = tars.ODD["cut in content"].tar()
@@ -402,7 +403,7 @@ def test_strict_refuses_a_shard_that_cannot_be_read_and_lets_a_sound_set_pass(ha
     assert half.run("ls", "--strict", "a.tar").stdout == b"a/\n"
     assert "contradict" in half.refused("ls", "--strict", "--allow-missing", "a.tar", code=2)
     with pytest.raises(UsageError):
-        Tolerance(allow_missing=True, strict=True).check()
+        Tolerance(allow_missing=True, strict=findings_of_set).check()
 
 
 @pytest.mark.parametrize("name", list(tars.ODD))

@@ -18,6 +18,7 @@ from wdsfs.index import store
 from wdsfs.index.portable_writer import checked_target, write_index
 from wdsfs.index.store import open_index
 from wdsfs.inodes import ROOT
+from wdsfs.interop.lint import findings_of_set
 from wdsfs.mount import look_again, session
 from wdsfs.mount.look_again import Earlier, LeftOut, change_of
 from wdsfs.mount.mounted_set import MountedSet
@@ -372,7 +373,7 @@ def test_what_is_no_file_keeps_no_other_from_being_shown(shards: Path, tmp_path:
 
 
 def test_a_damaged_shard_is_left_out_with_strict(shards: Path, tmp_path: Path) -> None:
-    followed = Followed(tmp_path, [str(shards)], tolerance=Tolerance(strict=True))
+    followed = Followed(tmp_path, [str(shards)], tolerance=Tolerance(strict=findings_of_set))
     (shards / "t.tar").write_bytes(sets.content(7)[:1536])
     os.utime(shards / "t.tar", (LONG_AGO, LONG_AGO))
     answer = followed.look()

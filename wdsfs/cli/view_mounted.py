@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from wdsfs.cli.options import set_for_all
-from wdsfs.cli.progress import make_view
 from wdsfs.cli.tree_options import view_of
 from wdsfs.errors import ShardError, UsageError
 from wdsfs.host import in_directory
@@ -136,6 +135,7 @@ class _MountedSet:
         from wdsfs.index.portable import attached
         from wdsfs.tree.companions import Companions
         from wdsfs.tree.indexing import indexed
+        from wdsfs.tree.opening import Opening, make_view
         from wdsfs.tree.shard_set import ShardSet
         from wdsfs.tree.view_set import open_set
 

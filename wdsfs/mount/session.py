@@ -198,7 +198,7 @@ def _make_ready(mount: MountOptions, front: Front, below: ShardSet, companions: 
         # One tree over all shards, numbers over all of them, and a look at all of them, need all of them.
         if not mount.lazy or mount.merge or mount.view.index_tree or mount.tolerance.strict:
             # Else a record that has to be fetched or copied is, when its shard is first used.
-            whole = mount.merge or mount.tolerance.strict or mount.overlay is not None
+            whole = mount.merge or mount.tolerance.strict is not None or mount.overlay is not None
             ready = whole or isinstance(below, ViewSet)
             unreadable |= front.indexer(index, [*below.shards, *companions.shards], ready)
             unreadable = front.composer(below) | unreadable  # which says more

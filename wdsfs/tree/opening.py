@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from wdsfs.cluster.workers import Workers
+from wdsfs.cluster.engines import Workers
 from wdsfs.errors import (
     CorruptShard,
     NoSuchEntry,
