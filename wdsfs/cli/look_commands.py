@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from wdsfs.cli.completion import paths
-from wdsfs.cli.opening import opened, resolved
 from wdsfs.cli.options import (
-    Opening,
     compressed_options,
     executor_opening_options,
     executor_option,
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
     from wdsfs.spec.selection import Selection
     from wdsfs.tree.composition import Composition
     from wdsfs.tree.distributions import Distribution
+    from wdsfs.tree.opening import Opening
     from wdsfs.tree.tree import Entry, LowerTree, Node
 
 log = logging.getLogger("wdsfs")
@@ -104,6 +103,7 @@ def ls(
     from wdsfs.spec.expand import split_path
     from wdsfs.tree.merged_tree import is_merged
     from wdsfs.tree.numbered_tree import check_name, make_numbered
+    from wdsfs.tree.opening import opened
 
     shards, path = split_path(arguments)
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
@@ -124,6 +124,7 @@ def ls(
 def _start(tree: LowerTree, path: str | None) -> tuple[bytes, Node]:
     """Return where the listing starts, as a name and a node. Raises EntryError, MissingShard, ShardErrors."""
     from wdsfs.errors import EntryError, MissingShard
+    from wdsfs.tree.opening import resolved
 
     start = os.fsencode(path or "").strip(b"/")
     try:
@@ -201,6 +202,7 @@ def cat(arguments: tuple[str, ...], selection: Selection, tree: TreeOptions, ope
     from wdsfs.tree import content as content_module
     from wdsfs.tree.indexing import indexed
     from wdsfs.tree.merged_tree import is_merged, make_tree
+    from wdsfs.tree.opening import opened, resolved
 
     *shards, path = arguments
     if not shards:
@@ -265,6 +267,7 @@ def info(
       wdsfs info --plot train.svg --class-from cls 'train-{000000..000999}.tar'
     """
     from wdsfs.tree.distributions import Distribution, count_classes
+    from wdsfs.tree.opening import opened
     from wdsfs.tree.statistics import gather
 
     composition = _composition_of_classes(plot_file, class_from, class_names)
