@@ -44,8 +44,11 @@ def _installed() -> Distribution | None:
     """The distribution that this program is of. A checkout in the import path has metadata that say less."""
     import importlib.metadata  # late: it takes 20 ms, and most processes have no use for it
 
-    there = list(importlib.metadata.distributions(name=NAME))
-    return next((one for one in there if one.read_text("INSTALLER")), there[0] if there else None)
+    distributions = list(importlib.metadata.distributions(name=NAME))
+    return next(
+        (distribution for distribution in distributions if distribution.read_text("INSTALLER")),
+        distributions[0] if distributions else None,
+    )
 
 
 def _checkout() -> str:
@@ -82,8 +85,8 @@ def _requirements(distribution: Distribution, extra: str) -> Iterator[str]:
         if not marker.endswith(is_of):
             continue
         if own:
-            for one in own[1].split(","):
-                yield from _requirements(distribution, one)
+            for name in own[1].split(","):
+                yield from _requirements(distribution, name)
             continue
         condition = marker.removesuffix(is_of).strip().removesuffix("and").strip()
         yield f"{requirement}; {condition}" if condition else requirement

@@ -43,10 +43,10 @@ def set_readahead(device: int, size: int) -> None:
 def unwritten_bytes() -> int | None:
     """Return the bytes that the kernel has yet to write to the disks of this machine; None if unknown."""
     try:
-        found = re.findall(rb"^(?:Dirty|Writeback): +(\d+) kB$", Path("/proc/meminfo").read_bytes(), re.M)
+        amounts = re.findall(rb"^(?:Dirty|Writeback): +(\d+) kB$", Path("/proc/meminfo").read_bytes(), re.M)
     except OSError:
         return None
-    return sum(map(int, found)) << 10 if found else None
+    return sum(map(int, amounts)) << 10 if amounts else None
 
 
 # -- directories ---------------------------------------------------------------------------------------------
@@ -169,10 +169,10 @@ def beside_index(directory: Path) -> Path:
     Raises IndexUnusable.
     """
     try:
-        found = os.stat(directory)
+        status = os.stat(directory)
     except OSError:
         return directory  # making a file there reports it
-    if found.st_uid == os.geteuid() and not found.st_mode & stat.S_IWGRP:
+    if status.st_uid == os.geteuid() and not status.st_mode & stat.S_IWGRP:
         return directory
     notices: list[str] = []
     own = index_place(cache_dir(), notices)
@@ -199,10 +199,10 @@ def private_directory(path: Path, error: type[WdsfsError], create: bool = True) 
     except OSError as problem:
         raise error(f"cannot use the directory {path}: {problem.strerror}") from problem
     try:
-        found = os.fstat(fd)
-        if found.st_uid != os.geteuid():
-            raise error(f"the directory {path} belongs to another user (uid {found.st_uid}): have it removed")
-        if create and stat.S_IMODE(found.st_mode) & 0o077:
+        status = os.fstat(fd)
+        if status.st_uid != os.geteuid():
+            raise error(f"the directory {path} belongs to another user (uid {status.st_uid}): have it removed")
+        if create and stat.S_IMODE(status.st_mode) & 0o077:
             os.fchmod(fd, 0o700)
     finally:
         os.close(fd)

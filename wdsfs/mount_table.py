@@ -133,12 +133,12 @@ def _call(number: int, *arguments: Any) -> int:
 
 def _last_message(context: int) -> str:
     """What the kernel has written about the failure: lines such as `e erofs: bad option`."""
-    found = ""
+    message = ""
     while True:
         try:
-            found = os.read(context, 4096).decode(errors="replace").partition(" ")[2].strip()
+            message = os.read(context, 4096).decode(errors="replace").partition(" ")[2].strip()
         except OSError:
-            return found
+            return message
 
 
 MOUNTINFO = "/proc/self/mountinfo"
@@ -181,8 +181,8 @@ class MountPoint(NamedTuple):
     @property
     def user(self) -> int:
         """The uid that made a FUSE mount; 0 for other mounts."""
-        found = [one.partition("=")[2] for one in self.super_options if one.startswith("user_id=")]
-        return int(found[0]) if found else 0
+        users = [option.partition("=")[2] for option in self.super_options if option.startswith("user_id=")]
+        return int(users[0]) if users else 0
 
 
 def parse_mountinfo(text: bytes) -> list[MountPoint]:
@@ -202,7 +202,7 @@ def _parse_line(line: bytes) -> MountPoint:
         fstype=os.fsdecode(_unescape(fstype)),
         source=_unescape(source),
         options=tuple(os.fsdecode(options).split(",")),
-        super_options=tuple(os.fsdecode(_unescape(one)) for one in super_options.split(b",")),
+        super_options=tuple(os.fsdecode(_unescape(option)) for option in super_options.split(b",")),
         device=os.makedev(int(major), int(minor)),
     )
 
@@ -264,15 +264,15 @@ def holders(device: int) -> list[int]:
     A container, or another process that unshares the mount table, keeps what was mounted then until it ends. Of
     the processes of other users only root is told.
     """
-    found: dict[int, int] = {os.stat("/proc/self/ns/mnt").st_ino: 0}
-    for one in filter(str.isdecimal, os.listdir("/proc")):
+    pids: dict[int, int] = {os.stat("/proc/self/ns/mnt").st_ino: 0}
+    for process in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it has just ended, or is another user's
-            table = os.stat(f"/proc/{one}/ns/mnt").st_ino
-            if table not in found:
-                with open(f"/proc/{one}/mountinfo", "rb") as file:
+            table = os.stat(f"/proc/{process}/ns/mnt").st_ino
+            if table not in pids:
+                with open(f"/proc/{process}/mountinfo", "rb") as file:
                     sees = any(mount.device == device for mount in parse_mountinfo(file.read()))
-                found[table] = int(one) if sees else 0
-    return [pid for pid in found.values() if pid]
+                pids[table] = int(process) if sees else 0
+    return [pid for pid in pids.values() if pid]
 
 
 class Use(NamedTuple):
@@ -288,14 +288,14 @@ def users(mountpoint: bytes) -> list[Use]:
 
     Only the texts of links are read: a mount that hangs is not asked.
     """
-    found = []
+    uses = []
     for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
         with contextlib.suppress(OSError):  # it has just ended, or is another user's
             what = _use(f"/proc/{pid}", mountpoint)
             if what:
                 with open(f"/proc/{pid}/comm", errors="replace") as file:
-                    found.append(Use(pid, file.read().strip(), what))
-    return found
+                    uses.append(Use(pid, file.read().strip(), what))
+    return uses
 
 
 def _use(process: str, mountpoint: bytes) -> str:

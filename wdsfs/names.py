@@ -136,8 +136,8 @@ def split(name: bytes) -> Split | None:
 
 def raw_key(name: bytes) -> bytes | None:
     """The key of the sample that a member belongs to, without escapes; None when it is in no sample."""
-    found = split(name)
-    return None if found is None else name[: len(name) - len(found.extension) - 1]
+    parts = split(name)
+    return None if parts is None else name[: len(name) - len(parts.extension) - 1]
 
 
 def without_suffix(path: bytes) -> bytes:
@@ -220,7 +220,7 @@ def shown(text: str) -> str:
 
 def meant(word: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown word: the known word that is most like it, if there is one."""
-    close = closest(word, [one.rstrip("=") for one in known])
+    close = closest(word, [candidate.rstrip("=") for candidate in known])
     return f"; did you mean {close}?" if close else ""
 
 
@@ -280,8 +280,8 @@ def shorten(name: bytes, limit: int = NAME_MAX) -> bytes:
     import hashlib  # late: takes a tenth of the time of `wdsfs --help`, and hardly any name is so long
 
     mark = b"%" + hashlib.blake2b(name, digest_size=8).hexdigest().encode()
-    kept = name[: limit - len(mark)]
-    return kept.decode("utf-8", "ignore").encode() + mark if _is_utf8(name) else kept + mark
+    start = name[: limit - len(mark)]
+    return start.decode("utf-8", "ignore").encode() + mark if _is_utf8(name) else start + mark
 
 
 def _is_utf8(name: bytes) -> bool:

@@ -53,9 +53,9 @@ class Trust(NamedTuple):
     named: frozenset[int]
     everyone: bool = False
 
-    def owns(self, found: os.stat_result) -> bool:
+    def owns(self, status: os.stat_result) -> bool:
         """True if a file belongs to a trusted user."""
-        return self.everyone or found.st_uid in self.owners or found.st_gid in self.named
+        return self.everyone or status.st_uid in self.owners or status.st_gid in self.named
 
 
 def trusted() -> Trust:
@@ -93,12 +93,12 @@ def _private_group(user: int) -> set[int]:
     They also set the umask 002, so the group can write to the directories of such users.
     """
     try:
-        one = pwd.getpwuid(user)
-        group = grp.getgrgid(one.pw_gid)
+        account = pwd.getpwuid(user)
+        group = grp.getgrgid(account.pw_gid)
     except KeyError:
         return set()
-    alone = group.gr_name == one.pw_name and set(group.gr_mem) <= {one.pw_name}
-    return {one.pw_gid} if alone else set()
+    alone = group.gr_name == account.pw_name and set(group.gr_mem) <= {account.pw_name}
+    return {account.pw_gid} if alone else set()
 
 
 # --- directories -------------------------------------------------------------------------------------------
@@ -143,14 +143,14 @@ def content(path: str | os.PathLike[str], also: int | None = None) -> None:
     trust, place = _trusting(also), os.path.abspath(path)
     for _ in range(LINKS_MAX):
         _walk(os.path.dirname(place), False, False, True, trust)
-        found = os.lstat(place)
-        _require_owner(place, found, True, trust)
-        if not stat.S_ISLNK(found.st_mode):
+        status = os.lstat(place)
+        _require_owner(place, status, True, trust)
+        if not stat.S_ISLNK(status.st_mode):
             break
         place = os.path.normpath(os.path.join(os.path.realpath(os.path.dirname(place)), os.readlink(place)))
-    others = found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and found.st_gid not in trust.groups)
+    others = status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and status.st_gid not in trust.groups)
     if others and not trust.everyone:
-        mode, quoted = stat.S_IMODE(found.st_mode), shlex.quote(place)
+        mode, quoted = stat.S_IMODE(status.st_mode), shlex.quote(place)
         raise Untrusted(f"others can write to {place} (mode {mode:04o}): chmod go-w {quoted}")
 
 
@@ -181,18 +181,18 @@ def foreign_link(path: bytes, fd: int) -> str | None:
     return None
 
 
-def is_another_name(found: os.stat_result) -> bool:
+def is_another_name(status: os.stat_result) -> bool:
     """True for a file that not everybody may read and that has several names: one may be a hard link of others."""
-    return found.st_nlink > 1 and not found.st_mode & stat.S_IROTH
+    return status.st_nlink > 1 and not status.st_mode & stat.S_IROTH
 
 
 def has_foreign_links(directory: bytes, fd: int) -> bool:
     """True if a link of an untrusted user may have led to a directory that is open. Raises OSError."""
     if _has_path(fd, directory):
         return False
-    links, found = _links_on(os.fsdecode(directory))
+    links, status = _links_on(os.fsdecode(directory))
     trust = _trusting(behind_sudo())
-    return not os.path.samestat(found, os.fstat(fd)) or not all(map(trust.owns, links))
+    return not os.path.samestat(status, os.fstat(fd)) or not all(map(trust.owns, links))
 
 
 def own_links(path: bytes, fd: int, also: int | None = None) -> None:
@@ -209,10 +209,10 @@ def own_links(path: bytes, fd: int, also: int | None = None) -> None:
     if has_names and opened.st_uid in trust.owners and not holds(path, also):
         owner = user_name(opened.st_uid)
         raise Untrusted(f"is a hard link of a file of {owner}, that not all may read, where others can write")
-    links, found = _links_on(os.fsdecode(path))
-    if not os.path.samestat(found, opened):  # while it was looked at
+    links, status = _links_on(os.fsdecode(path))
+    if not os.path.samestat(status, opened):  # while it was looked at
         raise OSError(errno.ESTALE, "is another file now", path)
-    foreign = {one.st_uid for one in links if not trust.owns(one)} - {opened.st_uid}
+    foreign = {link.st_uid for link in links if not trust.owns(link)} - {opened.st_uid}
     if foreign:
         who, owner = user_name(min(foreign)), user_name(opened.st_uid)
         raise Untrusted(
@@ -235,9 +235,9 @@ def _links_on(path: str) -> tuple[list[os.stat_result], os.stat_result]:
     try:
         while ahead:
             step = os.open(ahead.pop()[0], _STEP, dir_fd=fd)
-            found = os.fstat(step)
-            if stat.S_ISLNK(found.st_mode):
-                links.append(found)
+            status = os.fstat(step)
+            if stat.S_ISLNK(status.st_mode):
+                links.append(status)
                 if len(links) > LINKS_MAX:
                     os.close(step)
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
@@ -262,12 +262,12 @@ def _walk(path: str, create: bool, tighten: bool, further: bool, trust: Trust | 
     ahead = _parts(path, typed=True)
     try:
         while True:
-            found = os.fstat(fd)
-            if tighten and not ahead and found.st_uid == os.geteuid() and found.st_mode & _OTHERS:
-                os.chmod(f"/proc/self/fd/{fd}", stat.S_IMODE(found.st_mode) & ~_OTHERS)
-                found = os.fstat(fd)
-            _require_directory(place, fd, found, device, not ahead and not further, trust)
-            device = found.st_dev
+            status = os.fstat(fd)
+            if tighten and not ahead and status.st_uid == os.geteuid() and status.st_mode & _OTHERS:
+                os.chmod(f"/proc/self/fd/{fd}", stat.S_IMODE(status.st_mode) & ~_OTHERS)
+                status = os.fstat(fd)
+            _require_directory(place, fd, status, device, not ahead and not further, trust)
+            device = status.st_dev
             while True:
                 if not ahead:
                     return
@@ -315,26 +315,26 @@ def _link_at(fd: int, place: str, trust: Trust) -> str | None:
 
     Raises Untrusted, NotADirectoryError.
     """
-    found = os.fstat(fd)
-    if stat.S_ISLNK(found.st_mode):
-        _require_owner(place, found, False, trust)
+    status = os.fstat(fd)
+    if stat.S_ISLNK(status.st_mode):
+        _require_owner(place, status, False, trust)
         return os.readlink("", dir_fd=fd)
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), place)
     return None
 
 
-def _require_directory(place: str, fd: int, found: os.stat_result, device: int, last: bool, trust: Trust) -> None:
+def _require_directory(place: str, fd: int, status: os.stat_result, device: int, last: bool, trust: Trust) -> None:
     """Raise Untrusted for a directory that others can change. `device` is that of the step before."""
-    _require_owner(place, found, last, trust)
+    _require_owner(place, status, last, trust)
     if trust.everyone:
         return
-    if found.st_dev != device:
-        mounter = _fuse_mounter(found.st_dev)
+    if status.st_dev != device:
+        mounter = _fuse_mounter(status.st_dev)
         if mounter is not None and mounter not in trust.owners:
             who = user_name(mounter)
             raise Untrusted(f"{place} is a FUSE mount of another user ({who}): take another, or --trust {who}")
-    mode, quoted = stat.S_IMODE(found.st_mode), shlex.quote(place)
+    mode, quoted = stat.S_IMODE(status.st_mode), shlex.quote(place)
     if not mode & _OTHERS or (mode & stat.S_ISVTX and not last):
         return
     if mode & stat.S_ISVTX:
@@ -343,20 +343,20 @@ def _require_directory(place: str, fd: int, found: os.stat_result, device: int, 
         raise Untrusted(
             f"others can write to {place} (mode {mode:04o}): chmod go-w {quoted}, or take another directory"
         )
-    if found.st_gid not in trust.groups or _has_acl(fd):
-        who = group_name(found.st_gid)
+    if status.st_gid not in trust.groups or _has_acl(fd):
+        who = group_name(status.st_gid)
         raise Untrusted(
             f"the group {who} can write to {place} (mode {mode:04o}): chmod g-w {quoted}, or --trust @{who}"
         )
 
 
-def _require_owner(place: str, found: os.stat_result, last: bool, trust: Trust) -> None:
-    if trust.owns(found):
+def _require_owner(place: str, status: os.stat_result, last: bool, trust: Trust) -> None:
+    if trust.owns(status):
         return
     # In a user namespace root outside shows as nobody, and /tmp and /home belong to it.
-    if not last and found.st_uid == _unmapped_owner():
+    if not last and status.st_uid == _unmapped_owner():
         return
-    who = user_name(found.st_uid)
+    who = user_name(status.st_uid)
     raise Untrusted(f"{place} belongs to another user ({who}): take a place of your own, or --trust {who}")
 
 
@@ -371,10 +371,10 @@ def _has_acl(fd: int) -> bool:
 def _fuse_mounter(device: int) -> int | None:
     """Return the uid that mounted this FUSE file system: its daemon can claim any owner for a file."""
     try:
-        found = mount_table.mounts_of(device)
+        mounts = mount_table.mounts_of(device)
     except OSError:  # no /proc
         return None
-    return next((one.user for one in found if one.fstype.startswith("fuse")), None)
+    return next((mount.user for mount in mounts if mount.fstype.startswith("fuse")), None)
 
 
 @functools.lru_cache(1)
@@ -409,20 +409,20 @@ def group_name(gid: int) -> str:
 # --- files -------------------------------------------------------------------------------------------------
 
 
-def require_file(found: os.stat_result, path: object) -> None:
+def require_file(status: os.stat_result, path: object) -> None:
     """Check that a file is regular, has one name and a trusted owner, and that nobody else can write to it.
 
     Raises Untrusted.
     """
     trust = trusted()
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-        what = "has several names (hard links)" if stat.S_ISREG(found.st_mode) else "is no regular file"
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        what = "has several names (hard links)" if stat.S_ISREG(status.st_mode) else "is no regular file"
         raise Untrusted(f"{path} {what}: remove it")
-    if not trust.owns(found):
-        raise Untrusted(f"{path} belongs to another user ({user_name(found.st_uid)}): remove it")
-    others = found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and found.st_gid not in trust.groups)
+    if not trust.owns(status):
+        raise Untrusted(f"{path} belongs to another user ({user_name(status.st_uid)}): remove it")
+    others = status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and status.st_gid not in trust.groups)
     if others and not trust.everyone:
-        raise Untrusted(f"others can write to {path} (mode {stat.S_IMODE(found.st_mode):04o}): remove it")
+        raise Untrusted(f"others can write to {path} (mode {stat.S_IMODE(status.st_mode):04o}): remove it")
 
 
 def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> int:
@@ -467,8 +467,8 @@ def foreign_holder(fd: int) -> str | None:
 
     A directory that others can read they can lock, and so could files of earlier versions.
     """
-    found, trust = os.fstat(fd), trusted()
-    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    status, trust = os.fstat(fd), trusted()
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     with contextlib.suppress(OSError), open("/proc/locks") as locks:
         for fields in map(str.split, locks):
             if fields[1] == "FLOCK" and place in fields:

@@ -237,7 +237,7 @@ def told_shards(answer: dict[str, Any]) -> list[Shard]:
     from wdsfs.spec.expand import Shard
 
     reading, without = Reading(**answer.get("reading", {})), answer.get("without", {})
-    return [Shard.told(path, name, reading, without.get(path, ())) for name, path in answer["shards"]]
+    return [Shard.of_texts(path, name, reading, without.get(path, ())) for name, path in answer["shards"]]
 
 
 @contextlib.contextmanager
@@ -335,7 +335,7 @@ def _by_kernel(
                 stack.enter_context(_held_without_guard(mountpoint, guard, place))
             stack.enter_context(frozen(mountpoint, place))
         reading = Reading(**guard.reading)
-        shards = [Shard.told(path, name, reading) for path, name in guard.shards]
+        shards = [Shard.of_texts(path, name, reading) for path, name in guard.shards]
         if not unfinished(place):
             refuse_outputs(place, [shard.path for shard in shards])
         view = ViewOptions(guard.layout, guard.names, guard.merge)

@@ -112,16 +112,16 @@ def _of_client(distributed: Any, client: Any, close: Callable[[], None]) -> Engi
 
 def _slurm_options(text: str) -> dict[str, Any]:
     """The options after `slurm:`. Raises UsageError."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for word in filter(None, text.split(",")):
         name, equals, value = word.partition("=")
         if not equals or not name.isidentifier():
             raise UsageError(f"--executor slurm: {word!r} is not NAME=VALUE, such as jobs=20 or queue=cpu")
-        found[name] = int(value) if value.isdecimal() else value
-    jobs = found.get("jobs")
+        options[name] = int(value) if value.isdecimal() else value
+    jobs = options.get("jobs")
     if not isinstance(jobs, int) or jobs < 1:
         raise UsageError("--executor slurm: say how many jobs: slurm:jobs=20,cores=4,memory=16GB,queue=cpu")
-    return found
+    return options
 
 
 def _slurm(options: dict[str, Any]) -> Engine:
@@ -216,18 +216,18 @@ def _returned_by(text: str) -> Any:
     """What MODULE:CALLABLE returns. Raises UsageError, whatever its code raises."""
     module, _, name = text.partition(":")
     try:
-        found: Any = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            value = getattr(value, part)
     except (ImportError, AttributeError) as error:
         raise UsageError(f"--executor {text}: cannot be imported: {error}; is it in PYTHONPATH?") from None
     except Exception as error:
         raise UsageError(f"--executor {text}: cannot be imported: {type(error).__name__}: {error}") from error
-    if not callable(found):
-        kind = type(found).__name__
+    if not callable(value):
+        kind = type(value).__name__
         raise UsageError(f"--executor {text}: is a {kind}, not a callable that returns an Executor")
     try:
-        return found()
+        return value()
     except Exception as error:
         raise UsageError(f"--executor {text}: cannot be called: {type(error).__name__}: {error}") from error
 
@@ -257,9 +257,9 @@ class Workers:
     @classmethod
     def of(cls, executor: Executor, most: int | None = None) -> Workers:
         """The workers of an executor that is open, and is not closed here."""
-        found = cls("ray", most)  # whose opener is not used
-        found.name, found._engine = type(executor).__name__, Engine(executor)
-        return found
+        workers = cls("ray", most)  # whose opener is not used
+        workers.name, workers._engine = type(executor).__name__, Engine(executor)
+        return workers
 
     @property
     def engine(self) -> Engine:
@@ -303,10 +303,10 @@ class Workers:
         try:
             future = self.submit(eval, _VERSION)
             with contextlib.suppress(TimeoutError):
-                found: Any = future.result(PATIENCE_SECONDS)
+                version: Any = future.result(PATIENCE_SECONDS)
             if not future.done():
                 log.info("waiting for the first worker of %s", self.name)
-            found = future.result()
+            version = future.result()
         except ExecutorUnusable:
             raise
         except (ImportError, AttributeError) as error:
@@ -315,8 +315,8 @@ class Workers:
             raise self._unusable(f"its first worker has died ({type(error).__name__})") from None
         except Exception as error:
             raise self._unusable(f"a worker cannot work ({type(error).__name__}: {error})") from error
-        if found != __version__:
-            raise self._unusable(f"a worker has wdsfs {found}: install {__version__} there, too")
+        if version != __version__:
+            raise self._unusable(f"a worker has wdsfs {version}: install {__version__} there, too")
 
     def _unusable(self, text: str) -> ExecutorUnusable:
         return ExecutorUnusable(f"--executor {self.name}: {text}")

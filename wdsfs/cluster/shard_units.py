@@ -21,8 +21,8 @@ Result = TypeVar("Result")
 
 def divided(shards: Sequence[Shard]) -> tuple[list[Shard], list[Shard]]:
     """Divide shards into those that only this machine can read, which are outputs of commands, and all others."""
-    here = [one for one in shards if _is_output(one.path)]
-    return here, [one for one in shards if not _is_output(one.path)] if here else list(shards)
+    here = [shard for shard in shards if _is_output(shard.path)]
+    return here, [shard for shard in shards if not _is_output(shard.path)] if here else list(shards)
 
 
 def _is_output(path: bytes) -> bool:
@@ -43,26 +43,26 @@ def each(
     """
     seen: dict[bytes, Fingerprint] = {}
 
-    def prepare(one: Shard) -> tuple[Callable[[Any], Any], SeenShard, Any]:
-        found = seen_here(one.path)
-        seen[one.path] = found.fingerprint
-        return function, found, argument(one)
+    def prepare(shard: Shard) -> tuple[Callable[[Any], Any], SeenShard, Any]:
+        seen_shard = seen_here(shard.path)
+        seen[shard.path] = seen_shard.fingerprint
+        return function, seen_shard, argument(shard)
 
-    def again(one: Shard, sent: tuple[Any, SeenShard, Any], error: ShardError) -> bool:
+    def again(shard: Shard, sent: tuple[Any, SeenShard, Any], error: ShardError) -> bool:
         """True if the shard has changed since it was looked at here."""
-        return isinstance(error, StaleMount) and not sent[1].is_same(shard_paths.look_again(one.path))
+        return isinstance(error, StaleMount) and not sent[1].is_same(shard_paths.look_again(shard.path))
 
-    job = Job(on_shard, prepare, lambda one: os.fsdecode(one.path), again)
-    for one, result in spread(workers, job, shards):
-        fingerprint = seen.pop(one.path, None)
+    job = Job(on_shard, prepare, lambda shard: os.fsdecode(shard.path), again)
+    for shard, result in spread(workers, job, shards):
+        fingerprint = seen.pop(shard.path, None)
         if isinstance(result, ShardError) or fingerprint is None:
-            yield one, result
+            yield shard, result
             continue
         try:
             ours: Result | ShardError = adopt(result, fingerprint)
         except StaleMount as error:
-            ours = StaleMount(f"{os.fsdecode(one.path)}: {error}")
-        yield one, ours
+            ours = StaleMount(f"{os.fsdecode(shard.path)}: {error}")
+        yield shard, ours
 
 
 def seen_here(path: bytes) -> SeenShard:
@@ -75,8 +75,8 @@ def seen_here(path: bytes) -> SeenShard:
 
 def _settled(path: bytes) -> Fingerprint:
     """The fingerprint of a file, which another write from now on changes."""
-    found = Fingerprint.at(path)
+    fingerprint = Fingerprint.at(path)
     if 0 <= time.time_ns() - os.stat(path).st_ctime_ns < TICK_NS:
         time.sleep(TICK_NS / 1e9)
         return Fingerprint.at(path)
-    return found
+    return fingerprint

@@ -141,7 +141,7 @@ class OverlayOver:
     def show(self, shards: Sequence[tuple[str, str]]) -> None:
         """Note the shards (paths and names) of a new image."""
         reading = self.shards[0].reading
-        self.shards = [Shard.told(path, name, reading) for path, name in shards]
+        self.shards = [Shard.of_texts(path, name, reading) for path, name in shards]
 
 
 def _refuse_whiteouts(place: OverlayDirectory) -> None:

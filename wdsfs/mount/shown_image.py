@@ -45,7 +45,7 @@ class ShownImage:
         """The shards of the set, in its order."""
         without, reading = self.set.without, Reading(**self.set.reading)
         named = zip(self.paths, self.set.shards, strict=False)  # further ones are joined
-        return [Shard.told(path, name, reading, without.get(name, ())) for path, name in named]
+        return [Shard.of_texts(path, name, reading, without.get(name, ())) for path, name in named]
 
     @property
     def directory(self) -> str:

@@ -34,31 +34,31 @@ _current: ContextVar[Dependencies | None] = ContextVar("dependencies", default=N
 @contextlib.contextmanager
 def noted() -> Iterator[Dependencies]:
     """A block in which the dependencies of expansions are noted."""
-    found = Dependencies()
-    token = _current.set(found)
+    dependencies = Dependencies()
+    token = _current.set(dependencies)
     try:
-        yield found
+        yield dependencies
     finally:
         _current.reset(token)
 
 
 def note_file(path: str) -> None:
     """Note a file that names shards."""
-    if (found := _current.get()) is not None:
-        found.files.add(path)
+    if (dependencies := _current.get()) is not None:
+        dependencies.files.add(path)
 
 
 def note_directory(path: str) -> None:
     """Note a directory in which a shard was looked for; empty for the working directory."""
-    if (found := _current.get()) is not None:
-        found.directories.add(path or ".")
+    if (dependencies := _current.get()) is not None:
+        dependencies.directories.add(path or ".")
 
 
 def note_glob(pattern: str) -> None:
     """Note the directories in which something new could match a pattern."""
-    found = _current.get()
-    while found is not None and glob.has_magic(pattern):
+    dependencies = _current.get()
+    while dependencies is not None and glob.has_magic(pattern):
         pattern = os.path.dirname(pattern)
         # With a slash at its end a pattern matches directories only.
         where = glob.iglob(pattern + "/", recursive=True) if glob.has_magic(pattern) else [pattern]
-        found.directories.update(one or "." for one in where)
+        dependencies.directories.update(directory or "." for directory in where)

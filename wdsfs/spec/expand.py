@@ -84,8 +84,8 @@ class Shard:
     gone: int | None = None
 
     @classmethod
-    def told(cls, path: str, name: str, reading: Reading, without: Iterable[str] = ()) -> Shard:
-        """A shard by the texts that a mount tells of it: path, name, and the keys that are left out."""
+    def of_texts(cls, path: str, name: str, reading: Reading, without: Iterable[str] = ()) -> Shard:
+        """A shard by the texts in the report of a mount: path, name, and the keys that are left out."""
         return cls(os.fsencode(path), os.fsencode(name), frozenset(map(os.fsencode, without)), reading=reading)
 
     @property
@@ -129,7 +129,7 @@ def expand(
     Raises SpecError (means nothing, nothing matches, not a regular file, given twice), MissingShard, and
     UnreadableShard when the file system refuses to say whether a shard is there.
     """
-    shards = _found(specs, split, reading, lambda words: _existing_files(words, split, allow_missing, base))
+    shards = _named_shards(specs, split, reading, lambda words: _existing_files(words, split, allow_missing, base))
     return shards if slice is None else _sliced(shards, slice)
 
 
@@ -140,10 +140,10 @@ def expand_again(
 
     What is named one by one and missing is left out, unless all of it is.
     """
-    return _found(specs, split, reading, lambda words: _present_files(words, split, base))
+    return _named_shards(specs, split, reading, lambda words: _present_files(words, split, base))
 
 
-def _found(
+def _named_shards(
     specs: Sequence[str | bytes],
     split: str | None,
     reading: Reading,
@@ -153,12 +153,12 @@ def _found(
     words = _limited(_words(specs))
     if not words:
         raise SpecError("no shards given: name at least one, for example 'train-{000000..000099}.tar'")
-    found = files(words)
-    paths = _absolute([word.path for word in found])
-    _refuse_repeated(paths, found)
+    existing = files(words)
+    paths = _absolute([word.path for word in existing])
+    _refuse_repeated(paths, existing)
     return [
         Shard(path, name, word.without, word.samples, reading=reading, index_file=word.index_file)
-        for path, name, word in zip(paths, _names(list(map(urls.readable, paths))), found, strict=True)
+        for path, name, word in zip(paths, _names(list(map(urls.readable, paths))), existing, strict=True)
     ]
 
 
@@ -187,13 +187,13 @@ def extended(shards: Sequence[Shard], paths: Sequence[bytes]) -> list[Shard]:
     """Return the set with these further shards at its end; no name changes."""
     known = {shard.path for shard in shards}
     taken = {shard.name for shard in shards}
-    found = list(shards)
+    longer = list(shards)
     for path in paths:
         if path not in known:
             name = free_name(_stems([path])[0].rpartition(b"/")[2], taken)
             taken.add(name)
-            found.append(Shard(path, name, reading=shards[0].reading))
-    return found
+            longer.append(Shard(path, name, reading=shards[0].reading))
+    return longer
 
 
 def settled(text: str) -> str:
@@ -203,9 +203,9 @@ def settled(text: str) -> str:
     """
     if not _is_special(text) or not os.path.lexists(text):
         return text
-    found = _ESCAPE.sub(r"[\g<0>]", os.fsdecode(_absolute([objects.local(text)])[0]))
-    found = found.replace("::", "[:][:]")
-    return _BRACE.sub(r"\\\g<0>", found) if braces.are_in(found) else found
+    pattern = _ESCAPE.sub(r"[\g<0>]", os.fsdecode(_absolute([objects.local(text)])[0]))
+    pattern = pattern.replace("::", "[:][:]")
+    return _BRACE.sub(r"\\\g<0>", pattern) if braces.are_in(pattern) else pattern
 
 
 def split_path(arguments: Sequence[str]) -> tuple[list[str], str | None]:
@@ -246,10 +246,10 @@ def _is_or_holds_a_shard(path: str) -> bool:
 
 
 def _limited(words: Iterable[Word]) -> list[Word]:
-    found = list(islice(words, MAX_SHARDS + 1))
-    if len(found) > MAX_SHARDS:
+    taken = list(islice(words, MAX_SHARDS + 1))
+    if len(taken) > MAX_SHARDS:
         raise SpecError(f"the specs name more than {MAX_SHARDS:,} shards: check the ranges")
-    return found
+    return taken
 
 
 def _words(specs: Iterable[str | bytes]) -> Iterator[Word]:
@@ -397,18 +397,18 @@ def _substituted(text: str) -> str:
     The rule is that of the webdataset library (`shardlists.py`, `expand_urls`), which stops after ten passes and
     leaves the rest as it is; here that is an error.
     """
-    found = text
+    result = text
     for _ in range(MAX_PASSES):
-        if not _VARIABLE.search(found):
-            return found
-        if len(found) > MAX_SPEC:
+        if not _VARIABLE.search(result):
+            return result
+        if len(result) > MAX_SPEC:
             break
-        found = _VARIABLE.sub(lambda match: _variable(match[1], text), found)
-    if _VARIABLE.search(found):
+        result = _VARIABLE.sub(lambda match: _variable(match[1], text), result)
+    if _VARIABLE.search(result):
         raise SpecError(
             f"the variables in {objects.without_secrets(text)[:200]!r} refer to each other without end"
         )
-    return found
+    return result
 
 
 def _variable(name: str, text: str) -> str:
@@ -450,10 +450,10 @@ def _existing_files(words: list[Word], split: str | None, allow_missing: bool, b
     A shard that its store refuses counts as missing.
     """
     refused: dict[str, ShardError] = {}
-    found, missing = _files(words, split, base, refused)
-    if missing and not (allow_missing and len(missing) < len(found)):
-        raise _refused_shards(missing, refused, len(found)) if refused else _missing_shards(missing, len(found))
-    return found
+    shards, missing = _files(words, split, base, refused)
+    if missing and not (allow_missing and len(missing) < len(shards)):
+        raise _refused_shards(missing, refused, len(shards)) if refused else _missing_shards(missing, len(shards))
+    return shards
 
 
 def _present_files(words: list[Word], split: str | None, base: str | None) -> list[Word]:
@@ -461,11 +461,11 @@ def _present_files(words: list[Word], split: str | None, base: str | None) -> li
 
     What is no regular file is returned, too: it cannot be read, and the others can.
     """
-    found, missing = _files(words, split, base, None, special=True)
-    if len(missing) == len(found):
-        raise _missing_shards(missing, len(found))
+    shards, missing = _files(words, split, base, None, special=True)
+    if len(missing) == len(shards):
+        raise _missing_shards(missing, len(shards))
     gone = {word.path for word in missing}
-    return [word for word in found if word.path not in gone]
+    return [word for word in shards if word.path not in gone]
 
 
 def _files(
@@ -480,18 +480,18 @@ def _files(
     Raises if one is no regular file, unless `special` files may be among them.
     """
     modes = _modes((word.path for word in words), refused)
-    found = _limited(_shard_words(words, modes, split, base))
-    if base is not None and not any(word.index_file for word in found):
+    shards = _limited(_shard_words(words, modes, split, base))
+    if base is not None and not any(word.index_file for word in shards):
         raise SpecError(f"--base {base}: it says where the shards of an index ({index_file.SUFFIX}) are: name one")
-    modes.update(_modes((word.path for word in found if word.path not in modes), refused))
+    modes.update(_modes((word.path for word in shards if word.path not in modes), refused))
     missing = []
-    for word in found:
+    for word in shards:
         mode = modes[word.path]
         if mode is None:
             missing.append(word)
         elif not (stat.S_ISREG(mode) or special):
             raise SpecError(f"{word.shown} is no regular file")
-    return found, missing
+    return shards, missing
 
 
 def _shard_words(
@@ -512,7 +512,11 @@ def _shard_words(
             if split is not None:
                 raise shard_lists.without_splits(word.path, split)
             listed = shard_lists.portable(word.path, base)
-            modes.update((one.path, stat.S_IFREG) for one in listed if objects.presumed(one.path, one.pin))
+            modes.update(
+                (listed_word.path, stat.S_IFREG)
+                for listed_word in listed
+                if objects.presumed(listed_word.path, listed_word.pin)
+            )
             yield from listed
             continue
         elif mode is not None and stat.S_ISREG(mode) and word.path.endswith(shard_lists.SUFFIXES):
@@ -585,8 +589,8 @@ def _shard_names(directory: str) -> list[str]:
         listed = os.listdir(directory)
     except OSError as error:
         raise UnreadableShard(f"cannot list the directory {directory!r}: {error.strerror}") from error
-    found = [name for name in listed if name.endswith(_SUFFIXES) and not name.startswith(".")]
-    return [os.path.join(directory, name) for name in sorted(found, key=os.fsencode)]
+    shards = [name for name in listed if name.endswith(_SUFFIXES) and not name.startswith(".")]
+    return [os.path.join(directory, name) for name in sorted(shards, key=os.fsencode)]
 
 
 def _modes(paths: Iterable[str], refused: dict[str, ShardError] | None = None) -> dict[str, int | None]:
@@ -631,14 +635,14 @@ def _listed_files(parent: str, siblings: list[str]) -> set[str]:
     `_mode` decides about the others: links, names that a cached listing of a network file system does not show
     yet, or all names if the directory cannot be listed.
     """
-    wanted = set(siblings)
-    found: set[str] = set()
+    paths = set(siblings)
+    files: set[str] = set()
     # stat reports what is wrong with a directory that cannot be listed.
     with contextlib.suppress(OSError), os.scandir(parent or ".") as entries:
         for entry in islice(entries, LISTING_RATIO * len(siblings)):
-            if parent + entry.name in wanted and entry.is_file(follow_symlinks=False):
-                found.add(parent + entry.name)
-    return found
+            if parent + entry.name in paths and entry.is_file(follow_symlinks=False):
+                files.add(parent + entry.name)
+    return files
 
 
 # -- absolute paths ------------------------------------------------------------------------------------------
@@ -705,13 +709,13 @@ def _names(paths: list[bytes]) -> list[bytes]:
         1 if objects.is_unnamed(path) else depth
         for path, depth in zip(paths, _distinguishing_depths(stems), strict=True)
     ]
-    wanted = [JOINER.join(_trailing(stem, depth)) for stem, depth in zip(stems, depths, strict=True)]
+    proposals = [JOINER.join(_trailing(stem, depth)) for stem, depth in zip(stems, depths, strict=True)]
     plain = [
         depth == 1 and len(name) <= names.NAME_MAX and not objects.is_unnamed(path)
-        for path, depth, name in zip(paths, depths, wanted, strict=True)
+        for path, depth, name in zip(paths, depths, proposals, strict=True)
     ]
-    taken = {name for name, is_plain in zip(wanted, plain, strict=True) if is_plain}
-    return [name if is_plain else free_name(name, taken) for name, is_plain in zip(wanted, plain, strict=True)]
+    taken = {name for name, is_plain in zip(proposals, plain, strict=True) if is_plain}
+    return [name if is_plain else free_name(name, taken) for name, is_plain in zip(proposals, plain, strict=True)]
 
 
 def _stems(paths: list[bytes]) -> list[bytes]:
@@ -758,12 +762,12 @@ def _trailing(stem: bytes, depth: int) -> list[bytes]:
     return [component for component in stem.rsplit(b"/", depth)[-depth:] if component]
 
 
-def free_name(wanted: bytes, taken: set[bytes]) -> bytes:
-    """A name like `wanted`, of at most 255 bytes, that is not in `taken`; it is added to it."""
-    name = names.shorten(wanted)
+def free_name(proposal: bytes, taken: set[bytes]) -> bytes:
+    """A name like `proposal`, of at most 255 bytes, that is not in `taken`; it is added to it."""
+    name = names.shorten(proposal)
     number = 1
     while name in taken:
         number += 1
-        name = names.numbered(wanted, number)
+        name = names.numbered(proposal, number)
     taken.add(name)
     return name

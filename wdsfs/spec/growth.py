@@ -37,19 +37,19 @@ class Change(NamedTuple):
         return bool(self.gone or self.back or self.new)
 
 
-def compare(known: Sequence[Shard], found: Sequence[Shard]) -> Difference:
+def compare(known: Sequence[Shard], shards: Sequence[Shard]) -> Difference:
     """Compare the list of shards with what SHARDS stand for now.
 
     Semantics decision: one of which other samples are to be left out than before is gone, and another one is new.
     """
-    now = {(shard.path, shard.without) for shard in found}
+    now = {(shard.path, shard.without) for shard in shards}
     shown = {(shard.path, shard.without) for shard in known if shard.gone is None}
     gone = [
         number
         for number, shard in enumerate(known)
         if shard.gone is None and (shard.path, shard.without) not in now
     ]
-    return Difference(gone, [shard for shard in found if (shard.path, shard.without) not in shown])
+    return Difference(gone, [shard for shard in shards if (shard.path, shard.without) not in shown])
 
 
 def named(known: Sequence[Shard], candidates: Sequence[Shard]) -> list[Shard]:
@@ -60,7 +60,7 @@ def named(known: Sequence[Shard], candidates: Sequence[Shard]) -> list[Shard]:
     """
     taken = {shard.name for shard in known if shard.gone is None}
     before = {shard.path: shard.name for shard in known if shard.gone is not None}
-    return [replace(one, name=free_name(before.get(one.path, one.name), taken)) for one in candidates]
+    return [replace(shard, name=free_name(before.get(shard.path, shard.name), taken)) for shard in candidates]
 
 
 def number_again(known: Sequence[Shard], shard: Shard, samples: int) -> int | None:
@@ -69,7 +69,11 @@ def number_again(known: Sequence[Shard], shard: Shard, samples: int) -> int | No
     Semantics decision: it does if it has as many samples as it had, so that no other sample gets another number.
     """
     what = shard.path, shard.without, shard.name, samples
-    numbers = (number for number, one in enumerate(known) if (one.path, one.without, one.name, one.gone) == what)
+    numbers = (
+        number
+        for number, candidate in enumerate(known)
+        if (candidate.path, candidate.without, candidate.name, candidate.gone) == what
+    )
     return next(numbers, None)
 
 
@@ -93,11 +97,11 @@ def out_of_reach(known: Sequence[Shard], gone: Iterable[int]) -> tuple[list[int]
     for number in gone:
         if not is_remote(known[number].path):
             places.setdefault(os.path.dirname(known[number].path), []).append(number)
-    kept = {directory: numbers for directory, numbers in places.items() if _is_out_of_reach(directory)}
-    if not kept:
+    unreachable = {directory: numbers for directory, numbers in places.items() if _is_out_of_reach(directory)}
+    if not unreachable:
         return [], ""
-    where = several([os.fsdecode(directory) for directory in kept], NAMED_MAX)
-    numbers = sorted(number for some in kept.values() for number in some)
+    where = several([os.fsdecode(directory) for directory in unreachable], NAMED_MAX)
+    numbers = sorted(number for some in unreachable.values() for number in some)
     return numbers, f"{where}: empty or not readable, so its shards are not taken for removed"
 
 

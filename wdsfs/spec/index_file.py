@@ -223,8 +223,8 @@ def load(path: str) -> IndexFile:
 
     Raises SpecError, MissingShard, UnreadableShard.
     """
-    found = where(path)
-    return _load(found, shard_paths.look(os.fsencode(found)))
+    place = where(path)
+    return _load(place, shard_paths.look(os.fsencode(place)))
 
 
 def where(text: str) -> str:
@@ -287,12 +287,12 @@ def place_of(paths: Iterable[str], file: str) -> tuple[str, list[str]]:
 
     The base is empty if they are below the directory of the index itself.
     """
-    found = list(paths)
+    absolute = list(paths)
     own = file[: file.rfind("/") + 1]
-    if all(path.startswith(own) for path in found):
-        return "", [objects.local(path[len(own) :]) for path in found]
-    common = os.path.commonprefix([path[: path.rfind("/") + 1] for path in found])  # noqa: RUF071 -- also of URLs
+    if all(path.startswith(own) for path in absolute):
+        return "", [objects.local(path[len(own) :]) for path in absolute]
+    common = os.path.commonprefix([path[: path.rfind("/") + 1] for path in absolute])  # noqa: RUF071 -- also of URLs
     common = common[: common.rfind("/") + 1]
     if common in ("", "/") or common.endswith("://"):
-        return "", found
-    return common, [objects.local(path[len(common) :]) for path in found]
+        return "", absolute
+    return common, [objects.local(path[len(common) :]) for path in absolute]

@@ -86,10 +86,10 @@ class Field(NamedTuple):
 
     def need(self, key: str) -> Field:
         """As `get`; raises SpecError if the value is missing."""
-        found = self.get(key)
-        if found is None:
+        value = self.get(key)
+        if value is None:
             raise self.wrong(f"{key!r} is missing")
-        return found
+        return value
 
     def named(self) -> Iterator[tuple[str, Field]]:
         """Yield the names and values of this object, in the order of the file."""
@@ -209,11 +209,11 @@ def _json(path: str, data: bytes) -> Any:
 
 
 def _unique(path: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    values = dict(pairs)
+    if len(values) != len(pairs):
         repeated = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise SpecError(f"{path}: {repeated!r} occurs twice in one object")
-    return found
+    return values
 
 
 # -- YAML ----------------------------------------------------------------------------------------------------

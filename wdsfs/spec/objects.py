@@ -102,8 +102,8 @@ def standard_input() -> str:
 
 def read(path: str, limit: int) -> bytes:
     """The first `limit` bytes of an object. Raises ShardError."""
-    with contextlib.closing(shard_paths.open_object(os.fsencode(path))) as found:
-        return found.pread(limit, 0)
+    with contextlib.closing(shard_paths.open_object(os.fsencode(path))) as reader:
+        return reader.pread(limit, 0)
 
 
 def is_file(path: str) -> bool:
@@ -127,15 +127,15 @@ def paths_of(text: str) -> list[str]:
     Semantics decision: as in a file system, `*` matches no slash, `**` does, and neither matches a hidden name.
     """
     url = _parse(text)
-    found = _GLOB.search(url.key)
+    special = _GLOB.search(url.key)
     if url.scheme in WEB and "*" not in url.key:  # there "?" begins a query, and brackets are characters
-        found = None
-    if found is None:
+        special = None
+    if special is None:
         return [_path_of(url)]
     patterns = url.key.split("/")
     matches = [
         path
-        for path, key in _listed(url._replace(key=url.key[: found.start()]))
+        for path, key in _listed(url._replace(key=url.key[: special.start()]))
         if _fits(key.split("/"), patterns)
     ]
     if not matches:
@@ -149,10 +149,10 @@ def paths_of(text: str) -> list[str]:
 def contents(prefix: str) -> dict[str, int | None]:
     """The shards directly below a path that ends in a slash, sorted bytewise. Raises SpecError, ShardError."""
     url = shard_paths.url_of(os.fsencode(prefix))
-    found = sorted((path for path, key in _listed(url) if _is_shard_name(key[len(url.key) :])), key=os.fsencode)
-    if not found:
+    shards = sorted((path for path, key in _listed(url) if _is_shard_name(key[len(url.key) :])), key=os.fsencode)
+    if not shards:
         raise SpecError(f"{prefix!r}: no shard, such as x.tar or x.tar.gz, is below it")
-    return dict.fromkeys(found, stat.S_IFREG)
+    return dict.fromkeys(shards, stat.S_IFREG)
 
 
 def _is_shard_name(name: str) -> bool:
@@ -220,11 +220,11 @@ def _fits(parts: Sequence[str], patterns: Sequence[str]) -> bool:
 
 def _past_stars(places: set[int], patterns: Sequence[str]) -> set[int]:
     """Return these places, and those after each `**`, which may match no part at all."""
-    found = set(places)
+    reached = set(places)
     for place, pattern in enumerate(patterns):
-        if pattern == "**" and place in found:
-            found.add(place + 1)
-    return found
+        if pattern == "**" and place in reached:
+            reached.add(place + 1)
+    return reached
 
 
 def presumed(path: str, pin: Pin | None) -> bool:
@@ -243,24 +243,24 @@ def modes(paths: Iterable[str], refused: dict[str, ShardError] | None = None) ->
 
     Where a store refuses to say, that is noted in `refused`, with None as the mode. Raises ShardError without it.
     """
-    wanted = list(paths)
-    found: dict[str, int | None] = {path: stat.S_IFDIR for path in wanted if path.endswith("/")}
-    asked: list[str] = []
-    for listed, siblings in _listings(path for path in wanted if path not in found):
+    all_paths = list(paths)
+    known: dict[str, int | None] = {path: stat.S_IFDIR for path in all_paths if path.endswith("/")}
+    unknown: list[str] = []
+    for listed, siblings in _listings(path for path in all_paths if path not in known):
         for path in siblings:
             if listed is not None and path in listed:
-                found[path] = stat.S_IFREG
+                known[path] = stat.S_IFREG
             else:
-                asked.append(path)
-    if asked:
-        answers = dict(zip(asked, shard_paths.stat([os.fsencode(path) for path in asked]), strict=True))
-        found.update((path, stat.S_IFREG if isinstance(answer, Pin) else None) for path, answer in answers.items())
+                unknown.append(path)
+    if unknown:
+        answers = dict(zip(unknown, shard_paths.stat([os.fsencode(path) for path in unknown]), strict=True))
+        known.update((path, stat.S_IFREG if isinstance(answer, Pin) else None) for path, answer in answers.items())
         refusals = {path: answer for path, answer in answers.items() if _is_refusal(answer)}
         if refused is None and refusals:
             raise next(iter(refusals.values()))
         if refused is not None:
             refused.update(refusals)
-    return found
+    return known
 
 
 def stores_of(paths: Iterable[bytes]) -> list[str]:
@@ -286,16 +286,16 @@ def gone(paths: Sequence[bytes]) -> list[bytes]:
     """Return those of these remote shards of which the store says now that it does not have them."""
     if not paths:
         return []
-    found: list[str] = []
-    asked: list[str] = []
+    unlisted: list[str] = []
+    unknown: list[str] = []
     for listed, siblings in _listings(map(os.fsdecode, paths)):
         if listed is None:
-            asked += siblings
+            unknown += siblings
         else:
-            found += [path for path in siblings if path not in listed]
-    answers = shard_paths.stat(list(map(os.fsencode, asked)))
-    missing = [path for path, answer in zip(asked, answers, strict=True) if isinstance(answer, MissingObject)]
-    return list(map(os.fsencode, found + missing))
+            unlisted += [path for path in siblings if path not in listed]
+    answers = shard_paths.stat(list(map(os.fsencode, unknown)))
+    missing = [path for path, answer in zip(unknown, answers, strict=True) if isinstance(answer, MissingObject)]
+    return list(map(os.fsencode, unlisted + missing))
 
 
 def _listings(paths: Iterable[str]) -> list[tuple[set[str] | None, list[str]]]:
@@ -310,10 +310,10 @@ def _listings(paths: Iterable[str]) -> list[tuple[set[str] | None, list[str]]]:
 
 
 def _by_parent(paths: Iterable[str]) -> dict[str, list[str]]:
-    found: defaultdict[str, list[str]] = defaultdict(list)
+    groups: defaultdict[str, list[str]] = defaultdict(list)
     for path in paths:
-        found[path.rpartition("/")[0] + "/"].append(path)
-    return found
+        groups[path.rpartition("/")[0] + "/"].append(path)
+    return groups
 
 
 def _listed_below(parent: str) -> set[str] | None:

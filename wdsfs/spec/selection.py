@@ -29,9 +29,9 @@ class Selection(NamedTuple):
     @property
     def arguments(self) -> list[str]:
         """The command line options that make the same selection among the shards that exist."""
-        found = [] if self.split is None else ["--split", self.split]
+        arguments = [] if self.split is None else ["--split", self.split]
         if self.slice is not None:
-            found += ["--shard-id", str(self.slice.shard_id), "--num-shards", str(self.slice.num_shards)]
+            arguments += ["--shard-id", str(self.slice.shard_id), "--num-shards", str(self.slice.num_shards)]
         if self.base is not None:
-            found += ["--base", self.base]
-        return found + self.reading.arguments
+            arguments += ["--base", self.base]
+        return arguments + self.reading.arguments

@@ -64,8 +64,8 @@ class Word(NamedTuple):
 
 def without_scheme(text: str) -> str:
     """Return the path of a `file:` URL without a host, as the webdataset library and wids do; else the text."""
-    found = _FILE_URL.match(text)
-    return text if found is None else objects.local(text[found.end() :])
+    scheme = _FILE_URL.match(text)
+    return text if scheme is None else objects.local(text[scheme.end() :])
 
 
 def is_elsewhere(text: str) -> bool:
@@ -120,10 +120,10 @@ def _path(base: str, text: str, place: Field) -> str:
             os.fsencode(text)
         except UnicodeEncodeError:
             raise place.wrong(f"the shard name {str(text)!r} cannot be encoded for the file system") from None
-    found = text if text.startswith("/") or urls.is_url(text) else base + text
+    path = text if text.startswith("/") or urls.is_url(text) else base + text
     try:
-        objects.refuse_local(found, place.file)
-        return objects.path_of(found) if urls.is_url(found) else found
+        objects.refuse_local(path, place.file)
+        return objects.path_of(path) if urls.is_url(path) else path
     except SpecError as error:
         raise place.wrong(str(error)) from None
 
@@ -179,9 +179,9 @@ def _component(component: Field, base: str) -> Iterator[Word]:
 
 
 def _shardlist(shards: Field, base: str) -> Iterator[Word]:
-    for one in shards.items():
-        url = one.need("url")
-        yield Word(_path(base, url.text(), url), url, one.need("nsamples").number())
+    for shard in shards.items():
+        url = shard.need("url")
+        yield Word(_path(base, url.text(), url), url, shard.need("nsamples").number())
 
 
 # -- webdataset's YAML ---------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def _webdataset(top: Field) -> Iterator[Word]:
         raise _not_in_meta(top)
     top.allow(("prefix", "datasets", "buckets"))
     base = _base(top.file)
-    prefix = _expanded(found) if (found := top.get("prefix")) else ""
+    prefix = _expanded(field) if (field := top.get("prefix")) else ""
     for dataset in top.need("datasets").items():
         dataset.allow(("buckets", "name", "shards", "resample", "choose"))
         for drawn in filter(None, (dataset.get("resample"), dataset.get("choose"))):
@@ -209,17 +209,17 @@ def _webdataset(top: Field) -> Iterator[Word]:
 
 
 def _bucket(buckets: Field | None) -> str:
-    found = [] if buckets is None else [_expanded(bucket) for bucket in buckets.texts()]
-    if buckets is not None and len(found) > 1:
+    names = [] if buckets is None else [_expanded(bucket) for bucket in buckets.texts()]
+    if buckets is not None and len(names) > 1:
         raise buckets.wrong("more than one bucket: the webdataset library takes one; make a dataset of each")
-    return found[0] if found else ""
+    return names[0] if names else ""
 
 
 def _expanded(field: Field) -> str:
-    found = os.path.expanduser(os.path.expandvars(field.text()))
-    if found != field.text() and urls.is_url(field.file):  # a variable may be a secret, which its server would get
+    text = os.path.expanduser(os.path.expandvars(field.text()))
+    if text != field.text() and urls.is_url(field.file):  # a variable may be a secret, which its server would get
         raise field.wrong(f"{str(field.text())!r}: variables of this machine are not for a list at a URL")
-    return found
+    return text
 
 
 # -- portable indexes ----------------------------------------------------------------------------------------
@@ -269,22 +269,22 @@ def energon(dataset: str, split: str | None, split_file: str | None = None) -> I
     if splits is not None:
         splits.allow(("split_parts", "exclude"))
     if split is None:
-        wanted: Iterator[tuple[str, Field]] = iter(shards.items())
+        named_shards: Iterator[tuple[str, Field]] = iter(shards.items())
     elif splits is None:
         raise SpecError(f"--split {split}: {os.path.join(dataset, META)!r} has no {_SPLIT[0]} and so no splits")
     else:
-        wanted = _split_part(splits, split, shards)
+        named_shards = _split_part(splits, split, shards)
     base = os.path.join(dataset, "")
     excluded = _excluded(None if splits is None else splits.get("exclude"), shards)
-    found = False
-    for name, place in wanted:
+    is_empty = True
+    for name, place in named_shards:
         if name not in excluded.shards:
-            found = True
+            is_empty = False
             path = _path(base, name, place)
             if _leads_out(name) and not urls.is_url(path):
                 _require_own(info, place)
             yield Word(path, place, shards[name].number(), frozenset(excluded.samples.get(name, ())))
-    if not found:
+    if is_empty:
         part = "the dataset" if split is None else f"the split {split!r}"
         raise SpecError(f"{part} in {os.path.join(dataset, META)!r} has no shard that is not excluded")
 
@@ -330,7 +330,7 @@ class _Excluded(NamedTuple):
 
 def _excluded(exclude: Field | None, shards: Collection[str]) -> _Excluded:
     """Return the content of an `exclude` list: shards, and samples as `shard/key`. Both may have slashes."""
-    found = _Excluded(set(), defaultdict(set))
+    excluded = _Excluded(set(), defaultdict(set))
     lengths = sorted(set(map(len, shards)))
     unknown: list[str] = []
     for entry in [] if exclude is None else exclude.items():
@@ -338,16 +338,16 @@ def _excluded(exclude: Field | None, shards: Collection[str]) -> _Excluded:
             cuts = [at for at in lengths if text[at : at + 1] == "/" and text[:at] in shards]
             samples = [(text[:at], text[at + 1 :]) for at in cuts]
             for shard, key in samples:
-                found.samples[shard].add(key.encode("utf-8", "surrogateescape"))
+                excluded.samples[shard].add(key.encode("utf-8", "surrogateescape"))
             if text in shards:
-                found.shards.add(text)
+                excluded.shards.add(text)
             elif not samples:
                 unknown.append(f"{entry.where}: {str(text)!r}")
     if unknown:
         # No error, as for Energon: a shard may have left the dataset. But it may also be a typing error.
         more = f" (and {len(unknown) - 1:,} more)" if len(unknown) > 1 else ""
         log.warning("%s%s names no shard of the dataset and excludes nothing", unknown[0], more)
-    return found
+    return excluded
 
 
 def _first(dataset: str, names: tuple[str, ...]) -> str | None:

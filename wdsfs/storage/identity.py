@@ -34,21 +34,21 @@ class Fingerprint(NamedTuple):
     identity: int  # 64 bits
 
     @classmethod
-    def of(cls, found: os.stat_result) -> Fingerprint:
+    def of(cls, status: os.stat_result) -> Fingerprint:
         """The fingerprint of a file by its attributes."""
-        mtime_ns = found.st_mtime_ns
+        mtime_ns = status.st_mtime_ns
         if mtime_ns.bit_length() > 63:  # some file systems have times after the year 2262
             mtime_ns = max(min(mtime_ns, (1 << 63) - 1), -(1 << 63))
-        return cls(found.st_size, mtime_ns, (found.st_ino ^ found.st_ctime_ns * _MIX) & 0xFFFFFFFFFFFFFFFF)
+        return cls(status.st_size, mtime_ns, (status.st_ino ^ status.st_ctime_ns * _MIX) & 0xFFFFFFFFFFFFFFFF)
 
     @classmethod
     def at(cls, path: bytes) -> Fingerprint:
         """The fingerprint of the file at `path` now. Raises MissingShard, UnreadableShard."""
         try:
-            found = cls.of(os.stat(path))
+            fingerprint = cls.of(os.stat(path))
             if not os.access(path, os.R_OK):
                 raise UnreadableShard(f"{os.fsdecode(path)}: {os.strerror(errno.EACCES)}")
-            return found
+            return fingerprint
         except FileNotFoundError:
             raise MissingShard(f"{os.fsdecode(path)}: the shard is gone") from None
         except OSError as error:

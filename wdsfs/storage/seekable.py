@@ -127,10 +127,10 @@ class SeekReader:
         with self._lock:
             try:
                 self._raw.seek(offset)
-                found: bytes = self._raw.read(max(min(size, self.size - offset), 0))
+                data: bytes = self._raw.read(max(min(size, self.size - offset), 0))
             except self._failures as error:
                 raise OSError(errno.EIO, f"byte {offset} cannot be unpacked: {error}") from None
-        return found
+        return data
 
     def close(self) -> None:
         self._close()

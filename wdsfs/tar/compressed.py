@@ -53,10 +53,10 @@ class Opened(NamedTuple):
 
 def policy() -> str:
     """The value of `WDSFS_UNPACK`. Raises UsageError."""
-    found = os.environ.get("WDSFS_UNPACK") or AUTO
-    if found not in POLICIES:
-        raise UsageError(f"WDSFS_UNPACK is {found!r}: it has to be one of {', '.join(POLICIES)}")
-    return found
+    value = os.environ.get("WDSFS_UNPACK") or AUTO
+    if value not in POLICIES:
+        raise UsageError(f"WDSFS_UNPACK is {value!r}: it has to be one of {', '.join(POLICIES)}")
+    return value
 
 
 def kind_of(shard: OpenShard) -> str | None:
@@ -80,11 +80,11 @@ def opened(shard: OpenShard, path: bytes) -> Iterator[Opened]:
     if kind is None:
         yield Opened(shard, None, None)
         return
-    found = unpacked(kind, shard, path)
+    content = unpacked(kind, shard, path)
     try:
-        yield found
+        yield content
     finally:
-        source.close(found.source)
+        source.close(content.source)
 
 
 def unpacked(kind: str, shard: OpenShard, path: bytes, how: str | None = None) -> Opened:
@@ -96,16 +96,16 @@ def unpacked(kind: str, shard: OpenShard, path: bytes, how: str | None = None) -
     name = os.fsdecode(path)
     try:
         before = _key_of(shard, path)
-        found = _open(_CompressedShard(kind, shard, source.size_of(shard), before), how or policy())
+        content = _open(_CompressedShard(kind, shard, source.size_of(shard), before), how or policy())
         after = _key_of(shard, path)
     except (_Refused, streams.TooLarge, IndexUnusable, UsageError) as error:
         raise UnreadableShard(f"{name} is {kind}-compressed: {error}") from None
     except OSError as error:
         raise UnreadableShard(f"{name} cannot be unpacked: {error.strerror}{_place_of(error)}") from None
     if before != after:
-        source.close(found.source)
+        source.close(content.source)
         raise StaleShard(f"{name} has changed while it was unpacked")
-    return found
+    return content
 
 
 class HeldCopy(NamedTuple):
@@ -201,91 +201,95 @@ class _CompressedShard(NamedTuple):
         return self.shard if isinstance(self.shard, int) else self.shard.whole()
 
 
-def _open(one: _CompressedShard, how: str) -> Opened:
+def _open(shard: _CompressedShard, how: str) -> Opened:
     cache = file_cache.cache()
-    wanted = {AUTO: (*COPIES, INDEX), ALWAYS: COPIES, NEVER: (INDEX,)}[how]
-    kept = cache.find(one.key, wanted)
-    if kept is not None and kept.kind == INDEX:
+    kinds = {AUTO: (*COPIES, INDEX), ALWAYS: COPIES, NEVER: (INDEX,)}[how]
+    cached = cache.find(shard.key, kinds)
+    if cached is not None and cached.kind == INDEX:
         try:
-            return _read_by(one, kept)
+            return _read_by(shard, cached)
         except ValueError:  # damaged: it is made again
-            cache.drop(one.key, INDEX)
+            cache.drop(shard.key, INDEX)
         except _Refused:  # the library was removed
             if how == NEVER:
                 raise
-        kept = None
-    if kept is None:
-        kept = _index(cache, one) if how == NEVER else _unpack(cache, one, how == AUTO)
-    return _read_by(one, kept) if kept.kind == INDEX else Opened(kept.fd, _problem(one.kind, kept), one.kind)
+        cached = None
+    if cached is None:
+        cached = _index(cache, shard) if how == NEVER else _unpack(cache, shard, how == AUTO)
+    return (
+        _read_by(shard, cached)
+        if cached.kind == INDEX
+        else Opened(cached.fd, _problem(shard.kind, cached), shard.kind)
+    )
 
 
-def _read_by(one: _CompressedShard, kept: CachedFile) -> Opened:
+def _read_by(shard: _CompressedShard, cached: CachedFile) -> Opened:
     """Return a reader that uses an index of places. Raises ValueError if the index is damaged."""
-    with os.fdopen(kept.fd, "rb") as file:
+    with os.fdopen(cached.fd, "rb") as file:
         data = file.read()
     try:
-        return Opened(seekable.open_reader(one.kind, one.file(), data), None, one.kind)
+        return Opened(seekable.open_reader(shard.kind, shard.file(), data), None, shard.kind)
     except seekable.Unusable as error:
         raise _Refused(f"{error}") from None
 
 
-def _unpack(cache: FileCache, one: _CompressedShard, may_seek: bool) -> CachedFile:
+def _unpack(cache: FileCache, shard: _CompressedShard, may_seek: bool) -> CachedFile:
     """Make a copy; or, if it `may_seek` and copies in use would have to be evicted, an index of places.
 
     Raises _Refused.
     """
 
-    least = one.size - one.size // 50  # data that cannot be compressed grows a little
+    least = shard.size - shard.size // 50  # data that cannot be compressed grows a little
     why = ""
     if may_seek:
         try:
-            return cache.make(one.key, COPIES, one.unpack, least, RECENT_SECONDS)
+            return cache.make(shard.key, COPIES, shard.unpack, least, RECENT_SECONDS)
         except NoRoom:
             try:
-                return _index(cache, one)
+                return _index(cache, shard)
             except _Refused as refused:
                 why = f", and {refused}"
     try:
-        return cache.make(one.key, COPIES, one.unpack, least)
+        return cache.make(shard.key, COPIES, shard.unpack, least)
     except NoRoom as error:
         raise _Refused(f"{error}{why}; --cache-size gives it more room, WDSFS_CACHE_DIR another place") from None
 
 
-def _index(cache: FileCache, one: _CompressedShard) -> CachedFile:
+def _index(cache: FileCache, shard: _CompressedShard) -> CachedFile:
     """Make an index of places. Raises _Refused."""
 
     def fill(file: NewFile) -> tuple[str, int]:
-        fd = one.file()
-        seekable.check(one.kind, fd)
+        fd = shard.file()
+        seekable.check(shard.kind, fd)
         # None of the libraries reliably reports what is cut off, or checks every checksum.
-        state, size = streams.unpack(one.kind, fd, one.bounded(lambda data: None))
+        state, size = streams.unpack(shard.kind, fd, shard.bounded(lambda data: None))
         if state == WHOLE:
-            index, found = seekable.index_of(one.kind, fd)
-            if found == size:
+            index, readable_size = seekable.index_of(shard.kind, fd)
+            if readable_size == size:
                 file.write(index)
                 return INDEX, len(index)
         raise seekable.Unusable("it is damaged or has something else after it")
 
     try:
-        return cache.make(one.key, (INDEX,), fill)
+        return cache.make(shard.key, (INDEX,), fill)
     except NoRoom as error:
         raise _Refused(f"there is no room for an index of places: {error}") from None
     except seekable.Unusable as error:
         raise _Refused(f"it can only be unpacked, since {error}") from None
 
 
-def _problem(kind: str, kept: CachedFile) -> Problem | None:
-    size = source.size_of(kept.fd)
-    if kept.kind == TRUNCATED:
+def _problem(kind: str, cached: CachedFile) -> Problem | None:
+    size = source.size_of(cached.fd)
+    if cached.kind == TRUNCATED:
         text = f"the {kind} data is cut off; {counted(size, 'byte')} could be unpacked"
         return Problem(-1, "truncated", text)
-    if kept.kind == DAMAGED:
+    if cached.kind == DAMAGED:
         text = (
             f"the {kind} data is damaged; no checksum vouches for what it unpacks to from byte {size} on, so that "
             "is not shown"
         )
         return Problem(-1, "damaged", text)
-    if kept.kind == TRAILING:
+    if cached.kind == TRAILING:
         return Problem(-1, "behind end mark", f"something else follows the {kind} data; it is not read")
     return None
 
@@ -295,8 +299,8 @@ def opened_shard(path: bytes) -> Iterator[tuple[OpenShard, Opened]]:
     """The shard at `path`, open, and the bytes of the tar in it. Raises ShardErrors, OSErrors that name it."""
     shard = open_shard(path)
     try:
-        with opened(shard, path) as found:
-            yield shard, found
+        with opened(shard, path) as content:
+            yield shard, content
     finally:
         with named(path):
             source.close(shard)

@@ -217,15 +217,15 @@ def _needed(
         b"uname": OWNER,
         b"gname": OWNER,
     }
-    wanted = set(common)
+    keys = set(common)
     if not name_fits:
-        wanted.add(b"path")
+        keys.add(b"path")
     if size > OCTAL_MAX:
-        wanted.add(b"size")
+        keys.add(b"size")
     if not 0 <= mtime <= OCTAL_MAX:
-        wanted.add(b"mtime")
-    records = [(key, values[key]) for key in OVERRIDABLE if key in wanted]
-    if b"path" in wanted and not _is_utf8(name):
+        keys.add(b"mtime")
+    records = [(key, values[key]) for key in OVERRIDABLE if key in keys]
+    if b"path" in keys and not _is_utf8(name):
         # Values are UTF-8 unless this says otherwise: names are bytes here, in any encoding.
         records.insert(0, (b"hdrcharset", b"BINARY"))
     return records
@@ -339,12 +339,12 @@ def skip_zeros(fd: TarBytes, position: int, end: int) -> int:
     """Return the offset of the first byte from `position` on that is not 0, at most `end`."""
     span = ZEROS_MIN
     while position < end:
-        found = skip_hole(fd, position)
-        data = b"" if found is None else pread(fd, min(span, end - found), found)
-        if found is None or not data:
+        data_at = skip_hole(fd, position)
+        data = b"" if data_at is None else pread(fd, min(span, end - data_at), data_at)
+        if data_at is None or not data:
             return end
         rest = len(data.lstrip(b"\0"))
         if rest:
-            return found + len(data) - rest
-        position, span = found + len(data), min(2 * span, ZEROS_MAX)
+            return data_at + len(data) - rest
+        position, span = data_at + len(data), min(2 * span, ZEROS_MAX)
     return end

@@ -174,13 +174,13 @@ def end_of_zeros(fd: TarBytes, start: int, end: int) -> int:
 
 def global_headers(fd: TarBytes, head: int, data: int) -> list[tuple[int, int]]:
     """Return (start, end) of the global PAX headers between the first header of a member and its content."""
-    found = []
+    headers = []
     while head < data - BLOCK:
         header = read_fully(fd, BLOCK, head)
         if header[156] not in EXTENSIONS:  # the member's own header; a sparse map may follow
             break
         following = head + BLOCK + padded(number_of(header[124:136]) or 0)
         if header[156] == PAX_GLOBAL:
-            found.append((head, following))
+            headers.append((head, following))
         head = following
-    return found
+    return headers

@@ -50,15 +50,15 @@ COMMON_MAX = BLOCK
 WEIGHT_MAX = 1 << 24  # bytes of extension headers and sparse maps per chunk; a fuller one ends early
 
 
-def walk(window: Window, position: int, wanted: int, batch: Batch, common: dict[bytes, bytes]) -> tuple[int, bool]:
-    """Take up to `wanted` members from `position` on; return where it stopped and whether more may follow.
+def walk(window: Window, position: int, limit: int, batch: Batch, common: dict[bytes, bytes]) -> tuple[int, bool]:
+    """Take up to `limit` members from `position` on; return where it stopped and whether more may follow.
 
     Raises Damage where the tar makes no sense any more.
     """
     headers, heads, datas, sizes = batch.headers, batch.heads, batch.datas, batch.sizes
     end = window.size
     data, base = window.data, window.base
-    while len(headers) < wanted and position < end:
+    while len(headers) < limit and position < end:
         index = position - base
         if index < 0 or index + BLOCK > len(data):
             index = window.seek(position)
@@ -213,9 +213,9 @@ def _take(window: Window, head: int, position: int, header: bytes, extended: Ext
         segments, size, data = sparse.gnu_map(window, position, header)
         following = data + padded(stored)
     elif extended is not None and extended.records and not dataless:
-        found = sparse.pax_map(window, extended.records, data)
-        if found is not None:
-            segments, size, shift = found
+        sparse_map = sparse.pax_map(window, extended.records, data)
+        if sparse_map is not None:
+            segments, size, shift = sparse_map
             data += shift
     if segments is not None:
         sparse.check_segments(segments, size, following - data, position)

@@ -77,8 +77,8 @@ def _sparse_map(window: Window, data: int) -> tuple[list[int], int]:
 
     Returns the numbers after the first, and the length of the map. Raises ValueError, Damage.
     """
-    text, lines, wanted = bytearray(), 0, 1
-    while lines < wanted:
+    text, lines, needed = bytearray(), 0, 1
+    while lines < needed:
         index = window.seek(data + len(text))
         block = window.data[index : index + BLOCK]
         text += block
@@ -86,11 +86,11 @@ def _sparse_map(window: Window, data: int) -> tuple[list[int], int]:
             count = int(text[: text.index(b"\n")])
             if not 0 <= count <= SPARSE_MAX:
                 raise ValueError(count)
-            wanted = 1 + 2 * count
+            needed = 1 + 2 * count
         lines += block.count(b"\n")
-        if len(text) > 24 * wanted + BLOCK:  # no number has more digits
+        if len(text) > 24 * needed + BLOCK:  # no number has more digits
             raise ValueError(text)
-    return [int(line) for line in bytes(text).split(b"\n")[1:wanted]], len(text)
+    return [int(line) for line in bytes(text).split(b"\n")[1:needed]], len(text)
 
 
 def _pairs(fields: list[int], position: int) -> list[tuple[int, int]]:
