@@ -18,7 +18,7 @@ from tests.conftest import Program, wait_until
 from tests.kernel.test_image import end_mount, need_erofs
 from tests.processes import PATIENCE, Process
 from wdsfs import mount_table
-from wdsfs.cli.own_arguments import may_have_secrets
+from wdsfs.cli.process import may_have_secrets
 from wdsfs.kernel import erofs_mount
 from wdsfs.mount.guard import Registration, forget, guard_of
 

@@ -28,7 +28,8 @@ from wdsfs.cli.options import (
 from wdsfs.cli.output import note_uneven, say, uneven_text, write_json
 from wdsfs.cli.overlay_report import show_done, show_further, show_plan, steps_json, unshown_samples
 from wdsfs.cli.overlay_session import OverlaySession, Wanted, overlay_session, unfinished_advice, wanted_options
-from wdsfs.cli.progress import INTERRUPTED, bytes_bar, disk_errors, ended_in_order, when_interrupted
+from wdsfs.cli.process import INTERRUPTED, disk_errors, ended_in_order, when_interrupted
+from wdsfs.cli.progress import bytes_bar
 from wdsfs.cli.tree_options import composition_options
 from wdsfs.errors import CommitError, ExportError, MountError, UsageError, counted
 from wdsfs.remote.shard_paths import is_remote

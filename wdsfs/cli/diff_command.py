@@ -11,7 +11,7 @@ from wdsfs.cli.options import index_options, json_option
 from wdsfs.cli.output import say, write_json
 from wdsfs.cli.overlay_report import changes_json, counts_line, show_changes
 from wdsfs.cli.overlay_session import Wanted, overlay_session, unfinished_advice, wanted_options
-from wdsfs.cli.progress import disk_errors
+from wdsfs.cli.process import disk_errors
 
 if TYPE_CHECKING:
     from wdsfs.tree.opening import Opening

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wdsfs.cli.options import Decorator
-from wdsfs.cli.progress import ended_in_order, shards_bar
+from wdsfs.cli.process import ended_in_order
+from wdsfs.cli.progress import shards_bar
 from wdsfs.errors import ExportError, several
 from wdsfs.interop import formats
 

@@ -14,7 +14,8 @@ import click
 from wdsfs.cli import completion
 from wdsfs.cli.options import index_options_with, json_option, set_options
 from wdsfs.cli.output import contents_text, say, write_json
-from wdsfs.cli.progress import ended_in_order, shards_bar, when_interrupted
+from wdsfs.cli.process import ended_in_order, when_interrupted
+from wdsfs.cli.progress import shards_bar
 from wdsfs.errors import UsageError, bytes_text
 
 if TYPE_CHECKING:

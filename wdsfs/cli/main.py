@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import io
 import logging
 import os
-import signal
 import sys
 from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -22,8 +19,7 @@ import click
 from wdsfs import __version__
 from wdsfs.cli import completion  # noqa: F401  its classes register with click
 from wdsfs.cli.output import complain, say
-from wdsfs.cli.own_arguments import hide_secrets
-from wdsfs.cli.progress import INTERRUPTED
+from wdsfs.cli.process import INTERRUPTED, hide_secrets, interruptible, prepare_streams
 from wdsfs.errors import WdsfsError
 from wdsfs.log_lines import TerminalFormatter
 from wdsfs.names import shown
@@ -54,19 +50,6 @@ class _Log(logging.Handler):
 
 
 _LOG = _Log()
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """An interrupt is a KeyboardInterrupt in the block. Outside of it, it ends the program (`__main__`)."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        if before is signal.SIG_DFL:
-            signal.signal(signal.SIGINT, before)
 
 
 class _Group(click.Group):
@@ -114,7 +97,7 @@ class _Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with _interruptible():
+            with interruptible():
                 result = super().invoke(ctx)
                 if sys.stdout is not None:
                     sys.stdout.flush()  # here, so that an error gets a message
@@ -154,20 +137,9 @@ def main(verbose: bool) -> None:
       wdsfs umount /mnt/train
     """
     hide_secrets()
-    _prepare_streams()
+    prepare_streams()
     _LOG.said.clear()
     logging.basicConfig(handlers=[_LOG], level=logging.DEBUG if verbose else logging.INFO, force=True)
-
-
-def _prepare_streams() -> None:
-    """Open standard streams that are closed; have standard output take paths of any bytes."""
-    for descriptor in (0, 1, 2):
-        try:
-            os.fstat(descriptor)
-        except OSError:  # closed: a file opened later would get its number, and what is written to it
-            os.open(os.devnull, os.O_RDWR)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="surrogateescape")
 
 
 # All commands as `wdsfs --help` shows them: by what one is about to do, with a line of at most 64 characters each.

@@ -25,7 +25,7 @@ from wdsfs.cli.options import (
     set_options,
     soundness_options,
 )
-from wdsfs.cli.own_arguments import may_have_secrets
+from wdsfs.cli.process import may_have_secrets
 from wdsfs.cli.tree_options import TreeOptions, numbered_tree_options
 from wdsfs.errors import ImageError, MountError, StaleShard, UsageError
 from wdsfs.host import in_directory

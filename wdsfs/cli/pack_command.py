@@ -26,7 +26,8 @@ from wdsfs.cli.options import (
     space_check_option,
 )
 from wdsfs.cli.output import note_uneven, print_table, say, table_of, uneven_text, write_json
-from wdsfs.cli.progress import bytes_bar, disk_errors, ended_in_order, when_interrupted
+from wdsfs.cli.process import disk_errors, ended_in_order, when_interrupted
+from wdsfs.cli.progress import bytes_bar
 from wdsfs.errors import ExportError, UsageError, bytes_text, counted
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from wdsfs.cli.options import (
     soundness_options,
 )
 from wdsfs.cli.output import say
-from wdsfs.cli.progress import ended_in_order
+from wdsfs.cli.process import ended_in_order
 from wdsfs.cli.served_mount import mount_of
 from wdsfs.cli.tree_options import composition_options
 from wdsfs.cli.view_mounted import Viewed, of_a_mount, samples_of

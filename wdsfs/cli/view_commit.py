@@ -11,7 +11,8 @@ from click.core import ParameterSource
 
 from wdsfs.cli.output import note_uneven, say, uneven_text
 from wdsfs.cli.overlay_report import show_done, show_plan
-from wdsfs.cli.progress import disk_errors, ended_in_order, shards_bar, when_interrupted
+from wdsfs.cli.process import disk_errors, ended_in_order, when_interrupted
+from wdsfs.cli.progress import shards_bar
 from wdsfs.errors import UsageError, counted
 
 if TYPE_CHECKING:

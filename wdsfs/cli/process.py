@@ -1,0 +1,126 @@
+"""This process as others see it: its signals, its standard streams, and the secrets among its arguments.
+
+`ps` and /proc/PID/cmdline show the memory where the kernel has put the arguments. URLs and the commands of `pipe:`
+are overwritten there, so that a daemon does not show for months how they are signed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+
+import click
+
+from wdsfs.errors import CommitError
+
+INTERRUPTED = "wdsfs.interrupted"  # in the context's `meta`: the text to be added to "interrupted"
+
+# A command (`pipe:`); USER:PASSWORD of a URL, and its query.
+_SECRETS = re.compile(rb"(?:(?<=^pipe:)|(?<=[:=]pipe:)).+|(?<=://)[^/]*(?=@)|(?<=\?).*", re.DOTALL)
+_MAY_HAVE = re.compile(rb"://|pipe:")
+_ARG_START = 48  # field of /proc/PID/stat, counted from 1: proc_pid_stat(5)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """A block in which an interrupt is a KeyboardInterrupt; outside of it, it ends the program (`__main__`)."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if before is signal.SIG_DFL:
+            signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def ended_in_order() -> Iterator[None]:
+    """A block that SIGTERM and SIGHUP end with an exception, so that unfinished files are removed.
+
+    The exit code is that of a process that the signal has killed, as a shell shows it.
+    """
+
+    def stop(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is signal.SIG_DFL:  # else it is ignored, as by nohup
+            signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def when_interrupted(text: str) -> Iterator[None]:
+    """A block with this text for the user if it is interrupted, after the word "interrupted"."""
+    meta = click.get_current_context().meta
+    meta[INTERRUPTED] = text
+    yield
+    del meta[INTERRUPTED]  # and not after an exception: it may be the interrupt
+
+
+@contextlib.contextmanager
+def disk_errors() -> Iterator[None]:
+    """A block whose OSErrors become CommitErrors, but that of `wdsfs ... | head`."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        where = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
+        raise CommitError(f"{where}{error.strerror}; mend that, then repeat the command") from None
+
+
+def prepare_streams() -> None:
+    """Open standard streams that are closed; have standard output take paths of any bytes."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # closed: a file opened later would get its number, and what is written to it
+            os.open(os.devnull, os.O_RDWR)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")
+
+
+def may_have_secrets(arguments: Sequence[str]) -> bool:
+    """Return True if some of these may be a secret, so that they are stored nowhere."""
+    return any(
+        argument.partition("=")[0] == "--store-option" or _SECRETS.search(os.fsencode(argument)) is not None
+        for argument in arguments
+        if argument.startswith("--store-option") or _MAY_HAVE.search(os.fsencode(argument))
+    )
+
+
+def hide_secrets() -> None:
+    """Overwrite the secrets of URLs in the arguments of this process, byte for byte, so that nothing moves."""
+    with contextlib.suppress(OSError):  # without /proc nobody sees them
+        with open("/proc/self/cmdline", "rb") as file:
+            shown = file.read()
+        hidden = b"\0".join(
+            _SECRETS.sub(_stars, part) if _MAY_HAVE.search(part) else part for part in shown.split(b"\0")
+        )
+        if hidden != shown:
+            _overwrite(shown, hidden)
+
+
+def _stars(secret: re.Match[bytes]) -> bytes:
+    return b"*" * len(secret[0])
+
+
+def _overwrite(shown: bytes, hidden: bytes) -> None:
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()  # from the third on: the second may contain spaces
+    start = int(fields[_ARG_START - 3])
+    with open("/proc/self/mem", "r+b", buffering=0) as memory:
+        if os.pread(memory.fileno(), len(shown), start) == shown:
+            os.pwrite(memory.fileno(), hidden, start)
