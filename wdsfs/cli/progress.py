@@ -18,6 +18,7 @@ from wdsfs.errors import bytes_text
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
+    from wdsfs.kernel.image import Built
     from wdsfs.kernel.manifest import ImageOptions
     from wdsfs.tree.opening import Progress
     from wdsfs.tree.tree import LowerTree
