@@ -14,8 +14,7 @@ from PIL import Image
 
 from tests.conftest import Program
 from tests.pages.viewing import Browser, Viewer, a_browser, a_shard, viewing
-from wdsfs.pages.pool import Limits
-from wdsfs.pages.previewer import Previewer
+from wdsfs.pages.previewer import Limits, Previewer
 
 MEMORY = 256 << 20  # bytes that a worker may need above its libraries
 

@@ -20,8 +20,8 @@ from tests.pages.viewing import Viewer, picture, viewing
 from tests.thorough import THOROUGH
 from tests.tree.test_shard_tree import a_tree
 from wdsfs.errors import MissingShard, StaleShard
-from wdsfs.pages.filters import Filter, Pace, Search
 from wdsfs.pages.library import Library, Snapshot
+from wdsfs.pages.search import Filter, Pace, Search
 from wdsfs.tree.tree import LowerTree, View
 
 NAMES = ("t-0", "t-1", "t-2", "t-3")

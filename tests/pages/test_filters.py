@@ -18,11 +18,12 @@ from tests.tree.test_shard_tree import a_tree
 from wdsfs.index.record import Record
 from wdsfs.index.record_of_file import build_file
 from wdsfs.names import PLAIN
-from wdsfs.pages import filters
-from wdsfs.pages.filters import Filter, Pace, Search, draws
+from wdsfs.pages import search
 from wdsfs.pages.library import Library, Snapshot
-from wdsfs.pages.pages import Pages
+from wdsfs.pages.opening import Subject
 from wdsfs.pages.preview import Source
+from wdsfs.pages.search import Filter, Pace, Search, draws
+from wdsfs.pages.site import Site
 from wdsfs.tree.tree import View
 
 NAMES = [b"".join(one) for length in (1, 2, 3) for one in itertools.product(b"a b".split(), repeat=length)]
@@ -131,7 +132,7 @@ def test_nobody_searches_for_a_client_that_is_gone() -> None:
 
 def test_the_search_of_a_page_ends_with_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the server's interface: after the request comes the end of the connection."""
-    monkeypatch.setattr(filters, "SECONDS", PATIENCE)
+    monkeypatch.setattr(search, "SECONDS", PATIENCE)
     count = 20_000
     closed, body = threading.Event(), bytearray()
     messages = iter([{"type": "http.request", "body": b""}, {"type": "http.disconnect"}])
@@ -146,7 +147,7 @@ def test_the_search_of_a_page_ends_with_its_client(monkeypatch: pytest.MonkeyPat
         body.extend(message.get("body", b""))
 
     shard = tars.tar(*(tars.member(b"s%05d.cls" % number, b"x") for number in range(count)))
-    with a_tree([shard], View()) as tree, contextlib.closing(Pages(Library(tree), "a set")) as pages:
+    with a_tree([shard], View()) as tree, contextlib.closing(Site(Subject(Library(tree)), "a set")) as site:
         reads: list[bytes] = []
 
         def source_of(now: Snapshot, path: bytes) -> Source:
@@ -154,7 +155,7 @@ def test_the_search_of_a_page_ends_with_its_client(monkeypatch: pytest.MonkeyPat
             reads.append(path)
             return now.source(path)
 
-        pages.search._source_of = source_of
+        site.search._source_of = source_of
         query = b"column=cls&value=none"
         scope = {
             "type": "http",
@@ -164,6 +165,6 @@ def test_the_search_of_a_page_ends_with_its_client(monkeypatch: pytest.MonkeyPat
             "query_string": query,
             "headers": [],
         }
-        asyncio.run(pages.app({**scope, "scheme": "http", "server": ("127.0.0.1", 80)}, receive, send))
+        asyncio.run(site.app({**scope, "scheme": "http", "server": ("127.0.0.1", 80)}, receive, send))
     assert 0 < len(reads) < count / 2
     assert b"None found yet" in body

@@ -247,8 +247,8 @@ def test_tiles_of_samples_without_pictures(browser: Browser, program: Program) -
 @pytest.mark.parametrize(
     ("text", "more"),
     [
-        (b"\n" * 500_000, "the file has 498,000 more lines."),
-        (b"x\n" * 2000 + b"y", "the file has 1 more line."),
+        (b"\n" * 500_000, "there are more."),
+        (b"x\n" * 2000 + b"y", "there are more."),
         (b"x\n" * 2000, ""),
         (b"x\n" * (3 << 20), "there are more."),
     ],

@@ -14,9 +14,8 @@ import pytest
 from tests.bounded import bounded
 from tests.pages import hostile
 from tests.pages.conftest import MEMORY, Bytes
-from wdsfs.pages import pool, sandbox, server
-from wdsfs.pages.pool import Limits
-from wdsfs.pages.previewer import Previewer
+from wdsfs.pages import previewer, sandbox, server
+from wdsfs.pages.previewer import Limits, Previewer
 
 ROOT = str(Path(__file__).parents[2])
 # The parts of the kernel are there on all that tests run on; a test that finds one missing says so by its failure.
@@ -32,18 +31,20 @@ def victim(tmp_path: Path) -> Path:
 
 
 def test_a_decoder_that_was_taken_over(victim: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start = pool._START.replace("from wdsfs", f"sys.path.append({ROOT!r}); import tests.pages.hostile; from wdsfs")
-    monkeypatch.setattr(pool, "_START", start)
+    start = previewer._START.replace(
+        "from wdsfs", f"sys.path.append({ROOT!r}); import tests.pages.hostile; from wdsfs"
+    )
+    monkeypatch.setattr(previewer, "_START", start)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    previewer = Previewer(workers=1, limits=Limits(memory=MEMORY))
+    confined = Previewer(workers=1, limits=Limits(memory=MEMORY))
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             about = {"path": str(victim), "parent": os.getpid(), "port": server.getsockname()[1]}
-            preview = previewer.preview("json", Bytes(json.dumps(about).encode()))
+            preview = confined.preview("json", Bytes(json.dumps(about).encode()))
         assert preview.problem == ""
         found = json.loads(preview.text)
     finally:
-        previewer.close()
+        confined.close()
     assert found["refusals"] == dict.fromkeys(hostile.attempts("", 0, 0), "EPERM")
     assert "AWS_SECRET_ACCESS_KEY" not in found["variables"]
     assert found["descriptors"] == [0, 1, 2]  # the socket to the server, and nothing

@@ -15,20 +15,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from wdsfs.cli import completion
-from wdsfs.cli.options import (
-    handing_over,
-    opening_options,
-    set_options,
-    soundness_options,
-)
+from wdsfs.cli.options import handing_over, opening_options, set_options, soundness_options
 from wdsfs.cli.output import say
 from wdsfs.cli.process import ended_in_order
 from wdsfs.cli.served_mount import mount_of
 from wdsfs.cli.tree_options import composition_options
-from wdsfs.cli.view_mounted import Viewed, of_a_mount, samples_of
+from wdsfs.cli.view_mounted import of_a_mount, samples_of
 from wdsfs.errors import UsageError, several
 
 if TYPE_CHECKING:
+    from wdsfs.pages.opening import Subject
     from wdsfs.spec.selection import Selection
     from wdsfs.tree.composition import Composition
     from wdsfs.tree.opening import Opening
@@ -99,8 +95,8 @@ def view(
         from wdsfs.extras import install_command
 
         raise UsageError(f"the page needs {several(missing)}; type: {install_command('view')}")
-    from wdsfs.pages.pages import Pages
     from wdsfs.pages.server import listen, serve
+    from wdsfs.pages.site import Site
 
     mount = mount_of(sources)
     if mount is not None:
@@ -111,13 +107,13 @@ def view(
         session = _of_shards(sources, selection, composition, opening)
     with (
         ended_in_order(),
-        session as viewed,
+        session as subject,
         contextlib.closing(listen(showing.port)) as listening,
         _launcher(showing.browser) as launch,
     ):
         title = several([os.path.basename(source.rstrip("/")) or source for source in sources])
-        with contextlib.closing(Pages(viewed.library, title, *viewed[1:])) as pages:
-            serve(pages, listening, launch)
+        with contextlib.closing(Site(subject, title)) as site:
+            serve(site, listening, launch)
 
 
 @contextlib.contextmanager
@@ -175,9 +171,9 @@ def _remove_if_left_behind(place: str) -> None:
 @contextlib.contextmanager
 def _of_shards(
     sources: Sequence[str], selection: Selection, composition: Composition, opening: Opening
-) -> Iterator[Viewed]:
+) -> Iterator[Subject]:
     from wdsfs.pages.library import Library
-    from wdsfs.pages.pages import Place
+    from wdsfs.pages.opening import Place, Subject
     from wdsfs.tree.opening import opened
 
     place = None
@@ -185,4 +181,4 @@ def _of_shards(
         command = ["wdsfs", "mount", "--overlay", "DIR", *selection.arguments, *sources, "MOUNTPOINT"]
         place = Place("MOUNTPOINT", shlex.join(command))
     with opened(sources, selection, opening, composition) as below:
-        yield Viewed(Library(samples_of(below)), place=place)
+        yield Subject(Library(samples_of(below)), place=place)

@@ -9,7 +9,7 @@ import contextlib
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from wdsfs.cli.options import set_for_all
 from wdsfs.cli.tree_options import view_of
@@ -18,24 +18,11 @@ from wdsfs.host import in_directory
 
 if TYPE_CHECKING:
     from wdsfs.cli.served_mount import ServedMount
-    from wdsfs.pages.library import Library
-    from wdsfs.pages.pages import Place
-    from wdsfs.pages.renewal import Renewal
-    from wdsfs.pages.writable_mount import WritableMount
+    from wdsfs.pages.opening import Subject
     from wdsfs.tree.composition import Composition
     from wdsfs.tree.opening import Opening
     from wdsfs.tree.shard_set import ShardSet
     from wdsfs.tree.tree import LowerTree
-
-
-class Viewed(NamedTuple):
-    """A set for pages, and what `Pages` says of it."""
-
-    library: Library
-    mount: WritableMount | None = None
-    place: Place | None = None
-    note: str = ""
-    renewal: Renewal | None = None
 
 
 def samples_of(below: ShardSet, names: str = "ext") -> LowerTree:
@@ -46,11 +33,10 @@ def samples_of(below: ShardSet, names: str = "ext") -> LowerTree:
 
 
 @contextlib.contextmanager
-def of_a_mount(mount: ServedMount, opening: Opening) -> Iterator[Viewed]:
+def of_a_mount(mount: ServedMount, opening: Opening) -> Iterator[Subject]:
     """The set of a mount, with the changes of its overlay."""
     from wdsfs.pages.library import Library
-    from wdsfs.pages.pages import Place
-    from wdsfs.pages.renewal import Renewal
+    from wdsfs.pages.opening import Place, Renewal, Subject
     from wdsfs.pages.writable_mount import WritableMount
 
     if opening.index_dir is None and mount.index:
@@ -67,7 +53,7 @@ def of_a_mount(mount: ServedMount, opening: Opening) -> Iterator[Viewed]:
             place = Place(mount.mountpoint, "")
             if mount.overlay is not None:
                 writable = WritableMount(library, mount.mountpoint, mount.overlay)
-        yield Viewed(library, writable, place, "" if writable is not None else _note(mount), renewal)
+        yield Subject(library, writable, place, "" if writable is not None else _note(mount), renewal)
 
 
 def _note(mount: ServedMount) -> str:

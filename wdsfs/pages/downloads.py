@@ -18,28 +18,11 @@ from starlette.types import Send
 
 from wdsfs import names as naming
 from wdsfs.errors import NoSuchEntry, UsageError, WdsfsError
-from wdsfs.pages.guard import MEMBER_POLICY
-from wdsfs.pages.preview import Source
+from wdsfs.pages.preview import PLAYERS, Source
 
+# For contents of shards, in case a browser shows one as a page: an origin of its own, and no scripts.
+MEMBER_POLICY = "sandbox; default-src 'none'"
 CHUNK = 256 << 10  # bytes of a download that are read at a time; a slow reader makes the server keep a few
-
-# What a player may be given. Nothing here can run: these are types of sound and of moving pictures.
-MEDIA = {
-    "aac": "audio/aac",
-    "flac": "audio/flac",
-    "m4a": "audio/mp4",
-    "mp3": "audio/mpeg",
-    "oga": "audio/ogg",
-    "ogg": "audio/ogg",
-    "opus": "audio/ogg",
-    "wav": "audio/wav",
-    "weba": "audio/webm",
-    "m4v": "video/mp4",
-    "mov": "video/mp4",
-    "mp4": "video/mp4",
-    "ogv": "video/ogg",
-    "webm": "video/webm",
-}
 
 log = logging.getLogger("wdsfs")
 
@@ -109,7 +92,7 @@ class _Begun(NamedTuple):
 
 
 def _begin(header: str, has_body: bool, source: Source) -> _Begun:
-    """Read the beginning of the range that is asked for. Raises what reading raises."""
+    """Read the beginning of a range. Raises what reading raises."""
     try:
         part = _range(header, source.size)
     except UsageError as error:
@@ -162,10 +145,10 @@ def inside(path: bytes) -> bytes:
 
 def _media_type(path: bytes) -> str:
     """The media type of a file for a player. Raises NoSuchEntry if a player must not get it."""
-    found = MEDIA.get(suffix(path.rpartition(b"/")[2]))
-    if found is None:
+    media_type = PLAYERS.get(suffix(path.rpartition(b"/")[2]))
+    if media_type is None:
         raise NoSuchEntry("no player is given a file of this type")
-    return found
+    return media_type
 
 
 def saved_as(path: bytes) -> bytes:
@@ -177,7 +160,7 @@ def saved_as(path: bytes) -> bytes:
 
 
 def _range(header: str, size: int) -> tuple[int, int] | None:
-    """The first byte that is asked for, and the one after the last; None for all. Raises UsageError.
+    """The first byte of a range, and the byte after the last; None for all. Raises UsageError.
 
     Several ranges, and those in units other than bytes, may be answered with all.
     """

@@ -44,6 +44,7 @@ ORDERS_MAX = 8  # shards whose order of samples is kept
 FILES_MAX = 1000  # files of one sample that a page lists
 DAMAGED_MAX = 200  # damaged shards that are listed
 UNREADABLE = -1  # in place of the tag of a shard that cannot be read
+NOWHERE = -1  # in place of the number, shard and entry of a sample that only an overlay has
 ATTEMPTS = 3  # how often an answer is made while the shards that it is about change
 
 Answer = TypeVar("Answer")

@@ -1,13 +1,32 @@
-"""What a preview is: plain data about one file, for a page to show. Never HTML, never active content."""
+"""Previews of files as plain data, never HTML: kinds of content, by extension and first bytes, and texts and hex.
+
+All that needs a decoder is made by workers (`previewer.py`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
+
+from wdsfs.errors import counted
 
 # Kinds of a preview, by which a page chooses its layout; what a preview has is shown in any case.
 IMAGE, AUDIO, VIDEO, TEXT, JSON = "image", "audio", "video", "text", "json"
 ARRAY, TABLE, DOCUMENT, HEX = "array", "table", "document", "hex"
+
+HEAD = 4096  # first bytes of a member by which its kind is known
+HEX_BYTES = 512  # of a member that a hex dump shows
+LABEL_CHARACTERS = 200  # of what counts as a label
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # the marks at the beginning of such a text
+PARQUET, PYAV = "pyarrow", "av"  # libraries that only workers of their own load: they are large
+PDF_NOTE = "PDF can hold active content, so it is not opened here; extract the member to read it."
+_CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
+# Marks that turn the direction of what follows: a text could look like another one.
+_CONTROLS |= dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD)
+
+
+class TooMuch(Exception):
+    """A preview would cost more than it may. The text is a whole sentence."""
 
 
 class Source(Protocol):
@@ -19,7 +38,7 @@ class Source(Protocol):
 
     @property
     def key(self) -> Hashable:
-        """Identifies the content for the cache (fingerprint of the shard, offset); None: it is not kept."""
+        """Identifies the content for the cache (fingerprint of the shard, offset); None: it is not cached."""
 
     def read(self, offset: int, length: int) -> bytes:
         """These bytes, fewer only at the end of the file. Raises WdsfsError."""
@@ -42,7 +61,7 @@ WHOLE = Detail(edge=1024, characters=100_000, rows=50)  # for a page of its own
 
 
 class Picture(NamedTuple):
-    """A picture that was drawn anew; it holds no byte of a member as it was."""
+    """A picture that was drawn again; it holds no byte of a member as it was."""
 
     data: bytes
     media_type: str  # image/png or image/webp
@@ -61,7 +80,6 @@ class Preview(NamedTuple):
     rows: tuple[tuple[str, ...], ...] = ()  # of a table; the first row has the names of the columns
     is_cut: bool = False  # there is more than is shown
     problem: str = ""  # in sentences, why there is no more to see
-    media_type: str = ""  # under which a browser may play the member ("audio/flac"), or ""
 
     @property
     def weight(self) -> int:
@@ -70,40 +88,188 @@ class Preview(NamedTuple):
         return 1000 + 4 * len(self.text) + cells + sum(500 + len(picture.data) for picture in self.pictures)
 
 
-def packed(preview: Preview, blob: bytearray) -> dict[str, Any]:
-    """A preview as JSON can have it; the data of pictures is appended to `blob`."""
-    found = preview._asdict()
-    found["pictures"] = []
-    for picture in preview.pictures:
-        found["pictures"].append((len(blob), len(picture.data), *picture[1:]))
-        blob += picture.data
-    return found
+# --- kinds of content
 
 
-def unpacked(found: dict[str, Any], blob: bytes) -> Preview:
-    """The preview that `packed` has packed. Raises ValueError, TypeError or KeyError for anything else.
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
 
-    The worker that packed it may have been taken over by the bytes that it decoded, so the type of each value is
-    made right here.
+
+TEXTS = _words(
+    "txt text caption captions transcript trn lab md rst srt vtt log py sh yaml yml toml ini cfg tex bib"
+)
+ACTIVE = _words("svg html htm xhtml xml js css")  # a browser would run, or load, what is in them
+
+# What a player may be given, and as what. Nothing here can run: these are types of sound and of moving pictures.
+PLAYERS = {
+    **dict.fromkeys(("ogg", "oga", "opus"), "audio/ogg"),
+    **dict.fromkeys(("mp4", "m4v", "mov"), "video/mp4"),
+    "wav": "audio/wav",
+    "mp3": "audio/mpeg",
+    "flac": "audio/flac",
+    "m4a": "audio/mp4",
+    "aac": "audio/aac",
+    "weba": "audio/webm",
+    "webm": "video/webm",
+    "mkv": "video/x-matroska",
+    "ogv": "video/ogg",
+}
+
+# The extensions of the members of each decoder.
+_EXTENSIONS = {
+    "picture": "jpg jpeg jpe jfif mpo png apng webp gif bmp dib tif tiff ppm pgm pbm pnm",
+    "audio": "aiff aif wma sph",
+    "video": "avi mpg",
+    "label": "cls cls2 class label labels id index inx count key",
+    "json": "json",
+    "json_lines": "jsonl ndjson",
+    "csv": "csv tsv",
+    "parquet": "parquet pq",
+    "array": "npy",
+    "arrays": "npz",
+    "pickle": "pkl pickle pyd pth pt ckpt joblib",
+    "packed": "gz bz2 xz lzma zst",
+    "pdf": "pdf",
+}
+_DECODERS = {
+    **dict.fromkeys(TEXTS | ACTIVE, "text"),
+    **{extension: media_type.split("/")[0] for extension, media_type in PLAYERS.items()},
+    **{extension: decoder for decoder, extensions in _EXTENSIONS.items() for extension in extensions.split()},
+}
+
+_SIGNATURES = (
+    (b"\xff\xd8\xff", "jpg"),
+    (b"\x89PNG\r\n\x1a\n", "png"),
+    (b"GIF8", "gif"),
+    (b"II*\x00", "tif"),
+    (b"MM\x00*", "tif"),
+    (b"\x93NUMPY", "npy"),
+    (b"fLaC", "flac"),
+    (b"OggS", "ogg"),
+    (b"ID3", "mp3"),
+    (b"\x1a\x45\xdf\xa3", "webm"),
+    (b"PAR1", "parquet"),
+    (b"%PDF-", "pdf"),
+    (b"\x1f\x8b\x08", "gz"),
+    (b"\x28\xb5\x2f\xfd", "zst"),
+    (b"\xfd7zXZ\x00", "xz"),
+)
+_RIFF = {b"WEBP": "webp", b"WAVE": "wav", b"AVI ": "avi"}
+
+
+class Content(NamedTuple):
+    """The decoder for a member, and the extension that it was chosen by."""
+
+    decoder: str
+    extension: str
+
+
+def content_of(name: str, head: bytes) -> Content:
+    """The content of a member, by its extension (`seg.png`), file name or column name, and by its first bytes.
+
+    An extension that is known decides, also over the bytes; so a wrong one shows. The bytes
+    decide where there is none (`img`, `audio`).
     """
-    return Preview(
-        kind=_text(found["kind"]),
-        summary=_text(found["summary"]),
-        pictures=tuple(_picture(blob, *picture) for picture in found["pictures"]),
-        text=_text(found["text"]),
-        rows=tuple(tuple(_text(cell) for cell in row) for row in found["rows"]),
-        is_cut=bool(found["is_cut"]),
-        problem=_text(found["problem"]),
-        media_type=_text(found["media_type"]),
+    extension = name.rpartition(".")[2].lower()
+    if extension not in _DECODERS:
+        by_signature = _by_signature(head)
+        if by_signature is None:
+            return Content("text" if _is_text(head) else "hex", extension)
+        extension = by_signature
+    return Content(_DECODERS[extension], extension)
+
+
+def _is_text(head: bytes) -> bool:
+    """True if these first bytes look like text in UTF-8, perhaps cut in a character."""
+    if not head or b"\x00" in head:
+        return False
+    text = head.decode("utf-8", "replace")
+    whole = text[:-1] if text.endswith("\ufffd") else text
+    return "\ufffd" not in whole and not any(
+        character < " " and character not in "\t\n\r\f\v\x1b" for character in whole
     )
 
 
-def _text(value: Any) -> str:
-    """Text that can be sent as UTF-8: without lone surrogates, which JSON and tags can hold."""
-    return str(value).encode("utf-8", "replace").decode()
+def _by_signature(head: bytes) -> str | None:
+    if head[:4] == b"RIFF":
+        return _RIFF.get(head[8:12])
+    if head[4:8] == b"ftyp":
+        return "m4a" if head[8:11] == b"M4A" else "mp4"
+    return next((extension for signature, extension in _SIGNATURES if head.startswith(signature)), None)
 
 
-def _picture(blob: bytes, start: int, length: int, media_type: str, width: int, height: int, alt: str) -> Picture:
-    if media_type not in ("image/png", "image/webp"):
-        raise ValueError("a picture of a type that was not asked for")
-    return Picture(blob[int(start) : int(start) + int(length)], media_type, int(width), int(height), _text(alt))
+# --- texts, labels and hex
+
+
+def readable(text: str) -> str:
+    """Text in which every control character is visible, and line ends are newlines."""
+    return text.replace("\r\n", "\n").translate(_CONTROLS)
+
+
+def error_text(error: Exception) -> str:
+    """The text of a decoder's exception, for the middle of a sentence."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    text = readable(" ".join(str(error).split())[:200]).rstrip(".")
+    return text or f"it is cut off or damaged ({type(error).__name__})"
+
+
+def bytes_needed(detail: Detail) -> int:
+    """How many first bytes of a member `plain_preview` needs for this detail."""
+    return detail.characters * 4 + 4
+
+
+def decoded(data: bytes, is_whole: bool) -> tuple[str, str]:
+    """Bytes as text, and what is odd about them. UTF-16 is known by its mark; other bytes get U+FFFD."""
+    encoding = "utf-16" if data[:2] in UTF_16 else "utf-8-sig"
+    try:
+        return data.decode(encoding), ""
+    except UnicodeDecodeError as error:
+        if not is_whole and error.end == len(data):  # cut in a character
+            return data[: error.start].decode(encoding), ""
+    return data.decode(encoding, "replace"), "Not all of it is UTF-8: other bytes are shown as \ufffd."
+
+
+def plain_preview(content: Content, data: bytes, size: int, detail: Detail) -> Preview | None:
+    """The preview of a member of `size` bytes by its first bytes; None for one that needs a decoder."""
+    if content.decoder == "hex" or not size:
+        return hex_preview(data, size)
+    if content.decoder == "text":
+        return text_preview(data, size, detail, content.extension)
+    if content.decoder == "label":
+        return _label_preview(data, size, detail)
+    if content.decoder == "pdf":
+        return hex_preview(data, size, PDF_NOTE)._replace(kind=DOCUMENT)
+    return None
+
+
+def text_preview(data: bytes, size: int, detail: Detail, extension: str = "") -> Preview:
+    """A text of `size` bytes, by its first bytes."""
+    text, note = decoded(data, len(data) >= size)
+    is_cut = len(data) < size or len(text) > detail.characters
+    lines = text.count("\n") + (not text.endswith("\n")) if text else 0
+    summary = "the beginning" if is_cut else f"{counted(len(text), 'character')} in {counted(lines, 'line')}"
+    if extension in ACTIVE:
+        summary += "; shown as text: nothing in it is run or loaded"
+    return Preview(TEXT, summary, text=readable(text[: detail.characters]), is_cut=is_cut, problem=note)
+
+
+def _label_preview(data: bytes, size: int, detail: Detail) -> Preview:
+    """The preview of a class or a number; a long one, or one of several lines, is shown as a text."""
+    text = text_preview(data, size, detail)
+    label = text.text.strip()
+    if text.is_cut or len(label) > LABEL_CHARACTERS or "\n" in label:
+        return text
+    return Preview(TEXT, "label" if label else "empty", text=label, problem=text.problem)
+
+
+def hex_preview(data: bytes, size: int, problem: str = "") -> Preview:
+    """The first bytes, sixteen a line, in hex and as ASCII."""
+    shown = data[:HEX_BYTES]
+    lines = []
+    for at in range(0, len(shown), 16):
+        part = shown[at : at + 16]
+        letters = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
+        lines.append(f"{at:08x}  {part[:8].hex(' '):<23}  {part[8:].hex(' '):<23}  {letters}")
+    summary = counted(size, "byte") if size else "empty"
+    return Preview(HEX, summary, text="\n".join(lines), is_cut=len(shown) < size, problem=problem)

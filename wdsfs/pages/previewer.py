@@ -1,34 +1,257 @@
-"""Previews of files, for a page that shows them: found in a cache, or made; safe for hostile bytes."""
+"""Makes previews of files, safe for hostile bytes, and caches them; decoding is done by worker processes.
+
+Workers are started when they are first needed, and replaced when they end or take too long. A worker gets the
+bytes of a member from here, in the ranges that it requests, and answers with plain data. It never gets a path, a
+descriptor or the environment of this process, in which secrets may be.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
+import queue
+import signal
+import socket
+import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from wdsfs.errors import UsageError
+from wdsfs.errors import WdsfsError
 from wdsfs.extras import install_command
-from wdsfs.pages import plain
-from wdsfs.pages.kinds import DRAWN_VIDEO, HEAD, PLAYERS, PYAV, Content, content_of
-from wdsfs.pages.pool import Limits, Pool, Undecoded, Work
-from wdsfs.pages.preview import AUDIO, CARD, VIDEO, WHOLE, Detail, Picture, Preview, Source
+from wdsfs.pages import wire
+from wdsfs.pages.preview import (
+    AUDIO,
+    CARD,
+    HEAD,
+    PARQUET,
+    PLAYERS,
+    PYAV,
+    VIDEO,
+    WHOLE,
+    Content,
+    Detail,
+    Picture,
+    Preview,
+    Source,
+    bytes_needed,
+    content_of,
+    hex_preview,
+    plain_preview,
+)
 
 WORKERS = 2  # processes that decode
-CACHE_BYTES = 32 << 20  # of previews that are kept
-NEEDED = ("PIL", "tinytag")  # libraries of the extra `view` that workers use
-_PLAIN: dict[str, Callable[[bytes, int, Content, Detail], Preview]] = {
-    "text": lambda data, size, content, detail: plain.text_preview(data, size, detail, content.extension),
-    "label": lambda data, size, content, detail: plain.label_preview(data, size, detail),
-    "hex": lambda data, size, content, detail: plain.hex_preview(data, size),
-    "pdf": lambda data, size, content, detail: plain.pdf_preview(data, size),
-}
+CACHE_BYTES = 32 << 20  # of previews in memory
+STARTING = 120.0  # seconds that a worker may take to load its libraries, on a busy machine
+REQUESTS_MAX = 20_000  # ranges that a worker may request to decode one member
 _HEAD = 256 << 10  # first bytes that a worker gets at once; most members are smaller
 
+_START = "import sys; sys.path[:] = sys.argv[1:]; from wdsfs.pages.worker import main; main()"
+_PACKAGE = str(Path(__file__).parents[2])
+_PASSED_VARIABLES = ("PATH", "LANG", "LD_LIBRARY_PATH", "PYTHONHOME")
+# One thread is enough, and the stacks and arenas of more would count as memory.
+_VARIABLES = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "MALLOC_ARENA_MAX": "1",
+}
 
-def missing_libraries() -> list[str]:
-    """The libraries of the extra `view` that previews need and that are not installed."""
-    return [name for name in NEEDED if importlib.util.find_spec(name) is None]
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one preview may cost a worker: memory above that of its libraries (bytes), seconds of a processor.
+
+    `patience` (seconds): how long an answer may take, without the time for reading the member.
+    """
+
+    memory: int = 512 << 20
+    seconds: int = 10
+    patience: float = 60.0
+
+
+class Undecoded(Exception):
+    """There is no preview of this content. The text is a whole sentence for the reader."""
+
+
+class NoDecoder(WdsfsError):
+    """No worker can be started: something is wrong with the installation, not with the content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A member to be decoded. `read(offset, length)` returns its bytes; `head` are the first of them."""
+
+    decoder: str
+    name: str
+    size: int
+    head: bytes
+    read: Callable[[int, int], bytes]
+    detail: Detail
+
+
+class _Worker:
+    """A process and the socket to it. `is_used_up`: it must not decode another member."""
+
+    def __init__(self, libraries: Sequence[str], limits: Limits) -> None:
+        self.is_used_up = False
+        self.connection, theirs = socket.socketpair()
+        with theirs:
+            actions = [
+                (os.POSIX_SPAWN_DUP2, theirs.fileno(), 0),
+                (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+                (os.POSIX_SPAWN_DUP2, 1, 2),  # libraries write warnings about the content there
+            ]
+            passed = {name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}
+            command = [sys.executable, "-P", "-c", _START, _PACKAGE, *sys.path]
+            # In a process group of its own: an interrupt from the keyboard is for the server.
+            self.pid = os.posix_spawn(
+                sys.executable, command, passed | _VARIABLES, file_actions=actions, setpgroup=0
+            )
+        try:
+            self.connection.settimeout(STARTING)
+            settings = {"libraries": libraries, "memory": limits.memory, "seconds": limits.seconds}
+            wire.send(self.connection, settings)
+            answer, _ = wire.receive(self.connection)
+            if "failed" in answer:
+                raise NoDecoder(f"previews cannot be made: {str(answer['failed'])[:500]}")
+            self.connection.settimeout(limits.patience)
+        except (wire.Broken, TimeoutError) as error:
+            self.end()
+            raise NoDecoder(f"previews cannot be made: the process for them does not start ({error})") from None
+        except BaseException:
+            self.end()
+            raise
+
+    def decode(self, work: Work) -> Preview:
+        """The preview of a member. Raises Undecoded, and what reading raises."""
+        self.is_used_up = True  # unless it answers in time
+        try:
+            return self._answer(work)
+        except TimeoutError:
+            raise Undecoded("It takes more time than a preview may take.") from None
+        except (wire.Broken, BrokenPipeError, ConnectionResetError):
+            text = "Its decoder was ended: it needs more time or memory than a preview may take."
+            raise Undecoded(text) from None
+
+    def _answer(self, work: Work) -> Preview:
+        """As `decode`. Raises Broken, OSErrors of the socket, too."""
+        task = {"decoder": work.decoder, "name": work.name, "size": work.size, "detail": list(work.detail)}
+        wire.send(self.connection, task, work.head)
+        unreadable: Exception | None = None
+        for _ in range(REQUESTS_MAX):
+            message, data = wire.receive(self.connection)
+            if "read" not in message:
+                break
+            try:
+                wire.send(self.connection, {}, _range(work, message["read"]))
+            except Exception as error:
+                unreadable = error
+                wire.send(self.connection, {"failed": True})
+        else:
+            raise wire.Broken("too many requests")
+        if unreadable is not None:
+            raise unreadable
+        if "failed" in message:
+            self.is_used_up = "ends" in message
+            raise Undecoded(str(message["failed"]))
+        try:
+            preview = wire.unpacked(message["done"], data)
+        except (ValueError, TypeError, KeyError) as error:
+            raise wire.Broken(str(error)) from None
+        self.is_used_up = False
+        return preview
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the process has ended, also if nobody has waited for it yet."""
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # where SIGCHLD is ignored, the kernel has removed it
+            return True
+
+    def end(self) -> None:
+        """Kill the process, and wait until it has ended."""
+        self.connection.close()
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+
+
+def _range(work: Work, request: Any) -> bytes:
+    """The bytes that a worker requests. Raises Broken for an impossible range, and what reading raises."""
+    try:
+        offset, length = (int(number) for number in request)
+    except (TypeError, ValueError):
+        raise wire.Broken("no range") from None
+    if not (0 <= offset <= work.size and 0 <= length <= wire.BYTES_MAX):
+        raise wire.Broken("no range of the member")
+    return work.read(offset, min(length, work.size - offset))
+
+
+class Pool:
+    """Up to `count` workers with `libraries` loaded. Safe for threads; callers wait for a free worker."""
+
+    def __init__(self, count: int, libraries: Sequence[str], limits: Limits) -> None:
+        self._libraries, self._limits = libraries, limits
+        self._places: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
+        for _ in range(count):
+            self._places.put(None)  # a worker that has yet to be started
+        self._count = count
+        self._workers: set[_Worker] = set()  # that there are now
+        self._is_closed = False
+
+    def decode(self, work: Work) -> Preview:
+        """The preview of a member. Raises Undecoded, NoDecoder, and what reading the member raises."""
+        worker = self._places.get()
+        try:
+            if worker is not None and worker.has_ended:
+                self._end(worker)
+                worker = None
+            if worker is None:
+                worker = self._started()
+            try:
+                return worker.decode(work)
+            finally:
+                if worker.is_used_up:
+                    self._end(worker)
+                    worker = None
+        finally:
+            self._places.put(worker)
+
+    @property
+    def pids(self) -> list[int]:
+        """The process numbers of the workers that there are now."""
+        return [worker.pid for worker in list(self._workers)]
+
+    def _started(self) -> _Worker:
+        """Start a worker. Raises NoDecoder."""
+        if self._is_closed:
+            raise NoDecoder("no more previews are made")
+        worker = _Worker(self._libraries, self._limits)
+        self._workers.add(worker)
+        return worker
+
+    def _end(self, worker: _Worker) -> None:
+        self._workers.discard(worker)
+        worker.end()
+
+    def close(self) -> None:
+        """End all workers; previews that are being made are given up."""
+        self._is_closed = True
+        for busy in list(self._workers):
+            with contextlib.suppress(OSError):
+                busy.connection.shutdown(socket.SHUT_RDWR)
+        for _ in range(self._count):
+            worker = self._places.get()
+            if worker is not None:
+                self._end(worker)
+        for _ in range(self._count):
+            self._places.put(None)
 
 
 def draws_videos() -> bool:
@@ -37,31 +260,28 @@ def draws_videos() -> bool:
 
 
 class Previewer:
-    """Makes previews, several at a time. Safe for threads. Workers are started when they are first needed.
+    """Makes previews, several at a time. Safe for threads.
 
-    No content makes it raise: what cannot be shown gives a Preview with a `problem`. Raises UsageError where a
-    library is missing that decoding needs.
+    No content makes it raise: what cannot be shown gives a Preview with a `problem`.
     """
 
     def __init__(
         self, workers: int = WORKERS, limits: Limits | None = None, cache_bytes: int = CACHE_BYTES
     ) -> None:
-        if missing_libraries():
-            raise UsageError(f"previews need more libraries; type: {install_command('view')}")
         limits = limits or Limits()
         self._pool = Pool(workers, (), limits)
-        self._for_parquet = Pool(1, ("pyarrow",), limits)
+        self._for_parquet = Pool(1, (PARQUET,), limits)
         self._for_videos = Pool(1, (PYAV,), limits)
         self._cache = _Cache(cache_bytes)
 
     def preview(self, name: str, source: Source, detail: Detail = WHOLE) -> Preview:
         """The preview of a file with this name or extension. Raises NoDecoder, and what `source.read` raises."""
         key = None if source.key is None else (source.key, name, source.size, detail)
-        found = self._cache.get(key)
-        if found is None:
-            found = self._made(name, source, detail)
-            self._cache.put(key, found)
-        return found
+        preview = self._cache.get(key)
+        if preview is None:
+            preview = self._made(name, source, detail)
+            self._cache.put(key, preview)
+        return preview
 
     def thumbnail(self, name: str, source: Source, side: int = CARD.edge) -> Picture | None:
         """A picture with edges of at most `side` pixels; None if this file has none. Raises as `preview`."""
@@ -71,26 +291,26 @@ class Previewer:
     def _made(self, name: str, source: Source, detail: Detail) -> Preview:
         head = _read(source, b"", HEAD)
         content = content_of(name, head)
-        make = _PLAIN.get(content.decoder if source.size else "hex")
-        if make is not None:
-            return make(_read(source, head, plain.bytes_needed(detail)), source.size, content, detail)
-        return self._decoded(name, source, content, head, detail)
+        if content.decoder in ("text", "label"):
+            head = _read(source, head, bytes_needed(detail))
+        preview = plain_preview(content, head, source.size, detail)
+        return preview or self._decoded(name, source, content, head, detail)
 
     def _decoded(self, name: str, source: Source, content: Content, head: bytes, detail: Detail) -> Preview:
-        pool, decoder = self._pool, content.decoder
-        if decoder == "video" and draws_videos():
-            pool, decoder = self._for_videos, DRAWN_VIDEO
-        if decoder == "parquet":
-            if importlib.util.find_spec("pyarrow") is None:
+        pool = self._pool
+        if content.decoder == "video" and draws_videos():
+            pool = self._for_videos
+        if content.decoder == "parquet":
+            if importlib.util.find_spec(PARQUET) is None:
                 note = f"To see it as a table, install pyarrow: {install_command('parquet')}"
-                return plain.hex_preview(head, source.size, note)
+                return hex_preview(head, source.size, note)
             pool = self._for_parquet
         else:
             head = _read(source, head, _HEAD)
-        known = content_of(name, b"").extension == content.extension
-        work = Work(decoder, name if known else content.extension, source.size, head, source.read, detail)
+        is_known = content_of(name, b"").extension == content.extension
+        name = name if is_known else content.extension
         try:
-            return pool.decode(work)
+            return pool.decode(Work(content.decoder, name, source.size, head, source.read, detail))
         except Undecoded as error:
             return _undecoded(content, head, source.size, str(error))
 
@@ -113,11 +333,11 @@ def _read(source: Source, head: bytes, length: int) -> bytes:
 
 
 def _undecoded(content: Content, head: bytes, size: int, problem: str) -> Preview:
-    """What is shown of a file that could not be decoded: a browser may still play it."""
-    player = PLAYERS.get(content.extension, "")
-    if not player:
-        return plain.hex_preview(head, size, problem)
-    return Preview(AUDIO if player.startswith("audio/") else VIDEO, problem=problem, media_type=player)
+    """The preview of a file that could not be decoded: a browser may still play it."""
+    player = PLAYERS.get(content.extension)
+    if player is None:
+        return hex_preview(head, size, problem)
+    return Preview(AUDIO if player.startswith("audio/") else VIDEO, problem=problem)
 
 
 class _Cache:
@@ -125,24 +345,24 @@ class _Cache:
 
     def __init__(self, most: int) -> None:
         self._most, self._bytes = most, 0
-        self._kept: OrderedDict[Hashable, Preview] = OrderedDict()
+        self._previews: OrderedDict[Hashable, Preview] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> Preview | None:
         with self._lock:
-            found = self._kept.get(key)
-            if found is not None:
-                self._kept.move_to_end(key)
-            return found
+            preview = self._previews.get(key)
+            if preview is not None:
+                self._previews.move_to_end(key)
+            return preview
 
     def put(self, key: Hashable, preview: Preview) -> None:
         if key is None or preview.weight > self._most:
             return
         with self._lock:
-            if key in self._kept:
+            if key in self._previews:
                 return
-            self._kept[key] = preview
+            self._previews[key] = preview
             self._bytes += preview.weight
             while self._bytes > self._most:
-                _, dropped = self._kept.popitem(last=False)
+                _, dropped = self._previews.popitem(last=False)
                 self._bytes -= dropped.weight

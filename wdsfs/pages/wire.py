@@ -1,18 +1,23 @@
-"""The messages between a server and a worker: frames of JSON and bytes over a socket. Nothing is unpickled.
+"""Messages between the server and a worker: frames of JSON and bytes, previews in them, and members as files.
 
-A worker decodes what others have written, so the server trusts none of its answers: their sizes are bounded here.
+A worker decodes what others have written, so the server trusts none of its answers: their sizes are bounded here,
+and nothing is unpickled.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import struct
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
-_HEAD = struct.Struct("<II")
+from wdsfs.pages.preview import Picture, Preview, TooMuch
+
 JSON_MAX = 16 << 20  # bytes of a frame's JSON
 BYTES_MAX = 32 << 20  # and of what follows it
+BUFFER = 256 << 10  # bytes of a member that a worker requests at a time, at least
+_HEAD = struct.Struct("<II")
 
 
 class Broken(Exception):
@@ -30,13 +35,13 @@ def send(connection: socket.socket, message: dict[str, Any], data: bytes | bytea
 def receive(connection: socket.socket) -> tuple[dict[str, Any], bytes]:
     """Receive a frame. Raises Broken, and TimeoutError where the socket has a timeout."""
     try:
-        lengths = _HEAD.unpack(_exactly(connection, _HEAD.size))
-        if lengths[0] > JSON_MAX or lengths[1] > BYTES_MAX:
+        text_length, data_length = _HEAD.unpack(_exactly(connection, _HEAD.size))
+        if text_length > JSON_MAX or data_length > BYTES_MAX:
             raise Broken("a frame is too large")
-        message = json.loads(_exactly(connection, lengths[0]))
+        message = json.loads(_exactly(connection, text_length))
         if not isinstance(message, dict):
             raise Broken("a frame is no object")
-        return message, bytes(_exactly(connection, lengths[1]))
+        return message, bytes(_exactly(connection, data_length))
     except TimeoutError:
         raise
     except (OSError, ValueError, RecursionError) as error:
@@ -47,8 +52,116 @@ def _exactly(connection: socket.socket, length: int) -> bytearray:
     data = bytearray(length)
     view = memoryview(data)
     while view:
-        got = connection.recv_into(view)
-        if not got:
+        count = connection.recv_into(view)
+        if not count:
             raise Broken("the other side has ended")
-        view = view[got:]
+        view = view[count:]
     return data
+
+
+# --- previews
+
+
+def packed(preview: Preview, blob: bytearray) -> dict[str, Any]:
+    """A preview as JSON can have it; the data of pictures is appended to `blob`."""
+    fields = preview._asdict()
+    fields["pictures"] = []
+    for picture in preview.pictures:
+        fields["pictures"].append((len(blob), len(picture.data), *picture[1:]))
+        blob += picture.data
+    return fields
+
+
+def unpacked(fields: dict[str, Any], blob: bytes) -> Preview:
+    """The preview that `packed` has packed. Raises ValueError, TypeError or KeyError for anything else.
+
+    The worker that packed it may have been taken over by the bytes that it decoded, so each value gets its type
+    here.
+    """
+    return Preview(
+        kind=_text(fields["kind"]),
+        summary=_text(fields["summary"]),
+        pictures=tuple(_picture(blob, *picture) for picture in fields["pictures"]),
+        text=_text(fields["text"]),
+        rows=tuple(tuple(_text(cell) for cell in row) for row in fields["rows"]),
+        is_cut=bool(fields["is_cut"]),
+        problem=_text(fields["problem"]),
+    )
+
+
+def _text(value: Any) -> str:
+    """Text that can be sent as UTF-8: without lone surrogates, which JSON and tags can hold."""
+    return str(value).encode("utf-8", "replace").decode()
+
+
+def _picture(blob: bytes, start: int, length: int, media_type: str, width: int, height: int, alt: str) -> Picture:
+    if media_type not in ("image/png", "image/webp"):
+        raise ValueError("a picture of a type that nothing here makes")
+    return Picture(blob[int(start) : int(start) + int(length)], media_type, int(width), int(height), _text(alt))
+
+
+# --- members
+
+
+class Member(NamedTuple):
+    """An open member for a decoder; `size` in bytes. Not `is_whole`: the beginning of something longer."""
+
+    file: BinaryIO
+    size: int
+    extension: str
+    is_whole: bool = True
+
+    @property
+    def least_size(self) -> int:
+        """The size, or for a beginning one that is larger than what is there."""
+        return self.size if self.is_whole else 1 << 62
+
+
+class MemberFile(io.RawIOBase):
+    """The bytes of a member of `size` bytes, of which `head` are the first, and `most` more may be read.
+
+    The server sends them over the connection. They can be read in any order.
+    """
+
+    def __init__(self, connection: socket.socket, size: int, head: bytes, most: int) -> None:
+        self._connection, self.size, self._head, self._most = connection, size, head, most
+        self._at = 0
+        self._received = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size}[whence]
+        if start + offset < 0:
+            raise ValueError("a seek before the beginning")
+        self._at = start + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, target: Any) -> int:
+        """Fill `target` as far as there is content. Raises TooMuch, and OSError if the member cannot be read."""
+        view = memoryview(target).cast("B")
+        length = max(min(len(view), self.size - self._at), 0)
+        if not length:
+            return 0
+        data = self._head[self._at : self._at + length] or self._request(length)
+        view[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def _request(self, length: int) -> bytes:
+        length = min(length, BYTES_MAX)
+        self._received += length
+        if self._received > self._most:
+            raise TooMuch(f"More than {self._most >> 20} MiB of it would have to be read for a preview.")
+        send(self._connection, {"read": [self._at, length]})
+        answer, data = receive(self._connection)
+        if "failed" in answer:
+            raise OSError("the member cannot be read")
+        return data

@@ -7,17 +7,39 @@ processor's time for each member. A decoder that exceeds a limit ends this proce
 
 from __future__ import annotations
 
+import bz2
+import contextlib
+import gzip
+import io
+import lzma
 import os
 import resource
 import socket
 import warnings
+import zipfile
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from wdsfs.pages import sandbox, wire
-from wdsfs.pages.decoders import Task, decode, warm_up
-from wdsfs.pages.member_file import TooMuch, open_member
-from wdsfs.pages.plain import error_text
-from wdsfs.pages.preview import Detail, packed
+from wdsfs.errors import UsageError, counted
+from wdsfs.pages import decode_data, decode_media, sandbox, wire
+from wdsfs.pages.preview import (
+    HEAD,
+    PARQUET,
+    PYAV,
+    Content,
+    Detail,
+    Preview,
+    TooMuch,
+    content_of,
+    error_text,
+    hex_preview,
+    plain_preview,
+    readable,
+)
+from wdsfs.pages.wire import Member, MemberFile
+from wdsfs.tar import streams
+
+PICKLE_NOTE = "A pickle could run anything when it is loaded, so it never is."
 
 
 def main() -> None:
@@ -68,10 +90,11 @@ def _allow_time(seconds: int) -> None:
 def _answer(connection: socket.socket, task: dict[str, Any], head: bytes) -> bool:
     """Do one task; False if this process should not do another."""
     size, detail = int(task["size"]), Detail(*task["detail"])
-    file = open_member(connection, size, head, detail.read)
+    file = io.BufferedReader(MemberFile(connection, size, head, detail.read), wire.BUFFER)
     blob = bytearray()
     try:
-        found = packed(decode(Task(task["decoder"], task["name"], detail), file, size), blob)
+        extension = content_of(task["name"], b"").extension
+        preview = wire.packed(decode(task["decoder"], task["name"], Member(file, size, extension), detail), blob)
     except MemoryError:
         # The library may have stopped half-way, in an unknown state: so this process ends.
         wire.send(connection, {"failed": "It needs more memory than a preview may have.", "ends": True})
@@ -85,5 +108,97 @@ def _answer(connection: socket.socket, task: dict[str, Any], head: bytes) -> boo
         # Decoders raise exceptions of any class; each means that the content is damaged.
         wire.send(connection, {"failed": f"It cannot be decoded: {error_text(error)}."})
         return True
-    wire.send(connection, {"done": found}, blob)
+    wire.send(connection, {"done": preview}, blob)
     return True
+
+
+# --- decoders
+
+
+_DECODERS: dict[str, Callable[[Member, Detail], Preview]] = {
+    "picture": decode_media.decode_picture,
+    "audio": decode_media.decode_audio,
+    "video": decode_media.decode_video,
+    "array": decode_data.decode_array,
+    "arrays": decode_data.decode_arrays,
+    "json": decode_data.decode_json,
+    "json_lines": decode_data.decode_lines,
+    "csv": decode_data.decode_csv,
+    "parquet": decode_data.decode_parquet,
+    "pickle": lambda member, detail: _decode_pickle(member, detail),
+}
+
+
+def decode(decoder: str, name: str, member: Member, detail: Detail) -> Preview:
+    """The preview of a member. Raises TooMuch, and any exception that a library raises."""
+    return _decode_packed(name, member, detail) if decoder == "packed" else _DECODERS[decoder](member, detail)
+
+
+def _decode_packed(name: str, member: Member, detail: Detail) -> Preview:
+    """The preview of what is in a compressed member, unpacked up to a limit."""
+    data, is_whole = unpacked(member, detail.read // 2)
+    content = content_of(name.rpartition(".")[0], data[:HEAD])
+    note = f"unpacked from {member.extension}"
+    if not is_whole:
+        note = f"only its first {len(data) >> 20} MiB were unpacked"
+        if content.decoder not in ("json_lines", "csv", "text", "label", "hex", "pdf"):
+            content = Content("text" if content.decoder == "json" else "hex", content.extension)
+    elif content.decoder in ("packed", "parquet"):
+        content = Content("hex", content.extension)
+    inner = Member(io.BytesIO(data), len(data), content.extension, is_whole)
+    shown_size = inner.size if content.decoder in ("hex", "pdf") else inner.least_size
+    preview = plain_preview(content, data, shown_size, detail)
+    if preview is None:
+        preview = _DECODERS[content.decoder](inner, detail)
+    return preview._replace(summary=f"{preview.summary}; {note}", is_cut=preview.is_cut or not is_whole)
+
+
+def unpacked(member: Member, most: int) -> tuple[bytes, bool]:
+    """Up to `most` bytes of a compressed content, and True if that is all. Raises what its reader raises."""
+    with _reader(member) as reader:
+        target = io.BytesIO()
+        while part := reader.read(min(1 << 20, most - target.tell())):
+            target.write(part)
+        return target.getvalue(), target.tell() < most or not reader.read(1)
+
+
+def _reader(member: Member) -> Any:
+    if member.extension == "gz":
+        return gzip.GzipFile(fileobj=member.file)
+    if member.extension == "bz2":
+        return bz2.BZ2File(member.file)
+    if member.extension in ("xz", "lzma"):
+        return lzma.LZMAFile(member.file)
+    try:
+        return streams.zstd().ZstdFile(member.file)
+    except UsageError as error:
+        raise TooMuch(f"It cannot be unpacked: {error}.") from None
+
+
+def _decode_pickle(member: Member, detail: Detail) -> Preview:
+    """A pickle, or the names in a PyTorch archive: as bytes, never loaded."""
+    head = member.file.read(HEAD)
+    preview = hex_preview(head, member.size, PICKLE_NOTE)
+    if not head.startswith(b"PK\x03\x04"):
+        return preview
+    with zipfile.ZipFile(member.file) as archive:
+        entries = archive.infolist()
+    rows = [(readable(entry.filename)[:200], f"{entry.file_size:,}") for entry in entries[: detail.rows]]
+    summary = f"a zip archive of {counted(len(entries), 'file')}, {preview.summary}"
+    return preview._replace(summary=summary, rows=(("name", "bytes"), *rows))
+
+
+def warm_up(libraries: Sequence[str]) -> None:
+    """Load everything that decoding needs, since later no file can be opened."""
+    decode_media.warm_up()
+    decode_data.warm_up()
+    for extension, data in (("gz", gzip.compress(b"a")), ("bz2", bz2.compress(b"a")), ("xz", lzma.compress(b"a"))):
+        unpacked(Member(io.BytesIO(data), len(data), extension), 10)
+    with contextlib.suppress(UsageError):
+        unpacked(Member(io.BytesIO(streams.zstd().compress(b"a")), 0, "zst"), 10)
+    for encoding in ("utf-16", "utf-8-sig", "latin-1"):
+        "a".encode(encoding).decode(encoding)
+    if PARQUET in libraries:
+        decode_data.warm_up_parquet()
+    if PYAV in libraries:
+        decode_media.warm_up_video()

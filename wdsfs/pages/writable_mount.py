@@ -22,14 +22,13 @@ from wdsfs.overlay.upper_directory import load_upper, opened_upper
 from wdsfs.overlay.upper_format import DIRECTORY, FILE, OPEN_DIRECTORY, THE_WHITEOUT, UpperNode
 from wdsfs.packing import diff
 from wdsfs.packing.changes import Changes
-from wdsfs.pages.library import FILES_MAX, File, Library, Sample
+from wdsfs.pages.library import FILES_MAX, NOWHERE, File, Library, Sample
 from wdsfs.pages.preview import Source
 from wdsfs.tree.tree import FULL_NAMES
 
 UPPER_SECONDS = 1.0  # how long the names in the upper are believed: others change it at any time
 NEW_MAX = 10_000  # new samples that are listed; further ones are on the page of changes only
 REST_SHARE = 20  # new samples are not searched again for so many times the duration of the last search
-NOWHERE = -1  # in place of the number of a sample, a shard or an entry
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
-"""Which samples a page is to show: by key, shard, class, columns, and values in their files.
+"""Filters of samples, by key, shard, class, columns and values in files; and searches for what passes them.
 
-All but values are answered by the records: a mask over the entries of one shard at a time, made with NumPy and
-kept for the last few shards. Values need the bytes of a column of each sample that has passed the masks. So a
-search stops after a while, and returns what it has found and where to continue; the page asks on.
+All but values is answered by the records: a mask over the entries of one shard at a time, made with NumPy and
+cached for the last few shards. Values need the bytes of a column of each sample that has passed the masks. So a
+search stops after a while, and returns its result so far and where to continue; the page asks on.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from wdsfs.index.record import STRAY, Record
 from wdsfs.pages.library import Sample, Snapshot
 from wdsfs.pages.preview import Source
 
-SECONDS = 1.0  # how long a search goes on before it answers with what it has found
+SECONDS = 1.0  # how long a search goes on before it answers with its result so far
 VALUE_MAX = 256 << 10  # bytes of a file that is read for a value; what is larger does not match
-MASKS_MAX = 8  # shards whose mask is kept
+MASKS_MAX = 8  # shards whose mask is cached
 _WORDS = {"q": "key", "has": "with column", "lacks": "without"}
 FIELDS = ("q", "shard", "class", "has", "lacks", "column", "field", "value")
 
@@ -56,35 +56,21 @@ class Filter:
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> Filter:
-        """The filter that the fields of a form ask for."""
-        text = {name: query.get(name, "").strip() for name in FIELDS}
-        raw = {name: text[name].encode("utf-8", "surrogateescape") for name in FIELDS}
-        return cls(
-            raw["q"],
-            raw["shard"],
-            raw["class"].strip(b"/"),
-            raw["has"],
-            raw["lacks"],
-            raw["column"],
-            text["field"],
-            text["value"],
-        )
+        """The filter in the fields of a form."""
+        texts = [query.get(name, "").strip() for name in FIELDS]
+        q, shard, class_, has, lacks, column = (text.encode("utf-8", "surrogateescape") for text in texts[:-2])
+        return cls(q, shard, class_.strip(b"/"), has, lacks, column, *texts[-2:])
 
     def fields(self) -> dict[str, str]:
         """The fields of a form from which `of` makes this filter."""
         raw = (self.q, self.shard, self.class_, self.has, self.lacks, self.column)
-        texts = [one.decode("utf-8", "surrogateescape") for one in raw] + [self.field, self.value]
+        texts = [value.decode("utf-8", "surrogateescape") for value in raw] + [self.field, self.value]
         return {name: text for name, text in zip(FIELDS, texts, strict=True) if text}
 
     def query(self, **more: object) -> str:
         """The filter as the query of an address."""
         fields = {**self.fields(), **{name: str(value) for name, value in more.items()}}
         return urlencode(fields, errors="surrogateescape")
-
-    @property
-    def reads(self) -> bool:
-        """True if files have to be read."""
-        return bool(self.column)
 
     @property
     def text(self) -> str:
@@ -99,20 +85,19 @@ class Filter:
         return self != Filter()
 
     def takes_shard(self, name: bytes) -> bool:
-        """True if samples of the shard with this name are wanted. A name is itself, also one with `[` in it."""
+        """True if samples of the shard with this name may pass. A name is itself, also one with `[` in it."""
         return not self.shard or name == self.shard or fnmatch.fnmatchcase(name, self.shard)
 
     def takes(self, sample: Sample) -> bool:
         """True if a sample that no record has passes, but for the value in its file."""
         shard, _, key = sample.path.partition(b"/")
-        has, lacks = _listed(self.has), _listed(self.lacks)
+        has, lacks = _listed(self.has) | {self.column} - {b""}, _listed(self.lacks)
         return (
             self.takes_shard(shard)
             and self.q in key
             and (not self.class_ or key.startswith(self.class_ + b"/"))
             and has.issubset(sample.columns)
             and lacks.isdisjoint(sample.columns)
-            and (not self.column or self.column in sample.columns)
         )
 
     def mask(self, record: Record) -> NDArray[np.bool_]:
@@ -124,11 +109,10 @@ class Filter:
             passed &= _keys_with(record, self.q)
         if self.class_:
             passed &= _entries_below(record, self.class_)
-        for names, there in ((self.has, True), (self.lacks, False)):
-            for name in _listed(names):
-                passed &= _with_column(record, name) == there
-        if self.column:
-            passed &= _with_column(record, self.column)
+        for name in _listed(self.has) | {self.column} - {b""}:
+            passed &= _with_column(record, name)
+        for name in _listed(self.lacks):
+            passed &= ~_with_column(record, name)
         return passed
 
     def matches(self, data: bytes) -> bool:
@@ -136,32 +120,32 @@ class Filter:
         if not self.field:
             return _same(data.decode("utf-8", "replace").strip(), self.value)
         try:
-            found: Any = json.loads(data)
+            value: Any = json.loads(data)
             for step in self.field.split("."):
-                found = found[int(step)] if isinstance(found, list) else found[step]
+                value = value[int(step)] if isinstance(value, list) else value[step]
         except MALFORMED:
             return False
-        if isinstance(found, list) and not any(isinstance(one, dict | list) for one in found):
-            return any(_same(_text_of(one), self.value) for one in found)
-        return _same(_text_of(found), self.value)
+        if isinstance(value, list) and not any(isinstance(item, dict | list) for item in value):
+            return any(_same(_text_of(item), self.value) for item in value)
+        return _same(_text_of(value), self.value)
 
 
 def _listed(names: bytes) -> set[bytes]:
     """Columns that are typed with commas between them."""
-    return {one.strip() for one in names.split(b",")} - {b""}
+    return {name.strip() for name in names.split(b",")} - {b""}
 
 
 def _text_of(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _same(text: str, wanted: str) -> bool:
-    if "*" in wanted:
-        return _is_like(text, wanted.split("*"))
-    if text == wanted:
+def _same(text: str, value: str) -> bool:
+    if "*" in value:
+        return _is_like(text, value.split("*"))
+    if text == value:
         return True
     try:
-        return float(text) == float(wanted)
+        return float(text) == float(value)
     except ValueError:
         return False
 
@@ -177,10 +161,10 @@ def _is_like(text: str, parts: list[str]) -> bool:
     if at > end or not text.startswith(first) or not text.endswith(last):
         return False
     for part in inner:
-        found = text.find(part, at, end)
-        if found < 0:
+        place = text.find(part, at, end)
+        if place < 0:
             return False
-        at = found + len(part)
+        at = place + len(part)
     return True
 
 
@@ -190,29 +174,29 @@ def _keys_with(record: Record, part: bytes) -> NDArray[np.bool_]:
     All names of a shard are one string, which is searched at once; hits across the border of two names do not
     count. A part with a slash may also end in the name of a folder, and the folder's whole path counts.
     """
-    found = np.zeros(record.entries, np.bool_)
+    passed = np.zeros(record.entries, np.bool_)
     folder_part, slash, name_part = part.rpartition(b"/")
     if not slash:
         text, starts = record.entry_name.text, np.asarray(record.entry_name.starts)
         at = _places_in(text, part)
         entries = np.searchsorted(starts, at, "right") - 1
         inside = at + len(part) <= starts[entries + 1]
-        found[entries[inside]] = True
+        passed[entries[inside]] = True
         for place in at[~inside].tolist():  # it may have hidden hits that begin inside of it
             rest = text[place + 1 : place + 2 * len(part)]
             for match in re.finditer(b"(?=" + re.escape(part) + b")", rest):
                 begin = place + 1 + match.start()
                 entry = bisect.bisect_right(record.entry_name.starts, begin) - 1
-                found[entry] |= begin + len(part) <= starts[entry + 1]
+                passed[entry] |= begin + len(part) <= starts[entry + 1]
     for folder in range(1, record.folders):
         entries_in = record.folder_entries(folder)
         path = record.folder_path(folder) if entries_in else b""
         if part in path:
-            found[entries_in.start : entries_in.stop] = True
+            passed[entries_in.start : entries_in.stop] = True
         elif slash and path.endswith(folder_part):
             for entry in entries_in:
-                found[entry] |= record.entry_name[entry].startswith(name_part)
-    return found
+                passed[entry] |= record.entry_name[entry].startswith(name_part)
+    return passed
 
 
 def _places_in(text: memoryview, part: bytes) -> NDArray[np.int64]:
@@ -221,26 +205,26 @@ def _places_in(text: memoryview, part: bytes) -> NDArray[np.int64]:
 
 
 def _entries_below(record: Record, folder: bytes) -> NDArray[np.bool_]:
-    found = np.zeros(record.entries, np.bool_)
+    passed = np.zeros(record.entries, np.bool_)
     for number in range(1, record.folders):
         path = record.folder_path(number)
         if path == folder or path.startswith(folder + b"/"):
             entries = record.folder_entries(number)
-            found[entries.start : entries.stop] = True
-    return found
+            passed[entries.start : entries.stop] = True
+    return passed
 
 
 def _with_column(record: Record, name: bytes) -> NDArray[np.bool_]:
     """The entries with a column of this name."""
     numbers = [at for at in range(len(record.extension_name)) if record.extension_name[at] == name]
     members = np.flatnonzero(np.isin(record.array("member.ext"), numbers))
-    found = np.zeros(record.entries, np.bool_)
-    found[np.searchsorted(record.array("entry.member").astype(np.int64), members, "right") - 1] = True
-    return found
+    passed = np.zeros(record.entries, np.bool_)
+    passed[np.searchsorted(record.array("entry.member").astype(np.int64), members, "right") - 1] = True
+    return passed
 
 
-class Found(NamedTuple):
-    """The samples that a search has found. `after`: where to continue, None at the end.
+class Result(NamedTuple):
+    """The samples of a search so far. `after`: where to continue, None at the end.
 
     `progress` is the part of the set that is done, `unread` how many files could not be read for their values.
     """
@@ -266,44 +250,44 @@ class Search:
         self._source_of, self.new = source_of, new
         self._masks: OrderedDict[tuple[Filter, tuple[int, int, int]], NDArray[np.uint32]] = OrderedDict()
         self._lock = threading.Lock()  # over the masks
-        self._columns: set[bytes] = set()  # some that the set has
+        self._columns: set[bytes] = set()  # some of the columns of the set
 
-    def find(self, wanted: Filter, now: Snapshot, after: int | None, count: int, pace: Pace) -> Found:
+    def find(self, filter_: Filter, now: Snapshot, after: int | None, count: int, pace: Pace) -> Result:
         """Up to `count` samples from the one numbered `after` on, in the order of the set.
 
-        Without `after`, those whose key is exactly `wanted.q` come first, and not once more in their places.
+        Without `after`, those whose key is exactly `filter_.q` come first, and not once more in their places.
         """
-        query = _Query(self, wanted, now, pace)
-        samples = query.exact(count) if wanted.q and after is None else []
+        query = _Query(self, filter_, now, pace)
+        samples = query.exact(count) if filter_.q and after is None else []
         steps = ((at, at if is_candidate else None) for at, is_candidate in query.candidates(after or 0))
         return query.collected(samples, steps, count, now.total + len(query.new))
 
-    def next(self, wanted: Filter, now: Snapshot, number: int, back: bool, pace: Pace) -> Found:
+    def next(self, filter_: Filter, now: Snapshot, number: int, back: bool, pace: Pace) -> Result:
         """The first sample after that number that passes, or with `back` the last one before it.
 
         `after` is the last number that was looked at: where to continue, None at the end.
         """
-        query = _Query(self, wanted, now, pace)
+        query = _Query(self, filter_, now, pace)
         total = max(now.total, 1)
         for at, is_candidate in query.candidates_before(number) if back else query.candidates(number + 1):
             if is_candidate and (sample := query.passed(at)) is not None:
-                return Found([sample], at, at / total, query.unread)
+                return Result([sample], at, at / total, query.unread)
             pace.steps += 1
             if pace.is_over:
                 last = at if is_candidate or back else at - 1
-                return Found([], last, (total - at if back else at) / total, query.unread)
-        return Found([], None, 1.0, query.unread)
+                return Result([], last, (total - at if back else at) / total, query.unread)
+        return Result([], None, 1.0, query.unread)
 
-    def draw(self, wanted: Filter, now: Snapshot, seed: int, after: int, count: int, pace: Pace) -> Found:
+    def draw(self, filter_: Filter, now: Snapshot, seed: int, after: int, count: int, pace: Pace) -> Result:
         """Up to `count` samples in a random order that the seed decides, from the place `after` in it on."""
-        query = _Query(self, wanted, now, pace)
+        query = _Query(self, filter_, now, pace)
         total = now.total + len(query.new)
         steps = ((at, number if query.is_candidate(number) else None) for at, number in draws(total, seed, after))
         return query.collected([], steps, count, draws_of(total))
 
-    def unknown(self, wanted: Filter, now: Snapshot, pace: Pace) -> Unknown | None:
+    def unknown(self, filter_: Filter, now: Snapshot, pace: Pace) -> Unknown | None:
         """The columns of a filter that no sample has; None if it names none, or if that takes too long to know."""
-        missing = (_listed(wanted.has) | _listed(wanted.lacks) | {wanted.column} - {b""}) - self._columns
+        missing = (_listed(filter_.has) | _listed(filter_.lacks) | {filter_.column} - {b""}) - self._columns
         if not missing:
             return None
         known: set[bytes] = set()
@@ -320,27 +304,27 @@ class Search:
         missing -= known
         return Unknown(sorted(missing), sorted(known)) if missing and not pace.is_over else None
 
-    def places(self, wanted: Filter, now: Snapshot, shard: int) -> NDArray[np.uint32]:
+    def places(self, filter_: Filter, now: Snapshot, shard: int) -> NDArray[np.uint32]:
         """The places in the order of a shard of the samples that pass its record. Raises ShardErrors."""
-        if not wanted.takes_shard(now.shards[shard].name):
+        if not filter_.takes_shard(now.shards[shard].name):
             return np.zeros(0, np.uint32)
-        key = wanted, now.version_of(shard)
+        key = filter_, now.version_of(shard)
         with self._lock:
             places = self._masks.get(key)
         if places is None:
             order = np.asarray(now.order(shard))
-            places = np.flatnonzero(now.record(shard, wanted.mask)[order]).astype(np.uint32)
+            places = np.flatnonzero(now.record(shard, filter_.mask)[order]).astype(np.uint32)
             with self._lock:
                 self._masks[key] = places
                 while len(self._masks) > MASKS_MAX:
                     self._masks.popitem(last=False)
         return places
 
-    def passes(self, wanted: Filter, now: Snapshot, sample: Sample) -> bool:
+    def passes(self, filter_: Filter, now: Snapshot, sample: Sample) -> bool:
         """True if the file of a sample has the value. Raises WdsfsError, OSError if it cannot be read."""
-        name = sample.names[sample.columns.index(wanted.column)]
+        name = sample.names[sample.columns.index(filter_.column)]
         source = self._source_of(now, sample.path + b"/" + name)
-        return source.size <= VALUE_MAX and wanted.matches(source.read(0, source.size))
+        return source.size <= VALUE_MAX and filter_.matches(source.read(0, source.size))
 
 
 class Unknown(NamedTuple):
@@ -353,8 +337,8 @@ class Unknown(NamedTuple):
 class _Query:
     """One search in one snapshot."""
 
-    def __init__(self, search: Search, wanted: Filter, now: Snapshot, pace: Pace) -> None:
-        self._search, self._wanted, self._now, self._pace = search, wanted, now, pace
+    def __init__(self, search: Search, filter_: Filter, now: Snapshot, pace: Pace) -> None:
+        self._search, self._filter, self._now, self._pace = search, filter_, now, pace
         self.new = search.new()
         self.unread = 0
 
@@ -371,7 +355,7 @@ class _Query:
             if at < now.total or self.new:
                 yield at, False
         for number in range(max(at, now.total), now.total + len(self.new)):
-            if self._wanted.takes(self.new[number - now.total]):
+            if self._filter.takes(self.new[number - now.total]):
                 yield number, True
 
     def candidates_before(self, at: int) -> Iterator[tuple[int, bool]]:
@@ -387,7 +371,7 @@ class _Query:
 
     def collected(
         self, samples: list[Sample], steps: Iterable[tuple[int, int | None]], count: int, places: int
-    ) -> Found:
+    ) -> Result:
         """These samples and further ones, up to `count`.
 
         Each step has its place, and the number of a candidate or None; there are so many `places`.
@@ -395,23 +379,23 @@ class _Query:
         there = {sample.number for sample in samples}
         for at, number in steps:
             if self._pace.is_over or (number is not None and len(samples) == count):
-                return Found(samples, at, at / places, self.unread)
+                return Result(samples, at, at / places, self.unread)
             try:
                 sample = None if number is None or number in there else self.passed(number)
             except StaleShard:
-                if not (self._wanted.reads and self._pace.steps):
+                if not (self._filter.column and self._pace.steps):
                     raise
-                return Found(samples, at, at / places, self.unread)  # to go on in a newer snapshot
+                return Result(samples, at, at / places, self.unread)  # to go on in a newer snapshot
             self._pace.steps += 1
             samples += [] if sample is None else [sample]
-        return Found(samples, None, 1.0, self.unread)
+        return Result(samples, None, 1.0, self.unread)
 
     def is_candidate(self, number: int) -> bool:
         """True if the sample with this number passes but for its value."""
-        if not self._wanted:
+        if not self._filter:
             return True
         if number >= self._now.total:
-            return self._wanted.takes(self.new[number - self._now.total])
+            return self._filter.takes(self.new[number - self._now.total])
         shard = self._now.shard_of(number)
         return _holds(self._places(shard), number - self._now.first_of(shard))
 
@@ -419,10 +403,10 @@ class _Query:
         """The sample of a candidate; None if it has another value, or its file cannot be read."""
         total = self._now.total
         sample = self._now.sample(number) if number < total else self.new[number - total]
-        if not self._wanted.reads:
+        if not self._filter.column:
             return sample
         try:
-            return sample if self._search.passes(self._wanted, self._now, sample) else None
+            return sample if self._search.passes(self._filter, self._now, sample) else None
         except StaleShard:  # the numbers are of another content
             raise
         except NoSuchEntry:  # removed in the overlay
@@ -434,12 +418,12 @@ class _Query:
     def exact(self, count: int) -> list[Sample]:
         """The samples with exactly this key, which the index finds at once, however many others there are."""
         samples: list[Sample] = []
-        crc = zlib.crc32(self._wanted.q)
+        crc = zlib.crc32(self._filter.q)
         for shard in self._now.readable:
             if self._pace.is_over or len(samples) >= count:
                 break
             self._pace.steps += 1
-            if self._wanted.takes_shard(self._now.shards[shard].name):
+            if self._filter.takes_shard(self._now.shards[shard].name):
                 samples += [
                     sample for number in self._named(shard, crc) if (sample := self.passed(number)) is not None
                 ]
@@ -448,12 +432,12 @@ class _Query:
     def _named(self, shard: int, crc: int) -> list[int]:
         """The numbers of the samples of a shard with exactly this key that pass its record. Raises ShardErrors."""
         now = self._now
-        entries = now.record(shard, lambda record: list(record.find_samples(self._wanted.q, crc)))
+        entries = now.record(shard, lambda record: list(record.find_samples(self._filter.q, crc)))
         numbers = [now.number_of(shard, entry) for entry in entries]
         return [number for number in numbers if number is not None and self.is_candidate(number)]
 
     def _places(self, shard: int) -> NDArray[np.uint32]:
-        return self._search.places(self._wanted, self._now, shard)
+        return self._search.places(self._filter, self._now, shard)
 
 
 class Pace:
@@ -489,9 +473,9 @@ def draws(total: int, seed: int, after: int = 0) -> Iterator[tuple[int, int]]:
             mixed = (right * key + (key >> 32)) & 0xFFFFFFFFFFFFFFFF
             mixed ^= mixed >> 29
             left, right = right, left ^ (mixed * 0x9E3779B97F4A7C15 >> 40 & low)
-        found = left << half | right
-        if found < total:
-            yield place, found
+        number = left << half | right
+        if number < total:
+            yield place, number
 
 
 def draws_of(total: int) -> int:

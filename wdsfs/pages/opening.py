@@ -1,13 +1,18 @@
-"""Has the pages show a set that grows: looks for another one before a page is made, at most every few seconds."""
+"""The subject of the pages: a set, the mount that shows it, and where its samples are changed.
+
+A set that grows is renewed before a page is made, at most every few seconds.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from wdsfs.errors import WdsfsError, counted
 from wdsfs.pages.library import Library
+from wdsfs.pages.writable_mount import WritableMount
 from wdsfs.tree.shard_set import ShardSet
 from wdsfs.tree.tree import LowerTree
 
@@ -17,7 +22,7 @@ LOOK_SECONDS, REST_SHARE = 1.0, 10
 
 class Renewal:
     """The set of a library over time. `look` returns the tree to show from now on, None for the one that is shown;
-    `news` what else is to be said of that, if anything.
+    `news` more to say about it, if anything.
 
     Answers that have begun go on with the set that they began with.
     """
@@ -32,7 +37,7 @@ class Renewal:
         self._error = ""
 
     def look(self) -> bool:
-        """True if the library shows another set now."""
+        """Look for another set, unless that was done a moment ago; True if the library shows another one now."""
         with self._looking:
             return self._look_now()
 
@@ -56,9 +61,9 @@ class Renewal:
 
     @property
     def text(self) -> str:
-        """What a page says of it; empty while nothing has changed."""
+        """The news for each page; empty while nothing has changed."""
         if self._error:
-            return f"The set is shown as it was, for it cannot be looked for anew: {self._error}"
+            return f"The set is shown as it was, for it cannot be read again: {self._error}"
         now = self._names()
         changes = (len(now - self._begun), "came"), (len(self._begun - now), "went")
         texts = [f"{counted(number, 'shard')} {word}" for number, word in changes if number]
@@ -67,3 +72,24 @@ class Renewal:
 
     def _names(self) -> set[bytes]:
         return {shard.name for shard in self._library.tree.lower.shards}
+
+
+class Place(NamedTuple):
+    """Where samples are changed: below the directory `top`, once `command` has been typed."""
+
+    top: str
+    command: str
+
+
+class Subject(NamedTuple):
+    """What the pages show: a set, and `mount`, the writable mount that shows it, if there is one.
+
+    `place` is None where samples have other paths in a mount than here. `note` is shown on every page: what is
+    special about this view of the set.
+    """
+
+    library: Library
+    mount: WritableMount | None = None
+    place: Place | None = None
+    note: str = ""
+    renewal: Renewal | None = None

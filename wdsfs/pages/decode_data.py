@@ -1,0 +1,489 @@
+"""Decodes JSON, tables and NumPy arrays: as text, rows and pictures. Nothing is unpickled."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import itertools
+import json
+import math
+import zipfile
+import zlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.lib import format as npy
+from PIL import Image
+
+from wdsfs.errors import counted
+from wdsfs.pages.decode_media import picture_of, stretched
+from wdsfs.pages.preview import (
+    ARRAY,
+    JSON,
+    PARQUET,
+    TABLE,
+    Detail,
+    Picture,
+    Preview,
+    decoded,
+    error_text,
+    readable,
+    text_preview,
+)
+from wdsfs.pages.wire import Member
+
+PARSED_MAX = 4 << 20  # bytes of JSON; of more only the beginning is shown, as text
+DEPTH_MAX = 16  # levels that are shown
+ITEMS_MAX = 200  # of a list or an object that are shown
+STRING_MAX = 4000  # characters of a text in it
+LINES_MAX = 1000  # of JSON lines that are parsed
+_WRITTEN = 50  # bytes of JSON lines that are read for each character that is shown
+
+FIRST_BYTES = 1 << 20  # of a csv file that is too long to be counted; no cell is longer
+COUNTED = 8  # rows are counted in csv files of up to this part (an eighth) of the bytes that may be read
+COLUMNS_MAX = 100  # that are shown
+CELL_MAX = 200  # characters
+CELL_ITEMS_MAX = 20  # of a list in a cell
+
+VALUES_BYTES = 48 << 20  # of one array that are read
+ARRAYS_MAX = 12  # of an npz that are shown
+EDGE_OF_MANY = 256  # pixels of their pictures: a page has all of them
+SHOWN = 64  # first values that are shown
+CELL = 60  # characters of them in a row of an npz
+_EDGE_MIN = 8  # pixels: a smaller array is hardly a picture
+_HEADER_MAX = 10_000  # characters
+
+
+def _read(file: BinaryIO, length: int) -> bytes:
+    """So many bytes, fewer only at the end."""
+    target = io.BytesIO()
+    while length and (part := file.read(min(length, 1 << 20))):
+        target.write(part)
+        length -= len(part)
+    return target.getvalue()
+
+
+# --- JSON
+
+
+class _Literal(str):
+    """A number as it is written: a float could have another value."""
+
+    __slots__ = ()
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """The members of an object, also those whose name comes twice."""
+
+
+def decode_json(member: Member, detail: Detail) -> Preview:
+    """A JSON document, laid out with every value as it is written; one that is too large, or not JSON, as text."""
+    size = member.least_size
+    if size > PARSED_MAX:
+        data = member.file.read(detail.characters * 4)
+        return text_preview(data, size, detail)._replace(
+            kind=JSON, problem=f"More than {PARSED_MAX >> 20} MiB: the beginning is shown as it is written."
+        )
+    data = member.file.read(size)
+    try:
+        value = _parsed(decoded(data, True)[0])
+    except (ValueError, RecursionError) as error:
+        return text_preview(data, size, detail)._replace(problem=f"It is not shown as JSON: {error_text(error)}.")
+    text, is_cut = _laid_out([value], detail.characters, wide=True)
+    return Preview(JSON, _summary(value), text=text, is_cut=is_cut)
+
+
+def decode_lines(member: Member, detail: Detail) -> Preview:
+    """JSON lines: a document in each line, as far as they fit."""
+    size = member.least_size
+    data = member.file.read(min(size, PARSED_MAX, detail.characters * _WRITTEN))
+    lines = decoded(data, len(data) >= size)[0].removesuffix("\n").split("\n")  # not U+2028: a text may have it
+    if len(data) < size and len(lines) > 1:
+        lines.pop()  # perhaps cut
+    values = []
+    try:
+        for line in lines[:LINES_MAX]:
+            if line.strip():
+                values.append(_parsed(line))
+    except (ValueError, RecursionError) as error:
+        problem = f"It is not shown as JSON, because of line {len(values) + 1:,}: {error_text(error)}."
+        return text_preview(data, size, detail)._replace(problem=problem)
+    text, is_cut = _laid_out(values, detail.characters, wide=False)
+    is_cut = is_cut or len(data) < size or len(lines) > LINES_MAX
+    summary = "the beginning" if len(data) < size else counted(len(lines), "line")
+    return Preview(JSON, summary, text=text, is_cut=is_cut)
+
+
+def _parsed(text: str) -> Any:
+    return json.loads(
+        text, parse_int=_Literal, parse_float=_Literal, parse_constant=_Literal, object_pairs_hook=_Pairs
+    )
+
+
+def _summary(value: Any) -> str:
+    if isinstance(value, _Pairs):
+        return f"an object of {counted(len(value), 'field')}"
+    return f"a list of {counted(len(value), 'item')}" if isinstance(value, list) else "a value"
+
+
+def _laid_out(values: list[Any], most: int, wide: bool) -> tuple[str, bool]:
+    """The documents as text, and True if something is left out. `wide`: a line for each item."""
+    parts: list[str] = []
+    length = 0
+    writer = _Writer(wide)
+    for number, value in enumerate(values):
+        for part in itertools.chain(["\n"] if number else [], writer.pieces(value, 0)):
+            parts.append(part)
+            length += len(part)
+            if length > most:
+                return "".join(parts)[:most], True
+    return "".join(parts), writer.has_left_out
+
+
+class _Writer:
+    """Writes values piece by piece, so that the reader can stop."""
+
+    def __init__(self, wide: bool) -> None:
+        self._wide = wide
+        self.has_left_out = False
+
+    def pieces(self, value: Any, depth: int) -> Iterator[str]:
+        if isinstance(value, _Literal):
+            yield str(value)
+        elif isinstance(value, str):
+            yield self._string(value)
+        elif isinstance(value, _Pairs):
+            items = ((f"{self._string(name)}: ", item) for name, item in value)
+            yield from self._container("{", "}", items, len(value), depth)
+        elif isinstance(value, list):
+            yield from self._container("[", "]", (("", item) for item in value), len(value), depth)
+        else:
+            yield json.dumps(value)
+
+    def _container(
+        self, opening: str, closing: str, items: Iterator[tuple[str, Any]], count: int, depth: int
+    ) -> Iterator[str]:
+        if not count:
+            yield opening + closing
+            return
+        if depth >= DEPTH_MAX:
+            self.has_left_out = True
+            yield f"{opening} … {count:,} inside {closing}"
+            return
+        indent = "\n" + "  " * (depth + 1) if self._wide else ""
+        yield opening
+        for number, (name, item) in enumerate(items):
+            if number == ITEMS_MAX:
+                self.has_left_out = True
+                yield f",{indent or ' '}… {count - number:,} more"
+                break
+            yield ("" if not number else "," if self._wide else ", ") + indent + name
+            yield from self.pieces(item, depth + 1)
+        yield ("\n" + "  " * depth if self._wide else "") + closing
+
+    def _string(self, text: str) -> str:
+        if len(text) <= STRING_MAX:
+            return readable(json.dumps(text, ensure_ascii=False))
+        self.has_left_out = True
+        beginning = json.dumps(readable(text[:STRING_MAX]), ensure_ascii=False)
+        return f"{beginning} … {len(text) - STRING_MAX:,} more"
+
+
+# --- tables
+
+
+def decode_csv(member: Member, detail: Detail) -> Preview:
+    """A csv or tsv file whose first row has the names."""
+    is_counted = member.least_size <= detail.read // COUNTED
+    data = _read(member.file, member.size if is_counted else FIRST_BYTES)
+    text, note = decoded(data, is_counted or len(data) == member.least_size)
+    rows = _rows(text, "\t" if member.extension == "tsv" else _delimiter(text))
+    header = next(rows, [])
+    shown = list(itertools.islice(rows, detail.rows))
+    total = None
+    if is_counted:
+        try:
+            total = len(shown) + sum(1 for _ in rows)
+        except csv.Error:
+            total = None
+    names = [readable(name)[:CELL_MAX] for name in header[:COLUMNS_MAX]]
+    columns = tuple((name, _type_of([row[at] for row in shown if at < len(row)])) for at, name in enumerate(names))
+    cells = tuple(tuple(_cell(cell) for cell in row[:COLUMNS_MAX]) for row in shown)
+    return _table(columns, cells, total, len(header), note)
+
+
+def _delimiter(text: str) -> str:
+    """What divides the cells of the first line: a comma, unless there are more semicolons or tabs."""
+    line = text.partition("\n")[0]
+    return max(",;\t", key=line.count)
+
+
+def _rows(text: str, delimiter: str) -> Iterator[list[str]]:
+    csv.field_size_limit(FIRST_BYTES)
+    lines = (line.replace("\x00", "\u2400") for line in io.StringIO(text, newline=""))
+    return (row for row in csv.reader(lines, delimiter=delimiter) if row)
+
+
+def _type_of(cells: list[str]) -> str:
+    """What the first values of a column look like."""
+    filled = [cell for cell in cells if cell.strip()]
+    for name, kind in (("integer", int), ("number", float)):
+        try:
+            for cell in filled:
+                kind(cell)
+        except ValueError:
+            continue
+        return name if filled else ""
+    return "text"
+
+
+def _cell(value: Any) -> str:
+    text = readable(value if isinstance(value, str) else str(value))
+    return text if len(text) <= CELL_MAX else text[:CELL_MAX] + "…"
+
+
+def _table(
+    columns: tuple[tuple[str, str], ...],
+    cells: tuple[tuple[str, ...], ...],
+    total: int | None,
+    width: int,
+    problem: str,
+) -> Preview:
+    """A table of these columns (name and type), all or the first; it has `total` rows, if that is known."""
+    summary = counted(width, "column")
+    summary = f"{counted(total, 'row')} of {summary}" if total is not None else summary
+    if width > len(columns):
+        problem = f"{problem} Only the first {len(columns):,} columns are shown.".strip()
+    names = tuple(f"{name} ({kind})" if kind else name for name, kind in columns)
+    is_cut = total is None or total > len(cells) or width > len(columns)
+    return Preview(TABLE, summary, rows=(names, *cells), is_cut=is_cut, problem=problem)
+
+
+def decode_parquet(member: Member, detail: Detail) -> Preview:
+    """A parquet file, by pyarrow. Raises what pyarrow raises."""
+    parquet = importlib.import_module("pyarrow.parquet")
+    with parquet.ParquetFile(member.file, memory_map=False, pre_buffer=False) as table:
+        fields, width = list(table.schema_arrow)[:COLUMNS_MAX], len(table.schema_arrow)
+        total = int(table.metadata.num_rows)
+        columns = tuple((readable(field.name)[:CELL_MAX], str(field.type)[:CELL_MAX]) for field in fields)
+        names = [field.name for field in fields]
+        batches = table.iter_batches(batch_size=detail.rows, columns=names, use_threads=False)
+        first = next(batches, None)
+        values = [] if first is None else [[_cell(_shown(value)) for value in column] for column in first.columns]
+    return _table(columns, tuple(zip(*values, strict=False))[: detail.rows], total, width, "")
+
+
+def _shown(value: Any) -> Any:
+    """A value of Arrow for a cell: bytes by their number, lists by their first items, times in full.
+
+    Python has no times in nanoseconds or far away, and those of a zone need files that a worker cannot open.
+    """
+    types = importlib.import_module("pyarrow").types
+    kind = value.type
+    if not value.is_valid:
+        return ""
+    if types.is_dictionary(kind):
+        return _shown(value.value)
+    if types.is_struct(kind):
+        return {name: _shown(item) for name, item in itertools.islice(value.items(), CELL_ITEMS_MAX)}
+    if types.is_nested(kind) and hasattr(value, "values"):
+        items = value.values  # sliced before it is taken apart: a list may be long
+        shown = [_shown(item) for item in items.slice(0, CELL_ITEMS_MAX)]
+        rest = len(items) - CELL_ITEMS_MAX
+        return f"{str(shown)[:-1]}, … {rest:,} more]" if rest > 0 else shown
+    if types.is_timestamp(kind):
+        return _time_text(value)
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        return counted(value.as_buffer().size, "byte")
+    try:
+        return value.as_py()
+    except (ValueError, OverflowError):  # out of Python's range, or a text that is not UTF-8
+        return _by_arrow(value)
+
+
+def _time_text(value: Any) -> str:
+    """A time as `2024-05-01 12:00:00.000000001`; one that has a zone in UTC, with `Z`."""
+    pyarrow = importlib.import_module("pyarrow")
+    plain = pyarrow.scalar(value.value, pyarrow.timestamp(value.type.unit))
+    return f"{_by_arrow(plain)}{'Z' if value.type.tz else ''}"
+
+
+def _by_arrow(value: Any) -> str:
+    """A value as Arrow writes it; where it cannot, the number that it stores, and its type."""
+    pyarrow = importlib.import_module("pyarrow")
+    try:
+        return str(value.cast(pyarrow.string()).as_py())
+    except (ValueError, pyarrow.ArrowException):
+        return f"{getattr(value, 'value', '')} ({value.type})".strip()
+
+
+# --- arrays
+
+
+class _Array(NamedTuple):
+    """A preview of one array in parts. Without `dtype` it could not be read; `problem` says why."""
+
+    shape: str = ""
+    dtype: str = ""
+    range: str = ""
+    values: str = ""
+    is_cut: bool = False
+    problem: str = ""
+    picture: Picture | None = None
+
+    @property
+    def summary(self) -> str:
+        return ", ".join(part for part in (self.dtype, self.shape, self.range) if part)
+
+
+def decode_array(member: Member, detail: Detail) -> Preview:
+    """An npy file: shape, type, range and first values, and a picture. Raises ValueError if it is not one."""
+    array = _array(member.file, detail, _values_bytes(detail))
+    pictures = (array.picture,) if array.picture else ()
+    return Preview(ARRAY, array.summary, pictures, array.values, is_cut=array.is_cut, problem=array.problem)
+
+
+def decode_arrays(member: Member, detail: Detail) -> Preview:
+    """An npz file: its first arrays. Raises BadZipFile."""
+    left = _values_bytes(detail)
+    rows = [("array", "type", "shape", "range", "")]
+    pictures = []
+    with zipfile.ZipFile(member.file) as archive:
+        entries = archive.infolist()
+        edge = detail.edge if len(entries) == 1 else min(detail.edge, EDGE_OF_MANY)
+        for entry in entries[:ARRAYS_MAX]:
+            name = readable(entry.filename.removesuffix(".npy"))[:200]
+            array = _array_in(archive, entry, detail._replace(edge=edge), left)
+            left -= min(left, entry.file_size)
+            rows.append((name, array.dtype, array.shape, array.range, array.problem or array.values[:CELL]))
+            if array.picture:
+                pictures.append(array.picture._replace(alt=f"{name}: {array.picture.alt}"))
+    is_cut = len(entries) > ARRAYS_MAX
+    return Preview(ARRAY, counted(len(entries), "array"), tuple(pictures), rows=tuple(rows), is_cut=is_cut)
+
+
+def _array_in(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, detail: Detail, most: int) -> _Array:
+    try:
+        with archive.open(entry) as file:
+            return _array(file, detail, most)
+    except (ValueError, OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError, zlib.error) as error:
+        return _Array(problem=f"It cannot be decoded: {error_text(error)}.")
+
+
+def _values_bytes(detail: Detail) -> int:
+    return min(VALUES_BYTES, detail.read // 4 * 3)
+
+
+def _array(file: Any, detail: Detail, most: int) -> _Array:
+    """An array, of which `most` bytes may be read."""
+    shape, fortran, dtype = _header(file)
+    array = _Array(" x ".join(f"{n:,}" for n in shape) or "a single value", _name_of(dtype))
+    if dtype.hasobject:
+        return array._replace(problem="It holds pickled Python objects, which could run anything: never loaded.")
+    count = math.prod(shape)
+    if not dtype.itemsize or not count:
+        return array._replace(range="no values")
+    allowed = min(count, most // dtype.itemsize)
+    data = _read(file, allowed * dtype.itemsize)
+    there = len(data) // dtype.itemsize
+    values = np.frombuffer(data, dtype, there)
+    problem = ""
+    if there < allowed:
+        problem = f"It is cut off: {there:,} of {count:,} values are there."
+    elif there < count:
+        problem = f"Only the first {there:,} of {count:,} values are looked at."
+    array = array._replace(
+        range=_range(values), values=_first(values, detail), is_cut=count > SHOWN, problem=problem
+    )
+    if there < count:
+        return array
+    image = _image(values.reshape(shape, order="F" if fortran else "C"), detail)
+    return array._replace(picture=picture_of(image, f"array of {array.summary}") if image else None)
+
+
+def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, order and type of the array that follows. Raises ValueError."""
+    version = npy.read_magic(file)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise ValueError(f"an npy file of the unknown version {version}")
+    shape, fortran, dtype = read(file, max_header_size=_HEADER_MAX)
+    if len(shape) > 32 or any(n < 0 for n in shape):
+        raise ValueError("an impossible shape")
+    return shape, fortran, dtype
+
+
+def _name_of(dtype: np.dtype[Any]) -> str:
+    return readable(str(dtype.descr) if dtype.names else str(dtype))[:500]
+
+
+def _range(values: np.ndarray) -> str:
+    """The smallest and the largest value, and how many are not finite."""
+    if values.dtype.kind not in "biuf" or not len(values):
+        return ""
+    odd = 0
+    if values.dtype.kind == "f":
+        finite = np.isfinite(values)
+        odd = len(values) - int(finite.sum())
+        values = values[finite] if odd else values
+    text = f"from {values.min()} to {values.max()}" if len(values) else ""
+    return f"{text}, {odd:,} not finite".removeprefix(", ") if odd else text
+
+
+def _first(values: np.ndarray, detail: Detail) -> str:
+    """The first values, as NumPy writes them."""
+    some = values[:SHOWN]
+    if some.dtype.kind in "SUV" and some.dtype.itemsize > 1000:
+        return ""
+    return readable(np.array2string(some, threshold=SHOWN, max_line_width=100))[: detail.characters]
+
+
+def _image(values: np.ndarray, detail: Detail) -> Image.Image | None:
+    """A picture of an array of two dimensions, or of one with 1, 3 or 4 channels first or last."""
+    if values.dtype.kind not in "biuf":
+        return None
+    if values.ndim == 3:
+        if values.shape[2] not in (1, 3, 4) and values.shape[0] in (1, 3, 4):
+            values = values.transpose(1, 2, 0)
+        if values.shape[2] not in (1, 3, 4):
+            return None
+        values = values[:, :, 0] if values.shape[2] == 1 else values
+    if values.ndim not in (2, 3) or min(values.shape[:2]) < _EDGE_MIN:
+        return None
+    step = max(math.ceil(max(values.shape[:2]) / detail.edge), 1)
+    values = np.ascontiguousarray(values[::step, ::step])
+    if not min(values.shape[:2]):
+        return None
+    if values.dtype == np.uint8:
+        return Image.fromarray(values)
+    if values.ndim == 3:
+        return Image.merge("RGB", [stretched(values[:, :, n]) for n in range(3)])
+    return stretched(values)
+
+
+# --- loading
+
+
+def warm_up() -> None:
+    """Load what NumPy and others load at their first use: afterwards no file can be opened."""
+    target = io.BytesIO()
+    np.savez_compressed(target, a=np.zeros((9, 9, 3), np.float32), b=np.zeros(3, "S2"), c=np.zeros(3, "i4,f8"))
+    target.seek(0)
+    decode_arrays(Member(target, 0, "npz"), Detail(64, 100, 3))
+    decode_json(Member(io.BytesIO(b'{"a": [1]}'), 10, "json"), Detail(1, 10, 1))
+    decode_csv(Member(io.BytesIO(b"a,b\n1,2\n"), 8, "csv"), Detail(1, 10, 1))
+
+
+def warm_up_parquet() -> None:
+    """Load what pyarrow loads at its first use."""
+    pyarrow, parquet = (importlib.import_module(name) for name in (PARQUET, "pyarrow.parquet"))
+    pyarrow.set_cpu_count(1)
+    pyarrow.set_io_thread_count(1)
+    target = io.BytesIO()
+    times = pyarrow.array([1, 2], pyarrow.timestamp("ns", "UTC"))
+    columns = {"a": [1, 2], "b": ["x", None], "c": [[1], [2]], "d": [b"", b"1"], "e": times, "f": [{"x": 1}, None]}
+    parquet.write_table(pyarrow.table(columns), target)
+    target.seek(0)
+    decode_parquet(Member(target, 0, "parquet"), Detail(1, 1, 2))

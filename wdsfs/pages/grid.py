@@ -1,0 +1,236 @@
+"""The pages that lead to samples: the grid, random samples, and the next one that passes a filter.
+
+A search that takes long makes a page piece by piece: each answer says where the next one goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, quote
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from wdsfs.errors import NoSuchEntry, UsageError, several
+from wdsfs.pages.downloads import suffix, text_of
+from wdsfs.pages.library import NOWHERE, Sample, Snapshot
+from wdsfs.pages.preview import PLAYERS, TEXTS, content_of
+from wdsfs.pages.previewer import draws_videos
+from wdsfs.pages.search import Filter, Pace, Result, Search
+
+PAGE = 60  # samples of a grid
+COLUMNS = 50  # of a set that are listed where a filter names another one
+FIELDS_MAX = 20  # fields of an address
+SHARDS_MAX = 500  # shards that are offered for the filter
+SEED_MAX = 1 << 31
+TURNS_MAX = 120  # how often a search goes on by itself, some seconds each
+
+# Extensions of files for a thumbnail, the best first; of labels; and of texts whose beginning a tile shows.
+PICTURES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "avif", "npy", "npz")
+VIDEOS = ("mp4", "m4v", "mov", "webm", "mkv", "ogv", "avi", "mpg")
+LABELS = ("cls", "label", "class", "labels")
+BEGINNINGS = ("txt", "transcript", "caption", "text", *sorted(TEXTS), "json", "jsonl", "csv", "tsv", *LABELS)
+
+
+def query_of(request: Request) -> dict[str, str]:
+    """The fields of an address, the first of each name. Raises UsageError for too many.
+
+    Bytes that are not UTF-8 become surrogates, as in names of shards.
+    """
+    text = request.scope["query_string"].decode("ascii", "replace")
+    try:
+        pairs = parse_qsl(text, keep_blank_values=True, errors="surrogateescape", max_num_fields=FIELDS_MAX)
+    except ValueError:
+        raise UsageError(f"more than {FIELDS_MAX} fields are too many") from None
+    return dict(reversed(pairs))
+
+
+class Piece(NamedTuple):
+    """The part of a page of the grid that an answer makes.
+
+    `name` is the field that says where it begins, which is `at`; the page begins at `start`, and has `have`
+    samples so far, after `turn` pieces in which `unread` files could not be read.
+    """
+
+    name: str
+    at: int
+    start: int
+    have: int
+    unread: int
+    turn: int
+
+    @classmethod
+    def of(cls, query: Mapping[str, str], name: str) -> Piece:
+        """The piece that an address names. Raises UsageError."""
+        at, have, unread, turn = (_number(query, field) for field in (name, "have", "unread", "turn"))
+        return cls(name, at, _number(query, "start", at), min(have, PAGE - 1), unread, turn)
+
+    @property
+    def room(self) -> int:
+        """The number of samples that the page has room for."""
+        return PAGE - self.have
+
+    def further(self, more: str, result: Result) -> str | None:
+        """The address of the next piece, which begins as `more`; None if the page is full, or has had its time."""
+        have = self.have + len(result.samples)
+        if have >= PAGE or self.turn >= TURNS_MAX:
+            return None
+        unread = self.unread + result.unread
+        return f"{more}&have={have}&unread={unread}&start={self.start}&turn={self.turn + 1}"
+
+
+class Grid:
+    """The answers. `mark` says how an overlay changes a path, `page` fills in a template.
+
+    `run` is another text for each server: browsers cache thumbnails, and the next server may have another set at
+    the same port.
+    """
+
+    def __init__(
+        self, search: Search, mark: Callable[[bytes], str], page: Callable[..., Response], run: str
+    ) -> None:
+        self._search, self._mark, self._page, self._run = search, mark, page, run
+
+    def all(self, now: Snapshot, request: Request) -> Response:
+        """Samples in the order of the set, those that pass the filter."""
+        query = query_of(request)
+        filter_, piece = Filter.of(query), Piece.of(query, "at")
+        notes, result = self._objection(filter_, now, piece)
+        after = piece.at if "at" in query else None
+        result = result or self._search.find(filter_, now, after, piece.room, _pace(request))
+        back = None
+        if piece.start:
+            back = f"/?{filter_.query()}" if filter_ else f"/?at={max(piece.start - PAGE, 0)}"
+        return self._grid(filter_, now, result, piece, notes, page="/", back=back, seed=None)
+
+    def random(self, now: Snapshot, request: Request) -> Response:
+        """A random sample of the set, or of what passes the filter; the same one for the same seed."""
+        query = query_of(request)
+        filter_, piece = Filter.of(query), Piece.of(query, "after")
+        seed = _number(query, "seed") % SEED_MAX
+        notes, result = self._objection(filter_, now, piece)
+        result = result or self._search.draw(filter_, now, seed, piece.at, piece.room, _pace(request))
+        back = f"/random?{filter_.query(seed=seed)}" if piece.start else None
+        return self._grid(filter_, now, result, piece, notes, page="/random", back=back, seed=seed)
+
+    def _objection(self, filter_: Filter, now: Snapshot, piece: Piece) -> tuple[list[str], Result | None]:
+        """Faults of a filter, in sentences, and the empty result where no search is needed."""
+        nothing = Result([], None, 1.0, 0)
+        if filter_.value and not filter_.column:
+            return ["A value is looked for in a column: type its name, too."], nothing
+        unknown = self._search.unknown(filter_, now, Pace()) if not piece.turn else None
+        if unknown is None:
+            return [], None
+        missing, known = (several([text_of(name) for name in names], COLUMNS) for names in unknown)
+        note = f"No sample has a column {missing}. Columns of this set: {known or 'none'}."
+        return [note], nothing if filter_.needs(unknown.missing) else None
+
+    def _grid(
+        self, filter_: Filter, now: Snapshot, result: Result, piece: Piece, notes: list[str], **values: Any
+    ) -> Response:
+        new_count, shards = len(self._search.new()), [shard.name for shard in now.shards]
+        total, seed = now.total + new_count, values["seed"]
+        fields = {} if seed is None else {"seed": seed}
+        more = on = None
+        if result.after is not None:
+            more = f"{values['page']}?{filter_.query(**fields, **{piece.name: result.after})}"
+            on = piece.further(more, result)
+        return self._page(
+            "grid.html",
+            filter=filter_.fields(),
+            query=filter_.query(),
+            cards=[self._card(now, sample) for sample in result.samples],
+            notes=notes,
+            have=piece.have + len(result.samples),
+            unread=piece.unread + result.unread,
+            start=piece.start,
+            looked=max(round(result.progress * total) - (piece.start if seed is None else 0), 0),
+            progress=result.progress,
+            more=more,
+            on=on,
+            total=total,
+            new_count=new_count,
+            unreadable=len(shards) - sum(1 for _ in now.readable),
+            shards=shards if len(shards) <= SHARDS_MAX else [],
+            shard_count=len(shards),
+            next_seed=((seed or 0) + 1) % SEED_MAX,
+            page_size=PAGE,
+            **values,
+        )
+
+    def _card(self, now: Snapshot, sample: Sample) -> dict[str, Any]:
+        """A sample as the grid shows it."""
+        by_suffix: dict[str, int] = {}
+        for at, column in enumerate(sample.columns):
+            by_suffix.setdefault(suffix(column), at)
+
+        def path_of_first(suffixes: Iterable[str]) -> bytes | None:
+            at = next((by_suffix[suffix] for suffix in suffixes if suffix in by_suffix), None)
+            return None if at is None else sample.path + b"/" + sample.names[at]
+
+        picture = path_of_first((*PICTURES, *VIDEOS) if draws_videos() else PICTURES)
+        sound = path_of_first(suffix for suffix in by_suffix if PLAYERS.get(suffix, "").startswith("audio/"))
+        unknown = (suffix for suffix in by_suffix if content_of(suffix, b"").decoder == "hex")
+        text = path_of_first(BEGINNINGS) or path_of_first(unknown)
+        label = path_of_first(LABELS)
+        # Another address for a thumbnail after a change of the shard.
+        tag = 0 if sample.shard == NOWHERE else now.version_of(sample.shard)[2]
+        return {
+            "sample": sample,
+            "key": sample.path.partition(b"/")[2] or sample.path,
+            "picture": picture,
+            "sound": None if picture else sound,
+            "text": None if picture else text,
+            "caption": (label or text) if picture else label if label != text else None,
+            "kind": next(iter(by_suffix), "…"),
+            "mark": self._mark(sample.path),
+            "version": f"{self._run}-{tag}",
+        }
+
+    def go(self, now: Snapshot, request: Request) -> Response:
+        """To the sample with a number."""
+        query = query_of(request)
+        return _to_sample(now.sample(_number(query, "number")), Filter.of(query))
+
+    def turn(self, now: Snapshot, request: Request, back: bool) -> Response:
+        """To the next sample that passes the filter, or to the previous one."""
+        query = query_of(request)
+        filter_, number, turn = Filter.of(query), _number(query, "number"), _number(query, "turn")
+        result = self._search.next(filter_, now, number, back, _pace(request))
+        if result.samples:
+            return _to_sample(result.samples[0], filter_)
+        if result.after is None:
+            raise NoSuchEntry(f"no sample {'before' if back else 'after'} this one passes the filter")
+        start = _number(query, "start", number)
+        page = "/previous" if back else "/next"
+        return self._page(
+            "turn.html",
+            back=back,
+            progress=result.progress,
+            query=filter_.query(),
+            start=start,
+            looked=abs(result.after - start),
+            more=f"{page}?{filter_.query(number=result.after, start=start, turn=turn + 1)}",
+            is_going=turn < TURNS_MAX,
+        )
+
+
+def _pace(request: Request) -> Pace:
+    """The time that the answer to a request may take."""
+    return Pace(request.state.gone.is_set)
+
+
+def _to_sample(sample: Sample, filter_: Filter) -> Response:
+    """To the page of a sample, which leads to others that pass the filter."""
+    return RedirectResponse(f"/sample/{quote(sample.path)}{'?' if filter_ else ''}{filter_.query()}", 303)
+
+
+def _number(query: Mapping[str, str], field: str, default: int = 0) -> int:
+    """A number in an address. Raises UsageError."""
+    text = query.get(field)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) < 16):
+        raise UsageError("a number is expected here")
+    return int(text)

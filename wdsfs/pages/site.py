@@ -1,0 +1,353 @@
+"""The pages by address: routes, templates, and the pages of a sample, plots, problems and changes.
+
+Every answer is made in a thread, of one snapshot of the set. Those that wait for the bytes of shards (thumbnails,
+previews, downloads) have threads of their own, so that a slow shard never holds up a page.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import os
+import secrets
+import shlex
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import anyio
+import anyio.to_thread
+import jinja2
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from wdsfs import names as naming
+from wdsfs.errors import NoSuchEntry, NotADirectory, StaleShard, UsageError, WdsfsError, bytes_text, counted
+from wdsfs.index.record import Record
+from wdsfs.pages.downloads import MEMBER_POLICY, Downloads, path_of, saved_as, suffix, text_of
+from wdsfs.pages.grid import Grid, query_of
+from wdsfs.pages.library import File, Sample, Snapshot
+from wdsfs.pages.opening import Subject
+from wdsfs.pages.plots import Plot, drawn, plots_of
+from wdsfs.pages.preview import PLAYERS, Picture, Source, content_of, decoded, readable
+from wdsfs.pages.previewer import Previewer
+from wdsfs.pages.problems import Check
+from wdsfs.pages.search import Filter, Search
+from wdsfs.tree.distributions import Distribution
+
+SIDE = 192  # pixels of a thumbnail, at the most
+SNIPPET = 600  # bytes of a text that is shown in the grid
+LINES = 2000  # of a text that a page shows: a browser takes seconds for 100,000
+CHANGES_MAX = 500  # changed samples that are listed
+QUICK, SLOW = 8, 12  # threads that read the index, and threads that wait for bytes
+
+# Decoders whose files come first on the page of a sample.
+SEEN = ("picture", "video", "audio", "array", "arrays")
+
+SEARCHES = ("/", "/random", "/next", "/previous")  # which read files where values are looked for
+BYTES = ("/preview/", "/thumb/", "/snippet/")  # which read one file, and may wait for a slow shard
+
+_HERE = Path(__file__).parent
+
+Answer = Callable[[Snapshot, Request], Response]
+Value = TypeVar("Value")
+
+
+def _data_url(media_type: str, data: bytes) -> str:
+    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+
+
+class Site:
+    """The pages over a set; `title` names it."""
+
+    def __init__(self, subject: Subject, title: str) -> None:
+        self._subject, self._mount, self._place = subject, subject.mount, subject.place
+        self.library = subject.library
+        self._check = Check(self.library)
+        self._previewer = Previewer()
+        self._quick, self._slow = anyio.CapacityLimiter(QUICK), anyio.CapacityLimiter(SLOW)
+        self._plots: tuple[tuple[int, int], list[tuple[Plot, str]]] = (-1, -1), []
+        self._plotting = threading.Lock()  # once for all who ask meanwhile
+        self._downloads = Downloads(self._with_source, self._slow, self._refused)
+        self.search = Search(self.source, self._new_samples)
+        self._grid = Grid(self.search, self._mark, self._page, secrets.token_hex(4))
+        loader = jinja2.FileSystemLoader(_HERE / "templates")
+        self._templates = jinja2.Environment(
+            loader=loader, autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
+        )
+        self._templates.filters.update(text=text_of, size=bytes_text, path=quote, picture=_picture_url)
+        has_changes = self._mount is not None
+        self._templates.globals.update(title=title, note=subject.note, has_changes=has_changes, counted=counted)
+        self.app = Starlette(routes=[*self._routes()])
+
+    def close(self) -> None:
+        """End the threads and processes."""
+        self._check.stop()
+        self._previewer.close()
+
+    def _routes(self) -> list[Route | Mount]:
+        quick: dict[str, Answer] = {
+            "/": self._grid.all,
+            "/random": self._grid.random,
+            "/go": self._grid.go,
+            "/next": functools.partial(self._grid.turn, back=False),
+            "/previous": functools.partial(self._grid.turn, back=True),
+            "/sample/{path:path}": self.sample,
+            "/problems": self.problems,
+            "/changes": self.changes,
+        }
+        slow: dict[str, Answer] = {
+            "/preview/{path:path}": self.preview,
+            "/thumb/{path:path}": self.thumbnail,
+            "/snippet/{path:path}": self.snippet,
+            "/plots": self.plots,
+        }
+        return [
+            *(Route(path, self._answering(answer, self._quick)) for path, answer in quick.items()),
+            *(Route(path, self._answering(answer, self._slow)) for path, answer in slow.items()),
+            Route("/check", self.begin_check, methods=["POST"]),
+            Route("/file/{path:path}", functools.partial(self._downloads.answer, as_media=False)),
+            Route("/media/{path:path}", functools.partial(self._downloads.answer, as_media=True)),
+            Mount("/static", StaticFiles(directory=_HERE / "static")),
+        ]
+
+    def _answering(self, answer: Answer, limiter: anyio.CapacityLimiter) -> Any:
+        async def endpoint(request: Request) -> Response:
+            work = functools.partial(self._answered, answer, request)
+            reads = request.url.path in SEARCHES and request.query_params.get("column")
+            request.state.gone = threading.Event()
+            async with anyio.create_task_group() as waiting:
+                waiting.start_soon(_wait_for_the_end, request)
+                response = await anyio.to_thread.run_sync(work, limiter=self._slow if reads else limiter)
+                waiting.cancel_scope.cancel()
+            return response
+
+        return endpoint
+
+    def _answered(self, answer: Answer, request: Request) -> Response:
+        """The answer of one snapshot of the set, or a page that says what is wrong."""
+        renewal = self._subject.renewal
+        if not request.url.path.startswith(BYTES) and renewal is not None and renewal.look():
+            self._check.stop()
+            self._check = Check(self.library)
+        try:
+            return self.library.answer(lambda now: answer(now, request))
+        except (WdsfsError, OSError) as error:
+            return self._refused(error)
+
+    def _refused(self, error: Exception) -> Response:
+        """The page that says what is wrong."""
+        status = 502  # the fault is in the shard, or the disk
+        if isinstance(error, StaleShard):
+            status = 503  # it changes at this moment
+        elif isinstance(error, NoSuchEntry):
+            status = 404
+        elif isinstance(error, UsageError):
+            status = 400
+        return self._page("error.html", status, message=text_of(str(error)), is_stale=status == 503)
+
+    def _page(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
+        news = "" if self._subject.renewal is None else self._subject.renewal.text
+        text = self._templates.get_template(template).render(news=news, **values)
+        return HTMLResponse(text.encode("utf-8", "backslashreplace"), status)
+
+    # --- files as they are now: with the changes of the overlay
+
+    def source(self, now: Snapshot, path: bytes) -> Source:
+        """The bytes of a file. Raises EntryError, ShardError, OSError."""
+        if self._mount is None or self._mark(path) == "removed":
+            return now.source(path)
+        return self._mount.source(path)
+
+    def _with_source(self, path: bytes, question: Callable[[Source], Value]) -> Value:
+        """The answer to a question about the bytes of a file. Raises what `source` raises, and the question."""
+        return self.library.answer(lambda now: question(self.source(now, path)))
+
+    def _files(self, now: Snapshot, path: bytes) -> list[File]:
+        try:
+            if self._mount is None or self._mark(path) == "removed":
+                return now.files(path)
+            return self._mount.files(path)
+        except (NotADirectory, NotADirectoryError):
+            raise NoSuchEntry(f"{text_of(path)}: is a file, no sample") from None
+
+    def _mark(self, path: bytes) -> str:
+        return "" if self._mount is None else self._mount.mark(path)
+
+    def _new_samples(self) -> Sequence[Sample]:
+        return () if self._mount is None else self._mount.new_samples()
+
+    # --- one sample
+
+    def sample(self, now: Snapshot, request: Request) -> Response:
+        """All columns of a sample."""
+        path, filter_ = path_of(request), Filter.of(query_of(request))
+        files = sorted(self._files(now, path), key=lambda file: _rank(file.name))
+        if not files:
+            raise NoSuchEntry(f"{text_of(path)}: there is no such sample")
+        number = now.number_at(path)
+        before = after = None
+        if number is not None and filter_:
+            before, after = f"/previous?{filter_.query(number=number)}", f"/next?{filter_.query(number=number)}"
+        elif number is not None:
+            before, after = f"/go?number={number - 1}", f"/go?number={number + 1}"
+        shard, _, key = path.partition(b"/")
+        return self._page(
+            "sample.html",
+            path=path,
+            shard=shard,
+            key=key or path,
+            files=[(file, path + b"/" + file.name, self._mark(path + b"/" + file.name)) for file in files],
+            mark=self._mark(path),
+            place=self._place,
+            path_in_mount=self._path_in_mount(path),
+            number=number,
+            before=before if number else None,
+            after=after if number is not None and number + 1 < now.total else None,
+            results=f"/?{filter_.query(at=number or 0)}" if filter_ else None,
+            filter_text=filter_.text,
+            class_=key.rpartition(b"/")[0],
+        )
+
+    def _path_in_mount(self, path: bytes) -> str:
+        """The path of a file or sample in a mount, as it is typed."""
+        return "" if self._place is None else shlex.quote(f"{self._place.top}/{os.fsdecode(path)}")
+
+    def preview(self, now: Snapshot, request: Request) -> Response:
+        """The preview of one file, for the page of its sample."""
+        path = path_of(request)
+        source, name = self.source(now, path), path.rpartition(b"/")[2]
+        preview = self._previewer.preview(os.fsdecode(name), source)
+        lines = preview.text.split("\n", LINES)
+        return self._page(
+            "preview.html",
+            path=path,
+            name=name,
+            preview=preview,
+            text="\n".join(lines[:LINES]),
+            more=f"{LINES:,} lines are shown; there are more." if any(lines[LINES:]) else "",
+            media=PLAYERS.get(suffix(name), "") if source.size else "",
+            origin=self._origin(now, path),
+            size=source.size,
+            path_in_mount=self._path_in_mount(path),
+        )
+
+    def _origin(self, now: Snapshot, path: bytes) -> dict[str, Any] | None:
+        """Where a file lies in a shard, and how to extract it; None for one that only the overlay has."""
+        try:
+            origin = now.origin(path)
+        except NoSuchEntry:
+            return None
+        stem = naming.without_suffix(os.path.basename(origin.shard))
+        command = ["wdsfs", "cat"]
+        if not now.is_view:
+            command += [os.fsdecode(origin.shard), os.fsdecode(stem + b"/" + path.partition(b"/")[2])]
+            if now.names != "ext":
+                command[2:2] = ["--names", now.names]
+        else:  # a view, whose names no shard has
+            command += ["--layout", "files", os.fsdecode(origin.shard), os.fsdecode(stem + b"/" + origin.member)]
+        target = shlex.quote(os.fsdecode(saved_as(path)))
+        text = f"{shlex.join(command)} > {target}" if origin.offset is not None else ""
+        return {"shard": origin.shard, "member": origin.member, "offset": origin.offset, "command": text}
+
+    def thumbnail(self, now: Snapshot, request: Request) -> Response:
+        """A small picture of a file, drawn again."""
+        path = path_of(request)
+        name = os.fsdecode(path.rpartition(b"/")[2])
+        picture = self._previewer.thumbnail(name, self.source(now, path), SIDE)
+        if picture is None:
+            return PlainTextResponse("There is no picture of this file.", 404)
+        headers = {"Content-Security-Policy": MEMBER_POLICY}
+        if self._mount is None:
+            headers["Cache-Control"] = "private, max-age=3600"  # the address has the version of the shard
+        return Response(picture.data, media_type=picture.media_type, headers=headers)
+
+    def snippet(self, now: Snapshot, request: Request) -> Response:
+        """The beginning of a text, for the grid; nothing for a file that is no text."""
+        path = path_of(request)
+        source = self.source(now, path)
+        data = source.read(0, min(source.size, SNIPPET))
+        if content_of(os.fsdecode(path.rpartition(b"/")[2]), data).decoder == "hex":
+            return PlainTextResponse("")
+        text, _ = decoded(data, len(data) == source.size)
+        lines = (" ".join(line.split()) for line in readable(text).split("\n"))
+        text = "\n".join(line for line in lines if line) + ("…" if source.size > SNIPPET else "")
+        return PlainTextResponse(text.encode("utf-8", "backslashreplace"))
+
+    # --- plots, problems, changes
+
+    def plots(self, now: Snapshot, request: Request) -> Response:
+        """The plots, and their figures as tables."""
+        with self._plotting:
+            version, plots = self._plots
+            if now.version != version:
+                counts = _counted(now)
+                plots = [(plot, _data_url("image/svg+xml", drawn([plot], "svg"))) for plot in plots_of(counts)]
+                self._plots = now.version, plots
+        return self._page("plots.html", plots=plots)
+
+    def problems(self, now: Snapshot, request: Request) -> Response:
+        """Problems that the index knows, and those that a check has found so far."""
+        check, known = self._check, now.damaged()
+        problems, total = check.problems[:], len(now.shards)
+        return self._page("problems.html", known=known, check=check, problems=problems, total=total)
+
+    async def begin_check(self, request: Request) -> Response:
+        """Look for problems in all shards."""
+        self._check.begin()
+        return RedirectResponse("/problems", 303)
+
+    def changes(self, now: Snapshot, request: Request) -> Response:
+        """The changes of the overlay, as `wdsfs diff` shows them."""
+        if self._mount is None:
+            raise UsageError("only a mount that was made with --overlay DIR has changes")
+        changes = self._mount.changes()
+        remarks = [("conflict", changes.conflicts), ("cannot be packed", changes.unpackable)]
+        remarks += [("left behind", changes.leavings), ("note", changes.notes)]
+        samples = [*changes.samples, *changes.others]
+        return self._page(
+            "changes.html",
+            samples=samples[:CHANGES_MAX],
+            count=len(samples),
+            remarks=[(word, remark) for word, some in remarks for remark in some[:CHANGES_MAX]],
+            mountpoint=shlex.quote(self._mount.mountpoint),
+        )
+
+
+async def _wait_for_the_end(request: Request) -> None:
+    """Note that nobody waits for the answer any more, when the client has closed its connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    request.state.gone.set()
+
+
+def _picture_url(picture: Picture) -> str:
+    return _data_url(picture.media_type, picture.data)
+
+
+def _rank(name: bytes) -> int:
+    """The place of a file on the page of its sample: what is seen or heard comes first, arrays next."""
+    kind = content_of(os.fsdecode(name), b"").decoder
+    return SEEN.index(kind) if kind in SEEN else len(SEEN)
+
+
+def _counted(now: Snapshot) -> Distribution:
+    """The figures for plots; other pages get their turn between shards. Raises StaleShard."""
+    counts = Distribution()
+    readable = set(now.readable)
+    for number in range(len(now.shards)):
+        if number in readable:
+            now.record(number, functools.partial(_count, counts))
+        else:
+            counts.add_unreadable()
+    return counts
+
+
+def _count(counts: Distribution, record: Record) -> None:
+    counts.add(record)
+    counts.add_classes(record)
