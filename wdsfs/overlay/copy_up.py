@@ -13,7 +13,7 @@ from wdsfs.errors import InvalidRequest, NameTooLong, NoSuchEntry, NotADirectory
 from wdsfs.names import NAME_MAX
 from wdsfs.overlay.merged_view import MergedView
 from wdsfs.overlay.upper_files import Attributes
-from wdsfs.overlay.upper_format import DIRECTORY, THE_WHITEOUT, UpperNode
+from wdsfs.overlay.upper_format import DIRECTORY, UpperNode
 from wdsfs.tree import content as content_module
 from wdsfs.tree.tree import Node, text_of
 
@@ -125,25 +125,17 @@ class CopyUp:
         if name in (b"", b".", b"..") or b"/" in name or b"\0" in name:
             raise InvalidRequest(f"{text_of(name)!r} is no name")
         directory = self.nodes.by_inode.get(parent)
-        if directory is None:
-            below = parent
-        else:
-            if directory.kind != DIRECTORY:
-                raise NotADirectory(f"inode {parent} is a file")
-            if directory.is_orphan:
-                raise NoSuchEntry(f"the directory {parent} has been removed")
-            child = directory.children.get(name)
-            if child is not None:
-                return None if child is THE_WHITEOUT else child
-            below = self.nodes.below(directory)
+        if directory is not None and directory.is_orphan:
+            raise NoSuchEntry(f"the directory {parent} has been removed")
         try:
-            original = self.tree.lookup(below, name) if below else None
+            there = self.view.find(parent, name)
         except NoSuchEntry:
             return None
-        if original is not None and original.inode in self.nodes.by_inode and not stat.S_ISDIR(original.mode):
-            self.link_all(self.nodes.by_inode[original.inode])
-            return self.nodes.by_inode[original.inode]
-        return original
+        copy = self.nodes.by_inode.get(there.inode)
+        if copy is None or isinstance(there, UpperNode) or is_directory(there):
+            return there
+        self.link_all(copy)
+        return copy
 
 
 def is_directory(there: UpperNode | Node) -> bool:

@@ -349,40 +349,37 @@ class MergedView:
     def lookup(self, parent: int, name: bytes) -> Node:
         """The child `name` of a directory.
 
-        Every method raises what the same method of `dataset.tree.Tree` raises, and OSErrors of the upper.
+        Every method raises what the same method of `tree.tree.Tree` raises, and OSErrors of the upper.
         """
         self._follow()
+        child = self.find(parent, name)
+        return self.status(child) if isinstance(child, UpperNode) else self._over(child)
+
+    def find(self, parent: int, name: bytes) -> UpperNode | Node:
+        """The child of a directory: the node in the upper, else that of the lower. Raises NoSuchEntry."""
         node = self._nodes.get(parent)
         if node is None:
-            return self._over(self.tree.lookup(parent, name))
+            return self.tree.lookup(parent, name)
         if node.kind != DIRECTORY:
             raise NotADirectory(f"{text_of(name)!r}: its parent is a file")
         child = node.children.get(name)
         if child is None:
             below = self.nodes.below(node)
             if below:
-                return self._over(self.tree.lookup(below, name))
+                return self.tree.lookup(below, name)
         elif child is not THE_WHITEOUT:
-            return self.status(child)
+            return child
         raise NoSuchEntry(f"no {text_of(name)!r} in the directory {parent}")
-
-    def resolve(self, path: bytes) -> Node:
-        """The node at a path below the top, for callers without a kernel."""
-        node = self.getattr(ROOT)
-        for name in path.split(b"/"):
-            if name not in (b"", b"."):
-                node = self.lookup(node.inode, name)
-        return node
 
     def getattr(self, inode: int) -> Node:
         self._follow()
         node = self._nodes.get(inode)
         if node is not None:
             return self.status(node)
-        found = self.tree.getattr(inode)
+        original = self.tree.getattr(inode)
         if inode in self.nodes.gone or (self.nodes.inherited and not self._has_a_name(inode)):
-            return found._replace(links=0)
-        return self.with_links(found)
+            return original._replace(links=0)
+        return self.with_links(original)
 
     def _has_a_name(self, inode: int) -> bool:
         """True if a node of the lower has a visible name; a worker that has taken over does not remember it."""
@@ -393,17 +390,17 @@ class MergedView:
         changed = self.upper.top.children
         return bool(changed) and (self.merged or self.lower.shards[inodes.unpack(inode)[1]].name in changed)
 
-    def _over(self, found: Node) -> Node:
+    def _over(self, original: Node) -> Node:
         """A node of the lower, or its copy, if another name of it was copied up."""
-        node = self._nodes.get(found.inode)
-        return self.with_links(found) if node is None else self.status(node)
+        node = self._nodes.get(original.inode)
+        return self.with_links(original) if node is None else self.status(node)
 
-    def with_links(self, found: Node) -> Node:
+    def with_links(self, original: Node) -> Node:
         """A file of the lower with several names may have lost some."""
-        if found.links == 1 or stat.S_ISDIR(found.mode) or not self._is_touched(found.inode):
-            return found
-        shown = sum(self.nodes.is_shown(parent, name) for parent, name in self.tree.places(found.inode))
-        return found._replace(links=shown)
+        if original.links == 1 or stat.S_ISDIR(original.mode) or not self._is_touched(original.inode):
+            return original
+        shown = sum(self.nodes.is_shown(*place) for place in self.tree.places(original.inode))
+        return original._replace(links=shown)
 
     def status(self, node: UpperNode) -> Node:
         """The attributes of a node of the upper, as the mount shows them."""
@@ -455,17 +452,6 @@ class MergedView:
 
     # --- listing
 
-    def open_directory(self, inode: int) -> None:
-        """Raises NotADirectory, or what a listing would raise."""
-        self._follow()
-        node = self._nodes.get(inode)
-        if node is None:
-            self.tree.open_directory(inode)
-        elif node.kind != DIRECTORY:
-            raise NotADirectory(f"inode {inode} is a file")
-        else:
-            self.nodes.below(node)
-
     def listing(self, inode: int, after: int = 0) -> Iterator[Entry]:
         """The children of a directory after the cursor `after`: those of the lower in its order, then new names.
 
@@ -475,8 +461,7 @@ class MergedView:
         self._follow()
         node = self._nodes.get(inode)
         if node is None:
-            for entry in self.tree.listing(inode, after):
-                yield entry._replace(node=self._over(entry.node)) if self._may_be_over(entry.node) else entry
+            yield from map(self._entry_over, self.tree.listing(inode, after))
             return
         if node.kind != DIRECTORY:
             raise NotADirectory(f"inode {inode} is a file")
@@ -490,17 +475,21 @@ class MergedView:
         for cursor, new, child in self.order.after(node, below, after):
             yield Entry(new, self.status(child), cursor)
 
-    def _may_be_over(self, found: Node) -> bool:
-        return found.links != 1 and not stat.S_ISDIR(found.mode)
-
     def _list_lower(self, directory: UpperNode, below: int, after: int) -> Iterator[Entry]:
         children = directory.children
         for entry in self.tree.listing(below, after):
             child = children.get(entry.name)
             if child is None:
-                yield entry._replace(node=self._over(entry.node)) if self._may_be_over(entry.node) else entry
+                yield self._entry_over(entry)
             elif child is not THE_WHITEOUT:
                 yield entry._replace(node=self.status(child))
+
+    def _entry_over(self, entry: Entry) -> Entry:
+        """An entry of the lower, with its copy if another name of it was copied up."""
+        node = entry.node
+        if node.links == 1 or stat.S_ISDIR(node.mode):
+            return entry
+        return entry._replace(node=self._over(node))
 
     # --- content and attributes
 

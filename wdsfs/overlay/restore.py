@@ -232,7 +232,6 @@ class Undo:
 
     def __init__(self, view: MergedView, notify: Callable[[int, bytes], None]) -> None:
         self.view = view
-        self.tree = view.tree
         self.upper = view.upper
         self.nodes = view.nodes
         self.order = view.order

@@ -53,7 +53,7 @@ class UpperDirectory:
             self._fd = os.open(place.upper, OPEN_DIRECTORY)
             self.files.pin(self.top, self._fd)
             work = self._pinned(place.work, UpperNode(DIRECTORY, 0, None, b"work"))
-            self.work = WorkDirectory(work, self.files.calls)
+            self.work = WorkDirectory(place.work, work, self.files.calls)
             self.orphans = Orphans(self.files, self.work)
             self._pinned(place.work / "orphans", self.orphans.top)
             self.whiteouts = Whiteouts(self.files, self.work)
@@ -62,7 +62,7 @@ class UpperDirectory:
                 self.work.start()
                 self.orphans.start(inherited)
                 if not inherited:
-                    self._refuse_unfit()
+                    self.work.check()
                 self.whiteouts.settle(self.top)
         except BaseException:
             self.files.close()
@@ -102,15 +102,6 @@ class UpperDirectory:
             return -1
         self.files.pin(node, fd)
         return fd
-
-    def _refuse_unfit(self) -> None:
-        """Raise OverlayUnusable if the file system cannot hold an overlay."""
-        missing = self.work.missing_feature()
-        if missing is not None:
-            raise OverlayUnusable(
-                f"the file system of {self.place.path} cannot take an overlay: it lacks {missing[0]} "
-                f"({missing[1].strerror})"
-            )
 
     def close(self, clean: bool = False) -> None:
         """Close every descriptor.

@@ -233,15 +233,9 @@ class UpperFiles:
     # --- reading
 
     def stat(self, node: UpperNode) -> os.stat_result:
-        """The attributes of a node; by its descriptor when it is open."""
-        fd = self._files.get(node)
-        if fd is None and node.kind == DIRECTORY:
-            fd = self._directories.get(node)
-            if fd is None:
-                fd = self._pinned.get(node)
-        if fd is not None:
-            return os.fstat(fd)
-        return os.stat(node.name, dir_fd=self.where(node), follow_symlinks=False)
+        """The attributes of a node."""
+        name, directory = self._itself(node)
+        return os.stat(name, dir_fd=directory, follow_symlinks=False)
 
     def read(self, node: UpperNode, offset: int, size: int) -> bytes:
         return os.pread(self.file(node), size, offset)
@@ -292,17 +286,23 @@ class UpperFiles:
                 self.calls.removexattr(fd, MODE)
             node.mode = -1
 
-    def chown(self, node: UpperNode, uid: int, gid: int) -> None:
-        """Set owner and group; -1 leaves one as it is. A process that is not root gets the system's OSError."""
+    def chown(self, node: UpperNode, uid: int | None, gid: int | None) -> None:
+        """Set owner and group; None leaves one as it is. A process that is not root gets the system's OSError."""
+        status = self.stat(node)
         node.dirty = True
         name, directory = self._itself(node)
-        self.calls.chown(name, uid, gid, directory)
+        new_uid = -1 if uid is None or uid == status.st_uid else uid
+        new_gid = -1 if gid is None or gid == status.st_gid else gid
+        self.calls.chown(name, new_uid, new_gid, directory)
 
-    def utime(self, node: UpperNode, times: tuple[int, int]) -> None:
-        """Set the times of access and modification, in ns."""
+    def utime(self, node: UpperNode, atime_ns: int | None, mtime_ns: int | None) -> None:
+        """Set the times of access and modification; None leaves one as it is."""
+        status = self.stat(node)
         node.dirty = True
         name, directory = self._itself(node)
-        self.calls.utime(name, times, directory)
+        atime_ns = status.st_atime_ns if atime_ns is None else atime_ns
+        mtime_ns = status.st_mtime_ns if mtime_ns is None else mtime_ns
+        self.calls.utime(name, (atime_ns, mtime_ns), directory)
 
     def _itself(self, node: UpperNode) -> tuple[bytes, int]:
         """A name of a node, and the descriptor of the directory that the name is in."""

@@ -16,7 +16,9 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from pathlib import Path
 
+from wdsfs.errors import OverlayUnusable
 from wdsfs.overlay.upper_files import EXCHANGE, SystemCalls, UpperFiles
 from wdsfs.overlay.upper_format import (
     DIRECTORY,
@@ -40,11 +42,12 @@ DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}  # a later write fails wit
 class WorkDirectory:
     """Temporary names in work/, and the prototype of whiteouts.
 
-    `fd` is a descriptor of it, -1 on a read-only file system, where nothing is made. `by_attribute`: True if
-    whiteouts here are files with an attribute, not devices.
+    `path` is for messages, `fd` is a descriptor of it, -1 on a read-only file system, where nothing is made.
+    `by_attribute`: True if whiteouts here are files with an attribute, not devices.
     """
 
-    def __init__(self, fd: int, calls: SystemCalls) -> None:
+    def __init__(self, path: Path, fd: int, calls: SystemCalls) -> None:
+        self.path = path
         self.fd = fd
         self.calls = calls
         self.by_attribute = False
@@ -122,8 +125,8 @@ class WorkDirectory:
             self._make_prototype()  # the old one has as many links as a file can have
             self.calls.link(PROTOTYPE, self.fd, name, directory)
 
-    def missing_feature(self) -> tuple[str, OSError] | None:
-        """Try what an overlay needs of its file system; returns what it lacks, and the error."""
+    def check(self) -> None:
+        """Raise OverlayUnusable if the file system cannot hold an overlay."""
         needed = "attributes in the namespace 'user'"
         try:
             with self.prepared() as name, self.prepared() as other:
@@ -132,10 +135,13 @@ class WorkDirectory:
                 self.calls.link(PROTOTYPE, self.fd, other, self.fd)
                 self.calls.rename(name, self.fd, other, self.fd, EXCHANGE)
         except OSError as error:
-            return None if error.errno in DISK_FULL else (needed, error)
-        for left in (name, other):
-            self.throw_away(left)
-        return None
+            if error.errno not in DISK_FULL:
+                raise OverlayUnusable(
+                    f"the file system of {self.path.parent} cannot take an overlay: it lacks {needed} "
+                    f"({error.strerror})"
+                ) from None
+        self.throw_away(name)
+        self.throw_away(other)
 
 
 class Whiteouts:

@@ -272,28 +272,14 @@ class WritableTree(MergedView):
             self.check_file(node)
             self.upper.files.truncate(node, size)
         if change.uid is not None or change.gid is not None:
-            self._chown(node, change)
+            self.upper.files.chown(node, change.uid, change.gid)
         if change.mode is not None:
             if node.kind == SYMLINK:
                 raise Unsupported("a symbolic link has no mode")
             self.upper.files.chmod(node, stat.S_IMODE(change.mode))
         if change.atime_ns is not None or change.mtime_ns is not None:
-            self._utime(node, change)
+            self.upper.files.utime(node, change.atime_ns, change.mtime_ns)
         return self.status(node)
-
-    def _chown(self, node: UpperNode, change: AttributeChange) -> None:
-        status = self.upper.files.stat(node)
-        uid = -1 if change.uid is None or change.uid == status.st_uid else change.uid
-        gid = -1 if change.gid is None or change.gid == status.st_gid else change.gid
-        self.upper.files.chown(node, uid, gid)
-
-    def _utime(self, node: UpperNode, change: AttributeChange) -> None:
-        atime, mtime = change.atime_ns, change.mtime_ns
-        if atime is None or mtime is None:
-            status = self.upper.files.stat(node)
-            atime = status.st_atime_ns if atime is None else atime
-            mtime = status.st_mtime_ns if mtime is None else mtime
-        self.upper.files.utime(node, (atime, mtime))
 
     def setxattr(self, inode: int, name: bytes, value: bytes, flags: int = 0) -> None:
         """Set an attribute; `flags` as of setxattr(2). Raises Unsupported for those that are not the user's."""
