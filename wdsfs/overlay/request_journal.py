@@ -2,8 +2,8 @@
 
 The kernel sends the request of a worker that died again. Most requests can simply be done twice; but "create this
 name" fails the second time, because the name exists. So before such a change a worker notes it in memory that
-outlives the worker, and clears the note when the reply has been sent. A new worker that gets the same request
-from the same thread knows that it was under way, and checks if it was carried out.
+outlives the worker, and clears the note when the reply has been sent. A new worker that gets the same request from
+the same thread knows that it was under way, and checks if it was carried out.
 
 Plain memory, made before the workers are forked; one worker at a time writes.
 """

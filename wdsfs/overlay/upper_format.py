@@ -11,11 +11,11 @@ the lower::
                directory where the lower has none (any more); FUSE mounts do so anyway
 
 Two attributes are ours: `user.wdsfs.origin` = "<inode>:<sum>" keeps the inode number that a file (or a renamed
-sample) has in the lower, as long as its shard's fingerprint has that sum (hexadecimal); `user.wdsfs.mode` =
-octal permission bits, where the file's own had to stay wider for a daemon that is not root.
+sample) has in the lower, as long as its shard's fingerprint has that sum (hexadecimal); `user.wdsfs.mode` = octal
+permission bits, where the file's own had to stay wider for a daemon that is not root.
 
-`load` reads the names into memory, a tree of `UpperNode`s: names are looked up there, and a name that is not in
-it is as in the lower. Attributes and content stay on disk.
+`load` reads the names into memory, a tree of `UpperNode`s: names are looked up there, and a name that is not in it
+is as in the lower. Attributes and content stay on disk.
 
 No FUSE, no shards, no lower: `overlay/writable_tree.py` decides what is copied up or hidden. The files beside the
 upper are in `overlay/overlay_directory.py`. One thread at a time.
@@ -125,12 +125,12 @@ class UpperNode:
 
     def chain(self) -> list[UpperNode]:
         """This node and the directories above it, the top last."""
-        found: list[UpperNode] = []
+        chain: list[UpperNode] = []
         node: UpperNode | None = self
         while node is not None:
-            found.append(node)
+            chain.append(node)
             node = node.parent
-        return found
+        return chain
 
     def path(self) -> bytes:
         """Its path below the upper, without a slash in front; empty for the top."""
