@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from wdsfs.errors import InvalidRequest, NameTooLong, NoSuchEntry, NotADirectory
 from wdsfs.names import NAME_MAX
-from wdsfs.overlay.merged_view import MergedView
+from wdsfs.overlay.merged_view import Child, MergedView
 from wdsfs.overlay.upper_files import Attributes
 from wdsfs.overlay.upper_format import DIRECTORY, UpperNode
 from wdsfs.tree import content as content_module
@@ -118,7 +118,7 @@ class CopyUp:
             if self.nodes.is_shown(holder, name):
                 self._link_copy(node, holder, name)
 
-    def child(self, parent: int, name: bytes) -> UpperNode | Node | None:
+    def child(self, parent: int, name: bytes) -> Child | None:
         """The child with this name: a node of the upper, else one of the lower, else None."""
         if len(name) > NAME_MAX:
             raise NameTooLong(f"a name of {len(name)} bytes")
@@ -138,5 +138,5 @@ class CopyUp:
         return copy
 
 
-def is_directory(there: UpperNode | Node) -> bool:
+def is_directory(there: Child) -> bool:
     return stat.S_ISDIR(there.mode) if isinstance(there, Node) else there.kind == DIRECTORY

@@ -38,6 +38,8 @@ ORDERS_MAX = 16  # listed directories whose order of new names is kept
 _BROKEN = -1  # what shows through a directory whose shard cannot be read now
 _USER = b"user."
 
+Child = UpperNode | Node  # what a name stands for: a node of the upper, else one of the lower
+
 
 class NodeTable:
     """The nodes of the upper `top` by inode number, and which directories of `tree` show through them.
@@ -355,7 +357,7 @@ class MergedView:
         child = self.find(parent, name)
         return self.status(child) if isinstance(child, UpperNode) else self._over(child)
 
-    def find(self, parent: int, name: bytes) -> UpperNode | Node:
+    def find(self, parent: int, name: bytes) -> Child:
         """The child of a directory: the node in the upper, else that of the lower. Raises NoSuchEntry."""
         node = self._nodes.get(parent)
         if node is None:

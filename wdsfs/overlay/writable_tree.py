@@ -34,7 +34,7 @@ from wdsfs.errors import (
 )
 from wdsfs.inodes import ROOT, SAMPLE, kind_of
 from wdsfs.overlay.copy_up import CopyUp, is_directory
-from wdsfs.overlay.merged_view import MergedView, is_users
+from wdsfs.overlay.merged_view import Child, MergedView, is_users
 from wdsfs.overlay.request_journal import Key, RequestJournal
 from wdsfs.overlay.restore import Undo
 from wdsfs.overlay.upper_directory import UpperDirectory
@@ -208,7 +208,7 @@ class WritableTree(MergedView):
         self.check_empty(there)
         self._remove("rmdir", parent, name, there)
 
-    def _removable(self, what: str, parent: int, name: bytes) -> UpperNode | Node | None:
+    def _removable(self, what: str, parent: int, name: bytes) -> Child | None:
         """The node to remove; None if the previous worker has removed it. Raises NoSuchEntry."""
         about = self.journal.repeats(what, (parent, name))
         there = self.copies.child(parent, name)
@@ -218,7 +218,7 @@ class WritableTree(MergedView):
             raise NoSuchEntry(f"no {text_of(name)!r} in the directory {parent}")
         return there
 
-    def check_empty(self, there: UpperNode | Node) -> None:
+    def check_empty(self, there: Child) -> None:
         """Raise NotEmpty for a directory in which a name is seen."""
         if isinstance(there, Node):
             below, children = there.inode, {}
@@ -229,7 +229,7 @@ class WritableTree(MergedView):
         ):
             raise NotEmpty(f"the directory {there.inode} is not empty")
 
-    def _remove(self, what: str, parent: int, name: bytes, there: UpperNode | Node) -> None:
+    def _remove(self, what: str, parent: int, name: bytes, there: Child) -> None:
         """Remove a name; `there` is what it stands for, `what` the request in the journal."""
         directory = self.copies.directory(parent)
         self.journal.begin(what, (parent, name), (there.inode,))
@@ -347,12 +347,7 @@ class Renames:
             self._move(key, source, target)
 
     def _was_renamed(
-        self,
-        about: Key,
-        parent: int,
-        name: bytes,
-        source: UpperNode | Node | None,
-        target: UpperNode | Node | None,
+        self, about: Key, parent: int, name: bytes, source: Child | None, target: Child | None
     ) -> bool:
         """True if the previous worker has carried out this rename; finishes its last step if needed."""
         moved, other = about
@@ -367,7 +362,7 @@ class Renames:
                 self.tree.note_removed(source)
         return True
 
-    def _check_not_inside(self, source: UpperNode | Node, parent: int) -> None:
+    def _check_not_inside(self, source: Child, parent: int) -> None:
         """Raise InvalidRequest if a directory would move into itself."""
         at = parent
         while is_directory(source) and at != ROOT:
@@ -375,7 +370,7 @@ class Renames:
                 raise InvalidRequest(f"the directory {at} would go into itself")
             at = self.tree.parent(at)
 
-    def _check_replaceable(self, source: UpperNode | Node, target: UpperNode | Node | None) -> None:
+    def _check_replaceable(self, source: Child, target: Child | None) -> None:
         if target is None:
             return
         if is_directory(source):
@@ -385,7 +380,7 @@ class Renames:
         elif is_directory(target):
             raise IsADirectory(f"inode {target.inode} is a directory")
 
-    def _movable(self, there: UpperNode | Node) -> UpperNode:
+    def _movable(self, there: Child) -> UpperNode:
         """The node in the upper, complete: copied up so that nothing of the lower shows through. Raises
         CrossDevice."""
         if not is_directory(there):
@@ -407,12 +402,7 @@ class Renames:
         self.tree.order.drop(directory)  # its names are all its own now
         return directory
 
-    def _move(
-        self,
-        key: tuple[int, bytes, int, bytes, int],
-        source: UpperNode | Node,
-        target: UpperNode | Node | None,
-    ) -> None:
+    def _move(self, key: tuple[int, bytes, int, bytes, int], source: Child, target: Child | None) -> None:
         parent, name, new_parent, new_name, _ = key
         node = self._movable(source)
         directory, to = self.copies.directory(parent), self.copies.directory(new_parent)
@@ -434,9 +424,7 @@ class Renames:
             self.tree.note_hidden(target)
         self.tree.order.entered(to, new_name)
 
-    def _exchange(
-        self, key: tuple[int, bytes, int, bytes, int], source: UpperNode | Node, target: UpperNode | Node
-    ) -> None:
+    def _exchange(self, key: tuple[int, bytes, int, bytes, int], source: Child, target: Child) -> None:
         parent, name, new_parent, new_name, _ = key
         node, other = self._movable(source), self._movable(target)
         directory, to = self.copies.directory(parent), self.copies.directory(new_parent)
